@@ -1,0 +1,1 @@
+"""Terrine's client: ask a private ensemble for labels, within a privacy budget."""

@@ -1,0 +1,1 @@
+"""Teachers, students and the ensembles they form."""

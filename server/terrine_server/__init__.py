@@ -1,0 +1,1 @@
+"""Terrine's server: private votes, priced and paid for."""
