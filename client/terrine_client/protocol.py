@@ -1,7 +1,8 @@
 """The wire contract: what students, auditors and the server say to each other.
 
 Both sides import these models and nothing else of one another. Requests forbid unknown fields, so
-a misspelt option is an error and never a silent default. Vote counts have no field here.
+a misspelt option is an error and never a silent default; replies may grow. Vote counts have no
+field here.
 """
 
 from __future__ import annotations
@@ -34,9 +35,15 @@ Threshold = Annotated[
 
 
 class Wire(BaseModel):
-    """Base of every message: immutable, and closed to unknown fields."""
+    """Base of what is sent to the server: immutable, and closed to unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Reply(BaseModel):
+    """Base of what the server sends: a newer server may add fields that older clients ignore."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class Guarantee(StrEnum):
@@ -163,7 +170,7 @@ class LabelRequest(Wire):
     ] = None
 
 
-class LabelResult(Wire):
+class LabelResult(Reply):
     """One query's fate."""
 
     outcome: Outcome
@@ -176,7 +183,7 @@ class LabelResult(Wire):
     ] = False
 
 
-class Rule(Wire):
+class Rule(Reply):
     """How a project adds up what it spends; fixed when it is opened."""
 
     name: Annotated[
@@ -186,7 +193,7 @@ class Rule(Wire):
     order: Annotated[float | None, Field(description="Rényi order, for the rdp rule.")] = None
 
 
-class DeltaSplit(Wire):
+class DeltaSplit(Reply):
     """How a project's δ is divided; the four parts add up to at most δ."""
 
     conversion: float
@@ -195,14 +202,14 @@ class DeltaSplit(Wire):
     sampler: float
 
 
-class Price(Wire):
+class Price(Reply):
     """What one outcome debits, in the project's integer units."""
 
     cost: Annotated[int, Field(ge=0, description="Units of 1e-12 of the rule's quantity.")]
     delta: Annotated[int, Field(ge=0, description="Units of 1e-18 of δ.")]
 
 
-class Budget(Wire):
+class Budget(Reply):
     """A project's public account. Every figure follows from public parameters and outcomes."""
 
     project: Name
@@ -225,7 +232,7 @@ class Budget(Wire):
     ]
 
 
-class LabelResponse(Wire):
+class LabelResponse(Reply):
     """The answers, in the order of the inputs, and the account after them."""
 
     results: list[LabelResult]
@@ -238,7 +245,7 @@ class EstimateRequest(Wire):
     queries: Annotated[int, Field(ge=1, le=1_000_000_000)]
 
 
-class Estimate(Wire):
+class Estimate(Reply):
     """Worst-case price of a plan. No input and no vote was looked at."""
 
     queries: int
@@ -255,7 +262,7 @@ class Estimate(Wire):
 # ------------------------------------------------------------- ensembles, projects, tokens
 
 
-class InputSpec(Wire):
+class InputSpec(Reply):
     """What an ensemble's inputs must look like."""
 
     shape: Annotated[list[int], Field(description="Shape of one input, without the batch.")]
@@ -264,7 +271,7 @@ class InputSpec(Wire):
     high: Annotated[float, Field(description="Largest allowed value.")]
 
 
-class EnsembleInfo(Wire):
+class EnsembleInfo(Reply):
     """An ensemble as students may know it."""
 
     name: Name
@@ -311,7 +318,7 @@ class ProjectUpdate(Wire):
     status: ProjectStatus
 
 
-class ProjectInfo(Wire):
+class ProjectInfo(Reply):
     """A project's terms. A student may read those of its own project."""
 
     name: Name
@@ -337,7 +344,7 @@ class TokenCreate(Wire):
     expires_in_days: Annotated[float, Field(gt=0, le=3650)] = 90
 
 
-class TokenInfo(Wire):
+class TokenInfo(Reply):
     """A token as it is remembered: its secret is not."""
 
     id: str
@@ -358,7 +365,7 @@ class TokenCreated(TokenInfo):
 # -------------------------------------------------------------------------------- ledger
 
 
-class Charge(Wire):
+class Charge(Reply):
     """One entry of a project's ledger."""
 
     project: Name
@@ -375,7 +382,7 @@ class Charge(Wire):
     hash: Annotated[str, Field(description="SHA-256 over this entry and the previous hash.")]
 
 
-class LedgerPage(Wire):
+class LedgerPage(Reply):
     """A page of charges, oldest first."""
 
     items: list[Charge]
@@ -384,14 +391,14 @@ class LedgerPage(Wire):
     ] = None
 
 
-class BudgetPage(Wire):
+class BudgetPage(Reply):
     """A page of projects' accounts, by name."""
 
     items: list[Budget]
     next: str | None = None
 
 
-class Verification(Wire):
+class Verification(Reply):
     """Whether a project's books are whole."""
 
     project: Name
