@@ -1,0 +1,42 @@
+"""Fixtures that every area shares."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness import Postgres, running_postgres
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Directory of data sets too large for the repository (MNIST, Adult, recorded votes)."""
+    directory = Path(os.environ.get("TERRINE_SHARED_DATA", REPOSITORY.parent / "shared" / "data"))
+    if not directory.is_dir():
+        pytest.skip(
+            f"NO SHARED DATA at {directory}: this promise is not checked here. "
+            "Set TERRINE_SHARED_DATA to the directory that holds mnist/ and adult/."
+        )
+    return directory
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """One real PostgreSQL server for the session."""
+    with running_postgres() as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """URL of a fresh, empty database: each test runs on SQLite and on PostgreSQL."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'terrine.sqlite'}"
+        return
+    server: Postgres = request.getfixturevalue("postgres")
+    with server.database() as url:
+        yield url
