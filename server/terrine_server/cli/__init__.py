@@ -1,0 +1,48 @@
+"""The `terrine` command. Each command imports what is heavy when it runs, not before."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import Annotated
+
+import typer
+
+from terrine_server.cli.console import console, run
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Serve labels from private teachers, within a privacy budget; or learn from them.",
+)
+
+for name in ("init", "serve", "demo"):
+    module = "serve" if name == "init" else name
+    if find_spec(f"terrine_server.cli.{module}"):
+        app.command(name)(getattr(import_module(f"terrine_server.cli.{module}"), name))
+for name in ("ensemble", "project", "token", "ledger", "student"):
+    if find_spec(f"terrine_server.cli.{name}"):
+        app.add_typer(import_module(f"terrine_server.cli.{name}").app, name=name)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        console.print(f"terrine {version('terrine')}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line."""
+    run(app)

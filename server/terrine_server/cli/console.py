@@ -1,0 +1,85 @@
+"""What every command shares: the console, and errors that a person can act on."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from rich.console import Console
+
+console = Console()
+errors = Console(stderr=True, highlight=False)
+
+KNOWN = (
+    ("terrine_server.errors", "TerrineError"),
+    ("terrine_server.privacy", "ParameterError"),
+    ("terrine_models.store", "StoreError"),
+    ("terrine_models.data", "DataError"),
+    ("terrine_client.errors", "TerrineError"),
+)
+"""Errors whose text was written for the user. Looked up only where already imported."""
+
+
+class CommandError(Exception):
+    """Ends a command: the text says what is wrong and what to do."""
+
+
+def fail(message: str) -> NoReturn:
+    """End the command with `message` on stderr and exit code 1."""
+    raise CommandError(message)
+
+
+def explain(error: BaseException) -> str | None:
+    """Return what to tell the user about `error`, or None when it is a defect of ours."""
+    if isinstance(error, CommandError | OSError):
+        return str(error)
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        package = error.name.partition(".")[0]
+        extra = "student" if sys.argv[1:2] == ["student"] else "server"
+        if not package.startswith("terrine"):
+            return (
+                f"{package} is not installed. This command needs the {extra} extra: "
+                f"pip install 'terrine[{extra}]'"
+            )
+    for module, name in KNOWN:
+        kind = getattr(sys.modules.get(module), name, None)
+        if kind is not None and isinstance(error, kind):
+            return str(error)
+    pydantic = sys.modules.get("pydantic")
+    if pydantic is not None and isinstance(error, pydantic.ValidationError):
+        return "\n".join(
+            f"{'.'.join(map(str, item['loc'])) or error.title}: {item['msg']}"
+            for item in error.errors(include_url=False, include_input=False)
+        )
+    return None
+
+
+def run(command: Callable[[], Any]) -> NoReturn:
+    """Run `command`; known errors become one line on stderr and exit code 1."""
+    try:
+        command()
+    except KeyboardInterrupt:
+        errors.print("Interrupted.")
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except Exception as error:
+        message = explain(error)
+        if message is None:
+            if os.environ.get("TERRINE_DEBUG"):
+                raise
+            message = (
+                f"A defect in Terrine: {type(error).__name__}: {error}. "
+                "Set TERRINE_DEBUG=1 to see where, and please report it."
+            )
+        errors.print(f"[bold red]Error:[/] {_plain(message)}", soft_wrap=True)
+        sys.exit(1)
+    sys.exit(0)
+
+
+def _plain(text: str) -> str:
+    """Keep Rich from reading brackets in an error's text as markup."""
+    return text.replace("[", "\\[")

@@ -1,0 +1,97 @@
+"""The server's settings: environment variables `TERRINE_*`, every default safe.
+
+Secrets come from files, never from variables, so that they stay out of process listings and
+container inspection.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """Where things are, and how much of everything is allowed."""
+
+    model_config = SettingsConfigDict(env_prefix="TERRINE_", frozen=True, extra="forbid")
+
+    data_dir: Annotated[
+        Path, Field(description="Ensembles, the secret key and, by default, the database.")
+    ] = Path("terrine-data")
+    database_url: Annotated[
+        str | None,
+        Field(
+            description="SQLAlchemy URL of the ledger, `sqlite:///…` or `postgresql+psycopg://…`. "
+            "Default: `terrine.sqlite` in the data directory."
+        ),
+    ] = None
+    database_password_file: Annotated[
+        Path | None, Field(description="File that holds the database password.")
+    ] = None
+    secret_key_file: Annotated[
+        Path | None,
+        Field(
+            description="File that holds the key of the token hashes. "
+            "Default: `secret.key` in the data directory."
+        ),
+    ] = None
+    host: Annotated[str, Field(description="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535, description="Port to listen on.")] = 8000
+    forwarded_allow_ips: Annotated[
+        str,
+        Field(
+            description="Proxies (comma-separated addresses) whose X-Forwarded-* headers are "
+            "believed. Empty: none."
+        ),
+    ] = ""
+    device: Annotated[
+        str | None,
+        Field(description="Torch device that votes, such as `cpu` or `cuda`. Default: the best."),
+    ] = None
+    max_batch: Annotated[int, Field(ge=1, description="Most queries in one request.")] = 4096
+    max_body_bytes: Annotated[
+        int,
+        Field(ge=1024, description="Most bytes in one request body, packed and unpacked."),
+    ] = 64 * 1024 * 1024
+    requests_per_minute: Annotated[
+        int, Field(ge=1, description="Most requests of one token in a minute.")
+    ] = 600
+    failed_logins_per_minute: Annotated[
+        int, Field(ge=1, description="Most failed authentications of one address in a minute.")
+    ] = 30
+    max_connections: Annotated[
+        int, Field(ge=1, description="Most connections served at a time; further ones get a 503.")
+    ] = 128
+    keep_alive_seconds: Annotated[
+        int, Field(ge=1, description="How long an idle connection is kept.")
+    ] = 15
+    shutdown_seconds: Annotated[
+        int, Field(ge=1, description="How long running requests may take to finish at shutdown.")
+    ] = 30
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Field(description="Least severity logged.")
+    ] = "info"
+
+    @property
+    def ensembles_dir(self) -> Path:
+        """Where ensembles live, one directory each."""
+        return self.data_dir / "ensembles"
+
+    @property
+    def database(self) -> str:
+        """The ledger's SQLAlchemy URL."""
+        return self.database_url or f"sqlite:///{self.data_dir.absolute() / 'terrine.sqlite'}"
+
+    @property
+    def secret_key_path(self) -> Path:
+        """The file that holds the key of the token hashes."""
+        return self.secret_key_file or self.data_dir / "secret.key"
+
+    def database_password(self) -> str | None:
+        """Return the password read from `database_password_file`, or None without one."""
+        if self.database_password_file is None:
+            return None
+        return self.database_password_file.read_text().strip()
