@@ -1,0 +1,62 @@
+# syntax=docker/dockerfile:1
+
+FROM python:3.11-slim-bookworm AS build
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+RUN python -m venv /opt/terrine
+ENV PATH=/opt/terrine/bin:$PATH
+
+# PyTorch first: the largest layer by far, and the one that changes least.
+ARG TORCH=torch==2.13.0
+ARG TORCH_INDEX=
+ARG ALLOW_CUDA=no
+COPY docker/refuse_cuda.py /build/
+RUN --mount=type=cache,target=/root/.cache/pip <<'EOS'
+set -eu
+if [ -n "$TORCH_INDEX" ]; then set -- --index-url "$TORCH_INDEX"; fi
+set -- "$@" "$TORCH"
+if [ "$ALLOW_CUDA" != yes ]; then
+    pip install --dry-run --quiet --report /build/plan.json "$@"
+    python /build/refuse_cuda.py /build/plan.json
+fi
+pip install "$@"
+EOS
+
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE ./
+COPY server server
+COPY client client
+COPY models models
+COPY migrations migrations
+RUN --mount=type=cache,target=/root/.cache/pip <<'EOS'
+set -eu
+pip wheel --no-deps --wheel-dir /build .
+pip install "$(ls /build/terrine-*.whl)[server]"
+[ "$ALLOW_CUDA" = yes ] || python -c 'import sys, torch; sys.exit(torch.version.cuda and "CUDA torch")'
+terrine --help >/dev/null
+EOS
+
+
+FROM python:3.11-slim-bookworm
+LABEL org.opencontainers.image.title="Terrine" \
+      org.opencontainers.image.licenses="Apache-2.0"
+
+RUN useradd --system --uid 10001 --home-dir /var/lib/terrine --shell /usr/sbin/nologin terrine \
+ && install --directory --owner terrine --group terrine --mode 700 /var/lib/terrine
+COPY --from=build /opt/terrine /opt/terrine
+
+ENV PATH=/opt/terrine/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    MPLCONFIGDIR=/tmp/matplotlib \
+    TERRINE_DATA_DIR=/var/lib/terrine \
+    TERRINE_HOST=0.0.0.0 \
+    TERRINE_PORT=8000
+
+USER terrine
+WORKDIR /var/lib/terrine
+VOLUME /var/lib/terrine
+EXPOSE 8000
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
+    CMD ["python", "-c", "import os, urllib.request as r; r.urlopen(f'http://127.0.0.1:{os.environ[\"TERRINE_PORT\"]}/healthz', timeout=4)"]
+ENTRYPOINT ["terrine"]
+CMD ["serve"]

@@ -1,0 +1,89 @@
+"""The distribution as a stranger gets it: built from the sdist, installed from the wheel."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PACKAGES = ("terrine_client", "terrine_models", "terrine_server")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def run(*command: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run `command` outside the repository, so that nothing is imported from it by chance."""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | variables
+    return subprocess.run(
+        [str(part) for part in command],
+        cwd=Path(sys.prefix),
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def succeed(*command: str | Path, **variables: str) -> str:
+    done = run(*command, **variables)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from the sdist, not from the checkout."""
+    out = tmp_path_factory.mktemp("dist")
+    succeed(sys.executable, "-m", "build", "--outdir", out, REPOSITORY)
+    (sdist,) = out.glob("terrine-*.tar.gz")
+    assert sdist.stat().st_size > 0
+    (built,) = out.glob("terrine-*.whl")
+    return built
+
+
+def test_the_wheel_holds_code_types_migrations_and_licence_only(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    for package in PACKAGES:
+        assert f"{package}/__init__.py" in names
+        assert f"{package}/py.typed" in names
+    assert "terrine_server/migrations/env.py" in names
+    assert any(name.startswith("terrine_server/migrations/versions/") for name in names)
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == set(PACKAGES)
+
+
+def test_migrations_run_from_the_installed_wheel(wheel: Path, tmp_path: Path) -> None:
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    program = "import terrine_server.cli as cli; print(cli.__file__, flush=True); cli.main()"
+    said = succeed(
+        *(sys.executable, "-c", program, "init"),
+        PYTHONPATH=str(tmp_path / "site"),
+        TERRINE_DATA_DIR=str(tmp_path / "data"),
+    )
+    assert str(tmp_path / "site") in said
+    assert (tmp_path / "data" / "terrine.sqlite").stat().st_size > 0
+
+
+def test_a_student_installs_neither_torch_nor_a_server(wheel: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv", with_pip=True)
+    binaries = tmp_path / "venv" / "bin"
+    succeed(binaries / "pip", "install", "--quiet", wheel)
+
+    installed = succeed(binaries / "pip", "list", "--format=freeze").lower()
+    for heavy in ("torch", "fastapi", "sqlalchemy", "alembic", "scipy", "scikit-learn", "uvicorn"):
+        assert f"\n{heavy}==" not in f"\n{installed}"
+
+    succeed(binaries / "python", "-c", "from terrine_client import AsyncClient, Client")
+    assert "project" in succeed(binaries / "terrine", "--help")
+    succeed(binaries / "terrine", "--version")
+
+    refused = run(binaries / "terrine", "serve", TERRINE_DATA_DIR=str(tmp_path / "data"))
+    assert refused.returncode == 1
+    assert "pip install 'terrine[server]'" in refused.stderr
+    assert "Traceback" not in refused.stderr
