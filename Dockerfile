@@ -35,6 +35,11 @@ pip install "$(ls /build/terrine-*.whl)[server]"
 terrine --help >/dev/null
 EOS
 
+# What only PyTorch's own tests and C++ extensions need; and pip, which has done its work.
+RUN cd /opt/terrine/lib/python3.11/site-packages \
+ && rm -rf torch/test torch/include torch/bin/test_* torch/bin/*Test torch/bin/protoc* \
+ && pip uninstall --quiet --yes pip
+
 
 FROM python:3.11-slim-bookworm
 LABEL org.opencontainers.image.title="Terrine" \
