@@ -1,1 +1,76 @@
-"""Terrine's client: ask a private ensemble for labels, within a privacy budget."""
+"""Terrine's client: ask a private ensemble for labels, within a privacy budget.
+
+    with Client("https://labels.example.org", token) as client:
+        labels = client.label(x)                     # x: [B, …] as the ensemble asks
+        student.fit(x[labels.answered], labels.labels[labels.answered])
+
+What the server says, field by field, is in `terrine_client.protocol`; every error, as a tree, in
+`terrine_client.errors`.
+"""
+
+from terrine_client._labels import Labels
+from terrine_client.client import AsyncClient, Client
+from terrine_client.errors import (
+    BudgetExhausted,
+    CapExceeded,
+    ConfigurationError,
+    Conflict,
+    ConnectionFailed,
+    DatabaseUnavailable,
+    EnsembleUnavailable,
+    Forbidden,
+    IdempotencyConflict,
+    InternalError,
+    InvalidQuery,
+    InvalidRequest,
+    InvalidTerms,
+    MethodNotAllowed,
+    NotFound,
+    PayloadTooLarge,
+    ProblemError,
+    ProjectClosed,
+    ProjectPaused,
+    RateLimited,
+    ReplyError,
+    TerrineError,
+    TimedOut,
+    Unauthorized,
+    UnexpectedReply,
+    UnsupportedMediaType,
+)
+from terrine_client.protocol import Budget, Estimate, Outcome
+
+__all__ = [
+    "AsyncClient",
+    "Budget",
+    "BudgetExhausted",
+    "CapExceeded",
+    "Client",
+    "ConfigurationError",
+    "Conflict",
+    "ConnectionFailed",
+    "DatabaseUnavailable",
+    "EnsembleUnavailable",
+    "Estimate",
+    "Forbidden",
+    "IdempotencyConflict",
+    "InternalError",
+    "InvalidQuery",
+    "InvalidRequest",
+    "InvalidTerms",
+    "Labels",
+    "MethodNotAllowed",
+    "NotFound",
+    "Outcome",
+    "PayloadTooLarge",
+    "ProblemError",
+    "ProjectClosed",
+    "ProjectPaused",
+    "RateLimited",
+    "ReplyError",
+    "TerrineError",
+    "TimedOut",
+    "Unauthorized",
+    "UnexpectedReply",
+    "UnsupportedMediaType",
+]

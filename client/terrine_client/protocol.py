@@ -144,12 +144,7 @@ class StableSpec(Wire):
 
 
 MechanismSpec = Annotated[
-    LNMaxSpec
-    | GNMaxSpec
-    | ConfidentGNMaxSpec
-    | InteractiveGNMaxSpec
-    | ImmutableSpec
-    | StableSpec,
+    LNMaxSpec | GNMaxSpec | ConfidentGNMaxSpec | InteractiveGNMaxSpec | ImmutableSpec | StableSpec,
     Field(discriminator="name"),
 ]
 

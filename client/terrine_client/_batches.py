@@ -1,0 +1,161 @@
+"""Asking for many labels: a plan that yields one request at a time and is sent the replies.
+
+The two clients drive the same plan, one waiting for each reply and the other awaiting it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import secrets
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from terrine_client import _calls
+from terrine_client._calls import Call
+from terrine_client._labels import Labels
+from terrine_client.errors import (
+    BudgetExhausted,
+    ConfigurationError,
+    PayloadTooLarge,
+    TerrineError,
+    UnexpectedReply,
+)
+from terrine_client.protocol import Budget, LabelResponse, LabelResult, Outcome
+
+Array = npt.NDArray[Any]
+Plan = Generator[Call[LabelResponse], LabelResponse, Labels]
+Report = Callable[[Sequence[LabelResult], int], None]
+"""Told the results so far, and how many there will be."""
+Transport = Literal["binary", "json"]
+
+_BATCH_BYTES = 16 * 2**20
+_REFUSED = LabelResult(outcome=Outcome.REFUSED)
+
+
+def asking(
+    x: npt.ArrayLike,
+    probabilities: npt.ArrayLike | None,
+    key: str | None,
+    batch_size: int,
+    transport: Transport,
+    report: Report,
+) -> Plan:
+    """Ask for labels of x [B, …] in batches, in order.
+
+    A batch the server finds too large is halved. Once the budget is spent, the rest is still
+    offered, because answers paid for earlier are free to repeat; it ends as soon as every charge
+    of the project has been seen, when all that remains can only be refused.
+    """
+    inputs, beliefs = _checked(x, probabilities)
+    key = _checked_key(key)
+    row_bytes = sum(array.nbytes for array in (inputs, beliefs) if array is not None) / len(inputs)
+    rows = max(1, min(batch_size, int(_BATCH_BYTES // max(1, row_bytes))))
+
+    results: list[LabelResult] = []
+    paid: set[int] = set()
+    account: Budget | None = None
+    exhausted: BudgetExhausted | None = None
+    spent = False
+    while (start := len(results)) < len(inputs):
+        batch = slice(start, min(start + rows, len(inputs)))
+        size = batch.stop - start
+        media_type, content = _encoded(
+            inputs[batch], None if beliefs is None else beliefs[batch], transport
+        )
+        try:
+            # Named by its rows, so that a batch split differently is never taken for another.
+            reply = yield _calls.label(content, media_type, f"{key}.{start}-{batch.stop}")
+            if len(reply.results) != size:
+                reason = f"{len(reply.results)} results for {size} inputs"
+                raise UnexpectedReply(200, reason)
+        except TerrineError as error:
+            if isinstance(error, PayloadTooLarge) and size > 1:
+                rows = size // 2
+                continue
+            if not isinstance(error, BudgetExhausted):
+                _hand_over(error, results, account, len(inputs))
+                raise
+            exhausted = error
+            results += [_REFUSED] * size
+        else:
+            account = reply.budget
+            results += reply.results
+            paid.update(result.charge for result in reply.results if result.charge is not None)
+        report(results, len(inputs))
+        spent = spent or any(result.outcome is Outcome.REFUSED for result in results[start:])
+        if spent and account is not None and len(paid) >= account.charges:
+            results += [_REFUSED] * (len(inputs) - len(results))
+    report(results, len(inputs))
+    if account is None:
+        assert exhausted is not None  # noqa: S101 - every batch was either answered or refused
+        raise exhausted
+    return Labels.gather(results, account)
+
+
+def _hand_over(
+    error: TerrineError, results: list[LabelResult], account: Budget | None, total: int
+) -> None:
+    """Give the caller, with the error, what was paid for before it."""
+    if account is not None:
+        error.partial = Labels.gather(results, account)
+        error.add_note(
+            f"Stopped after {len(results)} of {total} inputs; their answers are in `partial`. "
+            "Asking again repeats them at no cost."
+        )
+
+
+def _checked(x: npt.ArrayLike, probabilities: npt.ArrayLike | None) -> tuple[Array, Array | None]:
+    """What can be checked without knowing the ensemble; the server checks the rest."""
+    inputs = _numeric(x, "inputs")
+    if inputs.ndim < 2 or not inputs.size:
+        raise ValueError(
+            f"inputs have shape {inputs.shape}; expected [B, …], one row an input, at least one"
+        )
+    if probabilities is None:
+        return inputs, None
+    beliefs = _numeric(probabilities, "probabilities")
+    if beliefs.ndim != 2 or len(beliefs) != len(inputs):
+        raise ValueError(
+            f"probabilities have shape {beliefs.shape}; expected [{len(inputs)}, classes]"
+        )
+    return inputs, beliefs
+
+
+def _numeric(values: npt.ArrayLike, what: str) -> Array:
+    array = np.asarray(values)
+    if array.dtype.kind not in "uif":
+        raise ValueError(f"{what} have dtype {array.dtype}; expected integers or floats")
+    return array
+
+
+def _checked_key(key: str | None) -> str:
+    if key is None:
+        return secrets.token_hex(16)
+    if not re.fullmatch(r"[!-~]{1,200}", key):
+        raise ConfigurationError(
+            "an idempotency key is 1 to 200 visible ASCII characters without spaces"
+        )
+    return key
+
+
+def _encoded(inputs: Array, beliefs: Array | None, transport: Transport) -> tuple[str, bytes]:
+    """Media type and body of one batch."""
+    if transport == "json":
+        body = {"inputs": inputs.tolist()}
+        if beliefs is not None:
+            body["probabilities"] = beliefs.tolist()
+        try:
+            return "application/json", json.dumps(body, allow_nan=False).encode()
+        except ValueError as error:
+            raise ValueError("inputs or probabilities contain NaN or infinity") from error
+    buffer = io.BytesIO()
+    if beliefs is None:
+        np.save(buffer, np.ascontiguousarray(inputs), allow_pickle=False)
+        return "application/x-npy", buffer.getvalue()
+    np.savez(buffer, inputs=inputs, probabilities=beliefs)
+    return "application/x-npz", buffer.getvalue()

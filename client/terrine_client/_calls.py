@@ -1,0 +1,237 @@
+"""Every request the client can make, as data: what to send and how to read the reply. No I/O."""
+
+from __future__ import annotations
+
+import email.utils
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote
+
+import httpx
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from terrine_client.errors import (
+    ConnectionFailed,
+    RateLimited,
+    ReplyError,
+    TimedOut,
+    UnexpectedReply,
+    problem_error,
+)
+from terrine_client.protocol import (
+    Budget,
+    BudgetPage,
+    EnsembleAccount,
+    EnsembleInfo,
+    Estimate,
+    EstimateRequest,
+    LabelResponse,
+    LedgerPage,
+    Outcome,
+    Problem,
+    ProjectInfo,
+    ProjectOpen,
+    ProjectStatus,
+    ProjectUpdate,
+    TokenCreate,
+    TokenCreated,
+    TokenInfo,
+    Verification,
+)
+
+T = TypeVar("T")
+
+_TRY_AGAIN = frozenset({429, 502, 503, 504})
+_LONGEST_WAIT = 120.0  # seconds; a server that asks for more is believed, and not waited for
+
+
+@dataclass(frozen=True)
+class Call(Generic[T]):
+    """One request, and the type of its reply.
+
+    `repeatable` says that sending it twice does the same as sending it once.
+    """
+
+    reply: TypeAdapter[T]
+    method: str
+    path: str
+    content: bytes | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    params: Mapping[str, str] = field(default_factory=dict)
+    repeatable: bool = True
+
+    def at(self, cursor: str) -> Call[T]:
+        """The same call for the page at the cursor."""
+        return replace(self, params={**self.params, "cursor": cursor})
+
+    def request(self, http: httpx.Client | httpx.AsyncClient) -> httpx.Request:
+        """The request, with the connection's own URL, token and time-outs."""
+        return http.build_request(
+            self.method,
+            self.path,
+            content=self.content,
+            headers=self.headers,
+            params=self.params or None,
+        )
+
+    def read(self, response: httpx.Response) -> T:
+        """The reply's content. Raises ReplyError where it is anything else."""
+        if not response.is_success:
+            raise _failure(response)
+        try:
+            return self.reply.validate_json(response.content)
+        except ValidationError as error:
+            reason = f"{self.method} {self.path} did not give what this client can read; {error}"
+            raise UnexpectedReply(response.status_code, reason) from error
+
+    def retry(self, error: Exception) -> bool | float:
+        """Whether to send again after this error; a number is how many seconds to wait first."""
+        match error:
+            case RateLimited():
+                again = True
+            case ReplyError():
+                again = self.repeatable and error.status in _TRY_AGAIN
+            case ConnectionFailed():
+                never_sent = isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout)
+                again = self.repeatable or never_sent
+            case _:
+                again = False
+        wait = error.retry_after if isinstance(error, ReplyError) else None
+        if again and wait is not None:
+            return wait if wait <= _LONGEST_WAIT else False
+        return again
+
+
+@contextmanager
+def transport_errors() -> Iterator[None]:
+    """Turn httpx's errors into the client's own."""
+    try:
+        yield
+    except httpx.RequestError as error:
+        where = error.request.url.copy_with(query=None)
+        said = str(error) or type(error).__name__
+        if isinstance(error, httpx.TimeoutException):
+            raise TimedOut(f"{where} did not reply in time ({said})") from error
+        if isinstance(error, httpx.DecodingError):
+            raise UnexpectedReply(200, f"{where}: the body cannot be decoded ({said})") from error
+        raise ConnectionFailed(f"no reply from {where}: {said}") from error
+
+
+def _failure(response: httpx.Response) -> ReplyError:
+    wait = _retry_after(response.headers.get("retry-after"))
+    try:
+        return problem_error(Problem.model_validate_json(response.content), wait)
+    except ValidationError:
+        if response.has_redirect_location:
+            reason = f"redirected to {response.headers['location']}; give the client that URL"
+        else:
+            reason = f"{response.url} says {response.text[:200].strip()!r}; is this Terrine's URL?"
+        return UnexpectedReply(response.status_code, reason, wait)
+
+
+def _retry_after(value: str | None) -> float | None:
+    """Seconds, from either form of the header; None where it is absent or makes no sense."""
+    if value is None:
+        return None
+    if value.isascii() and value.isdigit():
+        return float(value)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+    except ValueError:
+        return None
+
+
+# ----------------------------------------------------------------------- what can be asked
+
+_LABELS = TypeAdapter(LabelResponse)
+_ESTIMATE = TypeAdapter(Estimate)
+_BUDGET = TypeAdapter(Budget)
+_PROJECT = TypeAdapter(ProjectInfo)
+_ENSEMBLES: TypeAdapter[list[EnsembleAccount | EnsembleInfo]] = TypeAdapter(
+    list[EnsembleAccount | EnsembleInfo]
+)
+_BUDGETS = TypeAdapter(BudgetPage)
+_CHARGES = TypeAdapter(LedgerPage)
+_VERIFICATION = TypeAdapter(Verification)
+_TOKEN = TypeAdapter(TokenInfo)
+_TOKENS = TypeAdapter(list[TokenInfo])
+_TOKEN_CREATED = TypeAdapter(TokenCreated)
+
+
+def label(content: bytes, media_type: str, key: str) -> Call[LabelResponse]:
+    """One batch. The key makes it repeatable: a second arrival is answered from the record."""
+    headers = {"Content-Type": media_type, "Idempotency-Key": key}
+    return Call(_LABELS, "POST", "/label", content, headers)
+
+
+def estimate(queries: int) -> Call[Estimate]:
+    return _send(_ESTIMATE, "POST", "/label/estimate", EstimateRequest(queries=queries))
+
+
+def budget() -> Call[Budget]:
+    return Call(_BUDGET, "GET", "/budget")
+
+
+def project(name: str) -> Call[ProjectInfo]:
+    return Call(_PROJECT, "GET", f"/projects/{_segment(name)}")
+
+
+def ensembles() -> Call[list[EnsembleAccount | EnsembleInfo]]:
+    return Call(_ENSEMBLES, "GET", "/ensembles")
+
+
+def ledger() -> Call[BudgetPage]:
+    return Call(_BUDGETS, "GET", "/ledger")
+
+
+def charges(
+    project: str, outcome: Outcome | None, since: datetime | None, until: datetime | None
+) -> Call[LedgerPage]:
+    filters = {
+        "outcome": outcome.value if outcome else None,
+        "since": since.isoformat() if since else None,
+        "until": until.isoformat() if until else None,
+    }
+    params = {name: value for name, value in filters.items() if value is not None}
+    return Call(_CHARGES, "GET", f"/ledger/{_segment(project)}", params=params)
+
+
+def verify(project: str) -> Call[Verification]:
+    return Call(_VERIFICATION, "GET", f"/ledger/{_segment(project)}/verify")
+
+
+def open_project(terms: ProjectOpen) -> Call[ProjectInfo]:
+    return _send(_PROJECT, "POST", "/projects", terms, repeatable=False)
+
+
+def set_status(project: str, status: ProjectStatus) -> Call[ProjectInfo]:
+    path = f"/projects/{_segment(project)}"
+    return _send(_PROJECT, "PATCH", path, ProjectUpdate(status=status))
+
+
+def create_token(request: TokenCreate) -> Call[TokenCreated]:
+    return _send(_TOKEN_CREATED, "POST", "/tokens", request, repeatable=False)
+
+
+def tokens() -> Call[list[TokenInfo]]:
+    return Call(_TOKENS, "GET", "/tokens")
+
+
+def revoke_token(token_id: str) -> Call[TokenInfo]:
+    return Call(_TOKEN, "DELETE", f"/tokens/{_segment(token_id)}")
+
+
+def _send(
+    reply: TypeAdapter[T], method: str, path: str, body: BaseModel, repeatable: bool = True
+) -> Call[T]:
+    content = body.model_dump_json().encode()
+    headers: dict[str, Any] = {"Content-Type": "application/json"}
+    return Call(reply, method, path, content, headers, repeatable=repeatable)
+
+
+def _segment(name: str) -> str:
+    return quote(name, safe="")

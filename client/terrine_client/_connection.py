@@ -1,0 +1,115 @@
+"""What both clients share before a byte is sent: URL, token, limits."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from typing import Any, Generic, TypeVar
+
+import httpx
+import numpy.typing as npt
+import stamina
+
+from terrine_client._batches import Plan, Report, Transport, asking
+from terrine_client._calls import Call
+from terrine_client.errors import ConfigurationError
+
+Http = TypeVar("Http", httpx.Client, httpx.AsyncClient)
+
+
+class Connection(Generic[Http]):
+    """Base of the two clients, which document its arguments."""
+
+    _http: Http
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        *,
+        timeout: float = 60.0,
+        retries: int = 5,
+        batch_size: int = 256,
+        transport: Transport = "binary",
+        insecure: bool = False,
+    ):
+        if timeout <= 0 or retries < 0 or batch_size < 1:
+            raise ConfigurationError(
+                f"expected timeout > 0, retries >= 0 and batch_size >= 1; "
+                f"got {timeout}, {retries} and {batch_size}"
+            )
+        if transport not in ("binary", "json"):
+            raise ConfigurationError(f'transport is "binary" or "json", not {transport!r}')
+        self._url = _checked_url(url, insecure)
+        self._retries = retries
+        self._batch_size = batch_size
+        self._transport = transport
+        self._http = self._open(
+            base_url=self._url,
+            headers={
+                "Authorization": f"Bearer {_checked_token(token)}",
+                "Accept": "application/json",
+            },
+            timeout=timeout,
+        )
+
+    @staticmethod
+    def _open(**options: Any) -> Http:
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._url}>"
+
+    def _asking(
+        self,
+        x: npt.ArrayLike,
+        probabilities: npt.ArrayLike | None,
+        key: str | None,
+        report: Report,
+    ) -> Plan:
+        return asking(x, probabilities, key, self._batch_size, self._transport, report)
+
+    def _attempts(self, call: Call[Any]) -> Any:
+        """Stamina's attempts, with exponential backoff and jitter, or as long as Retry-After."""
+        return stamina.retry_context(on=call.retry, attempts=self._retries + 1, timeout=None)
+
+
+def _checked_url(text: str, insecure: bool) -> httpx.URL:
+    try:
+        url = httpx.URL(text)
+    except (httpx.InvalidURL, TypeError) as error:
+        raise ConfigurationError(f"not a URL: {error}") from None
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ConfigurationError("expected a URL such as https://labels.example.org")
+    if url.userinfo or url.query or url.fragment:
+        raise ConfigurationError("the URL may not hold a password, a query or a fragment")
+    if url.scheme == "http" and not insecure and not _is_loopback(url.host):
+        raise ConfigurationError(
+            f"plain http to {url.host} would show the token to anyone on the way: use https, "
+            "or pass insecure=True on a network that you trust"
+        )
+    return url
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _checked_token(token: str | None) -> str:
+    """Checked here because an HTTP library's complaint about a header would print it."""
+    if token is None:
+        token = os.environ.get("TERRINE_TOKEN")
+        if token is None:
+            raise ConfigurationError("no token: pass one, or set TERRINE_TOKEN")
+    token = token.strip()
+    if not token or any(not "!" <= character <= "~" for character in token):
+        raise ConfigurationError(
+            "the token is empty or holds spaces or characters that no token has; "
+            "copy it again, whole"
+        )
+    return token

@@ -1,0 +1,297 @@
+"""The two clients: the same calls, one waiting for each reply and one awaiting it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx
+import numpy.typing as npt
+
+from terrine_client import _calls
+from terrine_client._batches import Plan
+from terrine_client._calls import Call, transport_errors
+from terrine_client._connection import Connection
+from terrine_client._labels import Labels
+from terrine_client._progress import progress_bar
+from terrine_client.errors import TerrineError
+from terrine_client.protocol import (
+    Budget,
+    BudgetPage,
+    Charge,
+    EnsembleAccount,
+    EnsembleInfo,
+    Estimate,
+    LedgerPage,
+    Outcome,
+    ProjectInfo,
+    ProjectOpen,
+    ProjectStatus,
+    TokenCreate,
+    TokenCreated,
+    TokenInfo,
+    Verification,
+)
+
+T = TypeVar("T")
+Page = TypeVar("Page", LedgerPage, BudgetPage)
+
+
+class Client(Connection[httpx.Client]):
+    """A connection to a Terrine server. Threads may share it; close it, or use `with`.
+
+    url: the server's, such as `https://labels.example.org`; a path prefix is kept.
+    token: the bearer token; by default the environment variable TERRINE_TOKEN.
+    timeout: seconds to wait for the connection, and for each part of a reply.
+    retries: further attempts after a lost connection, a time-out or a 429, 502, 503 or 504.
+    batch_size: inputs a request; larger arrays are split.
+    transport: "binary" sends NumPy's own format; "json" is several times larger, and legible.
+    insecure: allow plain http to another machine, where anyone on the way can read the token.
+
+    Raises ConfigurationError here, and any other TerrineError from every method.
+    """
+
+    @staticmethod
+    def _open(**options: Any) -> httpx.Client:
+        return httpx.Client(**options)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def label(
+        self,
+        x: npt.ArrayLike,
+        probabilities: npt.ArrayLike | None = None,
+        *,
+        idempotency_key: str | None = None,
+        progress: bool = False,
+    ) -> Labels:
+        """Ask for the labels of x [B, …], at the price that `estimate` quotes at most.
+
+        probabilities: [B, m], the student's own, rows summing to 1; for interactive_gnmax only.
+        idempotency_key: names this question; asking again under it is answered from the record.
+        progress: draw a progress bar on standard error.
+
+        Inputs go out in batches, in order. Those that the budget does not reach come back
+        `refused`. Raises BudgetExhausted when it reaches none, ValueError when x is not an array
+        of numbers with one row an input, and TerrineError otherwise; an error after the first
+        batch carries the answers until then in `partial`, and asking again repeats them free.
+        """
+        with progress_bar(progress) as report:
+            return self._run(self._asking(x, probabilities, idempotency_key, report))
+
+    def estimate(self, queries: int) -> Estimate:
+        """What so many new queries would cost at most. Nothing is looked at or charged."""
+        return self._send(_calls.estimate(queries))
+
+    def budget(self) -> Budget:
+        """The account of the token's project."""
+        return self._send(_calls.budget())
+
+    def project(self, name: str | None = None) -> ProjectInfo:
+        """A project's terms; by default those of the token's own."""
+        return self._send(_calls.project(name or self.budget().project))
+
+    def ensembles(self) -> list[EnsembleAccount | EnsembleInfo]:
+        """The ensembles that the token may know of; an owner's come with their caps."""
+        return self._send(_calls.ensembles())
+
+    def ledger(self) -> Iterator[Budget]:
+        """Every project's account, by name. For auditors and admins."""
+        return self._pages(_calls.ledger())
+
+    def charges(
+        self,
+        project: str,
+        *,
+        outcome: Outcome | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> Iterator[Charge]:
+        """A project's charges, oldest first, fetched as they are read."""
+        return self._pages(_calls.charges(project, outcome, since, until))
+
+    def verify(self, project: str) -> Verification:
+        """Have the server recompute a project's hash chain and balances."""
+        return self._send(_calls.verify(project))
+
+    def open_project(self, terms: ProjectOpen) -> ProjectInfo:
+        """Open a project on terms that never change. For admins."""
+        return self._send(_calls.open_project(terms))
+
+    def set_status(self, project: str, status: ProjectStatus) -> ProjectInfo:
+        """Pause, resume or, for good, close a project. For admins."""
+        return self._send(_calls.set_status(project, status))
+
+    def create_token(self, request: TokenCreate) -> TokenCreated:
+        """Make a token; its secret is shown only here. For admins."""
+        return self._send(_calls.create_token(request))
+
+    def tokens(self) -> list[TokenInfo]:
+        """Every token, without its secret. For admins."""
+        return self._send(_calls.tokens())
+
+    def revoke_token(self, token_id: str) -> TokenInfo:
+        """End a token at once. For admins."""
+        return self._send(_calls.revoke_token(token_id))
+
+    def _send(self, call: Call[T]) -> T:
+        for attempt in self._attempts(call):
+            with attempt, transport_errors():
+                return call.read(self._http.send(call.request(self._http)))
+        raise AssertionError("stamina raises after the last attempt")
+
+    def _run(self, plan: Plan) -> Labels:
+        try:
+            call = next(plan)
+            while True:
+                try:
+                    reply = self._send(call)
+                except TerrineError as error:
+                    call = plan.throw(error)
+                else:
+                    call = plan.send(reply)
+        except StopIteration as done:
+            labels: Labels = done.value
+            return labels
+
+    def _pages(self, call: Call[Page]) -> Iterator[Any]:
+        page = self._send(call)
+        while True:
+            yield from page.items
+            if page.next is None:
+                return
+            page = self._send(call.at(page.next))
+
+
+class AsyncClient(Connection[httpx.AsyncClient]):
+    """`Client` for asyncio and trio: the same arguments and methods, awaited."""
+
+    @staticmethod
+    def _open(**options: Any) -> httpx.AsyncClient:
+        return httpx.AsyncClient(**options)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def label(
+        self,
+        x: npt.ArrayLike,
+        probabilities: npt.ArrayLike | None = None,
+        *,
+        idempotency_key: str | None = None,
+        progress: bool = False,
+    ) -> Labels:
+        """As `Client.label`."""
+        with progress_bar(progress) as report:
+            return await self._run(self._asking(x, probabilities, idempotency_key, report))
+
+    async def estimate(self, queries: int) -> Estimate:
+        """As `Client.estimate`."""
+        return await self._send(_calls.estimate(queries))
+
+    async def budget(self) -> Budget:
+        """As `Client.budget`."""
+        return await self._send(_calls.budget())
+
+    async def project(self, name: str | None = None) -> ProjectInfo:
+        """As `Client.project`."""
+        return await self._send(_calls.project(name or (await self.budget()).project))
+
+    async def ensembles(self) -> list[EnsembleAccount | EnsembleInfo]:
+        """As `Client.ensembles`."""
+        return await self._send(_calls.ensembles())
+
+    def ledger(self) -> AsyncIterator[Budget]:
+        """As `Client.ledger`, for `async for`."""
+        return self._pages(_calls.ledger())
+
+    def charges(
+        self,
+        project: str,
+        *,
+        outcome: Outcome | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> AsyncIterator[Charge]:
+        """As `Client.charges`, for `async for`."""
+        return self._pages(_calls.charges(project, outcome, since, until))
+
+    async def verify(self, project: str) -> Verification:
+        """As `Client.verify`."""
+        return await self._send(_calls.verify(project))
+
+    async def open_project(self, terms: ProjectOpen) -> ProjectInfo:
+        """As `Client.open_project`."""
+        return await self._send(_calls.open_project(terms))
+
+    async def set_status(self, project: str, status: ProjectStatus) -> ProjectInfo:
+        """As `Client.set_status`."""
+        return await self._send(_calls.set_status(project, status))
+
+    async def create_token(self, request: TokenCreate) -> TokenCreated:
+        """As `Client.create_token`."""
+        return await self._send(_calls.create_token(request))
+
+    async def tokens(self) -> list[TokenInfo]:
+        """As `Client.tokens`."""
+        return await self._send(_calls.tokens())
+
+    async def revoke_token(self, token_id: str) -> TokenInfo:
+        """As `Client.revoke_token`."""
+        return await self._send(_calls.revoke_token(token_id))
+
+    async def _send(self, call: Call[T]) -> T:
+        async for attempt in self._attempts(call):
+            with attempt, transport_errors():
+                return call.read(await self._http.send(call.request(self._http)))
+        raise AssertionError("stamina raises after the last attempt")
+
+    async def _run(self, plan: Plan) -> Labels:
+        try:
+            call = next(plan)
+            while True:
+                try:
+                    reply = await self._send(call)
+                except TerrineError as error:
+                    call = plan.throw(error)
+                else:
+                    call = plan.send(reply)
+        except StopIteration as done:
+            labels: Labels = done.value
+            return labels
+
+    async def _pages(self, call: Call[Page]) -> AsyncIterator[Any]:
+        page = await self._send(call)
+        while True:
+            for item in page.items:
+                yield item
+            if page.next is None:
+                return
+            page = await self._send(call.at(page.next))

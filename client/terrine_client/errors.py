@@ -1,0 +1,229 @@
+"""What can go wrong, and what to do about it.
+
+    TerrineError                      base of all; `partial` holds what was already answered
+    ├── ConfigurationError            the URL, token or key cannot be used (also a ValueError)
+    ├── ConnectionFailed              no reply, after every retry
+    │   └── TimedOut
+    └── ReplyError                    a reply that is not what was asked for; `status`
+        ├── UnexpectedReply           not Terrine's: a proxy's page, a redirect, cut-off JSON
+        └── ProblemError              an RFC 9457 problem from Terrine; `problem`
+            ├── InvalidRequest        422
+            ├── InvalidQuery          422  inputs or probabilities are not what is asked for
+            ├── InvalidTerms          422  mechanism, ε or δ
+            ├── UnsupportedMediaType  415
+            ├── PayloadTooLarge       413
+            ├── Unauthorized          401  token missing, unknown, expired or revoked
+            ├── Forbidden             403  token valid, but not for this
+            ├── NotFound              404
+            ├── MethodNotAllowed      405
+            ├── Conflict              409
+            ├── IdempotencyConflict   409  the key was used for other inputs
+            ├── CapExceeded           409
+            ├── BudgetExhausted       403  no new query fits; earlier answers stay free
+            ├── ProjectPaused         403
+            ├── ProjectClosed         403
+            ├── RateLimited           429  `retry_after`
+            ├── EnsembleUnavailable   503
+            ├── DatabaseUnavailable   503
+            └── InternalError         500
+
+Nothing is ever charged twice: after any of these, the same question may be asked again, and what
+was paid for is repeated from the ledger at no cost.
+"""
+
+# ruff: noqa: N818 - named after what the reader sees, as the problem types are
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import TYPE_CHECKING, ClassVar
+
+from terrine_client.protocol import Problem
+
+if TYPE_CHECKING:
+    from terrine_client._labels import Labels
+
+
+class TerrineError(Exception):
+    """Base of every error that the client raises about the service.
+
+    When `label` fails half-way, `partial` holds the answers to the first `len(partial)` inputs.
+    """
+
+    partial: Labels | None = None
+
+
+class ConfigurationError(TerrineError, ValueError):
+    """The client was given a URL, token or idempotency key that cannot be used."""
+
+
+class ConnectionFailed(TerrineError):
+    """The server could not be reached, or hung up before it had replied."""
+
+
+class TimedOut(ConnectionFailed):
+    """The server did not reply in time."""
+
+
+class ReplyError(TerrineError):
+    """The server replied, but not with what was asked for."""
+
+    status: int
+    retry_after: float | None = None
+    """Seconds after which the server asks to be tried again."""
+
+
+class UnexpectedReply(ReplyError):
+    """The reply is not one of Terrine's: `url` may lead elsewhere, or a proxy answered."""
+
+    def __init__(self, status: int, reason: str, retry_after: float | None = None):
+        super().__init__(status, reason, retry_after)
+        self.status = status
+        self.reason = reason
+        self.retry_after = retry_after
+
+    def __str__(self) -> str:
+        known = self.status in HTTPStatus._value2member_map_
+        phrase = f" {HTTPStatus(self.status).phrase}" if known else ""
+        return f"unexpected reply (HTTP {self.status}{phrase}): {self.reason}"
+
+
+class ProblemError(ReplyError):
+    """Terrine states a problem. One that this version has no class for is raised as this one."""
+
+    slug: ClassVar[str] = ""
+
+    def __init__(self, problem: Problem, retry_after: float | None = None):
+        super().__init__(problem, retry_after)
+        self.problem = problem
+        self.status = problem.status
+        self.retry_after = retry_after
+
+    def __str__(self) -> str:
+        lines = [f"{self.problem.title}: {self.problem.detail}"]
+        errors = (self.problem.model_extra or {}).get("errors")
+        if isinstance(errors, list):
+            lines += [f"  {error}" for error in errors]
+        return "\n".join(lines)
+
+
+class InvalidRequest(ProblemError):
+    """A field is missing, unknown or out of range."""
+
+    slug = "invalid-request"
+
+
+class InvalidQuery(ProblemError):
+    """Shape, dtype, finiteness or range of the inputs or probabilities is wrong."""
+
+    slug = "invalid-query"
+
+
+class InvalidTerms(ProblemError):
+    """A project cannot be opened with this mechanism, ε or δ."""
+
+    slug = "invalid-terms"
+
+
+class UnsupportedMediaType(ProblemError):
+    """The server does not read this content type."""
+
+    slug = "unsupported-media-type"
+
+
+class PayloadTooLarge(ProblemError):
+    """Even one input alone exceeds the server's limits; larger batches are split by themselves."""
+
+    slug = "payload-too-large"
+
+
+class Unauthorized(ProblemError):
+    """The token is missing, unknown, expired or revoked: ask the data owner for another."""
+
+    slug = "unauthorized"
+
+
+class Forbidden(ProblemError):
+    """The token's role or project does not cover the request."""
+
+    slug = "forbidden"
+
+
+class NotFound(ProblemError):
+    """The named project, ensemble or token does not exist."""
+
+    slug = "not-found"
+
+
+class MethodNotAllowed(ProblemError):
+    """The path exists, but not with this method: client and server differ in version."""
+
+    slug = "method-not-allowed"
+
+
+class Conflict(ProblemError):
+    """A name is taken, or a status cannot be changed that way."""
+
+    slug = "conflict"
+
+
+class IdempotencyConflict(ProblemError):
+    """The idempotency key was used before, for other inputs."""
+
+    slug = "idempotency-conflict"
+
+
+class CapExceeded(ProblemError):
+    """The ensemble's cap, which its projects share, does not allow this budget."""
+
+    slug = "cap-exceeded"
+
+
+class BudgetExhausted(ProblemError):
+    """No new query fits the project's budget. Earlier answers remain free to repeat."""
+
+    slug = "budget-exhausted"
+
+
+class ProjectPaused(ProblemError):
+    """The data owner has paused the project: ask again later."""
+
+    slug = "project-paused"
+
+
+class ProjectClosed(ProblemError):
+    """The data owner has closed the project: it will not answer again."""
+
+    slug = "project-closed"
+
+
+class RateLimited(ProblemError):
+    """The token has used its requests for this minute; `retry_after` says how long to wait."""
+
+    slug = "rate-limited"
+
+
+class EnsembleUnavailable(ProblemError):
+    """The ensemble's files are missing or altered: tell the data owner."""
+
+    slug = "ensemble-unavailable"
+
+
+class DatabaseUnavailable(ProblemError):
+    """The server's ledger cannot be reached, so it does not answer: ask again later."""
+
+    slug = "database-unavailable"
+
+
+class InternalError(ProblemError):
+    """A defect in the server: tell the data owner, with the problem's `instance`."""
+
+    slug = "internal"
+
+
+_KINDS = {kind.slug: kind for kind in ProblemError.__subclasses__()}
+
+
+def problem_error(problem: Problem, retry_after: float | None = None) -> ProblemError:
+    """The error of the problem's type."""
+    kind = _KINDS.get(problem.type.rsplit("/", 1)[-1], ProblemError)
+    return kind(problem, retry_after)
