@@ -1,0 +1,61 @@
+"""Mechanisms, what they cost, and how a budget is kept. Pure: no I/O, no clock, no database."""
+
+from terrine_server.privacy.accounting import (
+    ORDERS,
+    additive_delta,
+    epsilon_from_gdp,
+    epsilon_from_rdp,
+    gdp_budget,
+    gdp_squared,
+    rdp,
+    rdp_budget,
+)
+from terrine_server.privacy.costs import (
+    Composition,
+    CostEvent,
+    GaussianNoisyMax,
+    GaussianThreshold,
+    LaplaceNoisyMax,
+    PublishedClaim,
+    StabilityTest,
+    event_from_json,
+)
+from terrine_server.privacy.mechanisms import build_mechanism
+from terrine_server.privacy.mechanisms.base import Mechanism, Outcome, Released
+from terrine_server.privacy.mechanisms.interactive_gnmax import InteractiveGNMax
+from terrine_server.privacy.noise import Entropy
+from terrine_server.privacy.parameters import ParameterError
+from terrine_server.privacy.terms import Cap, DeltaSplit, Price, Rule, Terms, cap, quote
+
+__all__ = [
+    "ORDERS",
+    "Cap",
+    "Composition",
+    "CostEvent",
+    "DeltaSplit",
+    "Entropy",
+    "GaussianNoisyMax",
+    "GaussianThreshold",
+    "InteractiveGNMax",
+    "LaplaceNoisyMax",
+    "Mechanism",
+    "Outcome",
+    "ParameterError",
+    "Price",
+    "PublishedClaim",
+    "Released",
+    "Rule",
+    "StabilityTest",
+    "Terms",
+    "additive_delta",
+    "build_mechanism",
+    "cap",
+    "epsilon_from_gdp",
+    "epsilon_from_rdp",
+    "event_from_json",
+    "gdp_budget",
+    "gdp_squared",
+    "quote",
+    "rdp",
+    "rdp_budget",
+]

@@ -1,0 +1,227 @@
+"""What a cost event costs, and how costs become an (ε, δ) guarantee.
+
+Two currencies. In Gaussian DP (Dong, Roth & Su 2022) an event costs μ², and "admit while
+Σμ² ≤ μ_B²" is a valid filter for fully adaptive interaction (Smith & Thakurta 2022, arXiv
+2210.17520; Koskela, Tobaben & Honkela 2022, arXiv 2209.15596). In Rényi DP an event costs
+D_α, and the same holds at one order α fixed in advance (Feldman & Zrnic 2021, arXiv 2008.11193).
+Every figure here is data-independent: it holds for all votes.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import mpmath
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import brentq
+from scipy.special import erfcx, log_ndtr, logsumexp, ndtri, ndtri_exp
+
+from terrine_server.privacy.costs import (
+    Composition,
+    CostEvent,
+    GaussianNoisyMax,
+    GaussianThreshold,
+    LaplaceNoisyMax,
+    PublishedClaim,
+    StabilityTest,
+)
+from terrine_server.privacy.noise import BITS, discrete_gaussian
+from terrine_server.privacy.parameters import check_delta, check_epsilon
+
+ORDERS = np.concatenate(
+    [
+        [1.05, 1.1, 1.15, 1.2, 1.25, 1.3, 1.4, 1.5, 1.6, 1.75, 2, 2.25, 2.5, 2.75, 3, 3.5, 4, 4.5],
+        [5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 128, 160, 192],
+        [256, 384, 512, 768, 1024],
+    ]
+)
+"""Rényi orders for reporting. A budget is enforced at one order only (see `terms`)."""
+
+SLACK = 1e-9
+"""Relative margin, against ourselves, for the rounding of floating-point formulas."""
+
+
+# -------------------------------------------------------------------------- prices of events
+
+
+def gdp_squared(event: CostEvent) -> float:
+    """Return μ² such that the event is μ-GDP, whatever the votes (plus `additive_delta`)."""
+    match event:
+        case GaussianNoisyMax(sigma, shift):
+            return 2 * (shift * shift_mu(sigma)) ** 2
+        case GaussianThreshold(sigma) | StabilityTest(sigma):
+            return shift_mu(sigma) ** 2
+        case LaplaceNoisyMax(gamma, shift):
+            return _pure_gdp(2 * gamma * shift) ** 2
+        case PublishedClaim(epsilon):
+            return _pure_gdp(epsilon) ** 2
+        case Composition(events):
+            return sum(gdp_squared(part) for part in events)
+
+
+def rdp(event: CostEvent, orders: ArrayLike) -> NDArray[np.float64]:
+    """Return the Rényi divergence bound at each order α > 1, whatever the votes."""
+    alpha = np.asarray(orders, dtype=np.float64)
+    match event:
+        case GaussianNoisyMax(sigma, shift):
+            # P18 section 4.1; an integer shift of N_Z costs no more than one of N (CKS 2020).
+            return np.asarray(alpha * (shift / sigma) ** 2)
+        case GaussianThreshold(sigma, threshold, low, high):
+            return _threshold_rdp(sigma, low - threshold, high - threshold, alpha)
+        case StabilityTest(sigma, threshold, high):
+            return _threshold_rdp(sigma, -threshold, high - threshold, alpha)
+        case LaplaceNoisyMax(gamma, shift):
+            return _pure_rdp(2 * gamma * shift, alpha)
+        case PublishedClaim(epsilon):
+            return _pure_rdp(epsilon, alpha)
+        case Composition(events):
+            return np.sum([rdp(part, alpha) for part in events], axis=0, dtype=np.float64)
+
+
+def additive_delta(event: CostEvent) -> float:
+    """Return the δ that the event adds on its own, beside what the conversion takes."""
+    match event:
+        case StabilityTest(delta=delta):
+            return delta
+        case Composition(events):
+            return sum(additive_delta(part) for part in events)
+        case _:
+            return 0.0
+
+
+@lru_cache(maxsize=64)
+def shift_mu(sigma: float) -> float:
+    """Return μ such that N_Z(0, sigma²) shifted by 1 is μ-GDP; a shift of s is then sμ-GDP.
+
+    With z(k) = Q⁻¹(Pr[Y ≥ k]), the trade-off function is made of chords between the points where
+    the threshold k rejects, and G_μ is convex: it lies below iff z(k+1) − z(k) ≤ μ for all k. The
+    widest step is the central one, 2·Q⁻¹(Pr[Y ≥ 1]). It is computed in high precision from the
+    very table that is sampled, and every other step is checked against it. Tails below 2⁻¹⁹² are
+    beyond the check: outcomes there are merged into one, which costs 2⁻¹⁹¹ of the sampler's δ.
+    """
+    table = discrete_gaussian(sigma)
+    with mpmath.workprec(2 * BITS):
+        mass_at_zero = 1 - 2 * mpmath.ldexp(table.tail(1), -BITS)
+        exact = 2 * mpmath.sqrt(2) * mpmath.erfinv(mass_at_zero)
+        mu = math.nextafter(float(exact), math.inf)
+    tails = table.tails()
+    steps = np.diff(-ndtri(tails[tails > 2.0**-192]))
+    if np.any(steps > mu * (1 + SLACK)):
+        raise ArithmeticError(f"The discrete Gaussian of sigma = {sigma} is not {mu}-GDP.")
+    return mu
+
+
+def _pure_gdp(epsilon: float) -> float:
+    """Return μ of pure ε-DP: the corner of f_ε at 1/(1+e^ε) is the only point to be covered."""
+    return float(-2 * ndtri_exp(-np.logaddexp(0.0, epsilon)))
+
+
+def _pure_rdp(epsilon: float, alpha: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Tight curve of pure ε-DP, attained by randomised response (Bun & Steinke 2016, Prop. 3.3).
+
+    ln[(e^{αε} + e^{(1−α)ε}) / (1 + e^ε)]/(α−1), arranged so that nothing cancels for small ε.
+    """
+    rare = 1 / (1 + np.exp(epsilon))
+    up = (alpha - 1) * epsilon
+    gentle = np.minimum(up, 1.0)
+    small = np.log1p((1 - rare) * np.expm1(gentle) + rare * np.expm1(-gentle))
+    large = np.logaddexp(up + np.log1p(-rare), -up + np.log(rare))
+    return np.asarray(np.where(up <= 1.0, small, large) / (alpha - 1))
+
+
+def _threshold_rdp(
+    sigma: float, low: int, high: int, alpha: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Exact worst case of the bit [v + Y ≥ 0] over integers v, v ± 1 in [low, high].
+
+    P18 bounds the bit by the whole Gaussian, α/2σ²; only the bit leaves, and costs 36 % less.
+    """
+    margins = np.arange(low, high + 1)
+    passed, failed = log_tails(sigma, -margins), log_tails(sigma, margins + 1)
+
+    def divergence(order: float, here: slice, there: slice) -> float:
+        log_terms = np.logaddexp(
+            order * passed[here] + (1 - order) * passed[there],
+            order * failed[here] + (1 - order) * failed[there],
+        )
+        return max(0.0, float(np.max(log_terms, initial=0.0))) / (order - 1)
+
+    up, down = slice(1, None), slice(None, -1)
+    worst = [max(divergence(a, up, down), divergence(a, down, up)) for a in alpha.flat]
+    return np.array(worst).reshape(alpha.shape)
+
+
+def log_tails(sigma: float, k: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return ln Pr[Y ≥ k] for Y ~ N_Z(0, sigma²) and integers k."""
+    reach = int(max(np.abs(k).max(initial=1), 1) + math.ceil(12 * sigma) + 12)
+    support = np.arange(-reach, reach + 1)
+    log_mass = -(support.astype(np.float64) ** 2) / (2 * sigma**2)
+    log_mass -= logsumexp(log_mass)
+    upper = np.logaddexp.accumulate(log_mass[::-1])[::-1]
+    result: NDArray[np.float64] = upper[k + reach]
+    return result
+
+
+# ------------------------------------------------------------------- conversions to (ε, δ)
+
+
+def rdp_budget(order: ArrayLike, epsilon: float, delta: float) -> NDArray[np.float64]:
+    """Return the largest Rényi divergence at `order` that implies (ε, δ)-DP; ≤ 0: none does.
+
+    Canonne, Kamath & Steinke 2020, Prop. 12, solved for the divergence.
+    """
+    alpha = np.asarray(order, dtype=np.float64)
+    return np.asarray(
+        epsilon - np.log1p(-1 / alpha) + (math.log(delta) + np.log(alpha)) / (alpha - 1)
+    )
+
+
+def epsilon_from_rdp(divergences: ArrayLike, orders: ArrayLike, delta: float) -> float:
+    """Return ε of the divergences at the given orders: the least over the orders, rounded up."""
+    alpha = np.asarray(orders, dtype=np.float64)
+    epsilon = np.asarray(divergences) - rdp_budget(alpha, 0.0, delta)
+    return _up(max(0.0, float(np.min(epsilon))))
+
+
+def gdp_budget(epsilon: float, delta: float) -> float:
+    """Return the largest μ² that implies (ε, δ)-DP, rounded down (Dong, Roth & Su 2022, Cor. 1)."""
+    epsilon, target = check_epsilon(epsilon), math.log(check_delta("delta", delta))
+
+    # δ ≤ exp(−u²/2), so u ≤ t at the root: that bounds μ from below.
+    t = math.sqrt(-2 * target)
+    low = high = 2 * epsilon / (t + math.sqrt(t * t + 2 * epsilon))
+    while gdp_log_delta(epsilon, high) <= target:
+        high *= 2
+    root = brentq(lambda mu: gdp_log_delta(epsilon, mu) - target, low, high, xtol=low * 1e-12)
+    return float(root**2 * (1 - SLACK))
+
+
+def epsilon_from_gdp(mu_squared: float, delta: float) -> float:
+    """Return ε of a μ-GDP interaction at `delta`, rounded up; 0 where nothing was spent."""
+    if mu_squared <= 0:
+        return 0.0
+    mu, target = math.sqrt(mu_squared), math.log(check_delta("delta", delta))
+    if gdp_log_delta(0.0, mu) <= target:
+        return 0.0
+    high = 1.0
+    while gdp_log_delta(high, mu) > target:
+        high *= 2
+    root = brentq(lambda epsilon: gdp_log_delta(epsilon, mu) - target, 0.0, high, xtol=1e-15)
+    return _up(root + 1e-15)
+
+
+def gdp_log_delta(epsilon: float, mu: float) -> float:
+    """Return ln δ(ε) of μ-GDP: δ = Φ(−u) − e^ε Φ(−u−μ) with u = ε/μ − μ/2."""
+    u = epsilon / mu - mu / 2
+    if u > -5:
+        # Both terms are φ(u) times a Mills ratio; their difference never leaves the log domain.
+        mills = erfcx(u / math.sqrt(2)) - erfcx((u + mu) / math.sqrt(2))
+        return float(-u * u / 2 - math.log(2) + np.log(mills))
+    first = log_ndtr(-u)
+    return float(first + np.log1p(-np.exp(epsilon + log_ndtr(-u - mu) - first)))
+
+
+def _up(value: float) -> float:
+    return value * (1 + SLACK)

@@ -1,0 +1,35 @@
+"""The mechanisms, one file each, and how a specification becomes one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from terrine_server.privacy.mechanisms.base import Mechanism
+from terrine_server.privacy.mechanisms.confident_gnmax import ConfidentGNMax
+from terrine_server.privacy.mechanisms.gnmax import GNMax
+from terrine_server.privacy.mechanisms.immutable import Immutable
+from terrine_server.privacy.mechanisms.interactive_gnmax import InteractiveGNMax
+from terrine_server.privacy.mechanisms.lnmax import LNMax
+from terrine_server.privacy.mechanisms.stable import StableArgmax
+from terrine_server.privacy.parameters import ParameterError
+
+MECHANISMS: Mapping[str, Callable[..., Mechanism]] = {
+    kind.name: kind
+    for kind in (LNMax, GNMax, ConfidentGNMax, InteractiveGNMax, Immutable, StableArgmax)
+}
+
+
+def build_mechanism(spec: Mapping[str, object], *, teachers: int, classes: int) -> Mechanism:
+    """Return the mechanism that `spec` describes: its "name" and its parameters.
+
+    Raises `ParameterError`, naming the parameter, where the specification cannot be used with an
+    ensemble of this size.
+    """
+    parameters = dict(spec)
+    name = parameters.pop("name", None)
+    if name not in MECHANISMS:
+        raise ParameterError(f"No mechanism is called {name!r}; there are {', '.join(MECHANISMS)}.")
+    try:
+        return MECHANISMS[str(name)](teachers=teachers, classes=classes, **parameters)
+    except TypeError as error:
+        raise ParameterError(f"The parameters of {name} are not {sorted(parameters)}.") from error

@@ -1,0 +1,96 @@
+"""What every mechanism is: votes in, outcomes out, and a frozen cost event for each outcome."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from terrine_server.privacy.costs import CostEvent
+from terrine_server.privacy.noise import Entropy, NoiseTable
+
+Counts = NDArray[np.int64]
+Probabilities = NDArray[np.float64]
+
+
+class Outcome(StrEnum):
+    """What became of a query that was paid for."""
+
+    ANSWERED = "answered"
+    ABSTAINED = "abstained"
+    REINFORCED = "reinforced"
+
+
+@dataclass(frozen=True)
+class Released:
+    """`outcomes`: object[B] of `Outcome`. `labels`: int64[B], −1 where there is none."""
+
+    outcomes: NDArray[np.object_]
+    labels: NDArray[np.int64]
+
+    @classmethod
+    def where(
+        cls, answered: NDArray[np.bool_], labels: NDArray[np.int64], otherwise: Outcome
+    ) -> Released:
+        """Return `labels` where `answered`; elsewhere no label and the outcome `otherwise`."""
+        choices = np.array([otherwise, Outcome.ANSWERED], dtype=object)
+        return cls(choices[answered.astype(np.intp)], np.where(answered, labels, -1))
+
+    def reinforced(self, confirmed: NDArray[np.bool_], labels: NDArray[np.int64]) -> Released:
+        """Return the same, with abstentions that are `confirmed` turned into those labels."""
+        here = confirmed & (self.labels < 0)
+        outcomes = np.where(here, np.array(Outcome.REINFORCED, dtype=object), self.outcomes)
+        return Released(outcomes, np.where(here, labels, self.labels))
+
+
+class Mechanism(Protocol):
+    """A private vote. Neighbouring data sets move one vote of each query to another class."""
+
+    @property
+    def name(self) -> str:
+        """The name in the wire contract."""
+
+    @property
+    def guarantee(self) -> Literal["proven", "claimed"]:
+        """Whether the price is proven, or only claimed by the mechanism's authors."""
+
+    @property
+    def needs_probabilities(self) -> bool:
+        """Whether `release` needs the student's class probabilities."""
+
+    def events(self) -> Mapping[Outcome, CostEvent]:
+        """Return what each possible outcome is charged for."""
+
+    def release(
+        self,
+        counts: Counts,
+        probabilities: Probabilities | None = None,
+        entropy: Entropy = os.urandom,
+    ) -> Released:
+        """Release an outcome for each row of the vote counts, int64[B, m].
+
+        Draws the same amount of noise for every query, whatever its votes and outcome. Raises
+        `ValueError` on counts that this ensemble cannot have cast; the text does not quote them.
+        """
+
+
+def checked_counts(counts: NDArray[Any], teachers: int, classes: int) -> Counts:
+    """Return vote counts as int64[B, m]; raise `ValueError` on any the ensemble cannot cast."""
+    if not isinstance(counts, np.ndarray) or not np.issubdtype(counts.dtype, np.integer):
+        raise ValueError("Vote counts must be an integer array.")
+    if counts.ndim != 2 or counts.shape[1] != classes:
+        raise ValueError(f"Vote counts must have shape [B, {classes}], not {counts.shape}.")
+    if np.any(counts < 0) or np.any(counts.sum(axis=1, dtype=np.int64) > teachers):
+        raise ValueError(f"Each row of vote counts must be ≥ 0 and sum to at most {teachers}.")
+    return counts.astype(np.int64)
+
+
+def noisy_max(counts: Counts, noise: NoiseTable, entropy: Entropy) -> NDArray[np.int64]:
+    """Return argmax_j (counts_j + fresh noise) of each row; ties go to the lowest class."""
+    noisy: Counts = counts + noise.sample(counts.shape, entropy)
+    return noisy.argmax(axis=1)

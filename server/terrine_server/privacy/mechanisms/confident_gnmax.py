@@ -1,0 +1,71 @@
+"""Confident-GNMax: answer only where the teachers agree (P18, arXiv 1802.08908, Algorithm 1)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from terrine_server.privacy.costs import (
+    Composition,
+    CostEvent,
+    GaussianNoisyMax,
+    GaussianThreshold,
+)
+from terrine_server.privacy.mechanisms.base import (
+    Counts,
+    Outcome,
+    Probabilities,
+    Released,
+    checked_counts,
+    noisy_max,
+)
+from terrine_server.privacy.noise import Entropy, discrete_gaussian
+from terrine_server.privacy.parameters import check_ensemble, check_sigma, check_threshold
+
+
+@dataclass(frozen=True)
+class ConfidentGNMax:
+    """Answers with GNMax(sigma2) if max_j n_j + N_Z(0, sigma1²) ≥ threshold; else abstains.
+
+    Price: the largest count moves by at most one vote, so the test is one Gaussian release of
+    sensitivity 1, paid always; the noisy maximum is paid only when the test passes. Whether it
+    passed is public, so charging what happened is a function of the transcript.
+    """
+
+    teachers: int
+    classes: int
+    threshold: int
+    sigma1: float
+    sigma2: float
+
+    name: ClassVar[str] = "confident_gnmax"
+    guarantee: ClassVar[Literal["proven", "claimed"]] = "proven"
+    needs_probabilities: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_ensemble(self.teachers, self.classes)
+        check_threshold(self.threshold, self.teachers)
+        check_sigma("sigma1", self.sigma1)
+        check_sigma("sigma2", self.sigma2)
+
+    def events(self) -> Mapping[Outcome, CostEvent]:
+        """An abstention pays for the test; an answer also for the noisy maximum."""
+        test = GaussianThreshold(self.sigma1, self.threshold, low=0, high=self.teachers)
+        answer = Composition((test, GaussianNoisyMax(self.sigma2)))
+        return {Outcome.ABSTAINED: test, Outcome.ANSWERED: answer}
+
+    def release(
+        self,
+        counts: Counts,
+        probabilities: Probabilities | None = None,
+        entropy: Entropy = os.urandom,
+    ) -> Released:
+        """Answer or abstain for each row of counts, int64[B, m]; the same noise for both."""
+        votes = checked_counts(counts, self.teachers, self.classes)
+        noise = discrete_gaussian(self.sigma1).sample((len(votes),), entropy)
+        labels = noisy_max(votes, discrete_gaussian(self.sigma2), entropy)
+        return Released.where(
+            votes.max(axis=1) + noise >= self.threshold, labels, Outcome.ABSTAINED
+        )

@@ -1,0 +1,58 @@
+"""GNMax: the noisy maximum with Gaussian noise (P18: Papernot et al. 2018, arXiv 1802.08908)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from terrine_server.privacy.costs import CostEvent, GaussianNoisyMax
+from terrine_server.privacy.mechanisms.base import (
+    Counts,
+    Outcome,
+    Probabilities,
+    Released,
+    checked_counts,
+    noisy_max,
+)
+from terrine_server.privacy.noise import Entropy, discrete_gaussian
+from terrine_server.privacy.parameters import check_ensemble, check_sigma
+
+
+@dataclass(frozen=True)
+class GNMax:
+    """Answers argmax_j (n_j + Y_j), with Y_j ~ N_Z(0, sigma²) in votes (P18, section 4.1).
+
+    Price: two counts move by one vote each, so Rényi DP α/sigma², and Gaussian DP with
+    μ² = 2·μ_Z(sigma)² (see `accounting.shift_mu`).
+    """
+
+    teachers: int
+    classes: int
+    sigma: float
+
+    name: ClassVar[str] = "gnmax"
+    guarantee: ClassVar[Literal["proven", "claimed"]] = "proven"
+    needs_probabilities: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_ensemble(self.teachers, self.classes)
+        check_sigma("sigma", self.sigma)
+
+    def events(self) -> Mapping[Outcome, CostEvent]:
+        """Every query is answered, at the price of one noisy maximum."""
+        return {Outcome.ANSWERED: GaussianNoisyMax(self.sigma)}
+
+    def release(
+        self,
+        counts: Counts,
+        probabilities: Probabilities | None = None,
+        entropy: Entropy = os.urandom,
+    ) -> Released:
+        """Answer each row of counts, int64[B, m], with the noisy maximum."""
+        votes = checked_counts(counts, self.teachers, self.classes)
+        labels = noisy_max(votes, discrete_gaussian(self.sigma), entropy)
+        return Released.where(np.full(len(labels), True), labels, Outcome.ABSTAINED)

@@ -1,0 +1,109 @@
+"""Immutable noisy argmax, at a price that holds.
+
+NZC: "Near-Zero-Cost Differentially Private Deep Learning with Teacher Ensembles", ICLR 2020
+submission.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal, cast
+
+import numpy as np
+
+from terrine_server.privacy.costs import (
+    CostEvent,
+    GaussianNoisyMax,
+    LaplaceNoisyMax,
+    PublishedClaim,
+)
+from terrine_server.privacy.mechanisms.base import (
+    Counts,
+    Outcome,
+    Probabilities,
+    Released,
+    checked_counts,
+    noisy_max,
+)
+from terrine_server.privacy.noise import Entropy, discrete_gaussian, discrete_laplace
+from terrine_server.privacy.parameters import (
+    MAX_EXTRA_VOTES,
+    ParameterError,
+    check_ensemble,
+    check_gamma,
+    check_sigma,
+    integer,
+)
+
+
+@dataclass(frozen=True)
+class Immutable:
+    """Adds c votes to the winner, then answers the noisy maximum, Laplace or Gaussian.
+
+    NZC (section 3, Theorem 4) claims (2·gamma, 0)-DP. That is false: where a neighbour has another
+    winner, c votes move with it, so a count moves by up to 1 + c. Honest price: pure
+    2·gamma·(1 + c)-DP, or the Gaussian price at a shift of 1 + c (three counts may then move, by
+    1 + c, c and 1, and (1 + c)² + c² + 1 ≤ 2(1 + c)²). `pricing="as_published"` charges the claim.
+    """
+
+    teachers: int
+    classes: int
+    c: int
+    gamma: float | None = None
+    sigma: float | None = None
+    pricing: Literal["honest", "as_published"] = "honest"
+
+    name: ClassVar[str] = "immutable"
+    needs_probabilities: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_ensemble(self.teachers, self.classes)
+        integer("c", self.c, 0, MAX_EXTRA_VOTES, "the winner gets that many votes")
+        if (self.gamma is None) == (self.sigma is None):
+            raise ParameterError(
+                "immutable takes exactly one of gamma (Laplace noise) and sigma (Gaussian noise)."
+            )
+        if self.gamma is not None:
+            check_gamma("gamma", self.gamma)
+        else:
+            check_sigma("sigma", self.sigma)
+        if self.pricing not in ("honest", "as_published"):
+            raise ParameterError(f"pricing must be honest or as_published, not {self.pricing!r}.")
+        if self.pricing == "as_published" and self.gamma is None:
+            raise ParameterError(
+                "No price was published for Gaussian noise: use gamma, or pricing honest."
+            )
+
+    @property
+    def guarantee(self) -> Literal["proven", "claimed"]:
+        """`claimed` where the authors' own price is charged, `proven` otherwise."""
+        return "claimed" if self.pricing == "as_published" else "proven"
+
+    def events(self) -> Mapping[Outcome, CostEvent]:
+        """Every query is answered, at the price of a noisy maximum that moves by 1 + c votes."""
+        event: CostEvent
+        if self.gamma is None:
+            event = GaussianNoisyMax(cast("float", self.sigma), shift=1 + self.c)
+        elif self.pricing == "as_published":
+            event = PublishedClaim(epsilon=2 * self.gamma)
+        else:
+            event = LaplaceNoisyMax(self.gamma, shift=1 + self.c)
+        return {Outcome.ANSWERED: event}
+
+    def release(
+        self,
+        counts: Counts,
+        probabilities: Probabilities | None = None,
+        entropy: Entropy = os.urandom,
+    ) -> Released:
+        """Answer each row of counts, int64[B, m], with the noisy maximum."""
+        votes = checked_counts(counts, self.teachers, self.classes)
+        votes[np.arange(len(votes)), votes.argmax(axis=1)] += self.c
+        if self.gamma is None:
+            table = discrete_gaussian(cast("float", self.sigma))
+        else:
+            table = discrete_laplace(self.gamma)
+        labels = noisy_max(votes, table, entropy)
+        return Released.where(np.full(len(labels), True), labels, Outcome.ABSTAINED)

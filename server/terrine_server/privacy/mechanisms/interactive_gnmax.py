@@ -1,0 +1,113 @@
+"""Interactive-GNMax: answer where teachers and student differ (P18, arXiv 1802.08908, Alg. 2)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from terrine_server.privacy.costs import (
+    Composition,
+    CostEvent,
+    GaussianNoisyMax,
+    GaussianThreshold,
+)
+from terrine_server.privacy.mechanisms.base import (
+    Counts,
+    Outcome,
+    Probabilities,
+    Released,
+    checked_counts,
+    noisy_max,
+)
+from terrine_server.privacy.noise import Entropy, discrete_gaussian
+from terrine_server.privacy.parameters import (
+    ParameterError,
+    check_ensemble,
+    check_sigma,
+    check_threshold,
+    within,
+)
+
+ROW_SUM_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class InteractiveGNMax:
+    """Answers with GNMax(sigma2) if max_j (n_j − b_j) + N_Z(0, sigma1²) ≥ threshold.
+
+    The baseline b_j = floor(n·p_j + 1/2) comes from the student's own class probabilities p. If the
+    test fails, the student's label is confirmed where max p > confidence; else the query abstains.
+
+    Price: for any fixed integer baseline the tested maximum moves by at most one vote, so this
+    costs what Confident-GNMax costs; what follows a failed test depends on p alone. P18 subtracts
+    n·p unrounded; an integer baseline keeps the discrete noise exact.
+    """
+
+    teachers: int
+    classes: int
+    threshold: int
+    sigma1: float
+    sigma2: float
+    confidence: float
+
+    name: ClassVar[str] = "interactive_gnmax"
+    guarantee: ClassVar[Literal["proven", "claimed"]] = "proven"
+    needs_probabilities: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_ensemble(self.teachers, self.classes)
+        check_threshold(self.threshold, self.teachers)
+        check_sigma("sigma1", self.sigma1)
+        check_sigma("sigma2", self.sigma2)
+        within("confidence", self.confidence, 0, 1, "it is compared with a probability")
+
+    def events(self) -> Mapping[Outcome, CostEvent]:
+        """A failed test pays for the test; an answer also for the noisy maximum."""
+        test = GaussianThreshold(
+            self.sigma1, self.threshold, low=-self.teachers, high=self.teachers
+        )
+        answer = Composition((test, GaussianNoisyMax(self.sigma2)))
+        return {Outcome.ABSTAINED: test, Outcome.REINFORCED: test, Outcome.ANSWERED: answer}
+
+    def canonical_baseline(self, probabilities: Probabilities) -> Counts:
+        """Return floor(n·p + 1/2), int64[B, m]: all of p that the votes are compared with.
+
+        Raises `ParameterError` unless p is [B, m], finite, in [0, 1], with rows that sum to 1.
+        """
+        return np.floor(self.teachers * self._checked(probabilities) + 0.5).astype(np.int64)
+
+    def release(
+        self,
+        counts: Counts,
+        probabilities: Probabilities | None = None,
+        entropy: Entropy = os.urandom,
+    ) -> Released:
+        """Answer, confirm or abstain for each row of counts and probabilities, both [B, m]."""
+        votes = checked_counts(counts, self.teachers, self.classes)
+        if probabilities is None:
+            raise ParameterError("interactive_gnmax needs the student's class probabilities.")
+        student = self._checked(probabilities)
+        if len(student) != len(votes):
+            raise ParameterError(f"{len(votes)} queries came with {len(student)} probabilities.")
+        difference = (votes - self.canonical_baseline(student)).max(axis=1)
+        noise = discrete_gaussian(self.sigma1).sample((len(votes),), entropy)
+        labels = noisy_max(votes, discrete_gaussian(self.sigma2), entropy)
+        passed = difference + noise >= self.threshold
+        released = Released.where(passed, labels, Outcome.ABSTAINED)
+        return released.reinforced(student.max(axis=1) > self.confidence, student.argmax(axis=1))
+
+    def _checked(self, probabilities: Probabilities) -> Probabilities:
+        student = np.asarray(probabilities, dtype=np.float64)
+        if student.ndim != 2 or student.shape[1] != self.classes:
+            raise ParameterError(
+                f"Probabilities must have shape [B, {self.classes}], not {student.shape}."
+            )
+        if not np.all((student >= 0) & (student <= 1)):  # also refuses NaN
+            raise ParameterError("Probabilities must be finite numbers between 0 and 1.")
+        if np.any(np.abs(student.sum(axis=1) - 1) > ROW_SUM_TOLERANCE):
+            raise ParameterError(f"Each row of probabilities must sum to 1 ± {ROW_SUM_TOLERANCE}.")
+        return student

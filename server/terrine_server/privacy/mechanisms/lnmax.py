@@ -1,0 +1,58 @@
+"""LNMax: the noisy maximum with Laplace noise (P17: Papernot et al. 2017, arXiv 1610.05755)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from terrine_server.privacy.costs import CostEvent, LaplaceNoisyMax
+from terrine_server.privacy.mechanisms.base import (
+    Counts,
+    Outcome,
+    Probabilities,
+    Released,
+    checked_counts,
+    noisy_max,
+)
+from terrine_server.privacy.noise import Entropy, discrete_laplace
+from terrine_server.privacy.parameters import check_ensemble, check_gamma
+
+
+@dataclass(frozen=True)
+class LNMax:
+    """Answers argmax_j (n_j + L_j), with L_j discrete Laplace of scale 1/gamma votes.
+
+    Price: pure 2·gamma-DP a query (P17, Theorem 2), because two counts move by one vote each. The
+    integer lattice changes nothing: Pr[L = k] / Pr[L = k + 1] ≤ e^gamma for every integer k.
+    """
+
+    teachers: int
+    classes: int
+    gamma: float
+
+    name: ClassVar[str] = "lnmax"
+    guarantee: ClassVar[Literal["proven", "claimed"]] = "proven"
+    needs_probabilities: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_ensemble(self.teachers, self.classes)
+        check_gamma("gamma", self.gamma)
+
+    def events(self) -> Mapping[Outcome, CostEvent]:
+        """Every query is answered, at the price of one noisy maximum."""
+        return {Outcome.ANSWERED: LaplaceNoisyMax(self.gamma)}
+
+    def release(
+        self,
+        counts: Counts,
+        probabilities: Probabilities | None = None,
+        entropy: Entropy = os.urandom,
+    ) -> Released:
+        """Answer each row of counts, int64[B, m], with the noisy maximum."""
+        votes = checked_counts(counts, self.teachers, self.classes)
+        labels = noisy_max(votes, discrete_laplace(self.gamma), entropy)
+        return Released.where(np.full(len(labels), True), labels, Outcome.ABSTAINED)

@@ -1,0 +1,92 @@
+"""StableArgmax: the exact winner, if a private test finds that no neighbour could change it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from terrine_server.privacy.costs import CostEvent, StabilityTest
+from terrine_server.privacy.mechanisms.base import (
+    Counts,
+    Outcome,
+    Probabilities,
+    Released,
+    checked_counts,
+)
+from terrine_server.privacy.noise import Entropy, discrete_gaussian
+from terrine_server.privacy.parameters import (
+    ParameterError,
+    check_delta,
+    check_ensemble,
+    check_sigma,
+)
+
+
+@dataclass(frozen=True)
+class StableArgmax:
+    """Releases argmax n if d + N_Z(0, sigma²) ≥ w, where d = max(0, floor((G − 1)/2)).
+
+    G is the gap between the two largest counts. d is the distance to instability (Thakurta & Smith
+    2013; propose-test-release, Dwork & Lei 2009): it moves by at most 1, and neighbours with
+    different winners both have d = 0. w is the least integer with Pr[N_Z ≥ w] ≤ delta_per_query.
+
+    Price: every test, answered or not, is one Gaussian release of sensitivity 1, plus
+    delta_per_query for the chance that an unstable winner passes. With those events excluded the
+    answers are post-processing of the tests, so the tests' costs and the deltas add up apart.
+    """
+
+    teachers: int
+    classes: int
+    sigma: float
+    delta_per_query: float
+
+    name: ClassVar[str] = "stable"
+    guarantee: ClassVar[Literal["proven", "claimed"]] = "proven"
+    needs_probabilities: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_ensemble(self.teachers, self.classes)
+        check_sigma("sigma", self.sigma)
+        check_delta("delta_per_query", self.delta_per_query)
+        if self.threshold > self.largest_distance:
+            raise ParameterError(
+                f"sigma = {self.sigma:g} and delta_per_query = {self.delta_per_query:g} ask for a "
+                f"distance of {self.threshold} votes, but even {self.teachers} unanimous teachers "
+                f"are only {self.largest_distance} from another winner: no query could be "
+                "answered. Use a smaller sigma, a larger delta_per_query or more teachers."
+            )
+
+    @property
+    def threshold(self) -> int:
+        """The test's threshold w, in votes."""
+        return discrete_gaussian(self.sigma).smallest_with_tail(self.delta_per_query)
+
+    @property
+    def largest_distance(self) -> int:
+        """The distance to instability of a unanimous vote."""
+        return (self.teachers - 1) // 2
+
+    def events(self) -> Mapping[Outcome, CostEvent]:
+        """Answered or not, a query pays for its test."""
+        test = StabilityTest(
+            self.sigma, self.threshold, self.largest_distance, self.delta_per_query
+        )
+        return {Outcome.ABSTAINED: test, Outcome.ANSWERED: test}
+
+    def release(
+        self,
+        counts: Counts,
+        probabilities: Probabilities | None = None,
+        entropy: Entropy = os.urandom,
+    ) -> Released:
+        """Answer with the exact winner or abstain, for each row of counts, int64[B, m]."""
+        votes = checked_counts(counts, self.teachers, self.classes)
+        ranked = np.sort(votes, axis=1)
+        distance = np.maximum(0, (ranked[:, -1] - ranked[:, -2] - 1) // 2)
+        noise = discrete_gaussian(self.sigma).sample((len(votes),), entropy)
+        winners = votes.argmax(axis=1)
+        return Released.where(distance + noise >= self.threshold, winners, Outcome.ABSTAINED)
