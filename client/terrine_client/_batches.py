@@ -130,6 +130,8 @@ def _numeric(values: npt.ArrayLike, what: str) -> Array:
     array = np.asarray(values)
     if array.dtype.kind not in "uif":
         raise ValueError(f"{what} have dtype {array.dtype}; expected integers or floats")
+    if not np.isfinite(array).all():  # found here before the first batch is paid for
+        raise ValueError(f"{what} contain NaN or infinity")
     return array
 
 
@@ -149,10 +151,7 @@ def _encoded(inputs: Array, beliefs: Array | None, transport: Transport) -> tupl
         body = {"inputs": inputs.tolist()}
         if beliefs is not None:
             body["probabilities"] = beliefs.tolist()
-        try:
-            return "application/json", json.dumps(body, allow_nan=False).encode()
-        except ValueError as error:
-            raise ValueError("inputs or probabilities contain NaN or infinity") from error
+        return "application/json", json.dumps(body).encode()
     buffer = io.BytesIO()
     if beliefs is None:
         np.save(buffer, np.ascontiguousarray(inputs), allow_pickle=False)

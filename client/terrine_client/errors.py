@@ -99,11 +99,21 @@ class ProblemError(ReplyError):
         self.retry_after = retry_after
 
     def __str__(self) -> str:
+        extra = self.problem.model_extra or {}
         lines = [f"{self.problem.title}: {self.problem.detail}"]
-        errors = (self.problem.model_extra or {}).get("errors")
-        if isinstance(errors, list):
-            lines += [f"  {error}" for error in errors]
+        match extra:  # invalid-request's detail is about the first field alone
+            case {"errors": [_, *others]}:
+                lines += [f"  {_described(error)}" for error in others]
+        if self.status >= 500 and "request_id" in extra:
+            lines.append(f"  request id {extra['request_id']}")
         return "\n".join(lines)
+
+
+def _described(error: object) -> str:
+    match error:
+        case {"field": field, "message": message}:
+            return f"{field}: {message}"
+    return str(error)
 
 
 class InvalidRequest(ProblemError):
@@ -215,7 +225,7 @@ class DatabaseUnavailable(ProblemError):
 
 
 class InternalError(ProblemError):
-    """A defect in the server: tell the data owner, with the problem's `instance`."""
+    """A defect in the server: tell the data owner the request id, which finds it in the log."""
 
     slug = "internal"
 

@@ -1,0 +1,273 @@
+"""Where a token may go, and where it may not be read."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import traceback
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+
+import pytest
+from faulty_server import FaultyServer, hangs_up, problem, replies
+
+import terrine_client
+from terrine_client import (
+    AsyncClient,
+    Client,
+    ConfigurationError,
+    ConnectionFailed,
+    NotFound,
+    ProblemError,
+    RateLimited,
+    TerrineError,
+    UnexpectedReply,
+)
+from terrine_client.errors import problem_error
+from terrine_client.protocol import PROBLEMS, Outcome, Problem
+
+TOKEN = "terrine_id_verysecret"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://labels.example.org",
+        "https://labels.example.org/terrine/",
+        "http://localhost:8000",
+        "http://terrine.localhost",
+        "http://127.0.0.1:8000",
+        "http://127.8.9.10",
+        "http://[::1]:8000",
+    ],
+)
+def test_tokens_travel_over_https_or_within_the_machine(url: str) -> None:
+    Client(url, TOKEN).close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://labels.example.org",
+        "http://10.0.0.7:8000",
+        "http://localhost.example.org",
+        "http://127.0.0.1.example.org",
+        "http://0.0.0.0:8000",
+        "http://server:8000",
+    ],
+)
+def test_plain_http_to_another_machine_needs_consent(url: str) -> None:
+    for kind in (Client, AsyncClient):
+        with pytest.raises(ConfigurationError, match="insecure=True"):
+            kind(url, TOKEN)
+    Client(url, TOKEN, insecure=True).close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "labels.example.org",
+        "localhost:8000",
+        "ftp://labels.example.org",
+        "https://",
+        "https://me:pass@labels.example.org",
+        "https://labels.example.org/?project=1",
+        "https://labels.example.org/#top",
+        "https://labels.example.org:port",
+    ],
+)
+def test_a_url_that_cannot_be_a_server_is_refused(url: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Client(url, TOKEN)
+    assert "pass@" not in str(caught.value)
+
+
+@pytest.mark.parametrize("token", ["", "  ", "two words", "line\nbreak", "schlüssel", "a\x00b"])
+def test_a_token_that_no_header_can_carry_is_refused_unprinted(token: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Client("https://labels.example.org", token)
+    assert not token.strip() or token not in "".join(traceback.format_exception(caught.value))
+
+
+def test_the_token_may_come_from_the_environment(
+    faulty: FaultyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERRINE_TOKEN", f"{TOKEN}\n")
+    with Client(faulty.url) as client:
+        client.budget()
+    assert faulty.seen[0].headers["Authorization"] == f"Bearer {TOKEN}"
+    monkeypatch.delenv("TERRINE_TOKEN")
+    with pytest.raises(ConfigurationError, match="TERRINE_TOKEN"):
+        Client(faulty.url)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"timeout": 0}, {"retries": -1}, {"batch_size": 0}, {"transport": "pickle"}],
+)
+def test_senseless_options_are_refused(options: dict[str, object]) -> None:
+    with pytest.raises(ConfigurationError, match=r"expected|transport"):
+        Client("https://labels.example.org", TOKEN, **options)  # type: ignore[arg-type]
+
+
+def test_the_token_is_never_printed(
+    faulty: FaultyServer, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level("DEBUG")
+    with Client(faulty.url, TOKEN, retries=1) as client:
+        faulty.faults.extend([hangs_up, replies(500, b"?")])
+        with pytest.raises(TerrineError) as caught:
+            client.budget()
+        shown = [repr(client), str(vars(client)), *traceback.format_exception(caught.value)]
+    printed = capsys.readouterr()
+    assert repr(client) == f"<Client {faulty.url}>"
+    assert "verysecret" not in "".join([*shown, caplog.text, printed.out, printed.err])
+
+
+def test_redirects_are_not_followed_with_the_token(faulty: FaultyServer) -> None:
+    faulty.faults.append(replies(302, Location=f"{faulty.url}/elsewhere"))
+    with Client(faulty.url, TOKEN) as client, pytest.raises(UnexpectedReply, match="elsewhere"):
+        client.budget()
+    assert [seen.path for seen in faulty.seen] == ["/budget"]
+
+
+def test_a_path_prefix_is_kept(faulty: FaultyServer) -> None:
+    with Client(f"{faulty.url}/terrine/", TOKEN) as client:
+        client.budget()
+    assert faulty.seen[0].path == "/terrine/budget"
+
+
+@pytest.mark.parametrize("slug", PROBLEMS)
+def test_every_problem_has_an_error_of_its_own(faulty: FaultyServer, slug: str) -> None:
+    status = PROBLEMS[slug].status
+    faulty.faults.append(replies(*problem(status, slug, limit=7)))
+    with Client(faulty.url, TOKEN, retries=0) as client, pytest.raises(ProblemError) as caught:
+        client.budget()
+    error = caught.value
+    assert type(error) is not ProblemError
+    assert error.slug == slug
+    assert getattr(terrine_client, type(error).__name__) is type(error)
+    assert error.status == status
+    assert error.problem.model_extra == {"limit": 7}
+    assert str(error) == "A title: What is wrong and what to do."
+
+
+def test_the_error_tree_is_drawn_whole() -> None:
+    def names(kind: type[TerrineError]) -> set[str]:
+        return {kind.__name__}.union(*map(names, kind.__subclasses__()))
+
+    drawing = terrine_client.errors.__doc__ or ""
+    assert [name for name in sorted(names(TerrineError)) if name not in drawing.split()] == []
+
+
+def test_a_malformed_request_names_each_field(faulty: FaultyServer) -> None:
+    errors = [{"field": "name", "message": "M1"}, {"field": "delta", "message": "too large"}]
+    faulty.faults.append(replies(*problem(422, "invalid-request", errors=errors)))
+    with Client(faulty.url, TOKEN) as client, pytest.raises(ProblemError) as caught:
+        client.budget()
+    assert str(caught.value).splitlines()[1:] == ["  delta: too large"]
+
+
+def test_a_defect_names_the_request_that_finds_it_in_the_log(faulty: FaultyServer) -> None:
+    faulty.faults.append(replies(*problem(500, "internal", request_id="r-17")))
+    with Client(faulty.url, TOKEN) as client, pytest.raises(ProblemError, match="request id r-17"):
+        client.budget()
+
+
+def test_errors_survive_being_sent_between_processes() -> None:
+    details = Problem(type="/problems/rate-limited", title="T", status=429, detail="D")
+    error = pickle.loads(pickle.dumps(problem_error(details, 3.0)))
+    assert (type(error), error.retry_after, error.problem) == (RateLimited, 3.0, details)
+    unexpected = pickle.loads(pickle.dumps(UnexpectedReply(502, "why")))
+    assert str(unexpected) == "unexpected reply (HTTP 502 Bad Gateway): why"
+
+
+def test_a_newer_server_may_say_more(faulty: FaultyServer) -> None:
+    body = faulty.budget() | {"mood": "excellent", "rule": {"name": "gdp", "strict": True}}
+    faulty.faults.append(replies(200, body))
+    with Client(faulty.url, TOKEN) as client:
+        assert client.budget().project == "study"
+
+
+def charge(seq: int) -> dict[str, object]:
+    return {
+        "project": "study",
+        "seq": seq,
+        "created_at": "2026-01-02T03:04:05Z",
+        "outcome": "answered",
+        "label": 3,
+        "cost": 5,
+        "delta": 0,
+        "guarantee": "proven",
+        "mechanism": {"name": "gnmax", "sigma": 40.0},
+        "event": {},
+        "query_digest": "00",
+        "hash": "11",
+    }
+
+
+PAGES = [
+    replies(200, {"items": [charge(1), charge(2)], "next": "a/b c"}),
+    replies(200, {"items": [charge(3)], "next": None}),
+]
+
+
+def test_charges_are_fetched_as_they_are_read(faulty: FaultyServer) -> None:
+    faulty.faults.extend(PAGES)
+    since = datetime(2026, 1, 1, tzinfo=UTC)
+    with Client(faulty.url, TOKEN) as client:
+        charges = client.charges("study", outcome=Outcome.ANSWERED, since=since)
+        assert len(faulty.seen) == 0
+        assert next(charges).seq == 1
+        assert len(faulty.seen) == 1
+        assert [entry.seq for entry in charges] == [2, 3]
+    query = "outcome=answered&since=2026-01-01T00%3A00%3A00%2B00%3A00"
+    assert faulty.seen[0].path == f"/ledger/study?{query}"
+    assert faulty.seen[1].path in (
+        f"/ledger/study?{query}&cursor=a%2Fb+c",
+        f"/ledger/study?{query}&cursor=a%2Fb%20c",
+    )
+
+
+async def test_charges_can_be_awaited_page_by_page(faulty: FaultyServer) -> None:
+    faulty.faults.extend(PAGES)
+    async with AsyncClient(faulty.url, TOKEN) as client:
+        charges = client.charges("study")
+        assert isinstance(charges, AsyncIterator)
+        assert [entry.seq async for entry in charges] == [1, 2, 3]
+
+
+def test_a_name_cannot_lead_out_of_its_path(faulty: FaultyServer) -> None:
+    faulty.faults.append(replies(*problem(404, "not-found")))
+    with Client(faulty.url, TOKEN) as client, pytest.raises(NotFound):
+        client.verify("../tokens?x=1#")
+    assert faulty.seen[0].path == "/ledger/..%2Ftokens%3Fx%3D1%23/verify"
+
+
+def test_a_closed_client_hangs_up(faulty: FaultyServer) -> None:
+    client = Client(faulty.url, TOKEN)
+    client.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        client.budget()
+
+
+def test_both_clients_offer_the_same_calls() -> None:
+    def public(kind: type) -> set[str]:
+        return {name for name in dir(kind) if not name.startswith("_")}
+
+    assert public(Client) - {"close"} == public(AsyncClient) - {"aclose"}
+
+
+def test_importing_the_client_needs_no_heavy_package() -> None:
+    heavy = ("torch", "fastapi", "sqlalchemy", "scipy", "sklearn", "matplotlib", "terrine_server")
+    code = f"import sys, terrine_client; print([m for m in {heavy} if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+async def test_the_async_client_fails_alike_when_no_one_answers() -> None:
+    async with AsyncClient("http://127.0.0.1:9", TOKEN, retries=0) as client:
+        with pytest.raises(ConnectionFailed):
+            await client.budget()

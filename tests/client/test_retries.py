@@ -1,0 +1,229 @@
+"""The network fails; answers that were paid for do not get lost, nor paid twice."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+
+import numpy as np
+import pytest
+from faulty_server import (
+    Fault,
+    FaultyServer,
+    cuts_off,
+    hangs_up,
+    problem,
+    replies,
+    stalls,
+    works,
+    works_but_hangs_up,
+)
+
+from terrine_client import (
+    AsyncClient,
+    Client,
+    ConnectionFailed,
+    DatabaseUnavailable,
+    Forbidden,
+    InternalError,
+    ProblemError,
+    ProjectPaused,
+    RateLimited,
+    TimedOut,
+    UnexpectedReply,
+)
+from terrine_client.protocol import GNMaxSpec, ProjectOpen, Role, TokenCreate
+
+TOKEN = "terrine_id_secret"
+X = np.arange(1, 7, dtype=np.uint8).repeat(4).reshape(6, 2, 2)
+
+PASSING = {
+    "hangs up": hangs_up,
+    "hangs up after charging": works_but_hangs_up,
+    "cuts the reply off": cuts_off,
+    "stalls": stalls,
+    "says 429": replies(*problem(429, "rate-limited"), Retry_After="0"),
+    "says 502 in HTML": replies(502, b"<h1>Bad gateway</h1>", Content_Type="text/html"),
+    "says 503": replies(*problem(503, "database-unavailable")),
+    "says 503 with Retry-After": replies(*problem(503, "database-unavailable"), Retry_After="0"),
+    "says 504": replies(504),
+}
+
+
+@pytest.mark.parametrize("fault", PASSING.values(), ids=PASSING)
+@pytest.mark.usefixtures("no_backoff")
+def test_a_passing_fault_is_retried_under_the_same_key(faulty: FaultyServer, fault: Fault) -> None:
+    faulty.faults.extend([fault, fault])
+    with Client(faulty.url, TOKEN, timeout=0.3) as client:
+        labels = client.label(X)
+    assert labels.labels.tolist() == [1, 2, 3, 4, 5, 6]
+    assert len(faulty.seen) == 3
+    assert len({seen.key for seen in faulty.seen}) == 1
+    assert len({seen.body for seen in faulty.seen}) == 1
+    assert len(faulty.book) == 6
+
+
+@pytest.mark.parametrize("fault", PASSING.values(), ids=PASSING)
+@pytest.mark.usefixtures("no_backoff")
+async def test_the_async_client_retries_alike(faulty: FaultyServer, fault: Fault) -> None:
+    faulty.faults.extend([fault, fault])
+    async with AsyncClient(faulty.url, TOKEN, timeout=0.3) as client:
+        labels = await client.label(X)
+    assert labels.labels.tolist() == [1, 2, 3, 4, 5, 6]
+    assert len({seen.key for seen in faulty.seen}) == 1
+    assert len(faulty.book) == 6
+
+
+@pytest.mark.usefixtures("no_backoff")
+def test_it_gives_up_after_the_retries_it_was_given(faulty: FaultyServer) -> None:
+    faulty.faults.extend([replies(*problem(503, "database-unavailable"))] * 9)
+    with Client(faulty.url, TOKEN, retries=3) as client, pytest.raises(DatabaseUnavailable):
+        client.budget()
+    assert len(faulty.seen) == 4
+
+
+def test_without_retries_it_asks_once(faulty: FaultyServer) -> None:
+    faulty.faults.append(hangs_up)
+    with Client(faulty.url, TOKEN, retries=0) as client:
+        with pytest.raises(ConnectionFailed, match="no reply from http://127"):
+            client.budget()
+        assert len(faulty.seen) == 1
+
+
+@pytest.mark.usefixtures("no_backoff")
+def test_a_server_that_always_stalls_is_a_time_out(faulty: FaultyServer) -> None:
+    faulty.faults.extend([stalls] * 2)
+    with (
+        Client(faulty.url, TOKEN, timeout=0.2, retries=1) as client,
+        pytest.raises(TimedOut, match="in time"),
+    ):
+        client.budget()
+
+
+@pytest.mark.usefixtures("no_backoff")
+def test_a_server_that_is_not_there_is_named() -> None:
+    with (
+        Client("http://127.0.0.1:9", TOKEN, retries=2) as client,
+        pytest.raises(ConnectionFailed, match=r"http://127\.0\.0\.1:9/budget"),
+    ):
+        client.budget()
+
+
+@pytest.mark.parametrize(
+    ("status", "slug", "kind"),
+    [
+        (400, "a-type-of-the-future", ProblemError),
+        (403, "forbidden", Forbidden),
+        (403, "project-paused", ProjectPaused),
+        (500, "internal", InternalError),
+    ],
+)
+@pytest.mark.usefixtures("no_backoff")
+def test_other_problems_are_never_retried(
+    faulty: FaultyServer, status: int, slug: str, kind: type[ProblemError]
+) -> None:
+    faulty.faults.append(replies(*problem(status, slug)))
+    with Client(faulty.url, TOKEN) as client, pytest.raises(kind) as caught:
+        client.label(X)
+    assert type(caught.value) is kind
+    assert len(faulty.seen) == 1
+
+
+@pytest.mark.parametrize("form", ["seconds", "date"])
+def test_retry_after_is_waited_for(faulty: FaultyServer, form: str) -> None:
+    at = datetime.now(UTC) + timedelta(seconds=2)
+    value = "1" if form == "seconds" else format_datetime(at, usegmt=True)
+    faulty.faults.append(replies(*problem(429, "rate-limited"), Retry_After=value))
+    started = time.monotonic()
+    with Client(faulty.url, TOKEN) as client:
+        client.budget()
+    assert 0.9 <= time.monotonic() - started < 5  # a date has whole seconds: 1 to 2 s from now
+
+
+def test_an_hour_of_retry_after_is_reported_and_not_slept_through(faulty: FaultyServer) -> None:
+    faulty.faults.append(replies(*problem(429, "rate-limited"), Retry_After="3600"))
+    with Client(faulty.url, TOKEN) as client, pytest.raises(RateLimited) as caught:
+        client.budget()
+    assert caught.value.retry_after == 3600
+    assert len(faulty.seen) == 1
+
+
+def test_backoff_is_at_least_a_tenth_of_a_second(faulty: FaultyServer) -> None:
+    faulty.faults.append(replies(*problem(503, "database-unavailable"), Retry_After="nonsense"))
+    started = time.monotonic()
+    with Client(faulty.url, TOKEN) as client:
+        client.budget()
+    assert time.monotonic() - started >= 0.1
+
+
+@pytest.mark.parametrize("fault", [hangs_up, stalls, replies(503)], ids=["drop", "stall", "503"])
+@pytest.mark.usefixtures("no_backoff")
+def test_what_would_be_done_twice_is_not_sent_twice(faulty: FaultyServer, fault: Fault) -> None:
+    mechanism = GNMaxSpec(name="gnmax", sigma=40)
+    terms = ProjectOpen(name="p", ensemble="e", mechanism=mechanism, epsilon=1, delta=1e-5)
+    with Client(faulty.url, TOKEN, timeout=0.2) as client:
+        for act in (
+            lambda: client.create_token(TokenCreate(role=Role.AUDITOR)),
+            lambda: client.open_project(terms),
+        ):
+            faulty.seen.clear()
+            faulty.faults.append(fault)
+            with pytest.raises((ConnectionFailed, UnexpectedReply)):
+                act()
+            assert len(faulty.seen) == 1
+
+
+@pytest.mark.usefixtures("no_backoff")
+def test_a_failure_half_way_hands_over_what_was_paid_for(faulty: FaultyServer) -> None:
+    faulty.faults.extend([works, works, hangs_up, hangs_up])
+    with Client(faulty.url, TOKEN, batch_size=2, retries=1) as client:
+        with pytest.raises(ConnectionFailed) as caught:
+            client.label(X)
+        partial = caught.value.partial
+        assert partial is not None
+        assert partial.labels.tolist() == [1, 2, 3, 4]
+        assert partial.charges.tolist() == [1, 2, 3, 4]
+        assert "4 of 6 inputs" in caught.value.__notes__[0]
+
+        again = client.label(X)
+    assert again.labels.tolist() == [1, 2, 3, 4, 5, 6]
+    assert again.replayed.tolist() == [True] * 4 + [False] * 2
+
+
+def test_a_failure_before_the_first_answer_has_nothing_to_hand_over(faulty: FaultyServer) -> None:
+    faulty.faults.append(replies(*problem(403, "project-paused")))
+    with Client(faulty.url, TOKEN) as client, pytest.raises(ProjectPaused) as caught:
+        client.label(X)
+    assert caught.value.partial is None
+
+
+NOT_TERRINE = {
+    "a page": (replies(200, b"<html>Welcome</html>"), "can read"),
+    "another API": (replies(200, {"hello": "world"}), "can read"),
+    "cut-off JSON": (replies(200, b'{"project": "st'), "can read"),
+    "bytes that are no text": (replies(404, b"\xff\xfe\x00"), "is this Terrine's URL"),
+    "an unheard-of status": (replies(599, b"?"), "HTTP 599"),
+    "a redirect": (replies(307, Location="https://other.example/budget"), "other.example/budget"),
+    "broken gzip": (replies(200, b"no gzip", Content_Encoding="gzip"), "cannot be decoded"),
+}
+
+
+@pytest.mark.parametrize(("fault", "says"), NOT_TERRINE.values(), ids=NOT_TERRINE)
+def test_a_reply_that_is_not_terrines_is_said_to_be_so(
+    faulty: FaultyServer, fault: Fault, says: str
+) -> None:
+    faulty.faults.append(fault)
+    with Client(faulty.url, TOKEN) as client, pytest.raises(UnexpectedReply, match=says):
+        client.budget()
+    assert len(faulty.seen) == 1
+
+
+def test_too_few_results_are_not_taken_for_answers(faulty: FaultyServer) -> None:
+    short = {"results": [{"outcome": "answered", "label": 1}], "budget": faulty.budget()}
+    faulty.faults.append(replies(200, short))
+    with (
+        Client(faulty.url, TOKEN) as client,
+        pytest.raises(UnexpectedReply, match="1 results for 6 inputs"),
+    ):
+        client.label(X)
