@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from harness import Postgres, running_postgres
+from postgres import Postgres, running_postgres
+
+if TYPE_CHECKING:  # heavy: imported by the fixtures that need it, when they do
+    from digits import DigitsEnsemble
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -40,3 +44,11 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
     server: Postgres = request.getfixturevalue("postgres")
     with server.database() as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def digits_ensemble(tmp_path_factory: pytest.TempPathFactory) -> DigitsEnsemble:
+    """Forty real teachers of handwritten digits. Shared by the session: do not alter its files."""
+    from digits import train_digits
+
+    return train_digits(tmp_path_factory.mktemp("ensembles") / "digits")

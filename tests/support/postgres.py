@@ -1,4 +1,4 @@
-"""What the tests stand on: a real PostgreSQL, and later a real server with real teachers."""
+"""A real PostgreSQL server for the tests."""
 
 from __future__ import annotations
 
