@@ -1,0 +1,277 @@
+"""The ledger's tables, and the triggers that keep it append-only."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0001"
+down_revision = None
+
+ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+TIMESTAMP = sa.DateTime(timezone=True).with_variant(sa.String(27), "sqlite")
+DIGEST = sa.LargeBinary(32)
+
+
+def upgrade() -> None:
+    create_tables()
+    if op.get_bind().dialect.name == "sqlite":
+        for statement in sqlite_triggers():
+            op.execute(statement)
+    else:
+        for statement in postgresql_triggers():
+            op.execute(statement)
+
+
+def digest(table: str, column: str) -> sa.CheckConstraint:
+    return sa.CheckConstraint(f"length({column}) = 32", name=op.f(f"ck_{table}_{column}_length"))
+
+
+def check(table: str, name: str, condition: str) -> sa.CheckConstraint:
+    return sa.CheckConstraint(condition, name=op.f(f"ck_{table}_{name}"))
+
+
+def create_tables() -> None:
+    op.create_table(
+        "ensembles",
+        sa.Column("id", ID, nullable=False),
+        sa.Column("name", sa.String(64), nullable=False),
+        sa.Column("path", sa.Text(), nullable=False),
+        sa.Column("manifest_sha256", DIGEST, nullable=False),
+        sa.Column("info", sa.Text(), nullable=False),
+        sa.Column("records", sa.BigInteger(), nullable=False),
+        sa.Column("epsilon", sa.Float(53), nullable=False),
+        sa.Column("delta", sa.Float(53), nullable=False),
+        sa.Column("cap", sa.BigInteger(), nullable=False),
+        sa.Column("delta_cap", sa.BigInteger(), nullable=False),
+        sa.Column("reserved", sa.BigInteger(), nullable=False),
+        sa.Column("delta_reserved", sa.BigInteger(), nullable=False),
+        sa.Column("registered_at", TIMESTAMP, nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_ensembles")),
+        sa.UniqueConstraint("name", name=op.f("uq_ensembles_name")),
+        sa.UniqueConstraint("manifest_sha256", name=op.f("uq_ensembles_manifest_sha256")),
+        digest("ensembles", "manifest_sha256"),
+        check("ensembles", "records", "records >= 1"),
+        check("ensembles", "reserved", "reserved BETWEEN 0 AND cap"),
+        check("ensembles", "delta_reserved", "delta_reserved BETWEEN 0 AND delta_cap"),
+    )
+    op.create_table(
+        "projects",
+        sa.Column("id", ID, nullable=False),
+        sa.Column("name", sa.String(64), nullable=False),
+        sa.Column("ensemble_id", ID, nullable=False),
+        sa.Column("status", sa.String(6), nullable=False),
+        sa.Column("guarantee", sa.String(7), nullable=False),
+        sa.Column("mechanism", sa.Text(), nullable=False),
+        sa.Column("events", sa.Text(), nullable=False),
+        sa.Column("terms", sa.Text(), nullable=False),
+        sa.Column("budget", sa.BigInteger(), nullable=False),
+        sa.Column("delta_budget", sa.BigInteger(), nullable=False),
+        sa.Column("cap_budget", sa.BigInteger(), nullable=False),
+        sa.Column("spent", sa.BigInteger(), nullable=False),
+        sa.Column("delta_spent", sa.BigInteger(), nullable=False),
+        sa.Column("cap_spent", sa.BigInteger(), nullable=False),
+        sa.Column("charges", sa.BigInteger(), nullable=False),
+        sa.Column("genesis", DIGEST, nullable=False),
+        sa.Column("head", DIGEST, nullable=False),
+        sa.Column("opened_at", TIMESTAMP, nullable=False),
+        sa.Column("closed_at", TIMESTAMP),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_projects")),
+        sa.ForeignKeyConstraint(
+            ["ensemble_id"], ["ensembles.id"], name=op.f("fk_projects_ensemble_id")
+        ),
+        sa.UniqueConstraint("name", name=op.f("uq_projects_name")),
+        digest("projects", "genesis"),
+        digest("projects", "head"),
+        check("projects", "status", "status IN ('active', 'paused', 'closed')"),
+        check("projects", "guarantee", "guarantee IN ('proven', 'claimed')"),
+        check("projects", "closed_at", "(status = 'closed') = (closed_at IS NOT NULL)"),
+        check("projects", "spent", "spent BETWEEN 0 AND budget"),
+        check("projects", "delta_spent", "delta_spent BETWEEN 0 AND delta_budget"),
+        check("projects", "cap_spent", "cap_spent BETWEEN 0 AND cap_budget"),
+        check("projects", "charges", "charges >= 0"),
+    )
+    op.create_index("ix_projects_ensemble_id", "projects", ["ensemble_id"])
+    op.create_table(
+        "charges",
+        sa.Column("project_id", ID, nullable=False),
+        sa.Column("seq", sa.BigInteger(), nullable=False),
+        sa.Column("created_at", TIMESTAMP, nullable=False),
+        sa.Column("query_digest", DIGEST, nullable=False),
+        sa.Column("input_digest", DIGEST, nullable=False),
+        sa.Column("outcome", sa.String(10), nullable=False),
+        sa.Column("label", sa.BigInteger()),
+        sa.Column("cost", sa.BigInteger(), nullable=False),
+        sa.Column("delta", sa.BigInteger(), nullable=False),
+        sa.Column("cap_cost", sa.BigInteger(), nullable=False),
+        sa.Column("guarantee", sa.String(7), nullable=False),
+        sa.Column("mechanism", sa.Text(), nullable=False),
+        sa.Column("event", sa.Text(), nullable=False),
+        sa.Column("hash", DIGEST, nullable=False),
+        sa.PrimaryKeyConstraint("project_id", "seq", name=op.f("pk_charges")),
+        sa.ForeignKeyConstraint(
+            ["project_id"], ["projects.id"], name=op.f("fk_charges_project_id")
+        ),
+        sa.UniqueConstraint(
+            "project_id", "query_digest", name=op.f("uq_charges_project_id_query_digest")
+        ),
+        digest("charges", "query_digest"),
+        digest("charges", "input_digest"),
+        digest("charges", "hash"),
+        check("charges", "seq", "seq >= 1"),
+        check("charges", "outcome", "outcome IN ('answered', 'abstained', 'reinforced')"),
+        check("charges", "label", "(outcome = 'abstained') = (label IS NULL)"),
+        check("charges", "label_index", "label >= 0"),
+        check("charges", "price", "cost >= 0 AND delta >= 0 AND cap_cost >= 0"),
+        check("charges", "guarantee", "guarantee IN ('proven', 'claimed')"),
+    )
+    op.create_index("ix_charges_project_id_input_digest", "charges", ["project_id", "input_digest"])
+    op.create_table(
+        "idempotency",
+        sa.Column("project_id", ID, nullable=False),
+        sa.Column("key", sa.String(255), nullable=False),
+        sa.Column("body_digest", DIGEST, nullable=False),
+        sa.Column("results", sa.Text(), nullable=False),
+        sa.Column("created_at", TIMESTAMP, nullable=False),
+        sa.PrimaryKeyConstraint("project_id", "key", name=op.f("pk_idempotency")),
+        sa.ForeignKeyConstraint(
+            ["project_id"], ["projects.id"], name=op.f("fk_idempotency_project_id")
+        ),
+        digest("idempotency", "body_digest"),
+    )
+    op.create_index(
+        "ix_idempotency_project_id_created_at", "idempotency", ["project_id", "created_at"]
+    )
+    op.create_table(
+        "tokens",
+        sa.Column("id", sa.String(64), nullable=False),
+        sa.Column("role", sa.String(7), nullable=False),
+        sa.Column("project_id", ID),
+        sa.Column("label", sa.String(100), nullable=False),
+        sa.Column("hash", DIGEST, nullable=False),
+        sa.Column("created_at", TIMESTAMP, nullable=False),
+        sa.Column("expires_at", TIMESTAMP, nullable=False),
+        sa.Column("revoked_at", TIMESTAMP),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_tokens")),
+        sa.ForeignKeyConstraint(["project_id"], ["projects.id"], name=op.f("fk_tokens_project_id")),
+        digest("tokens", "hash"),
+        check("tokens", "role", "role IN ('student', 'auditor', 'admin')"),
+        check("tokens", "project", "(role = 'student') = (project_id IS NOT NULL)"),
+    )
+    op.create_index("ix_tokens_project_id", "tokens", ["project_id"])
+
+
+CHARGES_STAY = "charges are append-only: an entry is never changed or removed"
+NO_GAPS = "charges are numbered from 1 without gaps"
+FIXED = "what was fixed when this was opened cannot be changed"
+ONE_WAY = "a balance cannot shrink and a closed project stays closed"
+NO_REMOVAL = "accounts are never removed"
+
+FIXED_COLUMNS = {
+    "ensembles": (
+        "id",
+        "name",
+        "manifest_sha256",
+        "info",
+        "records",
+        "epsilon",
+        "delta",
+        "cap",
+        "delta_cap",
+        "registered_at",
+    ),
+    "projects": (
+        "id",
+        "name",
+        "ensemble_id",
+        "guarantee",
+        "mechanism",
+        "events",
+        "terms",
+        "budget",
+        "delta_budget",
+        "cap_budget",
+        "genesis",
+        "opened_at",
+    ),
+}
+SHRINKS = """
+    NEW.spent < OLD.spent OR NEW.delta_spent < OLD.delta_spent OR NEW.cap_spent < OLD.cap_spent
+    OR NEW.charges < OLD.charges OR (OLD.status = 'closed' AND NEW.status <> 'closed')
+"""
+NEXT_SEQ = """
+    SELECT coalesce(max(seq), 0) + 1 FROM charges WHERE project_id = NEW.project_id
+"""
+
+
+def sqlite_triggers() -> list[str]:
+    def refuse(name: str, when: str, message: str, condition: str = "1") -> str:
+        return (
+            f"CREATE TRIGGER {name} BEFORE {when} WHEN {condition} "
+            f"BEGIN SELECT RAISE(ABORT, '{message}'); END"
+        )
+
+    triggers = [
+        refuse("charges_no_update", "UPDATE ON charges", CHARGES_STAY),
+        refuse("charges_no_delete", "DELETE ON charges", CHARGES_STAY),
+        # INSERT OR REPLACE removes rows without telling the trigger above: refuse it before.
+        refuse(
+            "charges_no_replace",
+            "INSERT ON charges",
+            CHARGES_STAY,
+            "EXISTS (SELECT 1 FROM charges WHERE project_id = NEW.project_id "
+            "AND (seq = NEW.seq OR query_digest = NEW.query_digest))",
+        ),
+        refuse("charges_no_gap", "INSERT ON charges", NO_GAPS, f"NEW.seq <> ({NEXT_SEQ})"),
+        refuse("projects_one_way", "UPDATE ON projects", ONE_WAY, SHRINKS),
+    ]
+    for table, columns in FIXED_COLUMNS.items():
+        changed = " OR ".join(f"NEW.{column} IS NOT OLD.{column}" for column in columns)
+        triggers += [
+            refuse(f"{table}_fixed", f"UPDATE ON {table}", FIXED, changed),
+            refuse(f"{table}_no_delete", f"DELETE ON {table}", NO_REMOVAL),
+        ]
+    return triggers
+
+
+def postgresql_triggers() -> list[str]:
+    statements = [
+        """
+        CREATE FUNCTION terrine_refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+            RAISE EXCEPTION '%', TG_ARGV[0] USING ERRCODE = 'integrity_constraint_violation';
+        END $$
+        """,
+        f"""
+        CREATE FUNCTION terrine_next_charge() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+            IF NEW.seq <> ({NEXT_SEQ}) THEN
+                RAISE EXCEPTION '{NO_GAPS}' USING ERRCODE = 'integrity_constraint_violation';
+            END IF;
+            RETURN NEW;
+        END $$
+        """,
+        """
+        CREATE TRIGGER charges_no_gap BEFORE INSERT ON charges
+        FOR EACH ROW EXECUTE FUNCTION terrine_next_charge()
+        """,
+    ]
+
+    def refuse(name: str, when: str, message: str, condition: str | None = None) -> None:
+        row = "ROW" if "TRUNCATE" not in when else "STATEMENT"
+        guard = f"WHEN ({condition})" if condition else ""
+        statements.append(
+            f"CREATE TRIGGER {name} BEFORE {when} FOR EACH {row} {guard} "
+            f"EXECUTE FUNCTION terrine_refuse('{message}')"
+        )
+
+    refuse("charges_no_update", "UPDATE ON charges", CHARGES_STAY)
+    refuse("charges_no_delete", "DELETE ON charges", CHARGES_STAY)
+    refuse("charges_no_truncate", "TRUNCATE ON charges", CHARGES_STAY)
+    refuse("projects_one_way", "UPDATE ON projects", ONE_WAY, SHRINKS)
+    for table, columns in FIXED_COLUMNS.items():
+        changed = " OR ".join(f"NEW.{column} IS DISTINCT FROM OLD.{column}" for column in columns)
+        refuse(f"{table}_fixed", f"UPDATE ON {table}", FIXED, changed)
+        refuse(f"{table}_no_delete", f"DELETE ON {table}", NO_REMOVAL)
+        refuse(f"{table}_no_truncate", f"TRUNCATE ON {table}", NO_REMOVAL)
+    return statements

@@ -1,0 +1,159 @@
+"""Everything that the server refuses, as one tree.
+
+    TerrineError
+    ├── InvalidQuery            inputs are not what the ensemble takes
+    ├── InvalidTerms            a project or cap that cannot be proved or makes no sense
+    ├── UnsupportedMediaType
+    ├── PayloadTooLarge
+    ├── Unauthorized            no valid token
+    ├── Forbidden               a valid token that may not do that
+    ├── NotFound
+    ├── Conflict                a name is taken, a status cannot change that way
+    ├── IdempotencyConflict     a key used again for another request
+    ├── CapExceeded             the ensemble's cap does not allow this budget
+    ├── BudgetExhausted         no new query fits
+    ├── ProjectPaused
+    ├── ProjectClosed
+    ├── RateLimited
+    ├── EnsembleUnavailable     files missing, altered, or not those registered
+    └── DatabaseUnavailable     without a durable charge there is no answer
+        ├── SchemaMismatch      the database is not at this version's schema
+        └── BrokenBooks         a balance, number or hash does not match its charges
+
+Each class names one entry of `terrine_client.protocol.PROBLEMS`; the API turns any of them into an
+RFC 9457 problem in one place, and the command line into one line on stderr.
+"""
+
+# ruff: noqa: N818 - named after what the reader sees, as the problem types are
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class TerrineError(Exception):
+    """A refusal that its reader can act on.
+
+    `detail` says what is wrong, what was expected and what to do; `extras` are further public
+    members of the problem document. Neither ever holds anything computed from votes.
+    """
+
+    problem: ClassVar[str] = "internal"
+
+    def __init__(self, detail: str, **extras: Any) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.extras = extras
+
+
+class InvalidQuery(TerrineError):
+    """The inputs, probabilities or idempotency key are not what the ensemble takes."""
+
+    problem = "invalid-query"
+
+
+class InvalidTerms(TerrineError):
+    """The terms of a project or cap cannot be proved or make no sense."""
+
+    problem = "invalid-terms"
+
+
+class UnsupportedMediaType(TerrineError):
+    """The content type is not one of those offered."""
+
+    problem = "unsupported-media-type"
+
+
+class PayloadTooLarge(TerrineError):
+    """The body or the batch exceeds a limit."""
+
+    problem = "payload-too-large"
+
+
+class Unauthorized(TerrineError):
+    """The token is missing, unknown, expired or revoked."""
+
+    problem = "unauthorized"
+
+
+class Forbidden(TerrineError):
+    """The token's role or project does not cover the request."""
+
+    problem = "forbidden"
+
+
+class NotFound(TerrineError):
+    """The named project, ensemble or token does not exist."""
+
+    problem = "not-found"
+
+
+class Conflict(TerrineError):
+    """A name is taken, or a status cannot be changed that way."""
+
+    problem = "conflict"
+
+
+class IdempotencyConflict(TerrineError):
+    """The same Idempotency-Key came before with a different body."""
+
+    problem = "idempotency-conflict"
+
+
+class CapExceeded(TerrineError):
+    """The ensemble's cap does not allow this budget."""
+
+    problem = "cap-exceeded"
+
+
+class BudgetExhausted(TerrineError):
+    """No new query fits the project's budget."""
+
+    problem = "budget-exhausted"
+
+
+class ProjectPaused(TerrineError):
+    """The data owner has paused the project."""
+
+    problem = "project-paused"
+
+
+class ProjectClosed(TerrineError):
+    """The data owner has closed the project for good."""
+
+    problem = "project-closed"
+
+
+class RateLimited(TerrineError):
+    """The token has used its requests for this minute."""
+
+    problem = "rate-limited"
+
+
+class EnsembleUnavailable(TerrineError):
+    """The ensemble's files are missing, altered, or not the ones that were registered."""
+
+    problem = "ensemble-unavailable"
+
+
+class DatabaseUnavailable(TerrineError):
+    """The ledger cannot be reached, or cannot be trusted.
+
+    `detail` is for anyone; `str(error)` adds the database's own words for whoever runs the server.
+    """
+
+    problem = "database-unavailable"
+
+    def __init__(self, detail: str, cause: str = "", **extras: Any) -> None:
+        super().__init__(detail, **extras)
+        self.cause = cause
+
+    def __str__(self) -> str:
+        return f"{self.detail} ({self.cause})" if self.cause else self.detail
+
+
+class SchemaMismatch(DatabaseUnavailable):
+    """The database is older or newer than this version of Terrine."""
+
+
+class BrokenBooks(DatabaseUnavailable):
+    """A balance, number or hash does not match its charges; nothing more is answered."""

@@ -1,0 +1,36 @@
+"""The ledger: append-only charges, and the balances that follow from them.
+
+connect, upgrade, check_schema      opening a database
+Ledger                              everything that is read from it or written to it
+"""
+
+from terrine_server.ledger.database import connect
+from terrine_server.ledger.ledger import Ledger
+from terrine_server.ledger.records import (
+    ChargeRecord,
+    EnsembleRecord,
+    ProjectRecord,
+    Proposal,
+    QueryDigest,
+    Receipt,
+    Result,
+    TokenRecord,
+    Verification,
+)
+from terrine_server.ledger.schema import check_schema, upgrade
+
+__all__ = [
+    "ChargeRecord",
+    "EnsembleRecord",
+    "Ledger",
+    "ProjectRecord",
+    "Proposal",
+    "QueryDigest",
+    "Receipt",
+    "Result",
+    "TokenRecord",
+    "Verification",
+    "check_schema",
+    "connect",
+    "upgrade",
+]

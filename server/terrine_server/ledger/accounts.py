@@ -1,0 +1,210 @@
+"""Ensembles and their caps, projects and their budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from sqlalchemy import Connection, insert, update
+from sqlalchemy.exc import IntegrityError
+
+from terrine_client.protocol import Name, ProjectStatus
+from terrine_server.errors import CapExceeded, Conflict, InvalidTerms, NotFound
+from terrine_server.ledger import rows
+from terrine_server.ledger.chain import canonical_json, genesis
+from terrine_server.ledger.records import EnsembleRecord, ProjectRecord
+from terrine_server.ledger.tables import ensembles, projects
+from terrine_server.privacy import Cap, ParameterError, Terms, build_mechanism
+
+_LARGEST = 2**63 - 1
+_NAME: TypeAdapter[str] = TypeAdapter(Name)
+
+
+def register_ensemble(
+    connection: Connection,
+    now: datetime,
+    name: str,
+    path: str,
+    manifest_sha256: str,
+    info: Mapping[str, Any],
+    records: int,
+    cap: Cap,
+) -> EnsembleRecord:
+    """See `Ledger.register_ensemble`."""
+    _check_name("ensemble", name)
+    _check_delta("the cap's δ", cap.delta, records)
+    _check_sizes(records=records, cap=cap.budget, delta_cap=cap.delta_budget)
+    fields = {
+        "name": name,
+        "path": path,
+        "manifest_sha256": bytes.fromhex(manifest_sha256),
+        "info": canonical_json(dict(info)),
+        "records": records,
+        "epsilon": float(cap.epsilon),
+        "delta": float(cap.delta),
+        "cap": cap.budget,
+        "delta_cap": cap.delta_budget,
+        "reserved": 0,
+        "delta_reserved": 0,
+        "registered_at": now,
+    }
+    query = rows.select_ensembles().where(
+        (ensembles.c.name == name) | (ensembles.c.manifest_sha256 == fields["manifest_sha256"])
+    )
+    for taken in map(rows.ensemble_record, connection.execute(query)):
+        if taken.name == name:
+            raise Conflict(f"an ensemble named {name!r} is registered already")
+        raise Conflict(
+            f"these very teachers are registered as {taken.name!r}; "
+            "open projects on that ensemble, so that they share its cap"
+        )
+    try:
+        connection.execute(insert(ensembles).values(fields))
+    except IntegrityError as error:
+        raise Conflict(f"ensemble {name!r} was registered by someone else just now") from error
+    return rows.ensemble_record(connection.execute(query).one())
+
+
+def open_project(
+    connection: Connection,
+    now: datetime,
+    name: str,
+    ensemble_name: str,
+    mechanism: Mapping[str, Any],
+    terms: Terms,
+) -> ProjectRecord:
+    """See `Ledger.open_project`."""
+    _check_name("project", name)
+    row = rows.lock_ensemble(connection, ensembles.c.name == ensemble_name)
+    if row is None:
+        raise NotFound(f"there is no ensemble {ensemble_name!r}")
+    ensemble = rows.ensemble_record(row)
+    _check_delta("the project's δ", terms.delta, ensemble.records)
+    _check_sizes(budget=terms.budget, delta_budget=terms.delta_budget, cap_budget=terms.cap_budget)
+    fields: dict[str, Any] = {
+        "name": name,
+        "ensemble_id": ensemble.id,
+        "status": ProjectStatus.ACTIVE,
+        "guarantee": terms.guarantee,
+        "mechanism": canonical_json(dict(mechanism)),
+        "events": canonical_json(_events(mechanism, terms, ensemble)),
+        "terms": canonical_json(terms.to_json()),
+        "budget": terms.budget,
+        "delta_budget": terms.delta_budget,
+        "cap_budget": terms.cap_budget,
+        "spent": 0,
+        "delta_spent": 0,
+        "cap_spent": 0,
+        "charges": 0,
+        "opened_at": now,
+    }
+    start = genesis({**row._mapping, **fields})
+    if connection.execute(rows.select_projects().where(projects.c.name == name)).first():
+        raise Conflict(f"a project named {name!r} exists already; names are never used twice")
+    _check_cap(ensemble, terms)
+    try:
+        connection.execute(insert(projects).values(**fields, genesis=start, head=start))
+    except IntegrityError as error:
+        raise Conflict(f"project {name!r} was opened by someone else just now") from error
+    _reserve(connection, ensemble, terms.cap_budget, terms.delta_budget)
+    return rows.fetch_project(connection, projects.c.name == name, repr(name))
+
+
+def set_status(
+    connection: Connection, now: datetime, name: str, status: ProjectStatus
+) -> ProjectRecord:
+    """See `Ledger.set_status`."""
+    condition = projects.c.name == name
+    ensemble_id = rows.fetch_project(connection, condition, repr(name)).ensemble.id
+    rows.lock_ensemble(connection, ensembles.c.id == ensemble_id)
+    project = rows.lock_project(connection, condition, repr(name))
+    if project.status is status:
+        return project
+    if project.status is ProjectStatus.CLOSED:
+        raise Conflict(f"project {name!r} is closed for good; open a new one")
+    closing = status is ProjectStatus.CLOSED
+    connection.execute(
+        update(projects)
+        .where(projects.c.id == project.id)
+        .values(status=status, closed_at=now if closing else None)
+    )
+    if closing:
+        # Sound because the cap is itself a filter that may be filled adaptively: what counts
+        # against it is what was released, not what once might have been.
+        unspent = project.terms.cap_budget - project.cap_spent
+        delta_unspent = project.terms.delta_budget - project.delta_spent
+        _reserve(connection, project.ensemble, -unspent, -delta_unspent)
+    return rows.fetch_project(connection, condition, repr(name))
+
+
+def _events(mechanism: Mapping[str, Any], terms: Terms, ensemble: EnsembleRecord) -> dict[str, Any]:
+    """What each outcome is recorded as; refuses terms that were quoted for something else."""
+    try:
+        built = build_mechanism(
+            mechanism, teachers=ensemble.info["teachers"], classes=len(ensemble.info["classes"])
+        )
+    except ParameterError as error:
+        raise InvalidTerms(str(error)) from error
+    events = built.events()
+    if built.guarantee != terms.guarantee or set(events) != set(terms.prices):
+        raise InvalidTerms(f"the terms were not quoted for the mechanism {built.name!r}")
+    return {str(outcome): event.to_json() for outcome, event in events.items()}
+
+
+def _reserve(connection: Connection, ensemble: EnsembleRecord, cost: int, delta_cost: int) -> None:
+    connection.execute(
+        update(ensembles)
+        .where(ensembles.c.id == ensemble.id)
+        .values(
+            reserved=ensembles.c.reserved + cost,
+            delta_reserved=ensembles.c.delta_reserved + delta_cost,
+        )
+    )
+
+
+def _check_cap(ensemble: EnsembleRecord, terms: Terms) -> None:
+    left, delta_left = (
+        ensemble.cap - ensemble.reserved,
+        ensemble.delta_cap - ensemble.delta_reserved,
+    )
+    if terms.cap_budget > left or terms.delta_budget > delta_left:
+        raise CapExceeded(
+            f"this budget reserves {terms.cap_budget / 1e12:.6g} of μ² and "
+            f"{terms.delta_budget / 1e18:.3g} of additive δ; ensemble {ensemble.name!r} has "
+            f"{left / 1e12:.6g} and {delta_left / 1e18:.3g} left of its cap "
+            f"(ε = {ensemble.epsilon:g}, δ = {ensemble.delta:g}). "
+            "Ask for less, or close a project that no longer needs its budget",
+            required=terms.cap_budget,
+            available=left,
+            delta_required=terms.delta_budget,
+            delta_available=delta_left,
+        )
+
+
+def _check_name(kind: str, name: str) -> None:
+    try:
+        _NAME.validate_python(name)
+    except ValidationError as error:
+        raise InvalidTerms(
+            f"{name!r} cannot name a {kind}: use at most 64 lower-case letters, digits, "
+            "'-' and '_', with a letter or digit at both ends"
+        ) from error
+
+
+def _check_delta(what: str, delta: float, records: int) -> None:
+    if records < 1:
+        raise InvalidTerms(f"an ensemble is trained on at least one record, not {records}")
+    if not 0 < delta < 1 / records:
+        raise InvalidTerms(
+            f"{what} is {delta:g}; it must be above 0 and below 1/{records} = {1 / records:.3g}, "
+            "one over the number of training records: a larger δ would allow publishing a whole "
+            "record"
+        )
+
+
+def _check_sizes(**amounts: int) -> None:
+    for name, amount in amounts.items():
+        if not 0 <= amount <= _LARGEST:
+            raise InvalidTerms(f"{name} = {amount} is outside what the ledger can count")

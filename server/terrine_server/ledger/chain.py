@@ -1,0 +1,105 @@
+"""Canonical bytes and the hash chain.
+
+Entry k's hash is SHA-256 over entry k-1's hash and every other column of entry k; the chain starts
+from the hash of the project's immutable terms, so neither an entry nor the terms it was priced
+under can be altered without every later hash failing.
+
+Bytes are framed, field by field, as one tag byte, the payload's length as eight big-endian bytes,
+and the payload; no two different sequences of fields share an encoding.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from terrine_server.ledger.tables import iso
+
+Field = str | bytes | int | float | datetime | None
+
+CHARGE_FIELDS = (
+    "project_id",
+    "seq",
+    "created_at",
+    "query_digest",
+    "input_digest",
+    "outcome",
+    "label",
+    "cost",
+    "delta",
+    "cap_cost",
+    "guarantee",
+    "mechanism",
+    "event",
+)
+"""Every column of a charge but its hash, in the order in which they are hashed."""
+
+TERMS_FIELDS = (
+    "name",
+    "guarantee",
+    "mechanism",
+    "events",
+    "terms",
+    "budget",
+    "delta_budget",
+    "cap_budget",
+    "opened_at",
+    "ensemble__name",
+    "ensemble__manifest_sha256",
+    "ensemble__info",
+    "ensemble__records",
+    "ensemble__epsilon",
+    "ensemble__delta",
+    "ensemble__cap",
+    "ensemble__delta_cap",
+)
+"""What is fixed when a project is opened, its ensemble's cap included, in the order in which it is hashed."""
+
+
+def canonical_json(value: object) -> str:
+    """JSON with sorted keys and no spaces: equal values give equal text."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def frame(*fields: Field) -> bytes:
+    """The fields' one canonical encoding. TypeError for anything that is not a `Field`."""
+    return b"".join(_frame(field) for field in fields)
+
+
+def genesis(project: Mapping[str, Any]) -> bytes:
+    """Hash before the first charge, from `TERMS_FIELDS`."""
+    return _sha256("terrine/terms/1", *(project[name] for name in TERMS_FIELDS))
+
+
+def charge_hash(previous: bytes, charge: Mapping[str, Any]) -> bytes:
+    """Hash of a charge, from `CHARGE_FIELDS` and the hash before it."""
+    return _sha256("terrine/charge/1", previous, *(charge[name] for name in CHARGE_FIELDS))
+
+
+def _sha256(*fields: Field) -> bytes:
+    return hashlib.sha256(frame(*fields)).digest()
+
+
+def _frame(field: Field) -> bytes:
+    match field:
+        case None:
+            tag, payload = b"n", b""
+        case bytes():
+            tag, payload = b"b", field
+        case str():
+            # Undecodable bytes of a damaged SQLite text arrive as surrogates; they go back as bytes.
+            tag, payload = b"s", field.encode("utf-8", "surrogateescape")
+        case bool():
+            raise TypeError("a boolean has no canonical encoding here")
+        case int():
+            tag, payload = b"i", str(field).encode()
+        case float():
+            tag, payload = b"f", field.hex().encode()
+        case datetime():
+            tag, payload = b"t", iso(field).encode()
+        case _:
+            raise TypeError(f"{type(field).__name__} has no canonical encoding here")
+    return tag + len(payload).to_bytes(8, "big") + payload

@@ -1,0 +1,241 @@
+"""Paying for answers: one transaction for a batch, and the records that make a repeat free."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy.sql.elements import ColumnElement
+
+from terrine_client.protocol import Outcome, ProjectStatus
+from terrine_server.errors import (
+    BrokenBooks,
+    BudgetExhausted,
+    IdempotencyConflict,
+    InvalidQuery,
+    ProjectClosed,
+    ProjectPaused,
+)
+from terrine_server.ledger import rows
+from terrine_server.ledger.admission import REFUSED, Admission, Balance, Recorded, admit
+from terrine_server.ledger.chain import canonical_json, charge_hash
+from terrine_server.ledger.records import (
+    ProjectRecord,
+    Proposal,
+    QueryDigest,
+    Receipt,
+    Result,
+)
+from terrine_server.ledger.tables import charges, idempotency, projects
+
+KEYS_KEPT = timedelta(days=7)
+"""How long an idempotency key is remembered. The charges behind it are for ever, so a later retry
+is still free; what is forgotten is only that the key was used."""
+_CHUNK = 500
+
+
+def charge(
+    connection: Connection,
+    now: datetime,
+    project_id: int,
+    proposals: Sequence[Proposal],
+    key: tuple[str, bytes] | None,
+) -> Receipt:
+    """See `Ledger.charge`. The connection's transaction must be able to write."""
+    condition = projects.c.id == project_id
+    project = rows.lock_project(connection, condition, f"number {project_id}")
+    check_active(project)
+    if key is not None:
+        earlier = recall(connection, project, *key)
+        if earlier is not None:
+            return earlier
+    _check_head(connection, project)
+    recorded = find(
+        connection, project_id, [QueryDigest(p.query_digest, p.input_digest) for p in proposals]
+    )
+    balance = Balance(project.spent, project.delta_spent, project.cap_spent, project.charges)
+    admission = admit(project.terms, balance, recorded, proposals)
+    if all(result is REFUSED for result in admission.results):
+        raise BudgetExhausted(
+            f"project {project.name!r} cannot pay for a new query: it has spent {project.spent} "
+            f"of {project.terms.budget} units and one more costs up to {project.terms.worst.cost}",
+            spent=project.spent,
+            budget=project.terms.budget,
+        )
+    _append(connection, now, project, admission)
+    if key is not None:
+        _remember(connection, now, project_id, *key, admission.results)
+    after = rows.fetch_project(connection, condition, f"number {project_id}")
+    if Balance(after.spent, after.delta_spent, after.cap_spent, after.charges) != admission.balance:
+        raise BrokenBooks(f"the balance of project {project.name!r} did not come out as reckoned")
+    return Receipt(admission.results, after)
+
+
+def check_active(project: ProjectRecord) -> None:
+    """Raise ProjectPaused or ProjectClosed unless the project answers."""
+    if project.status is ProjectStatus.PAUSED:
+        raise ProjectPaused(f"project {project.name!r} is paused; ask again later")
+    if project.status is ProjectStatus.CLOSED:
+        raise ProjectClosed(f"project {project.name!r} is closed and will not answer again")
+
+
+def find(connection: Connection, project_id: int, digests: Sequence[QueryDigest]) -> Recorded:
+    """The project's charges that answer these queries."""
+
+    def charged(
+        column: ColumnElement[bytes], values: set[bytes], *also: ColumnElement[bool]
+    ) -> Any:
+        wanted = sorted(values)
+        for start in range(0, len(wanted), _CHUNK):
+            yield from connection.execute(
+                select(column, charges.c.seq, charges.c.outcome, charges.c.label).where(
+                    charges.c.project_id == project_id,
+                    column.in_(wanted[start : start + _CHUNK]),
+                    *also,
+                )
+            )
+
+    def results(found: Any) -> dict[bytes, Result]:
+        return {
+            digest: Result(Outcome(outcome), label, seq, replayed=True)
+            for digest, seq, outcome, label in found
+        }
+
+    return Recorded(
+        results(charged(charges.c.query_digest, {d.query for d in digests})),
+        results(
+            charged(
+                charges.c.input_digest,
+                {d.input for d in digests},
+                charges.c.outcome == Outcome.ANSWERED,
+            )
+        ),
+    )
+
+
+def recall(
+    connection: Connection, project: ProjectRecord, key: str, body_digest: bytes
+) -> Receipt | None:
+    """See `Ledger.recall`."""
+    if not 1 <= len(key) <= 255 or not key.isascii() or not key.isprintable():
+        raise InvalidQuery("an Idempotency-Key is 1 to 255 printable ASCII characters")
+    row = connection.execute(
+        select(idempotency).where(idempotency.c.project_id == project.id, idempotency.c.key == key)
+    ).one_or_none()
+    if row is None:
+        return None
+    if row.body_digest != body_digest:
+        raise IdempotencyConflict(
+            "this Idempotency-Key came before with a different request; "
+            "use a fresh key for every new request"
+        )
+    return Receipt(_recalled(connection, project.id, json.loads(row.results)), project)
+
+
+def _check_head(connection: Connection, project: ProjectRecord) -> None:
+    """The last charge must be the one that the project's balance was reckoned with."""
+    last = connection.execute(
+        select(charges.c.seq, charges.c.hash)
+        .where(charges.c.project_id == project.id)
+        .order_by(charges.c.seq.desc())
+        .limit(1)
+    ).one_or_none()
+    number, head = (last.seq, last.hash.hex()) if last else (0, project.genesis)
+    if (number, head) != (project.charges, project.head):
+        raise BrokenBooks(
+            f"the last charge of project {project.name!r} is not the one its balance stands on; "
+            f"nothing is answered. The server's operator should run "
+            f"`terrine ledger verify {project.name}`"
+        )
+
+
+def _append(
+    connection: Connection, now: datetime, project: ProjectRecord, admission: Admission
+) -> None:
+    if not admission.paid:
+        return
+    head = bytes.fromhex(project.head)
+    mechanism = canonical_json(project.mechanism)
+    events = {outcome: canonical_json(event) for outcome, event in project.events.items()}
+    entries = []
+    for seq, proposal, price in admission.paid:
+        assert proposal.outcome is not None
+        entry = {
+            "project_id": project.id,
+            "seq": seq,
+            "created_at": now,
+            "query_digest": proposal.query_digest,
+            "input_digest": proposal.input_digest,
+            "outcome": str(proposal.outcome),
+            "label": proposal.label,
+            "cost": price.cost,
+            "delta": price.delta,
+            "cap_cost": price.cap_cost,
+            "guarantee": str(project.guarantee),
+            "mechanism": mechanism,
+            "event": events[proposal.outcome],
+        }
+        head = charge_hash(head, entry)
+        entries.append({**entry, "hash": head})
+    connection.execute(insert(charges), entries)
+    # The balance moves by what was appended, from exactly what was read under the lock.
+    updated = connection.execute(
+        update(projects)
+        .where(projects.c.id == project.id, projects.c.charges == project.charges)
+        .values(
+            spent=projects.c.spent + sum(entry["cost"] for entry in entries),
+            delta_spent=projects.c.delta_spent + sum(entry["delta"] for entry in entries),
+            cap_spent=projects.c.cap_spent + sum(entry["cap_cost"] for entry in entries),
+            charges=projects.c.charges + len(entries),
+            head=head,
+        )
+    )
+    if updated.rowcount != 1:
+        raise BrokenBooks(f"project {project.name!r} was changed while it was locked")
+
+
+def _remember(
+    connection: Connection,
+    now: datetime,
+    project_id: int,
+    key: str,
+    body_digest: bytes,
+    results: Sequence[Result],
+) -> None:
+    connection.execute(
+        delete(idempotency).where(
+            idempotency.c.project_id == project_id, idempotency.c.created_at < now - KEYS_KEPT
+        )
+    )
+    # A charge's number where it was paid, its negative where it was replayed, 0 where refused.
+    numbers = [0 if r.seq is None else -r.seq if r.replayed else r.seq for r in results]
+    connection.execute(
+        insert(idempotency).values(
+            project_id=project_id,
+            key=key,
+            body_digest=body_digest,
+            results=canonical_json(numbers),
+            created_at=now,
+        )
+    )
+
+
+def _recalled(connection: Connection, project_id: int, numbers: Sequence[int]) -> list[Result]:
+    wanted = sorted({abs(number) for number in numbers} - {0})
+    by_seq: dict[int, Result] = {}
+    for start in range(0, len(wanted), _CHUNK):
+        for row in connection.execute(
+            select(charges.c.seq, charges.c.outcome, charges.c.label).where(
+                charges.c.project_id == project_id,
+                charges.c.seq.in_(wanted[start : start + _CHUNK]),
+            )
+        ):
+            by_seq[row.seq] = Result(Outcome(row.outcome), row.label, row.seq, replayed=False)
+    return [
+        replace(by_seq[abs(number)], replayed=number < 0) if number else REFUSED
+        for number in numbers
+    ]

@@ -1,0 +1,196 @@
+"""Opening the database so that a commit is durable and a write waits its turn.
+
+SQLite: write-ahead log, `synchronous=FULL`, `BEGIN IMMEDIATE` for writes. The file is never made
+by connecting, and one that was removed or replaced under a running server is refused rather than
+written to. PostgreSQL: psycopg 3, `synchronous_commit=on`, limits on every wait.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from sqlalchemy import Connection, Engine, create_engine, event, exc
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+
+from terrine_server.errors import BrokenBooks, DatabaseUnavailable, SchemaMismatch
+
+BUSY_SECONDS = 20.0
+"""Longest wait for another writer."""
+# hide_parameters: an error's text would hold a label that was not paid for.
+_POOL: dict[str, Any] = {
+    "pool_size": 10,
+    "max_overflow": 10,
+    "pool_timeout": 20,
+    "hide_parameters": True,
+}
+# PostgreSQL's codes: lock_not_available, query_canceled, deadlock, serialization failure.
+_BUSY = {"55P03", "57014", "40P01", "40001"}
+_NO_TABLE = {"42P01", "42703", "3F000"}
+_POSTGRESQL = {
+    "synchronous_commit": "on",
+    "lock_timeout": "20s",
+    "statement_timeout": "60s",
+    "idle_in_transaction_session_timeout": "60s",
+    "timezone": "UTC",
+}
+
+
+def connect(url: str, password: str | None = None) -> Engine:
+    """Engine for `sqlite:///path` or `postgresql://user@host/name`. Connects to nothing yet.
+
+    `password` replaces the URL's, so that it can come from a file. Raises DatabaseUnavailable
+    when the URL is not of either form.
+    """
+    try:
+        parsed = make_url(url)
+        if parsed.get_backend_name() == "sqlite":
+            return _sqlite(parsed)
+        if parsed.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
+            return _postgresql(parsed, password)
+    except (ArgumentError, ValueError):
+        pass  # the text may hold a password: say what was expected without repeating it
+    raise DatabaseUnavailable(
+        "the database URL must be sqlite:///path/to/file or postgresql://user@host/name; "
+        "check TERRINE_DATABASE_URL"
+    )
+
+
+@contextmanager
+def reading(engine: Engine) -> Iterator[Connection]:
+    """A transaction that only reads. Any failure of the database is DatabaseUnavailable."""
+    with _explained(engine), engine.connect() as connection, connection.begin():
+        yield connection
+
+
+@contextmanager
+def snapshot(engine: Engine) -> Iterator[Connection]:
+    """Like `reading`, and every statement sees the database of one moment."""
+    with _explained(engine), engine.connect() as connection:
+        if engine.dialect.name == "postgresql":
+            connection = connection.execution_options(isolation_level="REPEATABLE READ")
+        with connection.begin():
+            yield connection
+
+
+@contextmanager
+def writing(engine: Engine) -> Iterator[Connection]:
+    """A transaction that commits as a whole or not at all; on SQLite it excludes other writers.
+
+    Any failure of the database is DatabaseUnavailable. When the connection breaks during COMMIT
+    it is unknown which of the two happened: only a retry with the same idempotency key tells.
+    """
+    with _explained(engine), engine.connect() as connection:
+        connection = connection.execution_options(terrine_begin="BEGIN IMMEDIATE")
+        with connection.begin():
+            yield connection
+
+
+def sqlite_path(engine: Engine) -> Path | None:
+    """The database's file, or None on PostgreSQL."""
+    return Path(engine.url.database or "") if engine.dialect.name == "sqlite" else None
+
+
+def _sqlite(url: URL) -> Engine:
+    if not url.database or url.database == ":memory:" or url.query:
+        raise ValueError(url.database)
+    path = Path(url.database).absolute()
+    uri = f"file:{quote(str(path))}?mode=rw"
+
+    def open_file() -> sqlite3.Connection:
+        # isolation_level=None: the driver begins nothing by itself; `begin` below does.
+        return sqlite3.connect(
+            uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )
+
+    engine = create_engine(url.set(database=str(path)), creator=open_file, **_POOL)
+
+    @event.listens_for(engine, "connect")
+    def prepare(connection: sqlite3.Connection, record: object) -> None:
+        connection.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
+        connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute("PRAGMA synchronous = FULL")
+        record.info["file"] = _identity(path)  # type: ignore[attr-defined]
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        if connection.info["file"] != _identity(path):
+            connection.invalidate()
+            raise DatabaseUnavailable(
+                "the ledger's file was removed or replaced while it was open; "
+                "put it back, or restart the server",
+                str(path),
+            )
+        connection.exec_driver_sql(connection.get_execution_options().get("terrine_begin", "BEGIN"))
+
+    return engine
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _postgresql(url: URL, password: str | None) -> Engine:
+    url = url.set(drivername="postgresql+psycopg")
+    if password is not None:
+        url = url.set(password=password)
+    return create_engine(
+        url,
+        **_POOL,
+        pool_pre_ping=True,
+        connect_args={
+            "connect_timeout": 5,
+            "application_name": "terrine",
+            "options": " ".join(f"-c {name}={value}" for name, value in _POSTGRESQL.items()),
+        },
+    )
+
+
+@contextmanager
+def _explained(engine: Engine) -> Iterator[None]:
+    """Turn what the driver says into what the reader can do."""
+    try:
+        yield
+    except SQLAlchemyError as error:
+        # Without its context: a driver's error quotes the row, and with it a label not yet paid.
+        raise _explanation(engine, error) from None
+
+
+def _explanation(engine: Engine, error: SQLAlchemyError) -> DatabaseUnavailable:
+    where = engine.url.render_as_string(hide_password=True)
+    if isinstance(error, exc.TimeoutError):
+        return DatabaseUnavailable("every connection to the ledger is in use; retry", where)
+    original = getattr(error, "orig", None)
+    state = getattr(original, "sqlstate", None) or ""
+    words = _words(error)
+    cause = f"{where}: {words}"
+    if state in _BUSY or "database is locked" in words:
+        return DatabaseUnavailable("the ledger is busy; retry", cause)
+    if state in _NO_TABLE or re.search(r"no such (table|column)", words):
+        return SchemaMismatch("the ledger's tables are missing; run `terrine init`", cause)
+    if isinstance(error, exc.IntegrityError):
+        return BrokenBooks(
+            "the ledger refused an entry; the server's operator should run "
+            "`terrine ledger verify all`",
+            cause,
+        )
+    if re.search(r"malformed|not a database|disk I/O", words):
+        return DatabaseUnavailable("the ledger's file is damaged; restore a backup", cause)
+    return DatabaseUnavailable("the ledger cannot be reached; check the database, retry", cause)
+
+
+def _words(error: SQLAlchemyError) -> str:
+    original = getattr(error, "orig", None)
+    primary = getattr(getattr(original, "diag", None), "message_primary", None)
+    return " ".join(str(primary or original or type(error).__name__).split())

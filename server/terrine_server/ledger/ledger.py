@@ -1,0 +1,281 @@
+"""The ledger: what was promised, and what was paid for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Engine, insert, update
+from sqlalchemy.exc import IntegrityError
+
+from terrine_client.protocol import Outcome, ProjectStatus, Role
+from terrine_server.errors import Conflict, NotFound
+from terrine_server.ledger import accounts, charging, rows
+from terrine_server.ledger.database import reading, snapshot, writing
+from terrine_server.ledger.records import (
+    ChargeRecord,
+    EnsembleRecord,
+    ProjectRecord,
+    Proposal,
+    QueryDigest,
+    Receipt,
+    Result,
+    TokenRecord,
+    Verification,
+)
+from terrine_server.ledger.tables import charges, ensembles, projects, tokens
+from terrine_server.ledger.verify import verify_project
+from terrine_server.privacy import Cap, Terms
+
+_PAGE = 1000
+
+
+class Ledger:
+    """Ensembles, projects, charges and tokens in one database.
+
+    Every method is one transaction. Methods that write lock what they touch, ensemble before
+    project, so that no interleaving of threads, processes or machines overspends a budget or a
+    cap. Safe to share between threads. Any method raises DatabaseUnavailable when the database
+    cannot be reached, is busy for too long, or contradicts itself; nothing is then half-written.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    # ------------------------------------------------------------------ ensembles
+
+    def register_ensemble(
+        self,
+        name: str,
+        path: str,
+        manifest_sha256: str,
+        info: Mapping[str, Any],
+        records: int,
+        cap: Cap,
+    ) -> EnsembleRecord:
+        """Enter an ensemble under a name, with the cap that all its projects will share.
+
+        `info` is what students may know of it (kind, input, classes, teachers); `records` is the
+        number of training records. Raises InvalidTerms when the cap's δ is 1/records or more,
+        Conflict when the name, or the same manifest under another name, is registered already.
+        """
+        with writing(self._engine) as connection:
+            return accounts.register_ensemble(
+                connection, _now(), name, path, manifest_sha256, info, records, cap
+            )
+
+    def ensembles(self) -> list[EnsembleRecord]:
+        """Return all ensembles, by name."""
+        with reading(self._engine) as connection:
+            return [rows.ensemble_record(r) for r in connection.execute(rows.select_ensembles())]
+
+    def ensemble(self, name: str) -> EnsembleRecord:
+        """Return one ensemble. Raises NotFound."""
+        with reading(self._engine) as connection:
+            query = rows.select_ensembles().where(ensembles.c.name == name)
+            row = connection.execute(query).one_or_none()
+        if row is None:
+            raise NotFound(f"there is no ensemble {name!r}")
+        return rows.ensemble_record(row)
+
+    # ------------------------------------------------------------------- projects
+
+    def open_project(
+        self, name: str, ensemble_name: str, mechanism: Mapping[str, Any], terms: Terms
+    ) -> ProjectRecord:
+        """Open a project and reserve its budget from the ensemble's cap.
+
+        `mechanism` is the specification that `terms` were quoted for. Raises NotFound, Conflict
+        when the name is taken, InvalidTerms when δ is 1/records or more or the terms are not the
+        mechanism's, CapExceeded when the cap does not allow the budget.
+        """
+        with writing(self._engine) as connection:
+            return accounts.open_project(connection, _now(), name, ensemble_name, mechanism, terms)
+
+    def project(self, name: str) -> ProjectRecord:
+        """Return one project. Raises NotFound."""
+        with reading(self._engine) as connection:
+            return rows.fetch_project(connection, projects.c.name == name, repr(name))
+
+    def projects(
+        self,
+        after: str | None = None,
+        limit: int = 100,
+        ensemble: str | None = None,
+        status: ProjectStatus | None = None,
+    ) -> list[ProjectRecord]:
+        """Return up to `limit` projects by name, those after `after`."""
+        query = rows.select_projects().limit(limit)
+        if after is not None:
+            query = query.where(projects.c.name > after)
+        if ensemble is not None:
+            query = query.where(ensembles.c.name == ensemble)
+        if status is not None:
+            query = query.where(projects.c.status == status)
+        with reading(self._engine) as connection:
+            return [rows.project_record(row) for row in connection.execute(query)]
+
+    def set_status(self, name: str, status: ProjectStatus) -> ProjectRecord:
+        """Pause, resume or close a project.
+
+        Closing is final and returns to the cap what was not spent. Raises NotFound, and Conflict
+        when a closed project would be reopened.
+        """
+        with writing(self._engine) as connection:
+            return accounts.set_status(connection, _now(), name, ProjectStatus(status))
+
+    # -------------------------------------------------------------------- charges
+
+    def find(self, project_id: int, digests: Sequence[QueryDigest]) -> dict[bytes, Result]:
+        """Return what these queries were answered before, by query digest. Locks nothing."""
+        with reading(self._engine) as connection:
+            recorded = charging.find(connection, project_id, digests)
+        found = {d.query: recorded.find(d.query, d.input) for d in digests}
+        return {query: result for query, result in found.items() if result is not None}
+
+    def recall(self, project_id: int, key: str, body_digest: bytes) -> Receipt | None:
+        """Return the receipt of an earlier request with this key, or None. Locks nothing.
+
+        Raises IdempotencyConflict when the earlier request's body was another one.
+        """
+        with reading(self._engine) as connection:
+            project = rows.fetch_project(
+                connection, projects.c.id == project_id, f"number {project_id}"
+            )
+            return charging.recall(connection, project, key, body_digest)
+
+    def charge(
+        self,
+        project_id: int,
+        proposals: Sequence[Proposal],
+        idempotency: tuple[str, bytes] | None = None,
+    ) -> Receipt:
+        """Pay for a batch, all in one transaction; what the receipt says is durable.
+
+        Queries that were paid before, or come twice, are replayed for free. New ones are paid in
+        order while one more at the worst price is certain to fit; then all new ones are refused.
+        `idempotency` is the request's key and the SHA-256 of its body: a request with a key that
+        came before gets the earlier receipt. Raises ProjectPaused, ProjectClosed,
+        IdempotencyConflict, and BudgetExhausted when every query was refused.
+        """
+        with writing(self._engine) as connection:
+            return charging.charge(connection, _now(), project_id, proposals, idempotency)
+
+    def charges(
+        self,
+        project: str,
+        after_seq: int = 0,
+        limit: int = 100,
+        outcome: Outcome | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> list[ChargeRecord]:
+        """Return up to `limit` entries numbered above `after_seq`, in order.
+
+        Those from `since` on and before `until` only, where given. Raises NotFound.
+        """
+        with reading(self._engine) as connection:
+            account = rows.fetch_project(connection, projects.c.name == project, repr(project))
+            query = rows.select_charges(account.id, after_seq).limit(limit)
+            if outcome is not None:
+                query = query.where(charges.c.outcome == outcome)
+            if since is not None:
+                query = query.where(charges.c.created_at >= since)
+            if until is not None:
+                query = query.where(charges.c.created_at < until)
+            return [rows.charge_record(row, project) for row in connection.execute(query)]
+
+    def stream_charges(
+        self,
+        project: str,
+        outcome: Outcome | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> Iterator[ChargeRecord]:
+        """Yield all entries in order, in constant memory.
+
+        One transaction a page, not one for all: entries never change, and a slow reader must not
+        hold the database.
+        """
+        after = 0
+        while page := self.charges(project, after, _PAGE, outcome, since, until):
+            yield from page
+            after = page[-1].seq
+
+    def verify(self, project: str) -> Verification:
+        """Recompute a project's books from its charges, in constant memory. Raises NotFound."""
+        with snapshot(self._engine) as connection:
+            return verify_project(connection, project)
+
+    # --------------------------------------------------------------------- tokens
+
+    def create_token(
+        self,
+        *,
+        id: str,
+        hash: bytes,
+        role: Role,
+        project: str | None,
+        label: str,
+        expires_at: datetime,
+    ) -> TokenRecord:
+        """Remember a token by a keyed hash of its secret (32 bytes).
+
+        A student's token belongs to one project, the others to none. Raises NotFound when the
+        project does not exist, Conflict when the id is taken.
+        """
+        with writing(self._engine) as connection:
+            owner = project and rows.fetch_project(
+                connection, projects.c.name == project, repr(project)
+            )
+            if (role is Role.STUDENT) != bool(owner):
+                raise Conflict("a student's token belongs to one project, any other to none")
+            try:
+                connection.execute(
+                    insert(tokens).values(
+                        id=id,
+                        role=role,
+                        project_id=owner.id if owner else None,
+                        label=label,
+                        hash=hash,
+                        created_at=_now(),
+                        expires_at=expires_at,
+                    )
+                )
+            except IntegrityError as error:
+                raise Conflict(f"the token id {id!r} is taken") from error
+            row = connection.execute(rows.select_tokens().where(tokens.c.id == id)).one()
+            return rows.token_record(row)
+
+    def find_token(self, id: str) -> TokenRecord | None:
+        """Return the token with this id, revoked and expired ones too, or None."""
+        with reading(self._engine) as connection:
+            query = rows.select_tokens().where(tokens.c.id == id)
+            row = connection.execute(query).one_or_none()
+        return None if row is None else rows.token_record(row)
+
+    def list_tokens(self, project: str | None = None) -> list[TokenRecord]:
+        """Return all tokens, or those of one project, oldest first."""
+        query = rows.select_tokens()
+        if project is not None:
+            query = query.where(projects.c.name == project)
+        with reading(self._engine) as connection:
+            return [rows.token_record(row) for row in connection.execute(query)]
+
+    def revoke_token(self, id: str) -> TokenRecord:
+        """Make a token invalid from now on; doing it again changes nothing. Raises NotFound."""
+        with writing(self._engine) as connection:
+            connection.execute(
+                update(tokens)
+                .where(tokens.c.id == id, tokens.c.revoked_at.is_(None))
+                .values(revoked_at=_now())
+            )
+            row = connection.execute(rows.select_tokens().where(tokens.c.id == id)).one_or_none()
+        if row is None:
+            raise NotFound(f"there is no token {id!r}")
+        return rows.token_record(row)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

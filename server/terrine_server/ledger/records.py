@@ -1,0 +1,178 @@
+"""What the ledger takes and gives back: frozen, and free of SQL.
+
+EnsembleRecord      an ensemble and how much of its cap is reserved
+ProjectRecord       a project's terms and balances
+QueryDigest         what identifies a query
+Proposal            a query with the outcome that its votes gave, not yet paid
+Result              a query's fate, paid or refused
+Receipt             a batch's results and the account after them
+ChargeRecord        one entry
+TokenRecord         a token without its secret
+Verification        whether a project's books are whole
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from terrine_client.protocol import Guarantee, Outcome, ProjectStatus, Role
+from terrine_server.privacy import Outcome as PaidOutcome
+from terrine_server.privacy import Terms
+
+
+@dataclass(frozen=True)
+class EnsembleRecord:
+    """A registered ensemble. Cost in units of 1e-12 of μ², additive δ in units of 1e-18."""
+
+    id: int
+    name: str
+    path: str
+    manifest_sha256: str
+    info: Mapping[str, Any]
+    records: int
+    epsilon: float
+    delta: float
+    cap: int
+    delta_cap: int
+    reserved: int
+    delta_reserved: int
+    claimed: bool
+    """True once any project on it was opened with a claimed guarantee; it never goes back."""
+    registered_at: datetime
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """How far the cap's (ε, δ) may be trusted."""
+        return Guarantee.CLAIMED if self.claimed else Guarantee.PROVEN
+
+
+@dataclass(frozen=True)
+class ProjectRecord:
+    """A project's account. `mechanism` and `terms` never change once it is opened."""
+
+    id: int
+    name: str
+    ensemble: EnsembleRecord
+    status: ProjectStatus
+    guarantee: Guarantee
+    mechanism: Mapping[str, Any]
+    events: Mapping[str, Any]
+    """The cost event of each outcome, as JSON."""
+    terms: Terms
+    spent: int
+    delta_spent: int
+    cap_spent: int
+    charges: int
+    genesis: str
+    """Hash of the terms, in hex: where the chain of charges starts."""
+    head: str
+    """Hash of the last charge, in hex; the genesis when there is none."""
+    opened_at: datetime
+    closed_at: datetime | None
+
+    @property
+    def affordable(self) -> int:
+        """Further queries that are certain to fit, at the worst price."""
+        return self.terms.affordable(self.spent, self.delta_spent)
+
+
+@dataclass(frozen=True)
+class QueryDigest:
+    """SHA-256 of the canonical query, and of its input alone; 32 bytes each.
+
+    They differ where the student sends more than the input (interactive_gnmax: its baseline).
+    """
+
+    query: bytes
+    input: bytes
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A query that asks to be paid.
+
+    `outcome` is None for a query that was not voted on: it can be replayed or refused, no more.
+    """
+
+    query_digest: bytes
+    input_digest: bytes
+    outcome: PaidOutcome | None
+    label: int | None
+
+    def __post_init__(self) -> None:
+        if len(self.query_digest) != 32 or len(self.input_digest) != 32:
+            raise ValueError("a digest is 32 bytes")
+        if (self.label is None) != (self.outcome in (None, PaidOutcome.ABSTAINED)):
+            raise ValueError(f"outcome {self.outcome} with label {self.label}")
+
+
+@dataclass(frozen=True)
+class Result:
+    """A query's fate. `seq` is the charge that paid for it, None when refused."""
+
+    outcome: Outcome
+    label: int | None
+    seq: int | None
+    replayed: bool
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """A batch's results, in the order of its proposals, and the project after them."""
+
+    results: Sequence[Result]
+    project: ProjectRecord
+
+
+@dataclass(frozen=True)
+class ChargeRecord:
+    """One entry of a project's ledger; digests and hash in hex."""
+
+    project: str
+    project_id: int
+    seq: int
+    created_at: datetime
+    query_digest: str
+    input_digest: str
+    outcome: Outcome
+    label: int | None
+    cost: int
+    delta: int
+    cap_cost: int
+    guarantee: Guarantee
+    mechanism: Mapping[str, Any]
+    event: Mapping[str, Any]
+    hash: str
+
+
+@dataclass(frozen=True)
+class TokenRecord:
+    """A token as it is remembered: a keyed hash in place of its secret."""
+
+    id: str
+    role: Role
+    project: str | None
+    project_id: int | None
+    label: str
+    hash: bytes
+    created_at: datetime
+    expires_at: datetime
+    revoked_at: datetime | None
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Whether a project's books are whole. `problems` names what is not, first finding first."""
+
+    project: str
+    charges: int
+    head: str
+    problems: Sequence[str]
+
+    @property
+    def ok(self) -> bool:
+        """True when nothing is wrong."""
+        return not self.problems

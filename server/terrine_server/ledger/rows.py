@@ -1,0 +1,155 @@
+"""From rows of the database to records, and the queries that fetch them."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy import Connection, Row, Select, exists, select
+from sqlalchemy.sql.elements import ColumnElement
+
+from terrine_client.protocol import Guarantee, Outcome, ProjectStatus, Role
+from terrine_server.errors import NotFound
+from terrine_server.ledger.records import (
+    ChargeRecord,
+    EnsembleRecord,
+    ProjectRecord,
+    TokenRecord,
+)
+from terrine_server.ledger.tables import charges, ensembles, projects, tokens
+from terrine_server.privacy import Terms
+
+# The two tables share column names: the ensemble's come under a prefix, the project's as they are.
+_ENSEMBLE = "ensemble__"
+_on_ensemble = projects.alias("on_ensemble")
+_claimed = (
+    exists()
+    .where(_on_ensemble.c.ensemble_id == ensembles.c.id, _on_ensemble.c.guarantee == "claimed")
+    .label(f"{_ENSEMBLE}claimed")
+)
+_ensemble_columns = [column.label(f"{_ENSEMBLE}{column.name}") for column in ensembles.c]
+
+terms_from_text = lru_cache(maxsize=1024)(lambda text: Terms.from_json(json.loads(text)))
+"""Terms never change, and every charge needs them."""
+
+
+def select_ensembles() -> Select[Any]:
+    """All ensembles, by name."""
+    return select(*_ensemble_columns, _claimed).order_by(ensembles.c.name)
+
+
+def select_projects() -> Select[Any]:
+    """All projects with their ensembles, by name."""
+    return (
+        select(projects, *_ensemble_columns, _claimed)
+        .join(ensembles, projects.c.ensemble_id == ensembles.c.id)
+        .order_by(projects.c.name)
+    )
+
+
+def lock_ensemble(connection: Connection, condition: ColumnElement[bool]) -> Row[Any] | None:
+    """Fetch an ensemble and hold it until the transaction ends.
+
+    Whoever needs an ensemble and a project locks the ensemble first.
+    """
+    connection.execute(select(ensembles.c.id).where(condition).with_for_update())
+    return connection.execute(select_ensembles().where(condition)).one_or_none()
+
+
+def lock_project(
+    connection: Connection, condition: ColumnElement[bool], described: str
+) -> ProjectRecord:
+    """Fetch a project and hold it until the transaction ends. Raises NotFound."""
+    # Locked before it is read: a row that was waited for is then read as its holder left it.
+    connection.execute(select(projects.c.id).where(condition).with_for_update())
+    return fetch_project(connection, condition, described)
+
+
+def fetch_project(
+    connection: Connection, condition: ColumnElement[bool], described: str
+) -> ProjectRecord:
+    """Fetch a project. Raises NotFound."""
+    row = connection.execute(select_projects().where(condition)).one_or_none()
+    if row is None:
+        raise NotFound(f"there is no project {described}")
+    return project_record(row)
+
+
+def ensemble_record(row: Row[Any]) -> EnsembleRecord:
+    """Record from a row of `select_ensembles` or `select_projects`."""
+    fields = {
+        name.removeprefix(_ENSEMBLE): value
+        for name, value in row._mapping.items()
+        if name.startswith(_ENSEMBLE)
+    }
+    return EnsembleRecord(
+        **fields
+        | {
+            "manifest_sha256": fields["manifest_sha256"].hex(),
+            "info": json.loads(fields["info"]),
+            "claimed": bool(fields["claimed"]),
+        }
+    )
+
+
+def project_record(row: Row[Any]) -> ProjectRecord:
+    """Record from a row of `select_projects`."""
+    return ProjectRecord(
+        id=row.id,
+        name=row.name,
+        ensemble=ensemble_record(row),
+        status=ProjectStatus(row.status),
+        guarantee=Guarantee(row.guarantee),
+        mechanism=json.loads(row.mechanism),
+        events=json.loads(row.events),
+        terms=terms_from_text(row.terms),
+        spent=row.spent,
+        delta_spent=row.delta_spent,
+        cap_spent=row.cap_spent,
+        charges=row.charges,
+        genesis=row.genesis.hex(),
+        head=row.head.hex(),
+        opened_at=row.opened_at,
+        closed_at=row.closed_at,
+    )
+
+
+def charge_record(row: Row[Any], project: str) -> ChargeRecord:
+    """Record from a row of `charges`."""
+    return ChargeRecord(
+        project=project,
+        **dict(row._mapping)
+        | {
+            "query_digest": row.query_digest.hex(),
+            "input_digest": row.input_digest.hex(),
+            "outcome": Outcome(row.outcome),
+            "guarantee": Guarantee(row.guarantee),
+            "mechanism": json.loads(row.mechanism),
+            "event": json.loads(row.event),
+            "hash": row.hash.hex(),
+        },
+    )
+
+
+def select_tokens() -> Select[Any]:
+    """All tokens with the name of their project, oldest first."""
+    return (
+        select(tokens, projects.c.name.label("project"))
+        .outerjoin(projects, tokens.c.project_id == projects.c.id)
+        .order_by(tokens.c.created_at, tokens.c.id)
+    )
+
+
+def token_record(row: Row[Any]) -> TokenRecord:
+    """Record from a row of `select_tokens`."""
+    return TokenRecord(**dict(row._mapping) | {"role": Role(row.role)})
+
+
+def select_charges(project_id: int, after: int) -> Select[Any]:
+    """A project's charges numbered above `after`, in order."""
+    return (
+        select(charges)
+        .where(charges.c.project_id == project_id, charges.c.seq > after)
+        .order_by(charges.c.seq)
+    )

@@ -1,0 +1,204 @@
+"""The schema, for SQLite and PostgreSQL alike.
+
+What may be checked by the database is: balances within budgets, reservations within caps, numbers
+from 1, digests of 32 bytes. Triggers (see `migrations/`) add that charges are never changed or
+removed, that they are numbered without gaps, and that terms and caps stay as they were opened.
+
+JSON is kept as canonical text, not as the databases' own JSON types: it is hashed, so it must come
+back byte for byte. Money is integers: cost in units of 1e-12 of the rule's quantity, additive δ in
+units of 1e-18, and the share of the ensemble's cap in units of 1e-12 of μ².
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    DateTime,
+    Dialect,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+from sqlalchemy.types import TypeDecorator, TypeEngine
+
+
+class Timestamp(TypeDecorator[datetime]):
+    """An instant in UTC, to the microsecond.
+
+    `timestamptz` on PostgreSQL, ISO 8601 text of fixed length (so that it sorts) on SQLite. Text
+    that is no instant comes back as it is, so that verification can name the entry that holds it.
+    """
+
+    impl = DateTime(timezone=True).with_variant(String(27), "sqlite")
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> object:
+        if value is None or dialect.name != "sqlite":
+            return value
+        return iso(value)
+
+    def process_result_value(self, value: object, dialect: Dialect) -> datetime | None:
+        if isinstance(value, str):
+            try:
+                value = datetime.fromisoformat(value)
+            except ValueError:
+                return value  # type: ignore[return-value]
+        return value.astimezone(UTC) if isinstance(value, datetime) else None
+
+    def coerce_compared_value(self, op: object, value: object) -> TypeEngine[object]:
+        return self
+
+
+def iso(instant: datetime) -> str:
+    """`2026-01-31T23:59:59.000000Z`: always UTC, always 27 characters."""
+    return instant.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+metadata = MetaData(
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+    }
+)
+
+# SQLite numbers rows by itself only in a column of exactly this type.
+_Id = BigInteger().with_variant(Integer(), "sqlite")
+_Digest = LargeBinary(32)
+
+
+def _digest(name: str) -> CheckConstraint:
+    return CheckConstraint(f"length({name}) = 32", name=f"{name}_length")
+
+
+ensembles = Table(
+    "ensembles",
+    metadata,
+    Column("id", _Id, primary_key=True),
+    Column("name", String(64), nullable=False),
+    Column("path", Text, nullable=False),
+    Column("manifest_sha256", _Digest, nullable=False),
+    Column("info", Text, nullable=False),
+    Column("records", BigInteger, nullable=False),
+    Column("epsilon", Float(53), nullable=False),
+    Column("delta", Float(53), nullable=False),
+    Column("cap", BigInteger, nullable=False),
+    Column("delta_cap", BigInteger, nullable=False),
+    Column("reserved", BigInteger, nullable=False),
+    Column("delta_reserved", BigInteger, nullable=False),
+    Column("registered_at", Timestamp, nullable=False),
+    UniqueConstraint("name"),
+    # The same teachers under two names would have two caps.
+    UniqueConstraint("manifest_sha256"),
+    _digest("manifest_sha256"),
+    CheckConstraint("records >= 1", name="records"),
+    CheckConstraint("reserved BETWEEN 0 AND cap", name="reserved"),
+    CheckConstraint("delta_reserved BETWEEN 0 AND delta_cap", name="delta_reserved"),
+)
+
+projects = Table(
+    "projects",
+    metadata,
+    Column("id", _Id, primary_key=True),
+    Column("name", String(64), nullable=False),
+    Column("ensemble_id", ForeignKey(ensembles.c.id), nullable=False),
+    Column("status", String(6), nullable=False),
+    Column("guarantee", String(7), nullable=False),
+    Column("mechanism", Text, nullable=False),
+    Column("events", Text, nullable=False),
+    Column("terms", Text, nullable=False),
+    Column("budget", BigInteger, nullable=False),
+    Column("delta_budget", BigInteger, nullable=False),
+    Column("cap_budget", BigInteger, nullable=False),
+    Column("spent", BigInteger, nullable=False),
+    Column("delta_spent", BigInteger, nullable=False),
+    Column("cap_spent", BigInteger, nullable=False),
+    Column("charges", BigInteger, nullable=False),
+    Column("genesis", _Digest, nullable=False),
+    Column("head", _Digest, nullable=False),
+    Column("opened_at", Timestamp, nullable=False),
+    Column("closed_at", Timestamp),
+    UniqueConstraint("name"),
+    Index("ix_projects_ensemble_id", "ensemble_id"),
+    _digest("genesis"),
+    _digest("head"),
+    CheckConstraint("status IN ('active', 'paused', 'closed')", name="status"),
+    CheckConstraint("guarantee IN ('proven', 'claimed')", name="guarantee"),
+    CheckConstraint("(status = 'closed') = (closed_at IS NOT NULL)", name="closed_at"),
+    CheckConstraint("spent BETWEEN 0 AND budget", name="spent"),
+    CheckConstraint("delta_spent BETWEEN 0 AND delta_budget", name="delta_spent"),
+    CheckConstraint("cap_spent BETWEEN 0 AND cap_budget", name="cap_spent"),
+    CheckConstraint("charges >= 0", name="charges"),
+)
+
+charges = Table(
+    "charges",
+    metadata,
+    Column("project_id", ForeignKey(projects.c.id), primary_key=True),
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("created_at", Timestamp, nullable=False),
+    Column("query_digest", _Digest, nullable=False),
+    Column("input_digest", _Digest, nullable=False),
+    Column("outcome", String(10), nullable=False),
+    Column("label", BigInteger),
+    Column("cost", BigInteger, nullable=False),
+    Column("delta", BigInteger, nullable=False),
+    Column("cap_cost", BigInteger, nullable=False),
+    Column("guarantee", String(7), nullable=False),
+    Column("mechanism", Text, nullable=False),
+    Column("event", Text, nullable=False),
+    Column("hash", _Digest, nullable=False),
+    UniqueConstraint("project_id", "query_digest"),
+    Index("ix_charges_project_id_input_digest", "project_id", "input_digest"),
+    _digest("query_digest"),
+    _digest("input_digest"),
+    _digest("hash"),
+    CheckConstraint("seq >= 1", name="seq"),
+    CheckConstraint("outcome IN ('answered', 'abstained', 'reinforced')", name="outcome"),
+    CheckConstraint("(outcome = 'abstained') = (label IS NULL)", name="label"),
+    CheckConstraint("label >= 0", name="label_index"),
+    CheckConstraint("cost >= 0 AND delta >= 0 AND cap_cost >= 0", name="price"),
+    CheckConstraint("guarantee IN ('proven', 'claimed')", name="guarantee"),
+)
+
+idempotency = Table(
+    "idempotency",
+    metadata,
+    Column("project_id", ForeignKey(projects.c.id), primary_key=True),
+    Column("key", String(255), primary_key=True),
+    Column("body_digest", _Digest, nullable=False),
+    Column("results", Text, nullable=False),
+    Column("created_at", Timestamp, nullable=False),
+    Index("ix_idempotency_project_id_created_at", "project_id", "created_at"),
+    _digest("body_digest"),
+)
+
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("role", String(7), nullable=False),
+    Column("project_id", ForeignKey(projects.c.id)),
+    Column("label", String(100), nullable=False),
+    Column("hash", _Digest, nullable=False),
+    Column("created_at", Timestamp, nullable=False),
+    Column("expires_at", Timestamp, nullable=False),
+    Column("revoked_at", Timestamp),
+    Index("ix_tokens_project_id", "project_id"),
+    _digest("hash"),
+    CheckConstraint("role IN ('student', 'auditor', 'admin')", name="role"),
+    CheckConstraint("(role = 'student') = (project_id IS NOT NULL)", name="project"),
+)

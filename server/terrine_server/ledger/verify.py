@@ -1,0 +1,174 @@
+"""Recomputing a project's books from its charges, and naming what does not agree.
+
+What this finds: any altered, missing, swapped, added or re-priced charge, altered terms, and any
+balance, number, hash or reservation that does not follow from the charges. What no look at the
+database alone can find: a tail of charges removed together with a balance, count and head that
+were all set back to match, or a chain rewritten from some entry on to its end. Keep the head that
+`verify` reports somewhere else, and compare.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from sqlalchemy import Connection, case, func, select
+
+from terrine_client.protocol import Outcome
+from terrine_server.errors import NotFound
+from terrine_server.ledger import rows
+from terrine_server.ledger.chain import charge_hash, genesis
+from terrine_server.ledger.records import Verification
+from terrine_server.ledger.tables import projects
+from terrine_server.privacy import Price, Terms
+
+MOST_PROBLEMS = 100
+"""A report names this many findings; the first is the one to look at."""
+_ROWS = 1000
+
+Raw = Mapping[str, Any]
+
+
+def verify_project(connection: Connection, name: str) -> Verification:
+    """See `Ledger.verify`. The connection's transaction must read one snapshot throughout."""
+    row = connection.execute(rows.select_projects().where(projects.c.name == name)).one_or_none()
+    if row is None:
+        raise NotFound(f"there is no project {name!r}")
+    project: Raw = row._mapping
+    entries = connection.execution_options(yield_per=_ROWS).execute(
+        rows.select_charges(project["id"], after=0)
+    )
+    found = list(islice(_findings(connection, project, entries.mappings()), MOST_PROBLEMS))
+    return Verification(name, project["charges"], bytes(project["head"]).hex(), found)
+
+
+def _findings(connection: Connection, project: Raw, entries: Iterable[Raw]) -> Iterator[str]:
+    try:
+        terms = Terms.from_json(json.loads(project["terms"]))
+        prices = {str(outcome): price for outcome, price in terms.prices.items()}
+        events = json.loads(project["events"])
+    except (ValueError, TypeError, KeyError, AttributeError):
+        yield "terms: they cannot be read"
+        return
+    yield from _check_terms(project, terms)
+    yield from _check_entries(project, prices, events, entries)
+    yield from _check_reservation(connection, project)
+
+
+def _check_terms(project: Raw, terms: Terms) -> Iterator[str]:
+    if _hash(genesis, project) != project["genesis"]:
+        yield "terms: their hash is not the one the project was opened with"
+    stated = (terms.guarantee, terms.budget, terms.delta_budget, terms.cap_budget)
+    if stated != tuple(
+        project[name] for name in ("guarantee", "budget", "delta_budget", "cap_budget")
+    ):
+        yield "terms: the project's guarantee or budgets are not those of its terms"
+
+
+def _check_entries(
+    project: Raw, prices: Mapping[str, Price], events: Mapping[str, Any], entries: Iterable[Raw]
+) -> Iterator[str]:
+    head, last, count = project["genesis"], 0, 0
+    spent = {"cost": 0, "delta": 0, "cap_cost": 0}
+    classes = len(json.loads(project["ensemble__info"])["classes"])
+    for entry in entries:
+        seq = entry["seq"]
+        if seq != last + 1:
+            yield (
+                f"entry {last + 1}: missing"
+                if seq == last + 2
+                else f"entries {last + 1} to {seq - 1}: missing"
+            )
+        if _hash(lambda fields, before=head: charge_hash(before, fields), entry) != entry["hash"]:
+            yield f"entry {seq}: altered, or not the one that followed the entry before it"
+        yield from (
+            f"entry {seq}: {problem}"
+            for problem in _check_entry(project, prices, events, classes, entry)
+        )
+        head, last, count = entry["hash"], seq, count + 1
+        for name in spent:
+            spent[name] += entry[name] if isinstance(entry[name], int) else 0
+    if head != project["head"]:
+        yield f"head: the project's last hash is not that of its last entry, {last}"
+    for name, recorded, recomputed in [
+        ("charges", project["charges"], count),
+        ("spent", project["spent"], spent["cost"]),
+        ("delta_spent", project["delta_spent"], spent["delta"]),
+        ("cap_spent", project["cap_spent"], spent["cap_cost"]),
+    ]:
+        if recorded != recomputed:
+            yield f"balance: {name} is {recorded}, but the entries make {recomputed}"
+    for name, budget in [
+        ("spent", "budget"),
+        ("delta_spent", "delta_budget"),
+        ("cap_spent", "cap_budget"),
+    ]:
+        if project[name] > project[budget]:
+            yield f"balance: {name} {project[name]} exceeds {budget} {project[budget]}"
+
+
+def _check_entry(
+    project: Raw,
+    prices: Mapping[str, Price],
+    events: Mapping[str, Any],
+    classes: int,
+    entry: Raw,
+) -> Iterator[str]:
+    outcome, label = entry["outcome"], entry["label"]
+    price = prices.get(outcome)
+    if price is None:
+        yield f"outcome {outcome!r} is not on the project's price list"
+        return
+    if (entry["cost"], entry["delta"], entry["cap_cost"]) != (
+        price.cost,
+        price.delta,
+        price.cap_cost,
+    ):
+        yield f"not the price of {outcome!r} on the project's price list"
+    if outcome == Outcome.ABSTAINED:
+        if label is not None:
+            yield f"abstained, yet has label {label}"
+    elif not isinstance(label, int) or not 0 <= label < classes:
+        yield f"label {label} is not one of the {classes} classes"
+    if entry["guarantee"] != project["guarantee"] or entry["mechanism"] != project["mechanism"]:
+        yield "guarantee or mechanism is not the project's"
+    if _parsed(entry["event"]) != events[outcome]:
+        yield f"cost event is not that of {outcome!r}"
+
+
+def _check_reservation(connection: Connection, project: Raw) -> Iterator[str]:
+    """What the ensemble has reserved: whole budgets of open projects, the spend of closed ones."""
+    closed = projects.c.status == "closed"
+    cost, delta = connection.execute(
+        select(
+            func.sum(case((closed, projects.c.cap_spent), else_=projects.c.cap_budget)),
+            func.sum(case((closed, projects.c.delta_spent), else_=projects.c.delta_budget)),
+        ).where(projects.c.ensemble_id == project["ensemble_id"])
+    ).one()
+    for name, recomputed in [("reserved", cost), ("delta_reserved", delta)]:
+        recorded = project[f"ensemble__{name}"]
+        if recorded != recomputed:
+            yield (
+                f"ensemble {project['ensemble__name']}: {name} is {recorded}, "
+                f"but its projects make {recomputed}"
+            )
+    for reserved, cap in [("reserved", "cap"), ("delta_reserved", "delta_cap")]:
+        if project[f"ensemble__{reserved}"] > project[f"ensemble__{cap}"]:
+            yield f"ensemble {project['ensemble__name']}: {reserved} exceeds {cap}"
+
+
+def _hash(function: Any, fields: Raw) -> bytes | None:
+    try:
+        hashed: bytes = function(fields)
+    except (TypeError, ValueError):
+        return None  # a value of a type that was never written
+    return hashed
+
+
+def _parsed(text: object) -> object:
+    try:
+        return json.loads(text) if isinstance(text, str) else None
+    except ValueError:
+        return None
