@@ -176,8 +176,8 @@ def budget() -> Call[Budget]:
     return Call(_BUDGET, "GET", "/budget")
 
 
-def project(name: str) -> Call[ProjectInfo]:
-    return Call(_PROJECT, "GET", f"/projects/{_segment(name)}")
+def project() -> Call[ProjectInfo]:
+    return Call(_PROJECT, "GET", "/project")
 
 
 def ensembles() -> Call[list[EnsembleAccount | EnsembleInfo]]:

@@ -102,9 +102,9 @@ class Client(Connection[httpx.Client]):
         """The account of the token's project."""
         return self._send(_calls.budget())
 
-    def project(self, name: str | None = None) -> ProjectInfo:
-        """A project's terms; by default those of the token's own."""
-        return self._send(_calls.project(name or self.budget().project))
+    def project(self) -> ProjectInfo:
+        """The terms of the token's project: its mechanism, prices, and what its inputs are."""
+        return self._send(_calls.project())
 
     def ensembles(self) -> list[EnsembleAccount | EnsembleInfo]:
         """The ensembles that the token may know of; an owner's come with their caps."""
@@ -220,9 +220,9 @@ class AsyncClient(Connection[httpx.AsyncClient]):
         """As `Client.budget`."""
         return await self._send(_calls.budget())
 
-    async def project(self, name: str | None = None) -> ProjectInfo:
+    async def project(self) -> ProjectInfo:
         """As `Client.project`."""
-        return await self._send(_calls.project(name or (await self.budget()).project))
+        return await self._send(_calls.project())
 
     async def ensembles(self) -> list[EnsembleAccount | EnsembleInfo]:
         """As `Client.ensembles`."""

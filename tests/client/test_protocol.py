@@ -1,0 +1,282 @@
+"""The wire contract: what is said arrives as it was meant, and what was not meant is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from terrine_client import protocol
+from terrine_client.protocol import (
+    PROBLEMS,
+    MechanismSpec,
+    Outcome,
+    Problem,
+    ProjectOpen,
+    Reply,
+    TokenCreate,
+    Wire,
+)
+
+INPUT = {"shape": [28, 28], "dtype": "uint8", "low": 0.0, "high": 255.0}
+ENSEMBLE = {
+    "name": "digits",
+    "manifest_sha256": "ab" * 32,
+    "kind": "heads",
+    "input": INPUT,
+    "classes": ["zero", "one"],
+    "teachers": 250,
+    "available": True,
+}
+BUDGET = {
+    "project": "study",
+    "status": "active",
+    "guarantee": "proven",
+    "epsilon": 1.0,
+    "delta": 1e-5,
+    "rule": {"name": "rdp", "order": 12.5},
+    "budget": 2**62,
+    "spent": 17,
+    "delta_budget": 10**13,
+    "delta_spent": 3,
+    "epsilon_spent": 0.1,
+    "charges": 2,
+    "affordable": 40,
+}
+RESULT = {"outcome": "reinforced", "label": 3, "charge": 9, "replayed": True}
+PRICE = {"cost": 5, "delta": 1}
+CHARGE = {
+    "project": "study",
+    "seq": 1,
+    "created_at": "2026-01-02T03:04:05.000006Z",
+    "outcome": "abstained",
+    "label": None,
+    "cost": 5,
+    "delta": 1,
+    "guarantee": "claimed",
+    "mechanism": {"name": "lnmax", "gamma": 0.05},
+    "event": {"event": "LaplaceNoisyMax", "gamma": 0.05},
+    "query_digest": "cd" * 32,
+    "hash": "ef" * 32,
+}
+TOKEN = {
+    "id": "a1",
+    "role": "student",
+    "project": "study",
+    "label": "Ward 7",
+    "created_at": "2026-01-02T03:04:05Z",
+    "expires_at": "2026-04-02T03:04:05Z",
+    "revoked_at": None,
+}
+SPLIT = {"conversion": 9e-6, "stability": 0.0, "publication": 0.0, "sampler": 1e-8}
+PROJECT = {
+    "name": "study",
+    "status": "closed",
+    "guarantee": "proven",
+    "ensemble": ENSEMBLE,
+    "mechanism": {"name": "gnmax", "sigma": 40.0},
+    "epsilon": 1.0,
+    "delta": 1e-5,
+    "delta_split": SPLIT,
+    "rule": {"name": "gdp", "order": None},
+    "prices": {"answered": PRICE},
+    "opened_at": "2026-01-02T03:04:05Z",
+    "closed_at": "2026-01-03T03:04:05Z",
+}
+MECHANISMS: list[dict[str, Any]] = [
+    {"name": "lnmax", "gamma": 0.05},
+    {"name": "gnmax", "sigma": 40.0},
+    {"name": "confident_gnmax", "threshold": 200, "sigma1": 150.0, "sigma2": 40.0},
+    {
+        "name": "interactive_gnmax",
+        "threshold": 200,
+        "sigma1": 150.0,
+        "sigma2": 40.0,
+        "confidence": 0.9,
+    },
+    {"name": "immutable", "c": 10, "gamma": 0.05, "sigma": None, "pricing": "as_published"},
+    {"name": "immutable", "c": 10, "gamma": None, "sigma": 40.0, "pricing": "honest"},
+    {"name": "stable", "sigma": 40.0, "delta_per_query": 1e-9},
+]
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "LNMaxSpec": MECHANISMS[0],
+    "GNMaxSpec": MECHANISMS[1],
+    "ConfidentGNMaxSpec": MECHANISMS[2],
+    "InteractiveGNMaxSpec": MECHANISMS[3],
+    "ImmutableSpec": MECHANISMS[4],
+    "StableSpec": MECHANISMS[6],
+    "LabelRequest": {"inputs": [[0.1, 2.0]], "probabilities": [[0.25, 0.75]]},
+    "LabelResult": RESULT,
+    "Rule": {"name": "gdp", "order": None},
+    "DeltaSplit": SPLIT,
+    "Price": PRICE,
+    "Budget": BUDGET,
+    "LabelResponse": {"results": [RESULT], "budget": BUDGET},
+    "EstimateRequest": {"queries": 500},
+    "Estimate": {
+        "queries": 500,
+        "cost": 2500,
+        "delta_cost": 500,
+        "fits": False,
+        "epsilon_after": 0.9,
+        "prices": {"answered": PRICE, "abstained": PRICE},
+        "budget": BUDGET,
+    },
+    "InputSpec": INPUT,
+    "EnsembleInfo": ENSEMBLE,
+    "EnsembleAccount": ENSEMBLE
+    | {
+        "guarantee": "proven",
+        "epsilon": 2.0,
+        "delta": 1e-5,
+        "cap": 10**12,
+        "reserved": 10**11,
+        "delta_cap": 10**12,
+        "delta_reserved": 10**11,
+    },
+    "ProjectOpen": {
+        "name": "study",
+        "ensemble": "digits",
+        "mechanism": MECHANISMS[1],
+        "epsilon": 1.0,
+        "delta": 1e-5,
+        "acknowledge_claimed": False,
+    },
+    "ProjectUpdate": {"status": "paused"},
+    "ProjectInfo": PROJECT,
+    "TokenCreate": {"role": "student", "project": "study", "label": "", "expires_in_days": 90.0},
+    "TokenInfo": TOKEN,
+    "TokenCreated": TOKEN | {"token": "terrine_a1_secret"},
+    "Charge": CHARGE,
+    "LedgerPage": {"items": [CHARGE], "next": "1"},
+    "BudgetPage": {"items": [BUDGET], "next": None},
+    "Verification": {
+        "project": "study",
+        "ok": False,
+        "charges": 2,
+        "head": "ef" * 32,
+        "problems": ["entry 2: hash does not match"],
+    },
+}
+MODELS: dict[str, type[BaseModel]] = {
+    name: model
+    for name, model in vars(protocol).items()
+    if isinstance(model, type) and issubclass(model, Wire | Reply) and model not in (Wire, Reply)
+}
+
+
+def test_every_model_has_an_example_here() -> None:
+    assert sorted(EXAMPLES) == sorted(MODELS)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_model_survives_the_wire(name: str) -> None:
+    model = MODELS[name].model_validate(EXAMPLES[name])
+    assert model.model_dump(mode="json") == EXAMPLES[name]
+    assert MODELS[name].model_validate_json(model.model_dump_json()) == model
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_requests_are_closed_and_replies_may_grow(name: str) -> None:
+    kind, more = MODELS[name], EXAMPLES[name] | {"unheard_of": 1}
+    if issubclass(kind, Reply):
+        assert kind.model_validate(more) == kind.model_validate(EXAMPLES[name])
+    else:
+        with pytest.raises(ValidationError, match="unheard_of"):
+            kind.model_validate(more)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_no_model_can_be_changed(name: str) -> None:
+    model = MODELS[name].model_validate(EXAMPLES[name])
+    with pytest.raises(ValidationError, match="frozen"):
+        setattr(model, next(iter(EXAMPLES[name])), None)
+
+
+@pytest.mark.parametrize("spec", MECHANISMS, ids=lambda spec: spec["name"])
+def test_a_mechanism_is_known_by_its_name(spec: dict[str, Any]) -> None:
+    adapter: TypeAdapter[MechanismSpec] = TypeAdapter(MechanismSpec)
+    assert adapter.validate_python(spec).model_dump() == spec
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"name": "gnmax", "sigma": 0},
+        {"name": "gnmax", "sigma": -1},
+        {"name": "gnmax", "sigma": float("inf")},
+        {"name": "gnmax", "sigma": float("nan")},
+        {"name": "gnmax"},
+        {"name": "gnmax", "sigma": 40, "gamma": 0.05},
+        {"name": "lnmax", "gamma": 0},
+        {"name": "stable", "sigma": 40, "delta_per_query": 0},
+        {"name": "stable", "sigma": 40, "delta_per_query": 1},
+        {"name": "immutable", "c": -1, "sigma": 40},
+        {"name": "immutable", "c": 1, "sigma": 40, "pricing": "free"},
+        {"name": "confident_gnmax", "threshold": -1, "sigma1": 1, "sigma2": 1},
+        {"name": "noisy_min", "sigma": 40},
+        {"sigma": 40},
+    ],
+)
+def test_a_senseless_mechanism_is_refused(spec: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        TypeAdapter(MechanismSpec).validate_python(spec)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"epsilon": 0},
+        {"epsilon": -1},
+        {"epsilon": float("inf")},
+        {"epsilon": float("nan")},
+        {"epsilon": 101},
+        {"delta": 0},
+        {"delta": 1},
+        {"name": "Study"},
+        {"name": "a/b"},
+        {"name": "-study"},
+        {"name": ""},
+        {"name": "s" * 65},
+        {"name": "study\n"},
+    ],
+)
+def test_senseless_terms_are_refused(changed: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        ProjectOpen.model_validate(EXAMPLES["ProjectOpen"] | changed)
+
+
+@pytest.mark.parametrize("days", [0, -1, 4000, float("nan")])
+def test_every_token_expires(days: float) -> None:
+    with pytest.raises(ValidationError):
+        TokenCreate(role=protocol.Role.AUDITOR, expires_in_days=days)
+
+
+def test_votes_have_no_field() -> None:
+    fields = {field for model in MODELS.values() for field in model.model_fields}
+    assert not {name for name in fields if "vote" in name or "count" in name or "margin" in name}
+
+
+@pytest.mark.parametrize(("slug", "kind"), PROBLEMS.items(), ids=PROBLEMS)
+def test_every_problem_is_an_error_status_and_explained(
+    slug: str, kind: protocol.ProblemType
+) -> None:
+    assert slug == slug.lower().replace(" ", "-")
+    assert 400 <= kind.status < 600
+    assert kind.title
+    assert kind.meaning.endswith(".")
+
+
+def test_a_problem_keeps_what_else_it_says() -> None:
+    said = {"type": "/problems/x", "title": "T", "status": 400, "detail": "D", "limit": 4096}
+    assert Problem.model_validate(said).model_dump(exclude_none=True) == said
+
+
+def test_outcomes_are_plain_words() -> None:
+    assert [str(outcome) for outcome in Outcome] == [
+        "answered",
+        "abstained",
+        "reinforced",
+        "refused",
+    ]
