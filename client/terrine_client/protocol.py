@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Name = Annotated[
     str,
@@ -337,6 +337,12 @@ class TokenCreate(Wire):
     project: Name | None = None
     label: Annotated[str, Field(max_length=100, description="For your own records.")] = ""
     expires_in_days: Annotated[float, Field(gt=0, le=3650)] = 90
+
+    @model_validator(mode="after")
+    def _project_goes_with_the_role(self) -> Self:
+        if (self.role is Role.STUDENT) != (self.project is not None):
+            raise ValueError("a student's token needs a project, and no other token has one")
+        return self
 
 
 class TokenInfo(Reply):

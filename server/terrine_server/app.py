@@ -1,1 +1,81 @@
 """Wires the rooms together; holds no logic."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+
+import structlog
+from anyio import to_thread
+from fastapi import FastAPI
+
+from terrine_server.api import books, health, middleware, openapi, owner, problems, students
+from terrine_server.api.services import Services
+from terrine_server.auth import Tokens, load_secret_key
+from terrine_server.errors import TerrineError
+from terrine_server.labeling import Labeling
+from terrine_server.ledger import Ledger, connect
+from terrine_server.ratelimit import RateLimit
+from terrine_server.settings import Settings
+from terrine_server.voting.local import LocalVoters
+
+log = structlog.get_logger("terrine")
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """Return the service as an ASGI application.
+
+    Raises `SecretKeyError` without a secret key. The database is first asked when a request, or
+    `/readyz`, needs it.
+    """
+    engine = connect(settings.database, settings.database_password())
+    ledger = Ledger(engine)
+    voters = LocalVoters(settings.data_dir, settings.device)
+    services = Services(
+        settings=settings,
+        engine=engine,
+        ledger=ledger,
+        tokens=Tokens(ledger, load_secret_key(settings.secret_key_path)),
+        voters=voters,
+        labeling=Labeling(ledger, voters, settings.max_batch),
+        requests=RateLimit(settings.requests_per_minute),
+        failed_logins=RateLimit(settings.failed_logins_per_minute),
+        metrics=middleware.Metrics(),
+    )
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await to_thread.run_sync(_warm_up, services)
+        yield
+        engine.dispose()
+
+    app = FastAPI(
+        title="Terrine",
+        version=version("terrine"),
+        summary="Labels from private teachers, within a privacy budget.",
+        description="Every error is an RFC 9457 problem; `GET /problems` lists their types.",
+        lifespan=lifespan,
+        # These pages would load scripts from a stranger's server.
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.services = services
+    app.add_middleware(
+        middleware.Envelope, metrics=services.metrics, max_body_bytes=settings.max_body_bytes
+    )
+    for router in (students.router, books.router, owner.router, health.router):
+        app.include_router(router)
+    problems.install(app)
+    openapi.install(app)
+    return app
+
+
+def _warm_up(services: Services) -> None:
+    """Load every ensemble before the first request, and say which cannot be."""
+    try:
+        for record in services.ledger.ensembles():
+            services.voters.check(record)
+            log.info("ensemble ready", ensemble=record.name)
+    except TerrineError as error:
+        log.error("not ready", problem=error.problem, cause=error.detail)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -39,8 +40,16 @@ def _options(
         bool,
         typer.Option("--version", callback=_version, is_eager=True, help="Show the version."),
     ] = False,
+    data_dir: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Data directory of the server's commands; the same as TERRINE_DATA_DIR.",
+        ),
+    ] = None,
 ) -> None:
-    pass
+    if data_dir is not None:
+        os.environ["TERRINE_DATA_DIR"] = data_dir
 
 
 def main() -> None:

@@ -1,0 +1,187 @@
+"""Request bodies of `POST /label` → plain arrays. Nothing here trusts a length or a header.
+
+No pickle can get in: object dtypes are refused before any data is read, and arrays are views of
+the received bytes, so that a header cannot claim memory that was not sent.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from fastapi.exceptions import RequestValidationError
+from numpy.lib import format as npy
+from pydantic import ValidationError
+
+from terrine_client.protocol import LabelRequest
+from terrine_server.errors import InvalidQuery, PayloadTooLarge, UnsupportedMediaType
+
+MAX_HEADER = 4096
+"""Bytes of a .npy header; a plain array's needs about 100."""
+MAX_DIMENSIONS = 8
+NUMBERS = "uif"
+"""Array kinds that are numbers: unsigned, integer, float."""
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """What a student sent: numbers of shape `[B, …]`, and `[B, m]` where given."""
+
+    inputs: np.ndarray
+    probabilities: np.ndarray | None = None
+
+
+def decode(content_type: str, body: bytes, limit: int) -> Decoded:
+    """Decode `body` by its content type into arrays of at most `limit` bytes.
+
+    Raises `UnsupportedMediaType`, `RequestValidationError` (malformed JSON, unknown fields),
+    `InvalidQuery` (not a plain array) or `PayloadTooLarge` (unpacks to more than `limit`).
+    """
+    kind = content_type.partition(";")[0].strip().lower()
+    decoder = DECODERS.get(kind)
+    if decoder is None:
+        raise UnsupportedMediaType(
+            f"The content type {kind or '(none)'!r} is not one of {', '.join(DECODERS)}."
+        )
+    return decoder(body, limit)
+
+
+def decode_json(body: bytes, limit: int) -> Decoded:
+    """Decode the JSON form of `LabelRequest`."""
+    try:
+        request = LabelRequest.model_validate_json(body, strict=True)
+    except ValidationError as error:
+        raise RequestValidationError(error.errors(include_input=False)) from None
+    inputs = _nested("inputs", request.inputs)
+    if inputs.nbytes > limit:
+        raise _too_large(limit)
+    if request.probabilities is None:
+        return Decoded(inputs)
+    return Decoded(inputs, _nested("probabilities", request.probabilities))
+
+
+def decode_npy(body: bytes, limit: int) -> Decoded:
+    """Decode one `.npy` array, the inputs."""
+    return Decoded(_array("inputs", body))
+
+
+def decode_npz(body: bytes, limit: int) -> Decoded:
+    """Decode an `.npz` archive of `inputs` and, for Interactive, `probabilities`."""
+    _check_directory(body)
+    try:
+        with zipfile.ZipFile(io.BytesIO(body)) as archive:
+            members = archive.infolist()
+            names = sorted(member.filename for member in members)
+            if names not in (["inputs.npy"], ["inputs.npy", "probabilities.npy"]):
+                raise InvalidQuery(
+                    "The archive must hold the arrays `inputs` and, optionally, `probabilities`, "
+                    "each once, and nothing else."
+                )
+            if any(member.flag_bits & 0x1 for member in members):
+                raise InvalidQuery("Encrypted archives are not read.")
+            if any(
+                member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+                for member in members
+            ):
+                raise InvalidQuery("The archive must be stored or deflated, as numpy writes it.")
+            if sum(member.file_size for member in members) > limit:
+                raise _too_large(limit)
+            arrays = {
+                # A member yields at most the size that its directory entry declares.
+                member.filename.removesuffix(".npy"): _array(member.filename, archive.read(member))
+                for member in members
+            }
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError):
+        raise InvalidQuery("The bytes are not a whole .npz archive.") from None
+    return Decoded(**arrays)
+
+
+DECODERS: dict[str, Callable[[bytes, int], Decoded]] = {
+    "application/json": decode_json,
+    "application/x-npy": decode_npy,
+    "application/x-npz": decode_npz,
+}
+
+
+def _array(name: str, data: bytes) -> np.ndarray:
+    """View the bytes of one `.npy` file as the array they are, or raise `InvalidQuery`."""
+    stream = io.BytesIO(data)
+    try:
+        version = npy.read_magic(stream)
+        if version not in ((1, 0), (2, 0)):
+            raise ValueError
+        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, fortran, dtype = read(stream, max_header_size=MAX_HEADER)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError, OverflowError):
+        raise InvalidQuery(
+            f"{name}: the bytes are not a plain .npy array (format 1.0 or 2.0)."
+        ) from None
+    if dtype.kind not in NUMBERS or dtype.itemsize > 8:
+        # Objects would be pickles; structured, string and complex arrays are no inputs.
+        raise InvalidQuery(
+            f"{name}: the dtype must be an integer or float of at most 8 bytes. "
+            "Pickled objects are never read."
+        )
+    if len(shape) > MAX_DIMENSIONS or any(side < 0 for side in shape):
+        raise InvalidQuery(f"{name}: an array of at most {MAX_DIMENSIONS} dimensions is expected.")
+    offset = stream.tell()
+    if 0 in shape:
+        raise InvalidQuery(f"{name}: the array is empty; at least one query is expected.")
+    expected = math.prod(shape) * dtype.itemsize
+    if len(data) - offset != expected:
+        raise InvalidQuery(
+            f"{name}: the header announces {expected} bytes of data, {len(data) - offset} follow."
+        )
+    flat = np.frombuffer(data, dtype, offset=offset)
+    return flat.reshape(shape, order="F" if fortran else "C")
+
+
+def _check_directory(body: bytes) -> None:
+    """Refuse an archive whose directory could hold more than our two members.
+
+    A zip file ends in a 22-byte record (PKWARE APPNOTE 4.3.16). Reading its counts first keeps
+    a directory with a million entries from being parsed at all.
+    """
+    end = body[-22:]
+    if len(end) < 22 or end[:4] != b"PK\x05\x06" or body[-42:-38] == b"PK\x06\x07":
+        raise InvalidQuery("The bytes are not a whole .npz archive.")
+    entries, size = struct.unpack("<HI", end[10:16])
+    if entries > 2 or size > MAX_HEADER:
+        raise InvalidQuery("The archive must hold `inputs` and, optionally, `probabilities`.")
+
+
+def _nested(name: str, value: list[Any]) -> np.ndarray:
+    """Turn nested lists of numbers into float64, refusing ragged lists and everything else."""
+    shape: list[int] = []
+    level: list[Any] = [value]
+    while level and isinstance(level[0], list):
+        if len(shape) == MAX_DIMENSIONS:
+            raise InvalidQuery(f"{name}: lists are nested more than {MAX_DIMENSIONS} deep.")
+        lengths = {len(item) if isinstance(item, list) else -1 for item in level}
+        if len(lengths) != 1:
+            raise InvalidQuery(
+                f"{name}: lists at depth {len(shape) + 1} differ in length. "
+                "Every row needs the same shape."
+            )
+        shape.append(lengths.pop())
+        level = list(chain.from_iterable(level))
+    if not set(map(type, level)) <= {int, float}:
+        raise InvalidQuery(f"{name}: every innermost element must be a number.")
+    try:
+        return np.array(level, dtype=np.float64).reshape(shape)
+    except OverflowError:
+        raise InvalidQuery(f"{name}: a number is too large to be one.") from None
+
+
+def _too_large(limit: int) -> PayloadTooLarge:
+    return PayloadTooLarge(
+        f"The arrays unpack to more than {limit} bytes. Split the request.", limit=limit
+    )

@@ -1,0 +1,173 @@
+"""What holds for every request: an id, limits on the body, a log line, metrics, no traceback.
+
+The log line has the route, status and duration. Paths, query strings and bodies stay out of it, as
+do the texts of unexpected exceptions, which may quote them.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import traceback
+from collections.abc import MutableMapping
+from typing import Any
+from uuid import uuid4
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from terrine_server.api.problems import problem
+
+log = structlog.get_logger("terrine")
+
+SMALL_BODY = 64 * 1024
+"""Most bytes of any body but that of `POST /label`."""
+REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+"""An `X-Request-Id` of this form is kept; any other is replaced."""
+
+
+class Metrics:
+    """Counts and durations by route. Nothing that depends on data, projects or votes."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "terrine_requests_total",
+            "Requests answered.",
+            ["method", "route", "status"],
+            registry=self.registry,
+        )
+        self.seconds = Histogram(
+            "terrine_request_seconds",
+            "Duration of requests.",
+            ["method", "route"],
+            registry=self.registry,
+        )
+
+
+class Envelope:
+    """ASGI middleware around all routes."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, max_body_bytes: int) -> None:
+        self.app = app
+        self.metrics = metrics
+        self.max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        headers = dict(scope["headers"])
+        request_id = _request_id(headers.get(b"x-request-id", b""))
+        scope.setdefault("state", {})["request_id"] = request_id
+        status = 0
+
+        async def send_named(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [
+                    *message["headers"],
+                    (b"x-request-id", request_id.encode()),
+                    (b"x-content-type-options", b"nosniff"),
+                    (b"cache-control", b"no-store"),
+                ]
+            await send(message)
+
+        with structlog.contextvars.bound_contextvars(request_id=request_id):
+            try:
+                await self._limited(scope, headers, receive, send_named)
+            except ClientDisconnect:
+                status = status or 499
+            except Exception as error:
+                log.error("defect", exception=type(error).__name__, where=_where(error))
+                if status:
+                    # Half a reply is out: only breaking off tells the client.
+                    raise RuntimeError("broke off a reply; the log names the defect") from None
+                await problem(
+                    request_id,
+                    scope["path"],
+                    "internal",
+                    "A defect in the server; nothing was answered. "
+                    "The request id finds it in the server's log.",
+                )(scope, receive, send_named)
+            finally:
+                self._record(scope, status, time.perf_counter() - started)
+
+    async def _limited(
+        self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send
+    ) -> None:
+        """Run the app on a body of bounded size, whatever its Content-Length says."""
+        limit = self.max_body_bytes if scope["path"] == "/label" else SMALL_BODY
+        received, refused = 0, False
+
+        async def refuse(slug: str, detail: str, extras: dict[str, Any]) -> None:
+            reply = problem(
+                scope["state"]["request_id"],
+                scope["path"],
+                slug,
+                detail,
+                extras,
+                {"Connection": "close"},  # what is left of the body is not read
+            )
+            await reply(scope, receive, send)
+
+        async def receive_limited() -> Message:
+            nonlocal received, refused
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > limit:
+                refused = True
+                raise ClientDisconnect
+            return message
+
+        async def send_unless_refused(message: Message) -> None:
+            if not refused:
+                await send(message)
+
+        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            await refuse(
+                "unsupported-media-type",
+                "Compressed bodies (Content-Encoding) are not read; .npz is compressed by itself.",
+                {},
+            )
+            return
+        length = headers.get(b"content-length", b"0")
+        refused = not length.isdigit() or int(length[:20]) > limit
+        if not refused:
+            try:
+                await self.app(scope, receive_limited, send_unless_refused)
+            except ClientDisconnect:
+                if not refused:
+                    raise
+        if refused:
+            await refuse(
+                "payload-too-large",
+                f"The body is larger than {limit} bytes. Split the request.",
+                {"limit": limit},
+            )
+
+    def _record(self, scope: MutableMapping[str, Any], status: int, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", "(none)")
+        method = scope["method"] if scope["method"] in METHODS else "(other)"
+        self.metrics.requests.labels(method, route, str(status)).inc()
+        self.metrics.seconds.labels(method, route).observe(seconds)
+        log.info("request", method=method, route=route, status=status, seconds=round(seconds, 4))
+
+
+METHODS = {"GET", "POST", "PATCH", "DELETE", "HEAD", "OPTIONS", "PUT"}
+
+
+def _request_id(offered: bytes) -> str:
+    text = offered.decode("latin-1")
+    return text if REQUEST_ID.fullmatch(text) else uuid4().hex
+
+
+def _where(error: BaseException) -> list[str]:
+    """Return the frames of a traceback without the values that its text could quote."""
+    frames = traceback.extract_tb(error.__traceback__)[-12:]
+    return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]

@@ -1,0 +1,110 @@
+"""What the data owner manages: ensembles, projects and tokens."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+
+from terrine_client.protocol import (
+    EnsembleAccount,
+    EnsembleInfo,
+    Name,
+    ProjectInfo,
+    ProjectOpen,
+    ProjectStatus,
+    ProjectUpdate,
+    Role,
+    TokenCreate,
+    TokenCreated,
+    TokenInfo,
+)
+from terrine_server import operations
+from terrine_server.api import openapi, views
+from terrine_server.api.services import Admin, Anyone, Auditor, House
+from terrine_server.errors import Forbidden
+
+router = APIRouter(tags=["owner"])
+
+
+@router.get("/ensembles", responses=openapi.problems())
+def ensembles(house: House, holder: Anyone) -> list[EnsembleAccount | EnsembleInfo]:
+    """List the ensembles; to a student, the one of its project, without the owner's account."""
+    if holder.role is Role.STUDENT:
+        record = house.ledger.project(holder.project or "").ensemble
+        return [views.ensemble(record, house.available(record))]
+    return [
+        views.ensemble_account(record, house.available(record))
+        for record in house.ledger.ensembles()
+    ]
+
+
+@router.post(
+    "/projects",
+    status_code=201,
+    responses=openapi.problems("invalid-terms", "not-found", "conflict", "cap-exceeded"),
+)
+def open_project(
+    house: House,
+    _: Admin,
+    request: Annotated[ProjectOpen, openapi.EXAMPLE_PROJECT],
+    response: Response,
+) -> ProjectInfo:
+    """Open a project: fix its mechanism, prices and budget, and reserve them under the cap."""
+    record = operations.open_project(house.ledger, request)
+    response.headers["Location"] = f"/projects/{record.name}"
+    return views.project(record, house.available(record.ensemble))
+
+
+@router.get("/projects", responses=openapi.problems())
+def projects(
+    house: House,
+    _: Auditor,
+    after: Annotated[Name | None, Query(description="Names after this one.")] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    ensemble: Annotated[Name | None, Query()] = None,
+    status: Annotated[ProjectStatus | None, Query()] = None,
+) -> list[ProjectInfo]:
+    """List projects' terms, by name."""
+    found = house.ledger.projects(after, limit, ensemble=ensemble, status=status)
+    available = {
+        record.name: house.available(record)
+        for record in {p.ensemble.name: p.ensemble for p in found}.values()
+    }
+    return [views.project(record, available[record.ensemble.name]) for record in found]
+
+
+@router.get("/projects/{name}", responses=openapi.problems("not-found"))
+def project(house: House, holder: Anyone, name: str) -> ProjectInfo:
+    """Return a project's terms; a student may read those of its own."""
+    if holder.role is Role.STUDENT and holder.project != name:
+        raise Forbidden("This token belongs to another project.")
+    record = house.ledger.project(name)
+    return views.project(record, house.available(record.ensemble))
+
+
+@router.patch("/projects/{name}", responses=openapi.problems("not-found", "conflict"))
+def update_project(house: House, _: Admin, name: str, request: ProjectUpdate) -> ProjectInfo:
+    """Pause, resume or close a project. Closing is final and returns what was not spent."""
+    record = house.ledger.set_status(name, request.status)
+    return views.project(record, house.available(record.ensemble))
+
+
+@router.post("/tokens", status_code=201, responses=openapi.problems("not-found"))
+def create_token(
+    house: House, _: Admin, request: Annotated[TokenCreate, openapi.EXAMPLE_TOKEN]
+) -> TokenCreated:
+    """Make a token. Its secret is in this reply and nowhere else."""
+    return house.tokens.create(request)
+
+
+@router.get("/tokens", responses=openapi.problems())
+def tokens(house: House, _: Admin) -> list[TokenInfo]:
+    """List all tokens, without their secrets."""
+    return [views.token(record) for record in house.ledger.list_tokens()]
+
+
+@router.delete("/tokens/{token_id}", responses=openapi.problems("not-found"))
+def revoke_token(house: House, _: Admin, token_id: str) -> TokenInfo:
+    """Revoke a token, at once and for good."""
+    return views.token(house.ledger.revoke_token(token_id))

@@ -1,0 +1,132 @@
+"""Every refusal as an RFC 9457 problem, in one place."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import HTMLResponse, JSONResponse, Response
+
+from terrine_client.protocol import PROBLEMS, Problem, ProblemType
+from terrine_server.errors import NotFound, TerrineError
+
+log = structlog.get_logger("terrine")
+
+MEDIA_TYPE = "application/problem+json"
+RETRY_SECONDS = 2
+"""What `Retry-After` says where the server cannot know better."""
+MAX_ERRORS = 20
+"""Most fields that one `invalid-request` names."""
+PRIVATE_DETAIL = {
+    "database-unavailable": "The ledger cannot be reached, and without it nothing is answered. "
+    "Retry with the same Idempotency-Key.",
+    "ensemble-unavailable": "The ensemble's files do not verify. Nothing was charged. "
+    "The data owner finds the reason in the server's log.",
+}
+"""Problems whose cause names paths and hosts, which are for the log only."""
+BY_STATUS = {404: "not-found", 405: "method-not-allowed", 413: "payload-too-large"}
+
+
+class ProblemResponse(JSONResponse):
+    """A problem document."""
+
+    media_type = MEDIA_TYPE
+
+
+def problem(
+    request_id: str,
+    path: str,
+    slug: str,
+    detail: str,
+    extras: Mapping[str, Any] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> ProblemResponse:
+    """Return the problem document of type `slug`; `extras` are further public members."""
+    kind = PROBLEMS[slug]
+    document = Problem(
+        type=f"/problems/{slug}",
+        title=kind.title,
+        status=kind.status,
+        detail=detail,
+        instance=path,
+        **{"request_id": request_id, **(extras or {})},
+    )
+    added = dict(headers or {})
+    if kind.status == HTTPStatus.UNAUTHORIZED:
+        added["WWW-Authenticate"] = "Bearer"
+    if kind.status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
+        added["Retry-After"] = str((extras or {}).get("retry_after", RETRY_SECONDS))
+    return ProblemResponse(document.model_dump(mode="json"), kind.status, added)
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of the routes with a problem, and document the problems."""
+    app.add_exception_handler(TerrineError, _refused)
+    app.add_exception_handler(RequestValidationError, _malformed)
+    app.add_exception_handler(HTTPException, _framework)
+    app.add_api_route("/problems", catalogue, methods=["GET"], tags=["problems"])
+    app.add_api_route("/problems/{slug}", explanation, methods=["GET"], tags=["problems"])
+
+
+def catalogue(request: Request) -> dict[str, ProblemType]:
+    """Return every type of problem, by the last part of its `type`."""
+    return PROBLEMS
+
+
+def explanation(request: Request, slug: str) -> Any:
+    """Explain one type of problem; as a page where a browser asks."""
+    if slug not in PROBLEMS:
+        raise NotFound(f"There is no problem type {slug!r}. GET /problems lists them.")
+    kind = PROBLEMS[slug]
+    if "text/html" not in request.headers.get("accept", ""):
+        return kind
+    return HTMLResponse(
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(kind.title)}</title>"
+        f"<h1>{html.escape(kind.title)}</h1><p><code>{slug}</code>, HTTP {kind.status}</p>"
+        f"<p>{html.escape(kind.meaning)}</p></html>"
+    )
+
+
+def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, TerrineError)  # noqa: S101 - as registered
+    detail = PRIVATE_DETAIL.get(error.problem)
+    if detail is not None:
+        log.error("unavailable", problem=error.problem, cause=error.detail)
+    return _answer(request, error.problem, detail or error.detail, error.extras)
+
+
+def _malformed(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)  # noqa: S101 - as registered
+    found = [
+        {"field": ".".join(map(str, item["loc"])), "message": item["msg"]}
+        for item in error.errors()[:MAX_ERRORS]
+    ]
+    first = found[0] if found else {"field": "body", "message": "malformed"}
+    return _answer(
+        request,
+        "invalid-request",
+        f"{first['field'] or 'body'}: {first['message']}",
+        {"errors": found},
+    )
+
+
+def _framework(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101 - as registered
+    slug = BY_STATUS.get(error.status_code, "invalid-request")
+    return _answer(request, slug, error.detail, headers=error.headers)
+
+
+def _answer(
+    request: Request,
+    slug: str,
+    detail: str,
+    extras: Mapping[str, Any] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    return problem(request.state.request_id, request.url.path, slug, detail, extras, headers)

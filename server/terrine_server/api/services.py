@@ -1,0 +1,106 @@
+"""What routes depend on: the rooms of the house, and who may enter them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from sqlalchemy import Engine
+
+from terrine_client.protocol import Role
+from terrine_server.api.middleware import Metrics
+from terrine_server.auth import Principal, Tokens
+from terrine_server.errors import EnsembleUnavailable, Forbidden, Unauthorized
+from terrine_server.labeling import Labeling
+from terrine_server.ledger import EnsembleRecord, Ledger
+from terrine_server.ratelimit import RateLimit
+from terrine_server.settings import Settings
+from terrine_server.voting.local import LocalVoters
+
+
+@dataclass(frozen=True)
+class Services:
+    """Made once by `create_app`."""
+
+    settings: Settings
+    engine: Engine
+    ledger: Ledger
+    tokens: Tokens
+    voters: LocalVoters
+    labeling: Labeling
+    requests: RateLimit
+    failed_logins: RateLimit
+    metrics: Metrics
+
+    def available(self, ensemble: EnsembleRecord) -> bool:
+        """Whether the ensemble's files verify."""
+        try:
+            self.voters.check(ensemble)
+        except EnsembleUnavailable:
+            return False
+        return True
+
+
+def services(request: Request) -> Services:
+    """Return the app's services."""
+    found: Services = request.app.state.services
+    return found
+
+
+House = Annotated[Services, Depends(services)]
+
+_bearer = HTTPBearer(
+    auto_error=False,
+    scheme_name="token",
+    bearerFormat="terrine_<id>_<secret>",
+    description="A student's, auditor's or admin's token, made by the data owner.",
+)
+
+
+def principal(
+    request: Request,
+    house: House,
+    credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
+) -> Principal:
+    """Return who asks. Raises `Unauthorized` or `RateLimited`.
+
+    Failures are counted by address and never keep a valid token out: behind a proxy or a router,
+    strangers share an address.
+    """
+    try:
+        if credentials is None:
+            raise Unauthorized("Send the header 'Authorization: Bearer <token>'.")
+        holder = house.tokens.authenticate(credentials.credentials)
+    except Unauthorized:
+        house.failed_logins.take(request.client.host if request.client else "")
+        raise
+    house.requests.take(holder.token_id)
+    return holder
+
+
+def allow(*roles: Role) -> Callable[..., Principal]:
+    """Return a dependency that lets tokens of these roles pass."""
+
+    def check(holder: Annotated[Principal, Depends(principal)]) -> Principal:
+        if holder.role not in roles:
+            needed = " or ".join(roles)
+            raise Forbidden(f"This needs a token of role {needed}; yours is {holder.role}.")
+        return holder
+
+    return check
+
+
+def own_project(holder: Annotated[Principal, Depends(allow(Role.STUDENT))]) -> str:
+    """Return the project that the student's token belongs to."""
+    if holder.project is None:
+        raise Forbidden("This token belongs to no project.")
+    return holder.project
+
+
+Anyone = Annotated[Principal, Depends(principal)]
+Admin = Annotated[Principal, Depends(allow(Role.ADMIN))]
+Auditor = Annotated[Principal, Depends(allow(Role.ADMIN, Role.AUDITOR))]
+OwnProject = Annotated[str, Depends(own_project)]

@@ -1,0 +1,78 @@
+"""What a student's token opens: labels, their price, and the account that pays for them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from anyio import CapacityLimiter, to_thread
+from fastapi import APIRouter, Header, Request
+from starlette.responses import Response
+
+from terrine_client.protocol import Budget, Estimate, EstimateRequest, LabelResponse, ProjectInfo
+from terrine_server.api import openapi, views
+from terrine_server.api.decoding import decode
+from terrine_server.api.services import House, OwnProject, Services
+
+router = APIRouter(tags=["students"])
+
+LABEL_THREADS = CapacityLimiter(16)
+"""Label requests worked on at a time. All other routes have threads of their own."""
+
+
+@router.post(
+    "/label",
+    response_model=LabelResponse,
+    openapi_extra=openapi.LABEL_BODY,
+    responses=openapi.LABEL_RESPONSES,
+)
+async def label(
+    request: Request,
+    house: House,
+    project: OwnProject,
+    idempotency_key: Annotated[
+        str | None,
+        Header(
+            min_length=1,
+            max_length=255,
+            pattern=r"^[\x21-\x7e]+$",
+            description="Names this request. Sent again with the same inputs, it returns the same "
+            "answer at no cost; with others it is refused.",
+        ),
+    ] = None,
+) -> Response:
+    """Answer a batch of inputs, as far as the budget reaches, in order.
+
+    What this project has paid for before is repeated at no cost. A batch of which nothing can be
+    answered is a problem of type `budget-exhausted`.
+    """
+    body = await request.body()
+    content_type = request.headers.get("content-type", "")
+    text = await to_thread.run_sync(
+        _answer, house, project, content_type, body, idempotency_key, limiter=LABEL_THREADS
+    )
+    return Response(text, media_type="application/json")
+
+
+def _answer(house: Services, project: str, content_type: str, body: bytes, key: str | None) -> str:
+    sent = decode(content_type, body, house.settings.max_body_bytes)
+    receipt = house.labeling.label(project, sent.inputs, sent.probabilities, key)
+    return views.receipt(receipt).model_dump_json()
+
+
+@router.post("/label/estimate", responses=openapi.problems("project-closed"))
+def estimate(house: House, project: OwnProject, plan: EstimateRequest) -> Estimate:
+    """Price a number of new queries at their worst. Looks at no input and no vote."""
+    return views.estimate(house.ledger.project(project), plan.queries)
+
+
+@router.get("/budget", responses=openapi.problems())
+def budget(house: House, project: OwnProject) -> Budget:
+    """Return the account of the token's project."""
+    return views.budget(house.ledger.project(project))
+
+
+@router.get("/project", responses=openapi.problems())
+def project(house: House, project: OwnProject) -> ProjectInfo:
+    """Return the terms of the token's project."""
+    record = house.ledger.project(project)
+    return views.project(record, house.available(record.ensemble))

@@ -1,0 +1,169 @@
+"""`terrine project …`: what students may ask, and for how much."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from terrine_server.cli.console import console
+
+app = typer.Typer(no_args_is_help=True, help="Open, show and close projects.")
+
+Name = Annotated[str, typer.Argument(help="Name of the project.")]
+PARAMETERS = ("sigma", "sigma1", "sigma2", "gamma", "threshold", "confidence", "c")
+
+
+@app.command("open")
+def open_project(
+    name: Name,
+    ensemble: Annotated[str, typer.Option(help="Name of the registered ensemble.")],
+    mechanism: Annotated[
+        str,
+        typer.Option(help="lnmax, gnmax, confident_gnmax, interactive_gnmax, immutable or stable."),
+    ],
+    epsilon: Annotated[float, typer.Option(help="Budget: ε.")],
+    delta: Annotated[float, typer.Option(help="Budget: δ; below 1 / training records.")],
+    sigma: Annotated[float | None, typer.Option(help="Noise, in votes.")] = None,
+    sigma1: Annotated[float | None, typer.Option(help="Noise of the threshold test.")] = None,
+    sigma2: Annotated[float | None, typer.Option(help="Noise of the answer.")] = None,
+    gamma: Annotated[float | None, typer.Option(help="Laplace noise has scale 1/γ.")] = None,
+    threshold: Annotated[int | None, typer.Option(help="Votes that the winner needs.")] = None,
+    confidence: Annotated[
+        float | None, typer.Option(help="Confirm the student's label above this.")
+    ] = None,
+    c: Annotated[int | None, typer.Option(help="Votes added to the winner (immutable).")] = None,
+    delta_per_query: Annotated[float | None, typer.Option(help="For stable.")] = None,
+    pricing: Annotated[str | None, typer.Option(help="honest or as_published (immutable).")] = None,
+    acknowledge_claimed: Annotated[
+        bool,
+        typer.Option("--acknowledge-claimed", help="Accept a guarantee that is only claimed."),
+    ] = False,
+) -> None:
+    """Open a project. Its mechanism, prices and budget are fixed from then on."""
+    from terrine_client.protocol import ProjectOpen
+    from terrine_server.operations import open_ledger, open_project
+    from terrine_server.settings import Settings
+
+    given = {
+        "name": mechanism,
+        "sigma": sigma,
+        "sigma1": sigma1,
+        "sigma2": sigma2,
+        "gamma": gamma,
+        "threshold": threshold,
+        "confidence": confidence,
+        "c": c,
+        "delta_per_query": delta_per_query,
+        "pricing": pricing,
+    }
+    request = ProjectOpen.model_validate(
+        {
+            "name": name,
+            "ensemble": ensemble,
+            "mechanism": {key: value for key, value in given.items() if value is not None},
+            "epsilon": epsilon,
+            "delta": delta,
+            "acknowledge_claimed": acknowledge_claimed,
+        }
+    )
+    record = open_project(open_ledger(Settings()), request)
+    _show(record)
+    console.print(
+        f"Opened. Next: terrine token create --role student --project {name}", soft_wrap=True
+    )
+
+
+@app.command("list")
+def list_projects(
+    ensemble: Annotated[str | None, typer.Option(help="Only those on this ensemble.")] = None,
+) -> None:
+    """List all projects."""
+    from terrine_server.api.views import budget
+    from terrine_server.operations import open_ledger
+    from terrine_server.settings import Settings
+
+    ledger = open_ledger(Settings())
+    table = Table("project", "ensemble", "mechanism", "status", "ε", "ε spent", "left", "guarantee")
+    after = None
+    while page := ledger.projects(after, 100, ensemble=ensemble):
+        for record in page:
+            account = budget(record)
+            table.add_row(
+                record.name,
+                record.ensemble.name,
+                record.mechanism["name"],
+                record.status,
+                f"{account.epsilon:g}",
+                f"{account.epsilon_spent:.4g}",
+                f"≥ {account.affordable}",
+                account.guarantee,
+            )
+        after = page[-1].name
+    console.print(table)
+
+
+@app.command()
+def show(name: Name) -> None:
+    """Show a project's terms and account."""
+    from terrine_server.operations import open_ledger
+    from terrine_server.settings import Settings
+
+    _show(open_ledger(Settings()).project(name))
+
+
+@app.command()
+def pause(name: Name) -> None:
+    """Stop answering until the project is resumed."""
+    _set_status(name, "paused")
+
+
+@app.command()
+def resume(name: Name) -> None:
+    """Answer again."""
+    _set_status(name, "active")
+
+
+@app.command()
+def close(
+    name: Name,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Close a project for good, and return what it did not spend to its ensemble's cap."""
+    if not yes:
+        typer.confirm(f"Close {name} for good?", abort=True)
+    _set_status(name, "closed")
+
+
+def _set_status(name: str, status: str) -> None:
+    from terrine_client.protocol import ProjectStatus
+    from terrine_server.operations import open_ledger
+    from terrine_server.settings import Settings
+
+    record = open_ledger(Settings()).set_status(name, ProjectStatus(status))
+    console.print(f"{record.name} is {record.status}.")
+
+
+def _show(record: Any) -> None:
+    from terrine_server.api.views import budget
+
+    account = budget(record)
+    table = Table(show_header=False)
+    rows = {
+        "project": record.name,
+        "ensemble": record.ensemble.name,
+        "status": record.status,
+        "mechanism": ", ".join(f"{key} {value}" for key, value in record.mechanism.items()),
+        "budget": f"ε = {account.epsilon:g}, δ = {account.delta:g}",
+        "guarantee": account.guarantee,
+        "rule": account.rule.name
+        + (f", order {account.rule.order:g}" if account.rule.order else ""),
+        "ε spent": f"{account.epsilon_spent:.6g}",
+        "charges": str(account.charges),
+        "queries left": f"at least {account.affordable}",
+        "opened": f"{record.opened_at:%Y-%m-%d %H:%M} UTC",
+    }
+    for label, value in rows.items():
+        table.add_row(label, value)
+    console.print(table)

@@ -1,0 +1,75 @@
+"""`terrine init` and `terrine serve`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from terrine_server.cli.console import console, fail
+
+
+def init() -> None:
+    """Make the data directory, the secret key and the tables; migrate older ones.
+
+    Safe to repeat: what exists is kept.
+    """
+    from terrine_server.auth import load_secret_key, make_secret_key
+    from terrine_server.ledger import connect, upgrade
+    from terrine_server.settings import Settings
+
+    settings = Settings()
+    settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    settings.ensembles_dir.mkdir(exist_ok=True)
+    made = make_secret_key(settings.secret_key_path)
+    load_secret_key(settings.secret_key_path)
+    upgrade(connect(settings.database, settings.database_password()))
+    console.print(f"{'Made' if made else 'Kept'} the secret key {settings.secret_key_path}.")
+    console.print(f"The ledger is ready. Data directory: {settings.data_dir.absolute()}")
+
+
+def serve(
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
+    ] = None,
+) -> None:
+    """Serve the HTTP API until interrupted.
+
+    Environment variables set the rest; docs/api.md says what each one means.
+    Where things are: TERRINE_DATA_DIR, TERRINE_DATABASE_URL, TERRINE_DATABASE_PASSWORD_FILE,
+    TERRINE_SECRET_KEY_FILE, TERRINE_HOST, TERRINE_PORT, TERRINE_FORWARDED_ALLOW_IPS,
+    TERRINE_DEVICE.
+    Limits: TERRINE_MAX_BATCH, TERRINE_MAX_BODY_BYTES, TERRINE_REQUESTS_PER_MINUTE,
+    TERRINE_FAILED_LOGINS_PER_MINUTE, TERRINE_MAX_CONNECTIONS, TERRINE_KEEP_ALIVE_SECONDS,
+    TERRINE_SHUTDOWN_SECONDS.
+    Log: TERRINE_LOG_LEVEL.
+    """
+    import uvicorn
+
+    from terrine_server import logs
+    from terrine_server.app import create_app
+    from terrine_server.ledger import check_schema, connect
+    from terrine_server.settings import Settings
+
+    given = {"host": host, "port": port}
+    settings = Settings().model_copy(
+        update={name: value for name, value in given.items() if value is not None}
+    )
+    if not settings.data_dir.is_dir():
+        fail(f"There is no data directory {settings.data_dir.absolute()}. Run: terrine init")
+    check_schema(connect(settings.database, settings.database_password()))
+    logs.configure(settings.log_level)
+    uvicorn.run(
+        create_app(settings),
+        host=settings.host,
+        port=settings.port,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=bool(settings.forwarded_allow_ips),
+        forwarded_allow_ips=settings.forwarded_allow_ips or None,
+        limit_concurrency=settings.max_connections,
+        timeout_keep_alive=settings.keep_alive_seconds,
+        timeout_graceful_shutdown=settings.shutdown_seconds,
+    )

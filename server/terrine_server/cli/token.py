@@ -1,0 +1,69 @@
+"""`terrine token …`: who may ask."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from terrine_server.cli.console import console
+
+app = typer.Typer(no_args_is_help=True, help="Create, list and revoke tokens.")
+
+
+@app.command()
+def create(
+    role: Annotated[str, typer.Option(help="student, auditor or admin.")],
+    project: Annotated[str | None, typer.Option(help="A student's project.")] = None,
+    label: Annotated[str, typer.Option(help="For your own records.")] = "",
+    expires_in_days: Annotated[float, typer.Option(help="Days until it expires.")] = 90,
+) -> None:
+    """Make a token and print it, this once, as the only line on stdout."""
+    from terrine_client.protocol import TokenCreate
+    from terrine_server.auth import Tokens, load_secret_key
+    from terrine_server.cli.console import errors
+    from terrine_server.operations import open_ledger
+    from terrine_server.settings import Settings
+
+    settings = Settings()
+    request = TokenCreate.model_validate(
+        {"role": role, "project": project, "label": label, "expires_in_days": expires_in_days}
+    )
+    tokens = Tokens(open_ledger(settings), load_secret_key(settings.secret_key_path))
+    made = tokens.create(request)
+    typer.echo(made.token)
+    errors.print(
+        f"Role {made.role}, id {made.id}, expires {made.expires_at:%Y-%m-%d}. "
+        "Keep it safe: it is not shown again.",
+        soft_wrap=True,
+    )
+
+
+@app.command("list")
+def list_tokens() -> None:
+    """List all tokens, without their secrets."""
+    from terrine_server.operations import open_ledger
+    from terrine_server.settings import Settings
+
+    table = Table("id", "role", "project", "label", "expires", "revoked")
+    for token in open_ledger(Settings()).list_tokens():
+        table.add_row(
+            token.id,
+            token.role,
+            token.project or "",
+            token.label,
+            f"{token.expires_at:%Y-%m-%d}",
+            f"{token.revoked_at:%Y-%m-%d}" if token.revoked_at else "",
+        )
+    console.print(table)
+
+
+@app.command()
+def revoke(token_id: Annotated[str, typer.Argument(help="Id of the token.")]) -> None:
+    """Revoke a token, at once and for good."""
+    from terrine_server.operations import open_ledger
+    from terrine_server.settings import Settings
+
+    open_ledger(Settings()).revoke_token(token_id)
+    console.print(f"{token_id} is revoked.")

@@ -1,0 +1,153 @@
+"""The one pipeline: check → replay? → vote → mechanism → charge → answer.
+
+Votes exist between `votes` and `release`, in this function's memory, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+
+import numpy as np
+
+from terrine_client.protocol import InputSpec, Outcome, ProjectStatus
+from terrine_server.errors import ProjectClosed, ProjectPaused
+from terrine_server.ledger import (
+    Ledger,
+    ProjectRecord,
+    Proposal,
+    QueryDigest,
+    Receipt,
+)
+from terrine_server.privacy import InteractiveGNMax, Mechanism, Terms, build_mechanism
+from terrine_server.queries import (
+    batch_digest,
+    canonical_inputs,
+    check_probabilities,
+    input_digests,
+    query_digests,
+)
+from terrine_server.voting.local import LocalVoters
+
+
+class Labeling:
+    """Answers queries of projects, and sees that each answer is paid before it is told."""
+
+    def __init__(self, ledger: Ledger, voters: LocalVoters, max_batch: int) -> None:
+        self._ledger = ledger
+        self._voters = voters
+        self._max_batch = max_batch
+
+    def label(
+        self,
+        project_name: str,
+        inputs: np.ndarray,
+        probabilities: np.ndarray | None = None,
+        key: str | None = None,
+    ) -> Receipt:
+        """Answer inputs `[B, …]`, with probabilities `[B, m]` where the mechanism needs them.
+
+        `key` is the request's idempotency key. Raises a `TerrineError` when nothing was answered;
+        then nothing was charged, unless the database died while it committed.
+        """
+        project = self._ledger.project(project_name)
+        require_active(project)
+        ensemble = project.ensemble
+        self._voters.check(ensemble)
+        mechanism = mechanism_of(project)
+
+        spec = InputSpec.model_validate(ensemble.info["input"])
+        queries = canonical_inputs(inputs, spec, self._max_batch)
+        checked = check_probabilities(
+            probabilities,
+            mechanism.needs_probabilities,
+            len(queries),
+            len(ensemble.info["classes"]),
+        )
+        baselines = None
+        if isinstance(mechanism, InteractiveGNMax) and checked is not None:
+            baselines = mechanism.canonical_baseline(checked)
+        inputs_sha256 = input_digests(queries, ensemble.manifest_sha256)
+        queries_sha256 = query_digests(inputs_sha256, baselines)
+        digests = [QueryDigest(*pair) for pair in zip(queries_sha256, inputs_sha256, strict=True)]
+
+        request = None if key is None else (key, batch_digest(queries_sha256))
+        if request is not None and (receipt := self._ledger.recall(project.id, *request)):
+            return receipt
+
+        known = self._ledger.find(project.id, digests)
+        chosen = self._payable(project, digests, known)
+        fates: dict[int, tuple[Outcome, int | None]] = {}
+        if chosen:
+            released = mechanism.release(
+                self._voters.votes(ensemble, queries[chosen]),
+                None if checked is None else checked[chosen],
+            )
+            for row, index in enumerate(chosen):
+                label = int(released.labels[row])
+                outcome = Outcome(str(released.outcomes[row]))
+                fates[index] = (outcome, None if label < 0 else label)
+
+        proposals = [
+            Proposal(digest.query, digest.input, *fates.get(index, (None, None)))
+            for index, digest in enumerate(digests)
+        ]
+        return self._ledger.charge(project.id, proposals, request)
+
+    def _payable(
+        self, project: ProjectRecord, digests: list[QueryDigest], known: Mapping[bytes, object]
+    ) -> list[int]:
+        """Return the first new queries, as many as the budget could pay at the lowest prices."""
+        most = possible(project.terms, project.spent, project.delta_spent)
+        chosen: list[int] = []
+        seen = set(known)
+        for index, digest in enumerate(digests):
+            if len(chosen) == most:
+                break
+            if digest.query not in seen:
+                seen.add(digest.query)
+                chosen.append(index)
+        return chosen
+
+
+def possible(terms: Terms, spent: int, delta_spent: int) -> int:
+    """Return how many new queries the gate could admit if each had its cheapest outcome.
+
+    The gate asks that the dearest outcome fits before each query, so the last one needs that much
+    room and the others as little as the cheapest. All figures are public.
+    """
+    prices = terms.prices.values()
+
+    def along(left: int, worst: int, least: int) -> float:
+        if left < worst:
+            return 0
+        return 1 + (left - worst) // least if least else float("inf")
+
+    return int(
+        min(
+            along(terms.budget - spent, terms.worst.cost, min(p.cost for p in prices)),
+            along(
+                terms.delta_budget - delta_spent, terms.worst.delta, min(p.delta for p in prices)
+            ),
+        )
+    )
+
+
+def require_active(project: ProjectRecord) -> None:
+    """Raise `ProjectPaused` or `ProjectClosed` unless the project answers."""
+    if project.status is ProjectStatus.PAUSED:
+        raise ProjectPaused(f"The project {project.name} is paused. Ask the data owner, or later.")
+    if project.status is ProjectStatus.CLOSED:
+        raise ProjectClosed(f"The project {project.name} is closed and will not answer again.")
+
+
+def mechanism_of(project: ProjectRecord) -> Mechanism:
+    """Return the project's mechanism, with its noise tables built once."""
+    info = project.ensemble.info
+    return _mechanism(json.dumps(dict(project.mechanism)), info["teachers"], len(info["classes"]))
+
+
+@lru_cache(maxsize=256)
+def _mechanism(spec: str, teachers: int, classes: int) -> Mechanism:
+    return build_mechanism(json.loads(spec), teachers=teachers, classes=classes)

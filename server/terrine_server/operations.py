@@ -1,0 +1,66 @@
+"""What a data owner does, for the HTTP routes and the command line alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from terrine_client.protocol import ProjectOpen
+from terrine_server.errors import InvalidTerms
+from terrine_server.ledger import EnsembleRecord, Ledger, ProjectRecord, connect
+from terrine_server.privacy import ParameterError, build_mechanism, cap, quote
+from terrine_server.settings import Settings
+
+
+def open_ledger(settings: Settings) -> Ledger:
+    """Return the ledger that the settings name. Nothing is connected to before its first use."""
+    return Ledger(connect(settings.database, settings.database_password()))
+
+
+def open_project(ledger: Ledger, request: ProjectOpen) -> ProjectRecord:
+    """Price a project and carve its budget out of its ensemble's cap.
+
+    Raises `InvalidTerms`, `NotFound` (ensemble), `Conflict` (name taken) or `CapExceeded`.
+    """
+    ensemble = ledger.ensemble(request.ensemble)
+    spec = request.mechanism.model_dump(mode="json", exclude_none=True)
+    try:
+        mechanism = build_mechanism(
+            spec, teachers=ensemble.info["teachers"], classes=len(ensemble.info["classes"])
+        )
+        terms = quote(mechanism, request.epsilon, request.delta)
+    except ParameterError as error:
+        raise InvalidTerms(str(error)) from error
+    if terms.guarantee == "claimed" and not request.acknowledge_claimed:
+        raise InvalidTerms(
+            "This price is the one its paper claims; it does not hold for every data set. "
+            "Set acknowledge_claimed (--acknowledge-claimed) to open the project all the same, "
+            'or choose pricing "honest".'
+        )
+    return ledger.open_project(request.name, request.ensemble, spec, terms)
+
+
+def register_ensemble(
+    ledger: Ledger, settings: Settings, name: str, epsilon: float, delta: float
+) -> EnsembleRecord:
+    """Enter a verified ensemble of the data directory in the ledger, with its cap.
+
+    Raises `StoreError` (its files), `InvalidTerms` (the cap) or `Conflict` (registered before).
+    """
+    from terrine_models.store import load_manifest, manifest_digest, verify
+
+    directory = settings.ensembles_dir / name
+    digest = manifest_digest(directory)
+    verify(directory)
+    manifest = load_manifest(directory)
+    try:
+        limit = cap(epsilon, delta)
+    except ParameterError as error:
+        raise InvalidTerms(str(error)) from error
+    info = {
+        "kind": manifest.kind,
+        "input": manifest.input.model_dump(mode="json"),
+        "classes": list(manifest.classes),
+        "teachers": manifest.teachers,
+    }
+    path = str(Path("ensembles") / name)
+    return ledger.register_ensemble(name, path, digest, info, manifest.records, limit)

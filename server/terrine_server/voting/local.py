@@ -1,0 +1,106 @@
+"""Ensembles in this process: found through the ledger, verified, loaded when first asked.
+
+An ensemble votes only while its files are the very ones that were registered: the manifest's
+digest must be the ledger's, every file's the manifest's, and both are checked again when a file on
+disk changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from terrine_server.errors import EnsembleUnavailable
+from terrine_server.ledger import EnsembleRecord
+
+if TYPE_CHECKING:
+    from terrine_models.ensemble import Ensemble
+    from terrine_models.store import Manifest
+
+FileStamp = tuple[tuple[int, int, int], ...]
+"""Inode, size and time of change of an ensemble's files."""
+
+
+@dataclass
+class _Slot:
+    """One ensemble. One batch votes at a time, so that requests do not compete for the cores."""
+
+    loading: Lock = field(default_factory=Lock)
+    voting: Lock = field(default_factory=Lock)
+    stamp: FileStamp = ()
+    ensemble: Ensemble | None = None
+
+
+class LocalVoters:
+    """Turns batches of inputs into vote counts, for any registered ensemble."""
+
+    def __init__(self, data_dir: Path, device: str | None = None) -> None:
+        self._data_dir = data_dir
+        self._device = device
+        self._slots: dict[tuple[str, str], _Slot] = {}
+        self._lock = Lock()
+
+    def check(self, record: EnsembleRecord) -> None:
+        """Load and verify the ensemble if need be. Raises `EnsembleUnavailable`."""
+        self._verified(record)
+
+    def votes(self, record: EnsembleRecord, inputs: np.ndarray) -> np.ndarray:
+        """Return the teachers' vote counts for canonical inputs `[B, …]` as int64 `[B, m]`.
+
+        Raises `EnsembleUnavailable`, also for counts that cannot be an honest tally.
+        """
+        ensemble = self._verified(record)
+        with self._slot(record).voting:
+            counts = ensemble.votes(inputs)
+        teachers, classes = ensemble.manifest.teachers, len(ensemble.manifest.classes)
+        if (
+            counts.shape != (len(inputs), classes)
+            or counts.dtype.kind != "i"
+            or (counts < 0).any()
+            or (counts.sum(axis=1) != teachers).any()
+        ):
+            raise EnsembleUnavailable(
+                f"The ensemble {record.name} returned counts that do not add up to its teachers."
+            )
+        return counts
+
+    def _slot(self, record: EnsembleRecord) -> _Slot:
+        with self._lock:
+            return self._slots.setdefault((record.name, record.manifest_sha256), _Slot())
+
+    def _verified(self, record: EnsembleRecord) -> Ensemble:
+        from terrine_models.store import StoreError
+
+        slot = self._slot(record)
+        directory = self._data_dir / record.path
+        with slot.loading:
+            try:
+                if slot.ensemble is None or slot.stamp != _stamp(directory, slot.ensemble.manifest):
+                    slot.ensemble = None
+                    slot.stamp, slot.ensemble = self._load(record, directory)
+            except (StoreError, OSError) as error:
+                raise EnsembleUnavailable(str(error)) from error
+            return slot.ensemble
+
+    def _load(self, record: EnsembleRecord, directory: Path) -> tuple[FileStamp, Ensemble]:
+        from terrine_models.ensemble import Ensemble
+        from terrine_models.store import load_manifest, manifest_digest
+
+        # Stamped before reading and compared after: a change meanwhile does not go unnoticed.
+        stamp = _stamp(directory, load_manifest(directory))
+        ensemble = Ensemble.load(directory, device=self._device)
+        if manifest_digest(directory) != record.manifest_sha256:
+            raise EnsembleUnavailable(
+                f"The manifest in {directory} is not the one that was registered as "
+                f"{record.name}. Restore it from a backup."
+            )
+        return stamp, ensemble
+
+
+def _stamp(directory: Path, manifest: Manifest) -> FileStamp:
+    paths = (directory / name for name in ("manifest.json", *manifest.files))
+    return tuple((s.st_ino, s.st_size, s.st_mtime_ns) for s in (path.stat() for path in paths))
