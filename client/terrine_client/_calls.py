@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
@@ -47,6 +47,7 @@ T = TypeVar("T")
 
 _TRY_AGAIN = frozenset({429, 502, 503, 504})
 _LONGEST_WAIT = 120.0  # seconds; a server that asks for more is believed, and not waited for
+_PAGE = "1000"
 
 
 @dataclass(frozen=True)
@@ -176,8 +177,8 @@ def budget() -> Call[Budget]:
     return Call(_BUDGET, "GET", "/budget")
 
 
-def project() -> Call[ProjectInfo]:
-    return Call(_PROJECT, "GET", "/project")
+def project(name: str | None) -> Call[ProjectInfo]:
+    return Call(_PROJECT, "GET", "/project" if name is None else f"/projects/{_segment(name)}")
 
 
 def ensembles() -> Call[list[EnsembleAccount | EnsembleInfo]]:
@@ -185,7 +186,7 @@ def ensembles() -> Call[list[EnsembleAccount | EnsembleInfo]]:
 
 
 def ledger() -> Call[BudgetPage]:
-    return Call(_BUDGETS, "GET", "/ledger")
+    return Call(_BUDGETS, "GET", "/ledger", params={"limit": _PAGE})
 
 
 def charges(
@@ -193,10 +194,12 @@ def charges(
 ) -> Call[LedgerPage]:
     filters = {
         "outcome": outcome.value if outcome else None,
-        "since": since.isoformat() if since else None,
-        "until": until.isoformat() if until else None,
+        "since": since.astimezone(UTC).isoformat() if since else None,
+        "until": until.astimezone(UTC).isoformat() if until else None,
     }
-    params = {name: value for name, value in filters.items() if value is not None}
+    params = {"limit": _PAGE} | {
+        name: value for name, value in filters.items() if value is not None
+    }
     return Call(_CHARGES, "GET", f"/ledger/{_segment(project)}", params=params)
 
 

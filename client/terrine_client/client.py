@@ -102,9 +102,9 @@ class Client(Connection[httpx.Client]):
         """The account of the token's project."""
         return self._send(_calls.budget())
 
-    def project(self) -> ProjectInfo:
-        """The terms of the token's project: its mechanism, prices, and what its inputs are."""
-        return self._send(_calls.project())
+    def project(self, name: str | None = None) -> ProjectInfo:
+        """A project's terms: mechanism, prices, what its inputs are; by default the token's own."""
+        return self._send(_calls.project(name))
 
     def ensembles(self) -> list[EnsembleAccount | EnsembleInfo]:
         """The ensembles that the token may know of; an owner's come with their caps."""
@@ -122,7 +122,10 @@ class Client(Connection[httpx.Client]):
         since: datetime | None = None,
         until: datetime | None = None,
     ) -> Iterator[Charge]:
-        """A project's charges, oldest first, fetched as they are read."""
+        """A project's charges, oldest first, fetched as they are read. For auditors and admins.
+
+        since, until: from this instant on, and before this one; without a zone they are local.
+        """
         return self._pages(_calls.charges(project, outcome, since, until))
 
     def verify(self, project: str) -> Verification:
@@ -220,9 +223,9 @@ class AsyncClient(Connection[httpx.AsyncClient]):
         """As `Client.budget`."""
         return await self._send(_calls.budget())
 
-    async def project(self) -> ProjectInfo:
+    async def project(self, name: str | None = None) -> ProjectInfo:
         """As `Client.project`."""
-        return await self._send(_calls.project())
+        return await self._send(_calls.project(name))
 
     async def ensembles(self) -> list[EnsembleAccount | EnsembleInfo]:
         """As `Client.ensembles`."""

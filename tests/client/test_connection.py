@@ -7,7 +7,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
+from datetime import datetime, timedelta, timezone
 
 import pytest
 from faulty_server import FaultyServer, hangs_up, problem, replies
@@ -216,14 +216,14 @@ PAGES = [
 
 def test_charges_are_fetched_as_they_are_read(faulty: FaultyServer) -> None:
     faulty.faults.extend(PAGES)
-    since = datetime(2026, 1, 1, tzinfo=UTC)
+    since = datetime(2026, 1, 1, 2, tzinfo=timezone(timedelta(hours=2)))
     with Client(faulty.url, TOKEN) as client:
         charges = client.charges("study", outcome=Outcome.ANSWERED, since=since)
         assert len(faulty.seen) == 0
         assert next(charges).seq == 1
         assert len(faulty.seen) == 1
         assert [entry.seq for entry in charges] == [2, 3]
-    query = "outcome=answered&since=2026-01-01T00%3A00%3A00%2B00%3A00"
+    query = "limit=1000&outcome=answered&since=2026-01-01T00%3A00%3A00%2B00%3A00"
     assert faulty.seen[0].path == f"/ledger/study?{query}"
     assert faulty.seen[1].path in (
         f"/ledger/study?{query}&cursor=a%2Fb+c",
