@@ -12,6 +12,7 @@ from postgres import Postgres, running_postgres
 
 if TYPE_CHECKING:  # heavy: imported by the fixtures that need it, when they do
     from digits import DigitsEnsemble
+    from server import RunningServer
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -52,3 +53,14 @@ def digits_ensemble(tmp_path_factory: pytest.TempPathFactory) -> DigitsEnsemble:
     from digits import train_digits
 
     return train_digits(tmp_path_factory.mktemp("ensembles") / "digits")
+
+
+@pytest.fixture
+def terrine_server(
+    tmp_path: Path, database_url: str, digits_ensemble: DigitsEnsemble
+) -> Iterator[RunningServer]:
+    """A real server on a real socket, with the digits registered; once on each database."""
+    from server import running_server
+
+    with running_server(tmp_path / "data", database_url, digits_ensemble) as server:
+        yield server

@@ -1,0 +1,106 @@
+"""The real service on a real socket, with real teachers behind it."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from digits import DigitsEnsemble
+
+from terrine_client.protocol import ProjectOpen, Role, TokenCreate
+from terrine_server.app import create_app
+from terrine_server.auth import Tokens, load_secret_key, make_secret_key
+from terrine_server.ledger import Ledger, ProjectRecord, connect, upgrade
+from terrine_server.operations import open_project, register_ensemble
+from terrine_server.settings import Settings
+
+CAP_EPSILON, CAP_DELTA = 50.0, 5e-4
+START_SECONDS = 30
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """A server that listens at `url`, and what its owner can do on its machine."""
+
+    url: str
+    settings: Settings
+    ledger: Ledger
+    ensemble: DigitsEnsemble
+
+    def open_project(
+        self,
+        name: str = "study",
+        mechanism: Mapping[str, Any] | None = None,
+        *,
+        epsilon: float = 5.0,
+        delta: float = 1e-5,
+        acknowledge_claimed: bool = False,
+    ) -> ProjectRecord:
+        """Open a project on the digits; by default GNMax with σ of 4 votes in 40."""
+        terms = {
+            "name": name,
+            "ensemble": self.ensemble.manifest.name,
+            "mechanism": mechanism or {"name": "gnmax", "sigma": 4.0},
+            "epsilon": epsilon,
+            "delta": delta,
+            "acknowledge_claimed": acknowledge_claimed,
+        }
+        return open_project(self.ledger, ProjectOpen.model_validate(terms))
+
+    def token(self, role: str = "student", project: str | None = None, *, days: float = 1) -> str:
+        """Make a token; a student's is for `project`, "study" unless told."""
+        if role == Role.STUDENT and project is None:
+            project = "study"
+        tokens = Tokens(self.ledger, load_secret_key(self.settings.secret_key_path))
+        request = TokenCreate(role=Role(role), project=project, expires_in_days=days)
+        return tokens.create(request).token
+
+
+@contextmanager
+def running_server(
+    data_dir: Path, database_url: str, ensemble: DigitsEnsemble, **settings: Any
+) -> Iterator[RunningServer]:
+    """Serve the digits from `data_dir`, with their cap of (50, 5e-4), on a free port.
+
+    The ensemble's files are copied, so a test may alter them. `settings` override the defaults.
+    """
+    made = Settings(data_dir=data_dir, database_url=database_url, **settings)
+    name = ensemble.manifest.name
+    shutil.copytree(ensemble.directory, made.ensembles_dir / name)
+    make_secret_key(made.secret_key_path)
+    engine = connect(database_url)
+    upgrade(engine)
+    ledger = Ledger(engine)
+    register_ensemble(ledger, made, name, CAP_EPSILON, CAP_DELTA)
+    with _serving(made) as url:
+        yield RunningServer(url, made, ledger, ensemble)
+    engine.dispose()
+
+
+@contextmanager
+def _serving(settings: Settings) -> Iterator[str]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(
+        create_app(settings), log_config=None, access_log=False, timeout_graceful_shutdown=5
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, args=([listener],), name="terrine-server")
+    thread.start()
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while not server.started:
+            if not thread.is_alive() or time.monotonic() > deadline:
+                raise RuntimeError("the server did not start; its log says why")
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
