@@ -139,7 +139,7 @@ def test_a_path_prefix_is_kept(faulty: FaultyServer) -> None:
     assert faulty.seen[0].path == "/terrine/budget"
 
 
-@pytest.mark.parametrize("slug", PROBLEMS)
+@pytest.mark.parametrize("slug", list(PROBLEMS))
 def test_every_problem_has_an_error_of_its_own(faulty: FaultyServer, slug: str) -> None:
     status = PROBLEMS[slug].status
     faulty.faults.append(replies(*problem(status, slug, limit=7)))

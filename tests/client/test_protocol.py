@@ -170,14 +170,14 @@ def test_every_model_has_an_example_here() -> None:
     assert sorted(EXAMPLES) == sorted(MODELS)
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", list(EXAMPLES))
 def test_every_model_survives_the_wire(name: str) -> None:
     model = MODELS[name].model_validate(EXAMPLES[name])
     assert model.model_dump(mode="json") == EXAMPLES[name]
     assert MODELS[name].model_validate_json(model.model_dump_json()) == model
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", list(EXAMPLES))
 def test_requests_are_closed_and_replies_may_grow(name: str) -> None:
     kind, more = MODELS[name], EXAMPLES[name] | {"unheard_of": 1}
     if issubclass(kind, Reply):
@@ -187,7 +187,7 @@ def test_requests_are_closed_and_replies_may_grow(name: str) -> None:
             kind.model_validate(more)
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", list(EXAMPLES))
 def test_no_model_can_be_changed(name: str) -> None:
     model = MODELS[name].model_validate(EXAMPLES[name])
     with pytest.raises(ValidationError, match="frozen"):
@@ -258,7 +258,7 @@ def test_votes_have_no_field() -> None:
     assert not {name for name in fields if "vote" in name or "count" in name or "margin" in name}
 
 
-@pytest.mark.parametrize(("slug", "kind"), PROBLEMS.items(), ids=PROBLEMS)
+@pytest.mark.parametrize(("slug", "kind"), list(PROBLEMS.items()), ids=list(PROBLEMS))
 def test_every_problem_is_an_error_status_and_explained(
     slug: str, kind: protocol.ProblemType
 ) -> None:

@@ -150,7 +150,7 @@ def cuts_off(handler: Handler, seen: Seen) -> None:
 
 
 def stalls(handler: Handler, seen: Seen) -> None:
-    time.sleep(0.6)
+    time.sleep(1.5)
     hangs_up(handler, seen)
 
 

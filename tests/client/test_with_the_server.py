@@ -1,0 +1,255 @@
+"""The client and the real server, over a real socket: students, auditors and owners."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from terrine_client import (
+    AsyncClient,
+    BudgetExhausted,
+    CapExceeded,
+    Client,
+    Conflict,
+    Forbidden,
+    IdempotencyConflict,
+    InvalidQuery,
+    InvalidTerms,
+    NotFound,
+    Outcome,
+    ProjectClosed,
+    ProjectPaused,
+    Unauthorized,
+)
+from terrine_client.protocol import (
+    ConfidentGNMaxSpec,
+    EnsembleAccount,
+    EnsembleInfo,
+    GNMaxSpec,
+    ProjectOpen,
+    ProjectStatus,
+    Role,
+    TokenCreate,
+)
+
+if TYPE_CHECKING:
+    from server import RunningServer
+
+GNMAX = GNMaxSpec(name="gnmax", sigma=4)
+
+
+def terms(**changed: object) -> ProjectOpen:
+    usual = {"name": "p", "ensemble": "digits", "mechanism": GNMAX, "epsilon": 5, "delta": 1e-5}
+    return ProjectOpen.model_validate(usual | changed)
+
+
+def test_a_student_gets_labels_and_gets_them_again_for_nothing(
+    terrine_server: RunningServer,
+) -> None:
+    terrine_server.open_project(mechanism={"name": "gnmax", "sigma": 4.0}, epsilon=20)
+    x, truth = terrine_server.ensemble.public[:60], terrine_server.ensemble.public_labels[:60]
+    with Client(terrine_server.url, terrine_server.token(), batch_size=16) as client:
+        before = client.estimate(60)
+        assert before.fits
+        labels = client.label(x)
+        assert labels.answered.all()
+        assert np.mean(labels.labels == truth) > 0.8
+        assert labels.charges.tolist() == list(range(1, 61))
+        assert not labels.replayed.any()
+        assert labels.budget == client.budget()
+        assert labels.budget.spent == before.cost
+
+        order = np.random.default_rng(1).permutation(60)
+        again = client.label(x[order])
+        assert again.labels.tolist() == labels.labels[order].tolist()
+        assert again.charges.tolist() == labels.charges[order].tolist()
+        assert again.replayed.all()
+        assert again.budget.spent == before.cost
+
+
+def test_every_encoding_asks_the_same_question(terrine_server: RunningServer) -> None:
+    terrine_server.open_project()
+    x = terrine_server.ensemble.public[:6]
+    token = terrine_server.token()
+    with (
+        Client(terrine_server.url, token) as binary,
+        Client(terrine_server.url, token, transport="json") as text,
+    ):
+        labels = binary.label(x).labels.tolist()
+        for same in (x.astype(np.float64), x.astype(">i4"), np.asfortranarray(x), x.tolist()):
+            for client in (binary, text):
+                again = client.label(same)
+                assert again.labels.tolist() == labels
+                assert again.replayed.all()
+
+
+def test_an_interactive_student_has_its_own_labels_confirmed(
+    terrine_server: RunningServer,
+) -> None:
+    spec = {
+        "name": "interactive_gnmax",
+        "threshold": 12,
+        "sigma1": 12.0,
+        "sigma2": 4.0,
+        "confidence": 0.9,
+    }
+    terrine_server.open_project(mechanism=spec, epsilon=20)
+    x, truth = terrine_server.ensemble.public[:40], terrine_server.ensemble.public_labels[:40]
+    sure = 0.95 * np.eye(10)[truth] + 0.005
+    with Client(terrine_server.url, terrine_server.token()) as client:
+        with pytest.raises(InvalidQuery, match="probabilities"):
+            client.label(x)
+        with pytest.raises(InvalidQuery, match="sum to 1"):
+            client.label(x, 2 * sure)
+        labels = client.label(x, sure)
+    reinforced = labels.outcomes == Outcome.REINFORCED
+    assert reinforced.sum() > 20
+    assert (labels.labels[reinforced] == truth[reinforced]).all()
+    assert labels.answered[reinforced].all()
+
+
+def test_an_abstention_is_paid_for_and_has_no_label(terrine_server: RunningServer) -> None:
+    spec = {"name": "confident_gnmax", "threshold": 40, "sigma1": 12.0, "sigma2": 4.0}
+    terrine_server.open_project(mechanism=spec, epsilon=20)
+    with Client(terrine_server.url, terrine_server.token()) as client:
+        labels = client.label(terrine_server.ensemble.public[:40])
+    abstained = labels.outcomes == Outcome.ABSTAINED
+    assert 0 < abstained.sum() < 40
+    assert (labels.labels[abstained] == -1).all()
+    assert (labels.charges > 0).all()
+    assert labels.counts[Outcome.ANSWERED] == labels.answered.sum() == 40 - abstained.sum()
+
+
+def test_the_budget_ends_where_the_estimate_said(terrine_server: RunningServer) -> None:
+    terrine_server.open_project(epsilon=2)
+    x = terrine_server.ensemble.public[:300]
+    with Client(terrine_server.url, terrine_server.token(), batch_size=16) as client:
+        room = client.budget().affordable
+        assert 0 < room < 300
+        assert client.estimate(room).fits
+        assert not client.estimate(room + 1).fits
+        labels = client.label(x)
+        assert labels.answered.tolist() == [True] * room + [False] * (300 - room)
+        assert labels.counts[Outcome.REFUSED] == 300 - room
+        assert labels.budget.affordable == 0
+
+        with pytest.raises(BudgetExhausted):
+            client.label(x[room:])
+        backwards = client.label(x[::-1])
+        assert backwards.labels[::-1].tolist() == labels.labels.tolist()
+        assert client.budget().charges == room
+
+
+def test_a_batch_beyond_the_servers_limit_is_split(terrine_server: RunningServer) -> None:
+    terrine_server.open_project(epsilon=20)
+    x = np.tile(terrine_server.ensemble.public[:20], (250, 1, 1))
+    with Client(terrine_server.url, terrine_server.token(), batch_size=5000) as client:
+        labels = client.label(x)
+    assert len(labels) == 5000
+    assert labels.labels.reshape(250, 20).tolist() == [labels.labels[:20].tolist()] * 250
+    assert labels.budget.charges == 20
+
+
+def test_what_a_student_may_not_do_is_a_typed_error(terrine_server: RunningServer) -> None:
+    terrine_server.open_project()
+    x = terrine_server.ensemble.public[:3]
+    url, token = terrine_server.url, terrine_server.token()
+    with Client(url, token) as client:
+        with pytest.raises(InvalidQuery, match=r"\[B, 8, 8\]"):
+            client.label(np.zeros((2, 7, 7)))
+        with pytest.raises(InvalidQuery, match="between 0 and 16"):
+            client.label(np.full((2, 8, 8), 17))
+        with pytest.raises(InvalidQuery, match="no probabilities"):
+            client.label(x, np.full((3, 10), 0.1))
+        with pytest.raises(Forbidden, match="auditor"):
+            list(client.ledger())
+        with pytest.raises(Forbidden):
+            client.open_project(terms())
+        client.label(x, idempotency_key="mine")
+        with pytest.raises(IdempotencyConflict):
+            client.label(x[::-1], idempotency_key="mine")
+        assert client.label(x, idempotency_key="mine").budget.charges == 3
+        assert [type(found) for found in client.ensembles()] == [EnsembleInfo]
+        assert client.project().ensemble.input.shape == [8, 8]
+    with Client(url, token[:-4] + "AAAA") as client, pytest.raises(Unauthorized):
+        client.label(x)
+
+
+def test_an_owner_runs_a_project_from_opening_to_audit(terrine_server: RunningServer) -> None:
+    url, x = terrine_server.url, terrine_server.ensemble.public[:5]
+    with Client(url, terrine_server.token("admin")) as owner:
+        opened = owner.open_project(terms(name="study"))
+        assert opened.status is ProjectStatus.ACTIVE
+        assert owner.project("study") == opened
+        with pytest.raises(Conflict):
+            owner.open_project(terms(name="study"))
+        with pytest.raises(CapExceeded):
+            owner.open_project(terms(name="greedy", epsilon=100))
+        with pytest.raises(InvalidTerms):
+            owner.open_project(
+                terms(
+                    mechanism=ConfidentGNMaxSpec(
+                        name="confident_gnmax", threshold=41, sigma1=12, sigma2=4
+                    )
+                )
+            )
+        with pytest.raises(NotFound):
+            owner.open_project(terms(ensemble="nowhere"))
+        (ensemble,) = owner.ensembles()
+        assert isinstance(ensemble, EnsembleAccount)
+        assert 0 < ensemble.reserved <= ensemble.cap
+
+        made = owner.create_token(TokenCreate(role=Role.STUDENT, project="study", label="Ward 7"))
+        with Client(url, made.token) as student:
+            labels = student.label(x)
+            owner.set_status("study", ProjectStatus.PAUSED)
+            with pytest.raises(ProjectPaused):
+                student.label(x)
+            owner.set_status("study", ProjectStatus.ACTIVE)
+            assert student.label(x).replayed.all()
+            assert "Ward 7" in [token.label for token in owner.tokens()]
+            assert owner.revoke_token(made.id).revoked_at is not None
+            with pytest.raises(Unauthorized):
+                student.label(x)
+
+        reader = owner.create_token(TokenCreate(role=Role.AUDITOR))
+        with Client(url, reader.token) as auditor:
+            assert [account.project for account in auditor.ledger()] == ["study"]
+            charges = list(auditor.charges("study"))
+            assert [charge.seq for charge in charges] == [1, 2, 3, 4, 5]
+            assert [charge.label for charge in charges] == labels.labels.tolist()
+            assert list(auditor.charges("study", outcome=Outcome.ABSTAINED)) == []
+            moment = charges[2].created_at
+            assert [c.seq for c in auditor.charges("study", until=moment)] == [
+                c.seq for c in charges if c.created_at < moment
+            ]
+            found = auditor.verify("study")
+            assert (found.ok, found.charges, found.head) == (True, 5, charges[-1].hash)
+            with pytest.raises(NotFound):
+                auditor.verify("nothing")
+            with pytest.raises(Forbidden):
+                auditor.set_status("study", ProjectStatus.CLOSED)
+
+        assert owner.set_status("study", ProjectStatus.CLOSED).closed_at is not None
+        with pytest.raises(Conflict):
+            owner.set_status("study", ProjectStatus.ACTIVE)
+        late = owner.create_token(TokenCreate(role=Role.STUDENT, project="study"))
+        with Client(url, late.token) as student, pytest.raises(ProjectClosed):
+            student.label(x)
+
+
+async def test_async_students_who_ask_the_same_at_once_pay_once(
+    terrine_server: RunningServer,
+) -> None:
+    terrine_server.open_project(epsilon=20)
+    x = terrine_server.ensemble.public[:24]
+    async with AsyncClient(terrine_server.url, terrine_server.token(), batch_size=8) as client:
+        answers = await asyncio.gather(*(client.label(x) for _ in range(8)))
+        budget = await client.budget()
+    assert budget.charges == 24
+    assert len({tuple(labels.labels.tolist()) for labels in answers}) == 1
+    paid = np.sum([~labels.replayed for labels in answers], axis=0)
+    assert paid.tolist() == [1] * 24
