@@ -1,0 +1,108 @@
+"""What one teacher is: a ridge head on public features, an MLP or a small CNN."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
+from torch import nn
+
+from .features import to_images, to_unit
+from .store import Architecture, InputSpec
+
+
+def ridge_heads(
+    shards: Sequence[tuple[torch.Tensor, torch.Tensor]], classes: int, ridge: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Least squares on ±1 targets, one head a shard: weights [k, m, d] and biases [k, m].
+
+    A shard is features [r, d] and labels [r]. The penalty is `ridge` times the mean squared length
+    of the shard's centred features, so it has no unit. All heads are one batched Cholesky.
+    """
+    d = shards[0][0].shape[1]
+    gram = torch.empty((len(shards), d, d))
+    cross = torch.empty((len(shards), d, classes))
+    centres = torch.empty((len(shards), d))
+    levels = torch.empty((len(shards), classes))
+    for i, (features, labels) in enumerate(shards):
+        targets = 2 * F.one_hot(labels, classes).float() - 1
+        centres[i], levels[i] = features.mean(0), targets.mean(0)
+        centred = features - centres[i]
+        gram[i] = centred.T @ centred / len(features)
+        cross[i] = centred.T @ (targets - levels[i]) / len(features)
+    diagonal = gram.diagonal(dim1=1, dim2=2)
+    diagonal += ridge * diagonal.mean(1, keepdim=True) + 1e-9
+    weights = torch.cholesky_solve(cross, torch.linalg.cholesky(gram)).mT
+    biases = levels - (weights @ centres.unsqueeze(2)).squeeze(2)
+    return weights.contiguous(), biases
+
+
+class MLP(nn.Module):
+    """Fully connected layers with ReLU, for tables."""
+
+    def __init__(self, inputs: InputSpec, classes: int, hidden: Sequence[int]) -> None:
+        super().__init__()
+        sizes = [inputs.shape[0], *hidden, classes]
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scores [B, m] of prepared inputs [B, d]."""
+        for layer in self.layers[:-1]:
+            x = F.relu(layer(x))
+        scores: torch.Tensor = self.layers[-1](x)
+        return scores
+
+
+class CNN(nn.Module):
+    """Two convolutions and two dense layers, for images; PATE's teachers in small."""
+
+    def __init__(self, inputs: InputSpec, classes: int, hidden: Sequence[int]) -> None:
+        super().__init__()
+        first, second, dense = hidden
+        colours = 1 if len(inputs.shape) == 2 else inputs.shape[2]
+        small = min(inputs.shape[:2]) < 16
+        kernel, padding, lost = (3, 1, 0) if small else (5, 0, 4)
+        height, width = (((side - lost) // 2 - lost) // 2 for side in inputs.shape[:2])
+        self.conv1 = nn.Conv2d(colours, first, kernel, padding=padding)
+        self.conv2 = nn.Conv2d(first, second, kernel, padding=padding)
+        self.dense = nn.Linear(second * height * width, dense)
+        self.scores = nn.Linear(dense, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scores [B, m] of prepared inputs [B, C, H, W]."""
+        x = F.relu(F.max_pool2d(self.conv1(x), 2))
+        x = F.relu(F.max_pool2d(self.conv2(x), 2))
+        scores: torch.Tensor = self.scores(F.relu(self.dense(x.flatten(1))))
+        return scores
+
+
+def default_architecture(inputs: InputSpec) -> Architecture:
+    """The network for inputs of this kind: a CNN for images, an MLP for tables."""
+    if len(inputs.shape) == 1:
+        return Architecture(name="mlp", hidden=(32,))
+    return Architecture(name="cnn", hidden=(16, 32, 64))
+
+
+def prepare(x: torch.Tensor, inputs: InputSpec) -> torch.Tensor:
+    """Inputs [B, *shape] as networks take them: tables [B, d] in [-1, 1], images [B, C, H, W]."""
+    unit = to_unit(x, inputs)
+    return unit * 2 - 1 if unit.ndim == 2 else to_images(unit)
+
+
+def build_network(architecture: Architecture, inputs: InputSpec, classes: int) -> nn.Module:
+    """One untrained network."""
+    return {"mlp": MLP, "cnn": CNN}[architecture.name](inputs, classes, architecture.hidden)
+
+
+def initialise(network: nn.Module, generator: torch.Generator) -> None:
+    """Uniform He initialisation from `generator`, so that a teacher depends on its seed alone."""
+    with torch.no_grad():
+        for parameter in network.parameters():
+            if parameter.ndim == 1:
+                parameter.zero_()
+            else:
+                bound = math.sqrt(6 / parameter[0].numel())
+                parameter.uniform_(-bound, bound, generator=generator)

@@ -1,0 +1,242 @@
+"""Private training data from files: MNIST-style IDX, `.npz` and, in `tables.py`, CSV.
+
+What is public about a data set - its classes, the range of its values, a table's categories - is
+declared, never read off the private rows: whatever reaches the manifest is for everyone to see.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .store import InputSpec, TableSchema
+
+DIGITS = tuple(str(digit) for digit in range(10))
+
+
+class DataError(Exception):
+    """Data cannot be used; the message says which file, where in it, and what was expected."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Labelled records. Raises DataError when its parts do not fit together."""
+
+    inputs: NDArray[np.generic]
+    """[N, *shape], uint8 or float32, as `spec` says."""
+    labels: NDArray[np.int64]
+    """[N], indices into `classes`."""
+    classes: tuple[str, ...]
+    spec: InputSpec
+    groups: NDArray[np.int64] | None = None
+    """[N], numbers the person each record belongs to; None when every record is its own."""
+    group_column: str | None = None
+    encoding: TableSchema | None = None
+    name: str = "data"
+
+    def __post_init__(self) -> None:
+        inputs, rows = self.inputs, len(self.labels)
+        if rows == 0:
+            raise DataError(f"{self.name} holds no records")
+        if inputs.shape != (rows, *self.spec.shape) or inputs.dtype != self.spec.dtype:
+            raise DataError(
+                f"{self.name}: inputs are {inputs.dtype} {inputs.shape}, expected "
+                f"{self.spec.dtype} {(rows, *self.spec.shape)}: one input for each label"
+            )
+        if len(self.classes) < 2:
+            raise DataError(f"{self.name}: at least two classes are needed")
+        outside = np.flatnonzero((self.labels < 0) | (self.labels >= len(self.classes)))
+        if len(outside):
+            raise DataError(
+                f"{self.name}: label {self.labels[outside[0]]} of record {outside[0]} is not one "
+                f"of 0..{len(self.classes) - 1}; are the classes declared correctly?"
+            )
+        odd = _outside(inputs, self.spec)
+        if len(odd):
+            record = odd[0]
+            raise DataError(
+                f"{self.name}: record {record} has values outside the declared range "
+                f"[{self.spec.low:g}, {self.spec.high:g}]"
+            )
+        if self.groups is not None and self.groups.shape != (rows,):
+            raise DataError(f"{self.name}: expected one group for each of {rows} records")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def digest(self) -> str:
+        """SHA-256 over all records. Never stored with an ensemble: it would identify them."""
+        digest = hashlib.sha256(f"{self.spec!r}{self.classes!r}".encode())
+        for part in (self.inputs, self.labels, self.groups):
+            digest.update(b"" if part is None else np.ascontiguousarray(part).tobytes())
+        return digest.hexdigest()
+
+
+def load_idx(
+    images: Path, labels: Path | None = None, *, classes: Sequence[str] = DIGITS
+) -> Dataset:
+    """MNIST-style images and labels, each plain or `.gz`.
+
+    `images` is a file, or a directory with `train-images*` and `train-labels*` as MNIST has them.
+    """
+    images = Path(images)
+    if labels is None:
+        folder = images if images.is_dir() else images.parent
+        if images.is_dir():
+            images = _one_file(folder, "train-images")
+        labels = _one_file(folder, images.name.split("images")[0] + "labels")
+    pixels = read_idx(images)
+    if pixels.ndim not in (3, 4):
+        raise DataError(f"{images}: expected images, found an array of shape {pixels.shape}")
+    marks = read_idx(Path(labels))
+    if marks.ndim != 1 or len(marks) != len(pixels):
+        raise DataError(
+            f"{labels}: expected {len(pixels)} labels, one for each image of {images.name}, "
+            f"found an array of shape {marks.shape}"
+        )
+    spec = InputSpec(shape=pixels.shape[1:], dtype="uint8", low=0, high=255)
+    return Dataset(pixels, marks.astype(np.int64), tuple(classes), spec, name=str(images))
+
+
+def read_idx(path: Path) -> NDArray[np.uint8]:
+    """The array of bytes in an IDX file, plain or `.gz`. Raises DataError."""
+    path = Path(path)
+    try:
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{path} cannot be read: {reason}") from None
+    if len(data) < 4 or data[:3] != b"\x00\x00\x08" or not 1 <= data[3] <= 4:
+        raise DataError(
+            f"{path} is no IDX file of bytes: it starts with {data[:4].hex(' ') or 'nothing'}, "
+            "expected 00 00 08 and the number of dimensions, 1 to 4"
+        )
+    start = 4 + 4 * data[3]
+    shape = tuple(int(size) for size in np.frombuffer(data[4:start], ">u4"))
+    expected = start + int(np.prod(shape, dtype=object))
+    if len(shape) != data[3] or len(data) != expected:
+        raise DataError(
+            f"{path} is {'truncated' if len(data) < expected else 'too long'}: its header says "
+            f"shape {shape}, {expected} bytes in all, and it has {len(data)}"
+        )
+    return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
+
+
+def load_npz(path: Path, *, classes: Sequence[str] | None = None) -> Dataset:
+    """An `.npz` archive with `x` [N, …], `y` [N] and optionally `group` [N].
+
+    `y` holds indices; `classes` names them, as an argument or as an array in the archive. `x` is
+    uint8, or floating point with the range of its values declared as `low` and `high`.
+    """
+    path = Path(path)
+    arrays = _read_npz(path)
+    for key in ("x", "y"):
+        if key not in arrays:
+            raise DataError(f"{path} has no array {key!r}; it has {', '.join(arrays) or 'none'}")
+    x, y = arrays["x"], arrays["y"]
+    if classes is None and "classes" not in arrays:
+        raise DataError(
+            f"{path}: the classes are public and must be declared: pass --classes, or store an "
+            "array `classes` with their names"
+        )
+    names = tuple(str(name) for name in (classes or arrays["classes"].ravel().tolist()))
+    if y.ndim != 1 or y.dtype.kind not in "iu":
+        raise DataError(f"{path}: y must be one integer a record, found {y.dtype} {y.shape}")
+    group = arrays.get("group")
+    if group is not None and group.shape != y.shape:
+        raise DataError(f"{path}: group has shape {group.shape}, expected {y.shape}")
+    inputs, spec = _declared_inputs(path, x, arrays)
+    return Dataset(
+        inputs,
+        y.astype(np.int64),
+        names,
+        spec,
+        groups=None if group is None else number_groups(group.tolist()),
+        group_column=None if group is None else "group",
+        name=str(path),
+    )
+
+
+def load_inputs(path: Path) -> NDArray[np.generic]:
+    """Inputs without labels: IDX images, `.npy`, or the `x` of an `.npz`."""
+    path = Path(path)
+    if path.suffix == ".npz":
+        arrays = _read_npz(path)
+        if "x" not in arrays:
+            raise DataError(f"{path} has no array 'x'; it has {', '.join(arrays) or 'none'}")
+        return _as_input(arrays["x"])
+    if path.suffix == ".npy":
+        try:
+            return _as_input(np.load(path, allow_pickle=False))
+        except (OSError, ValueError, EOFError) as error:
+            raise DataError(f"{path} cannot be read as a plain .npy array: {error}") from None
+    return read_idx(path)
+
+
+def number_groups(names: Sequence[object]) -> NDArray[np.int64]:
+    """Number people 0, 1, … in the order in which they first appear."""
+    numbers: dict[object, int] = {}
+    return np.array([numbers.setdefault(name, len(numbers)) for name in names], dtype=np.int64)
+
+
+def row_digests(inputs: NDArray[np.generic]) -> NDArray[np.void]:
+    """A 128-bit digest [N] of each row, to find rows that two arrays share."""
+    digests = (hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in inputs)
+    return np.frombuffer(b"".join(digests), dtype="V16")
+
+
+def _read_npz(path: Path) -> dict[str, NDArray[np.generic]]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise DataError(f"{path} is no .npz archive")
+            return {key: archive[key] for key in archive.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} cannot be read as an .npz of plain arrays: {error}") from None
+
+
+def _declared_inputs(
+    path: Path, x: NDArray[np.generic], arrays: dict[str, NDArray[np.generic]]
+) -> tuple[NDArray[np.generic], InputSpec]:
+    inputs = _as_input(x)
+    if inputs.ndim < 2:
+        raise DataError(f"{path}: x must be [N, …], found shape {x.shape}")
+    if inputs.dtype == np.uint8:
+        return inputs, InputSpec(shape=inputs.shape[1:], dtype="uint8", low=0, high=255)
+    try:
+        low, high = (float(arrays[key].item()) for key in ("low", "high"))
+    except (KeyError, ValueError, TypeError):
+        raise DataError(
+            f"{path}: x is {x.dtype}, so the range of its values must be declared: store numbers "
+            "`low` and `high`. They are public; do not compute them from private records"
+        ) from None
+    return inputs, InputSpec(shape=inputs.shape[1:], dtype="float32", low=low, high=high)
+
+
+def _outside(inputs: NDArray[Any], spec: InputSpec) -> NDArray[np.int64]:
+    """Records with a value that is not in the range; NaN never is."""
+    inside = (inputs >= spec.low) & (inputs <= spec.high)
+    return np.flatnonzero(~inside.reshape(len(inputs), -1).all(1))
+
+
+def _as_input(x: NDArray[np.generic]) -> NDArray[np.generic]:
+    if x.dtype.kind not in "buif":
+        raise DataError(f"inputs must be numbers, found dtype {x.dtype}")
+    return x if x.dtype == np.uint8 else x.astype(np.float32)
+
+
+def _one_file(folder: Path, start: str) -> Path:
+    found = sorted(
+        p for p in folder.glob(f"{start}*") if p.suffix in (".gz", "") or "idx" in p.name
+    )
+    if not found:
+        raise DataError(f"{folder} has no file {start}*; expected MNIST-style IDX files there")
+    return found[0]

@@ -1,0 +1,228 @@
+"""n teachers that vote: inputs [B, …] to vote counts [B, m], as fast as the device allows."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.func import functional_call, vmap
+
+from .architectures import build_network, prepare
+from .features import FeatureMap
+from .store import FEATURES, Manifest, StoreError, load_manifest, load_tensors
+from .workers import side_by_side
+
+Choose = Callable[[torch.Tensor], torch.Tensor]
+"""Inputs [b, *shape] to every teacher's choice [b, n]."""
+
+MEMORY = 256 * 2**20
+LARGEST_BLOCK = {"heads": 128, "networks": 32}
+"""Large enough for efficient products, small enough that a single input is answered soon."""
+PIXEL_BYTES = 400
+"""Scratch that oriented gradients, or one network's layers, take for each value of an input."""
+
+
+class Ensemble:
+    """Trained teachers. Make one with `load`; threads may share it."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        features: FeatureMap | None,
+        teachers: Mapping[str, torch.Tensor],
+        device: str,
+        memory: int = MEMORY,
+    ) -> None:
+        self.manifest = manifest
+        self.device = device
+        self.block = _block_size(manifest, memory)
+        """Inputs voted on at a time. Every block is filled up to this size, so that the votes on
+        an input do not depend on what else was asked with it."""
+        teachers = {name: tensor.to(device) for name, tensor in teachers.items()}
+        self.ways: dict[str, Choose]
+        """All ways to compute the choices, by name; they agree up to rounding."""
+        if features is not None:
+            self.ways = {"product": _product(features.to(device), **teachers)}
+        else:
+            self.ways = {
+                "loop": _loop(manifest, teachers),
+                "batched": _batched(manifest, teachers, memory // self.block),
+            }
+        self._fastest: Choose | None = None
+        self._measuring = threading.Lock()
+
+    @classmethod
+    def load(cls, directory: Path, device: str | None = None, *, memory: int = MEMORY) -> Ensemble:
+        """Load an ensemble; every byte is verified against the manifest. Raises StoreError.
+
+        `device` is a torch device; None takes CUDA where there is one. `memory` bounds the bytes
+        that voting uses beyond the weights and the reply, as long as one input fits.
+        """
+        directory = Path(directory)
+        manifest = load_manifest(directory)
+        parts = {
+            name: load_tensors(directory, name, digest) for name, digest in manifest.files.items()
+        }
+        features = None
+        if manifest.features is not None:
+            features = FeatureMap(manifest.features, manifest.input, parts.get(FEATURES, {}))
+            _check(directory / FEATURES, features.tensors, features.shapes())
+        files = [parts[name] for name in manifest.teacher_files]
+        expected = _teacher_shapes(manifest)
+        for name, part in zip(manifest.teacher_files, files, strict=True):
+            rows = len(next(iter(part.values()))) if part else 0
+            _check(directory / name, part, {k: (rows, *shape) for k, shape in expected.items()})
+        teachers = {key: torch.cat([part[key] for part in files]) for key in expected}
+        found = len(next(iter(teachers.values())))
+        if found != manifest.teachers:
+            raise StoreError(f"{directory} holds {found} teachers, expected {manifest.teachers}")
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        return cls(manifest, features, teachers, device, memory)
+
+    def votes(self, x: NDArray[np.generic]) -> NDArray[np.int64]:
+        """Vote counts [B, m] on inputs [B, *shape]; each row sums to the number of teachers.
+
+        A teacher votes for its highest score, for the lowest index among equals. Raises
+        ValueError when shape or dtype are not the manifest's.
+        """
+        spec = self.manifest.input
+        if x.shape[1:] != spec.shape or x.dtype != spec.dtype:
+            raise ValueError(
+                f"inputs are {x.dtype} {list(x.shape)}, expected {spec.dtype} "
+                f"[B, {', '.join(map(str, spec.shape))}]"
+            )
+        choose = self.fastest()
+        counts = np.empty((len(x), len(self.manifest.classes)), dtype=np.int64)
+
+        def vote(start: int) -> None:
+            rows = x[start : start + self.block]
+            block = np.zeros((self.block, *spec.shape), dtype=spec.dtype)
+            block[: len(rows)] = rows
+            with torch.inference_mode():
+                choices = choose(torch.from_numpy(block).to(self.device))
+            counts[start : start + len(rows)] = _count(choices, counts.shape[1])[: len(rows)]
+
+        starts = range(0, len(x), self.block)
+        if self.device == "cpu":
+            side_by_side(vote, starts)
+        else:
+            for start in starts:
+                vote(start)
+        return counts
+
+    def fastest(self) -> Choose:
+        """The way that a short measurement on this device found fastest, once and for all."""
+        with self._measuring:
+            if self._fastest is None:
+                ways = list(self.ways.values())
+                self._fastest = ways[0] if len(ways) == 1 else min(ways, key=self._seconds)
+            return self._fastest
+
+    def _seconds(self, way: Choose) -> float:
+        blank = torch.zeros((self.block, *self.manifest.input.shape), device=self.device)
+        took = math.inf
+        with torch.inference_mode():
+            for _ in range(2):
+                start = time.perf_counter()
+                way(blank).sum().item()  # item() waits for the device
+                took = min(took, time.perf_counter() - start)
+        return took
+
+
+def _product(features: FeatureMap, weights: torch.Tensor, biases: torch.Tensor) -> Choose:
+    """Heads: one matrix product for all teachers."""
+    n, m, _ = weights.shape
+    matrix, offset = weights.flatten(0, 1).T, biases.flatten()
+
+    def choose(x: torch.Tensor) -> torch.Tensor:
+        scores = torch.addmm(offset, features(x), matrix)
+        return scores.view(len(x), n, m).argmax(2)
+
+    return choose
+
+
+def _loop(manifest: Manifest, teachers: Mapping[str, torch.Tensor]) -> Choose:
+    """Networks one after the other, frozen and with channels last."""
+    networks = []
+    for i in range(manifest.teachers):
+        with torch.device("meta"):
+            network = build_network(manifest.architecture, manifest.input, len(manifest.classes))
+        one = {name: tensor[i] for name, tensor in teachers.items()}
+        network.load_state_dict(one, assign=True)
+        network.requires_grad_(False)
+        networks.append(_channels_last(network.eval()))
+
+    def choose(x: torch.Tensor) -> torch.Tensor:
+        prepared = prepare(x, manifest.input)
+        if prepared.ndim == 4:
+            prepared = prepared.contiguous(memory_format=torch.channels_last)
+        return torch.stack([network(prepared).argmax(1) for network in networks], 1)
+
+    return choose
+
+
+def _channels_last(network: nn.Module) -> nn.Module:
+    for parameter in network.parameters():
+        if parameter.ndim == 4:
+            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+    return network
+
+
+def _batched(manifest: Manifest, teachers: Mapping[str, torch.Tensor], memory: int) -> Choose:
+    """Networks side by side, as many at a time as `memory` bytes an input allow."""
+    with torch.device("meta"):
+        network = build_network(manifest.architecture, manifest.input, len(manifest.classes))
+    together = max(1, memory // (math.prod(manifest.input.shape) * PIXEL_BYTES))
+
+    def one(parameters: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = functional_call(network, parameters, x)
+        return scores.argmax(1)
+
+    all_of_them = vmap(one, in_dims=(0, None), out_dims=1, chunk_size=together)
+
+    def choose(x: torch.Tensor) -> torch.Tensor:
+        choices: torch.Tensor = all_of_them(dict(teachers), prepare(x, manifest.input))
+        return choices
+
+    return choose
+
+
+def _count(choices: torch.Tensor, classes: int) -> NDArray[np.int64]:
+    """Choices [b, n] to counts [b, m]."""
+    rows = len(choices)
+    offsets = torch.arange(rows, device=choices.device).unsqueeze(1) * classes
+    counts = torch.bincount((choices + offsets).flatten(), minlength=rows * classes)
+    array: NDArray[np.int64] = counts.view(rows, classes).cpu().numpy()
+    return array
+
+
+def _block_size(manifest: Manifest, memory: int) -> int:
+    values = math.prod(manifest.input.shape)
+    choices = 2 * 8 * manifest.teachers
+    scores = 4 * manifest.teachers * len(manifest.classes) if manifest.features else 0
+    fitting = memory // (values * PIXEL_BYTES + scores + choices) // torch.get_num_threads()
+    return max(1, min(LARGEST_BLOCK[manifest.kind], fitting))
+
+
+def _teacher_shapes(manifest: Manifest) -> dict[str, tuple[int, ...]]:
+    classes = len(manifest.classes)
+    if manifest.features is not None:
+        return {"weights": (classes, manifest.features.width), "biases": (classes,)}
+    with torch.device("meta"):
+        network = build_network(manifest.architecture, manifest.input, classes)
+    return {name: tuple(value.shape) for name, value in network.named_parameters()}
+
+
+def _check(
+    path: Path, tensors: Mapping[str, torch.Tensor], expected: Mapping[str, tuple[int, ...]]
+) -> None:
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if found != dict(expected):
+        raise StoreError(f"{path} holds tensors {found}, expected {dict(expected)}")

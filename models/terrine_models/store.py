@@ -1,0 +1,311 @@
+"""Ensembles on disk: safetensors files and one `manifest.json` that vouches for them.
+
+A directory holds `manifest.json`, optionally `features.safetensors` (the public feature map) and
+`teachers-00000.safetensors`, … (the parameters of a run of teachers, stacked along axis 0). The
+manifest names every file with its SHA-256, so its own digest identifies the whole ensemble. There
+is no pickle anywhere, and nothing of the training data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from safetensors import SafetensorError
+from safetensors.torch import load as parse_safetensors
+from safetensors.torch import save as render_safetensors
+
+FORMAT: Literal["terrine-ensemble-1"] = "terrine-ensemble-1"
+MANIFEST = "manifest.json"
+FEATURES = "features.safetensors"
+MANIFEST_LIMIT = 16 * 2**20
+"""Bytes. A larger manifest is refused unread."""
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9_-]{0,62}[a-z0-9])?$")]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+FileName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*\.safetensors$", max_length=100)]
+
+
+class StoreError(Exception):
+    """An ensemble's files are missing, malformed or altered; the message names the file."""
+
+
+class Record(BaseModel):
+    """Base of everything in a manifest: immutable, closed to unknown fields, finite."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class InputSpec(Record):
+    """What one input looks like: its shape without the batch, and the range of its values."""
+
+    shape: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1, max_length=4)]
+    dtype: Literal["uint8", "float32"]
+    low: float
+    high: float
+
+    @model_validator(mode="after")
+    def _range_is_not_empty(self) -> Self:
+        if not self.low < self.high:
+            raise ValueError(f"low must be below high, got {self.low} and {self.high}")
+        return self
+
+
+class PublicSource(Record):
+    """Data that its owner named as public, and on which something was fitted."""
+
+    name: str
+    sha256: Sha256
+    records: Annotated[int, Field(ge=1)]
+
+
+class Column(Record):
+    """One column of a table and its public range or categories (see `tables.py`)."""
+
+    name: str
+    role: Literal["numeric", "categorical", "label", "group", "ignored"]
+    low: float | None = None
+    high: float | None = None
+    values: tuple[str, ...] | None = None
+
+
+class TableSchema(Record):
+    """How the rows of a table become numbers. It is public and never derived from private rows."""
+
+    columns: Annotated[tuple[Column, ...], Field(min_length=1)]
+    fitted_on: PublicSource | None = None
+
+    @model_validator(mode="after")
+    def _is_coherent(self) -> Self:
+        names = [column.name for column in self.columns]
+        if len(set(names)) != len(names):
+            raise ValueError("column names must differ from one another")
+        roles = [column.role for column in self.columns]
+        if roles.count("label") != 1 or roles.count("group") > 1:
+            raise ValueError("exactly one column must have the role label, at most one group")
+        if not {"numeric", "categorical"} & set(roles):
+            raise ValueError("at least one column must be numeric or categorical")
+        for column in self.columns:
+            ranged = column.low is not None and column.high is not None
+            if column.role == "numeric" and not (
+                column.low is not None and column.high is not None and column.low < column.high
+            ):
+                raise ValueError(f"numeric column {column.name!r} needs low < high")
+            if column.role in ("categorical", "label"):
+                values = column.values or ()
+                if len(values) < (2 if column.role == "label" else 1):
+                    raise ValueError(f"column {column.name!r} needs its values listed")
+                if len(set(values)) != len(values):
+                    raise ValueError(f"column {column.name!r} lists a value twice")
+            elif column.values is not None:
+                raise ValueError(f"column {column.name!r} is {column.role}: it lists no values")
+            if column.role != "numeric" and ranged:
+                raise ValueError(f"column {column.name!r} is {column.role}: it has no range")
+        return self
+
+
+class FeatureSpec(Record):
+    """A public feature map. `fitted_on` is null for one that looked at no data at all."""
+
+    base: Literal["oriented_gradients", "identity"]
+    projection: Literal["pca", "random", "none"]
+    width: Annotated[int, Field(ge=1, description="Numbers per input.")]
+    seed: Annotated[int, Field(ge=0, description="Of the random projection.")] = 0
+    fitted_on: PublicSource | None = None
+
+    @model_validator(mode="after")
+    def _only_a_pca_is_fitted(self) -> Self:
+        if (self.projection == "pca") != (self.fitted_on is not None):
+            raise ValueError("a pca, and nothing else, states the public data it was fitted on")
+        return self
+
+
+class Partition(Record):
+    """How records were dealt to teachers (see `teachers.deal`)."""
+
+    recipe: Literal["rows", "groups"]
+    seed: Annotated[int, Field(ge=0)]
+    group_column: str | None = None
+    smallest: Annotated[int, Field(ge=1, description="Rows or groups in the smallest shard.")]
+    largest: Annotated[int, Field(ge=1, description="Rows or groups in the largest shard.")]
+
+
+class Architecture(Record):
+    """What one teacher is: `ridge` on features, or a network on the inputs themselves."""
+
+    name: Literal["ridge", "mlp", "cnn"]
+    hidden: tuple[Annotated[int, Field(ge=1)], ...] = ()
+
+
+class Training(Record):
+    """Settings under which every teacher was trained."""
+
+    seed: Annotated[int, Field(ge=0)]
+    copies: Annotated[int, Field(ge=0)] | None = None
+    """Heads: distorted copies besides each original."""
+    ridge: Annotated[float, Field(gt=0)] | None = None
+    distorted: bool | None = None
+    """Networks: whether every epoch distorts each image afresh."""
+    epochs: Annotated[int, Field(ge=1)] | None = None
+    batch: Annotated[int, Field(ge=1)] | None = None
+    learning_rate: Annotated[float, Field(gt=0)] | None = None
+
+
+class Plan(Record):
+    """Everything about an ensemble that is settled before its teachers are trained."""
+
+    format: Literal["terrine-ensemble-1"] = FORMAT
+    name: Name
+    kind: Literal["heads", "networks"]
+    architecture: Architecture
+    features: FeatureSpec | None
+    input: InputSpec
+    encoding: TableSchema | None = None
+    classes: Annotated[tuple[str, ...], Field(min_length=2, max_length=10_000)]
+    teachers: Annotated[int, Field(ge=1, le=1_000_000)]
+    records: Annotated[int, Field(ge=1, description="Training records, all shards together.")]
+    partition: Partition
+    training: Training
+    versions: dict[str, str]
+
+    @model_validator(mode="after")
+    def _kind_is_coherent(self) -> Self:
+        if (self.kind == "heads") != (self.features is not None):
+            raise ValueError("heads have a feature map and networks have none")
+        if (self.kind == "heads") != (self.architecture.name == "ridge"):
+            raise ValueError(f"{self.architecture.name} is no architecture of kind {self.kind}")
+        return self
+
+
+class Manifest(Plan):
+    """Everything about an ensemble but its weights, and the digests of the files with those."""
+
+    files: dict[FileName, Sha256]
+
+    @model_validator(mode="after")
+    def _files_are_coherent(self) -> Self:
+        if not self.teacher_files:
+            raise ValueError("no teachers-*.safetensors among the files")
+        if (FEATURES in self.files) != (
+            self.features is not None and self.features.projection != "none"
+        ):
+            raise ValueError(f"{FEATURES} does not go with the feature map")
+        return self
+
+    @property
+    def teacher_files(self) -> list[str]:
+        """Names of the files that hold teachers, in the order of the teachers."""
+        return sorted(f for f in self.files if re.fullmatch(r"teachers-\d{5}\.safetensors", f))
+
+
+def sha256(data: bytes) -> str:
+    """SHA-256 of `data` in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that training depends on."""
+    return {package: version(package) for package in ("numpy", "safetensors", "torch")}
+
+
+def manifest_digest(directory: Path) -> str:
+    """SHA-256 of `manifest.json`: the identity of the ensemble. Raises StoreError."""
+    return sha256(_manifest_bytes(Path(directory)))
+
+
+def load_manifest(directory: Path) -> Manifest:
+    """Read and check `manifest.json`. Raises StoreError that says what is wrong where."""
+    path = Path(directory) / MANIFEST
+    try:
+        return Manifest.model_validate_json(_manifest_bytes(Path(directory)))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the document"
+        raise StoreError(f"{path} is malformed at {where}: {first['msg']}") from None
+
+
+def verify(directory: Path) -> None:
+    """Check every file against its digest. Raises StoreError for the first that differs."""
+    for name, digest in load_manifest(directory).files.items():
+        _verified_bytes(Path(directory), name, digest)
+
+
+def load_tensors(directory: Path, name: str, digest: str) -> dict[str, torch.Tensor]:
+    """The tensors of one file, read once: what is parsed is what was verified.
+
+    Raises StoreError when the file is missing, altered or no safetensors file.
+    """
+    data = _verified_bytes(Path(directory), name, digest)
+    try:
+        return parse_safetensors(data)
+    except SafetensorError as error:
+        raise StoreError(f"{Path(directory) / name} is not a safetensors file: {error}") from None
+
+
+def save_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> str:
+    """Write a safetensors file, whole or not at all; its SHA-256."""
+    data = render_safetensors({name: value.contiguous() for name, value in tensors.items()})
+    write_atomically(path, data)
+    return sha256(data)
+
+
+def save_manifest(directory: Path, manifest: Manifest) -> None:
+    """Write `manifest.json`, whole or not at all."""
+    write_atomically(directory / MANIFEST, manifest.model_dump_json(indent=2).encode() + b"\n")
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace `path` by `data` so that a crash leaves the old or the new, never a mixture."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with scratch.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
+    sync_directory(path.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make renames in `directory` durable."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _manifest_bytes(directory: Path) -> bytes:
+    path = directory / MANIFEST
+    try:
+        if path.stat().st_size > MANIFEST_LIMIT:
+            raise StoreError(f"{path} is larger than {MANIFEST_LIMIT} bytes: not a manifest")
+        return path.read_bytes()
+    except OSError as error:
+        raise StoreError(
+            f"{path} cannot be read ({error.strerror}); expected the directory of an ensemble, "
+            "as made by `terrine ensemble train`"
+        ) from None
+
+
+def _verified_bytes(directory: Path, name: str, digest: str) -> bytes:
+    path = directory / name
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}") from None
+    found = sha256(data)
+    if found != digest:
+        raise StoreError(
+            f"{path} was altered: its SHA-256 is {found}, the manifest says {digest}. "
+            "Restore the file from a backup, or train the ensemble again."
+        )
+    return data

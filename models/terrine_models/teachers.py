@@ -1,0 +1,323 @@
+"""Training an ensemble: deal the records to disjoint shards, train one teacher on each.
+
+    from terrine_models.data import load_idx
+    from terrine_models.features import PublicData
+    from terrine_models.teachers import Heads, train_ensemble
+
+    private = load_idx(Path("mnist"))                      # 60,000 labelled training images
+    public = PublicData.declare("MNIST test 0-8999", pool)  # [9000, 28, 28], unlabelled
+    manifest = train_ensemble(
+        private, Path("ensembles/mnist"), name="mnist", teachers=1000, public=public
+    )
+
+Each teacher is a function of its own shard, its number, the seed and public settings, and of
+nothing else: that is what the privacy of the vote rests on. An interrupted training goes on where
+it stopped when it is called again with the same arguments.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
+from numpy.typing import NDArray
+
+from .architectures import (
+    build_network,
+    default_architecture,
+    initialise,
+    prepare,
+    ridge_heads,
+)
+from .augment import DRAWS, distort, draws_for
+from .data import Dataset
+from .features import BLOCK, FeatureMap, PublicData, public_features, to_images
+from .store import (
+    FEATURES,
+    Architecture,
+    InputSpec,
+    Manifest,
+    Partition,
+    Plan,
+    Training,
+    load_tensors,
+    save_manifest,
+    save_tensors,
+    sync_directory,
+    versions,
+    write_atomically,
+)
+from .workers import side_by_side
+
+PROGRESS = "training.json"
+
+
+class TrainingError(Exception):
+    """Training cannot start or go on; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Private ridge heads on a shared public feature map: the default kind of teacher."""
+
+    width: int = 300
+    """Features per input, at most, after the public projection."""
+    ridge: float = 1.0
+    """Penalty relative to the mean variance of a shard's features."""
+    copies: int = 8
+    """Distorted copies of each training image besides the original. Tables have none."""
+    kind = "heads"
+    per_file = 50
+
+    def architecture(self, inputs: InputSpec) -> Architecture:
+        """Always ridge regression."""
+        return Architecture(name="ridge")
+
+    def training(self, inputs: InputSpec, seed: int) -> Training:
+        """What the manifest records."""
+        copies = self.copies if len(inputs.shape) > 1 else 0
+        return Training(seed=seed, copies=copies, ridge=self.ridge)
+
+
+@dataclass(frozen=True)
+class Networks:
+    """Separate networks on the inputs themselves: a small CNN for images, an MLP for tables."""
+
+    epochs: int = 100
+    batch: int = 30
+    learning_rate: float = 0.1
+    kind = "networks"
+    per_file = 10
+
+    def architecture(self, inputs: InputSpec) -> Architecture:
+        """The network that suits the inputs."""
+        return default_architecture(inputs)
+
+    def training(self, inputs: InputSpec, seed: int) -> Training:
+        """What the manifest records."""
+        return Training(
+            seed=seed,
+            epochs=self.epochs,
+            batch=self.batch,
+            learning_rate=self.learning_rate,
+            distorted=len(inputs.shape) > 1,
+        )
+
+
+def train_ensemble(
+    data: Dataset,
+    out: Path,
+    *,
+    name: str,
+    teachers: int,
+    how: Heads | Networks | None = None,
+    public: PublicData | None = None,
+    seed: int = 0,
+    on_trained: Callable[[int], None] | None = None,
+) -> Manifest:
+    """Train `teachers` teachers on disjoint shards of `data` and save them in directory `out`.
+
+    `public` is what the feature map of heads may be fitted on; without it the map looks at no
+    data. `on_trained` is told how many teachers are done, from the start and after every file.
+    While training lasts the files are in `<out>.partial`; they move to `out` when all are there.
+
+    Raises TrainingError (n larger than the records or people, `out` exists, settings differ from
+    those of an interrupted training) and DataError (public data unfit).
+    """
+    how, out = how or Heads(), Path(out)
+    if out.exists():
+        raise TrainingError(f"{out} exists already; remove it or choose another directory")
+    if public is not None:
+        public.check_disjoint(data)
+    shards, partition = deal(data, teachers, seed)
+    features = public_features(data.spec, public, how.width) if isinstance(how, Heads) else None
+    plan = Plan(
+        name=name,
+        kind=how.kind,
+        architecture=how.architecture(data.spec),
+        features=features.spec if features else None,
+        input=data.spec,
+        encoding=data.encoding,
+        classes=data.classes,
+        teachers=teachers,
+        records=len(data),
+        partition=partition,
+        training=how.training(data.spec, seed),
+        versions=versions(),
+    )
+    work = out.with_name(f"{out.name}.partial")
+    files = _begin_or_resume(work, plan, data)
+    if features and features.tensors and FEATURES not in files:
+        files[FEATURES] = save_tensors(work / FEATURES, features.tensors)
+    tell = on_trained or (lambda done: None)
+    for at in range(0, teachers, how.per_file):
+        file = f"teachers-{at // how.per_file:05d}.safetensors"
+        run = range(at, min(at + how.per_file, teachers))
+        if file not in files:
+            if features:
+                tensors = _train_heads(data, shards, run, plan, features)
+            else:
+                tensors = _train_networks(data, shards, run, plan)
+            files[file] = save_tensors(work / file, tensors)
+            _note(work, plan, data, files)
+        tell(run.stop)
+    return _finish(work, out, Manifest(**dict(plan), files=dict(sorted(files.items()))))
+
+
+def deal(data: Dataset, teachers: int, seed: int) -> tuple[list[NDArray[np.int64]], Partition]:
+    """Deal records to disjoint shards: the row numbers of each, and the recipe.
+
+    Units - rows, or people where the data has groups - are shuffled by `seed` and cut into runs
+    whose lengths differ by at most one. Units are counted by where they first appear, and people
+    count alike however many rows they have: so replacing one person's rows by any others, in
+    place, changes one shard and never moves anybody else. Raises TrainingError.
+    """
+    unit_of = np.arange(len(data)) if data.groups is None else data.groups
+    what = "records" if data.groups is None else f"people (values of {data.group_column!r})"
+    units = int(unit_of.max()) + 1
+    if not 1 <= teachers <= units:
+        raise TrainingError(
+            f"{teachers} teachers cannot be trained on {units} {what}: each needs at least one "
+            "of its own"
+        )
+    order = np.random.Generator(np.random.Philox(seed)).permutation(units)
+    teacher_of = np.empty(units, dtype=np.int64)
+    teacher_of[order] = np.arange(units) * teachers // units
+    owner = teacher_of[unit_of]
+    rows = np.argsort(owner, kind="stable")
+    shards = np.split(rows, np.searchsorted(owner[rows], np.arange(1, teachers)))
+    partition = Partition(
+        recipe="rows" if data.groups is None else "groups",
+        seed=seed,
+        group_column=data.group_column,
+        smallest=units // teachers,
+        largest=-(-units // teachers),
+    )
+    return shards, partition
+
+
+def _train_heads(
+    data: Dataset, shards: list[NDArray[np.int64]], run: range, plan: Plan, features: FeatureMap
+) -> dict[str, torch.Tensor]:
+    """Weights [k, m, width] and biases [k, m] of a run of k heads."""
+    copies, ridge = plan.training.copies or 0, plan.training.ridge or 0.0
+
+    def prepare_shard(teacher: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = _shard(data, shards[teacher])
+        if copies:
+            draws = draws_for(plan.training.seed, teacher, len(x) * copies)
+            x = torch.cat([x, _distorted(x.repeat_interleave(copies, 0), draws, data.spec)])
+            y = torch.cat([y, y.repeat_interleave(copies)])
+        return torch.cat([features(block) for block in torch.split(x, BLOCK)]), y
+
+    weights, biases = ridge_heads(side_by_side(prepare_shard, run), len(data.classes), ridge)
+    return {"weights": weights, "biases": biases}
+
+
+def _train_networks(
+    data: Dataset,
+    shards: list[NDArray[np.int64]],
+    run: range,
+    plan: Plan,
+) -> dict[str, torch.Tensor]:
+    """Parameters of a run of k networks, each stacked along axis 0."""
+
+    def train(teacher: int) -> dict[str, torch.Tensor]:
+        return _train_network(*_shard(data, shards[teacher]), teacher, plan)
+
+    trained = side_by_side(train, run)
+    return {name: torch.stack([t[name] for t in trained]) for name in trained[0]}
+
+
+def _train_network(
+    x: torch.Tensor, y: torch.Tensor, teacher: int, plan: Plan
+) -> dict[str, torch.Tensor]:
+    """SGD with Nesterov momentum; the rate warms up for a tenth of the steps, then decays."""
+    settings = plan.training
+    epochs, batch = settings.epochs or 0, settings.batch or 0
+    generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + teacher)
+    network = build_network(plan.architecture, plan.input, len(plan.classes))
+    initialise(network, generator)
+    optimizer = torch.optim.SGD(
+        network.parameters(),
+        lr=settings.learning_rate or 0.0,
+        momentum=0.9,
+        weight_decay=5e-4,
+        nesterov=True,
+    )
+    steps = epochs * -(-len(x) // batch)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer,
+        max_lr=settings.learning_rate or 0.0,
+        total_steps=steps,
+        pct_start=0.1,
+        cycle_momentum=False,
+    )
+    for _ in range(epochs):
+        for picked in torch.randperm(len(x), generator=generator).split(batch):
+            inputs = x[picked]
+            if settings.distorted:
+                draws = torch.rand((len(picked), DRAWS), generator=generator) * 2 - 1
+                inputs = _distorted(inputs, draws, plan.input)
+            loss = F.cross_entropy(network(prepare(inputs, plan.input)), y[picked])
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            schedule.step()
+    return {name: value.detach() for name, value in network.named_parameters()}
+
+
+def _shard(data: Dataset, rows: NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
+    inputs = torch.from_numpy(data.inputs[rows].astype(np.float32))
+    return inputs, torch.from_numpy(data.labels[rows])
+
+
+def _distorted(x: torch.Tensor, draws: torch.Tensor, spec: InputSpec) -> torch.Tensor:
+    """Distorted inputs [B, *shape]; what moves in from beyond the edge has the lowest value."""
+    bent = distort(to_images(x - spec.low), draws) + spec.low
+    return bent.squeeze(1) if x.ndim == 3 else bent.permute(0, 2, 3, 1)
+
+
+def _begin_or_resume(work: Path, plan: Plan, data: Dataset) -> dict[str, str]:
+    """Files that an earlier, interrupted call completed, with their digests."""
+    work.mkdir(parents=True, exist_ok=True)
+    note = work / PROGRESS
+    if not note.exists():
+        _note(work, plan, data, {})
+        return {}
+    try:
+        found = json.loads(note.read_bytes())
+        files: dict[str, str] = found["files"]
+        earlier, now = found["plan"], plan.model_dump(mode="json")
+        changed = sorted(key for key in now.keys() | earlier if now.get(key) != earlier.get(key))
+        if found["data"] != data.digest():
+            changed.append("the training data")
+    except (ValueError, KeyError, AttributeError):
+        raise TrainingError(f"{note} is damaged; remove {work} and start afresh") from None
+    if changed:
+        raise TrainingError(
+            f"{work} holds an interrupted training with other settings: {', '.join(changed)} "
+            f"differ. Use the same settings to go on, or remove {work} to start afresh"
+        )
+    for name, digest in files.items():
+        load_tensors(work, name, digest)
+    return files
+
+
+def _note(work: Path, plan: Plan, data: Dataset, files: dict[str, str]) -> None:
+    state = {"plan": plan.model_dump(mode="json"), "data": data.digest(), "files": files}
+    write_atomically(work / PROGRESS, json.dumps(state).encode())
+
+
+def _finish(work: Path, out: Path, manifest: Manifest) -> Manifest:
+    save_manifest(work, manifest)
+    (work / PROGRESS).unlink()  # it identifies the training data
+    sync_directory(work)
+    work.rename(out)
+    sync_directory(out.parent)
+    return manifest

@@ -1,0 +1,45 @@
+"""A pool of threads that share the processors, each computing alone.
+
+Teachers and blocks of inputs are too small for several threads to share one: they would spend
+their time waiting for each other, above all on a machine that is busy. So each gets one thread,
+and torch runs single-threaded inside.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+Item = TypeVar("Item")
+
+_starting = threading.Lock()
+
+
+def side_by_side(work: Callable[[Item], T], items: Iterable[Item]) -> list[T]:
+    """`work` on every item, as many at a time as torch would use threads; results in order."""
+    with _starting:
+        pool = _pool()
+    return list(pool.map(work, items))
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    size = torch.get_num_threads()
+    all_here = threading.Barrier(size + 1)
+
+    def compute_alone() -> None:
+        torch.set_num_threads(1)  # for this thread, and for every thread started hereafter
+        all_here.wait()
+
+    pool = ThreadPoolExecutor(size, "terrine-worker")
+    for _ in range(size):
+        pool.submit(compute_alone)
+    all_here.wait()
+    torch.set_num_threads(size)  # undoes the second effect
+    return pool
