@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -25,6 +26,10 @@ from terrine_server.ledger import ChargeRecord
 
 router = APIRouter(prefix="/ledger", tags=["ledger"])
 
+Instant = Annotated[
+    AwareDatetime,
+    Query(ge=datetime(2000, 1, 1, tzinfo=UTC), lt=datetime(3000, 1, 1, tzinfo=UTC)),
+]
 Limit = Annotated[int, Query(ge=1, le=1000, description="Most items on a page.")]
 PAID = Literal["answered", "abstained", "reinforced"]
 COLUMNS = [
@@ -64,14 +69,14 @@ def charges(
     request: Request,
     house: House,
     _: Auditor,
-    project: str,
+    project: Name,
     cursor: Annotated[
         str | None, Query(pattern=r"^[0-9]{1,18}$", description="`next` of the page before.")
     ] = None,
     limit: Limit = 100,
     outcome: Annotated[PAID | None, Query()] = None,
-    since: Annotated[AwareDatetime | None, Query(description="From this instant on.")] = None,
-    until: Annotated[AwareDatetime | None, Query(description="Before this instant.")] = None,
+    since: Annotated[Instant | None, Query(description="From this instant on.")] = None,
+    until: Annotated[Instant | None, Query(description="Before this instant.")] = None,
 ) -> LedgerPage | StreamingResponse:
     """List a project's charges, oldest first.
 
@@ -95,7 +100,7 @@ def charges(
 
 
 @router.get("/{project}/verify", responses=openapi.problems("not-found"))
-def verify(house: House, _: Auditor, project: str) -> Verification:
+def verify(house: House, _: Auditor, project: Name) -> Verification:
     """Recompute every hash, number, price and balance of a project's books."""
     return views.verification(house.ledger.verify(project))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Path, Query, Response
 
 from terrine_client.protocol import (
     EnsembleAccount,
@@ -75,7 +75,7 @@ def projects(
 
 
 @router.get("/projects/{name}", responses=openapi.problems("not-found"))
-def project(house: House, holder: Anyone, name: str) -> ProjectInfo:
+def project(house: House, holder: Anyone, name: Name) -> ProjectInfo:
     """Return a project's terms; a student may read those of its own."""
     if holder.role is Role.STUDENT and holder.project != name:
         raise Forbidden("This token belongs to another project.")
@@ -84,7 +84,7 @@ def project(house: House, holder: Anyone, name: str) -> ProjectInfo:
 
 
 @router.patch("/projects/{name}", responses=openapi.problems("not-found", "conflict"))
-def update_project(house: House, _: Admin, name: str, request: ProjectUpdate) -> ProjectInfo:
+def update_project(house: House, _: Admin, name: Name, request: ProjectUpdate) -> ProjectInfo:
     """Pause, resume or close a project. Closing is final and returns what was not spent."""
     record = house.ledger.set_status(name, request.status)
     return views.project(record, house.available(record.ensemble))
@@ -105,6 +105,8 @@ def tokens(house: House, _: Admin) -> list[TokenInfo]:
 
 
 @router.delete("/tokens/{token_id}", responses=openapi.problems("not-found"))
-def revoke_token(house: House, _: Admin, token_id: str) -> TokenInfo:
+def revoke_token(
+    house: House, _: Admin, token_id: Annotated[str, Path(pattern=r"^[0-9a-f]{16}$")]
+) -> TokenInfo:
     """Revoke a token, at once and for good."""
     return views.token(house.ledger.revoke_token(token_id))

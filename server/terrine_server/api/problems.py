@@ -119,7 +119,13 @@ def _malformed(request: Request, error: Exception) -> Response:
 def _framework(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - as registered
     slug = BY_STATUS.get(error.status_code, "invalid-request")
-    return _answer(request, slug, error.detail, headers=error.headers)
+    detail = error.detail
+    if slug == "not-found":
+        detail = "There is nothing at this path. GET /openapi.json lists what there is."
+    elif slug == "method-not-allowed":
+        allowed = (error.headers or {}).get("Allow", "")
+        detail = f"{request.method} is not offered here. Offered: {allowed}."
+    return _answer(request, slug, detail, headers=error.headers)
 
 
 def _answer(

@@ -17,6 +17,9 @@ KNOWN = (
     ("terrine_server.privacy", "ParameterError"),
     ("terrine_models.store", "StoreError"),
     ("terrine_models.data", "DataError"),
+    ("terrine_models.teachers", "TrainingError"),
+    ("terrine_models.teachers", "TrainingError"),
+    ("terrine_server.auth", "SecretKeyError"),
     ("terrine_client.errors", "TerrineError"),
 )
 """Errors whose text was written for the user. Looked up only where already imported."""
