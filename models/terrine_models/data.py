@@ -88,11 +88,16 @@ def load_idx(
     `images` is a file, or a directory with `train-images*` and `train-labels*` as MNIST has them.
     """
     images = Path(images)
+    if not images.exists():
+        raise DataError(f"{images} does not exist")
     if labels is None:
         folder = images if images.is_dir() else images.parent
         if images.is_dir():
             images = _one_file(folder, "train-images")
-        labels = _one_file(folder, images.name.split("images")[0] + "labels")
+        start, marker, _ = images.name.partition("images")
+        if not marker:
+            raise DataError(f"{images}: which file holds its labels? Pass --labels")
+        labels = _one_file(folder, f"{start}labels")
     pixels = read_idx(images)
     if pixels.ndim not in (3, 4):
         raise DataError(f"{images}: expected images, found an array of shape {pixels.shape}")

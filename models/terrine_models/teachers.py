@@ -259,7 +259,7 @@ def _train_network(
         cycle_momentum=False,
     )
     for _ in range(epochs):
-        for picked in torch.randperm(len(x), generator=generator).split(batch):
+        for picked in torch.split(torch.randperm(len(x), generator=generator), batch):
             inputs = x[picked]
             if settings.distorted:
                 draws = torch.rand((len(picked), DRAWS), generator=generator) * 2 - 1

@@ -1,0 +1,306 @@
+"""`terrine ensemble …`: train teachers on private data, look at them, check their files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from terrine_server.cli.console import console, fail
+
+if TYPE_CHECKING:
+    from terrine_models.data import Dataset
+    from terrine_models.features import PublicData
+    from terrine_models.store import Manifest, TableSchema
+
+app = typer.Typer(no_args_is_help=True, help="Train, show and verify ensembles of teachers.")
+
+Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the ensemble.")]
+Columns = Annotated[
+    str | None,
+    typer.Option(metavar="A,B,…", help="Names of the columns of a CSV file without a header."),
+]
+Group = Annotated[
+    str | None,
+    typer.Option(metavar="COLUMN", help="Column that names the person a row belongs to."),
+]
+
+
+class Kind(StrEnum):
+    """What a teacher is."""
+
+    HEADS = "heads"
+    NETWORKS = "networks"
+
+
+@app.command()
+def train(
+    data: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DATA",
+            help="Private training data: a directory of MNIST-style IDX files, an IDX file of "
+            "images, an .npz with x, y and perhaps group, or a .csv / .data file (.gz too).",
+        ),
+    ],
+    name: Annotated[str, typer.Option(help="Name of the ensemble: a-z, 0-9, '-' and '_'.")],
+    teachers: Annotated[int, typer.Option(min=1, help="How many teachers to train.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Where to save. Default: ensembles/NAME in the data directory."
+        ),
+    ] = None,
+    kind: Annotated[
+        Kind,
+        typer.Option(help="heads: on shared public features, fast. networks: one each, slow."),
+    ] = Kind.HEADS,
+    public: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="Data that anyone may see: IDX images, .npy or .npz to fit the feature map on, "
+            "a CSV file to take categories and ranges from.",
+        ),
+    ] = None,
+    labels: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="IDX file with the labels of the images.")
+    ] = None,
+    classes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|A,B,…",
+            help="The classes of IDX or .npz data: how many, or their names. IDX default: 10.",
+        ),
+    ] = None,
+    label: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Column of a CSV file to predict.")
+    ] = None,
+    group: Group = None,
+    columns: Columns = None,
+    schema: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Public schema of a CSV file, in place of --public, --label, --group, --columns.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the partition and the training.")] = 0,
+    copies: Annotated[
+        int | None, typer.Option(min=0, help="Heads: distorted copies of each image.")
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Networks: passes over a shard.")
+    ] = None,
+) -> None:
+    """Train teachers on disjoint parts of private data.
+
+    Interrupted? The same command goes on where it stopped.
+
+    [bold]Examples[/bold]
+
+      terrine ensemble train mnist/ --name digits --teachers 1000 --public pool.npy
+
+      terrine ensemble train patients.npz --name study --teachers 200 --kind networks
+
+      terrine ensemble train adult.csv --name income --teachers 250
+          --public census-sample.csv --label income --group person
+    """
+    from terrine_models.teachers import Heads, Networks, train_ensemble
+
+    if out is None:
+        from terrine_server.settings import Settings
+
+        out = Settings().ensembles_dir / name
+    if _is_table(data):
+        if labels or classes:
+            fail("--labels and --classes are for images; a table names its classes in its schema.")
+        table = _table_schema(data, public, schema, label, group, columns)
+        private, named_public = _load_table(data, table, public)
+    else:
+        if schema or label or group or columns:
+            fail("--schema, --label, --group and --columns are for CSV files only.")
+        private, named_public = _load_arrays(data, labels, classes, public)
+    if kind == Kind.HEADS:
+        if epochs is not None:
+            fail("--epochs is for --kind networks: heads are solved, not iterated.")
+        how: Heads | Networks = Heads() if copies is None else Heads(copies=copies)
+    else:
+        if copies is not None:
+            fail("--copies is for --kind heads: networks distort images afresh in every epoch.")
+        how = Networks() if epochs is None else Networks(epochs=epochs)
+    with teachers_bar(teachers) as on_trained:
+        manifest = train_ensemble(
+            private,
+            out,
+            name=name,
+            teachers=teachers,
+            how=how,
+            public=named_public,
+            seed=seed,
+            on_trained=on_trained,
+        )
+    _print(out, manifest)
+
+
+@app.command()
+def show(directory: Directory) -> None:
+    """Show what an ensemble is, from its manifest.
+
+    [bold]Example[/bold]: terrine ensemble show terrine-data/ensembles/digits
+    """
+    from terrine_models.store import load_manifest
+
+    _print(directory, load_manifest(directory))
+
+
+@app.command()
+def verify(directory: Directory) -> None:
+    """Check every file of an ensemble against the digests in its manifest.
+
+    [bold]Example[/bold]: terrine ensemble verify terrine-data/ensembles/digits
+    """
+    from terrine_models.ensemble import Ensemble
+
+    manifest = Ensemble.load(directory, device="cpu").manifest
+    console.print(f"{directory}: all {len(manifest.files)} files are as the manifest says.")
+
+
+@app.command()
+def schema(
+    public: Annotated[
+        Path, typer.Argument(metavar="PUBLIC_CSV", help="A table that anyone may see.")
+    ],
+    label: Annotated[str, typer.Option(metavar="COLUMN", help="Column to predict.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write the schema (JSON).")],
+    group: Group = None,
+    columns: Columns = None,
+) -> None:
+    """Write the schema of a public table: its categories and ranges, to be edited by hand.
+
+    Every value in the schema will be visible to students. It must not come from private rows.
+
+    [bold]Example[/bold]: terrine ensemble schema census-sample.csv --label income --out schema.json
+    """
+    from terrine_models.store import write_atomically
+    from terrine_models.tables import schema_from_public
+
+    if out.exists():
+        fail(f"{out} exists already; remove it or choose another file.")
+    found = schema_from_public(public, label=label, group=group, columns=_split(columns))
+    write_atomically(out, found.model_dump_json(indent=2, exclude_none=True).encode() + b"\n")
+    console.print(f"{out}: {len(found.columns)} columns. Look through it: all of it is public.")
+
+
+@contextmanager
+def teachers_bar(teachers: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar with the time left; yields what `train_ensemble` takes as `on_trained`."""
+    with Progress(
+        TextColumn("Training teachers"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+    ) as bar:
+        task = bar.add_task("", total=teachers)
+        yield lambda done: bar.update(task, completed=done)
+
+
+def _is_table(path: Path) -> bool:
+    return any(suffix in (".csv", ".data", ".test") for suffix in path.suffixes)
+
+
+def _table_schema(
+    data: Path,
+    public: Path | None,
+    schema: Path | None,
+    label: str | None,
+    group: str | None,
+    columns: str | None,
+) -> TableSchema:
+    from terrine_models.tables import read_schema, schema_from_public
+
+    if schema is not None:
+        if label or group or columns:
+            fail("--schema already says which columns there are; drop --label, --group, --columns.")
+        return read_schema(schema)
+    if public is None or label is None:
+        fail(
+            f"{data} is a table. Its categories and ranges become public, so they cannot be taken "
+            "from it: give --schema FILE, or --label COLUMN and --public with a table that is "
+            "public. `terrine ensemble schema --help` says how to make a schema."
+        )
+    return schema_from_public(public, label=label, group=group, columns=_split(columns))
+
+
+def _load_table(
+    data: Path, schema: TableSchema, public: Path | None
+) -> tuple[Dataset, PublicData | None]:
+    from terrine_models.features import PublicData
+    from terrine_models.tables import encode_csv, load_csv
+
+    private = load_csv(data, schema)
+    if public is None:
+        return private, None
+    return private, PublicData.declare(public.name, encode_csv(public, schema))
+
+
+def _load_arrays(
+    data: Path, labels: Path | None, classes: str | None, public: Path | None
+) -> tuple[Dataset, PublicData | None]:
+    from terrine_models.data import DIGITS, load_idx, load_inputs, load_npz
+    from terrine_models.features import PublicData
+
+    names = _split(classes)
+    if names and len(names) == 1 and names[0].isdigit():
+        names = [str(i) for i in range(int(names[0]))]
+    if data.suffix == ".npz":
+        if labels is not None:
+            fail("--labels is for IDX images; an .npz brings its labels as y.")
+        private = load_npz(data, classes=names)
+    else:
+        private = load_idx(data, labels, classes=names or DIGITS)
+    if public is None:
+        return private, None
+    return private, PublicData.declare(public.name, load_inputs(public))
+
+
+def _split(text: str | None) -> list[str] | None:
+    return None if text is None else [part.strip() for part in text.split(",")]
+
+
+def _print(directory: Path, manifest: Manifest) -> None:
+    from terrine_models.store import manifest_digest
+
+    spec, features, partition = manifest.input, manifest.features, manifest.partition
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_row("name", manifest.name)
+    table.add_row(
+        "teachers", f"{manifest.teachers} ({manifest.kind}, {manifest.architecture.name})"
+    )
+    table.add_row("inputs", f"{spec.dtype} {list(spec.shape)}, {spec.low:g} to {spec.high:g}")
+    table.add_row("classes", f"{len(manifest.classes)}: {_shortened(', '.join(manifest.classes))}")
+    if features is not None:
+        table.add_row("features", f"{features.base}, {features.projection}, {features.width} wide")
+        source = features.fitted_on
+        fitted = f"{source.name} ({source.records} public records)" if source else "no data at all"
+        table.add_row("fitted on", fitted)
+    if manifest.encoding is not None:
+        source = manifest.encoding.fitted_on
+        table.add_row("encoding", f"from {source.name}" if source else "from a schema by hand")
+    unit = "people" if partition.recipe == "groups" else "records"
+    table.add_row("records", str(manifest.records))
+    table.add_row("shards", f"{partition.smallest} to {partition.largest} {unit} each")
+    table.add_row("manifest", f"SHA-256 {manifest_digest(directory)}")
+    table.add_row("directory", str(directory))
+    console.print(table, soft_wrap=True)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 80 else text[:79] + "…"
