@@ -173,6 +173,31 @@ def verify(directory: Directory) -> None:
 
 
 @app.command()
+def register(
+    name: Annotated[
+        str, typer.Argument(help="Name of an ensemble in the data directory's ensembles/.")
+    ],
+    epsilon: Annotated[float, typer.Option(help="Cap: ε of all its projects together.")],
+    delta: Annotated[float, typer.Option(help="Cap: δ of all its projects together.")],
+) -> None:
+    """Let projects be opened on an ensemble, under a cap that they share. The cap is final.
+
+    [bold]Example[/bold]: terrine ensemble register digits --epsilon 4 --delta 1e-5
+    """
+    from terrine_server.operations import open_ledger, register_ensemble
+    from terrine_server.settings import Settings
+
+    settings = Settings()
+    record = register_ensemble(open_ledger(settings), settings, name, epsilon, delta)
+    console.print(
+        f"Registered {record.name}: all its projects together stay within "
+        f"ε = {record.epsilon:g}, δ = {record.delta:g}. "
+        f"Next: terrine project open --ensemble {record.name} …",
+        soft_wrap=True,
+    )
+
+
+@app.command()
 def schema(
     public: Annotated[
         Path, typer.Argument(metavar="PUBLIC_CSV", help="A table that anyone may see.")
