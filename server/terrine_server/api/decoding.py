@@ -6,8 +6,10 @@ the received bytes, so that a header cannot claim memory that was not sent.
 
 from __future__ import annotations
 
+import ast
 import io
 import math
+import re
 import struct
 import zipfile
 import zlib
@@ -18,17 +20,27 @@ from typing import Any
 
 import numpy as np
 from fastapi.exceptions import RequestValidationError
-from numpy.lib import format as npy
 from pydantic import ValidationError
 
 from terrine_client.protocol import LabelRequest
 from terrine_server.errors import InvalidQuery, PayloadTooLarge, UnsupportedMediaType
 
-MAX_HEADER = 4096
-"""Bytes of a .npy header; a plain array's needs about 100."""
+MAX_HEADER = 1024
+"""Bytes of a .npy header or of a zip directory; ours need about 100."""
 MAX_DIMENSIONS = 8
-NUMBERS = "uif"
-"""Array kinds that are numbers: unsigned, integer, float."""
+NUMBER = re.compile(r"[<>|=]?(u[1248]|i[1248]|f[248])")
+"""What a .npy header calls a dtype that is a number."""
+
+ZIP_ERRORS = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
+    OSError,
+    ValueError,
+    NotImplementedError,
+)
+"""What `zipfile` raises on bytes that are no archive."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +111,7 @@ def decode_npz(body: bytes, limit: int) -> Decoded:
                 member.filename.removesuffix(".npy"): _array(member.filename, archive.read(member))
                 for member in members
             }
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError):
+    except ZIP_ERRORS:
         raise InvalidQuery("The bytes are not a whole .npz archive.") from None
     return Decoded(**arrays)
 
@@ -113,28 +125,21 @@ DECODERS: dict[str, Callable[[bytes, int], Decoded]] = {
 
 def _array(name: str, data: bytes) -> np.ndarray:
     """View the bytes of one `.npy` file as the array they are, or raise `InvalidQuery`."""
-    stream = io.BytesIO(data)
-    try:
-        version = npy.read_magic(stream)
-        if version not in ((1, 0), (2, 0)):
-            raise ValueError
-        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        shape, fortran, dtype = read(stream, max_header_size=MAX_HEADER)
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError, OverflowError):
-        raise InvalidQuery(
-            f"{name}: the bytes are not a plain .npy array (format 1.0 or 2.0)."
-        ) from None
-    if dtype.kind not in NUMBERS or dtype.itemsize > 8:
+    header = _header(data)
+    if header is None:
+        raise InvalidQuery(f"{name}: the bytes are not a plain .npy array (format 1.0 or 2.0).")
+    descr, fortran, shape, offset = header
+    if not NUMBER.fullmatch(descr):
         # Objects would be pickles; structured, string and complex arrays are no inputs.
         raise InvalidQuery(
             f"{name}: the dtype must be an integer or float of at most 8 bytes. "
             "Pickled objects are never read."
         )
-    if len(shape) > MAX_DIMENSIONS or any(side < 0 for side in shape):
-        raise InvalidQuery(f"{name}: an array of at most {MAX_DIMENSIONS} dimensions is expected.")
-    offset = stream.tell()
-    if 0 in shape:
-        raise InvalidQuery(f"{name}: the array is empty; at least one query is expected.")
+    if len(shape) > MAX_DIMENSIONS or 0 in shape:
+        raise InvalidQuery(
+            f"{name}: at most {MAX_DIMENSIONS} dimensions, none of them empty, are expected."
+        )
+    dtype = np.dtype(descr)
     expected = math.prod(shape) * dtype.itemsize
     if len(data) - offset != expected:
         raise InvalidQuery(
@@ -142,6 +147,30 @@ def _array(name: str, data: bytes) -> np.ndarray:
         )
     flat = np.frombuffer(data, dtype, offset=offset)
     return flat.reshape(shape, order="F" if fortran else "C")
+
+
+def _header(data: bytes) -> tuple[str, bool, tuple[int, ...], int] | None:
+    """Return dtype, Fortran order, shape and where the data begins; None for any other bytes.
+
+    The format is numpy's NEP 1. Its own parser goes on to handle headers of Python 2 and of any
+    dtype, and lets exceptions of a tokenizer escape.
+    """
+    size, format_ = {b"\x01\x00": (2, "<H"), b"\x02\x00": (4, "<I")}.get(data[6:8], (0, ""))
+    start = 8 + size
+    if data[:6] != b"\x93NUMPY" or not size or len(data) < start:
+        return None
+    length = struct.unpack(format_, data[8:start])[0]
+    if length > MAX_HEADER or len(data) < start + length:
+        return None
+    try:
+        fields = ast.literal_eval(data[start : start + length].decode("latin-1").strip())
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return None
+    match fields:
+        case {"descr": str(descr), "fortran_order": bool(fortran), "shape": tuple(shape), **rest}:
+            if not rest and all(type(side) is int and side >= 0 for side in shape):
+                return descr, fortran, shape, start + length
+    return None
 
 
 def _check_directory(body: bytes) -> None:

@@ -1,0 +1,268 @@
+"""Bytes that students send become arrays of numbers, or a clear refusal; never anything else."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import struct
+import zipfile
+from typing import Any
+
+import numpy as np
+import pytest
+from caller import npy, npz
+from fastapi.exceptions import RequestValidationError
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from terrine_server.api.decoding import DECODERS, Decoded, decode
+from terrine_server.errors import InvalidQuery, PayloadTooLarge, TerrineError, UnsupportedMediaType
+
+LIMIT = 1 << 20
+ROWS = np.arange(12, dtype=np.uint8).reshape(3, 4)
+NPY, NPZ, JSON = "application/x-npy", "application/x-npz", "application/json"
+
+
+def header(text: str, version: tuple[int, int] = (1, 0)) -> bytes:
+    """A .npy file's beginning with any header."""
+    length = struct.pack("<H" if version == (1, 0) else "<I", len(text))
+    return b"\x93NUMPY" + bytes(version) + length + text.encode()
+
+
+def zipped(members: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", method) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return buffer.getvalue()
+
+
+@given(
+    arrays.arrays(
+        st.sampled_from(["<f4", ">f4", "<f8", "<f2", "|u1", ">i2", "<i8", "<u4"]),
+        arrays.array_shapes(min_dims=1, max_dims=4, max_side=4),
+        elements={"min_value": 0, "max_value": 100},
+    ),
+    st.booleans(),
+)
+def test_every_number_type_byte_order_and_layout_arrives_as_it_was_sent(
+    array: Any, fortran: bool
+) -> None:
+    sent = np.asfortranarray(array) if fortran else array
+    for decoded in (decode(NPY, npy(sent), LIMIT), decode(NPZ, npz(inputs=sent), LIMIT)):
+        np.testing.assert_array_equal(decoded.inputs, array)
+
+
+def test_an_archive_brings_probabilities_along() -> None:
+    probabilities = np.full((3, 2), 0.5)
+    decoded = decode(NPZ, npz(inputs=ROWS, probabilities=probabilities), LIMIT)
+    np.testing.assert_array_equal(decoded.inputs, ROWS)
+    np.testing.assert_array_equal(decoded.probabilities, probabilities)
+
+
+def test_json_brings_nested_numbers() -> None:
+    decoded = decode(
+        "application/json; charset=utf-8",
+        b'{"inputs": [[1, 2.5], [3, 4]], "probabilities": [[1], [0]]}',
+        LIMIT,
+    )
+    np.testing.assert_array_equal(decoded.inputs, [[1, 2.5], [3, 4]])
+    np.testing.assert_array_equal(decoded.probabilities, [[1], [0]])
+
+
+class Bomb:
+    """Unpickling it would create a file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open, (self.path, "w")
+
+
+def test_a_pickle_is_never_run(tmp_path: Any) -> None:
+    path = tmp_path / "exploded"
+    objects = np.array([Bomb(str(path))], dtype=object)
+    pickled = npy(objects, allow_pickle=True)
+    for kind, body in (
+        (NPY, pickled),
+        (NPZ, zipped({"inputs.npy": pickled})),
+        (NPY, pickle.dumps(Bomb(str(path)))),
+    ):
+        with pytest.raises(InvalidQuery):
+            decode(kind, body, LIMIT)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"\x93NUMPY", id="magic only"),
+        pytest.param(npy(ROWS)[:-1], id="truncated data"),
+        pytest.param(npy(ROWS)[:40], id="truncated header"),
+        pytest.param(npy(ROWS) + b"\0", id="trailing garbage"),
+        pytest.param(npy(ROWS) + npy(ROWS), id="two arrays"),
+        pytest.param(npy(np.zeros((0, 4))), id="empty"),
+        pytest.param(npy(np.array(["a"])), id="strings"),
+        pytest.param(npy(np.zeros(2, dtype=[("a", "f4")])), id="structured"),
+        pytest.param(npy(np.zeros(2, dtype=complex)), id="complex"),
+        pytest.param(npy(np.zeros(2, dtype=bool)), id="booleans"),
+        pytest.param(npy(np.zeros(2, dtype=np.longdouble)), id="long doubles"),
+        pytest.param(npy(np.zeros(2, dtype="M8[s]")), id="dates"),
+        pytest.param(npy(np.zeros((1,) * 9)), id="nine dimensions"),
+        pytest.param(
+            header("{'descr': '<f8', 'fortran_order': False, 'shape': (10**12,), }"),
+            id="an expression as shape",
+        ),
+        pytest.param(
+            header("{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000,), }"),
+            id="a terabyte claimed",
+        ),
+        pytest.param(
+            header("{'descr': '<f8', 'fortran_order': False, 'shape': (99999999999999999999,), }"),
+            id="more than any integer claimed",
+        ),
+        pytest.param(
+            header("{'descr': '<f8', 'fortran_order': False, 'shape': (-1, -1), }") + bytes(8),
+            id="negative shape",
+        ),
+        pytest.param(header("{'descr': '<f8', 'shape': (1,), }") + bytes(8), id="missing key"),
+        pytest.param(header("(" * 4000), id="nested parentheses"),
+        pytest.param(header(" " * 60000), id="huge header"),
+        pytest.param(header("{'descr': 'O', 'fortran_order': False, 'shape': (1,)}"), id="objects"),
+        pytest.param(
+            header("{'descr': '<f8', 'fortran_order': False, 'shape': (1,)}", (3, 0)) + bytes(8),
+            id="format 3.0",
+        ),
+    ],
+)
+def test_bytes_that_are_no_plain_array_are_refused(body: bytes) -> None:
+    with pytest.raises(InvalidQuery):
+        decode(NPY, body, LIMIT)
+    with pytest.raises(InvalidQuery):
+        decode(NPZ, zipped({"inputs.npy": body}), LIMIT)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"PK\x05\x06" + bytes(18), id="no member"),
+        pytest.param(npz(other=ROWS), id="unknown member"),
+        pytest.param(npz(inputs=ROWS, more=ROWS), id="one member too many"),
+        pytest.param(npz(a=ROWS, b=ROWS, c=ROWS), id="three members"),
+        pytest.param(npz(inputs=ROWS)[:-1], id="truncated"),
+        pytest.param(npz(inputs=ROWS) + b"\0", id="trailing garbage"),
+        pytest.param(zipped({"inputs.npy": npz(inputs=ROWS)}), id="an archive within"),
+        pytest.param(zipped({"../inputs.npy": npy(ROWS)}), id="a path"),
+        pytest.param(zipped({"inputs.npy": npy(ROWS)}, zipfile.ZIP_LZMA), id="another compression"),
+    ],
+)
+def test_archives_that_are_not_what_numpy_writes_are_refused(body: bytes) -> None:
+    with pytest.raises(InvalidQuery):
+        decode(NPZ, body, LIMIT)
+
+
+def test_an_encrypted_archive_is_refused() -> None:
+    body = bytearray(npz(inputs=ROWS))
+    for signature, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        body[body.index(signature) + offset] |= 1
+    with pytest.raises(InvalidQuery, match="Encrypted"):
+        decode(NPZ, bytes(body), LIMIT)
+
+
+def test_a_decompression_bomb_is_refused_before_it_unpacks() -> None:
+    body = npz(inputs=np.zeros((2 * LIMIT,), np.uint8))
+    assert len(body) < LIMIT / 100
+    with pytest.raises(PayloadTooLarge):
+        decode(NPZ, body, LIMIT)
+
+
+def test_a_bomb_that_lies_about_its_size_unpacks_no_further_than_it_said() -> None:
+    body = bytearray(npz(inputs=np.zeros((2 * LIMIT,), np.uint8)))
+    declared = body.index(b"PK\x01\x02") + 24
+    body[declared : declared + 4] = struct.pack("<I", 1000)
+    with pytest.raises(InvalidQuery):
+        decode(NPZ, bytes(body), LIMIT)
+
+
+def test_a_directory_of_a_million_entries_is_not_parsed() -> None:
+    entry = npz(inputs=ROWS)
+    start, end = entry.index(b"PK\x01\x02"), entry.index(b"PK\x05\x06")
+    directory = entry[start:end] * 10_000
+    record = struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, 2, 2, len(directory), start, 0)
+    with pytest.raises(InvalidQuery):
+        decode(NPZ, entry[:start] + directory + record, LIMIT)
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        "[[1, 2], [3]]",
+        "[[1, 2], 3]",
+        "[1, [2]]",
+        '[["1"]]',
+        "[[true]]",
+        "[[null]]",
+        "[[{}]]",
+        "[" * 10 + "1" + "]" * 10,
+        "[1" + "0" * 400 + "]",
+    ],
+)
+def test_json_lists_that_are_no_array_of_numbers_are_refused(inputs: str) -> None:
+    with pytest.raises(InvalidQuery):
+        decode(JSON, b'{"inputs": %s}' % inputs.encode(), LIMIT)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"nonsense",
+        b"{}",
+        b'{"inputs": 1}',
+        b'{"inputs": []}',
+        b'{"inputs": [[1]], "surprise": 1}',
+        b'{"inputs": [[1]], "probabilities": [["0.5"]]}',
+        b'{"inputs": [[1]], "probabilities": [[true]]}',
+        b'{"inputs": [[1]]',
+        b'{"inputs": ' + b"[" * 100_000,
+        b"\xff\xfe",
+    ],
+)
+def test_malformed_json_is_refused(body: bytes) -> None:
+    with pytest.raises(RequestValidationError):
+        decode(JSON, body, LIMIT)
+
+
+@pytest.mark.parametrize("kind", ["", "text/plain", "application/x-pickle", "multipart/form-data"])
+def test_other_content_types_are_refused(kind: str) -> None:
+    with pytest.raises(UnsupportedMediaType):
+        decode(kind, npy(ROWS), LIMIT)
+
+
+@given(st.sampled_from(sorted(DECODERS)), st.binary(max_size=300))
+def test_no_bytes_whatever_do_anything_but_decode_or_be_refused(kind: str, body: bytes) -> None:
+    try:
+        decoded = decode(kind, body, LIMIT)
+    except (TerrineError, RequestValidationError):
+        return
+    assert isinstance(decoded, Decoded)
+
+
+@given(st.data())
+def test_no_flipped_byte_does_anything_but_decode_or_be_refused(data: st.DataObject) -> None:
+    kind, body = data.draw(
+        st.sampled_from([(NPY, npy(ROWS)), (NPZ, npz(inputs=ROWS, probabilities=ROWS))])
+    )
+    flipped = bytearray(body)
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(body) - 1))
+        flipped[at] ^= data.draw(st.integers(1, 255))
+    try:
+        decode(kind, bytes(flipped), LIMIT)
+    except (TerrineError, RequestValidationError):
+        return
