@@ -61,7 +61,7 @@ USER terrine
 WORKDIR /var/lib/terrine
 VOLUME /var/lib/terrine
 EXPOSE 8000
-HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --start-interval=1s --retries=3 \
     CMD ["python", "-c", "import os, urllib.request as r; r.urlopen(f'http://127.0.0.1:{os.environ[\"TERRINE_PORT\"]}/healthz', timeout=4)"]
 ENTRYPOINT ["terrine"]
 CMD ["serve"]
