@@ -72,10 +72,7 @@ def test_a_batch_beyond_the_limit_is_refused_and_names_it() -> None:
 
 def test_one_query_has_one_digest_however_it_was_sent() -> None:
     pixels = [[[1, 2], [3, 16]]]
-    sent = [
-        np.array(pixels, dtype)
-        for dtype in ("u1", "<i8", ">i4", "<f8", ">f4", "<f2", "<u8")
-    ]
+    sent = [np.array(pixels, dtype) for dtype in ("u1", "<i8", ">i4", "<f8", ">f4", "<f2", "<u8")]
     sent.append(np.asfortranarray(sent[0]))
     assert len({input_digests(accepted(one), ENSEMBLE)[0] for one in sent}) == 1
     zeros = [np.array([[0.0, 0.05, 0]]), np.array([[-0.0, 0.05, 0]], ">f4")]

@@ -1,0 +1,21 @@
+"""What most tests of the service start from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from caller import Caller
+from server import RunningServer
+
+Call = Callable[..., Caller]
+
+
+@pytest.fixture
+def call(terrine_server: RunningServer) -> Call:
+    """Make a caller with a fresh token: of a student of "study" unless told."""
+
+    def make(role: str = "student", project: str | None = None, **token: float) -> Caller:
+        return Caller(terrine_server, terrine_server.token(role, project, **token))
+
+    return make

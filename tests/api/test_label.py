@@ -1,0 +1,259 @@
+"""`POST /label`: paid before told, asked twice paid once, refused exactly where the prices say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from caller import Caller, npy, npz, slug
+from hypothesis import given
+from hypothesis import strategies as st
+from server import RunningServer
+
+from terrine_client.protocol import LabelResponse, ProjectInfo
+from terrine_server.labeling import possible
+from terrine_server.privacy import build_mechanism, quote
+
+Call = Callable[..., Caller]
+CONFIDENT = {"name": "confident_gnmax", "threshold": 25, "sigma1": 8.0, "sigma2": 4.0}
+INTERACTIVE = CONFIDENT | {"name": "interactive_gnmax", "confidence": 0.9}
+CLAIMED = {"name": "immutable", "c": 5, "gamma": 0.2, "pricing": "as_published"}
+
+
+def test_json_npy_and_npz_are_the_same_question(terrine_server: RunningServer, call: Call) -> None:
+    terrine_server.open_project()
+    student, inputs = call(), terrine_server.ensemble.public[:4]
+    first = student.label(inputs)
+    assert first.status_code == 200, first.text
+    for again in (
+        student.send(npy(inputs), "application/x-npy"),
+        student.send(npy(np.asfortranarray(inputs.astype(">f4"))), "application/x-npy"),
+        student.send(npz(inputs=inputs), "application/x-npz"),
+        student.label(inputs),
+    ):
+        assert again.status_code == 200, again.text
+        assert [r["label"] for r in again.json()["results"]] == [
+            r["label"] for r in first.json()["results"]
+        ]
+        assert all(r["replayed"] for r in again.json()["results"])
+        assert again.json()["budget"] == first.json()["budget"]
+
+
+def test_answers_are_mostly_right_and_numbered_as_the_ledger_numbers_them(
+    terrine_server: RunningServer, call: Call
+) -> None:
+    terrine_server.open_project(epsilon=20.0)
+    ensemble = terrine_server.ensemble
+    reply = LabelResponse.model_validate_json(call().label(ensemble.public[:60]).content)
+    labels = np.array([result.label for result in reply.results])
+    assert (labels == ensemble.public_labels[:60]).mean() > 0.8
+    charged = terrine_server.ledger.charges("study", 0, 100)
+    assert [result.charge for result in reply.results] == [entry.seq for entry in charged]
+    assert [result.label for result in reply.results] == [entry.label for entry in charged]
+
+
+def test_the_same_key_returns_the_same_answer_and_no_other_body(
+    terrine_server: RunningServer, call: Call
+) -> None:
+    terrine_server.open_project()
+    student, inputs = call(), terrine_server.ensemble.public
+    first = student.label(inputs[:3], key="a")
+    assert student.label(inputs[:3], key="a").json()["results"] == first.json()["results"]
+    assert slug(student.label(inputs[1:4], key="a")) == "idempotency-conflict"
+    assert slug(student.label(inputs[[1, 0, 2]], key="a")) == "idempotency-conflict"
+    assert terrine_server.ledger.project("study").charges == 3
+
+
+def test_a_query_twice_in_one_batch_is_paid_once(terrine_server: RunningServer, call: Call) -> None:
+    terrine_server.open_project()
+    results = call().label(terrine_server.ensemble.public[[7, 7, 7]]).json()["results"]
+    assert [r["replayed"] for r in results] == [False, True, True]
+    assert len({(r["label"], r["charge"]) for r in results}) == 1
+    assert terrine_server.ledger.project("study").charges == 1
+
+
+def test_simultaneous_first_askings_count_as_one(terrine_server: RunningServer, call: Call) -> None:
+    terrine_server.open_project()
+    student, inputs = call(), terrine_server.ensemble.public[:5]
+    with ThreadPoolExecutor(8) as pool:
+        replies = list(pool.map(lambda _: student.label(inputs), range(8)))
+    assert {reply.status_code for reply in replies} == {200}
+    assert len({tuple(r["label"] for r in reply.json()["results"]) for reply in replies}) == 1
+    assert terrine_server.ledger.project("study").charges == 5
+    assert terrine_server.ledger.verify("study").ok
+
+
+def test_many_students_at_once_never_overspend(terrine_server: RunningServer, call: Call) -> None:
+    terrine_server.open_project(epsilon=2.0)
+    affordable = terrine_server.ledger.project("study").affordable
+    inputs = terrine_server.ensemble.public
+    students = [call() for _ in range(6)]
+    with ThreadPoolExecutor(6) as pool:
+        replies = list(
+            pool.map(lambda i: students[i].label(inputs[10 * i : 10 * i + 10]), range(6))
+        )
+    paid = sum(
+        result["charge"] is not None
+        for reply in replies
+        if reply.status_code == 200
+        for result in reply.json()["results"]
+    )
+    project = terrine_server.ledger.project("study")
+    assert paid == project.charges == affordable
+    assert {slug(reply) for reply in replies if reply.status_code != 200} <= {"budget-exhausted"}
+    assert terrine_server.ledger.verify("study").ok
+
+
+def test_the_budget_ends_exactly_where_the_price_list_says(
+    terrine_server: RunningServer, call: Call
+) -> None:
+    terrine_server.open_project(epsilon=2.0)
+    student, inputs = call(), terrine_server.ensemble.public
+    terms = ProjectInfo.model_validate_json(student.http.get("/project").content)
+    before = student.http.get("/budget").json()
+    exactly = before["budget"] // terms.prices["answered"].cost  # type: ignore[index]
+    for queries, fits in ((exactly, True), (exactly + 1, False)):
+        plan = student.http.post("/label/estimate", json={"queries": queries}).json()
+        assert plan["fits"] is fits
+        assert plan["cost"] == queries * terms.prices["answered"].cost  # type: ignore[index]
+
+    reply = student.label(inputs[: exactly + 5]).json()
+    assert [r["outcome"] for r in reply["results"]] == ["answered"] * exactly + ["refused"] * 5
+    assert reply["budget"]["affordable"] == 0
+    assert slug(student.label(inputs[exactly:])) == "budget-exhausted"
+    again = student.label(inputs[: exactly + 5]).json()
+    assert again["results"][:exactly] == [
+        r | {"replayed": True} for r in reply["results"][:exactly]
+    ]
+    assert again["budget"] == reply["budget"]
+    assert student.http.get("/budget").json()["charges"] == exactly
+
+
+def test_cheap_abstentions_leave_room_that_the_same_batch_may_use(
+    terrine_server: RunningServer, call: Call
+) -> None:
+    terrine_server.open_project(mechanism=CONFIDENT | {"threshold": 37}, epsilon=6.0)
+    student, rng = call(), np.random.default_rng(0)
+    noise = rng.integers(0, 17, (150, 8, 8), dtype=np.uint8)  # teachers disagree on these
+    before = student.http.get("/project").json()
+    start = student.http.get("/budget").json()
+    results = student.label(noise).json()["results"]
+    spent, worst = 0, max(price["cost"] for price in before["prices"].values())
+    for result in results:
+        fits = spent + worst <= start["budget"]
+        assert (result["outcome"] != "refused") is fits
+        spent += before["prices"][result["outcome"]]["cost"] if fits else 0
+    assert "refused" in [result["outcome"] for result in results]
+    paid = [result for result in results if result["outcome"] != "refused"]
+    assert len(paid) > start["affordable"]
+    assert student.http.get("/budget").json()["spent"] == spent
+
+
+SPECS: list[dict[str, Any]] = [
+    {"name": "gnmax", "sigma": 40.0},
+    {"name": "confident_gnmax", "threshold": 200, "sigma1": 75.0, "sigma2": 25.0},
+    {"name": "stable", "sigma": 8.0, "delta_per_query": 1e-9},
+    {"name": "lnmax", "gamma": 0.05},
+]
+
+
+@given(
+    st.sampled_from(SPECS),
+    st.sampled_from([0.9, 3.0, 8.0]),
+    st.lists(st.integers(0, 1), max_size=60),
+    st.integers(0, 60),
+)
+def test_no_query_that_the_gate_admits_goes_without_votes(
+    spec: dict[str, Any], epsilon: float, outcomes: list[int], earlier: int
+) -> None:
+    """However the outcomes fall, the gate never reaches beyond the `possible` first queries."""
+    mechanism = build_mechanism(spec, teachers=250, classes=10)
+    terms = quote(mechanism, epsilon, 1e-5)
+    prices = sorted(terms.prices.values(), key=lambda price: price.cost)
+    spent = delta = admitted = 0
+    for _ in range(min(earlier, terms.affordable(0, 0))):
+        spent, delta = spent + prices[-1].cost, delta + prices[-1].delta
+    most = possible(terms, spent, delta)
+    for choice in [*outcomes, *[0] * 10_000]:
+        if terms.affordable(spent, delta) < 1:
+            break
+        price = prices[choice % len(prices)]
+        spent, delta, admitted = spent + price.cost, delta + price.delta, admitted + 1
+    assert admitted <= most
+    if not any(outcomes) and admitted < 10_000:
+        assert admitted == most
+
+
+def test_interactive_confirms_what_the_student_knows_and_corrects_what_it_does_not(
+    terrine_server: RunningServer, call: Call
+) -> None:
+    terrine_server.open_project(mechanism=INTERACTIVE | {"threshold": 15}, epsilon=20.0)
+    student, ensemble = call(), terrine_server.ensemble
+    inputs, truth = ensemble.public[:6], ensemble.public_labels[:6]
+    sure = np.full((6, 10), 0.0)
+    sure[np.arange(6), truth] = 1.0
+    first = student.send(npz(inputs=inputs, probabilities=sure), "application/x-npz").json()
+    assert {r["outcome"] for r in first["results"]} <= {"reinforced", "answered"}
+    confirmed = [i for i, r in enumerate(first["results"]) if r["outcome"] == "reinforced"]
+    assert confirmed
+    assert all(first["results"][i]["label"] == truth[i] for i in confirmed)
+
+    wrong = np.roll(sure, 1, axis=1)
+    second = student.label(inputs, probabilities=wrong).json()["results"]
+    for i, result in enumerate(second):
+        if first["results"][i]["outcome"] == "answered":
+            assert result == first["results"][i] | {"replayed": True}
+    assert "answered" in {result["outcome"] for result in second}
+
+
+def test_a_claimed_guarantee_is_named_wherever_the_project_is(
+    terrine_server: RunningServer, call: Call
+) -> None:
+    admin = call("admin")
+    terms = {
+        "name": "risky",
+        "ensemble": "digits",
+        "mechanism": CLAIMED,
+        "epsilon": 5,
+        "delta": 1e-5,
+    }
+    assert slug(admin.http.post("/projects", json=terms)) == "invalid-terms"
+    opened = admin.http.post("/projects", json=terms | {"acknowledge_claimed": True})
+    assert opened.status_code == 201, opened.text
+    student = call("student", "risky")
+    answer = student.label(terrine_server.ensemble.public[:2])
+    said = [
+        opened.json(),
+        answer.json()["budget"],
+        student.http.get("/budget").json(),
+        student.http.get("/project").json(),
+        student.http.post("/label/estimate", json={"queries": 1}).json()["budget"],
+        *admin.http.get("/ledger").json()["items"],
+        *admin.http.get("/ledger/risky").json()["items"],
+        *admin.http.get("/projects").json(),
+        *admin.http.get("/ensembles").json(),
+    ]
+    assert len(said) == 10
+    assert {one["guarantee"] for one in said} == {"claimed"}
+    table = admin.http.get("/ledger/risky", headers={"Accept": "text/csv"}).text
+    assert table.count(",claimed,") == 2
+
+
+def test_every_mechanism_serves(terrine_server: RunningServer, call: Call) -> None:
+    fitting: list[dict[str, Any]] = [
+        {"name": "lnmax", "gamma": 0.4},
+        {"name": "gnmax", "sigma": 4.0},
+        CONFIDENT,
+        {"name": "immutable", "c": 1, "gamma": 0.3},
+        {"name": "immutable", "c": 1, "sigma": 6.0},
+        {"name": "stable", "sigma": 3.0, "delta_per_query": 1e-6},
+    ]
+    for number, spec in enumerate(fitting):
+        name = f"p{number}"
+        terrine_server.open_project(name, spec, epsilon=10.0, delta=1e-4)
+        reply = call("student", name).label(terrine_server.ensemble.public[:3])
+        assert reply.status_code == 200, reply.text
+        assert {r["outcome"] for r in reply.json()["results"]} <= {"answered", "abstained"}
+        assert terrine_server.ledger.verify(name).ok
