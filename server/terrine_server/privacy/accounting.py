@@ -77,7 +77,7 @@ def rdp(event: CostEvent, orders: ArrayLike) -> NDArray[np.float64]:
         case PublishedClaim(epsilon):
             return _pure_rdp(epsilon, alpha)
         case Composition(events):
-            return np.sum([rdp(part, alpha) for part in events], axis=0, dtype=np.float64)
+            return np.asarray(sum(rdp(part, alpha) for part in events))
 
 
 def additive_delta(event: CostEvent) -> float:
@@ -123,11 +123,11 @@ def _pure_rdp(epsilon: float, alpha: NDArray[np.float64]) -> NDArray[np.float64]
 
     ln[(e^{αε} + e^{(1−α)ε}) / (1 + e^ε)]/(α−1), arranged so that nothing cancels for small ε.
     """
-    rare = 1 / (1 + np.exp(epsilon))
-    up = (alpha - 1) * epsilon
+    log_rare = -np.logaddexp(0.0, epsilon)  # of randomised response's smaller probability
+    rare, up = np.exp(log_rare), (alpha - 1) * epsilon
     gentle = np.minimum(up, 1.0)
     small = np.log1p((1 - rare) * np.expm1(gentle) + rare * np.expm1(-gentle))
-    large = np.logaddexp(up + np.log1p(-rare), -up + np.log(rare))
+    large = np.logaddexp(up + np.log1p(-rare), -up + log_rare)
     return np.asarray(np.where(up <= 1.0, small, large) / (alpha - 1))
 
 

@@ -92,5 +92,5 @@ def checked_counts(counts: NDArray[Any], teachers: int, classes: int) -> Counts:
 
 def noisy_max(counts: Counts, noise: NoiseTable, entropy: Entropy) -> NDArray[np.int64]:
     """Return argmax_j (counts_j + fresh noise) of each row; ties go to the lowest class."""
-    noisy: Counts = counts + noise.sample(counts.shape, entropy)
-    return noisy.argmax(axis=1)
+    winners: NDArray[np.int64] = (counts + noise.sample(counts.shape, entropy)).argmax(axis=1)
+    return winners

@@ -1,0 +1,346 @@
+"""Prices and conversions agree with published figures, other libraries and high precision."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import dp_accounting
+import mpmath
+import numpy as np
+import pytest
+from dp_accounting.pld import privacy_loss_distribution as pld
+from exact_laws import laplace_pmf, noisy_max_law
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from terrine_server.privacy import (
+    ORDERS,
+    Composition,
+    CostEvent,
+    GaussianNoisyMax,
+    GaussianThreshold,
+    LaplaceNoisyMax,
+    ParameterError,
+    PublishedClaim,
+    StabilityTest,
+    additive_delta,
+    build_mechanism,
+    epsilon_from_gdp,
+    epsilon_from_rdp,
+    event_from_json,
+    gdp_budget,
+    gdp_squared,
+    rdp,
+    rdp_budget,
+)
+from terrine_server.privacy.accounting import gdp_log_delta, log_tails, shift_mu
+from terrine_server.privacy.noise import discrete_gaussian
+
+Golden = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def golden(shared_data: Path) -> Golden:
+    reference: Golden = json.loads((shared_data / "pate_reference.json").read_text())
+    return reference
+
+
+def exact_gdp_delta(epsilon: float, mu: mpmath.mpf) -> mpmath.mpf:
+    """δ(ε) of μ-GDP with 60 digits (Dong, Roth & Su 2022, Corollary 1)."""
+    e, mu = mpmath.mpf(epsilon), mpmath.mpf(mu)
+
+    def phi(x: mpmath.mpf) -> mpmath.mpf:
+        return mpmath.erfc(-x / mpmath.sqrt(2)) / 2
+
+    return phi(-e / mu + mu / 2) - mpmath.exp(e) * phi(-e / mu - mu / 2)
+
+
+class TestPublishedFigures:
+    def test_gaussian_noisy_max(self, golden: Golden) -> None:
+        for case in golden["gnmax"]:
+            price = rdp(GaussianNoisyMax(case["sigma"]), case["orders"])
+            assert price == pytest.approx(case["rdp_data_independent"], rel=1e-9)
+
+    def test_laplace_noisy_max(self, golden: Golden) -> None:
+        for case in golden["lnmax"]:
+            orders = np.array(case["moments_l"]) + 1
+            price = rdp(LaplaceNoisyMax(case["gamma"]), orders)
+            assert price == pytest.approx(case["own_pure_rdp_tight"], rel=1e-9)
+            moments = price * case["moments_l"]
+            assert np.all(moments <= np.array(case["logmgf_data_independent"]) * (1 + 1e-9))
+
+    def test_threshold_is_cheaper_than_published_and_covers_every_exact_bit(
+        self, golden: Golden
+    ) -> None:
+        for case in golden["threshold"]:
+            v, threshold = case["max_count"], case["threshold"]
+            if threshold % 1 or v % 1:
+                continue  # ours are whole votes
+            published = np.array(case["rdp_data_independent"])
+            event = GaussianThreshold(case["sigma1"], threshold, low=0, high=max(250, int(v) + 1))
+            price = rdp(event, case["orders"])
+            assert np.all(price <= published * (1 + 1e-9))
+            # The golden bits have continuous noise: the same up to the lattice, 1/(12σ²).
+            lattice = 1 + 1 / (2 * case["sigma1"] ** 2)
+            exact = np.array(case["own_rdp_exact_bernoulli"])
+            assert np.all(price * lattice >= exact * (1 - 1e-9))
+            near = GaussianThreshold(case["sigma1"], threshold, low=int(v) - 1, high=int(v) + 1)
+            if case["sigma1"] > 10:
+                assert rdp(near, case["orders"]) == pytest.approx(exact, rel=0.06)
+
+    def test_conversion_to_epsilon(self, golden: Golden) -> None:
+        for case in golden["rdp_to_dp"]:
+            orders = np.array(case["orders"])
+            divergences = case["queries"] * rdp(GaussianNoisyMax(case["sigma"]), orders)
+            epsilon = epsilon_from_rdp(divergences, orders, case["delta"])
+            assert epsilon == pytest.approx(case["own_eps_improved"], rel=3e-9)
+            assert epsilon >= case["eps_dp_accounting"]
+
+    def test_budget_curve(self, golden: Golden) -> None:
+        for case in golden["own_budget_curve"]:
+            curve = rdp_budget(case["orders"], case["eps"], case["delta"])
+            assert curve == pytest.approx(case["B"], rel=1e-12)
+
+    def test_stability_test(self, golden: Golden) -> None:
+        for case in golden["own_stable_ptr"]:
+            n = sum(case["votes"])
+            spec = {"name": "stable", "sigma": case["sigma_d"], "delta_per_query": case["delta_q"]}
+            if math.ceil(case["w"]) + 1 > (n - 1) // 2:
+                continue
+            mechanism = build_mechanism(spec, teachers=n, classes=len(case["votes"]))
+            (event,) = set(mechanism.events().values())
+            assert isinstance(event, StabilityTest)
+            assert event.threshold - case["w"] == pytest.approx(0.5, abs=0.75)
+            price = float(rdp(event, case["order"]))
+            assert case["rdp_exact_bernoulli"] * 0.98 <= price <= case["rdp_data_independent"]
+            assert additive_delta(event) == case["delta_q"]
+
+    def test_difference_of_two_draws_has_the_published_tail(self, golden: Golden) -> None:
+        for case in golden["own_lattice_logtail"]:
+            tails = discrete_gaussian(case["sigma"]).tails()
+            upper = tails - np.append(tails[1:], 0.0)
+            mass = np.concatenate([upper[::-1], [1 - 2 * tails[0]], upper])
+            difference = np.convolve(mass, mass)  # symmetric, so Y1 + Y2 ~ Y1 − Y2
+            middle = len(difference) // 2
+            for gap, expected in zip(case["g"], case["ln_P_Y1_minus_Y2_ge_g"], strict=True):
+                if expected > -150:
+                    ours = math.log(difference[middle + gap :].sum())
+                    assert ours == pytest.approx(expected, rel=1e-9)
+
+    def test_immutable_costs_more_than_claimed_and_less_than_charged(self, golden: Golden) -> None:
+        for case in golden["immutable_laplace"]:
+            gamma, c = case["gamma"], case["c"]
+
+            def worse(gap: int, gamma: float = gamma) -> float:
+                """Pr[L2 − L1 ≥ gap] for continuous Laplace noise (P17, Lemma 4)."""
+                return (2 + gamma * gap) / 4 * math.exp(-gamma * gap)
+
+            odd = math.log((1 - worse(c + 1)) / worse(c + 1))
+            even = math.log((1 - worse(c)) / worse(c + 2))
+            assert odd == pytest.approx(case["own_eps_true_m2_odd_n"], rel=1e-9)
+            assert even == pytest.approx(case["own_eps_true_m2_even_n"], rel=1e-9)
+
+            # The same two votes under the noise that is really drawn.
+            here = noisy_max_law([3 + c, 2], laplace_pmf(gamma))
+            there = noisy_max_law([2, 3 + c], laplace_pmf(gamma))
+            discrete = math.log(here[0] / there[0])
+            spec = {"name": "immutable", "c": c, "gamma": gamma}
+            honest = build_mechanism(spec, teachers=5, classes=2)
+            (event,) = honest.events().values()
+            assert event == LaplaceNoisyMax(gamma, shift=1 + c)
+            charged = float(rdp(event, 1e9))
+            assert charged == pytest.approx(case["own_safe_upper_bound"], rel=1e-6)
+            assert discrete <= charged
+            assert (case["claimed_eps"] < discrete) == (c > 0), "with c = 0 it is plain LNMax"
+            (claim,) = (
+                build_mechanism(spec | {"pricing": "as_published"}, teachers=5, classes=2)
+                .events()
+                .values()
+            )
+            assert claim == PublishedClaim(case["claimed_eps"])
+
+    @pytest.mark.parametrize(("epsilon", "queries"), [(1, 57), (2, 201), (4, 684)])
+    def test_gaussian_budget_buys_the_queries_the_design_promises(
+        self, epsilon: float, queries: int
+    ) -> None:
+        assert int(gdp_budget(epsilon, 1e-5) / gdp_squared(GaussianNoisyMax(40.0))) == queries
+
+
+class TestGaussianDP:
+    @pytest.mark.parametrize("epsilon", [1e-3, 0.03, 0.5, 1, 4, 20, 100])
+    @pytest.mark.parametrize("delta", [0.5, 1e-2, 1e-5, 1e-9, 1e-18, 1e-60])
+    def test_budget_is_just_below_the_exact_root(self, epsilon: float, delta: float) -> None:
+        with mpmath.workdps(120):
+            mu_squared = mpmath.mpf(gdp_budget(epsilon, delta))
+            assert exact_gdp_delta(epsilon, mpmath.sqrt(mu_squared)) <= delta
+            assert exact_gdp_delta(epsilon, mpmath.sqrt(mu_squared * (1 + 3e-9))) > delta
+
+    @pytest.mark.parametrize("mu_squared", [1e-9, 1e-6, 1e-3, 0.1, 1, 10, 100])
+    @pytest.mark.parametrize("delta", [1e-2, 1e-5, 1e-9, 1e-18])
+    def test_epsilon_is_never_understated(self, mu_squared: float, delta: float) -> None:
+        epsilon = epsilon_from_gdp(mu_squared, delta)
+        with mpmath.workdps(120):
+            mu = mpmath.sqrt(mpmath.mpf(mu_squared))
+            assert exact_gdp_delta(epsilon, mu) <= delta
+            if epsilon > 0:
+                assert exact_gdp_delta(epsilon * (1 - 3e-9) - 1e-14, mu) > delta
+
+    @pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 1e-6), (1, 1e-5), (4, 1e-5), (8, 1e-9)])
+    def test_budget_agrees_with_dp_accounting(self, epsilon: float, delta: float) -> None:
+        mu = math.sqrt(gdp_budget(epsilon, delta))
+        assert dp_accounting.get_epsilon_gaussian(1 / mu, delta) == pytest.approx(epsilon, rel=1e-6)
+        queries = 16
+        one = {"standard_deviation": math.sqrt(queries) / mu, "value_discretization_interval": 1e-3}
+        low, high = (
+            pld.from_gaussian_mechanism(**one, pessimistic_estimate=pessimistic)
+            .self_compose(queries)
+            .get_delta_for_epsilon(epsilon)
+            for pessimistic in (False, True)
+        )
+        assert low <= delta * (1 + 1e-6)
+        assert high == pytest.approx(delta, rel=0.02)
+
+    def test_composed_discrete_gaussians_stay_below_the_budget(self) -> None:
+        """dp-accounting's privacy loss of the discrete noise itself, against our μ² for it."""
+        sigma, queries, epsilon = 3.0, 12, 4.0
+        loss = pld.from_discrete_gaussian_mechanism(
+            sigma=sigma, sensitivity=1, value_discretization_interval=1e-3
+        ).self_compose(queries)
+        ours = math.exp(gdp_log_delta(epsilon, math.sqrt(queries) * shift_mu(sigma)))
+        theirs = loss.get_delta_for_epsilon(epsilon)
+        assert theirs <= ours * 1.02
+        assert theirs >= ours * 0.8, "and the price is not idly large"
+
+    @settings(deadline=None)
+    @given(st.floats(1e-3, 99), st.floats(1.0001, 1.5), st.floats(-40, -1))
+    def test_budget_grows_with_epsilon_and_delta(
+        self, epsilon: float, factor: float, log_delta: float
+    ) -> None:
+        delta = math.exp(log_delta)
+        assert gdp_budget(epsilon, delta) < gdp_budget(min(100.0, epsilon * factor), delta) or (
+            epsilon * factor > 100
+        )
+        assert gdp_budget(epsilon, delta) < gdp_budget(epsilon, min(0.9, delta * factor)) or (
+            delta * factor > 0.9
+        )
+
+    @settings(deadline=None)
+    @given(st.floats(1e-3, 100), st.floats(1e-18, 0.5))
+    def test_a_budget_spent_in_full_reads_as_its_epsilon(
+        self, epsilon: float, delta: float
+    ) -> None:
+        assert epsilon_from_gdp(gdp_budget(epsilon, delta), delta) == pytest.approx(
+            epsilon, rel=1e-6, abs=1e-9
+        )
+
+    def test_nothing_spent_is_epsilon_zero(self) -> None:
+        assert epsilon_from_gdp(0.0, 1e-5) == 0.0
+
+    @pytest.mark.parametrize("epsilon", [1e-3, 0.1, 1.0, 10.0, 80.0])
+    def test_pure_dp_lies_above_its_gaussian_curve_and_touches_it(self, epsilon: float) -> None:
+        mu_squared = gdp_squared(PublishedClaim(epsilon))
+        with mpmath.workdps(80):
+            mu = mpmath.sqrt(mpmath.mpf(mu_squared))
+            corner = 1 / (1 + mpmath.exp(mpmath.mpf(epsilon)))
+            z = mpmath.sqrt(2) * mpmath.erfinv(1 - 2 * corner)
+            assert abs(mu / (2 * z) - 1) < 1e-12
+
+
+class TestDiscreteGaussianShift:
+    @pytest.mark.parametrize("sigma", [0.5, 0.77, 1, 2, 5, 10, 40, 150.5])
+    def test_mu_is_the_exact_central_step_rounded_up(self, sigma: float) -> None:
+        with mpmath.workdps(60):
+            s = mpmath.mpf(sigma)
+            theta = mpmath.nsum(lambda k: mpmath.exp(-(k**2) / (2 * s**2)), [1, mpmath.inf])
+            exact = 2 * mpmath.sqrt(2) * mpmath.erfinv(1 / (1 + 2 * theta))
+            assert 0 <= shift_mu(sigma) / exact - 1 < 1e-15
+
+    @pytest.mark.parametrize(
+        ("sigma", "ratio"), [(1, 1.0458), (2, 1.0107), (5, 1.0017), (10, 1.00042), (40, 1.000026)]
+    )
+    def test_discreteness_costs_what_the_design_says(self, sigma: float, ratio: float) -> None:
+        assert shift_mu(sigma) * sigma == pytest.approx(ratio, abs=5e-5)
+        assert shift_mu(sigma) * sigma > 1
+
+    @settings(deadline=None, max_examples=20)
+    @given(st.floats(0.5, 60))
+    def test_the_central_step_is_the_widest_for_any_sigma(self, sigma: float) -> None:
+        # shift_mu raises ArithmeticError otherwise; here the same with independent tails.
+        mu = shift_mu(sigma)
+        with mpmath.workdps(30):
+            tails = np.exp(log_tails(sigma, np.arange(1, int(6 * sigma) + 2)))
+            z = [mpmath.sqrt(2) * mpmath.erfinv(1 - 2 * mpmath.mpf(float(t))) for t in tails]
+            widest = max(b - a for a, b in zip([-z[0], *z], z, strict=False))
+        assert widest <= mu * (1 + 1e-9)
+
+    @pytest.mark.parametrize("sigma", [1e3, 3e3, 1e4])
+    def test_the_largest_tables_pass_the_check_too(self, sigma: float) -> None:
+        assert 1 < shift_mu(sigma) * sigma < 1 + 1 / (20 * sigma**2) + 1e-12
+
+
+class TestRenyi:
+    def test_conversion_agrees_with_dp_accounting(self) -> None:
+        accountant = dp_accounting.rdp.RdpAccountant(orders=list(ORDERS))
+        accountant.compose(dp_accounting.GaussianDpEvent(7.0), 30)
+        divergences = 30 * rdp(GaussianNoisyMax(7.0), ORDERS) / 2
+        ours = epsilon_from_rdp(divergences, ORDERS, 1e-6)
+        assert ours == pytest.approx(accountant.get_epsilon(1e-6), rel=2e-9)
+        assert ours >= accountant.get_epsilon(1e-6)
+
+    @settings(deadline=None)
+    @given(st.floats(1e-4, 200), st.floats(1.01, 1e6))
+    def test_pure_dp_curve_is_randomised_response(self, epsilon: float, order: float) -> None:
+        ours = float(rdp(PublishedClaim(epsilon), order))
+        with mpmath.workdps(60):
+            e, a = mpmath.mpf(epsilon), mpmath.mpf(order)
+            p = 1 / (1 + mpmath.exp(-e))
+            q = 1 / (1 + mpmath.exp(e))
+            exact = mpmath.log(p**a * q ** (1 - a) + q**a * p ** (1 - a)) / (a - 1)
+            assert abs(ours / exact - 1) < 1e-9
+        assert ours <= min(epsilon, epsilon**2 * order / 2) * (1 + 1e-9)
+
+    @settings(deadline=None)
+    @given(
+        st.floats(1, 40),
+        st.integers(0, 60),
+        st.integers(1, 60),
+        st.lists(st.sampled_from(list(ORDERS)), min_size=1, max_size=4),
+    )
+    def test_a_bit_never_costs_more_than_the_whole_gaussian(
+        self, sigma: float, threshold: int, high: int, orders: list[float]
+    ) -> None:
+        price = rdp(GaussianThreshold(sigma, threshold, 0, high), orders)
+        assert np.all(price >= 0)
+        assert np.all(price <= np.array(orders) / (2 * sigma**2) * (1 + 1e-9))
+
+
+class TestEvents:
+    EVENTS: tuple[CostEvent, ...] = (
+        GaussianNoisyMax(40.0, shift=3),
+        GaussianThreshold(150.0, 200, low=-250, high=250),
+        StabilityTest(8.0, 51, 124, 1e-10),
+        LaplaceNoisyMax(0.05, shift=2),
+        PublishedClaim(0.1),
+    )
+
+    @pytest.mark.parametrize(
+        "event", [*EVENTS, Composition(EVENTS)], ids=lambda e: type(e).__name__
+    )
+    def test_an_event_survives_being_written_down(self, event: Any) -> None:
+        assert event_from_json(json.loads(json.dumps(event.to_json()))) == event
+
+    def test_a_composition_costs_the_sum_of_its_parts(self) -> None:
+        whole = Composition(self.EVENTS)
+        assert gdp_squared(whole) == pytest.approx(sum(map(gdp_squared, self.EVENTS)))
+        assert rdp(whole, [2, 8]) == pytest.approx(sum(rdp(e, [2, 8]) for e in self.EVENTS))
+        assert additive_delta(whole) == 1e-10
+
+    @pytest.mark.parametrize(
+        "data", [{}, {"event": "unknown"}, {"event": "published_claim"}, {"event": "composition"}]
+    )
+    def test_what_is_not_an_event_is_refused(self, data: dict[str, Any]) -> None:
+        with pytest.raises(ParameterError, match="Not a cost event"):
+            event_from_json(data)

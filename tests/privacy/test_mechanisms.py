@@ -1,0 +1,312 @@
+"""Each mechanism does what its paper says, refuses nonsense, and treats all votes alike."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from exact_laws import law
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from pydantic import TypeAdapter
+from scipy.stats import chi2
+
+from terrine_client.protocol import MechanismSpec
+from terrine_server.privacy import (
+    InteractiveGNMax,
+    Mechanism,
+    Outcome,
+    ParameterError,
+    build_mechanism,
+)
+
+Spec = dict[str, Any]
+FALSE_ALARM = 1e-9
+BYTES = 32
+
+SPECS: list[Spec] = [
+    {"name": "lnmax", "gamma": 0.3},
+    {"name": "gnmax", "sigma": 3.0},
+    {"name": "confident_gnmax", "threshold": 6, "sigma1": 2.0, "sigma2": 1.5},
+    {
+        "name": "interactive_gnmax",
+        "threshold": 3,
+        "sigma1": 2.0,
+        "sigma2": 1.5,
+        "confidence": 0.6,
+    },
+    {"name": "immutable", "c": 2, "gamma": 0.3},
+    {"name": "immutable", "c": 2, "sigma": 3.0},
+    {"name": "stable", "sigma": 1.0, "delta_per_query": 0.02},
+]
+VOTES = [(5, 4, 1), (1, 8, 1), (3, 3, 4), (5, 5, 0)]
+STUDENT = [0.1, 0.7, 0.2]
+every_mechanism = pytest.mark.parametrize("spec", SPECS, ids=str)
+
+
+def no_noise(count: int) -> bytes:
+    """Bits in the middle of the distribution: every draw is 0."""
+    return b"\x80".ljust(BYTES, b"\x00") * (count // BYTES)
+
+
+def release(
+    mechanism: Mechanism, votes: Sequence[Sequence[int]], entropy: Any = os.urandom
+) -> list[tuple[str, int]]:
+    counts = np.array(votes)
+    student = np.tile(STUDENT, (len(counts), 1)) if mechanism.needs_probabilities else None
+    released = mechanism.release(counts, student, entropy)
+    return list(zip(released.outcomes.tolist(), released.labels.tolist(), strict=True))
+
+
+def build(spec: Spec) -> Mechanism:
+    return build_mechanism(spec, teachers=10, classes=3)
+
+
+@every_mechanism
+@pytest.mark.parametrize("votes", VOTES, ids=str)
+def test_releases_follow_the_exact_law(spec: Spec, votes: tuple[int, ...]) -> None:
+    draws = 60_000
+    expected = law(spec, votes, STUDENT)
+    observed = Counter(release(build(spec), [votes] * draws))
+    assert set(observed) <= set(expected)
+    # Outcomes too rare for the chi-square approximation are pooled.
+    rare = [outcome for outcome, p in expected.items() if p * draws < 20]
+    cells = [(observed[o], p * draws) for o, p in expected.items() if o not in rare]
+    cells.append(
+        (sum(observed[o] for o in rare), max(20.0, draws * sum(expected[o] for o in rare)))
+    )
+    statistic = sum((seen - mean) ** 2 / mean for seen, mean in cells if seen > mean or mean > 20)
+    assert chi2.sf(statistic, len(cells)) > FALSE_ALARM
+
+
+@every_mechanism
+def test_outcomes_are_those_with_a_price(spec: Spec) -> None:
+    mechanism = build(spec)
+    for outcome, label in release(mechanism, VOTES * 500):
+        assert isinstance(outcome, Outcome)
+        assert outcome in mechanism.events()
+        assert (label == -1) == (outcome is Outcome.ABSTAINED)
+
+
+@every_mechanism
+def test_ties_go_to_the_lowest_class(spec: Spec) -> None:
+    outcomes = release(build(spec), [(4, 4, 2), (1, 3, 3)], no_noise)
+    assert all(label in (-1, winner) for (_, label), winner in zip(outcomes, (0, 1), strict=True))
+
+
+@every_mechanism
+@given(votes=st.permutations([7, 2, 1]), order=st.permutations([0, 1, 2]))
+@settings(deadline=None)
+def test_renaming_the_classes_renames_the_answers(
+    spec: Spec, votes: list[int], order: list[int]
+) -> None:
+    mechanism = build(spec)
+
+    def answer(names: list[int]) -> tuple[Outcome, int]:
+        student = np.array([[STUDENT[j] for j in names]]) if mechanism.needs_probabilities else None
+        counts = np.array([[votes[j] for j in names]])
+        released = mechanism.release(counts, student, no_noise)
+        label = int(released.labels[0])
+        return released.outcomes[0], names[label] if label >= 0 else -1
+
+    assert answer(order) == answer([0, 1, 2])
+
+
+@every_mechanism
+def test_every_query_draws_the_same_noise_whatever_its_votes(spec: Spec) -> None:
+    def bytes_drawn(votes: Sequence[int]) -> int:
+        drawn = 0
+
+        def counting(count: int) -> bytes:
+            nonlocal drawn
+            drawn += count
+            return os.urandom(count)
+
+        release(build(spec), [votes] * 50, counting)
+        return drawn
+
+    assert len({bytes_drawn(votes) for votes in [(10, 0, 0), (4, 3, 3), (0, 0, 0)]}) == 1
+
+
+@every_mechanism
+def test_releasing_takes_as_long_for_agreement_as_for_doubt(spec: Spec) -> None:
+    mechanism = build(spec)
+
+    student = np.tile(STUDENT, (4000, 1)) if mechanism.needs_probabilities else None
+
+    def seconds(votes: Sequence[int]) -> float:
+        counts = np.tile(votes, (4000, 1))
+        start = time.thread_time()
+        mechanism.release(counts, student)
+        return time.thread_time() - start
+
+    runs = [(seconds((10, 0, 0)), seconds((4, 3, 3))) for _ in range(15)]
+    agreed, doubtful = (min(times) for times in zip(*runs, strict=True))
+    assert max(agreed, doubtful) < 2 * min(agreed, doubtful)
+
+
+@every_mechanism
+def test_no_query_and_no_answer(spec: Spec) -> None:
+    mechanism = build(spec)
+    student = np.zeros((0, 3)) if mechanism.needs_probabilities else None
+    released = mechanism.release(np.zeros((0, 3), dtype=np.int64), student)
+    assert released.labels.shape == released.outcomes.shape == (0,)
+
+
+@every_mechanism
+def test_the_votes_are_left_as_they_were(spec: Spec) -> None:
+    counts = np.array(VOTES)
+    before = counts.copy()
+    mechanism = build(spec)
+    mechanism.release(counts, np.tile(STUDENT, (4, 1)) if mechanism.needs_probabilities else None)
+    assert (counts == before).all()
+
+
+@every_mechanism
+@pytest.mark.parametrize(
+    "counts",
+    [
+        np.array([[5.0, 3.0, 2.0]]),
+        np.array([5, 3, 2]),
+        np.array([[5, 5]]),
+        np.array([[11, 0, 0]]),
+        np.array([[6, -1, 5]]),
+        np.array([[6, 6, 6]]),
+        [[5, 3, 2]],
+    ],
+    ids=["floats", "one dimension", "two classes", "too many", "negative", "sum", "list"],
+)
+def test_counts_that_the_ensemble_cannot_cast_are_refused(spec: Spec, counts: Any) -> None:
+    mechanism = build(spec)
+    student = np.array([STUDENT]) if mechanism.needs_probabilities else None
+    with pytest.raises(ValueError, match=r"[Vv]ote counts") as refusal:
+        mechanism.release(counts, student)
+    assert "11" not in str(refusal.value)
+
+
+class TestAlgorithms:
+    """The deterministic skeleton, with all noise at zero."""
+
+    def test_confident_compares_the_largest_count_with_the_threshold(self) -> None:
+        mechanism = build(SPECS[2])
+        outcomes = release(mechanism, [(6, 4, 0), (5, 4, 1)], no_noise)
+        assert outcomes == [("answered", 0), ("abstained", -1)]
+
+    def test_interactive_answers_where_the_teachers_differ_from_the_student(self) -> None:
+        mechanism = build(SPECS[3])
+        # Baseline of STUDENT is (1, 7, 2).
+        outcomes = release(mechanism, [(4, 5, 1), (3, 7, 0)], no_noise)
+        assert outcomes == [("answered", 1), ("reinforced", 1)]
+        unsure = mechanism.release(np.array([[3, 4, 3]]), np.array([[0.3, 0.4, 0.3]]), no_noise)
+        assert unsure.outcomes[0] is Outcome.ABSTAINED
+
+    def test_interactive_rounds_the_students_baseline_half_up(self) -> None:
+        mechanism = build(SPECS[3])
+        assert isinstance(mechanism, InteractiveGNMax)
+        baseline = mechanism.canonical_baseline(np.array([[0.05, 0.15, 0.8], [0.25, 0.5, 0.25]]))
+        assert baseline.tolist() == [[1, 2, 8], [3, 5, 3]]
+        assert baseline.dtype == np.int64
+
+    def test_immutable_adds_its_votes_to_the_winner_alone(self) -> None:
+        spec = {"name": "immutable", "c": 10, "sigma": 1.0}
+        assert law(spec, (5, 4, 1))["answered", 0] > 1 - 1e-9
+        assert set(release(build(spec), [(5, 4, 1)] * 2000)) == {("answered", 0)}
+
+    def test_immutable_without_extra_votes_is_the_plain_noisy_maximum(self) -> None:
+        plain, boosted = SPECS[1], {"name": "immutable", "c": 0, "sigma": 3.0}
+        assert build(plain).events() == build(boosted).events()
+        assert law(plain, (5, 4, 1)) == law(boosted, (5, 4, 1))
+
+    def test_stable_answers_the_exact_winner_or_nothing(self) -> None:
+        outcomes = set(release(build(SPECS[6]), [(2, 7, 1)] * 5000))
+        assert outcomes == {("answered", 1), ("abstained", -1)}
+
+
+@pytest.mark.parametrize(
+    ("student", "text"),
+    [
+        (None, "needs the student's class probabilities"),
+        (np.array([[0.5, 0.5]]), "shape"),
+        (np.array([0.1, 0.7, 0.2]), "shape"),
+        (np.array([STUDENT, STUDENT]), "1 queries came with 2"),
+        (np.array([[0.5, np.nan, 0.5]]), "between 0 and 1"),
+        (np.array([[0.5, np.inf, 0.5]]), "between 0 and 1"),
+        (np.array([[1.2, -0.2, 0.0]]), "between 0 and 1"),
+        (np.array([[0.5, 0.6, 0.1]]), "sum to 1"),
+    ],
+)
+def test_probabilities_that_are_none_are_refused(
+    student: NDArray[np.float64] | None, text: str
+) -> None:
+    with pytest.raises(ParameterError, match=text):
+        build(SPECS[3]).release(np.array([[5, 4, 1]]), student)
+
+
+@given(st.lists(st.floats(0, 1), min_size=3, max_size=3).filter(lambda p: sum(p) > 0.1))
+@settings(deadline=None)
+def test_no_baseline_leaves_the_range_that_is_priced(weights: list[float]) -> None:
+    mechanism = build(SPECS[3])
+    assert isinstance(mechanism, InteractiveGNMax)
+    student = np.array([weights]) / sum(weights)
+    baseline = mechanism.canonical_baseline(student)
+    assert ((baseline >= 0) & (baseline <= 10)).all()
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ({}, "No mechanism is called None"),
+        ({"name": "noisy"}, "No mechanism is called 'noisy'; there are lnmax, gnmax"),
+        ({"name": "gnmax"}, "The parameters of gnmax"),
+        ({"name": "gnmax", "sigma": 2.0, "seed": 1}, "The parameters of gnmax"),
+        ({"name": "gnmax", "sigma": 0.0}, "sigma = 0.0 must be positive"),
+        ({"name": "gnmax", "sigma": -2.0}, "must be positive"),
+        ({"name": "gnmax", "sigma": float("nan")}, "must be finite"),
+        ({"name": "gnmax", "sigma": float("inf")}, "must be finite"),
+        ({"name": "gnmax", "sigma": "2"}, "must be a number"),
+        ({"name": "gnmax", "sigma": True}, "must be a number"),
+        ({"name": "gnmax", "sigma": 0.3}, "between 0.5 and 10000"),
+        ({"name": "gnmax", "sigma": 1e5}, "between 0.5 and 10000"),
+        ({"name": "lnmax", "gamma": 0.0}, "gamma = 0.0 must be positive"),
+        ({"name": "lnmax", "gamma": 1e-5}, "between 0.001 and 50"),
+        ({"name": "lnmax", "gamma": float("inf")}, "must be finite"),
+        (SPECS[2] | {"threshold": 11}, "10 teachers cast at most 10 votes"),
+        (SPECS[2] | {"threshold": -1}, "threshold = -1 is not between 0 and 10"),
+        (SPECS[2] | {"threshold": 5.5}, "threshold must be a whole number"),
+        (SPECS[2] | {"sigma1": 0.1}, "sigma1"),
+        (SPECS[3] | {"sigma2": 0.1}, "sigma2"),
+        (SPECS[3] | {"confidence": 1.5}, "confidence"),
+        ({"name": "immutable", "c": 1}, "exactly one of gamma"),
+        ({"name": "immutable", "c": 1, "gamma": 1.0, "sigma": 1.0}, "exactly one of gamma"),
+        ({"name": "immutable", "c": -1, "gamma": 1.0}, "c = -1"),
+        ({"name": "immutable", "c": 1.5, "gamma": 1.0}, "c must be a whole number"),
+        ({"name": "immutable", "c": 1, "sigma": 1.0, "pricing": "as_published"}, "No price was"),
+        ({"name": "immutable", "c": 1, "gamma": 1.0, "pricing": "free"}, "pricing must be"),
+        ({"name": "stable", "sigma": 1.0, "delta_per_query": 0.0}, "delta_per_query"),
+        ({"name": "stable", "sigma": 1.0, "delta_per_query": 1.0}, "delta_per_query"),
+        ({"name": "stable", "sigma": 1.0, "delta_per_query": 1e-9}, "no query could be answered"),
+    ],
+)
+def test_parameters_that_cannot_be_used_are_refused_with_a_reason(spec: Spec, text: str) -> None:
+    with pytest.raises(ParameterError, match=text):
+        build(spec)
+
+
+@pytest.mark.parametrize(("teachers", "classes"), [(0, 3), (-5, 3), (10, 1), (10**7, 3)])
+def test_ensembles_that_cannot_vote_are_refused(teachers: int, classes: int) -> None:
+    with pytest.raises(ParameterError, match=r"teachers|classes"):
+        build_mechanism(SPECS[1], teachers=teachers, classes=classes)
+
+
+@every_mechanism
+def test_every_specification_on_the_wire_builds_the_mechanism_it_names(spec: Spec) -> None:
+    parsed = TypeAdapter[Any](MechanismSpec).validate_python(dict(spec))
+    mechanism = build(parsed.model_dump())
+    assert mechanism.name == spec["name"]
+    assert mechanism == build(spec)

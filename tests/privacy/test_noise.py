@@ -1,0 +1,184 @@
+"""The noise is the discrete Gaussian and Laplace, exactly, from the bytes it is given."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from bisect import bisect_right
+
+import mpmath
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.stats import chi2
+
+from terrine_server.privacy import ParameterError
+from terrine_server.privacy.noise import NoiseTable, discrete_gaussian, discrete_laplace
+
+FALSE_ALARM = 1e-9  # chance that one statistical test here fails although nothing is wrong
+BYTES = 32
+
+
+def gaussian_tail(sigma: float, k: int) -> mpmath.mpf:
+    """Pr[Y ≥ k], k ≥ 1, in whatever precision mpmath works with."""
+    end = int(40 * sigma) + 20
+    weights = [mpmath.exp(-(mpmath.mpf(j) ** 2) / (2 * mpmath.mpf(sigma) ** 2)) for j in range(end)]
+    return mpmath.fsum(weights[k:]) / (2 * mpmath.fsum(weights) - 1)
+
+
+def laplace_tail(gamma: float, k: int) -> mpmath.mpf:
+    a = mpmath.exp(-mpmath.mpf(gamma))
+    return a**k / (1 + a)
+
+
+def bytes_of(*numbers: int) -> bytes:
+    return b"".join(number.to_bytes(BYTES) for number in numbers)
+
+
+def chi_square_p(draws: NDArray[np.int64], table: NoiseTable) -> float:
+    """p-value of the draws against the exact law of the table's tails."""
+    tails = table.tails()
+    upper = tails - np.append(tails[1:], 0.0)
+    mass = np.concatenate([upper[::-1], [1 - 2 * tails[0]], upper])
+    expected = mass * len(draws)
+    reach = int(np.flatnonzero(expected[len(upper) :] >= 25).max())
+    inside = expected[len(upper) - reach : len(upper) + reach + 1]
+    observed = np.bincount(
+        np.clip(draws, -reach - 1, reach + 1) + reach + 1, minlength=2 * reach + 3
+    )
+    rest = float(len(draws) - inside.sum())
+    statistic = float(np.sum((observed[1:-1] - inside) ** 2 / inside))
+    statistic += (observed[0] + observed[-1] - rest) ** 2 / rest
+    return float(chi2.sf(statistic, len(inside)))
+
+
+@pytest.mark.parametrize("sigma", [0.5, 1.0, 3.7])
+def test_every_gaussian_boundary_is_the_exact_cumulative_probability(sigma: float) -> None:
+    table = discrete_gaussian(sigma)
+    with mpmath.workprec(700):
+        scale = mpmath.mpf(2) ** 256
+        tails = [gaussian_tail(sigma, k) for k in range(1, table.reach + 2)]
+        for k, exact in enumerate(tails[:-1], start=1):
+            assert table.tail(k) == int(mpmath.floor(exact * scale))
+            assert table.boundary(table.reach + k - 1) == int(mpmath.floor((1 - exact) * scale))
+        assert tails[-1] * scale < 1, "the table must not end while the tail still shows"
+    assert table.tail(table.reach + 1) == 0
+
+
+@pytest.mark.parametrize("gamma", [0.01, 0.3, 1.0, 50.0])
+def test_every_laplace_boundary_is_the_exact_cumulative_probability(gamma: float) -> None:
+    table = discrete_laplace(gamma)
+    with mpmath.workprec(700):
+        scale = mpmath.mpf(2) ** 256
+        for k in range(1, table.reach + 1, max(1, table.reach // 500)):
+            assert table.tail(k) == int(mpmath.floor(laplace_tail(gamma, k) * scale))
+        assert laplace_tail(gamma, table.reach + 1) * scale < 1
+
+
+@pytest.mark.parametrize(
+    "table", [discrete_gaussian(0.5), discrete_gaussian(40.0), discrete_laplace(0.05)]
+)
+def test_a_draw_is_the_first_value_whose_cumulative_probability_exceeds_the_bits(
+    table: NoiseTable,
+) -> None:
+    # Far rows share their leading 64 bits with each other (all 0 or all 1), so these draws also
+    # take the path that compares all 256 bits.
+    last = 2 * table.reach - 1
+    boundaries = [table.boundary(row) for row in range(last + 1)]
+    bits = [
+        boundaries[row] + offset
+        for row in (0, 1, 2, table.reach // 2, table.reach - 1, table.reach, last - 2, last)
+        for offset in (-1, 0, 1)
+    ]
+    draws = table.sample((len(bits),), lambda _: bytes_of(*bits))
+    assert draws.tolist() == [bisect_right(boundaries, u) - table.reach for u in bits]
+
+
+def test_bits_that_agree_with_a_boundary_in_all_but_the_last_word_are_told_apart() -> None:
+    table = discrete_gaussian(40.0)
+    row = table.reach + 3
+    boundary = table.boundary(row)
+    draws = table.sample((3,), lambda _: bytes_of(boundary ^ 1, boundary - 1, boundary))
+    assert draws.tolist() == [4 if boundary % 2 == 0 else 3, 3, 4]
+
+
+def test_the_smallest_and_largest_bits_reach_the_ends_of_the_table() -> None:
+    table = discrete_gaussian(2.0)
+    assert table.sample((1,), lambda count: b"\x00" * count) == [-table.reach]
+    assert table.sample((1,), lambda count: b"\xff" * count) == [table.reach]
+
+
+def test_every_draw_uses_the_same_number_of_bytes() -> None:
+    asked: list[int] = []
+
+    def counting(count: int) -> bytes:
+        asked.append(count)
+        return os.urandom(count)
+
+    draws = discrete_gaussian(3.0).sample((70_000, 2), counting)
+    assert draws.shape == (70_000, 2)
+    assert sum(asked) == 140_000 * BYTES
+
+
+def test_an_exhausted_source_of_randomness_is_an_error_and_not_silence() -> None:
+    with pytest.raises(RuntimeError, match="too few bytes"):
+        discrete_gaussian(3.0).sample((4,), lambda count: os.urandom(count - 1))
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        pytest.param(discrete_gaussian(0.5), id="gaussian-0.5"),
+        pytest.param(discrete_gaussian(5.0), id="gaussian-5"),
+        pytest.param(discrete_gaussian(40.0), id="gaussian-40"),
+        pytest.param(discrete_laplace(0.05), id="laplace-0.05"),
+        pytest.param(discrete_laplace(2.0), id="laplace-2"),
+    ],
+)
+def test_draws_from_the_operating_system_follow_the_exact_law(table: NoiseTable) -> None:
+    assert chi_square_p(table.sample((400_000,)), table) > FALSE_ALARM
+
+
+def test_the_chi_square_test_notices_wrong_noise() -> None:
+    table = discrete_gaussian(5.0)
+    generator = np.random.default_rng(1)
+    rounded = np.rint(generator.normal(0, 1.0, 400_000)).astype(np.int64)
+    assert chi_square_p(rounded, discrete_gaussian(1.0)) < FALSE_ALARM, "rounded Gaussian"
+    assert chi_square_p(discrete_gaussian(4.9).sample((400_000,)), table) < FALSE_ALARM
+    truncated = table.sample((400_000,))
+    assert chi_square_p(truncated[abs(truncated) < 16], table) < FALSE_ALARM, "cut tails"
+
+
+@pytest.mark.parametrize(
+    ("sigma", "delta"), [*itertools.product([0.5, 2.0, 8.0], [0.2, 1e-5, 1e-10])]
+)
+def test_the_threshold_is_the_smallest_with_that_tail(sigma: float, delta: float) -> None:
+    w = discrete_gaussian(sigma).smallest_with_tail(delta)
+    with mpmath.workprec(400):
+        assert gaussian_tail(sigma, w) <= mpmath.mpf(delta)
+        assert w == 1 or gaussian_tail(sigma, w - 1) > mpmath.mpf(delta)
+
+
+def test_ten_thousand_queries_of_ten_classes_take_well_under_a_second() -> None:
+    table = discrete_gaussian(40.0)
+    fastest = min(timeit(table) for _ in range(3))
+    assert fastest < 0.5
+
+
+def timeit(table: NoiseTable) -> float:
+    start = time.perf_counter()
+    table.sample((10_000, 10))
+    return time.perf_counter() - start
+
+
+@pytest.mark.parametrize("sigma", [0.0, -1.0, 0.49, 10_001.0, float("nan"), float("inf")])
+def test_no_table_is_made_outside_the_proven_range(sigma: float) -> None:
+    with pytest.raises(ParameterError, match="sigma"):
+        discrete_gaussian(sigma)
+
+
+@pytest.mark.parametrize("gamma", [0.0, -1.0, 0.0009, 51.0, float("nan"), float("inf")])
+def test_no_table_is_made_for_absurd_laplace_scales(gamma: float) -> None:
+    with pytest.raises(ParameterError, match="gamma"):
+        discrete_laplace(gamma)

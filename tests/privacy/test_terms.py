@@ -1,0 +1,246 @@
+"""A project's terms: prices rounded up, budgets rounded down, shares that add up to at most δ."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from terrine_server.privacy import (
+    Mechanism,
+    Outcome,
+    ParameterError,
+    Terms,
+    additive_delta,
+    build_mechanism,
+    cap,
+    epsilon_from_gdp,
+    gdp_budget,
+    gdp_squared,
+    quote,
+    rdp,
+    rdp_budget,
+)
+from terrine_server.privacy.accounting import ORDERS
+
+Spec = Mapping[str, Any]
+COST, DELTA = 10**12, 10**18
+
+SPECS: list[Spec] = [
+    {"name": "lnmax", "gamma": 0.05},
+    {"name": "gnmax", "sigma": 40.0},
+    {"name": "confident_gnmax", "threshold": 200, "sigma1": 150.0, "sigma2": 40.0},
+    {
+        "name": "interactive_gnmax",
+        "threshold": 100,
+        "sigma1": 60.0,
+        "sigma2": 40.0,
+        "confidence": 0.9,
+    },
+    {"name": "immutable", "c": 2, "gamma": 0.05},
+    {"name": "immutable", "c": 2, "sigma": 40.0},
+    {"name": "immutable", "c": 100, "gamma": 0.05, "pricing": "as_published"},
+    {"name": "stable", "sigma": 8.0, "delta_per_query": 1e-10},
+]
+every_mechanism = pytest.mark.parametrize("spec", SPECS, ids=str)
+
+
+def build(spec: Spec, teachers: int = 250) -> Mechanism:
+    return build_mechanism(spec, teachers=teachers, classes=10)
+
+
+@every_mechanism
+def test_terms_survive_being_written_down(spec: Spec) -> None:
+    terms = quote(build(spec), 4.0, 1e-5)
+    assert Terms.from_json(json.loads(json.dumps(terms.to_json()))) == terms
+
+
+@every_mechanism
+def test_one_rule_for_a_project(spec: Spec) -> None:
+    terms = quote(build(spec), 4.0, 1e-5)
+    laplace = spec["name"] == "lnmax" or "gamma" in spec
+    assert terms.rule.name == ("rdp" if laplace else "gdp")
+    assert (terms.rule.order is not None) == laplace
+    claimed = spec.get("pricing") == "as_published"
+    assert terms.guarantee == ("claimed" if claimed else "proven")
+
+
+@every_mechanism
+@given(epsilon=st.floats(2.5, 20), log_delta=st.floats(-25, -5))
+@settings(max_examples=20, deadline=None)
+def test_rounding_is_never_in_our_favour(spec: Spec, epsilon: float, log_delta: float) -> None:
+    mechanism, delta = build(spec), 10 ** (log_delta / 2.5)
+    try:
+        terms = quote(mechanism, epsilon, delta)
+    except ParameterError:
+        assume(False)
+        raise
+    conversion = terms.split.conversion
+    if terms.rule.order is None:
+        available = Fraction(gdp_budget(epsilon, conversion))
+    else:
+        available = Fraction(float(rdp_budget(terms.rule.order, epsilon, conversion)))
+    assert terms.budget <= available * COST
+    assert terms.budget >= available * COST * (1 - Fraction(3, 10**9)) - 1
+    for outcome, event in mechanism.events().items():
+        price = terms.prices[outcome]
+        exact = (
+            gdp_squared(event) if terms.rule.order is None else float(rdp(event, terms.rule.order))
+        )
+        assert price.cost >= Fraction(exact) * COST
+        assert price.cost <= Fraction(exact) * COST * (1 + Fraction(2, 10**9)) + 1
+        assert price.cap_cost >= Fraction(gdp_squared(event)) * COST
+        assert price.delta >= Fraction(additive_delta(event)) * DELTA + 1
+    split = terms.split
+    parts = (split.conversion, split.stability, split.publication, split.sampler)
+    assert sum(map(Fraction, parts)) <= Fraction(delta)
+    assert terms.delta_budget <= (Fraction(split.stability) + Fraction(split.sampler)) * DELTA
+
+
+@every_mechanism
+def test_the_affordable_queries_are_paid_in_full_and_not_one_more(spec: Spec) -> None:
+    terms = quote(build(spec), 4.0, 1e-5)
+    queries = terms.affordable(0, 0)
+    worst = terms.worst
+    assert queries >= 1
+    assert queries * worst.cost <= terms.budget
+    assert queries * worst.delta <= terms.delta_budget
+    beyond = (queries + 1) * worst.cost > terms.budget
+    assert beyond or (queries + 1) * worst.delta > terms.delta_budget
+    assert terms.affordable(queries * worst.cost, queries * worst.delta) == 0
+    assert terms.affordable(terms.budget, 0) == terms.affordable(0, terms.delta_budget) == 0
+    assert terms.affordable(terms.budget + 5, terms.delta_budget + 5) == 0, "never negative"
+
+
+@every_mechanism
+def test_spent_epsilon_grows_from_zero_to_the_budget(spec: Spec) -> None:
+    terms = quote(build(spec), 4.0, 1e-5)
+    steps = [terms.epsilon_spent(terms.budget * i // 20) for i in range(21)]
+    assert steps[0] == 0
+    assert steps == sorted(steps)
+    assert 0 < steps[1] < 1.5
+    assert steps[-1] <= terms.epsilon
+    assert steps[-1] == pytest.approx(terms.epsilon, rel=0.05)
+
+
+@every_mechanism
+def test_a_project_reserves_enough_of_the_cap_for_all_it_may_answer(spec: Spec) -> None:
+    terms = quote(build(spec), 4.0, 1e-5)
+    assert terms.cap_budget >= terms.affordable(0, 0) * terms.worst.cap_cost
+    if terms.rule.name == "gdp":
+        assert terms.cap_budget == terms.budget
+        assert all(price.cap_cost == price.cost for price in terms.prices.values())
+
+
+@given(st.floats(0.1, 90), st.floats(1.0, 1.1), st.sampled_from([1e-9, 1e-6, 1e-5, 1e-3]))
+@settings(deadline=None)
+def test_more_epsilon_never_buys_less(epsilon: float, factor: float, delta: float) -> None:
+    for spec in (SPECS[0], SPECS[2], SPECS[7]):
+        try:
+            less = quote(build(spec), epsilon, delta).affordable(0, 0)
+        except ParameterError:
+            less = 0
+        if less:
+            assert quote(build(spec), epsilon * factor, delta).affordable(0, 0) >= less
+
+
+def test_the_rdp_order_is_the_best_for_the_mechanism() -> None:
+    mechanism = build(SPECS[0])
+    terms = quote(mechanism, 4.0, 1e-5)
+    (event,) = mechanism.events().values()
+    budgets = rdp_budget(ORDERS, 4.0, terms.split.conversion)
+    assert terms.affordable(0, 0) >= int(max(budgets / rdp(event, ORDERS)))
+
+
+@pytest.mark.parametrize(("gamma", "epsilon"), [(0.5, 3.001), (2.0, 4.001), (5.0, 10.001)])
+def test_laplace_budgets_buy_at_least_what_adding_up_epsilon_would(
+    gamma: float, epsilon: float
+) -> None:
+    terms = quote(build({"name": "lnmax", "gamma": gamma}), epsilon, 1e-6)
+    assert terms.affordable(0, 0) >= int(epsilon / (2 * gamma))
+
+
+def test_an_abstention_is_cheaper_than_an_answer() -> None:
+    for spec in SPECS[2:4]:
+        prices = quote(build(spec), 4.0, 1e-5).prices
+        assert prices[Outcome.ABSTAINED].cost < prices[Outcome.ANSWERED].cost
+        assert Outcome.REINFORCED not in prices or (
+            prices[Outcome.REINFORCED] == prices[Outcome.ABSTAINED]
+        )
+
+
+def test_the_papers_own_project_costs_what_the_design_says() -> None:
+    """640 queries of which 286 are answered, P18's MNIST row: ε ≈ 2.54 in the worst case."""
+    terms = quote(build(SPECS[2]), 8.0, 1e-5)
+    spent = 640 * terms.prices[Outcome.ABSTAINED].cost + 286 * (
+        terms.prices[Outcome.ANSWERED].cost - terms.prices[Outcome.ABSTAINED].cost
+    )
+    assert terms.epsilon_spent(spent) == pytest.approx(2.54, abs=0.01)
+
+
+def test_stability_takes_a_twentieth_of_delta_and_only_there() -> None:
+    stable = quote(build(SPECS[7]), 8.0, 1e-5).split
+    assert stable.stability == pytest.approx(5e-7)
+    assert quote(build(SPECS[1]), 8.0, 1e-5).split.stability == 0
+    assert stable.sampler == pytest.approx(1e-8)
+    assert stable.publication == 0
+
+
+def test_a_cap_covers_one_project_of_its_own_size_only_with_room_for_its_deltas() -> None:
+    ensemble = cap(4.0, 1e-5)
+    assert ensemble.budget <= gdp_budget(4.0, 0.9e-5) * COST
+    assert ensemble.delta_budget <= 1e-6 * DELTA
+    project = quote(build(SPECS[1]), 3.9, 1e-5)
+    assert project.cap_budget <= ensemble.budget
+    assert project.delta_budget <= ensemble.delta_budget
+    assert epsilon_from_gdp(ensemble.budget / COST, 0.9e-5) <= 4.0 * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "text"),
+    [
+        (0.0, 1e-5, "epsilon"),
+        (-1.0, 1e-5, "epsilon"),
+        (math.inf, 1e-5, "epsilon must be finite"),
+        (math.nan, 1e-5, "epsilon must be finite"),
+        (101.0, 1e-5, "between 1e-06 and 100"),
+        (1.0, 0.0, "delta"),
+        (1.0, 1.0, "delta"),
+        (1.0, -1e-5, "delta"),
+        (1.0, math.nan, "delta must be finite"),
+        (1.0, 1e-16, "adds to δ"),
+        (0.01, 1e-5, "does not pay for a single query"),
+    ],
+)
+def test_budgets_that_cannot_be_kept_are_refused(epsilon: float, delta: float, text: str) -> None:
+    mechanism = build({"name": "gnmax", "sigma": 20.0})
+    with pytest.raises(ParameterError, match=text):
+        quote(mechanism, epsilon, delta)
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 1e-5), (math.inf, 1e-5), (1.0, 1.5)])
+def test_caps_that_cannot_be_kept_are_refused(epsilon: float, delta: float) -> None:
+    with pytest.raises(ParameterError):
+        cap(epsilon, delta)
+
+
+def test_a_cap_too_small_to_share_is_refused() -> None:
+    with pytest.raises(ParameterError, match="too small"):
+        cap(1.0, 1e-18)
+
+
+def test_a_stability_test_that_delta_cannot_pay_is_refused() -> None:
+    with pytest.raises(ParameterError, match="delta_per_query"):
+        quote(build({"name": "stable", "sigma": 8.0, "delta_per_query": 1e-6}), 8.0, 1e-5)
+
+
+def test_an_immutable_vote_with_many_extra_votes_is_priced_out() -> None:
+    for noise in ({"gamma": 0.05}, {"sigma": 40.0}):
+        with pytest.raises(ParameterError, match="does not pay for a single query"):
+            quote(build({"name": "immutable", "c": 10**9, **noise}), 8.0, 1e-5)
