@@ -1,0 +1,287 @@
+"""Whatever is wrong with a request: a clear problem of a stable type, and nothing charged."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import psycopg
+import pytest
+from caller import Caller, npy, npz, slug
+from psycopg import sql
+from server import RunningServer
+from sqlalchemy import make_url
+
+Call = Callable[..., Caller]
+NPY, NPZ, JSON = "application/x-npy", "application/x-npz", "application/json"
+INTERACTIVE = {
+    "name": "interactive_gnmax",
+    "threshold": 25,
+    "sigma1": 8.0,
+    "sigma2": 4.0,
+    "confidence": 0.9,
+}
+
+
+@pytest.fixture
+def nothing_charged(terrine_server: RunningServer) -> Callable[[], None]:
+    """Asserts that the books of all projects are as they were when the test began."""
+
+    def books() -> list[tuple[str, int, str]]:
+        return [(p.name, p.spent, p.head) for p in terrine_server.ledger.projects()]
+
+    before: list[Any] = []
+
+    def check() -> None:
+        if not before:
+            before.append(books())
+        assert books() == before[0]
+
+    return check
+
+
+def test_bad_queries_are_named_and_cost_nothing(
+    terrine_server: RunningServer, call: Call, nothing_charged: Callable[[], None]
+) -> None:
+    terrine_server.open_project()
+    nothing_charged()
+    student, good = call(), terrine_server.ensemble.public[:2]
+    floats = good.astype(float)
+    with_nan = floats.copy()
+    with_nan[0, 0, 0] = np.nan
+    objects = np.array([{"a": 1}], dtype=object)
+
+    def inputs(value: object) -> bytes:
+        return json.dumps({"inputs": value}).encode()
+
+    cases: list[tuple[str, bytes, str, str]] = [
+        ("wrong shape", npy(good[:, :4]), NPY, "invalid-query"),
+        ("one input without a batch", npy(good[0]), NPY, "invalid-query"),
+        ("not whole numbers", npy(floats + 0.5), NPY, "invalid-query"),
+        ("NaN", npy(with_nan), NPY, "invalid-query"),
+        ("NaN in JSON", inputs(with_nan.tolist()), JSON, "invalid-query"),
+        ("infinity in JSON", inputs(np.full((1, 8, 8), np.inf).tolist()), JSON, "invalid-query"),
+        ("out of range", npy(good + 17), NPY, "invalid-query"),
+        ("strings", npy(np.array([["a"]])), NPY, "invalid-query"),
+        ("a pickle", npy(objects, allow_pickle=True), NPY, "invalid-query"),
+        ("truncated", npy(good)[:-1], NPY, "invalid-query"),
+        ("trailing bytes", npy(good) + b"x", NPY, "invalid-query"),
+        ("npz as npy", npz(inputs=good), NPY, "invalid-query"),
+        ("npy as npz", npy(good), NPZ, "invalid-query"),
+        ("bomb", npz(inputs=np.zeros(2**27, np.uint8)), NPZ, "payload-too-large"),
+        ("huge batch", npy(np.zeros((5000, 8, 8), np.uint8)), NPY, "payload-too-large"),
+        ("empty batch", npy(good[:0]), NPY, "invalid-query"),
+        ("empty batch in JSON", inputs([]), JSON, "invalid-request"),
+        ("ragged", inputs([good[0].tolist(), [1]]), JSON, "invalid-query"),
+        ("booleans", inputs((good > 3).tolist()), JSON, "invalid-query"),
+        ("unneeded probabilities", npz(inputs=good, probabilities=floats), NPZ, "invalid-query"),
+        ("unknown field", b'{"inputs": [[1]], "votes": true}', JSON, "invalid-request"),
+        ("no JSON", b"{", JSON, "invalid-request"),
+        ("no body", b"", JSON, "invalid-request"),
+        ("text", b"1", "text/plain", "unsupported-media-type"),
+        ("no type", npy(good), "", "unsupported-media-type"),
+    ]
+    said = {case: slug(student.send(body, kind)) for case, body, kind, _ in cases}
+    assert said == {case: expected for case, _, _, expected in cases}
+
+    huge = student.send(npy(np.zeros((5000, 8, 8), np.uint8)), NPY).json()
+    assert huge["limit"] == terrine_server.settings.max_batch
+    unknown = student.send(b'{"inputs": [[1]], "votes": true}', JSON).json()
+    assert [error["field"] for error in unknown["errors"]] == ["votes"]
+    assert slug(student.label(good, key="a b")) == "invalid-request"
+    assert slug(student.label(good, key="a" * 256)) == "invalid-request"
+    packed = student.http.post(
+        "/label", content=npy(good), headers={"Content-Type": NPY, "Content-Encoding": "gzip"}
+    )
+    assert slug(packed) == "unsupported-media-type"
+    nothing_charged()
+
+
+def test_interactive_needs_probabilities_that_are_some(
+    terrine_server: RunningServer, call: Call, nothing_charged: Callable[[], None]
+) -> None:
+    terrine_server.open_project(mechanism=INTERACTIVE)
+    nothing_charged()
+    student, inputs = call(), terrine_server.ensemble.public[:2]
+    uniform = np.full((2, 10), 0.1)
+    for wrong in (uniform[:1], uniform[:, :9], uniform * 1.1, uniform * np.nan, uniform - 0.2):
+        assert slug(student.send(npz(inputs=inputs, probabilities=wrong), NPZ)) == "invalid-query"
+    for missing in (student.label(inputs), student.send(npy(inputs), NPY)):
+        assert slug(missing) == "invalid-query"
+        assert "probabilities" in missing.json()["detail"]
+    nothing_charged()
+
+
+def test_a_body_is_bounded_whatever_it_says_of_its_length(
+    terrine_server: RunningServer, call: Call
+) -> None:
+    terrine_server.open_project()
+    student, admin = call(), call("admin")
+    limit = terrine_server.settings.max_body_bytes
+
+    def endless() -> Iterator[bytes]:
+        for _ in range(limit // 2**20 + 8):
+            yield bytes(2**20)
+
+    declared = student.http.post("/label", content=bytes(limit + 1), headers={"Content-Type": NPY})
+    assert slug(declared) == "payload-too-large"
+    assert declared.json()["limit"] == limit
+    chunked = student.http.post("/label", content=endless(), headers={"Content-Type": NPY})
+    assert slug(chunked) == "payload-too-large"
+    management = admin.http.post("/projects", content=b" " * 100_000)
+    assert slug(management) == "payload-too-large"
+    assert student.label(terrine_server.ensemble.public[:1]).status_code == 200
+
+
+def test_only_a_valid_token_of_the_right_role_and_project_opens_a_door(
+    terrine_server: RunningServer, call: Call, nothing_charged: Callable[[], None]
+) -> None:
+    terrine_server.open_project()
+    terrine_server.open_project("other")
+    nothing_charged()
+    inputs = terrine_server.ensemble.public[:1]
+    valid = terrine_server.token()
+    revoked = terrine_server.token()
+    terrine_server.ledger.revoke_token(revoked.split("_")[1])
+    expired = terrine_server.token(days=1e-9)
+    forged = valid[:-1] + ("0" if valid[-1] != "0" else "1")
+    for token in (None, "", "x", "terrine_", forged, revoked, expired, valid + "0", valid[:-1]):
+        said = (
+            Caller(terrine_server, token).label(inputs)
+            if token != ""
+            else httpx.post(f"{terrine_server.url}/label", headers={"Authorization": "Basic dTpw"})
+        )
+        assert slug(said) == "unauthorized", token
+        assert said.headers["WWW-Authenticate"] == "Bearer"
+        assert token is None or token == "" or token not in said.text
+
+    student, auditor, admin = call(), call("auditor"), call("admin")
+    assert slug(student.http.get("/projects/other")) == "forbidden"
+    assert student.http.get("/projects/study").status_code == 200
+    for role, doors in (
+        (student, ["GET /ledger", "GET /ledger/study", "GET /ledger/study/verify", "GET /tokens"]),
+        (student, ["GET /projects", "POST /projects", "PATCH /projects/study", "POST /tokens"]),
+        (auditor, ["GET /budget", "GET /project", "POST /label", "POST /label/estimate"]),
+        (auditor, ["POST /projects", "PATCH /projects/study", "GET /tokens", "POST /tokens"]),
+        (auditor, ["DELETE /tokens/0123456789abcdef"]),
+        (admin, ["GET /budget", "GET /project", "POST /label", "POST /label/estimate"]),
+    ):
+        for door in doors:
+            method, path = door.split()
+            body = {"POST /label/estimate": {"queries": 1}, "POST /tokens": {"role": "admin"}}
+            body["PATCH /projects/study"] = {"status": "paused"}
+            body["POST /projects"] = {
+                "name": "x",
+                "ensemble": "digits",
+                "mechanism": {"name": "gnmax", "sigma": 4},  # type: ignore[dict-item]
+                "epsilon": 1,
+                "delta": 1e-5,  # type: ignore[dict-item]
+            }
+            said = role.http.request(method, path, json=body.get(door))
+            assert slug(said) == "forbidden", door
+    nothing_charged()
+
+
+def test_a_paused_project_waits_and_a_closed_one_ends(
+    terrine_server: RunningServer, call: Call
+) -> None:
+    terrine_server.open_project()
+    student, admin = call(), call("admin")
+    inputs = terrine_server.ensemble.public
+    assert student.label(inputs[:2], key="k").status_code == 200
+
+    def becomes(status: str) -> httpx.Response:
+        return admin.http.patch("/projects/study", json={"status": status})
+
+    for status, expected in (("paused", "project-paused"), ("closed", "project-closed")):
+        assert becomes(status).json()["status"] == status
+        for asked in (inputs[:2], inputs[2:4]):
+            assert slug(student.label(asked)) == expected
+        assert slug(student.label(inputs[:2], key="k")) == expected
+        assert student.http.get("/budget").json()["status"] == status
+        if status == "paused":
+            assert becomes("active").status_code == 200
+            assert student.label(inputs[:2], key="k").status_code == 200
+    assert slug(becomes("active")) == "conflict"
+    assert terrine_server.ledger.project("study").charges == 2
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "teachers-00000.safetensors"])
+def test_altered_files_never_vote(
+    terrine_server: RunningServer,
+    call: Call,
+    nothing_charged: Callable[[], None],
+    file: str,
+) -> None:
+    terrine_server.open_project()
+    nothing_charged()
+    student, inputs = call(), terrine_server.ensemble.public[:2]
+    path = terrine_server.settings.ensembles_dir / "digits" / file
+    whole = path.read_bytes()
+    for damaged in (whole[:-1] + bytes([whole[-1] ^ 1]), whole + b" ", whole[:-1], None):
+        if damaged is None:
+            path.unlink()
+        else:
+            path.write_bytes(damaged)
+        refused = student.label(inputs)
+        assert slug(refused) == "ensemble-unavailable"
+        assert refused.headers["Retry-After"]
+        assert str(path.parent) not in refused.text
+        assert slug(student.http.get("/readyz")) == "ensemble-unavailable"
+        assert student.http.get("/project").json()["ensemble"]["available"] is False
+        assert student.http.get("/healthz").status_code == 200
+    nothing_charged()
+    path.write_bytes(whole)
+    assert student.http.get("/readyz").status_code == 200
+    assert student.label(inputs).status_code == 200
+
+
+@contextmanager
+def database_gone(url: str) -> Iterator[None]:
+    """Take the database away from under the running server, and give it back."""
+    parsed = make_url(url)
+    if parsed.get_backend_name() == "sqlite":
+        path = Path(str(parsed.database))
+        aside = path.with_suffix(".aside")
+        os.rename(path, aside)
+        yield
+        os.rename(aside, path)
+        return
+    name = sql.Identifier(str(parsed.database))
+    owner = parsed.set(drivername="postgresql", database="postgres")
+    with psycopg.connect(owner.render_as_string(False), autocommit=True) as connection:
+        connection.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(name))
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s",
+            [parsed.database],
+        )
+        yield
+        connection.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(name))
+
+
+def test_without_its_database_the_service_answers_nothing_and_recovers(
+    terrine_server: RunningServer, call: Call, database_url: str
+) -> None:
+    terrine_server.open_project()
+    student, inputs = call(), terrine_server.ensemble.public[:2]
+    assert student.http.get("/readyz").status_code == 200
+    with database_gone(database_url):
+        for refused in (
+            student.label(inputs, key="k"),
+            student.http.get("/budget"),
+            student.http.get("/readyz"),
+        ):
+            assert slug(refused) == "database-unavailable"
+            assert int(refused.headers["Retry-After"]) > 0
+            assert str(make_url(database_url).database) not in refused.text
+        assert student.http.get("/healthz").status_code == 200
+    assert student.http.get("/readyz").status_code == 200
+    assert student.label(inputs, key="k").status_code == 200
+    assert terrine_server.ledger.project("study").charges == 2
+    assert terrine_server.ledger.verify("study").ok
