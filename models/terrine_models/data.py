@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import math
 import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +43,8 @@ class Dataset:
     group_column: str | None = None
     encoding: TableSchema | None = None
     name: str = "data"
+    sha256: str | None = None
+    """Of the file the records came from, where a schema might have been fitted on it."""
 
     def __post_init__(self) -> None:
         inputs, rows = self.inputs, len(self.labels)
@@ -116,7 +120,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     path = Path(path)
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise DataError(f"{path} cannot be read: {reason}") from None
     if len(data) < 4 or data[:3] != b"\x00\x00\x08" or not 1 <= data[3] <= 4:
@@ -125,9 +129,11 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
             "expected 00 00 08 and the number of dimensions, 1 to 4"
         )
     start = 4 + 4 * data[3]
+    if len(data) < start:
+        raise DataError(f"{path} is truncated: its header alone takes {start} bytes")
     shape = tuple(int(size) for size in np.frombuffer(data[4:start], ">u4"))
-    expected = start + int(np.prod(shape, dtype=object))
-    if len(shape) != data[3] or len(data) != expected:
+    expected = start + math.prod(shape)
+    if len(data) != expected:
         raise DataError(
             f"{path} is {'truncated' if len(data) < expected else 'too long'}: its header says "
             f"shape {shape}, {expected} bytes in all, and it has {len(data)}"
@@ -204,7 +210,7 @@ def _read_npz(path: Path) -> dict[str, NDArray[np.generic]]:
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise DataError(f"{path} is no .npz archive")
             return {key: archive[key] for key in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path} cannot be read as an .npz of plain arrays: {error}") from None
 
 

@@ -177,17 +177,17 @@ def _channels_last(network: nn.Module) -> nn.Module:
 
 def _batched(manifest: Manifest, teachers: Mapping[str, torch.Tensor], memory: int) -> Choose:
     """Networks side by side, as many at a time as `memory` bytes an input allow."""
-    with torch.device("meta"):
-        network = build_network(manifest.architecture, manifest.input, len(manifest.classes))
     together = max(1, memory // (math.prod(manifest.input.shape) * PIXEL_BYTES))
 
-    def one(parameters: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        scores: torch.Tensor = functional_call(network, parameters, x)
-        return scores.argmax(1)
-
-    all_of_them = vmap(one, in_dims=(0, None), out_dims=1, chunk_size=together)
-
     def choose(x: torch.Tensor) -> torch.Tensor:
+        with torch.device("meta"):  # one a call: functional_call may not share it with a thread
+            network = build_network(manifest.architecture, manifest.input, len(manifest.classes))
+
+        def one(parameters: dict[str, torch.Tensor], prepared: torch.Tensor) -> torch.Tensor:
+            scores: torch.Tensor = functional_call(network, parameters, prepared)
+            return scores.argmax(1)
+
+        all_of_them = vmap(one, in_dims=(0, None), out_dims=1, chunk_size=together)
         choices: torch.Tensor = all_of_them(dict(teachers), prepare(x, manifest.input))
         return choices
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ SMALL, ENLARGED = 20, 28  # images with a side under SMALL pixels are enlarged f
 class PublicData:
     """Inputs [N, *shape] that anyone may see. Make one with `declare`."""
 
-    inputs: NDArray[np.generic]
+    inputs: NDArray[Any]
     source: PublicSource
 
     @classmethod
@@ -60,6 +60,12 @@ class PublicData:
             raise DataError(
                 f"public data {self.source.name!r} has dtype {self.inputs.dtype}, the private "
                 f"data {private.inputs.dtype}"
+            )
+        outside = (self.inputs < private.spec.low) | (self.inputs > private.spec.high)
+        if outside.any() or not np.isfinite(self.inputs).all():
+            raise DataError(
+                f"public data {self.source.name!r} has values outside the declared range "
+                f"[{private.spec.low:g}, {private.spec.high:g}]"
             )
         shared = int(np.isin(row_digests(self.inputs), row_digests(private.inputs)).sum())
         by_chance = len(self.inputs) // 100 if private.encoding is not None else 0

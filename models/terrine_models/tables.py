@@ -12,6 +12,7 @@ import csv
 import gzip
 import hashlib
 import math
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -54,6 +55,7 @@ def load_csv(path: Path, schema: TableSchema) -> Dataset:
         group_column=schema.columns[by_role["group"]].name if "group" in by_role else None,
         encoding=schema,
         name=str(path),
+        sha256=_digest(path),
     )
 
 
@@ -111,9 +113,7 @@ def schema_from_public(
         _describe(path, name, [fields[i] for _, fields in rows], label, group)
         for i, name in enumerate(columns)
     )
-    source = PublicSource(
-        name=path.name, sha256=hashlib.sha256(path.read_bytes()).hexdigest(), records=len(rows)
-    )
+    source = PublicSource(name=path.name, sha256=_digest(path), records=len(rows))
     try:
         return TableSchema(columns=described, fitted_on=source)
     except ValidationError as error:
@@ -212,12 +212,16 @@ def _lines(path: Path) -> Iterator[Row]:
             for fields in reader:
                 if fields and not fields[0].startswith("|") and any(fields):
                     yield reader.line_num, [field.strip() for field in fields]
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(
             f"{path} cannot be read: {getattr(error, 'strerror', None) or error}"
         ) from None
     except (csv.Error, UnicodeDecodeError) as error:
         raise DataError(f"{path} is no CSV file in UTF-8: {error}") from None
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _number(text: str) -> float:

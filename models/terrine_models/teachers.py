@@ -18,6 +18,7 @@ it stopped when it is called again with the same arguments.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,7 @@ from .architectures import (
     ridge_heads,
 )
 from .augment import DRAWS, distort, draws_for
-from .data import Dataset
+from .data import DataError, Dataset
 from .features import BLOCK, FeatureMap, PublicData, public_features, to_images
 from .store import (
     FEATURES,
@@ -132,6 +133,11 @@ def train_ensemble(
     how, out = how or Heads(), Path(out)
     if out.exists():
         raise TrainingError(f"{out} exists already; remove it or choose another directory")
+    if data.encoding and data.encoding.fitted_on and data.encoding.fitted_on.sha256 == data.sha256:
+        raise DataError(
+            f"the schema of {data.name} was fitted on the private data itself. Its categories and "
+            "ranges become public: take them from a table that is, or write them by hand"
+        )
     if public is not None:
         public.check_disjoint(data)
     shards, partition = deal(data, teachers, seed)
@@ -237,7 +243,7 @@ def _train_networks(
 def _train_network(
     x: torch.Tensor, y: torch.Tensor, teacher: int, plan: Plan
 ) -> dict[str, torch.Tensor]:
-    """SGD with Nesterov momentum; the rate warms up for a tenth of the steps, then decays."""
+    """SGD with Nesterov momentum; the rate warms up, then falls as a cosine."""
     settings = plan.training
     epochs, batch = settings.epochs or 0, settings.batch or 0
     generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + teacher)
@@ -251,12 +257,10 @@ def _train_network(
         nesterov=True,
     )
     steps = epochs * -(-len(x) // batch)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
+    warm = max(1, steps // 10)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer,
-        max_lr=settings.learning_rate or 0.0,
-        total_steps=steps,
-        pct_start=0.1,
-        cycle_momentum=False,
+        lambda step: min(1.0, (step + 1) / warm) * (1 + math.cos(math.pi * step / steps)) / 2,
     )
     for _ in range(epochs):
         for picked in torch.split(torch.randperm(len(x), generator=generator), batch):

@@ -1,0 +1,164 @@
+"""Data from files: what is read, and what is refused with which words."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from terrine_models.data import DataError, Dataset, load_idx, load_inputs, load_npz, read_idx
+from terrine_models.store import InputSpec
+
+IMAGES = np.arange(5 * 4 * 3, dtype=np.uint8).reshape(5, 4, 3)
+LABELS = np.array([0, 1, 2, 9, 4], dtype=np.uint8)
+
+
+def idx(array: NDArray[np.uint8]) -> bytes:
+    return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes()
+
+
+def mnist_like(folder: Path, packed: bool = True) -> Path:
+    end, pack = (".gz", gzip.compress) if packed else ("", bytes)
+    for split in ("train", "t10k"):
+        (folder / f"{split}-images-idx3-ubyte{end}").write_bytes(pack(idx(IMAGES)))
+        (folder / f"{split}-labels-idx1-ubyte{end}").write_bytes(pack(idx(LABELS)))
+    return folder
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_directory_of_idx_files_is_the_training_set(tmp_path: Path, packed: bool) -> None:
+    data = load_idx(mnist_like(tmp_path, packed))
+    assert data.inputs.tolist() == IMAGES.tolist()
+    assert data.labels.tolist() == LABELS.tolist()
+    assert data.spec == InputSpec(shape=(4, 3), dtype="uint8", low=0, high=255)
+    assert data.classes == tuple("0123456789")
+
+
+def test_images_find_the_labels_beside_them_or_take_those_named(tmp_path: Path) -> None:
+    folder = mnist_like(tmp_path)
+    assert len(load_idx(folder / "t10k-images-idx3-ubyte.gz")) == 5
+    other = tmp_path / "marks"
+    other.write_bytes(idx(LABELS[::-1].copy()))
+    data = load_idx(folder / "t10k-images-idx3-ubyte.gz", other)
+    assert data.labels.tolist() == LABELS[::-1].tolist()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "starts with nothing"),
+        (b"\x89PNG\r\n", "starts with 89 50 4e 47"),
+        (b"\x00\x00\x0d\x01" + bytes(8), "no IDX file of bytes"),
+        (idx(IMAGES)[:-1], "truncated"),
+        (idx(IMAGES)[:9], "truncated"),
+        (idx(IMAGES) + b"x", "too long"),
+    ],
+)
+def test_a_bad_idx_file_is_named_with_what_was_expected(
+    tmp_path: Path, content: bytes, said: str
+) -> None:
+    path = tmp_path / "images"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=said) as caught:
+        read_idx(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_broken_gzip_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "images.gz"
+    for content in (idx(IMAGES), gzip.compress(idx(IMAGES))[:-9]):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match="cannot be read"):
+            read_idx(path)
+
+
+def test_labels_that_do_not_match_are_refused(tmp_path: Path) -> None:
+    folder = mnist_like(tmp_path, packed=False)
+    with pytest.raises(DataError, match=r"label 9 of record 3 is not one of 0\.\.4"):
+        load_idx(folder, classes=list("01234"))
+    (folder / "train-labels-idx1-ubyte").write_bytes(idx(LABELS[:4]))
+    with pytest.raises(DataError, match="expected 5 labels"):
+        load_idx(folder)
+    (folder / "train-labels-idx1-ubyte").unlink()
+    with pytest.raises(DataError, match=r"no file train-labels"):
+        load_idx(folder)
+
+
+def test_npz_brings_its_public_declarations(tmp_path: Path) -> None:
+    path = tmp_path / "data.npz"
+    x = np.linspace(-1, 1, 12).reshape(4, 3)
+    np.savez(path, x=x, y=[0, 1, 1, 0], group=["b", "a", "b", "c"], classes=["no", "yes"])
+    with pytest.raises(DataError, match="range of its values must be declared"):
+        load_npz(path)
+    np.savez(path, x=x, y=[0, 1, 1, 0], group=["b", "a", "b", "c"], low=-2, high=2)
+    with pytest.raises(DataError, match="classes are public and must be declared"):
+        load_npz(path)
+    data = load_npz(path, classes=["no", "yes"])
+    assert data.spec == InputSpec(shape=(3,), dtype="float32", low=-2, high=2)
+    assert data.groups is not None
+    assert data.groups.tolist() == [0, 1, 0, 2]
+    assert data.group_column == "group"
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return (pytest.fail, ("a pickle was executed",))
+
+
+@pytest.mark.parametrize("name", ["data.npz", "data.npy"])
+def test_pickles_are_never_loaded(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    array = np.array([Bomb()], dtype=object)
+    for write in (
+        lambda: np.savez(path, x=array, y=[0]) if name == "data.npz" else np.save(path, array),
+        lambda: path.write_bytes(pickle.dumps(Bomb())),
+    ):
+        write()
+        with pytest.raises(DataError, match=r"cannot be read"):
+            load_npz(path, classes=["a", "b"]) if name == "data.npz" else load_inputs(path)
+
+
+def test_a_truncated_npz_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "data.npz"
+    np.savez(path, x=IMAGES, y=LABELS)
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(DataError, match="cannot be read"):
+        load_npz(path)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"y": np.zeros(4, np.int64)}, r"expected uint8 \(4, 4, 3\)"),
+        ({"y": np.zeros(5)}, "one integer a record"),
+        ({"x": np.array(["a"] * 5)}, "must be numbers"),
+        ({"group": np.zeros(4, np.int64)}, "group has shape"),
+        ({"classes": np.array(["one"])}, "at least two classes"),
+    ],
+)
+def test_npz_arrays_that_do_not_fit_are_refused(
+    tmp_path: Path, wrong: dict[str, NDArray[np.generic]], said: str
+) -> None:
+    good = {"x": IMAGES, "y": LABELS.astype(np.int64), "classes": np.array(list("0123456789"))}
+    path = tmp_path / "data.npz"
+    np.savez(path, **{**good, **wrong})  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=said):
+        load_npz(path)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -0.1, 1.1])
+def test_values_outside_the_declared_range_are_refused(bad: float) -> None:
+    x = np.full((3, 2), 0.5, dtype=np.float32)
+    x[1, 1] = bad
+    with pytest.raises(DataError, match=r"record 1 has values outside .* \[0, 1\]"):
+        Dataset(
+            x,
+            np.zeros(3, np.int64),
+            ("a", "b"),
+            InputSpec(shape=(2,), dtype="float32", low=0, high=1),
+        )

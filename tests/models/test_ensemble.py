@@ -1,0 +1,247 @@
+"""Votes: one per teacher, whatever the batch, within the memory allowed, from unaltered files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from terrine_models.data import Dataset
+from terrine_models.ensemble import Ensemble
+from terrine_models.store import (
+    StoreError,
+    load_manifest,
+    manifest_digest,
+    save_manifest,
+    save_tensors,
+    sha256,
+    verify,
+)
+from terrine_models.teachers import Heads, Networks, train_ensemble
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory: pytest.TempPathFactory, digits: Dataset) -> Path:
+    directory = tmp_path_factory.mktemp("models") / "heads"
+    train_ensemble(
+        digits, directory, name="heads", teachers=60, how=Heads(width=50, copies=1), seed=1
+    )
+    return directory
+
+
+@pytest.fixture(scope="module")
+def networks(tmp_path_factory: pytest.TempPathFactory, digits: Dataset) -> Path:
+    directory = tmp_path_factory.mktemp("models") / "networks"
+    train_ensemble(digits, directory, name="networks", teachers=12, how=Networks(epochs=2))
+    return directory
+
+
+@pytest.fixture(params=["heads", "networks"])
+def directory(request: pytest.FixtureRequest) -> Path:
+    path: Path = request.getfixturevalue(request.param)
+    return path
+
+
+@pytest.fixture
+def copy(heads: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(heads, tmp_path / "copy"))
+
+
+def test_votes_sum_to_the_number_of_teachers(directory: Path, digits: Dataset) -> None:
+    ensemble = Ensemble.load(directory)
+    votes = ensemble.votes(digits.inputs[:300])
+    assert votes.dtype == np.int64
+    assert votes.shape == (300, 10)
+    assert (votes >= 0).all()
+    assert (votes.sum(1) == ensemble.manifest.teachers).all()
+    assert ensemble.votes(digits.inputs[:0]).shape == (0, 10)
+
+
+def test_votes_do_not_depend_on_what_else_is_asked(directory: Path, digits: Dataset) -> None:
+    ensemble = Ensemble.load(directory)
+    x = digits.inputs[:301]
+    together = ensemble.votes(x)
+    backwards = ensemble.votes(np.ascontiguousarray(x[::-1]))[::-1]
+    one_by_one = np.concatenate([ensemble.votes(x[i : i + 1]) for i in range(0, 301, 10)])
+    assert np.array_equal(together, backwards)
+    assert np.array_equal(together[::10], one_by_one)
+
+
+def test_a_tighter_memory_bound_changes_no_vote(directory: Path, digits: Dataset) -> None:
+    x = digits.inputs[:200]
+    tight = Ensemble.load(directory, memory=400_000)
+    assert tight.block < Ensemble.load(directory).block
+    assert np.array_equal(tight.votes(x), Ensemble.load(directory).votes(x))
+
+
+def test_all_ways_to_vote_agree(networks: Path, digits: Dataset) -> None:
+    ensemble = Ensemble.load(networks)
+    x = torch.from_numpy(digits.inputs[:256])
+    with torch.inference_mode():
+        loop, batched = (ensemble.ways[way](x) for way in ("loop", "batched"))
+    assert (loop == batched).float().mean() > 0.999, "more than rounding tells them apart"
+
+
+def test_equal_scores_go_to_the_lowest_class(copy: Path, digits: Dataset) -> None:
+    manifest = load_manifest(copy)
+    files = dict(manifest.files)
+    for name in manifest.teacher_files:
+        rows = 50 if name == manifest.teacher_files[0] else 10
+        tensors = {"weights": torch.zeros(rows, 10, 50), "biases": torch.zeros(rows, 10)}
+        tensors["biases"][:, [3, 7]] = 1
+        files[name] = save_tensors(copy / name, tensors)
+    save_manifest(copy, manifest.model_copy(update={"files": files}))
+    votes = Ensemble.load(copy).votes(digits.inputs[:5])
+    assert (votes[:, 3] == 60).all()
+
+
+def test_threads_may_share_an_ensemble(networks: Path, digits: Dataset) -> None:
+    ensemble = Ensemble.load(networks)
+    parts = np.array_split(digits.inputs[:400], 8)
+    with ThreadPoolExecutor(8) as pool:
+        votes = np.concatenate(list(pool.map(ensemble.votes, parts)))
+    assert np.array_equal(votes, ensemble.votes(digits.inputs[:400]))
+
+
+def test_inputs_of_another_kind_are_refused(heads: Path) -> None:
+    ensemble = Ensemble.load(heads)
+    for wrong in (
+        np.zeros((2, 8), np.uint8),
+        np.zeros((2, 8, 9), np.uint8),
+        np.zeros((8, 8), np.uint8),
+        np.zeros((2, 8, 8), np.float32),
+    ):
+        with pytest.raises(ValueError, match=r"expected uint8 \[B, 8, 8\]"):
+            ensemble.votes(wrong)
+
+
+MEASURE = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+from terrine_models.ensemble import Ensemble
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+ensemble = Ensemble.load(Path(sys.argv[1]), memory=int(sys.argv[2]))
+x = np.zeros((20_000, 8, 8), np.uint8)
+ensemble.votes(x[:1])  # threads and libraries start up
+before = peak()
+ensemble.votes(x)
+print(peak() - before)
+"""
+
+
+def test_voting_stays_within_its_memory(tmp_path: Path, heads: Path, digits: Dataset) -> None:
+    """4,000 heads have 3.2 GB of scores on 20,000 inputs; they must do with 64 MiB."""
+    manifest = load_manifest(heads)
+    many = Path(shutil.copytree(heads, tmp_path / "many"))
+    for name in manifest.teacher_files:
+        (many / name).unlink()
+    weights = {"weights": torch.randn(4000, 10, 50), "biases": torch.zeros(4000, 10)}
+    digest = save_tensors(many / "teachers-00000.safetensors", weights)
+    files = {
+        "features.safetensors": manifest.files["features.safetensors"],
+        "teachers-00000.safetensors": digest,
+    }
+    save_manifest(many, manifest.model_copy(update={"files": files, "teachers": 4000}))
+    bound = 64 * 2**20
+    result = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(many), str(bound)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert int(result.stdout) < bound, "voting took more than it was allowed"
+
+
+# ---------------------------------------------------------------------------- files
+
+
+def test_one_altered_byte_in_any_file_is_found(copy: Path) -> None:
+    verify(copy)
+    for name in load_manifest(copy).files:
+        data = bytearray((copy / name).read_bytes())
+        data[len(data) // 2] ^= 1
+        (copy / name).write_bytes(data)
+        for check in (verify, Ensemble.load):
+            with pytest.raises(StoreError, match=f"{name} was altered"):
+                check(copy)
+        data[len(data) // 2] ^= 1
+        (copy / name).write_bytes(data)
+    verify(copy)
+
+
+def test_a_missing_file_is_named(copy: Path) -> None:
+    (copy / "features.safetensors").unlink()
+    with pytest.raises(StoreError, match=r"features.safetensors cannot be read: No such file"):
+        Ensemble.load(copy)
+    (copy / "manifest.json").unlink()
+    for read in (load_manifest, manifest_digest, verify, Ensemble.load):
+        with pytest.raises(StoreError, match=r"manifest.json cannot be read"):
+            read(copy)
+
+
+def test_the_manifest_digest_identifies_the_ensemble(copy: Path) -> None:
+    before = manifest_digest(copy)
+    assert before == sha256((copy / "manifest.json").read_bytes())
+    save_manifest(copy, load_manifest(copy).model_copy(update={"name": "another"}))
+    assert manifest_digest(copy) != before
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"teachers": 0}, "teachers"),
+        ({"teachers": "many"}, "teachers"),
+        ({"surprise": 1}, "surprise"),
+        ({"format": "terrine-ensemble-9"}, "format"),
+        ({"features": None}, "heads have a feature map"),
+        ({"files": {}}, "no teachers"),
+        ({"files": {"../teachers-00000.safetensors": "0" * 64}}, "files"),
+        ({"files": {"/etc/passwd": "0" * 64}}, "files"),
+        ({"files": {"teachers-00000.safetensors": "abc"}}, "files"),
+        ({"classes": ["one"]}, "classes"),
+    ],
+)
+def test_a_malformed_manifest_says_what_is_wrong(
+    copy: Path, change: dict[str, object], said: str
+) -> None:
+    path = copy / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), **change}))
+    for read in (load_manifest, Ensemble.load):
+        with pytest.raises(StoreError, match=said):
+            read(copy)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b'{"format": NaN}'])
+def test_a_manifest_that_is_no_json_object_is_refused(copy: Path, content: bytes) -> None:
+    (copy / "manifest.json").write_bytes(content)
+    with pytest.raises(StoreError, match="is malformed"):
+        load_manifest(copy)
+
+
+def test_files_that_contradict_the_manifest_are_refused(copy: Path) -> None:
+    manifest = load_manifest(copy)
+    save_manifest(copy, manifest.model_copy(update={"teachers": 61}))
+    with pytest.raises(StoreError, match="holds 60 teachers, expected 61"):
+        Ensemble.load(copy)
+    name = manifest.teacher_files[0]
+    for content in (b"", b"not safetensors at all", (1 << 62).to_bytes(8, "little")):
+        (copy / name).write_bytes(content)
+        files = {**manifest.files, name: sha256(content)}
+        save_manifest(copy, manifest.model_copy(update={"files": files}))
+        with pytest.raises(StoreError, match="is not a safetensors file"):
+            Ensemble.load(copy)
+    digest = save_tensors(copy / name, {"weights": torch.zeros(50, 9, 50)})
+    save_manifest(copy, manifest.model_copy(update={"files": {**manifest.files, name: digest}}))
+    with pytest.raises(StoreError, match="holds tensors"):
+        Ensemble.load(copy)

@@ -1,0 +1,282 @@
+"""What the privacy of the vote rests on: every teacher sees its own shard and nothing else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from terrine_models.data import DataError, Dataset
+from terrine_models.ensemble import Ensemble
+from terrine_models.features import PublicData, public_features
+from terrine_models.store import InputSpec, load_manifest, load_tensors
+from terrine_models.teachers import Heads, Networks, TrainingError, deal, train_ensemble
+
+SMALL = Heads(width=40, copies=1)
+
+
+def teachers_in(directory: Path) -> dict[str, torch.Tensor]:
+    manifest = load_manifest(directory)
+    parts = [load_tensors(directory, f, manifest.files[f]) for f in manifest.teacher_files]
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def rows_of(data: Dataset, rows: slice) -> Dataset:
+    return replace(data, inputs=data.inputs[rows], labels=data.labels[rows])
+
+
+def blank(rows: int, groups: list[int] | None = None) -> Dataset:
+    return Dataset(
+        np.zeros((rows, 1), np.float32),
+        np.zeros(rows, np.int64),
+        ("a", "b"),
+        InputSpec(shape=(1,), dtype="float32", low=0, high=1),
+        groups=None if groups is None else np.array(groups, np.int64),
+    )
+
+
+@given(rows=st.integers(1, 300), teachers=st.integers(1, 300), seed=st.integers(0, 2**64 - 1))
+def test_every_row_goes_to_exactly_one_teacher(rows: int, teachers: int, seed: int) -> None:
+    if teachers > rows:
+        with pytest.raises(TrainingError, match="at least one of its own"):
+            deal(blank(rows), teachers, seed)
+        return
+    shards, partition = deal(blank(rows), teachers, seed)
+    assert sorted(np.concatenate(shards).tolist()) == list(range(rows))
+    sizes = {len(shard) for shard in shards}
+    assert sizes == {partition.smallest, partition.largest}
+    assert partition.largest - partition.smallest <= 1
+
+
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=80), st.integers(1, 13), st.integers(0, 9))
+def test_all_rows_of_one_person_go_to_one_teacher(
+    people: list[int], teachers: int, seed: int
+) -> None:
+    _, first = np.unique(people, return_index=True)
+    names = {people[i]: k for k, i in enumerate(sorted(first))}
+    data = blank(len(people), [names[person] for person in people])
+    if teachers > len(names):
+        with pytest.raises(TrainingError, match="people"):
+            deal(data, teachers, seed)
+        return
+    shards, partition = deal(data, teachers, seed)
+    assert partition.recipe == "groups"
+    assert sorted(np.concatenate(shards).tolist()) == list(range(len(people)))
+    owners = [{people[row] for row in shard} for shard in shards]
+    assert sum(len(shard) for shard in owners) == len(names), "a person is in two shards"
+    counts = [len(shard) for shard in owners]
+    assert max(counts) - min(counts) <= 1
+
+
+def test_how_many_rows_a_person_has_moves_nobody_else() -> None:
+    few = [0, 1, 2, 3, 4, 5]
+    many = [0, 1, 1, 1, 1, 1, 1, 2, 3, 4, 5]
+
+    def companions(people: list[int]) -> list[set[int]]:
+        shards, _ = deal(blank(len(people), people), 3, seed=7)
+        return [{people[row] for row in shard} for shard in shards]
+
+    assert companions(few) == companions(many)
+
+
+@pytest.mark.parametrize("how", [SMALL, Networks(epochs=2)], ids=["heads", "networks"])
+def test_changing_one_record_changes_one_teacher(
+    tmp_path: Path, digits: Dataset, how: Heads | Networks
+) -> None:
+    data = rows_of(digits, slice(0, 240))
+    shards, _ = deal(data, 8, seed=3)
+    changed = data.inputs.copy()
+    changed[shards[5][2]] = 16 - changed[shards[5][2]]
+    train_ensemble(data, tmp_path / "a", name="a", teachers=8, how=how, seed=3)
+    neighbour = replace(data, inputs=changed)
+    train_ensemble(neighbour, tmp_path / "b", name="a", teachers=8, how=how, seed=3)
+    before, after = teachers_in(tmp_path / "a"), teachers_in(tmp_path / "b")
+    for name in before:
+        same = [torch.equal(before[name][i], after[name][i]) for i in range(8)]
+        assert [i for i in range(8) if not same[i]] == [5], name
+
+
+@pytest.mark.parametrize("how", [SMALL, Networks(epochs=2)], ids=["heads", "networks"])
+def test_the_same_seed_gives_the_same_bytes_and_another_does_not(
+    tmp_path: Path, digits: Dataset, how: Heads | Networks
+) -> None:
+    data = rows_of(digits, slice(0, 120))
+    made = [
+        train_ensemble(data, tmp_path / str(i), name="a", teachers=4, how=how, seed=seed)
+        for i, seed in enumerate((11, 11, 12))
+    ]
+    assert made[0] == made[1]
+    assert made[0].partition.seed == 11
+    first = made[0].teacher_files[0]
+    assert made[0].files[first] != made[2].files[first]
+
+
+def test_networks_learn_tables_too(out: Path, plane: Dataset) -> None:
+    how = Networks(epochs=40, batch=10)
+    train_ensemble(plane, out, name="plane", teachers=5, how=how)
+    ensemble = Ensemble.load(out)
+    assert ensemble.manifest.architecture.name == "mlp"
+    assert ensemble.manifest.partition.group_column == "person"
+    assert (ensemble.votes(plane.inputs).argmax(1) == plane.labels).mean() > 0.95
+
+
+def test_heads_and_networks_read_digits(tmp_path: Path, digits: Dataset) -> None:
+    private, unseen = rows_of(digits, slice(0, 1200)), rows_of(digits, slice(1200, None))
+    for how, teachers in ((Heads(), 40), (Networks(epochs=15), 6)):
+        directory = tmp_path / how.kind
+        train_ensemble(private, directory, name="digits", teachers=teachers, how=how)
+        votes = Ensemble.load(directory).votes(unseen.inputs)
+        right = (votes.argmax(1) == unseen.labels).mean()
+        assert right > 0.88, f"{how.kind}: plurality is right on {right:.3f}"
+
+
+# ------------------------------------------------------------------- public features
+
+
+def test_without_public_data_the_features_look_at_no_data(digits: Dataset) -> None:
+    one = public_features(digits.spec, None, 30)
+    assert one.spec.projection == "random"
+    assert one.spec.fitted_on is None
+    again = public_features(digits.spec, None, 30)
+    assert torch.equal(one.tensors["basis"], again.tensors["basis"])
+
+
+def test_the_manifest_says_what_the_features_were_fitted_on(out: Path, digits: Dataset) -> None:
+    public = PublicData.declare("digits from 1200 on", digits.inputs[1200:])
+    manifest = train_ensemble(
+        rows_of(digits, slice(0, 1200)), out, name="a", teachers=4, how=SMALL, public=public
+    )
+    assert manifest.features is not None
+    assert manifest.features.fitted_on == public.source
+    assert (public.source.name, public.source.records) == ("digits from 1200 on", 597)
+
+
+def test_features_cannot_be_fitted_on_the_private_data(out: Path, digits: Dataset) -> None:
+    for rows in (slice(None), slice(0, 1201)):
+        by_accident = PublicData.declare("pool", digits.inputs[rows])
+        with pytest.raises(DataError, match="rows of the private data"):
+            train_ensemble(
+                rows_of(digits, slice(1200, None)),
+                out,
+                name="a",
+                teachers=4,
+                how=SMALL,
+                public=by_accident,
+            )
+    assert not out.exists()
+    assert not out.with_name("ensemble.partial").exists()
+
+
+def test_public_data_of_another_kind_is_refused(out: Path, digits: Dataset) -> None:
+    for wrong, said in (
+        (np.zeros((9, 4, 4), np.uint8), "shape"),
+        (np.zeros((9, 8, 8), np.float32), "dtype"),
+        (np.full((9, 8, 8), 17, np.uint8), "outside"),
+    ):
+        public = PublicData.declare("pool", wrong)
+        with pytest.raises(DataError, match=said):
+            train_ensemble(digits, out, name="a", teachers=4, how=SMALL, public=public)
+    with pytest.raises(DataError, match="needs a name"):
+        PublicData.declare(" ", digits.inputs)
+    with pytest.raises(DataError, match="no inputs"):
+        PublicData.declare("pool", digits.inputs[:0])
+
+
+# ------------------------------------------------------------------------- resuming
+
+SLOW_TRAINING = """
+import sys, time
+from pathlib import Path
+from sklearn.datasets import load_digits
+import numpy as np
+from terrine_models.data import DIGITS, Dataset
+from terrine_models.store import InputSpec
+from terrine_models.teachers import Heads, train_ensemble
+
+digits = load_digits()
+data = Dataset(digits.images.astype(np.uint8), digits.target.astype(np.int64), DIGITS,
+               InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16), name="digits")
+train_ensemble(data, Path(sys.argv[1]), name="a", teachers=170, how=Heads(width=40, copies=1),
+               seed=5, on_trained=lambda done: (print(done, flush=True), time.sleep(60)))
+"""
+
+
+@pytest.fixture
+def interrupted(out: Path) -> Path:
+    """An ensemble whose training was killed after its first file."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW_TRAINING, str(out)], stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == b"50"
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    return out
+
+
+def test_training_goes_on_after_a_kill(interrupted: Path, digits: Dataset, tmp_path: Path) -> None:
+    work = interrupted.with_name("ensemble.partial")
+    done = work / "teachers-00000.safetensors"
+    before = done.stat().st_mtime_ns, done.stat().st_ino
+    assert not interrupted.exists()
+    for changed in (
+        {"seed": 6},
+        {"teachers": 171},
+        {"how": Heads(width=41, copies=1)},
+        {"name": "b"},
+    ):
+        with pytest.raises(TrainingError, match="interrupted training with other settings"):
+            train_ensemble(
+                digits,
+                interrupted,
+                **{"name": "a", "teachers": 170, "how": SMALL, "seed": 5, **changed},  # type: ignore[arg-type]
+            )
+    with pytest.raises(TrainingError, match="the training data differ"):
+        train_ensemble(
+            replace(digits, labels=np.roll(digits.labels, 1)),
+            interrupted,
+            name="a",
+            teachers=170,
+            how=SMALL,
+            seed=5,
+        )
+    time.sleep(0.01)
+    reported: list[int] = []
+    manifest = train_ensemble(
+        digits,
+        interrupted,
+        name="a",
+        teachers=170,
+        how=SMALL,
+        seed=5,
+        on_trained=reported.append,
+    )
+    kept = interrupted / "teachers-00000.safetensors"
+    assert (kept.stat().st_mtime_ns, kept.stat().st_ino) == before, "a finished file was redone"
+    assert reported == [50, 100, 150, 170]
+    assert not work.exists()
+    assert sorted(p.name for p in interrupted.iterdir()) == sorted(
+        [*manifest.files, "manifest.json"]
+    )
+    straight = train_ensemble(
+        digits, tmp_path / "straight", name="a", teachers=170, how=SMALL, seed=5
+    )
+    assert straight == manifest
+
+
+def test_a_damaged_interrupted_training_is_refused(interrupted: Path, digits: Dataset) -> None:
+    note = interrupted.with_name("ensemble.partial") / "training.json"
+    note.write_bytes(note.read_bytes()[:-5])
+    with pytest.raises(TrainingError, match="is damaged"):
+        train_ensemble(digits, interrupted, name="a", teachers=170, how=SMALL, seed=5)
