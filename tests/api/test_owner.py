@@ -1,0 +1,264 @@
+"""What the data owner and the auditor do over HTTP."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from caller import Caller, slug
+from server import CAP_DELTA, CAP_EPSILON, RunningServer
+
+from terrine_client.protocol import (
+    BudgetPage,
+    EnsembleAccount,
+    EnsembleInfo,
+    LedgerPage,
+    ProjectInfo,
+    TokenCreated,
+    TokenInfo,
+    Verification,
+)
+
+Call = Callable[..., Caller]
+TERMS: dict[str, Any] = {
+    "name": "study",
+    "ensemble": "digits",
+    "mechanism": {"name": "gnmax", "sigma": 4.0},
+    "epsilon": 5.0,
+    "delta": 1e-5,
+}
+
+
+def test_a_project_is_opened_read_listed_and_closed(call: Call) -> None:
+    admin = call("admin")
+    opened = admin.http.post("/projects", json=TERMS)
+    assert opened.status_code == 201
+    assert opened.headers["Location"] == "/projects/study"
+    info = ProjectInfo.model_validate_json(opened.content)
+    assert info.mechanism.model_dump() == TERMS["mechanism"]
+    assert admin.http.get("/projects/study").json() == opened.json()
+    for name in ("a-third", "another"):
+        assert admin.http.post("/projects", json=TERMS | {"name": name}).status_code == 201
+    listed = [project["name"] for project in admin.http.get("/projects").json()]
+    assert listed == ["a-third", "another", "study"]
+    assert [p["name"] for p in admin.http.get("/projects?limit=1&after=a-third").json()] == [
+        "another"
+    ]
+    admin.http.patch("/projects/another", json={"status": "closed"})
+    assert [p["name"] for p in admin.http.get("/projects?status=closed").json()] == ["another"]
+
+
+def test_closing_a_project_returns_its_unspent_budget_to_the_cap(
+    terrine_server: RunningServer, call: Call
+) -> None:
+    admin = call("admin")
+
+    def account() -> EnsembleAccount:
+        (ensemble,) = admin.http.get("/ensembles").json()
+        return EnsembleAccount.model_validate(ensemble)
+
+    empty = account()
+    assert (empty.epsilon, empty.delta) == (CAP_EPSILON, CAP_DELTA)
+    assert empty.reserved == 0
+    admin.http.post("/projects", json=TERMS)
+    opened = account().reserved
+    call().label(terrine_server.ensemble.public[:2])
+    admin.http.patch("/projects/study", json={"status": "closed"})
+    spent = terrine_server.ledger.project("study").spent
+    assert 0 < account().reserved == spent < opened
+
+
+def test_terms_that_make_no_sense_open_nothing(terrine_server: RunningServer, call: Call) -> None:
+    admin = call("admin")
+
+    def mechanism(name: str, **parameters: Any) -> dict[str, Any]:
+        return {"mechanism": {"name": name} | parameters}
+
+    confident = {"threshold": 25, "sigma1": 8.0, "sigma2": 4.0}
+    cases: list[tuple[dict[str, Any], str]] = [
+        (mechanism("gnmax", sigma=0), "invalid-request"),
+        (mechanism("gnmax", sigma=-1), "invalid-request"),
+        (mechanism("gnmax", sigma=1e-3), "invalid-terms"),
+        (mechanism("gnmax", sigma=1e9), "invalid-terms"),
+        (mechanism("gnmax"), "invalid-request"),
+        (mechanism("gnmax", sigma=4, gamma=1), "invalid-request"),
+        (mechanism("votes"), "invalid-request"),
+        (mechanism("lnmax", gamma=0), "invalid-request"),
+        (mechanism("confident_gnmax", **confident | {"threshold": 41}), "invalid-terms"),
+        (mechanism("confident_gnmax", **confident | {"threshold": -1}), "invalid-request"),
+        (mechanism("immutable", c=1), "invalid-terms"),
+        (mechanism("immutable", c=1, sigma=4, gamma=1), "invalid-terms"),
+        (mechanism("immutable", c=1, sigma=4, pricing="as_published"), "invalid-terms"),
+        (mechanism("stable", sigma=8, delta_per_query=0.5), "invalid-terms"),
+        ({"epsilon": -1}, "invalid-request"),
+        ({"epsilon": 0}, "invalid-request"),
+        ({"epsilon": 1e9}, "invalid-request"),
+        ({"epsilon": "Infinity"}, "invalid-request"),
+        ({"epsilon": 1e-6}, "invalid-terms"),
+        ({"delta": 0}, "invalid-request"),
+        ({"delta": 1}, "invalid-request"),
+        ({"delta": 1 / 1200}, "invalid-terms"),
+        ({"name": "No Good"}, "invalid-request"),
+        ({"ensemble": "nowhere"}, "not-found"),
+        ({"colour": "red"}, "invalid-request"),
+        ({"epsilon": 60}, "cap-exceeded"),
+    ]
+    for change, expected in cases:
+        refused = admin.http.post("/projects", json=TERMS | change)
+        assert slug(refused) == expected, (change, refused.text)
+    raw = admin.http.post("/projects", content=b'{"epsilon": Infinity, "delta": NaN}')
+    assert slug(raw) == "invalid-request"
+    assert terrine_server.ledger.projects() == []
+    assert terrine_server.ledger.ensemble("digits").reserved == 0
+    assert admin.http.post("/projects", json=TERMS).status_code == 201
+    assert slug(admin.http.post("/projects", json=TERMS)) == "conflict"
+
+
+def test_every_malformed_field_is_named(call: Call) -> None:
+    refused = call("admin").http.post("/projects", json=TERMS | {"epsilon": -1, "colour": "red"})
+    fields = {error["field"] for error in refused.json()["errors"]}
+    assert fields == {"body.epsilon", "body.colour"}
+
+
+def test_a_token_is_shown_once_and_dies_when_revoked(
+    terrine_server: RunningServer, call: Call
+) -> None:
+    terrine_server.open_project()
+    admin = call("admin")
+    request = {"role": "student", "project": "study", "label": "Ada", "expires_in_days": 2}
+    made = admin.http.post("/tokens", json=request)
+    assert made.status_code == 201
+    token = TokenCreated.model_validate_json(made.content)
+    assert token.expires_at - token.created_at <= timedelta(days=2, seconds=1)
+    student = Caller(terrine_server, token.token)
+    assert student.http.get("/budget").status_code == 200
+
+    listed = admin.http.get("/tokens")
+    assert token.token not in listed.text
+    assert token.id in {TokenInfo.model_validate(one).id for one in listed.json()}
+    revoked = admin.http.delete(f"/tokens/{token.id}")
+    assert TokenInfo.model_validate_json(revoked.content).revoked_at is not None
+    assert slug(student.http.get("/budget")) == "unauthorized"
+
+    assert slug(admin.http.delete("/tokens/0123456789abcdef")) == "not-found"
+    assert slug(admin.http.post("/tokens", json=request | {"project": "nobody"})) == "not-found"
+    for wrong in (
+        {"role": "student"},
+        {"role": "admin", "project": "study"},
+        {"role": "king"},
+        request | {"expires_in_days": 0},
+        request | {"label": "a\x00b"},
+        request | {"scope": "all"},
+    ):
+        assert slug(admin.http.post("/tokens", json=wrong)) == "invalid-request"
+
+
+def test_a_copy_of_the_database_holds_no_token(
+    terrine_server: RunningServer, database_url: str
+) -> None:
+    token = terrine_server.token("admin")
+    record = terrine_server.ledger.find_token(token.split("_")[1])
+    assert record is not None
+    assert token.split("_")[2] not in repr(record)
+    assert len(record.hash) == 32
+
+
+def test_a_student_sees_its_own_ensemble_and_not_the_owners_account(
+    terrine_server: RunningServer, call: Call
+) -> None:
+    terrine_server.open_project()
+    (seen,) = call().http.get("/ensembles").json()
+    assert EnsembleInfo.model_validate(seen).teachers == 40
+    assert "cap" not in seen
+    assert "reserved" not in seen
+
+
+def test_the_ledger_is_read_page_by_page(terrine_server: RunningServer, call: Call) -> None:
+    for name in ("b", "a", "c"):
+        terrine_server.open_project(name)
+    call("student", "b").label(terrine_server.ensemble.public[:7])
+    auditor = call("auditor")
+
+    names, cursor = [], None
+    while True:
+        page = BudgetPage.model_validate_json(
+            auditor.http.get("/ledger", params={"limit": 2} | _cursor(cursor)).content
+        )
+        names += [budget.project for budget in page.items]
+        if (cursor := page.next) is None:
+            break
+    assert names == ["a", "b", "c"]
+    assert auditor.http.get("/ledger?status=paused").json()["items"] == []
+    assert auditor.http.get("/ledger?ensemble=nowhere").json()["items"] == []
+
+    entries, cursor = [], None
+    while True:
+        charges = LedgerPage.model_validate_json(
+            auditor.http.get("/ledger/b", params={"limit": 3} | _cursor(cursor)).content
+        )
+        assert len(charges.items) <= 3
+        entries += charges.items
+        if (cursor := charges.next) is None:
+            break
+    assert [entry.seq for entry in entries] == list(range(1, 8))
+
+    table = auditor.http.get("/ledger/b", headers={"Accept": "text/csv"})
+    assert table.headers["content-type"].startswith("text/csv")
+    rows = list(csv.DictReader(io.StringIO(table.text)))
+    assert [int(row["seq"]) for row in rows] == list(range(1, 8))
+    assert [row["hash"] for row in rows] == [entry.hash for entry in entries]
+    assert [int(row["cost"]) for row in rows] == [entry.cost for entry in entries]
+
+    verified = Verification.model_validate_json(auditor.http.get("/ledger/b/verify").content)
+    assert verified.ok
+    assert verified.head == entries[-1].hash
+    assert slug(auditor.http.get("/ledger/nobody")) == "not-found"
+    assert slug(auditor.http.get("/ledger/nobody/verify")) == "not-found"
+
+
+def _cursor(cursor: str | None) -> dict[str, str]:
+    return {} if cursor is None else {"cursor": cursor}
+
+
+def test_the_ledger_is_filtered_by_outcome_and_time(
+    terrine_server: RunningServer, call: Call
+) -> None:
+    terrine_server.open_project()
+    call().label(terrine_server.ensemble.public[:4])
+    auditor = call("auditor")
+
+    def count(**filters: Any) -> int:
+        as_json = auditor.http.get("/ledger/study", params=filters).json()["items"]
+        as_csv = auditor.http.get(
+            "/ledger/study", params=filters, headers={"Accept": "text/csv"}
+        ).text
+        assert len(as_json) == as_csv.count("\n") - 1
+        return len(as_json)
+
+    now = datetime.now(UTC)
+    assert count() == count(outcome="answered") == 4
+    assert count(outcome="abstained") == 0
+    assert count(since=(now + timedelta(hours=1)).isoformat()) == 0
+    assert count(until=(now + timedelta(hours=1)).isoformat()) == 4
+    assert count(until=(now - timedelta(hours=1)).isoformat()) == 0
+    for wrong in (
+        {"outcome": "refused"},
+        {"since": "yesterday"},
+        {"since": "2026-01-01T00:00:00"},
+        {"since": "0001-01-01T00:00:00+14:00"},
+        {"limit": 0},
+        {"limit": 1001},
+        {"cursor": "x"},
+        {"cursor": "9" * 19},
+    ):
+        assert slug(auditor.http.get("/ledger/study", params=wrong)) == "invalid-request", wrong
+
+
+def test_names_that_no_database_would_take_are_refused_before_it_is_asked(call: Call) -> None:
+    admin = call("admin")
+    for path in ("/projects/%00", "/ledger/A%00b", "/ledger/%ff/verify", "/tokens/%00"):
+        method = "DELETE" if "tokens" in path else "GET"
+        assert slug(admin.http.request(method, path)) == "invalid-request", path
