@@ -250,13 +250,15 @@ class TestGaussianDP:
 
 
 class TestDiscreteGaussianShift:
-    @pytest.mark.parametrize("sigma", [0.5, 0.77, 1, 2, 5, 10, 40, 150.5])
+    @pytest.mark.parametrize("sigma", [0.5, 0.77, 1, 2, 5, 10, 40, 1500.5, 1e4])
     def test_mu_is_the_exact_central_step_rounded_up(self, sigma: float) -> None:
         with mpmath.workdps(60):
-            s = mpmath.mpf(sigma)
-            theta = mpmath.nsum(lambda k: mpmath.exp(-(k**2) / (2 * s**2)), [1, mpmath.inf])
-            exact = 2 * mpmath.sqrt(2) * mpmath.erfinv(1 / (1 + 2 * theta))
-            assert 0 <= shift_mu(sigma) / exact - 1 < 1e-15
+            # 1/Pr[Y = 0] by Poisson summation, independent of the table.
+            wave = mpmath.exp(-2 * (mpmath.pi * sigma) ** 2)
+            weight = 1 + 2 * mpmath.fsum(wave ** (k * k) for k in range(1, 12))
+            weight *= sigma * mpmath.sqrt(2 * mpmath.pi)
+            exact = 2 * mpmath.sqrt(2) * mpmath.erfinv(1 / weight)
+            assert 0 <= shift_mu(sigma) / exact - 1 < 2e-14
 
     @pytest.mark.parametrize(
         ("sigma", "ratio"), [(1, 1.0458), (2, 1.0107), (5, 1.0017), (10, 1.00042), (40, 1.000026)]
@@ -282,6 +284,20 @@ class TestDiscreteGaussianShift:
 
 
 class TestRenyi:
+    @pytest.mark.parametrize("sigma", [150.0, 10_000.0])
+    def test_the_price_of_a_bit_is_not_understated_where_rounding_is_coarse(
+        self, sigma: float
+    ) -> None:
+        orders = [1.05, 2.0, 32.0]
+        price = rdp(GaussianThreshold(sigma, 500, 0, 1000), orders)
+        with mpmath.workdps(50):
+            half = 1 / (2 * sigma * mpmath.sqrt(2 * mpmath.pi))  # (1 − Pr[Y = 0])/2 is 1/2 − half
+            p, q = mpmath.mpf(1) / 2 + half, mpmath.mpf(1) / 2 - half
+            for order, ours in zip(orders, price, strict=True):
+                a = mpmath.mpf(order)
+                exact = mpmath.log(p**a * q ** (1 - a) + q**a * p ** (1 - a)) / (a - 1)
+                assert exact <= ours <= order / (2 * sigma**2)
+
     def test_conversion_agrees_with_dp_accounting(self) -> None:
         accountant = dp_accounting.rdp.RdpAccountant(orders=list(ORDERS))
         accountant.compose(dp_accounting.GaussianDpEvent(7.0), 30)

@@ -12,11 +12,10 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-import mpmath
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
-from scipy.special import erfcx, log_ndtr, logsumexp, ndtri, ndtri_exp
+from scipy.special import erfcx, erfinv, log_ndtr, logsumexp, ndtri, ndtri_exp
 
 from terrine_server.privacy.costs import (
     Composition,
@@ -41,6 +40,12 @@ ORDERS = np.concatenate(
 
 SLACK = 1e-9
 """Relative margin, against ourselves, for the rounding of floating-point formulas."""
+
+ROUNDING = 1e-13
+"""Absolute margin for a sum of exponentials that is close to 1."""
+
+ULPS = 1e-14
+"""The same for a single special function, which is good to a few units in the last place."""
 
 
 # -------------------------------------------------------------------------- prices of events
@@ -97,15 +102,14 @@ def shift_mu(sigma: float) -> float:
 
     With z(k) = Q⁻¹(Pr[Y ≥ k]), the trade-off function is made of chords between the points where
     the threshold k rejects, and G_μ is convex: it lies below iff z(k+1) − z(k) ≤ μ for all k. The
-    widest step is the central one, 2·Q⁻¹(Pr[Y ≥ 1]). It is computed in high precision from the
-    very table that is sampled, and every other step is checked against it. Tails below 2⁻¹⁹² are
-    beyond the check: outcomes there are merged into one, which costs 2⁻¹⁹¹ of the sampler's δ.
+    widest step is the central one, 2·Q⁻¹(Pr[Y ≥ 1]) = 2√2·erf⁻¹(Pr[Y = 0]). It is computed from
+    the very table that is sampled, rounded up, and every other step is checked against it. Tails
+    below 2⁻¹⁹² are beyond the check: with outcomes there merged into one the proof holds, and that
+    they occur at all has a chance of 2⁻¹⁹¹, within the sampler's δ.
     """
     table = discrete_gaussian(sigma)
-    with mpmath.workprec(2 * BITS):
-        mass_at_zero = 1 - 2 * mpmath.ldexp(table.tail(1), -BITS)
-        exact = 2 * mpmath.sqrt(2) * mpmath.erfinv(mass_at_zero)
-        mu = math.nextafter(float(exact), math.inf)
+    mass_at_zero = ((1 << BITS) - 2 * table.tail(1)) / (1 << BITS)
+    mu = float(2 * math.sqrt(2) * erfinv(mass_at_zero) * (1 + ULPS))
     tails = table.tails()
     steps = np.diff(-ndtri(tails[tails > 2.0**-192]))
     if np.any(steps > mu * (1 + SLACK)):
@@ -146,7 +150,9 @@ def _threshold_rdp(
             order * passed[here] + (1 - order) * passed[there],
             order * failed[here] + (1 - order) * failed[there],
         )
-        return max(0.0, float(np.max(log_terms, initial=0.0))) / (order - 1)
+        # For large σ the two terms add up to barely more than 1: allow for their rounding.
+        exact = (float(np.max(log_terms, initial=0.0)) + ROUNDING * order) / (order - 1)
+        return min(exact, order / (2 * sigma**2))
 
     up, down = slice(1, None), slice(None, -1)
     worst = [max(divergence(a, up, down), divergence(a, down, up)) for a in alpha.flat]

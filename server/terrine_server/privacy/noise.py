@@ -21,7 +21,6 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate
 
-import mpmath
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,7 +31,7 @@ Entropy = Callable[[int], bytes]
 
 BITS = 256
 WORDS = BITS // 64
-GUARD_BITS = 128
+POINT = BITS + 128  # fractional bits of the fixed-point numbers a table is built from
 CHUNK = 1 << 16
 
 
@@ -96,23 +95,27 @@ class NoiseTable:
 @lru_cache(maxsize=16)
 def discrete_gaussian(sigma: float) -> NoiseTable:
     """Return the table of N_Z(0, sigma²), sigma in votes."""
-    check_sigma("sigma", sigma)
-    with mpmath.workprec(BITS + 2 * GUARD_BITS):
-        first = mpmath.exp(-1 / (2 * mpmath.mpf(sigma) ** 2))
-        return _tabulate(_gaussian_weights(_fixed(first), _fixed(first**2)))
+    half_precision = 1 / (2 * Fraction(check_sigma("sigma", sigma)) ** 2)
+    return _tabulate(_gaussian_weights(_exp_minus(half_precision), _exp_minus(2 * half_precision)))
 
 
 @lru_cache(maxsize=16)
 def discrete_laplace(gamma: float) -> NoiseTable:
     """Return the table of the discrete Laplace distribution of scale 1/gamma, in votes."""
-    check_gamma("gamma", gamma)
-    with mpmath.workprec(BITS + 2 * GUARD_BITS):
-        return _tabulate(_geometric_weights(_fixed(mpmath.exp(-mpmath.mpf(gamma)))))
+    return _tabulate(_geometric_weights(_exp_minus(Fraction(check_gamma("gamma", gamma)))))
 
 
-def _fixed(value: mpmath.mpf) -> int:
-    """Round to fixed point with BITS + GUARD_BITS fractional bits."""
-    return int(mpmath.floor(mpmath.ldexp(value, BITS + GUARD_BITS)))
+def _exp_minus(x: Fraction) -> int:
+    """Return e^(−x) for x ≥ 0 in fixed point with POINT fractional bits, to a unit or two.
+
+    One over the Taylor series of e^x, whose terms are all positive, with 64 more bits. In integers
+    and not with a library of arbitrary precision, whose precision is a setting that threads share.
+    """
+    one = 1 << (POINT + 64)
+    total, term, k = one, one, 1
+    while term := term * x.numerator // (x.denominator * k):
+        total, k = total + term, k + 1
+    return (one << POINT) // total
 
 
 def _gaussian_weights(ratio: int, step: int) -> Iterator[int]:
@@ -121,23 +124,23 @@ def _gaussian_weights(ratio: int, step: int) -> Iterator[int]:
     w(k+1) = w(k)·r(k) and r(k+1) = r(k)·e^{−1/σ²}. Each product loses at most one unit of 2⁻³⁸⁴,
     so after 2¹⁸ steps a weight is off by less than 2³⁷ units: 2⁻³⁴⁷, far below 2⁻²⁵⁶.
     """
-    weight = 1 << (BITS + GUARD_BITS)
-    while weight := weight * ratio >> (BITS + GUARD_BITS):
+    weight = 1 << POINT
+    while weight := weight * ratio >> POINT:
         yield weight
-        ratio = ratio * step >> (BITS + GUARD_BITS)
+        ratio = ratio * step >> POINT
 
 
 def _geometric_weights(ratio: int) -> Iterator[int]:
     """Yield exp(−γk), k = 1, 2, …, until it vanishes."""
-    weight = 1 << (BITS + GUARD_BITS)
-    while weight := weight * ratio >> (BITS + GUARD_BITS):
+    weight = 1 << POINT
+    while weight := weight * ratio >> POINT:
         yield weight
 
 
 def _tabulate(weights: Iterator[int]) -> NoiseTable:
     """Build the table from the weights of k = 1, 2, … relative to that of 0."""
     tails = list(accumulate(reversed(list(weights))))  # from the far tail inwards
-    total = (1 << (BITS + GUARD_BITS)) + 2 * tails[-1]
+    total = (1 << POINT) + 2 * tails[-1]
     lower = [tail for tail in tails if tail << BITS >= total]
     cumulative = lower + [total - tail for tail in reversed(lower)]
     packed = b"".join(((value << BITS) // total).to_bytes(BITS // 8) for value in cumulative)
