@@ -1,6 +1,7 @@
 """Runs the migrations on the connection that `terrine_server.ledger.schema.upgrade` opened."""
 
 from alembic import context
+
 from terrine_server.ledger.tables import metadata
 
 context.configure(

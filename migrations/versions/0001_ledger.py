@@ -124,6 +124,7 @@ def create_tables() -> None:
         check("charges", "label_index", "label >= 0"),
         check("charges", "price", "cost >= 0 AND delta >= 0 AND cap_cost >= 0"),
         check("charges", "guarantee", "guarantee IN ('proven', 'claimed')"),
+        sqlite_with_rowid=False,
     )
     op.create_index("ix_charges_project_id_input_digest", "charges", ["project_id", "input_digest"])
     op.create_table(

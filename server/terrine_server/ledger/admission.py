@@ -49,12 +49,21 @@ class Recorded:
 
 
 @dataclass(frozen=True)
+class Paid:
+    """A query that becomes the charge numbered `seq`."""
+
+    seq: int
+    proposal: Proposal
+    outcome: Outcome
+    price: Price
+
+
+@dataclass(frozen=True)
 class Admission:
     """What becomes of a batch: its results in order, the new charges, the balance after them."""
 
     results: Sequence[Result]
-    paid: Sequence[tuple[int, Proposal, Price]]
-    """Number, proposal and price of each new charge."""
+    paid: Sequence[Paid]
     balance: Balance
 
 
@@ -65,12 +74,13 @@ def admit(
 
     A query that is recorded, or that came earlier in this batch, is replayed. A new one is paid as
     long as one more at the worst price is certain to fit; from the first that is not, or that was
-    not voted on, every further new one is refused.
+    not voted on, every further new one is refused. Raises ValueError for an outcome that is not on
+    the price list: nothing unpriced is ever released.
     """
     queries, answered_inputs = dict(recorded.queries), dict(recorded.answered_inputs)
     known = Recorded(queries, answered_inputs)
     results: list[Result] = []
-    paid: list[tuple[int, Proposal, Price]] = []
+    paid: list[Paid] = []
     refusing = False
     for proposal in proposals:
         earlier = known.find(proposal.query_digest, proposal.input_digest)
@@ -85,12 +95,14 @@ def admit(
         if refusing or proposal.outcome is None:
             results.append(REFUSED)
             continue
-        price = terms.prices[proposal.outcome]
+        if proposal.outcome not in terms.prices:
+            raise ValueError(f"{proposal.outcome!r} is not on the project's price list")
+        outcome, price = Outcome(proposal.outcome), terms.prices[proposal.outcome]
         balance = balance.plus(price)
-        result = Result(Outcome(proposal.outcome), proposal.label, balance.charges, replayed=False)
+        result = Result(outcome, proposal.label, balance.charges, replayed=False)
         queries[proposal.query_digest] = result
-        if result.outcome is Outcome.ANSWERED:
+        if outcome is Outcome.ANSWERED:
             answered_inputs[proposal.input_digest] = result
         results.append(result)
-        paid.append((balance.charges, proposal, price))
+        paid.append(Paid(balance.charges, proposal, outcome, price))
     return Admission(results, paid, balance)

@@ -56,7 +56,7 @@ TERMS_FIELDS = (
     "ensemble__cap",
     "ensemble__delta_cap",
 )
-"""What is fixed when a project is opened, its ensemble's cap included, in the order in which it is hashed."""
+"""What is fixed when a project is opened, its ensemble's cap included, as it is hashed."""
 
 
 def canonical_json(value: object) -> str:
@@ -90,7 +90,7 @@ def _frame(field: Field) -> bytes:
         case bytes():
             tag, payload = b"b", field
         case str():
-            # Undecodable bytes of a damaged SQLite text arrive as surrogates; they go back as bytes.
+            # A damaged text of SQLite arrives with its undecodable bytes as surrogates.
             tag, payload = b"s", field.encode("utf-8", "surrogateescape")
         case bool():
             raise TypeError("a boolean has no canonical encoding here")

@@ -162,22 +162,21 @@ def _append(
     mechanism = canonical_json(project.mechanism)
     events = {outcome: canonical_json(event) for outcome, event in project.events.items()}
     entries = []
-    for seq, proposal, price in admission.paid:
-        assert proposal.outcome is not None
-        entry = {
+    for paid in admission.paid:
+        entry: dict[str, Any] = {
             "project_id": project.id,
-            "seq": seq,
+            "seq": paid.seq,
             "created_at": now,
-            "query_digest": proposal.query_digest,
-            "input_digest": proposal.input_digest,
-            "outcome": str(proposal.outcome),
-            "label": proposal.label,
-            "cost": price.cost,
-            "delta": price.delta,
-            "cap_cost": price.cap_cost,
+            "query_digest": paid.proposal.query_digest,
+            "input_digest": paid.proposal.input_digest,
+            "outcome": str(paid.outcome),
+            "label": paid.proposal.label,
+            "cost": paid.price.cost,
+            "delta": paid.price.delta,
+            "cap_cost": paid.price.cap_cost,
             "guarantee": str(project.guarantee),
             "mechanism": mechanism,
-            "event": events[proposal.outcome],
+            "event": events[paid.outcome],
         }
         head = charge_hash(head, entry)
         entries.append({**entry, "hash": head})

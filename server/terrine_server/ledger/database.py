@@ -93,6 +93,28 @@ def writing(engine: Engine) -> Iterator[Connection]:
             yield connection
 
 
+def use_write_ahead_log(engine: Engine) -> None:
+    """Switch a SQLite file to its write-ahead log; the file remembers it.
+
+    Outside any transaction, for SQLite cannot switch within one.
+    """
+    with _explained(engine):
+        raw = engine.raw_connection()
+    try:
+        cursor = raw.cursor()
+        cursor.execute("PRAGMA journal_mode = WAL")
+        mode = cursor.fetchone()
+    except sqlite3.Error as error:
+        raise DatabaseUnavailable("the ledger's file cannot be used", str(error)) from None
+    finally:
+        raw.close()
+    if mode != ("wal",):
+        raise DatabaseUnavailable(
+            "the ledger's file is on a disk that cannot hold SQLite's write-ahead log; "
+            "use a local disk, or PostgreSQL"
+        )
+
+
 def sqlite_path(engine: Engine) -> Path | None:
     """The database's file, or None on PostgreSQL."""
     return Path(engine.url.database or "") if engine.dialect.name == "sqlite" else None

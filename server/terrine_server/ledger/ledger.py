@@ -177,7 +177,7 @@ class Ledger:
         """
         with reading(self._engine) as connection:
             account = rows.fetch_project(connection, projects.c.name == project, repr(project))
-            query = rows.select_charges(account.id, after_seq).limit(limit)
+            query = rows.select_charges(account.id).where(charges.c.seq > after_seq).limit(limit)
             if outcome is not None:
                 query = query.where(charges.c.outcome == outcome)
             if since is not None:

@@ -146,10 +146,6 @@ def token_record(row: Row[Any]) -> TokenRecord:
     return TokenRecord(**dict(row._mapping) | {"role": Role(row.role)})
 
 
-def select_charges(project_id: int, after: int) -> Select[Any]:
-    """A project's charges numbered above `after`, in order."""
-    return (
-        select(charges)
-        .where(charges.c.project_id == project_id, charges.c.seq > after)
-        .order_by(charges.c.seq)
-    )
+def select_charges(project_id: int) -> Select[Any]:
+    """A project's charges, in order."""
+    return select(charges).where(charges.c.project_id == project_id).order_by(charges.c.seq)

@@ -11,7 +11,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, text
 
 from terrine_server.errors import DatabaseUnavailable, SchemaMismatch
-from terrine_server.ledger.database import reading, sqlite_path, writing
+from terrine_server.ledger.database import reading, sqlite_path, use_write_ahead_log, writing
 
 # Any number will do as long as it is Terrine's own: it names the lock under which migrations run.
 _MIGRATION_LOCK = 0x7E221E
@@ -27,12 +27,7 @@ def upgrade(engine: Engine) -> None:
     path = sqlite_path(engine)
     if path is not None:
         _create_file(path)
-        # Remembered in the file. It cannot be changed within a transaction.
-        with reading(engine) as connection:
-            driver = connection.connection.driver_connection
-            assert driver is not None
-            driver.rollback()
-            driver.execute("PRAGMA journal_mode = WAL")
+        use_write_ahead_log(engine)
     config = _config()
     with writing(engine) as connection:
         if path is None:

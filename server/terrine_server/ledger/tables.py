@@ -12,6 +12,7 @@ units of 1e-18, and the share of the ensemble's cap in units of 1e-12 of μ².
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 from sqlalchemy import (
     BigInteger,
@@ -37,26 +38,30 @@ class Timestamp(TypeDecorator[datetime]):
     """An instant in UTC, to the microsecond.
 
     `timestamptz` on PostgreSQL, ISO 8601 text of fixed length (so that it sorts) on SQLite. Text
-    that is no instant comes back as it is, so that verification can name the entry that holds it.
+    that was not written so comes back as it is: verification then names the entry that holds it.
     """
 
     impl = DateTime(timezone=True).with_variant(String(27), "sqlite")
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> object:
+        """Write UTC."""
         if value is None or dialect.name != "sqlite":
             return value
         return iso(value)
 
     def process_result_value(self, value: object, dialect: Dialect) -> datetime | None:
+        """Read UTC."""
         if isinstance(value, str):
             try:
-                value = datetime.fromisoformat(value)
+                instant = datetime.fromisoformat(value)
             except ValueError:
                 return value  # type: ignore[return-value]
+            return instant if iso(instant) == value else value  # type: ignore[return-value]
         return value.astimezone(UTC) if isinstance(value, datetime) else None
 
-    def coerce_compared_value(self, op: object, value: object) -> TypeEngine[object]:
+    def coerce_compared_value(self, op: object, value: object) -> TypeEngine[Any]:
+        """Compare with instants, written the same way."""
         return self
 
 
@@ -172,6 +177,8 @@ charges = Table(
     CheckConstraint("label >= 0", name="label_index"),
     CheckConstraint("cost >= 0 AND delta >= 0 AND cap_cost >= 0", name="price"),
     CheckConstraint("guarantee IN ('proven', 'claimed')", name="guarantee"),
+    # An entry is stored once, in order of its number, not beside an index that repeats the number.
+    sqlite_with_rowid=False,
 )
 
 idempotency = Table(

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from sqlalchemy import Connection, case, func, select
+from sqlalchemy import Connection, Row, case, func, select
 
 from terrine_client.protocol import Outcome
 from terrine_server.errors import NotFound
@@ -36,11 +36,11 @@ def verify_project(connection: Connection, name: str) -> Verification:
     row = connection.execute(rows.select_projects().where(projects.c.name == name)).one_or_none()
     if row is None:
         raise NotFound(f"there is no project {name!r}")
-    project: Raw = row._mapping
-    entries = connection.execution_options(yield_per=_ROWS).execute(
-        rows.select_charges(project["id"], after=0)
+    project = dict(row._mapping)
+    entries = connection.execute(
+        rows.select_charges(project["id"]).execution_options(yield_per=_ROWS)
     )
-    found = list(islice(_findings(connection, project, entries.mappings()), MOST_PROBLEMS))
+    found = list(islice(_findings(connection, project, map(_raw, entries)), MOST_PROBLEMS))
     return Verification(name, project["charges"], bytes(project["head"]).hex(), found)
 
 
@@ -75,12 +75,12 @@ def _check_entries(
     classes = len(json.loads(project["ensemble__info"])["classes"])
     for entry in entries:
         seq = entry["seq"]
-        if seq != last + 1:
-            yield (
-                f"entry {last + 1}: missing"
-                if seq == last + 2
-                else f"entries {last + 1} to {seq - 1}: missing"
-            )
+        if seq <= last:
+            yield f"entry {seq}: entries are numbered from 1"
+        elif seq == last + 2:
+            yield f"entry {last + 1}: missing"
+        elif seq > last + 2:
+            yield f"entries {last + 1} to {seq - 1}: missing"
         if _hash(lambda fields, before=head: charge_hash(before, fields), entry) != entry["hash"]:
             yield f"entry {seq}: altered, or not the one that followed the entry before it"
         yield from (
@@ -157,6 +157,10 @@ def _check_reservation(connection: Connection, project: Raw) -> Iterator[str]:
     for reserved, cap in [("reserved", "cap"), ("delta_reserved", "delta_cap")]:
         if project[f"ensemble__{reserved}"] > project[f"ensemble__{cap}"]:
             yield f"ensemble {project['ensemble__name']}: {reserved} exceeds {cap}"
+
+
+def _raw(row: Row[Any]) -> Raw:
+    return dict(row._mapping)
 
 
 def _hash(function: Any, fields: Raw) -> bytes | None:

@@ -1,0 +1,350 @@
+"""Paying: what fits is answered, what was paid is free, and nothing is ever half-written."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from books import (
+    CLAIMED,
+    CONFIDENT,
+    LNMAX,
+    STABLE,
+    abstained,
+    answered,
+    digest,
+    open_ledger,
+    open_project,
+    unvoted,
+)
+from sqlalchemy import select, text
+
+from terrine_client.protocol import Guarantee, Outcome, ProjectStatus
+from terrine_server.errors import (
+    BrokenBooks,
+    BudgetExhausted,
+    IdempotencyConflict,
+    InvalidQuery,
+    NotFound,
+    ProjectClosed,
+    ProjectPaused,
+)
+from terrine_server.ledger import Ledger, Proposal, QueryDigest, Result, connect
+from terrine_server.ledger.tables import charges
+from terrine_server.privacy import Outcome as PaidOutcome
+
+
+@pytest.fixture
+def ledger(database_url: str) -> Ledger:
+    return open_ledger(database_url)
+
+
+def fates(results: list[Result]) -> str:
+    """One letter a query: Paid, replayed (free), refused (-)."""
+    return "".join("-" if r.seq is None else "f" if r.replayed else "P" for r in results)
+
+
+def test_a_budget_for_exactly_n_answers_exactly_n(ledger: Ledger) -> None:
+    project = open_project(ledger, queries=5)
+    receipt = ledger.charge(project.id, [answered(i) for i in range(8)])
+    assert fates(receipt.results) == "PPPPP---"
+    assert [r.seq for r in receipt.results] == [1, 2, 3, 4, 5, None, None, None]
+    assert receipt.project.spent == receipt.project.terms.budget
+    assert receipt.project.affordable == 0
+    with pytest.raises(BudgetExhausted, match="cannot pay for a new query"):
+        ledger.charge(project.id, [answered("one more")])
+    assert ledger.project("study").charges == 5
+    assert ledger.verify("study").ok
+
+
+@pytest.mark.parametrize("mechanism", [LNMAX, STABLE, CLAIMED], ids=lambda m: m["name"])
+def test_every_kind_of_rule_runs_out_where_its_price_list_says(
+    ledger: Ledger, mechanism: dict[str, object]
+) -> None:
+    project = open_project(ledger, 3, mechanism)
+    receipt = ledger.charge(project.id, [answered(i) for i in range(4)])
+    assert fates(receipt.results) == "PPP-"
+    price = project.terms.worst
+    assert receipt.project.spent == 3 * price.cost
+    assert receipt.project.delta_spent == 3 * price.delta
+    assert receipt.project.cap_spent == 3 * price.cap_cost
+    assert ledger.verify("study").ok
+
+
+def test_additive_delta_is_a_budget_of_its_own(ledger: Ledger) -> None:
+    from dataclasses import replace
+
+    from books import terms
+
+    quoted = terms(10, STABLE)
+    project = ledger.open_project(
+        "study", "mnist", STABLE, replace(quoted, delta_budget=2 * quoted.worst.delta)
+    )
+    receipt = ledger.charge(project.id, [answered(i) for i in range(3)])
+    assert fates(receipt.results) == "PP-"
+    assert receipt.project.spent < receipt.project.terms.budget
+
+
+def test_each_outcome_pays_its_own_price(ledger: Ledger) -> None:
+    project = open_project(ledger, 2, CONFIDENT)
+    prices = project.terms.prices
+    after = ledger.charge(project.id, [abstained(1), answered(2)]).project
+    assert after.spent == sum(prices[o].cost for o in (PaidOutcome.ABSTAINED, PaidOutcome.ANSWERED))
+
+
+def test_admission_reckons_with_the_worst_price_whatever_the_outcome(ledger: Ledger) -> None:
+    """A refusal must not depend on the votes: an abstention that would fit is refused alike."""
+    project = open_project(ledger, 2, CONFIDENT)
+    receipt = ledger.charge(project.id, [answered(1), abstained(2), abstained(3)])
+    assert fates(receipt.results) == "PP-"
+    left = receipt.project.terms.budget - receipt.project.spent
+    assert left >= project.terms.prices[PaidOutcome.ABSTAINED].cost
+
+
+def test_after_one_refusal_every_later_new_query_is_refused(ledger: Ledger) -> None:
+    project = open_project(ledger, queries=5)
+    ledger.charge(project.id, [answered("paid")])
+    receipt = ledger.charge(
+        project.id, [answered(1), unvoted(2), answered(3), answered("paid"), answered(1)]
+    )
+    assert fates(receipt.results) == "P--ff"
+
+
+def test_a_repeated_query_is_free_and_gets_the_same_answer(ledger: Ledger) -> None:
+    project = open_project(ledger, queries=5)
+    ledger.charge(project.id, [answered(1, label=7)])
+    again = ledger.charge(project.id, [answered(1, label=2)])
+    assert again.results == [Result(Outcome.ANSWERED, 7, seq=1, replayed=True)]
+    assert again.project.charges == 1
+
+
+def test_a_query_twice_in_a_batch_is_paid_once(ledger: Ledger) -> None:
+    project = open_project(ledger, 5, CONFIDENT)
+    receipt = ledger.charge(project.id, [answered(1, 7), answered(1, 2), abstained(2)])
+    assert fates(receipt.results) == "PfP"
+    assert [r.label for r in receipt.results] == [7, 7, None]
+    assert receipt.project.charges == 2
+
+
+def test_earlier_answers_are_free_after_the_budget_is_spent(ledger: Ledger) -> None:
+    project = open_project(ledger, 2, CONFIDENT)
+    ledger.charge(project.id, [abstained(1), answered(2)])
+    receipt = ledger.charge(project.id, [unvoted(1), unvoted(2), answered(3)])
+    assert fates(receipt.results) == "ff-"
+
+
+def test_find_returns_what_was_answered_by_query(ledger: Ledger) -> None:
+    project = open_project(ledger, queries=1200)
+    ledger.charge(project.id, [answered(i, i % 10) for i in range(1100)])
+    found = ledger.find(project.id, [QueryDigest(digest(i), digest(i)) for i in range(1200)])
+    assert len(found) == 1100
+    assert found[digest(1099)] == Result(Outcome.ANSWERED, 9, seq=1100, replayed=True)
+    assert ledger.find(project.id, []) == {}
+
+
+def test_projects_do_not_see_each_others_answers(ledger: Ledger) -> None:
+    first = open_project(ledger, queries=5, name="first")
+    second = open_project(ledger, queries=5, name="second")
+    ledger.charge(first.id, [answered(1)])
+    assert ledger.find(second.id, [QueryDigest(digest(1), digest(1))]) == {}
+    assert fates(ledger.charge(second.id, [answered(1)]).results) == "P"
+
+
+def test_a_teachers_label_answers_any_later_query_of_the_same_input(ledger: Ledger) -> None:
+    """Interactive: the label holds whatever the student believes; an abstention does not."""
+    project = open_project(ledger, 9, CONFIDENT)
+    ledger.charge(project.id, [abstained("x+b1", "x"), abstained("y+b1", "y")])
+    ledger.charge(project.id, [answered("x+b2", 4, given="x")])
+    receipt = ledger.charge(
+        project.id,
+        [
+            answered("x+b3", 5, given="x"),
+            abstained("x+b1", given="x"),
+            answered("y+b2", 6, given="y"),
+            answered("y+b3", 7, given="y"),
+        ],
+    )
+    assert fates(receipt.results) == "ffPf"
+    assert [r.label for r in receipt.results] == [4, None, 6, 6]
+
+
+def test_a_retry_with_the_same_key_gets_the_same_receipt(ledger: Ledger) -> None:
+    project = open_project(ledger, 3, CONFIDENT)
+    ledger.charge(project.id, [answered(0)])
+    key = ("a key", digest("body"))
+    batch = [answered(0), abstained(1), answered(2), answered(3)]
+    receipt = ledger.charge(project.id, batch, key)
+    assert fates(receipt.results) == "fPP-"
+    assert ledger.charge(project.id, [unvoted("whatever")], key) == receipt
+    assert ledger.recall(project.id, *key) == receipt
+    assert ledger.recall(project.id, "another key", digest("body")) is None
+
+
+def test_a_key_used_for_another_request_is_refused(ledger: Ledger) -> None:
+    project = open_project(ledger, queries=3)
+    ledger.charge(project.id, [answered(0)], ("key", digest("body")))
+    with pytest.raises(IdempotencyConflict):
+        ledger.charge(project.id, [answered(1)], ("key", digest("another body")))
+    with pytest.raises(IdempotencyConflict):
+        ledger.recall(project.id, "key", digest("another body"))
+    assert ledger.project("study").charges == 1
+
+
+def test_keys_belong_to_a_project(ledger: Ledger) -> None:
+    first = open_project(ledger, queries=5, name="first")
+    second = open_project(ledger, queries=5, name="second")
+    ledger.charge(first.id, [answered(1)], ("key", digest("body")))
+    receipt = ledger.charge(second.id, [answered(2)], ("key", digest("another body")))
+    assert fates(receipt.results) == "P"
+
+
+@pytest.mark.parametrize("key", ["", "x" * 256, "tab\t", "naïve"])
+def test_a_malformed_key_is_refused_and_nothing_charged(ledger: Ledger, key: str) -> None:
+    project = open_project(ledger, queries=3)
+    with pytest.raises(InvalidQuery):
+        ledger.charge(project.id, [answered(0)], (key, digest("body")))
+    assert ledger.project("study").charges == 0
+
+
+def test_an_exhausted_request_leaves_no_key_behind(ledger: Ledger) -> None:
+    project = open_project(ledger, queries=1)
+    ledger.charge(project.id, [answered(0)])
+    with pytest.raises(BudgetExhausted):
+        ledger.charge(project.id, [answered(1)], ("key", digest("body")))
+    assert ledger.recall(project.id, "key", digest("body")) is None
+
+
+def test_old_keys_are_forgotten_but_their_answers_stay_free(
+    ledger: Ledger, database_url: str
+) -> None:
+    project = open_project(ledger, queries=3)
+    ledger.charge(project.id, [answered(0)], ("old", digest("body")))
+    long_ago = (datetime.now(UTC) - timedelta(days=8)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    with connect(database_url).begin() as connection:
+        connection.execute(text("UPDATE idempotency SET created_at = :t"), {"t": long_ago})
+    ledger.charge(project.id, [answered(1)], ("new", digest("body")))
+    assert ledger.recall(project.id, "old", digest("body")) is None
+    assert ledger.recall(project.id, "new", digest("body")) is not None
+    assert fates(ledger.charge(project.id, [answered(0)]).results) == "f"
+
+
+@pytest.mark.parametrize(
+    ("status", "refusal"),
+    [(ProjectStatus.PAUSED, ProjectPaused), (ProjectStatus.CLOSED, ProjectClosed)],
+)
+def test_a_project_that_is_not_active_answers_nothing(
+    ledger: Ledger, status: ProjectStatus, refusal: type[Exception]
+) -> None:
+    project = open_project(ledger, queries=3)
+    ledger.charge(project.id, [answered(0)], ("key", digest("body")))
+    ledger.set_status("study", status)
+    for batch, key in [([answered(1)], None), ([answered(0)], ("key", digest("body")))]:
+        with pytest.raises(refusal):
+            ledger.charge(project.id, batch, key)
+    assert ledger.project("study").charges == 1
+
+
+def test_a_charge_records_everything_about_its_query(ledger: Ledger) -> None:
+    project = open_project(ledger, 5, CONFIDENT)
+    before = datetime.now(UTC)
+    ledger.charge(project.id, [answered("q", 3, given="x"), abstained("r")])
+    first, second = ledger.charges("study")
+    price = project.terms.prices[PaidOutcome.ANSWERED]
+    assert (first.project, first.seq, first.outcome, first.label) == ("study", 1, "answered", 3)
+    assert (first.cost, first.delta, first.cap_cost) == (price.cost, price.delta, price.cap_cost)
+    assert first.mechanism == CONFIDENT
+    assert first.event["event"] == "composition"
+    assert second.event["event"] == "gaussian_threshold"
+    assert first.guarantee is Guarantee.PROVEN
+    assert (first.query_digest, first.input_digest) == (digest("q").hex(), digest("x").hex())
+    assert before <= first.created_at <= datetime.now(UTC)
+    assert second.hash == ledger.project("study").head != first.hash
+
+
+def test_every_charge_of_a_claimed_project_says_so(ledger: Ledger) -> None:
+    project = open_project(ledger, 5, CLAIMED)
+    ledger.charge(project.id, [answered(1), answered(2)])
+    assert {charge.guarantee for charge in ledger.charges("study")} == {Guarantee.CLAIMED}
+
+
+def test_charges_are_paged_and_filtered(ledger: Ledger) -> None:
+    project = open_project(ledger, 20, CONFIDENT)
+    ledger.charge(project.id, [answered(i) if i % 2 else abstained(i) for i in range(10)])
+    middle = datetime.now(UTC)
+    ledger.charge(project.id, [answered(i) for i in range(10, 13)])
+
+    def seqs(**filters: object) -> list[int]:
+        return [charge.seq for charge in ledger.charges("study", **filters)]  # type: ignore[arg-type]
+
+    assert seqs(limit=4) == [1, 2, 3, 4]
+    assert seqs(after_seq=4, limit=4) == [5, 6, 7, 8]
+    assert seqs(outcome=Outcome.ABSTAINED) == [1, 3, 5, 7, 9]
+    assert seqs(since=middle) == [11, 12, 13]
+    assert seqs(until=middle, after_seq=8) == [9, 10]
+    assert [c.seq for c in ledger.stream_charges("study")] == list(range(1, 14))
+    with pytest.raises(NotFound):
+        ledger.charges("nobody")
+
+
+def test_unknown_projects_are_not_found(ledger: Ledger) -> None:
+    with pytest.raises(NotFound):
+        ledger.charge(99, [answered(1)])
+    with pytest.raises(NotFound):
+        ledger.recall(99, "key", digest("body"))
+
+
+def test_an_outcome_without_a_price_is_never_released(ledger: Ledger) -> None:
+    project = open_project(ledger, queries=3)
+    with pytest.raises(ValueError, match="price list"):
+        ledger.charge(project.id, [answered(1), abstained(2)])
+    assert ledger.project("study").charges == 0
+
+
+@pytest.mark.parametrize(
+    ("outcome", "label"),
+    [(PaidOutcome.ANSWERED, None), (PaidOutcome.ABSTAINED, 1), (None, 1)],
+)
+def test_a_proposal_that_contradicts_itself_cannot_be_made(
+    outcome: PaidOutcome | None, label: int | None
+) -> None:
+    with pytest.raises(ValueError, match="label"):
+        Proposal(digest(1), digest(1), outcome, label)
+
+
+def test_a_label_that_is_not_paid_for_is_in_no_error(database_url: str) -> None:
+    """The database refuses the row and quotes it; the error that reaches anyone does not."""
+    ledger = open_ledger(database_url)
+    project = open_project(ledger, queries=3)
+    with connect(database_url).begin() as connection:
+        if connection.dialect.name == "sqlite":
+            connection.execute(
+                text(
+                    "CREATE TRIGGER broken BEFORE INSERT ON charges "
+                    "BEGIN SELECT RAISE(ABORT, 'broken'); END"
+                )
+            )
+        else:
+            connection.execute(text("ALTER TABLE charges ADD CHECK (label < 0)"))
+    with pytest.raises(BrokenBooks) as refusal:
+        ledger.charge(project.id, [answered(1, label=87654321)])
+    assert "87654321" not in str(refusal.value)
+    assert refusal.value.__cause__ is None
+    assert refusal.value.__suppress_context__
+    assert ledger.project("study").charges == 0
+
+
+def test_a_balance_that_lost_its_last_charge_answers_nothing(database_url: str) -> None:
+    ledger = open_ledger(database_url)
+    project = open_project(ledger, queries=5)
+    ledger.charge(project.id, [answered(i) for i in range(3)])
+    with connect(database_url).begin() as connection:
+        for statement in (
+            ["DROP TRIGGER charges_no_delete"]
+            if connection.dialect.name == "sqlite"
+            else ["ALTER TABLE charges DISABLE TRIGGER ALL"]
+        ):
+            connection.execute(text(statement))
+        connection.execute(charges.delete().where(charges.c.seq == 3))
+        assert len(connection.execute(select(charges)).all()) == 2
+    with pytest.raises(BrokenBooks, match="terrine ledger verify study"):
+        ledger.charge(project.id, [answered("new")])

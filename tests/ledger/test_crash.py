@@ -1,0 +1,148 @@
+"""Kill it, lock it, take it away: what was told is paid, what was paid is kept, nothing is half."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sqlite3
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from books import answered, digest, open_ledger, open_project
+from ledger_workers import die_after_commit, die_before, in_processes
+from sqlalchemy import text
+
+from terrine_server.errors import DatabaseUnavailable
+from terrine_server.ledger import Ledger, connect
+from terrine_server.ledger import database as database_module
+
+
+@pytest.mark.parametrize("statement", [*range(14), -1])
+def test_killed_between_statements_leaves_nothing_half_written(
+    statement: int, database_url: str
+) -> None:
+    ledger = open_ledger(database_url)
+    project = open_project(ledger, queries=10)
+    [process] = in_processes(die_before, (database_url, project.id, 5, statement))
+    after = ledger.project("study")
+    if process.exitcode == 0:
+        assert statement > 8, "the transaction had fewer statements than the test reckons with"
+        assert after.charges == 5
+    else:
+        assert process.exitcode == -signal.SIGKILL
+        assert (after.charges, after.spent) == (0, 0)
+        assert ledger.recall(project.id, "key", digest("body")) is None
+    assert ledger.verify("study").ok
+    # Nobody is left holding a lock: the retry goes through, and is charged once in all.
+    batch = [answered(i) for i in range(5)]
+    ledger.charge(project.id, batch, ("key", digest("body")))
+    assert ledger.project("study").charges == 5
+
+
+def test_killed_after_the_commit_the_retry_is_free(database_url: str) -> None:
+    ledger = open_ledger(database_url)
+    project = open_project(ledger, queries=10)
+    [process] = in_processes(die_after_commit, (database_url, project.id, 5))
+    assert process.exitcode == -signal.SIGKILL
+    retry = ledger.charge(project.id, [answered(i) for i in range(5)], ("key", digest("body")))
+    assert [result.seq for result in retry.results] == [1, 2, 3, 4, 5]
+    assert ledger.project("study").charges == 5
+
+
+def test_a_lock_that_is_held_too_long_is_a_clear_error(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = open_project(open_ledger(database_url), queries=10)
+    monkeypatch.setattr(database_module, "BUSY_SECONDS", 0.3)
+    monkeypatch.setitem(database_module._POSTGRESQL, "lock_timeout", "300ms")
+    impatient = Ledger(connect(database_url))
+    with connect(database_url).connect() as holder:
+        holder = holder.execution_options(terrine_begin="BEGIN IMMEDIATE")
+        with holder.begin():
+            holder.execute(text("UPDATE projects SET status = 'active'"))
+            with pytest.raises(DatabaseUnavailable, match="busy"):
+                impatient.charge(project.id, [answered(1)])
+            assert impatient.project("study").charges == 0, "reading needs no lock"
+    assert impatient.charge(project.id, [answered(1)]).project.charges == 1
+
+
+def test_a_short_lock_is_waited_for(database_url: str) -> None:
+    ledger = open_ledger(database_url)
+    project = open_project(ledger, queries=10)
+    held = threading.Event()
+
+    def hold() -> None:
+        with connect(database_url).connect() as holder:
+            holder = holder.execution_options(terrine_begin="BEGIN IMMEDIATE")
+            with holder.begin():
+                holder.execute(text("UPDATE projects SET status = 'active'"))
+                held.set()
+                time.sleep(0.5)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    assert ledger.charge(project.id, [answered(1)]).project.charges == 1
+    thread.join()
+
+
+def test_connections_cut_by_the_server_are_replaced(database_url: str) -> None:
+    if database_url.startswith("sqlite"):
+        pytest.skip("SQLite has no connections to cut")
+    ledger = open_ledger(database_url)
+    project = open_project(ledger, queries=10)
+    ledger.charge(project.id, [answered(1)])
+    with connect(database_url).connect() as connection:
+        connection.execute(
+            text(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+        )
+    assert ledger.charge(project.id, [answered(2)]).project.charges == 2
+
+
+def test_an_unreachable_server_is_a_clear_error() -> None:
+    ledger = Ledger(connect("postgresql://nobody@127.0.0.1:1/terrine", password="secret"))
+    with pytest.raises(DatabaseUnavailable, match="cannot be reached") as refusal:
+        ledger.charge(1, [answered(1)])
+    assert "secret" not in str(refusal.value)
+    assert "127.0.0.1" in str(refusal.value)
+    assert "127.0.0.1" not in refusal.value.detail, "whoever asks need not know where it runs"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "terrine.sqlite"
+
+
+def test_a_removed_file_is_never_written_to(file: Path) -> None:
+    """Writing on to a file that no name leads to would be paying into the void."""
+    ledger = open_ledger(f"sqlite:///{file}")
+    project = open_project(ledger, queries=10)
+    ledger.charge(project.id, [answered(1)])
+    file.unlink()
+    with pytest.raises(DatabaseUnavailable, match="removed or replaced"):
+        ledger.charge(project.id, [answered(2)])
+    with pytest.raises(DatabaseUnavailable):
+        ledger.charge(project.id, [answered(2)])
+    assert not file.exists()
+
+
+def test_a_replaced_file_is_never_mixed_with_the_old_one(file: Path, tmp_path: Path) -> None:
+    ledger = open_ledger(f"sqlite:///{file}")
+    project = open_project(ledger, queries=10)
+    ledger.charge(project.id, [answered(1)])
+    with sqlite3.connect(file) as source, sqlite3.connect(tmp_path / "backup") as target:
+        source.backup(target)
+    shutil.move(tmp_path / "backup", file)
+    with pytest.raises(DatabaseUnavailable, match="removed or replaced"):
+        ledger.charge(project.id, [answered(2)])
+
+
+def test_a_file_that_is_no_database_is_a_clear_error(file: Path) -> None:
+    file.write_bytes(b"this is not a database " * 100)
+    with pytest.raises(DatabaseUnavailable, match="damaged"):
+        Ledger(connect(f"sqlite:///{file}")).ensembles()

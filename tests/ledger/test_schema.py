@@ -1,0 +1,235 @@
+"""The schema that migrations make is the one the code expects, and it defends itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from books import answered, digest, open_ledger, open_project
+from sqlalchemy import Engine, insert, inspect, text
+from sqlalchemy.exc import DBAPIError
+
+from terrine_server.errors import DatabaseUnavailable, SchemaMismatch
+from terrine_server.ledger import Ledger, check_schema, connect, upgrade
+from terrine_server.ledger.tables import charges, metadata
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[Engine]:
+    engine = connect(database_url)
+    yield engine
+    engine.dispose()
+
+
+def test_the_migrated_schema_is_the_one_in_the_code(engine: Engine) -> None:
+    upgrade(engine)
+    with engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+
+
+def test_the_migrated_checks_are_the_ones_in_the_code(engine: Engine) -> None:
+    """Alembic does not compare CHECK constraints, so compare them with a schema made at once."""
+
+    def checks() -> dict[str, Any]:
+        reflected = inspect(engine)
+        return {
+            table: sorted((c["name"], c["sqltext"]) for c in reflected.get_check_constraints(table))
+            for table in metadata.tables
+        }
+
+    upgrade(engine)
+    migrated = checks()
+    with engine.begin() as connection:
+        metadata.drop_all(connection)
+        metadata.create_all(connection)
+    assert migrated == checks()
+    assert all(migrated.values())
+
+
+def test_migrating_twice_changes_nothing(engine: Engine) -> None:
+    upgrade(engine)
+    upgrade(engine)
+    check_schema(engine)
+
+
+def test_processes_that_migrate_at_once_all_succeed(database_url: str) -> None:
+    script = (
+        "import sys; from terrine_server.ledger import *;"
+        "e = connect(sys.argv[1]); upgrade(e); check_schema(e)"
+    )
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, database_url], stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(4)
+    ]
+    assert [process.communicate()[1] for process in processes] == [""] * 4
+    assert [process.returncode for process in processes] == [0] * 4
+
+
+def test_an_unmigrated_database_names_the_command_to_run(engine: Engine) -> None:
+    with pytest.raises(SchemaMismatch, match="terrine init"):
+        check_schema(engine)
+    if engine.dialect.name == "postgresql":
+        with pytest.raises(SchemaMismatch, match="terrine init"):
+            Ledger(engine).ensembles()
+
+
+def test_a_newer_database_is_refused(engine: Engine) -> None:
+    upgrade(engine)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(SchemaMismatch, match="this database is newer than this terrine"):
+        check_schema(engine)
+    with pytest.raises(SchemaMismatch, match="this database is newer than this terrine"):
+        upgrade(engine)
+
+
+def test_looking_at_a_missing_sqlite_file_does_not_create_it(tmp_path: Path) -> None:
+    engine = connect(f"sqlite:///{tmp_path / 'missing.sqlite'}")
+    with pytest.raises(DatabaseUnavailable):
+        Ledger(engine).ensembles()
+    with pytest.raises(SchemaMismatch, match="terrine init"):
+        check_schema(engine)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sqlite_file_is_private_and_may_have_any_name(tmp_path: Path) -> None:
+    path = tmp_path / "ledger 100% #1?.sqlite"
+    engine = connect(f"sqlite:///{path}".replace("?", "%3F"))
+    path = Path(engine.url.database or "")
+    upgrade(engine)
+    assert path.stat().st_mode & 0o777 == 0o600
+    with engine.connect() as connection:
+        assert connection.execute(text("PRAGMA journal_mode")).scalar() == "wal"
+        assert connection.execute(text("PRAGMA synchronous")).scalar() == 2  # FULL
+
+
+def test_a_sqlite_file_in_a_missing_directory_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(DatabaseUnavailable, match="create its directory"):
+        upgrade(connect(f"sqlite:///{tmp_path / 'nowhere' / 'terrine.sqlite'}"))
+
+
+@pytest.mark.parametrize(
+    "url", ["", "nonsense", "sqlite://", "sqlite:///:memory:", "mysql://root:secret@host/x"]
+)
+def test_other_databases_are_refused_without_repeating_the_url(url: str) -> None:
+    with pytest.raises(DatabaseUnavailable, match="TERRINE_DATABASE_URL") as refusal:
+        connect(url)
+    assert "secret" not in str(refusal.value)
+
+
+def test_waits_are_limited_and_commits_durable_on_postgresql(engine: Engine) -> None:
+    if engine.dialect.name != "postgresql":
+        pytest.skip("PostgreSQL only: SQLite's settings are checked with its file")
+    with engine.connect() as connection:
+        for setting, value in {
+            "synchronous_commit": "on",
+            "lock_timeout": "20s",
+            "statement_timeout": "1min",
+            "idle_in_transaction_session_timeout": "1min",
+            "TimeZone": "UTC",
+        }.items():
+            assert connection.execute(text(f"SHOW {setting}")).scalar() == value
+
+
+REFUSED_BY_TRIGGERS = {
+    "change a charge": "UPDATE charges SET label = 4 WHERE seq = 1",
+    "remove a charge": "DELETE FROM charges WHERE seq = 2",
+    "remove all charges": "DELETE FROM charges",
+    "raise a budget": "UPDATE projects SET budget = budget + 1",
+    "change the mechanism": "UPDATE projects SET mechanism = '{}'",
+    "change the terms": "UPDATE projects SET terms = '{}'",
+    "lower what was spent": "UPDATE projects SET spent = spent - 1",
+    "forget a charge": "UPDATE projects SET charges = charges - 1",
+    "remove a project": "DELETE FROM projects",
+    "raise the cap": "UPDATE ensembles SET cap = cap + 1",
+    "remove an ensemble": "DELETE FROM ensembles",
+    "overspend": "UPDATE projects SET spent = budget + 1",
+    "reserve more than the cap": "UPDATE ensembles SET reserved = cap + 1",
+    "invent a status": "UPDATE projects SET status = 'open'",
+}
+
+
+@pytest.mark.parametrize("attempt", REFUSED_BY_TRIGGERS)
+def test_the_database_itself_refuses_to(attempt: str, database_url: str) -> None:
+    ledger = open_ledger(database_url)
+    project = open_project(ledger, queries=5)
+    ledger.charge(project.id, [answered(i) for i in range(3)])
+    engine = connect(database_url)
+    with pytest.raises(DBAPIError), engine.begin() as connection:
+        connection.execute(text(REFUSED_BY_TRIGGERS[attempt]))
+    assert ledger.verify("study").ok
+    assert ledger.project("study").charges == 3
+
+
+@pytest.mark.parametrize("table", ["charges", "projects", "ensembles"])
+def test_postgresql_refuses_to_truncate(table: str, database_url: str) -> None:
+    if database_url.startswith("sqlite"):
+        pytest.skip("SQLite has no TRUNCATE")
+    ledger = open_ledger(database_url)
+    ledger.charge(open_project(ledger, queries=5).id, [answered(1)])
+    with pytest.raises(DBAPIError), connect(database_url).begin() as connection:
+        connection.execute(text(f"TRUNCATE {table} CASCADE"))
+    assert ledger.verify("study").charges == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"seq": 7}, {"seq": 1}, {"seq": 0}, {"query_digest": digest(0)}, {"hash": b"short"}],
+    ids=["leaving a gap", "over another", "numbered 0", "for a paid query", "with a short hash"],
+)
+def test_the_database_itself_refuses_a_charge(changes: dict[str, Any], database_url: str) -> None:
+    ledger = open_ledger(database_url)
+    project = open_project(ledger, queries=5)
+    ledger.charge(project.id, [answered(i) for i in range(3)])
+    engine = connect(database_url)
+    with engine.connect() as connection:
+        last = dict(
+            connection.execute(charges.select().order_by(charges.c.seq.desc())).first()._mapping  # type: ignore[union-attr]
+        )
+    forged = {**last, "seq": 4, "query_digest": digest("new"), **changes}
+    command = insert(charges)
+    if engine.dialect.name == "sqlite":
+        command = command.prefix_with("OR REPLACE")
+    with pytest.raises(DBAPIError), engine.begin() as connection:
+        connection.execute(command, forged)
+    assert ledger.verify("study").ok
+
+
+def test_the_service_needs_no_right_to_change_charges(database_url: str) -> None:
+    if database_url.startswith("sqlite"):
+        pytest.skip("SQLite has no roles")
+    owner = open_ledger(database_url)
+    project = open_project(owner, queries=3)
+    role = f"service_{digest(database_url).hex()[:12]}"
+    engine = connect(database_url)
+    with engine.begin() as connection:
+        for statement in (
+            f"CREATE ROLE {role} LOGIN PASSWORD 'service'",
+            f"GRANT SELECT, INSERT, UPDATE ON ensembles, projects, tokens TO {role}",
+            f"GRANT SELECT, INSERT, DELETE ON idempotency TO {role}",
+            f"GRANT SELECT, INSERT ON charges TO {role}",
+            f"GRANT SELECT ON alembic_version TO {role}",
+            f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {role}",
+        ):
+            connection.execute(text(statement))
+    try:
+        url = engine.url.set(username=role).render_as_string(hide_password=False)
+        service = Ledger(restricted := connect(url, password="service"))
+        check_schema(restricted)
+        service.charge(project.id, [answered(1)], ("key", digest("body")))
+        assert service.verify("study").ok
+        with pytest.raises(DBAPIError, match="permission denied"), restricted.begin() as connection:
+            connection.execute(text("UPDATE charges SET label = 1"))
+        restricted.dispose()
+    finally:
+        with engine.begin() as connection:
+            connection.execute(text(f"DROP OWNED BY {role}"))
+            connection.execute(text(f"DROP ROLE {role}"))

@@ -1,0 +1,108 @@
+"""Small real ledgers: an ensemble, projects that afford exactly so many queries, and proposals."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import Connection, inspect
+
+from terrine_server.ledger import Ledger, ProjectRecord, Proposal, connect, upgrade
+from terrine_server.privacy import Outcome, Terms, build_mechanism, cap, quote
+
+TEACHERS, CLASSES, RECORDS = 250, 10, 60_000
+INFO = {
+    "kind": "heads",
+    "input": {"shape": [28, 28], "dtype": "uint8", "low": 0, "high": 255},
+    "classes": [str(digit) for digit in range(CLASSES)],
+    "teachers": TEACHERS,
+}
+GNMAX = {"name": "gnmax", "sigma": 40.0}
+CONFIDENT = {"name": "confident_gnmax", "threshold": 200, "sigma1": 150.0, "sigma2": 40.0}
+LNMAX = {"name": "lnmax", "gamma": 0.05}
+STABLE = {"name": "stable", "sigma": 8.0, "delta_per_query": 1e-10}
+CLAIMED = {"name": "immutable", "c": 5, "gamma": 0.05, "pricing": "as_published"}
+
+
+def digest(text: object) -> bytes:
+    return hashlib.sha256(str(text).encode()).digest()
+
+
+def answered(query: object, label: int = 3, given: object = None) -> Proposal:
+    """A query that the teachers answered; `given` is its input where that is not all of it."""
+    return Proposal(
+        digest(query), digest(query if given is None else given), Outcome.ANSWERED, label
+    )
+
+
+def abstained(query: object, given: object = None) -> Proposal:
+    return Proposal(
+        digest(query), digest(query if given is None else given), Outcome.ABSTAINED, None
+    )
+
+
+def unvoted(query: object, given: object = None) -> Proposal:
+    return Proposal(digest(query), digest(query if given is None else given), None, None)
+
+
+def open_ledger(url: str, epsilon: float = 20.0) -> Ledger:
+    """A migrated database with one ensemble, `mnist`."""
+    engine = connect(url)
+    upgrade(engine)
+    ledger = Ledger(engine)
+    register(ledger, "mnist", epsilon)
+    return ledger
+
+
+def register(ledger: Ledger, name: str, epsilon: float = 20.0) -> None:
+    ledger.register_ensemble(
+        name, f"ensembles/{name}", digest(name).hex(), INFO, RECORDS, cap(epsilon, 1e-5)
+    )
+
+
+@contextmanager
+def unguarded(url: str) -> Iterator[Connection]:
+    """A transaction for a forger: no trigger fires and no CHECK holds any more, for good."""
+    engine = connect(url)
+    with engine.connect() as connection:
+        if engine.dialect.name == "sqlite":
+            connection.exec_driver_sql("PRAGMA ignore_check_constraints = ON")
+            names = connection.exec_driver_sql(
+                "SELECT name FROM sqlite_master WHERE type='trigger'"
+            )
+            for name in names.scalars().all():
+                connection.exec_driver_sql(f"DROP TRIGGER {name}")
+        else:
+            for table in ("charges", "projects", "ensembles"):
+                connection.exec_driver_sql(f"ALTER TABLE {table} DISABLE TRIGGER USER")
+                for check in inspect(connection).get_check_constraints(table):
+                    connection.exec_driver_sql(
+                        f"ALTER TABLE {table} DROP CONSTRAINT {check['name']}"
+                    )
+        yield connection
+        connection.commit()
+    engine.dispose()
+
+
+def terms(
+    queries: int, mechanism: Mapping[str, Any] = GNMAX, epsilon: float = 8.0, delta: float = 1e-6
+) -> Terms:
+    """Terms whose budget pays for exactly `queries` at the worst price."""
+    quoted = quote(build_mechanism(mechanism, teachers=TEACHERS, classes=CLASSES), epsilon, delta)
+    assert quoted.affordable(0, 0) >= queries, "ask for a larger epsilon"
+    worst = quoted.worst
+    return replace(quoted, budget=queries * worst.cost, cap_budget=queries * worst.cap_cost)
+
+
+def open_project(
+    ledger: Ledger,
+    queries: int,
+    mechanism: Mapping[str, Any] = GNMAX,
+    name: str = "study",
+    ensemble: str = "mnist",
+) -> ProjectRecord:
+    """A project that affords exactly `queries` at the worst price."""
+    return ledger.open_project(name, ensemble, mechanism, terms(queries, mechanism))

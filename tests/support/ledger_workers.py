@@ -1,0 +1,99 @@
+"""What other processes do to a ledger: each function is the whole life of one."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from books import answered, digest
+from sqlalchemy import Connection, event
+
+from terrine_server.errors import BudgetExhausted, CapExceeded
+from terrine_server.ledger import Ledger, Receipt, check_schema, connect, upgrade
+
+# Imported once by a server process that then forks: a new worker costs milliseconds.
+_processes = multiprocessing.get_context("forkserver")
+_processes.set_forkserver_preload([__name__])
+
+
+def in_processes(work: Callable[..., None], *arguments: tuple[Any, ...]) -> list[BaseProcess]:
+    """Run `work` in one process for each tuple of arguments, all at once, until all end."""
+    processes: list[BaseProcess] = [
+        _processes.Process(target=work, args=given) for given in arguments
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=120)
+    return processes
+
+
+def migrate(url: str) -> None:
+    engine = connect(url)
+    upgrade(engine)
+    check_schema(engine)
+
+
+def ask_until_exhausted(url: str, project_id: int, name: str, batch: int) -> None:
+    """Pay for ever new queries, a batch at a time, until refused."""
+    ledger = Ledger(connect(url))
+    try:
+        for round in range(1000):
+            ledger.charge(project_id, [answered(f"{name} {round} {i}") for i in range(batch)])
+    except BudgetExhausted:
+        return
+    raise AssertionError("the budget never ran out")
+
+
+def ask_same(url: str, project_id: int, queries: int, key: str) -> None:
+    """Pay for queries that everyone asks, each as one request with a key that everyone uses."""
+    ledger = Ledger(connect(url))
+    for i in range(queries):
+        ledger.charge(project_id, [answered(i)], (f"{key} {i}", digest(i)))
+
+
+def open_projects(url: str, names: list[str], terms: Any, mechanism: dict[str, Any]) -> None:
+    """Open projects until the ensemble's cap is reached."""
+    ledger = Ledger(connect(url))
+    for name in names:
+        try:
+            ledger.open_project(name, "mnist", mechanism, terms)
+        except CapExceeded:
+            return
+
+
+def die_before(url: str, project_id: int, queries: int, statement: int) -> None:
+    """Pay for a batch, but be killed just before the transaction's given statement is sent.
+
+    Statement -1 is the COMMIT.
+    """
+    engine = connect(url)
+    ledger = Ledger(engine)
+    seen = 0
+
+    def count(*_: object) -> None:
+        nonlocal seen
+        if seen == statement:
+            os.kill(os.getpid(), signal.SIGKILL)
+        seen += 1
+
+    def commit(_: Connection) -> None:
+        if statement == -1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    event.listen(engine, "before_cursor_execute", count)
+    event.listen(engine, "commit", commit)
+    ledger.charge(project_id, [answered(i) for i in range(queries)], ("key", digest("body")))
+
+
+def die_after_commit(url: str, project_id: int, queries: int) -> None:
+    """Pay for a batch, and be killed before anyone is told."""
+    receipt: Receipt = Ledger(connect(url)).charge(
+        project_id, [answered(i) for i in range(queries)], ("key", digest("body"))
+    )
+    assert receipt
+    os.kill(os.getpid(), signal.SIGKILL)
