@@ -182,7 +182,7 @@ class Client(Connection[httpx.Client]):
 
 
 class AsyncClient(Connection[httpx.AsyncClient]):
-    """`Client` for asyncio and trio: the same arguments and methods, awaited."""
+    """`Client` for asyncio: the same arguments and methods, awaited."""
 
     @staticmethod
     def _open(**options: Any) -> httpx.AsyncClient:
