@@ -337,9 +337,7 @@ class TokenCreate(Wire):
     project: Name | None = None
     label: Annotated[
         str,
-        Field(
-            max_length=100, pattern=r"^[^\x00-\x1f\x7f]*$", description="For your own records."
-        ),
+        Field(max_length=100, pattern=r"^[^\x00-\x1f\x7f]*$", description="For your own records."),
     ] = ""
     expires_in_days: Annotated[float, Field(gt=0, le=3650)] = 90
 
