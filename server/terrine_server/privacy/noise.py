@@ -8,7 +8,7 @@ noise, no rejection loop. The distributions are the discrete Gaussian of Canonne
 Accuracy: every boundary is floor(2²⁵⁶ F(k)) up to one unit, so a draw is within
 (entries + 1)·2⁻²⁵⁶ < 2⁻²³⁵ of the ideal in total variation. A query of up to 100,001 draws is
 within 2⁻²¹⁸, and even multiplied by 1 + e^ε for ε = 100 that is below 1e-21: the single unit of
-1e-18 that every query pays in δ covers it (docs/decisions/noise.md).
+1e-18 that every query pays in δ covers it (docs/decisions/0010-noise-of-256-bits.md).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import math
 
 MIN_EPSILON, MAX_EPSILON = 1e-6, 100.0
 """The ε that a project or an ensemble may have. Up to here the 256-bit sampler's slack, multiplied
-by e^ε, stays below what a query pays for it (docs/decisions/noise.md)."""
+by e^ε, stays below what a query pays for it (docs/decisions/0010-noise-of-256-bits.md)."""
 
 MIN_SIGMA, MAX_SIGMA = 0.5, 10_000.0
 """Standard deviations, in votes, for which the discrete Gaussian is sampled and priced.
