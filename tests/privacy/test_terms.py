@@ -215,13 +215,14 @@ def test_a_cap_covers_one_project_of_its_own_size_only_with_room_for_its_deltas(
         (1.0, -1e-5, "delta"),
         (1.0, math.nan, "delta must be finite"),
         (1.0, 1e-16, "adds to δ"),
+        (1.0, 1e-300, "adds to δ"),
         (0.01, 1e-5, "does not pay for a single query"),
     ],
 )
 def test_budgets_that_cannot_be_kept_are_refused(epsilon: float, delta: float, text: str) -> None:
-    mechanism = build({"name": "gnmax", "sigma": 20.0})
-    with pytest.raises(ParameterError, match=text):
-        quote(mechanism, epsilon, delta)
+    for spec in ({"name": "gnmax", "sigma": 20.0}, {"name": "lnmax", "gamma": 0.1}):
+        with pytest.raises(ParameterError, match=text):
+            quote(build(spec), epsilon, delta)
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 1e-5), (math.inf, 1e-5), (1.0, 1.5)])

@@ -232,7 +232,7 @@ def _best_order(events: Iterable[CostEvent], epsilon: float, delta: float) -> fl
     still fits" is not a valid filter (tests/privacy shows a counterexample). Orders beyond 1/δ
     make the rule at least as generous as adding up pure ε.
     """
-    orders = np.round(1 + np.geomspace(0.01, 100 / delta, 4000), 2)
+    orders = np.round(1 + np.geomspace(0.01, 100 / max(delta, 1e-15), 4000), 2)
     dearest = np.max([rdp(event, orders) for event in events], axis=0)
     return float(orders[np.argmax(rdp_budget(orders, epsilon, delta) / dearest)])
 
