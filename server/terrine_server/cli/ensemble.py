@@ -197,6 +197,26 @@ def register(
     )
 
 
+@app.command("list")
+def list_ensembles() -> None:
+    """List the registered ensembles, their caps, and how much of them projects have reserved."""
+    from terrine_server.operations import open_ledger
+    from terrine_server.settings import Settings
+
+    table = Table("ensemble", "teachers", "classes", "cap ε", "cap δ", "reserved", "guarantee")
+    for record in open_ledger(Settings()).ensembles():
+        table.add_row(
+            record.name,
+            str(record.info["teachers"]),
+            str(len(record.info["classes"])),
+            f"{record.epsilon:g}",
+            f"{record.delta:g}",
+            f"{record.reserved / record.cap:.1%}",
+            record.guarantee,
+        )
+    console.print(table)
+
+
 @app.command()
 def schema(
     public: Annotated[

@@ -1,0 +1,207 @@
+"""The owner's commands, as a person types them: real processes, real exit codes."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+from digits import DigitsEnsemble
+
+from terrine_server.settings import Settings
+
+TERRINE = [sys.executable, "-c", "from terrine_server.cli import main; main()"]
+
+
+@dataclass(frozen=True)
+class Done:
+    """What became of a command."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def fine(self) -> str:
+        assert self.code == 0, self.err
+        return self.out
+
+    @property
+    def refused(self) -> str:
+        """The error, which must be for a person: on stderr alone, without a traceback."""
+        assert self.code == 1, self
+        assert self.out == ""
+        assert "Traceback" not in self.err
+        assert self.err.startswith("Error: ")
+        return self.err
+
+
+Terrine = Callable[..., Done]
+
+
+@pytest.fixture
+def terrine(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Terrine:
+    """Run a command as the shell would, but in this process, where everything is imported."""
+    from terrine_server.cli import main
+
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: str, **extra: str) -> Done:
+        monkeypatch.setenv("TERRINE_DATA_DIR", str(tmp_path / "data"))
+        for name, value in extra.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(sys, "argv", ["terrine", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        for name in extra:
+            monkeypatch.delenv(name)
+        return Done(int(ended.value.code or 0), said.out, said.err)
+
+    return run
+
+
+def test_help_and_version_need_none_of_the_heavy_libraries() -> None:
+    code = """
+import sys
+for heavy in ("torch", "fastapi", "sqlalchemy", "alembic", "scipy", "uvicorn", "pydantic_settings"):
+    sys.modules[heavy] = None  # importing it raises ImportError
+from terrine_server.cli import main
+sys.argv = ["terrine", *sys.argv[1:]]
+main()
+"""
+
+    def light(*arguments: str) -> Done:
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments], capture_output=True, text=True
+        )
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    assert "project" in light("--help").fine
+    assert "0." in light("--version").fine
+    assert "--sigma" in light("project", "open", "--help").fine
+    assert "pip install 'terrine[server]'" in light("init").refused
+
+
+def test_serve_names_every_setting(terrine: Terrine) -> None:
+    said = terrine("serve", "--help").fine
+    assert set(re.findall(r"TERRINE_([A-Z_]+)", said)) == {
+        name.upper() for name in Settings.model_fields
+    }
+
+
+def test_serve_refuses_to_start_until_everything_is_there(terrine: Terrine, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    assert "terrine init" in terrine("serve").refused
+    assert not data.exists()
+    terrine("init").fine  # noqa: B018 - asserts
+    key = data / "secret.key"
+    assert key.stat().st_mode & 0o777 == 0o600
+    secret = key.read_text()
+
+    key.unlink()
+    assert "terrine init" in terrine("serve").refused
+    key.write_text("short")
+    assert "openssl rand" in terrine("serve").refused
+    key.write_text(secret)
+    (data / "terrine.sqlite").unlink()
+    assert "terrine init" in terrine("serve").refused
+    assert "Kept the secret key" in terrine("init").fine
+    assert key.read_text() == secret
+    nowhere = "postgresql+psycopg://nobody:hush@127.0.0.1:1/nothing"
+    unreachable = terrine("serve", TERRINE_DATABASE_URL=nowhere).refused
+    assert "127.0.0.1" in unreachable
+    assert "hush" not in unreachable
+    assert "port" in terrine("serve", TERRINE_PORT="many").refused
+    gone = str(tmp_path / "no-such-secret")
+    assert gone in terrine("serve", TERRINE_DATABASE_PASSWORD_FILE=gone).refused
+
+
+def test_an_owner_goes_from_nothing_to_a_served_label_and_back(
+    terrine: Terrine, tmp_path: Path, digits_ensemble: DigitsEnsemble
+) -> None:
+    data = tmp_path / "data"
+    terrine("init").fine  # noqa: B018
+    budget = ["--epsilon", "5", "--delta", "1e-5"]
+    opening = ["--ensemble", "digits", "--mechanism", "gnmax", "--sigma", "4", *budget]
+    assert "no ensemble" in terrine("project", "open", "study", *opening).refused
+    shutil.copytree(digits_ensemble.directory, data / "ensembles" / "digits")
+    register = ["ensemble", "register", "digits", "--epsilon", "20", "--delta"]
+    assert "delta" in terrine(*register, "2").refused
+    terrine(*register, "1e-4").fine  # noqa: B018
+    assert "registered already" in terrine(*register, "1e-4").refused
+    assert "digits" in terrine("ensemble", "list").fine
+
+    for absurd in ("0.001", "-1", "0", "nan", "inf"):
+        said = terrine("project", "open", "study", *opening, "--sigma", absurd).refused
+        assert "sigma" in said
+    for absurd in ("-1", "0", "inf", "nan"):
+        said = terrine("project", "open", "study", *opening, "--epsilon", absurd).refused
+        assert "epsilon" in said
+    assert "δ is 0.01" in terrine("project", "open", "study", *opening, "--delta", "0.01").refused
+    claimed = ["--mechanism", "immutable", "--c", "3", "--gamma", "0.2"]
+    claimed = [*opening[:2], *claimed, "--pricing", "as_published", *budget]
+    assert "--acknowledge-claimed" in terrine("project", "open", "risky", *claimed).refused
+    opened = terrine("project", "open", "risky", *claimed, "--acknowledge-claimed")
+    assert "claimed" in opened.fine
+    assert "queries left" in terrine("project", "open", "study", *opening).fine
+    assert "study" in terrine("project", "list").fine
+    assert "gnmax" in terrine("project", "show", "study").fine
+    assert "nobody" in terrine("project", "show", "nobody").refused
+    assert "project" in terrine("token", "create", "--role", "student").refused
+    token = terrine("token", "create", "--role", "student", "--project", "study").fine.strip()
+    assert re.fullmatch(r"terrine_[0-9a-f]{16}_[0-9a-f]{64}", token)
+
+    with served(data) as (url, log):
+        student = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"})
+        body = {"inputs": digits_ensemble.public[:2].tolist()}
+        assert student.post("/label", json=body).status_code == 200
+        terrine("project", "pause", "study").fine  # noqa: B018
+        assert student.post("/label", json=body).json()["type"].endswith("project-paused")
+        terrine("project", "resume", "study").fine  # noqa: B018
+        assert student.post("/label", json=body).status_code == 200
+        listed = terrine("token", "list").fine
+        assert token.split("_")[1] in listed
+        assert token.split("_")[2] not in listed
+        terrine("token", "revoke", token.split("_")[1]).fine  # noqa: B018
+        assert student.post("/label", json=body).status_code == 401
+        terrine("project", "close", "study", "--yes").fine  # noqa: B018
+        assert "closed" in terrine("project", "resume", "study").refused
+    assert "Finished server process" in log[-1]
+    assert "Traceback" not in "".join(log)
+    assert token.split("_")[2] not in "".join(log)
+
+
+@contextmanager
+def served(data: Path) -> Iterator[tuple[str, list[str]]]:
+    """`terrine serve` as a process of its own, asked to stop at the end; its address and log."""
+    server = subprocess.Popen(
+        [*TERRINE, "--data-dir", str(data), "serve", "--port", "0"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    log: list[str] = []
+    try:
+        assert server.stderr is not None
+        for line in server.stderr:
+            log.append(line)
+            if found := re.search(r"running on (http://\S+)", json.loads(line)["event"]):
+                yield found[1], log
+                break
+        else:
+            raise AssertionError(f"the server ended: {log}")
+    finally:
+        server.send_signal(signal.SIGTERM)
+        log += server.communicate(timeout=30)[1].splitlines()
+    assert server.returncode in (0, -signal.SIGTERM)

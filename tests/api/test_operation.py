@@ -1,0 +1,183 @@
+"""What holds for every request, and what those who operate the service see."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from caller import Caller, npy, slug
+from server import RunningServer
+
+from terrine_client.protocol import PROBLEMS
+from terrine_server import logs
+from terrine_server.ledger import Ledger
+from terrine_server.ratelimit import MAX_KEYS, RateLimit, RateLimited
+
+Call = Callable[..., Caller]
+
+
+@pytest.fixture
+def log() -> Iterator[io.StringIO]:
+    """Everything that the process logs, as `terrine serve` would print it."""
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    logs.configure("info")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # our own caller's
+    stream = io.StringIO()
+    handler = root.handlers[0]
+    assert isinstance(handler, logging.StreamHandler)
+    handler.setStream(stream)
+    yield stream
+    root.handlers[:], level = before
+    root.setLevel(level)
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_every_answer_carries_a_request_id(terrine_server: RunningServer, call: Call) -> None:
+    http = call("admin").http
+    for path in ("/healthz", "/readyz", "/metrics", "/ledger", "/nowhere", "/openapi.json"):
+        assert re.fullmatch("[0-9a-f]{32}", http.get(path).headers["x-request-id"])
+        ours = http.get(path, headers={"X-Request-Id": "trace-1.a_B"})
+        assert ours.headers["x-request-id"] == "trace-1.a_B"
+        forged = http.get(path, headers={"X-Request-Id": 'x" injected'})
+        assert re.fullmatch("[0-9a-f]{32}", forged.headers["x-request-id"])
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_every_problem_is_explained_where_its_type_points(
+    terrine_server: RunningServer, call: Call
+) -> None:
+    http = httpx.Client(base_url=terrine_server.url)
+    assert http.get("/problems").json() == {
+        slug: kind.model_dump() for slug, kind in PROBLEMS.items()
+    }
+    for kind in PROBLEMS:
+        assert http.get(f"/problems/{kind}").json()["meaning"]
+        page = http.get(f"/problems/{kind}", headers={"Accept": "text/html"})
+        assert page.headers["content-type"].startswith("text/html")
+        assert kind in page.text
+    assert slug(http.get("/problems/none")) == "not-found"
+    assert slug(http.get("/nowhere")) == "not-found"
+    wrong = http.put("/label")
+    assert slug(wrong) == "method-not-allowed"
+    assert "POST" in wrong.headers["Allow"]
+    assert "POST" in wrong.json()["detail"]
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_the_log_never_holds_inputs_labels_votes_or_tokens(
+    log: io.StringIO, terrine_server: RunningServer
+) -> None:
+    terrine_server.open_project()
+    token = terrine_server.token()
+    student = Caller(terrine_server, token)
+    inputs = terrine_server.ensemble.public[:3]
+    student.label(inputs, key="my-secret-key")
+    student.label(inputs + 100)
+    student.send(npy(inputs)[:-5], "application/x-npy")
+    student.http.get("/budget?hidden=in-the-query-string")
+    student.http.get("/a-path-that-is-nowhere")
+    for line in log.getvalue().splitlines():
+        entry = json.loads(line)
+        if entry["event"] == "request":
+            assert set(entry) == {
+                "event", "level", "timestamp", "request_id", "method", "route", "status", "seconds"
+            }  # fmt: skip
+    text = log.getvalue()
+    assert '"route": "/label"' in text
+    assert '"status": 422' in text
+    for secret in (token.split("_")[2], "my-secret-key", "hidden", "nowhere"):
+        assert secret not in text
+    assert not re.search(r"label\W+\d|counts|votes|inputs|answered|abstained", text)
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_defect_is_a_problem_without_a_traceback_and_a_log_line_without_values(
+    log: io.StringIO,
+    terrine_server: RunningServer,
+    call: Call,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terrine_server.open_project()
+    student = call()
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("counts were [12, 28]")
+
+    monkeypatch.setattr(Ledger, "charge", broken)
+    reply = student.label(terrine_server.ensemble.public[:2])
+    assert slug(reply) == "internal"
+    assert reply.status_code == 500
+    (entry,) = [e for e in map(json.loads, log.getvalue().splitlines()) if e["event"] == "defect"]
+    assert entry["request_id"] == reply.headers["x-request-id"]
+    assert entry["exception"] == "RuntimeError"
+    assert "broken" in entry["where"][-1]
+    for said in (reply.text, log.getvalue()):
+        assert "12, 28" not in said
+        assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_metrics_count_requests_and_name_no_project(
+    terrine_server: RunningServer, call: Call
+) -> None:
+    terrine_server.open_project("hush-hush")
+    student = call("student", "hush-hush")
+    student.label(terrine_server.ensemble.public[:2])
+    student.http.get("/projects/hush-hush")
+    metrics = student.http.get("/metrics").text
+    assert 'terrine_requests_total{method="POST",route="/label",status="200"} 1.0' in metrics
+    assert 'route="/projects/{name}"' in metrics
+    for word in ("hush", "digits", "abstained", "vote"):
+        assert word not in metrics
+
+
+def test_a_bucket_refills_evenly_and_says_when_to_come_back() -> None:
+    now = 0.0
+    limit = RateLimit(6, clock=lambda: now)
+    for _ in range(6):
+        limit.take("a")
+    limit.take("b")
+    with pytest.raises(RateLimited) as refused:
+        limit.take("a")
+    assert refused.value.extras == {"retry_after": 10}
+    now = 9.9
+    with pytest.raises(RateLimited):
+        limit.take("a")
+    now = 10.0
+    limit.take("a")
+    with pytest.raises(RateLimited):
+        limit.take("a")
+    now = 10_000.0
+    for _ in range(6):
+        limit.take("a")
+    with pytest.raises(RateLimited):
+        limit.take("a")
+
+
+def test_a_rate_limit_remembers_a_bounded_number_of_strangers() -> None:
+    limit = RateLimit(1)
+    for stranger in range(MAX_KEYS + 500):
+        limit.take(str(stranger))
+    assert len(limit._buckets) == MAX_KEYS
+
+
+def test_many_threads_never_take_more_than_the_allowance() -> None:
+    limit = RateLimit(50, clock=lambda: 0.0)
+
+    def taken(_: int) -> bool:
+        try:
+            limit.take("a")
+        except RateLimited:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(taken, range(400))) == 50
