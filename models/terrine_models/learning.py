@@ -1,0 +1,220 @@
+"""How a student learns: from labels alone, or from the unlabelled inputs beside them as well.
+
+Everything here reads public inputs and answers that were paid for, so nothing here costs privacy,
+however often it is done.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
+from numpy.typing import NDArray
+from torch import nn
+
+from .architectures import prepare
+from .augment import DRAWS, distort
+from .store import InputSpec, TableSchema
+from .students import Student, build_student, describe
+
+Method = Literal["supervised", "vat", "fixmatch"]
+
+
+@dataclass(frozen=True)
+class Training:
+    """How long and how to train; the defaults suit a few hundred labels and thousands without."""
+
+    method: Method = "fixmatch"
+    steps: int = 800
+    batch: int = 64
+    """Labelled inputs a step."""
+    unlabelled_batch: int = 128
+    learning_rate: float = 4e-3
+    weight_decay: float = 5e-4
+    warm_up: float = 0.25
+    """Share of the steps that learn from labels alone."""
+    confidence: float = 0.8
+    """fixmatch: the student's own label is believed from this probability on."""
+    radius: float = 1.5
+    """vat: length of the adversarial step, in units of the prepared input."""
+    seed: int = 0
+
+
+def train_student(
+    x: NDArray[np.generic],
+    labels: NDArray[np.int64],
+    *,
+    inputs: InputSpec,
+    classes: tuple[str, ...],
+    encoding: TableSchema | None = None,
+    training: Training | None = None,
+    on_step: Callable[[int, int], None] = lambda done, steps: None,
+) -> Student:
+    """Train on inputs [N, *shape] with `labels` [N], -1 where there is none.
+
+    Images are distorted at random in every step. The student is the running mean of the weights.
+    Raises ValueError when no input has a label.
+    """
+    training = training or Training()
+    if x.shape != (len(labels), *inputs.shape):
+        raise ValueError(f"inputs are {x.shape}, expected {(len(labels), *inputs.shape)}")
+    known = np.flatnonzero(labels >= 0)
+    if len(known) == 0:
+        raise ValueError("there is nothing to learn from: no input has a label")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(training.seed)
+        network = _train(
+            prepare(torch.from_numpy(np.asarray(x, dtype=np.float32)), inputs),
+            torch.from_numpy(known),
+            torch.from_numpy(labels),
+            build_student(inputs, len(classes)),
+            training,
+            on_step,
+        )
+    return Student(network, describe(inputs, classes, asdict(training), encoding))
+
+
+def _train(
+    x: torch.Tensor,
+    known: torch.Tensor,
+    labels: torch.Tensor,
+    network: nn.Module,
+    training: Training,
+    on_step: Callable[[int, int], None],
+) -> nn.Module:
+    average = copy.deepcopy(network).eval()
+    network.train()
+    optimizer = torch.optim.AdamW(
+        network.parameters(), training.learning_rate, weight_decay=training.weight_decay
+    )
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, training.learning_rate, total_steps=training.steps, pct_start=0.05
+    )
+    labelled, everything = (
+        _shuffled(known, training.batch),
+        _shuffled(torch.arange(len(x)), training.unlabelled_batch),
+    )
+    warm_up = (
+        training.steps
+        if training.method == "supervised"
+        else (int(training.steps * training.warm_up))
+    )
+    for step in range(training.steps):
+        batch = next(labelled)
+        if step < warm_up:
+            loss = F.cross_entropy(network(augment(x[batch])), labels[batch])
+        elif training.method == "vat":
+            pool = x[next(everything)]
+            loss = F.cross_entropy(network(augment(x[batch])), labels[batch])
+            loss = loss + vat_loss(network, pool, training.radius)
+        else:
+            pool = x[next(everything)]
+            loss = fixmatch_loss(
+                network, average, x[batch], labels[batch], pool, training.confidence
+            )
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        schedule.step()
+        follow(average, network, max(0.01, 1 / (1 + step / 10)))
+        on_step(step + 1, training.steps)
+    return average
+
+
+@torch.no_grad()
+def follow(average: nn.Module, network: nn.Module, pace: float) -> None:
+    """Move the averaged weights and statistics by the share `pace` towards the network's."""
+    for old, new in zip(average.state_dict().values(), network.state_dict().values(), strict=True):
+        if old.is_floating_point():
+            old.lerp_(new, pace)
+
+
+def augment(x: torch.Tensor) -> torch.Tensor:
+    """Images [B, C, H, W] distorted at random; rows of a table [B, d] as they are."""
+    return distort(x, torch.rand(len(x), DRAWS) * 2 - 1) if x.ndim == 4 else x
+
+
+def fixmatch_loss(
+    network: nn.Module,
+    average: nn.Module,
+    x: torch.Tensor,
+    labels: torch.Tensor,
+    pool: torch.Tensor,
+    confidence: float,
+) -> torch.Tensor:
+    """Labels of x [B, …], and the student's own labels of pool [U, …] where it is sure of them.
+
+    What the averaged network says of a plain input is what the network should say of a distorted
+    one. After Sohn et al., "FixMatch", NeurIPS 2020, with Tarvainen and Valpola's mean teacher.
+    """
+    with torch.no_grad():
+        sure, guess = average(pool).softmax(1).max(1)
+    scores = network(augment(torch.cat([x, pool])))
+    loss = F.cross_entropy(scores[: len(x)], labels)
+    own = F.cross_entropy(scores[len(x) :], guess, reduction="none")
+    total: torch.Tensor = loss + (own * (sure >= confidence)).mean()
+    return total
+
+
+def vat_loss(
+    network: nn.Module, x: torch.Tensor, radius: float, probe: float = 0.5
+) -> torch.Tensor:
+    """Local distributional smoothness of the network at x [B, …], and its entropy there.
+
+    LDS(x) = KL(p(x) || p(x + r)), r = radius · g / |g|, where g is the gradient of
+    KL(p(x) || p(x + probe · d)) in a random unit direction d: one power iteration towards the
+    direction in which the prediction changes most. After Miyato, Maeda, Koyama and Ishii,
+    "Virtual Adversarial Training", TPAMI 2018, equations 5 to 12, with the conditional entropy
+    of their equation 15 ("VAT+EntMin").
+    """
+    with frozen_statistics(network):
+        clean = network(x)
+        target = clean.detach()
+        direction = _unit(torch.randn_like(x)).requires_grad_()
+        change = divergence(target, network(x + probe * direction))
+        (gradient,) = torch.autograd.grad(change, direction)
+        smoothness = divergence(target, network(x + radius * _unit(gradient)))
+    entropy = -(clean.softmax(1) * clean.log_softmax(1)).sum(1).mean()
+    total: torch.Tensor = smoothness + entropy
+    return total
+
+
+def divergence(scores: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """Mean KL divergence of the distributions with scores [B, m] from those with `others`."""
+    return F.kl_div(
+        others.log_softmax(1), scores.log_softmax(1), reduction="batchmean", log_target=True
+    )
+
+
+@contextmanager
+def frozen_statistics(network: nn.Module) -> Iterator[None]:
+    """Keep perturbed inputs out of the running means of batch normalisation."""
+    norms = [m for m in network.modules() if isinstance(m, nn.BatchNorm2d)]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = 0.0
+    try:
+        yield
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+
+
+def _unit(x: torch.Tensor) -> torch.Tensor:
+    return F.normalize(x.flatten(1)).view_as(x)
+
+
+def _shuffled(rows: torch.Tensor, size: int) -> Iterator[torch.Tensor]:
+    """Batches of `size`, for ever: every row once, in random order, before any comes again."""
+    queue = rows[:0]
+    while True:
+        while len(queue) < size:
+            queue = torch.cat([queue, rows[torch.randperm(len(rows))]])
+        yield queue[:size]
+        queue = queue[size:]

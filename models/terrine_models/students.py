@@ -1,0 +1,199 @@
+"""A student: one small network that learns from bought labels, and may be published.
+
+    from terrine_models.learning import Training, train_student
+
+    student = train_student(x, labels, inputs=spec, classes=names)   # labels: -1 where unknown
+    student.save(Path("student"))
+    Student.load(Path("student")).probabilities(x_new)               # [B, m]
+
+A student has seen public inputs and private answers that were paid for, so its weights are
+post-processing: whoever holds them learns nothing about the private data beyond the budget.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
+from numpy.typing import NDArray
+from pydantic import ValidationError
+from torch import nn
+
+from .architectures import MLP, prepare
+from .store import (
+    InputSpec,
+    Record,
+    Sha256,
+    StoreError,
+    TableSchema,
+    load_tensors,
+    save_tensors,
+    versions,
+    write_atomically,
+)
+
+MODEL = "model.json"
+WEIGHTS = "model.safetensors"
+SMALL = 16  # images with a side under SMALL pixels are not shrunk before the first convolution
+BLOCK = 512
+
+
+class StudentModel(Record):
+    """`model.json`: what is needed to use a student, and how it was made."""
+
+    format: Literal["terrine-student-1"] = "terrine-student-1"
+    architecture: Literal["edges", "mlp"]
+    input: InputSpec
+    encoding: TableSchema | None = None
+    classes: tuple[str, ...]
+    training: dict[str, int | float | str]
+    versions: dict[str, str]
+    weights_sha256: Sha256
+
+
+class Edges(nn.Module):
+    """Fixed first layer: how strong the edges in each of 8 directions are, near each place.
+
+    Nothing here is learned, which is what lets a few hundred labels suffice. After the simple and
+    complex cells of Hubel and Wiesel, by way of oriented-gradient histograms.
+    """
+
+    DIRECTIONS = 8
+    filters: torch.Tensor
+
+    def __init__(self, stride: int) -> None:
+        super().__init__()
+        self.stride = stride
+        angles = torch.arange(self.DIRECTIONS) * (2 * math.pi / self.DIRECTIONS)
+        across = torch.tensor([[1.0, 0, -1], [2, 0, -2], [1, 0, -1]]) / 8  # Sobel
+        steered = angles.cos()[:, None, None] * across + angles.sin()[:, None, None] * across.T
+        self.register_buffer("filters", steered.unsqueeze(1), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, C, H, W] to [B, 8 C, H / stride, W / stride]."""
+        colours = x.shape[1]
+        edges = F.conv2d(x, self.filters.repeat(colours, 1, 1, 1), padding=1, groups=colours)
+        near = F.avg_pool2d(F.relu(edges), 3, self.stride, padding=1)
+        return torch.sqrt(near + 1e-4)
+
+
+class EdgeCNN(nn.Module):
+    """Edges, two convolutions, one dense layer: for images."""
+
+    def __init__(self, inputs: InputSpec, classes: int) -> None:
+        super().__init__()
+        height, width = inputs.shape[:2]
+        colours = inputs.shape[2] if len(inputs.shape) == 3 else 1
+        stride = 1 if min(height, width) < SMALL else 2
+        channels = Edges.DIRECTIONS * colours
+        self.edges = nn.Sequential(Edges(stride), nn.BatchNorm2d(channels))
+        self.layers = nn.Sequential(_convolution(channels, 48), _convolution(48, 96))
+        with torch.no_grad():
+            size = self.layers(self.edges(torch.zeros(1, colours, height, width))).numel()
+        self.scores = nn.Sequential(nn.Flatten(), nn.Dropout(0.3), nn.Linear(size, classes))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scores [B, m] of prepared images [B, C, H, W]."""
+        scores: torch.Tensor = self.scores(self.layers(self.edges(x)))
+        return scores
+
+
+def _convolution(channels: int, filters: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(channels, filters, 3, padding=1, bias=False),
+        nn.BatchNorm2d(filters),
+        nn.LeakyReLU(0.1),
+        nn.MaxPool2d(2, ceil_mode=True),
+    )
+
+
+def build_student(inputs: InputSpec, classes: int) -> nn.Module:
+    """An untrained network for inputs of this kind."""
+    if len(inputs.shape) == 1:
+        return MLP(inputs, classes, (64, 32))
+    return EdgeCNN(inputs, classes)
+
+
+class Student:
+    """A trained student. Make one with `train_student` or `load`."""
+
+    def __init__(self, network: nn.Module, model: StudentModel) -> None:
+        self.network = network.eval()
+        self.model = model
+
+    def probabilities(self, x: NDArray[np.generic]) -> NDArray[np.float64]:
+        """Class probabilities [B, m] of inputs [B, *shape]; rows sum to 1 up to rounding."""
+        if x.shape[1:] != self.model.input.shape:
+            raise ValueError(
+                f"inputs have shape {list(x.shape)}, expected "
+                f"[B, {', '.join(map(str, self.model.input.shape))}]"
+            )
+        out = np.empty((len(x), len(self.model.classes)))
+        with torch.inference_mode():
+            for at in range(0, len(x), BLOCK):
+                block = torch.from_numpy(np.asarray(x[at : at + BLOCK], dtype=np.float32))
+                scores = self.network(prepare(block, self.model.input))
+                out[at : at + BLOCK] = scores.double().softmax(1).numpy()
+        return out
+
+    def predict(self, x: NDArray[np.generic]) -> NDArray[np.int64]:
+        """The most probable class [B] of inputs [B, *shape]."""
+        best: NDArray[np.int64] = self.probabilities(x).argmax(1)
+        return best
+
+    def accuracy(self, x: NDArray[np.generic], labels: NDArray[np.int64]) -> float:
+        """Share of inputs [B, *shape] that are classified as `labels` [B] say."""
+        return float((self.predict(x) == labels).mean())
+
+    def save(self, directory: Path) -> None:
+        """Write `model.safetensors` and `model.json`; what was there is replaced, whole."""
+        directory.mkdir(parents=True, exist_ok=True)
+        digest = save_tensors(directory / WEIGHTS, dict(self.network.state_dict()))
+        self.model = self.model.model_copy(update={"weights_sha256": digest})
+        text = self.model.model_dump_json(indent=2, exclude_none=True)
+        write_atomically(directory / MODEL, text.encode() + b"\n")
+
+    @classmethod
+    def load(cls, directory: Path) -> Student:
+        """Load a student. Raises StoreError when a file is missing, altered or malformed."""
+        path = Path(directory) / MODEL
+        try:
+            model = StudentModel.model_validate_json(path.read_bytes())
+        except OSError as error:
+            raise StoreError(
+                f"{path} cannot be read ({error.strerror}); expected the directory of a student, "
+                "as made by `terrine student train`"
+            ) from None
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(str(part) for part in first["loc"]) or "the document"
+            raise StoreError(f"{path} is malformed at {where}: {first['msg']}") from None
+        network = build_student(model.input, len(model.classes))
+        tensors = load_tensors(Path(directory), WEIGHTS, model.weights_sha256)
+        try:
+            network.load_state_dict(tensors)
+        except RuntimeError as error:
+            raise StoreError(f"{Path(directory) / WEIGHTS} does not fit {path}: {error}") from None
+        return cls(network, model)
+
+
+def describe(
+    inputs: InputSpec,
+    classes: tuple[str, ...],
+    training: dict[str, int | float | str],
+    encoding: TableSchema | None = None,
+) -> StudentModel:
+    """The `model.json` of a student that is not saved yet."""
+    return StudentModel(
+        architecture="mlp" if len(inputs.shape) == 1 else "edges",
+        input=inputs,
+        encoding=encoding,
+        classes=classes,
+        training=training,
+        versions=versions(),
+        weights_sha256="0" * 64,
+    )
