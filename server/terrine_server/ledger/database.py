@@ -199,8 +199,11 @@ def _explanation(engine: Engine, error: SQLAlchemyError) -> DatabaseUnavailable:
     cause = f"{where}: {words}"
     if state in _BUSY or "database is locked" in words:
         return DatabaseUnavailable("the ledger is busy; retry", cause)
+    path = sqlite_path(engine)
+    if path is not None and not path.exists():
+        return SchemaMismatch("there is no ledger yet; run `terrine init`", str(path))
     if state in _NO_TABLE or re.search(r"no such (table|column)", words):
-        return SchemaMismatch("the ledger's tables are missing; run `terrine init`", cause)
+        return SchemaMismatch("the ledger has no tables yet; run `terrine init`", cause)
     if isinstance(error, exc.IntegrityError):
         return BrokenBooks(
             "the ledger refused an entry; the server's operator should run "

@@ -42,9 +42,6 @@ def upgrade(engine: Engine) -> None:
 
 def check_schema(engine: Engine) -> None:
     """Raise SchemaMismatch, with the command to run, unless the tables are this version's."""
-    path = sqlite_path(engine)
-    if path is not None and not path.exists():
-        raise SchemaMismatch("there is no ledger yet; run `terrine init`", str(path))
     with reading(engine) as connection:
         state = _state(connection)
     if state == "newer":

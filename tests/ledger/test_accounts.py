@@ -1,0 +1,214 @@
+"""A cap is shared by every project of its ensemble, and terms are for ever."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from books import (
+    CLAIMED,
+    CLASSES,
+    CONFIDENT,
+    GNMAX,
+    INFO,
+    LNMAX,
+    RECORDS,
+    STABLE,
+    TEACHERS,
+    answered,
+    digest,
+    open_ledger,
+    open_project,
+    register,
+    terms,
+)
+
+from terrine_client.protocol import Guarantee, ProjectStatus
+from terrine_server.errors import CapExceeded, Conflict, InvalidTerms, NotFound
+from terrine_server.ledger import Ledger
+from terrine_server.privacy import build_mechanism, cap, quote
+
+
+@pytest.fixture
+def ledger(database_url: str) -> Ledger:
+    return open_ledger(database_url, epsilon=4.0)
+
+
+def test_an_ensemble_is_remembered_as_registered(ledger: Ledger) -> None:
+    limit = cap(4.0, 1e-5)
+    ensemble = ledger.ensemble("mnist")
+    assert ledger.ensembles() == [ensemble]
+    assert (ensemble.cap, ensemble.delta_cap) == (limit.budget, limit.delta_budget)
+    assert (ensemble.epsilon, ensemble.delta, ensemble.records) == (4.0, 1e-5, RECORDS)
+    assert (ensemble.reserved, ensemble.delta_reserved) == (0, 0)
+    assert ensemble.info == INFO
+    assert ensemble.manifest_sha256 == digest("mnist").hex()
+    assert ensemble.guarantee is Guarantee.PROVEN
+    with pytest.raises(NotFound):
+        ledger.ensemble("nobody")
+
+
+def test_the_same_teachers_never_get_a_second_cap(ledger: Ledger) -> None:
+    with pytest.raises(Conflict, match="registered already"):
+        register(ledger, "mnist")
+    with pytest.raises(Conflict, match="registered as 'mnist'"):
+        ledger.register_ensemble(
+            "mnist-again", "elsewhere", digest("mnist").hex(), INFO, RECORDS, cap(4.0, 1e-5)
+        )
+
+
+@pytest.mark.parametrize("delta", [1 / RECORDS, 1e-4])
+def test_a_cap_with_delta_of_one_record_or_more_is_refused(ledger: Ledger, delta: float) -> None:
+    with pytest.raises(InvalidTerms, match="1/60000"):
+        ledger.register_ensemble(
+            "other", "path", digest("other").hex(), INFO, RECORDS, cap(4.0, delta)
+        )
+
+
+def test_a_project_with_delta_of_one_record_or_more_is_refused(ledger: Ledger) -> None:
+    with pytest.raises(InvalidTerms, match="1/60000"):
+        ledger.open_project("study", "mnist", GNMAX, terms(1, delta=1 / RECORDS))
+    assert ledger.ensemble("mnist").reserved == 0
+
+
+@pytest.mark.parametrize("name", ["", "Study", "-study", "a b", "x" * 65, "étude", "a/b"])
+def test_a_name_that_no_url_could_hold_is_refused(ledger: Ledger, name: str) -> None:
+    with pytest.raises(InvalidTerms, match="cannot name a project"):
+        open_project(ledger, 1, name=name)
+
+
+@pytest.mark.parametrize(
+    "mechanism", [GNMAX, CONFIDENT, LNMAX, STABLE, CLAIMED], ids=lambda m: m["name"]
+)
+def test_opening_reserves_and_closing_returns_what_was_not_spent(
+    ledger: Ledger, mechanism: dict[str, Any]
+) -> None:
+    project = open_project(ledger, 3, mechanism)
+    opened = ledger.ensemble("mnist")
+    assert opened.reserved == project.terms.cap_budget
+    assert opened.delta_reserved == project.terms.delta_budget
+
+    after = ledger.charge(project.id, [answered(1)]).project
+    assert ledger.ensemble("mnist").reserved == opened.reserved, "charging reserves no more"
+
+    closed = ledger.set_status("study", ProjectStatus.CLOSED)
+    assert closed.closed_at is not None
+    assert closed.ensemble == ledger.ensemble("mnist")
+    assert closed.ensemble.reserved == after.cap_spent == project.terms.worst.cap_cost
+    assert closed.ensemble.delta_reserved == after.delta_spent
+    assert ledger.verify("study").ok
+
+
+def test_what_was_returned_can_be_reserved_again(ledger: Ledger) -> None:
+    everything = ledger.ensemble("mnist").cap
+    whole = replace(terms(1), budget=everything, cap_budget=everything)
+    ledger.open_project("first", "mnist", GNMAX, whole)
+    with pytest.raises(CapExceeded) as refusal:
+        ledger.open_project("second", "mnist", GNMAX, terms(1))
+    assert refusal.value.extras["available"] == 0
+    assert refusal.value.extras["required"] == terms(1).cap_budget
+    ledger.set_status("first", ProjectStatus.CLOSED)
+    ledger.open_project("second", "mnist", GNMAX, terms(1))
+    assert all(ledger.verify(name).ok for name in ("first", "second"))
+
+
+def test_the_cap_is_refused_one_unit_above_it(ledger: Ledger) -> None:
+    limit = ledger.ensemble("mnist").cap
+    with pytest.raises(CapExceeded):
+        ledger.open_project("study", "mnist", GNMAX, replace(terms(1), cap_budget=limit + 1))
+    assert ledger.projects() == []
+
+
+def test_additive_deltas_share_the_cap_too(ledger: Ledger) -> None:
+    limit = ledger.ensemble("mnist").delta_cap
+    share = replace(terms(1, STABLE), delta_budget=limit // 2 + 1)
+    ledger.open_project("first", "mnist", STABLE, share)
+    with pytest.raises(CapExceeded):
+        ledger.open_project("second", "mnist", STABLE, share)
+
+
+def test_ensembles_have_caps_of_their_own(ledger: Ledger) -> None:
+    register(ledger, "second")
+    open_project(ledger, 3, ensemble="second")
+    assert ledger.ensemble("mnist").reserved == 0
+
+
+def test_a_claimed_project_marks_its_ensemble_for_ever(ledger: Ledger) -> None:
+    assert not ledger.ensemble("mnist").claimed
+    project = open_project(ledger, 2, CLAIMED)
+    assert project.guarantee is Guarantee.CLAIMED
+    assert project.ensemble.claimed
+    ledger.set_status("study", ProjectStatus.CLOSED)
+    assert ledger.ensemble("mnist").guarantee is Guarantee.CLAIMED
+
+
+def test_terms_come_back_exactly_as_they_were_opened(ledger: Ledger) -> None:
+    mechanism = build_mechanism(CONFIDENT, teachers=TEACHERS, classes=CLASSES)
+    quoted = quote(mechanism, 1.0, 1e-6)
+    ledger.open_project("study", "mnist", CONFIDENT, quoted)
+    project = ledger.project("study")
+    assert project.terms == quoted
+    assert project.mechanism == CONFIDENT
+    assert project.events == {o: event.to_json() for o, event in mechanism.events().items()}
+    assert project.status is ProjectStatus.ACTIVE
+    assert (project.charges, project.head) == (0, project.genesis)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "why"),
+    [
+        (CONFIDENT, "not quoted for"),
+        (CLAIMED, "not quoted for"),
+        ({"name": "gnmax", "sigma": 0.0}, "sigma"),
+        ({"name": "gnmaxx", "sigma": 40.0}, "gnmaxx"),
+    ],
+    ids=["other outcomes", "other guarantee", "no noise", "unknown"],
+)
+def test_terms_of_another_mechanism_are_refused(
+    ledger: Ledger, mechanism: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(InvalidTerms, match=why):
+        ledger.open_project("study", "mnist", mechanism, terms(2, GNMAX))
+
+
+def test_amounts_beyond_what_is_counted_are_refused(ledger: Ledger) -> None:
+    with pytest.raises(InvalidTerms, match="budget"):
+        ledger.open_project("study", "mnist", GNMAX, replace(terms(1), budget=2**63))
+
+
+def test_a_name_is_never_used_twice(ledger: Ledger) -> None:
+    open_project(ledger, 1)
+    ledger.set_status("study", ProjectStatus.CLOSED)
+    with pytest.raises(Conflict, match="never used twice"):
+        open_project(ledger, 1)
+    with pytest.raises(NotFound, match="no ensemble 'nobody'"):
+        open_project(ledger, 1, name="other", ensemble="nobody")
+
+
+def test_pausing_can_be_undone_and_closing_cannot(ledger: Ledger) -> None:
+    open_project(ledger, 1)
+    for status in (ProjectStatus.PAUSED, ProjectStatus.ACTIVE, ProjectStatus.CLOSED):
+        assert ledger.set_status("study", status).status is status
+    closed = ledger.project("study")
+    assert ledger.set_status("study", ProjectStatus.CLOSED) == closed, "closing twice is no error"
+    with pytest.raises(Conflict, match="closed for good"):
+        ledger.set_status("study", ProjectStatus.ACTIVE)
+    with pytest.raises(NotFound):
+        ledger.set_status("nobody", ProjectStatus.CLOSED)
+
+
+def test_projects_are_paged_and_filtered(ledger: Ledger) -> None:
+    register(ledger, "second")
+    for name in ("d", "a", "c", "b"):
+        open_project(ledger, 1, name=name, ensemble="second" if name == "c" else "mnist")
+    ledger.set_status("b", ProjectStatus.PAUSED)
+
+    def names(**filters: Any) -> list[str]:
+        return [project.name for project in ledger.projects(**filters)]
+
+    assert names(limit=2) == ["a", "b"]
+    assert names(after="b", limit=2) == ["c", "d"]
+    assert names(ensemble="mnist") == ["a", "b", "d"]
+    assert names(status=ProjectStatus.PAUSED) == ["b"]
+    assert names(after="d") == []

@@ -1,0 +1,78 @@
+"""Tokens are remembered without their secrets."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from books import digest, open_ledger, open_project
+
+from terrine_client.protocol import Role
+from terrine_server.errors import Conflict, NotFound
+from terrine_server.ledger import Ledger, TokenRecord
+
+LATER = datetime(2100, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+
+
+@pytest.fixture
+def ledger(database_url: str) -> Ledger:
+    ledger = open_ledger(database_url)
+    open_project(ledger, 1)
+    return ledger
+
+
+def create(
+    ledger: Ledger, id: str, role: Role = Role.STUDENT, project: str | None = "study"
+) -> TokenRecord:
+    return ledger.create_token(
+        id=id, hash=digest(id), role=role, project=project, label="for tests", expires_at=LATER
+    )
+
+
+def test_a_token_comes_back_as_it_was_made(ledger: Ledger) -> None:
+    token = create(ledger, "one")
+    assert ledger.find_token("one") == token
+    assert (token.role, token.project, token.label) == (Role.STUDENT, "study", "for tests")
+    assert (token.hash, token.expires_at, token.revoked_at) == (digest("one"), LATER, None)
+    assert abs(token.created_at - datetime.now(UTC)) < timedelta(minutes=1)
+    assert ledger.find_token("another") is None
+
+
+def test_an_expiry_in_any_zone_is_the_same_instant(ledger: Ledger) -> None:
+    from datetime import timezone
+
+    eastern = LATER.astimezone(timezone(timedelta(hours=-5)))
+    token = ledger.create_token(
+        id="one", hash=digest(1), role=Role.ADMIN, project=None, label="", expires_at=eastern
+    )
+    assert token.expires_at == LATER
+
+
+def test_a_students_token_belongs_to_one_project_and_others_to_none(ledger: Ledger) -> None:
+    assert create(ledger, "auditor", Role.AUDITOR, None).project is None
+    for role, project in [(Role.STUDENT, None), (Role.ADMIN, "study"), (Role.AUDITOR, "study")]:
+        with pytest.raises(Conflict, match="one project"):
+            create(ledger, "wrong", role, project)
+    with pytest.raises(NotFound):
+        create(ledger, "wrong", Role.STUDENT, "nobody")
+    with pytest.raises(Conflict, match="taken"):
+        create(ledger, "auditor", Role.ADMIN, None)
+
+
+def test_revoking_is_remembered_once(ledger: Ledger) -> None:
+    create(ledger, "one")
+    revoked = ledger.revoke_token("one")
+    assert revoked.revoked_at is not None
+    assert ledger.revoke_token("one") == revoked
+    assert ledger.find_token("one") == revoked
+    with pytest.raises(NotFound):
+        ledger.revoke_token("another")
+
+
+def test_tokens_are_listed_oldest_first(ledger: Ledger) -> None:
+    open_project(ledger, 1, name="second")
+    create(ledger, "b")
+    create(ledger, "a", Role.ADMIN, None)
+    create(ledger, "c", Role.STUDENT, "second")
+    assert [token.id for token in ledger.list_tokens()] == ["b", "a", "c"]
+    assert [token.id for token in ledger.list_tokens(project="second")] == ["c"]
