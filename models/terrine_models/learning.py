@@ -21,7 +21,7 @@ from torch import nn
 from .architectures import prepare
 from .augment import DRAWS, distort
 from .store import InputSpec, TableSchema
-from .students import Student, build_student, describe
+from .students import Student, build_student, describe, initialise_student
 
 Method = Literal["supervised", "vat", "fixmatch"]
 
@@ -67,16 +67,14 @@ def train_student(
     known = np.flatnonzero(labels >= 0)
     if len(known) == 0:
         raise ValueError("there is nothing to learn from: no input has a label")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(training.seed)
-        network = _train(
-            prepare(torch.from_numpy(np.asarray(x, dtype=np.float32)), inputs),
-            torch.from_numpy(known),
-            torch.from_numpy(labels),
-            build_student(inputs, len(classes)),
-            training,
-            on_step,
-        )
+    network = _train(
+        prepare(torch.from_numpy(np.asarray(x, dtype=np.float32)), inputs),
+        torch.from_numpy(known),
+        torch.from_numpy(labels),
+        build_student(inputs, len(classes)),
+        training,
+        on_step,
+    )
     return Student(network, describe(inputs, classes, asdict(training), encoding))
 
 
@@ -88,6 +86,8 @@ def _train(
     training: Training,
     on_step: Callable[[int, int], None],
 ) -> nn.Module:
+    random = torch.Generator().manual_seed(training.seed)
+    initialise_student(network, random)
     average = copy.deepcopy(network).eval()
     network.train()
     optimizer = torch.optim.AdamW(
@@ -97,8 +97,8 @@ def _train(
         optimizer, training.learning_rate, total_steps=training.steps, pct_start=0.05
     )
     labelled, everything = (
-        _shuffled(known, training.batch),
-        _shuffled(torch.arange(len(x)), training.unlabelled_batch),
+        _shuffled(known, training.batch, random),
+        _shuffled(torch.arange(len(x)), training.unlabelled_batch, random),
     )
     warm_up = (
         training.steps
@@ -108,15 +108,15 @@ def _train(
     for step in range(training.steps):
         batch = next(labelled)
         if step < warm_up:
-            loss = F.cross_entropy(network(augment(x[batch])), labels[batch])
+            loss = F.cross_entropy(network(augment(x[batch], random)), labels[batch])
         elif training.method == "vat":
             pool = x[next(everything)]
-            loss = F.cross_entropy(network(augment(x[batch])), labels[batch])
-            loss = loss + vat_loss(network, pool, training.radius)
+            loss = F.cross_entropy(network(augment(x[batch], random)), labels[batch])
+            loss = loss + vat_loss(network, pool, training.radius, random)
         else:
             pool = x[next(everything)]
             loss = fixmatch_loss(
-                network, average, x[batch], labels[batch], pool, training.confidence
+                network, average, x[batch], labels[batch], pool, training.confidence, random
             )
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -135,9 +135,11 @@ def follow(average: nn.Module, network: nn.Module, pace: float) -> None:
             old.lerp_(new, pace)
 
 
-def augment(x: torch.Tensor) -> torch.Tensor:
+def augment(x: torch.Tensor, random: torch.Generator) -> torch.Tensor:
     """Images [B, C, H, W] distorted at random; rows of a table [B, d] as they are."""
-    return distort(x, torch.rand(len(x), DRAWS) * 2 - 1) if x.ndim == 4 else x
+    if x.ndim == 2:
+        return x
+    return distort(x, torch.rand(len(x), DRAWS, generator=random) * 2 - 1)
 
 
 def fixmatch_loss(
@@ -147,6 +149,7 @@ def fixmatch_loss(
     labels: torch.Tensor,
     pool: torch.Tensor,
     confidence: float,
+    random: torch.Generator,
 ) -> torch.Tensor:
     """Labels of x [B, …], and the student's own labels of pool [U, …] where it is sure of them.
 
@@ -155,7 +158,7 @@ def fixmatch_loss(
     """
     with torch.no_grad():
         sure, guess = average(pool).softmax(1).max(1)
-    scores = network(augment(torch.cat([x, pool])))
+    scores = network(augment(torch.cat([x, pool]), random))
     loss = F.cross_entropy(scores[: len(x)], labels)
     own = F.cross_entropy(scores[len(x) :], guess, reduction="none")
     total: torch.Tensor = loss + (own * (sure >= confidence)).mean()
@@ -163,7 +166,11 @@ def fixmatch_loss(
 
 
 def vat_loss(
-    network: nn.Module, x: torch.Tensor, radius: float, probe: float = 0.5
+    network: nn.Module,
+    x: torch.Tensor,
+    radius: float,
+    random: torch.Generator,
+    probe: float = 0.5,
 ) -> torch.Tensor:
     """Local distributional smoothness of the network at x [B, …], and its entropy there.
 
@@ -176,7 +183,7 @@ def vat_loss(
     with frozen_statistics(network):
         clean = network(x)
         target = clean.detach()
-        direction = _unit(torch.randn_like(x)).requires_grad_()
+        direction = _unit(torch.randn(x.shape, generator=random)).requires_grad_()
         change = divergence(target, network(x + probe * direction))
         (gradient,) = torch.autograd.grad(change, direction)
         smoothness = divergence(target, network(x + radius * _unit(gradient)))
@@ -210,11 +217,11 @@ def _unit(x: torch.Tensor) -> torch.Tensor:
     return F.normalize(x.flatten(1)).view_as(x)
 
 
-def _shuffled(rows: torch.Tensor, size: int) -> Iterator[torch.Tensor]:
+def _shuffled(rows: torch.Tensor, size: int, random: torch.Generator) -> Iterator[torch.Tensor]:
     """Batches of `size`, for ever: every row once, in random order, before any comes again."""
     queue = rows[:0]
     while True:
         while len(queue) < size:
-            queue = torch.cat([queue, rows[torch.randperm(len(rows))]])
+            queue = torch.cat([queue, rows[torch.randperm(len(rows), generator=random)]])
         yield queue[:size]
         queue = queue[size:]

@@ -94,11 +94,11 @@ class EdgeCNN(nn.Module):
         self.layers = nn.Sequential(_convolution(channels, 48), _convolution(48, 96))
         with torch.no_grad():
             size = self.layers(self.edges(torch.zeros(1, colours, height, width))).numel()
-        self.scores = nn.Sequential(nn.Flatten(), nn.Dropout(0.3), nn.Linear(size, classes))
+        self.scores = nn.Linear(size, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Scores [B, m] of prepared images [B, C, H, W]."""
-        scores: torch.Tensor = self.scores(self.layers(self.edges(x)))
+        scores: torch.Tensor = self.scores(self.layers(self.edges(x)).flatten(1))
         return scores
 
 
@@ -112,10 +112,19 @@ def _convolution(channels: int, filters: int) -> nn.Sequential:
 
 
 def build_student(inputs: InputSpec, classes: int) -> nn.Module:
-    """An untrained network for inputs of this kind."""
+    """A network for inputs of this kind, not initialised."""
     if len(inputs.shape) == 1:
         return MLP(inputs, classes, (64, 32))
     return EdgeCNN(inputs, classes)
+
+
+def initialise_student(network: nn.Module, generator: torch.Generator) -> None:
+    """He initialisation from `generator`, so that students may be trained side by side."""
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_uniform_(module.weight, nonlinearity="relu", generator=generator)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
 
 
 class Student:
