@@ -59,6 +59,7 @@ def create_app(settings: Settings) -> FastAPI:
         # These pages would load scripts from a stranger's server.
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,
     )
     app.state.services = services
     app.add_middleware(

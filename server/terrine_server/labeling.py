@@ -148,6 +148,6 @@ def mechanism_of(project: ProjectRecord) -> Mechanism:
     return _mechanism(json.dumps(dict(project.mechanism)), info["teachers"], len(info["classes"]))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def _mechanism(spec: str, teachers: int, classes: int) -> Mechanism:
     return build_mechanism(json.loads(spec), teachers=teachers, classes=classes)

@@ -6,10 +6,12 @@ container inspection.
 
 from __future__ import annotations
 
+import os
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -74,6 +76,16 @@ class Settings(BaseSettings):
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Field(description="Least severity logged.")
     ] = "info"
+
+    @model_validator(mode="after")
+    def _no_setting_is_misspelt(self) -> Self:
+        """A misspelt limit must not turn into a default that nobody chose."""
+        names = {f"TERRINE_{field.upper()}" for field in type(self).model_fields}
+        for name in os.environ:
+            close = get_close_matches(name, names, n=1, cutoff=0.9)
+            if close and name not in names:
+                raise ValueError(f"there is no setting {name}; did you mean {close[0]}?")
+        return self
 
     @property
     def ensembles_dir(self) -> Path:

@@ -124,6 +124,8 @@ def test_serve_refuses_to_start_until_everything_is_there(terrine: Terrine, tmp_
     assert "127.0.0.1" in unreachable
     assert "hush" not in unreachable
     assert "port" in terrine("serve", TERRINE_PORT="many").refused
+    misspelt = terrine("serve", TERRINE_REQUEST_PER_MINUTE="5").refused
+    assert "did you mean TERRINE_REQUESTS_PER_MINUTE?" in misspelt
     gone = str(tmp_path / "no-such-secret")
     assert gone in terrine("serve", TERRINE_DATABASE_PASSWORD_FILE=gone).refused
 

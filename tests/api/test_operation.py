@@ -17,8 +17,9 @@ from server import RunningServer
 
 from terrine_client.protocol import PROBLEMS
 from terrine_server import logs
+from terrine_server.errors import RateLimited
 from terrine_server.ledger import Ledger
-from terrine_server.ratelimit import MAX_KEYS, RateLimit, RateLimited
+from terrine_server.ratelimit import MAX_KEYS, RateLimit
 
 Call = Callable[..., Caller]
 

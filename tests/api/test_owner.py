@@ -185,7 +185,7 @@ def test_the_ledger_is_read_page_by_page(terrine_server: RunningServer, call: Ca
     names, cursor = [], None
     while True:
         page = BudgetPage.model_validate_json(
-            auditor.http.get("/ledger", params={"limit": 2} | _cursor(cursor)).content
+            auditor.http.get("/ledger", params=_cursor(cursor) | {"limit": 2}).content
         )
         names += [budget.project for budget in page.items]
         if (cursor := page.next) is None:
@@ -197,7 +197,7 @@ def test_the_ledger_is_read_page_by_page(terrine_server: RunningServer, call: Ca
     entries, cursor = [], None
     while True:
         charges = LedgerPage.model_validate_json(
-            auditor.http.get("/ledger/b", params={"limit": 3} | _cursor(cursor)).content
+            auditor.http.get("/ledger/b", params=_cursor(cursor) | {"limit": 3}).content
         )
         assert len(charges.items) <= 3
         entries += charges.items
@@ -219,7 +219,7 @@ def test_the_ledger_is_read_page_by_page(terrine_server: RunningServer, call: Ca
     assert slug(auditor.http.get("/ledger/nobody/verify")) == "not-found"
 
 
-def _cursor(cursor: str | None) -> dict[str, str]:
+def _cursor(cursor: str | None) -> dict[str, Any]:
     return {} if cursor is None else {"cursor": cursor}
 
 

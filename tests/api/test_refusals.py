@@ -179,9 +179,9 @@ def test_only_a_valid_token_of_the_right_role_and_project_opens_a_door(
             body["POST /projects"] = {
                 "name": "x",
                 "ensemble": "digits",
-                "mechanism": {"name": "gnmax", "sigma": 4},  # type: ignore[dict-item]
+                "mechanism": {"name": "gnmax", "sigma": 4},
                 "epsilon": 1,
-                "delta": 1e-5,  # type: ignore[dict-item]
+                "delta": 1e-5,
             }
             said = role.http.request(method, path, json=body.get(door))
             assert slug(said) == "forbidden", door

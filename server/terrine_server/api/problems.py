@@ -8,15 +8,17 @@ from http import HTTPStatus
 from typing import Any
 
 import structlog
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from terrine_client.protocol import PROBLEMS, Problem, ProblemType
+from terrine_server.api import openapi
 from terrine_server.errors import NotFound, TerrineError
 
 log = structlog.get_logger("terrine")
+router = APIRouter(tags=["problems"])
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_SECONDS = 2
@@ -70,15 +72,20 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(TerrineError, _refused)
     app.add_exception_handler(RequestValidationError, _malformed)
     app.add_exception_handler(HTTPException, _framework)
-    app.add_api_route("/problems", catalogue, methods=["GET"], tags=["problems"])
-    app.add_api_route("/problems/{slug}", explanation, methods=["GET"], tags=["problems"])
+    app.include_router(router)
 
 
-def catalogue(request: Request) -> dict[str, ProblemType]:
+@router.get("/problems")
+def catalogue() -> dict[str, ProblemType]:
     """Return every type of problem, by the last part of its `type`."""
     return PROBLEMS
 
 
+@router.get(
+    "/problems/{slug}",
+    response_model=ProblemType,
+    responses=openapi.problems("not-found", token=False),
+)
 def explanation(request: Request, slug: str) -> Any:
     """Explain one type of problem; as a page where a browser asks."""
     if slug not in PROBLEMS:

@@ -18,7 +18,6 @@ KNOWN = (
     ("terrine_models.store", "StoreError"),
     ("terrine_models.data", "DataError"),
     ("terrine_models.teachers", "TrainingError"),
-    ("terrine_models.teachers", "TrainingError"),
     ("terrine_server.auth", "SecretKeyError"),
     ("terrine_client.errors", "TerrineError"),
 )

@@ -1,0 +1,137 @@
+"""The reference and the OpenAPI document say what the server does."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import BaseModel
+from server import RunningServer
+
+from terrine_client import protocol
+from terrine_client.protocol import PROBLEMS
+from terrine_server.settings import Settings
+
+REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "api.md"
+Document = dict[str, Any]
+
+
+def reference() -> str:
+    return REFERENCE.read_text()
+
+
+@pytest.fixture
+def document(terrine_server: RunningServer) -> Document:
+    served: Document = httpx.get(f"{terrine_server.url}/openapi.json").json()
+    return served
+
+
+def operations(document: Document) -> Iterator[tuple[str, str, Document]]:
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            yield method.upper(), path, operation
+
+
+def test_the_reference_lists_exactly_the_problems_there_are() -> None:
+    rows = re.findall(r"^\| `([a-z-]+)` \| (\d{3}) \| (.+) \|$", reference(), re.MULTILINE)
+    assert rows == [(slug, str(kind.status), kind.meaning) for slug, kind in PROBLEMS.items()]
+
+
+def test_the_reference_lists_exactly_the_settings_there_are() -> None:
+    rows = re.findall(r"^\| `TERRINE_([A-Z_]+)` \| (.*?) \| (.+) \|$", reference(), re.MULTILINE)
+    assert rows == [
+        (name.upper(), "" if not field.default else f"`{field.default}`", field.description)
+        for name, field in Settings.model_fields.items()
+    ]
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_the_reference_lists_exactly_the_endpoints_there_are(document: Document) -> None:
+    rows = re.findall(r"^\| `([A-Z]+) (/\S*)` \| ", reference(), re.MULTILINE)
+    assert sorted(rows) == sorted((method, path) for method, path, _ in operations(document))
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_every_command_in_the_reference_works(
+    terrine_server: RunningServer, tmp_path: Path
+) -> None:
+    terrine_server.open_project()
+    environment = os.environ | {
+        "TERRINE_URL": terrine_server.url,
+        "STUDENT": terrine_server.token(),
+        "AUDITOR": terrine_server.token("auditor"),
+        "ADMIN": terrine_server.token("admin"),
+    }
+    blocks = re.findall(r"```bash\n(.*?)```", reference(), re.DOTALL)
+    assert len(blocks) > 5
+    for block in blocks:
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", block],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, (block, done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_the_openapi_document_is_whole(document: Document) -> None:
+    schemas = document["components"]["schemas"]
+    for name in re.findall(r'"#/components/schemas/(\w+)"', json.dumps(document)):
+        assert name in schemas
+    assert document["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
+    open_to_all = {"/healthz", "/readyz", "/metrics", "/problems", "/problems/{slug}"}
+    for method, path, operation in operations(document):
+        assert operation["description"], path
+        assert ("security" in operation) is (path not in open_to_all), path
+        assert "HTTPValidationError" not in json.dumps(operation), path
+        if path not in open_to_all:
+            kinds = {s for _, s, _ in problem_examples(operation)}
+            assert {"unauthorized", "forbidden", "database-unavailable"} <= kinds, (method, path)
+    bodies = document["paths"]["/label"]["post"]["requestBody"]["content"]
+    assert set(bodies) == {"application/json", "application/x-npy", "application/x-npz"}
+    shown = {
+        s for _, _, operation in operations(document) for _, s, _ in problem_examples(operation)
+    }
+    assert shown >= set(PROBLEMS) - {"method-not-allowed", "internal"}
+
+
+def problem_examples(operation: Document) -> Iterator[tuple[str, str, Document]]:
+    for status, response in operation["responses"].items():
+        content = response.get("content", {}).get("application/problem+json", {})
+        for slug, example in content.get("examples", {}).items():
+            yield status, slug, example["value"]
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_every_example_is_valid(document: Document) -> None:
+    checked = 0
+
+    def check(model: type[BaseModel], value: object) -> None:
+        nonlocal checked
+        model.model_validate_json(json.dumps(value))
+        checked += 1
+
+    for method, path, operation in operations(document):
+        for status, slug, value in problem_examples(operation):
+            check(protocol.Problem, value)
+            assert int(status) == value["status"] == PROBLEMS[slug].status, (method, path)
+        body = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+        for example in body.get("examples", {}).values():
+            model = body["schema"]["$ref"].rpartition("/")[2]
+            check(getattr(protocol, model), example["value"])
+        for status in ("200", "201"):
+            response = operation["responses"].get(status, {}).get("content", {})
+            content = response.get("application/json", {})
+            if "example" in content:
+                model = content["schema"]["$ref"].rpartition("/")[2]
+                check(getattr(protocol, model), content["example"])
+    assert checked > 50
