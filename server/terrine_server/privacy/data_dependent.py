@@ -115,7 +115,8 @@ def gnmax_rdp(log_q: ArrayLike, sigma: float, orders: ArrayLike) -> Floats:
     alpha = check_orders(orders)
     level, back = _distinct(log_q)
     valid = np.sqrt(level) * sigma > np.maximum(noisy_max_order(sigma), alpha - 1)[:, None]
-    return _cheapest(level, gnmax_terms(level, sigma), alpha, valid, alpha / sigma**2)[back]
+    worst = rdp(GaussianNoisyMax(sigma), alpha)
+    return _cheapest(level, gnmax_terms(level, sigma), alpha, valid, worst)[back]
 
 
 def lnmax_rdp(log_q: ArrayLike, gamma: float, orders: ArrayLike) -> Floats:
@@ -137,7 +138,7 @@ Terms = tuple[Floats, Floats, Floats]
 def gnmax_terms(level: Floats, sigma: float) -> Terms:
     """Return the terms of P18's Theorem 6 with μ₂ = σ√L and μ₁ = μ₂ + 1 (Prop. 10)."""
     root = np.sqrt(level)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore"):  # −∞ − (−∞) where q = 1, far from valid
         missed = log1mexp(level)
         return missed, missed - log1mexp((root - 1 / sigma) ** 2), 2 * root / sigma + 1 / sigma**2
 
@@ -169,7 +170,8 @@ def noisy_max_order(sigma: float) -> float:
 
 
 def log1mexp(x: Floats) -> Floats:
-    """Return ln(1 − e^{−x}) for x ≥ 0."""
+    """Return ln(1 − e^{−x}) for x ≥ 0; −∞ at 0, and below it too."""
+    x = np.maximum(x, 0)
     with np.errstate(divide="ignore"):
         return np.where(x > math.log(2), np.log1p(-np.exp(-x)), np.log(-np.expm1(-x)))
 
@@ -288,17 +290,23 @@ def _bernoulli(
     small, small2 = np.where(swap, log_s, log_p), np.where(swap, log_s2, log_p2)
     large, large2 = np.where(swap, log_p, log_s), np.where(swap, log_p2, log_s2)
     step, more = small2 - small, order - 1
+    first, second = order * large - more * large2, order * small - more * small2
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        back = np.log1p(-np.exp(small - large) * np.expm1(step))
-        terms = np.exp(large) * np.expm1(-more * back), np.exp(small) * np.expm1(-more * step)
+        back = np.log1p(-_growth(small - large, step))
+        terms = _growth(large, -more * back), _growth(small, -more * step)
         x = terms[0] + terms[1] + _ROUNDING * (np.abs(terms[0]) + np.abs(terms[1]))
-        first, second = order * large - more * large2, order * small - more * small2
         steep = np.logaddexp(first, second)
         total = np.where(np.maximum(first, second) < 1, np.log1p(np.maximum(x, 0)), steep)
         # u is known up to relative error 2⁻⁵² |ln u|, and x is of second order in the step.
         margin = MARGIN + _ROUNDING * (1 - small) / np.abs(step)
         cost: Floats = np.maximum(total, 0) / more * (1 + margin) + SMALLEST
     return cost
+
+
+def _growth(start: Floats, step: Floats) -> Floats:
+    """e^start (e^step − 1), without overflow of a factor."""
+    large = np.exp(start + step) - np.exp(start)
+    return np.where(step > 1, large, np.exp(start) * np.expm1(np.minimum(step, 1)))
 
 
 # ------------------------------------------------------------------------------------ checks

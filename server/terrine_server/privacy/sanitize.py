@@ -19,15 +19,14 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
-from fractions import Fraction
 
 import mpmath
 from scipy.special import ndtr
 
 from terrine_server.privacy.accounting import SLACK
-from terrine_server.privacy.data_dependent import check_orders
+from terrine_server.privacy.data_dependent import MARGIN, check_orders
 from terrine_server.privacy.noise import BITS, Entropy
-from terrine_server.privacy.parameters import ParameterError, real, within
+from terrine_server.privacy.parameters import ParameterError, within
 from terrine_server.privacy.sensitivity import SecretSpend, check_beta
 from terrine_server.privacy.terms import COST_UNITS
 
@@ -89,13 +88,14 @@ class Publication:
         data = entropy(BITS // 8)
         if len(data) != BITS // 8:
             raise RuntimeError("The source of randomness returned too few bytes; nothing drawn.")
-        with mpmath.workprec(PRECISION):
-            # 2u − 1 with u = (k + ½)/2²⁵⁶, exactly.
-            centred = mpmath.ldexp(2 * int.from_bytes(data) + 1 - (1 << BITS), -BITS)
-            normal = mpmath.sqrt(2) * mpmath.erfinv(centred)
-            scale = mpmath.mpf(spend.smooth_sensitivity) * self.sigma
-            bound = mpmath.mpf(spend.cost) + scale * (normal + self.z)
-            steps = int(mpmath.ceil(bound * COST_UNITS / GRID))
+        exact = mpmath.MPContext()  # our own: the global one's precision is any thread's to change
+        exact.prec = PRECISION
+        # 2u − 1 with u = (k + ½)/2²⁵⁶, exactly.
+        centred = exact.ldexp(2 * int.from_bytes(data) + 1 - (1 << BITS), -BITS)
+        normal = exact.sqrt(2) * exact.erfinv(centred)
+        scale = exact.mpf(spend.smooth_sensitivity) * self.sigma
+        bound = exact.mpf(spend.cost) + scale * (normal + self.z)
+        steps = int(exact.ceil(bound * COST_UNITS / GRID))
         return max(0, min(steps * GRID, worst))
 
 
@@ -113,35 +113,9 @@ def gnss_rdp(order: float, beta: float, sigma: float, shift: float = 1.0) -> flo
     down = mean * math.exp(-2 * beta) / variance
     down += (-order * beta - math.log(variance) / 2) / (order - 1)
     up = mean + (order * beta - grown / 2) / (order - 1)
-    return max(down, up) * (1 + SLACK)
-
-
-def smallest_sigma(order: float, beta: float, z: float, cost: float) -> float:
-    """Return about the least sigma for which a `Publication` costs at most `cost`.
-
-    Raises `ParameterError` where no amount of noise does: what remains is the price of SS itself.
-    """
-    real("cost", cost)
-    low, high = 1e-3, 1e9
-    if Publication(order, beta, high, z).cost > cost:
-        raise ParameterError(
-            f"At order {order:g}, beta = {beta:g}, z = {z:g} no amount of noise makes a "
-            f"publication cost {cost:g} or less. Use a smaller beta."
-        )
-    for _ in range(100):
-        middle = math.sqrt(low * high)
-        if Publication(order, beta, middle, z).cost > cost:
-            low = middle
-        else:
-            high = middle
-    return high
+    return max(down, up) * (1 + MARGIN)
 
 
 def _shrunk_variance(order: float, beta: float) -> float:
     """1 − λ + λe^{−2β}."""
     return 1 + order * math.expm1(-2 * beta)
-
-
-def units(cost: float) -> int:
-    """Return a cost in units of 1e-12, rounded up after ×(1 + 1e-9)."""
-    return math.ceil(Fraction(cost * (1 + SLACK)) * COST_UNITS)

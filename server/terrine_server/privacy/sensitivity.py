@@ -35,6 +35,7 @@ from terrine_server.privacy.costs import (
     StabilityTest,
 )
 from terrine_server.privacy.data_dependent import (
+    MARGIN,
     Counts,
     Floats,
     bit_table,
@@ -94,7 +95,7 @@ def gaussian_curve(sigma: float, classes: int, order: float) -> CostCurve:
         return np.asarray(-spread - log_ndtr(ndtri_exp(-level - spread) + by))
 
     return CostCurve(
-        worst=order / sigma**2,
+        worst=float(rdp(GaussianNoisyMax(sigma), [order])[0]),
         valid=(max(noisy_max_order(sigma), order - 1) / sigma) ** 2,
         bound=lambda level: small_q_bound(level, gnmax_terms(level, sigma), order - 1),
         likelier=lambda level: np.maximum(0, moved(level, step)),
@@ -203,7 +204,8 @@ class NoisyMaxSensitivity:
         return float(brentq(excess, low, high, xtol=1e-14 * low))
 
     def _check_monotone(self) -> None:
-        inside = np.linspace(self.curve.valid, self.l0, _GRID)[1:-1]
+        inside = np.linspace(self.curve.valid * (1 + _TOLERANCE), self.l0, _GRID)[:-1]
+        inside = inside[inside < self.l0]  # none where the bound is below the worst case at once
         cost = self.cost(np.append(self.l0 * (1 + 1e-12), self.grid))
         falls = np.all(np.diff(cost) <= _TOLERANCE * cost[:-1])
         if not falls or np.any(self.curve.bound(inside) < self.curve.worst * (1 - _TOLERANCE)):
@@ -289,7 +291,7 @@ def smooth_sensitivity(walk: Iterator[Floats], ceiling: float | Floats, beta: fl
         best = np.maximum(best, (block * np.exp(-beta * distances)).max(axis=1))
         if np.all(ceiling * math.exp(-beta * (distances[-1] + 1)) <= best):
             break
-    return best * (1 + _TOLERANCE)
+    return best * (1 + MARGIN)
 
 
 @lru_cache(maxsize=32)

@@ -60,8 +60,8 @@ def levels_away(ranked: Counts, log_tail: Floats, distances: Counts) -> Floats:
     values, weights = _run_lengths(others)
     unmoved = _rest(top, at_base, values, weights, log_tail, below=base)
     level = _level(at_base + np.log(leveled + unmoved), ranked)
-    level[:, distances == 0] = levels_towards(ranked, log_tail, np.zeros(1, dtype=np.int64))
-    return level
+    unchanged = levels_towards(ranked, log_tail, np.zeros(1, dtype=np.int64))
+    return np.where(moved == 0, unchanged, level)
 
 
 def distinct_rows(ranked: Counts) -> tuple[Counts, Floats]:
