@@ -15,9 +15,9 @@ from sqlalchemy import Connection, event
 from terrine_server.errors import BudgetExhausted, CapExceeded
 from terrine_server.ledger import Ledger, Receipt, check_schema, connect, upgrade
 
-# Imported once by a server process that then forks: a new worker costs milliseconds.
+# What is slow to import is imported once, by a process that then forks: a worker costs little.
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload([__name__])
+_processes.set_forkserver_preload(["terrine_server.ledger", "psycopg"])
 
 
 def in_processes(work: Callable[..., None], *arguments: tuple[Any, ...]) -> list[BaseProcess]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Engine, insert, update
+from sqlalchemy import Engine, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from terrine_client.protocol import Outcome, ProjectStatus, Role
@@ -115,6 +115,13 @@ class Ledger:
             query = query.where(projects.c.status == status)
         with reading(self._engine) as connection:
             return [rows.project_record(row) for row in connection.execute(query)]
+
+    def project_names(self) -> list[str]:
+        """Return the names of all projects, readable or not: what `verify` can be asked about."""
+        with reading(self._engine) as connection:
+            return list(
+                connection.execute(select(projects.c.name).order_by(projects.c.name)).scalars()
+            )
 
     def set_status(self, name: str, status: ProjectStatus) -> ProjectRecord:
         """Pause, resume or close a project.

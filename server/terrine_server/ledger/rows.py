@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
@@ -10,7 +13,7 @@ from sqlalchemy import Connection, Row, Select, exists, select
 from sqlalchemy.sql.elements import ColumnElement
 
 from terrine_client.protocol import Guarantee, Outcome, ProjectStatus, Role
-from terrine_server.errors import NotFound
+from terrine_server.errors import BrokenBooks, NotFound
 from terrine_server.ledger.records import (
     ChargeRecord,
     EnsembleRecord,
@@ -76,6 +79,17 @@ def fetch_project(
     return project_record(row)
 
 
+@contextmanager
+def _readable(what: str) -> Iterator[None]:
+    """A row that cannot be read was altered: say which, and answer nothing."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise BrokenBooks(
+            f"{what} cannot be read: it was altered. Run `terrine ledger verify all`", repr(error)
+        ) from None
+
+
 def ensemble_record(row: Row[Any]) -> EnsembleRecord:
     """Record from a row of `select_ensembles` or `select_projects`."""
     fields = {
@@ -83,53 +97,58 @@ def ensemble_record(row: Row[Any]) -> EnsembleRecord:
         for name, value in row._mapping.items()
         if name.startswith(_ENSEMBLE)
     }
-    return EnsembleRecord(
-        **fields
-        | {
-            "manifest_sha256": fields["manifest_sha256"].hex(),
-            "info": json.loads(fields["info"]),
-            "claimed": bool(fields["claimed"]),
-        }
-    )
+    with _readable(f"ensemble {fields['name']!r}"):
+        return EnsembleRecord(
+            **fields
+            | {
+                "manifest_sha256": fields["manifest_sha256"].hex(),
+                "info": json.loads(fields["info"]),
+                "claimed": bool(fields["claimed"]),
+            }
+        )
 
 
 def project_record(row: Row[Any]) -> ProjectRecord:
     """Record from a row of `select_projects`."""
-    return ProjectRecord(
-        id=row.id,
-        name=row.name,
-        ensemble=ensemble_record(row),
-        status=ProjectStatus(row.status),
-        guarantee=Guarantee(row.guarantee),
-        mechanism=json.loads(row.mechanism),
-        events=json.loads(row.events),
-        terms=terms_from_text(row.terms),
-        spent=row.spent,
-        delta_spent=row.delta_spent,
-        cap_spent=row.cap_spent,
-        charges=row.charges,
-        genesis=row.genesis.hex(),
-        head=row.head.hex(),
-        opened_at=row.opened_at,
-        closed_at=row.closed_at,
-    )
+    with _readable(f"the account of project {row.name!r}"):
+        return ProjectRecord(
+            id=row.id,
+            name=row.name,
+            ensemble=ensemble_record(row),
+            status=ProjectStatus(row.status),
+            guarantee=Guarantee(row.guarantee),
+            mechanism=json.loads(row.mechanism),
+            events=json.loads(row.events),
+            terms=terms_from_text(row.terms),
+            spent=row.spent,
+            delta_spent=row.delta_spent,
+            cap_spent=row.cap_spent,
+            charges=row.charges,
+            genesis=row.genesis.hex(),
+            head=row.head.hex(),
+            opened_at=row.opened_at,
+            closed_at=row.closed_at,
+        )
 
 
 def charge_record(row: Row[Any], project: str) -> ChargeRecord:
     """Record from a row of `charges`."""
-    return ChargeRecord(
-        project=project,
-        **dict(row._mapping)
-        | {
-            "query_digest": row.query_digest.hex(),
-            "input_digest": row.input_digest.hex(),
-            "outcome": Outcome(row.outcome),
-            "guarantee": Guarantee(row.guarantee),
-            "mechanism": json.loads(row.mechanism),
-            "event": json.loads(row.event),
-            "hash": row.hash.hex(),
-        },
-    )
+    with _readable(f"entry {row.seq} of project {project!r}"):
+        if not isinstance(row.created_at, datetime):
+            raise TypeError(row.created_at)
+        return ChargeRecord(
+            project=project,
+            **dict(row._mapping)
+            | {
+                "query_digest": row.query_digest.hex(),
+                "input_digest": row.input_digest.hex(),
+                "outcome": Outcome(row.outcome),
+                "guarantee": Guarantee(row.guarantee),
+                "mechanism": json.loads(row.mechanism),
+                "event": json.loads(row.event),
+                "hash": row.hash.hex(),
+            },
+        )
 
 
 def select_tokens() -> Select[Any]:

@@ -40,8 +40,16 @@ def verify_project(connection: Connection, name: str) -> Verification:
     entries = connection.execute(
         rows.select_charges(project["id"]).execution_options(yield_per=_ROWS)
     )
-    found = list(islice(_findings(connection, project, map(_raw, entries)), MOST_PROBLEMS))
-    return Verification(name, project["charges"], bytes(project["head"]).hex(), found)
+    found: list[str] = []
+    try:
+        for problem in islice(_findings(connection, project, map(_raw, entries)), MOST_PROBLEMS):
+            found.append(problem)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        found.append(f"account: a value is not of the kind that was written ({error})")
+    head = project["head"]
+    return Verification(
+        name, project["charges"], head.hex() if isinstance(head, bytes) else str(head), found
+    )
 
 
 def _findings(connection: Connection, project: Raw, entries: Iterable[Raw]) -> Iterator[str]:

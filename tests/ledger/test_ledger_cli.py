@@ -1,0 +1,172 @@
+"""`terrine ledger`: people read it, programs read it, and forgeries end with exit code 1."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from books import CLAIMED, CONFIDENT, abstained, answered, open_ledger, open_project, unguarded
+from sqlalchemy import update
+from typer.testing import CliRunner, Result
+
+from terrine_server.cli.ledger import app
+from terrine_server.errors import NotFound, SchemaMismatch
+from terrine_server.ledger import Ledger
+from terrine_server.ledger.chain import canonical_json, charge_hash
+from terrine_server.ledger.tables import charges
+
+
+@pytest.fixture
+def ledger(database_url: str, monkeypatch: pytest.MonkeyPatch) -> Ledger:
+    """`study` with five charges, `claimed` with two."""
+    monkeypatch.setenv("TERRINE_DATABASE_URL", database_url)
+    monkeypatch.setenv("COLUMNS", "200")
+    ledger = open_ledger(database_url)
+    study = open_project(ledger, 10, CONFIDENT)
+    ledger.charge(study.id, [abstained(0), *[answered(i, i) for i in range(1, 5)]])
+    claimed = open_project(ledger, 10, CLAIMED, name="claimed")
+    ledger.charge(claimed.id, [answered(1), answered(2)])
+    return ledger
+
+
+def terrine(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+def test_show_lists_every_account(ledger: Ledger) -> None:
+    shown = terrine("show").output
+    [study] = [line for line in shown.splitlines() if "study" in line]
+    [claimed] = [line for line in shown.splitlines() if line.startswith("│ claimed")]
+    [mnist] = [line for line in shown.splitlines() if line.startswith("│ mnist")]
+    assert "proven" in study
+    assert "│ 5 " in study
+    assert claimed.rstrip(" │").endswith("claimed")
+    assert mnist.rstrip(" │").endswith("claimed"), "one claimed project marks the whole cap"
+
+
+def test_show_lists_accounts_as_json(ledger: Ledger) -> None:
+    shown = json.loads(terrine("show", "--json").output)
+    assert [project["project"] for project in shown["projects"]] == ["claimed", "study"]
+    assert shown["projects"][1]["spent"] == ledger.project("study").spent
+    assert shown["ensembles"][0]["reserved"] == ledger.ensemble("mnist").reserved
+
+
+def test_show_gives_a_project_and_its_last_entries(ledger: Ledger) -> None:
+    shown = terrine("show", "study", "--last", "2").output
+    assert ledger.project("study").head in shown
+    entries = [line for line in shown.splitlines() if "answered" in line]
+    assert [line.split("│")[1].strip() for line in entries] == ["4", "5"]
+    account = json.loads(terrine("show", "study", "--json", "--last", "2").output)
+    assert account["head"] == ledger.project("study").head
+    assert [entry["seq"] for entry in account["last_charges"]] == [4, 5]
+
+
+def test_every_line_of_a_claimed_project_says_claimed(ledger: Ledger) -> None:
+    shown = terrine("show", "claimed").output
+    entries = [line for line in shown.splitlines() if "answered" in line]
+    assert len(entries) == 2
+    assert all("claimed" in line for line in entries)
+
+
+def test_verify_prints_the_head_and_succeeds(ledger: Ledger) -> None:
+    result = terrine("verify")
+    assert result.exit_code == 0
+    for name in ("study", "claimed"):
+        assert f"{name}: whole" in result.output
+        assert ledger.project(name).head in result.output
+
+
+def test_verify_fails_on_any_finding(ledger: Ledger, database_url: str) -> None:
+    with unguarded(database_url) as connection:
+        connection.execute(
+            update(charges).where(charges.c.project_id == 1, charges.c.seq == 2).values(label=9)
+        )
+    for arguments in (["verify"], ["verify", "all"], ["verify", "study"]):
+        result = terrine(*arguments)
+        assert result.exit_code == 1
+        assert "study: NOT WHOLE" in result.output
+        assert "entry 2: altered" in result.output
+    assert terrine("verify", "claimed").exit_code == 0
+
+
+def test_verify_reports_accounts_that_nothing_else_can_read(
+    ledger: Ledger, database_url: str
+) -> None:
+    from terrine_server.ledger.tables import projects
+
+    with unguarded(database_url) as connection:
+        connection.execute(update(projects).where(projects.c.id == 1).values(terms="{"))
+    result = terrine("verify")
+    assert result.exit_code == 1
+    assert "terms: they cannot be read" in result.output
+    assert "claimed: whole" in result.output
+
+
+def test_an_export_holds_all_that_the_hashes_cover(ledger: Ledger, tmp_path: Path) -> None:
+    """Whoever has the export and the genesis can recompute the chain."""
+    lines = [json.loads(line) for line in terrine("export", "study").output.splitlines()]
+    assert [line["seq"] for line in lines] == [1, 2, 3, 4, 5]
+    head = bytes.fromhex(ledger.project("study").genesis)
+    for line in lines:
+        head = charge_hash(
+            head,
+            {
+                **line,
+                "created_at": datetime.fromisoformat(line["created_at"]),
+                "query_digest": bytes.fromhex(line["query_digest"]),
+                "input_digest": bytes.fromhex(line["input_digest"]),
+                "mechanism": canonical_json(line["mechanism"]),
+                "event": canonical_json(line["event"]),
+            },
+        )
+        assert head.hex() == line["hash"]
+    assert head.hex() == ledger.project("study").head
+
+
+def test_an_export_as_csv_has_the_same_entries(ledger: Ledger, tmp_path: Path) -> None:
+    file = tmp_path / "study.csv"
+    result = terrine("export", "study", "--format", "csv", "--output", str(file))
+    assert "5 entries" in result.output
+    entries = list(csv.DictReader(io.StringIO(file.read_text())))
+    lines = [json.loads(line) for line in terrine("export", "study").output.splitlines()]
+    assert [entry["hash"] for entry in entries] == [line["hash"] for line in lines]
+    assert [json.loads(entry["event"]) for entry in entries] == [line["event"] for line in lines]
+    assert [entry["label"] for entry in entries] == ["", "1", "2", "3", "4"]
+    assert list(tmp_path.glob("*.partial")) == []
+
+
+def test_an_unknown_project_is_refused_and_leaves_no_file(ledger: Ledger, tmp_path: Path) -> None:
+    file = tmp_path / "nobody.json"
+    for arguments in (["show", "nobody"], ["verify", "nobody"], ["export", "nobody"]):
+        result = terrine(*arguments, *(["--output", str(file)] if "export" in arguments else []))
+        assert isinstance(result.exception, NotFound)
+    assert not file.exists()
+
+
+def test_without_a_ledger_it_names_the_command_to_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERRINE_DATABASE_URL", f"sqlite:///{tmp_path / 'none.sqlite'}")
+    result = terrine("verify")
+    assert isinstance(result.exception, SchemaMismatch)
+    assert "terrine init" in str(result.exception)
+
+
+def test_errors_are_one_line_without_a_traceback(tmp_path: Path) -> None:
+    """The real command, in a real process."""
+    done = subprocess.run(
+        [Path(sys.executable).parent / "terrine", "--data-dir", tmp_path, "ledger", "verify"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "terrine init" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
