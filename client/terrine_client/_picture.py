@@ -1,0 +1,56 @@
+"""The picture of a student's progress: accuracy and ε against queries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from terrine_client.distill import Report
+
+ACCURACY, EPSILON = "#1b6ca8", "#b5452c"
+
+
+def draw(report: Report, path: Path) -> None:
+    """Draw `report` as a PNG of 1200 x 700 pixels."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.67), dpi=150, layout="constrained")
+    left = figure.subplots()
+    spent = sorted({(0, 0.0), *((int(c), float(e)) for c, e in report.spending)})
+    right = left.twinx()
+    right.plot(*zip(*spent, strict=True), color=EPSILON, lw=1.5)
+    right.axhline(report.epsilon, color=EPSILON, lw=1, ls=":")
+    right.annotate(
+        f"budget ε = {report.epsilon:g}, δ = {report.delta:g}",
+        (0, report.epsilon),
+        xytext=(4, -12),
+        textcoords="offset points",
+        color=EPSILON,
+        fontsize=8,
+    )
+    right.set_ylabel("ε spent", color=EPSILON)
+    right.set_ylim(0, report.epsilon * 1.08)
+    points = [(r.charges, r.accuracy * 100) for r in report.rounds if r.accuracy is not None]
+    if points:
+        left.plot(*zip(*points, strict=True), "o-", color=ACCURACY)
+        for x, y in points:
+            left.annotate(
+                f"{y:.1f} %",
+                (x, y),
+                xytext=(-6, 6),
+                textcoords="offset points",
+                ha="right",
+                color=ACCURACY,
+                fontsize=9,
+            )
+        left.set_ylabel(f"accuracy on {report.held_out:,} held-out inputs, %", color=ACCURACY)
+        worst = min(y for _, y in points)
+        left.set_ylim(max(0, worst - (102 - worst) * 0.6), 100.5)
+    else:
+        left.set_yticks([])
+    left.set_xlabel("queries paid for")
+    left.set_xlim(left=0)
+    guarantee = "" if report.guarantee == "proven" else f"   (guarantee: {report.guarantee})"
+    left.set_title(f"Project {report.project}, {report.mechanism['name']}{guarantee}")
+    figure.savefig(path, metadata={"Software": None})

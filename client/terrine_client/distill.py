@@ -1,0 +1,322 @@
+"""What a student runs: ask for labels in rounds, learn from them, report.
+
+    with Client(url, token) as client:
+        made = distill(client, x, Path("student"), held_out=(x_own, y_own))
+    made.student.predict(x_new)
+
+Needs the student extra: pip install 'terrine[student]'. The student's process holds a URL, a
+token and public inputs; nothing private ever reaches it but the answers that it pays for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from terrine_client._notebook import Notebook
+from terrine_client._picture import draw
+from terrine_client.client import Client
+from terrine_client.errors import BudgetExhausted, TerrineError
+from terrine_client.protocol import Budget, ProjectInfo
+
+if TYPE_CHECKING:
+    from terrine_models.learning import Training
+    from terrine_models.store import TableSchema
+    from terrine_models.students import Student
+
+Array = npt.NDArray[Any]
+Examples = tuple[Array, npt.NDArray[np.int64]]
+"""Inputs [N, …] and the index of each one's class [N]."""
+CHUNK = 128
+"""Queries after which the account is looked at, and the answers are written down."""
+SKETCH = 4
+"""Before the last round a student learns a quarter as long: enough to see where it stands."""
+
+
+class DistillError(Exception):
+    """The data do not fit the project, or nothing was learned; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round: what was asked, and how good the student was after it."""
+
+    asked: int
+    outcomes: dict[str, int]
+    charges: int
+    """Queries that the project has paid for, all told."""
+    epsilon_spent: float
+    accuracy: float | None
+    """On the held-out data; None without any."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """`report.json`: what was bought, and what became of it."""
+
+    project: str
+    mechanism: dict[str, Any]
+    guarantee: str
+    epsilon: float
+    delta: float
+    epsilon_spent: float
+    charges: int
+    public_inputs: int
+    outcomes: dict[str, int]
+    refused: bool
+    """True when the budget ended the asking."""
+    rounds: list[Round]
+    held_out: int
+    accuracy: float | None
+    training: dict[str, Any]
+    spending: list[tuple[int, float]]
+    """ε spent after so many charges, as far as this run has seen."""
+
+
+@dataclass(frozen=True, eq=False)
+class Distilled:
+    """A trained student, the labels it learned from, and the report on both."""
+
+    student: Student
+    labels: npt.NDArray[np.int64]
+    """[N], one for each public input; -1 where none was bought."""
+    report: Report
+
+
+def distill(
+    client: Client,
+    public: Array,
+    out: Path,
+    *,
+    held_out: Examples | None = None,
+    rounds: int = 3,
+    queries: int | None = None,
+    training: Training | None = None,
+    encoding: TableSchema | None = None,
+    seed: int = 0,
+    tell: Callable[[str], None] = lambda line: None,
+    on_step: Callable[[int, int], None] = lambda done, steps: None,
+) -> Distilled:
+    """Buy labels of `public` [N, …] in rounds and train a student into the directory `out`.
+
+    held_out: labelled data of the student's own, for its accuracy; never learned from.
+    queries: at most so many in all; by default until the budget is spent or all inputs are asked.
+    encoding: schema of a table, kept with the student.
+    seed: of the order in which inputs are asked, and of the training. The noise is the server's.
+    tell, on_step: told what happens, a line at a time, and how far the current training is.
+
+    With interactive_gnmax, the first round sends uniform probabilities, which makes it
+    Confident-GNMax; later ones ask where the student is least certain and send what it believes.
+
+    Interrupted or failed? The same call goes on where it stopped: answers are kept in
+    `answers.npz`, and what was paid for but not yet written down is repeated by the server, free.
+
+    Raises DistillError, and what `Client.label` raises except BudgetExhausted.
+    """
+    from terrine_models.learning import Training
+
+    if rounds < 1 or (queries is not None and queries < 1):
+        raise DistillError("rounds and queries must be at least 1")
+    project = client.project()
+    _check(public, project, "the public inputs")
+    if held_out is not None:
+        _check(held_out[0], project, "the held-out inputs")
+        _check_separate(public, held_out[0])
+    training = replace(training or Training(), seed=seed)
+    notebook = Notebook.open(out, project, public)
+    study = _Study(client, project, public, held_out, training, encoding, on_step)
+    limit = len(public) if queries is None else min(queries, len(public))
+    student, history = None, []
+    spending: list[tuple[int, float]] = []
+    refused = False
+    for number in range(1, rounds + 1):
+        last = number == rounds
+        left = limit - int(notebook.asked.sum())
+        budget = client.budget()
+        share = left if last else min(left, max(1, budget.affordable // (rounds - number + 1)))
+        if not notebook.pending.any() and share > 0:
+            notebook.plan(*study.choose(notebook, share, student, seed))
+        before = notebook.outcomes.copy()
+        refused = study.ask(notebook, spending)
+        over = last or refused or int(notebook.asked.sum()) >= limit
+        if not (notebook.labels >= 0).any():
+            if over:
+                raise DistillError(_nothing_learned(notebook, refused))
+            continue
+        tell(f"Round {number}: learning from {int((notebook.labels >= 0).sum())} labels …")
+        student = study.learn(notebook, final=over)
+        history.append(study.look_back(notebook, before, student))
+        tell(_told(number, history[-1]))
+        if over:
+            break
+    if student is None:
+        raise DistillError(_nothing_learned(notebook, refused))
+    student.save(out)
+    report = study.report(notebook, history, spending, refused)
+    (out / "report.json").write_text(json.dumps(asdict(report), indent=2) + "\n")
+    draw(report, out / "accuracy.png")
+    return Distilled(student, notebook.labels, report)
+
+
+@dataclass(frozen=True)
+class _Study:
+    """What stays the same from round to round."""
+
+    client: Client
+    project: ProjectInfo
+    public: Array
+    held_out: Examples | None
+    training: Training
+    encoding: TableSchema | None
+    on_step: Callable[[int, int], None]
+
+    @property
+    def interactive(self) -> bool:
+        return self.project.mechanism.name == "interactive_gnmax"
+
+    def choose(
+        self, notebook: Notebook, count: int, student: Student | None, seed: int
+    ) -> tuple[npt.NDArray[np.int64], Array | None]:
+        """The next `count` rows to ask, and the probabilities to send with them."""
+        order = np.random.default_rng(seed).permutation(len(self.public))
+        order = order[~notebook.asked[order]]
+        if not self.interactive:
+            return order[:count], None
+        classes = len(self.project.ensemble.classes)
+        if student is None:
+            rows = order[:count]
+            return rows, np.full((len(rows), classes), 1 / classes)
+        beliefs = student.probabilities(self.public[order])
+        unsure = np.argsort(beliefs.max(1), kind="stable")[:count]
+        return order[unsure], beliefs[unsure]
+
+    def ask(self, notebook: Notebook, spending: list[tuple[int, float]]) -> bool:
+        """Ask what is planned, and write the answers down. True when the budget ends it."""
+        rows = np.flatnonzero(notebook.pending)
+        rows = rows[np.argsort(notebook.turn[rows], kind="stable")]
+        for at in range(0, len(rows), CHUNK):
+            chunk = rows[at : at + CHUNK]
+            beliefs = notebook.beliefs[chunk] if self.interactive else None
+            try:
+                answers = self.client.label(self.public[chunk], beliefs)
+            except BudgetExhausted:
+                notebook.drop_plan()
+                return True
+            except TerrineError as error:
+                if error.partial is not None:
+                    notebook.record(chunk[: len(error.partial)], error.partial)
+                raise
+            notebook.record(chunk, answers)
+            spending.append((answers.budget.charges, answers.budget.epsilon_spent))
+            if (answers.outcomes == "refused").any():
+                notebook.drop_plan()
+                return True
+        return False
+
+    def learn(self, notebook: Notebook, *, final: bool) -> Student:
+        from terrine_models.learning import train_student
+        from terrine_models.store import InputSpec
+
+        training = self.training
+        if not final:
+            steps = max(1, training.steps // SKETCH)
+            training = replace(training, method="supervised", steps=steps)
+        ensemble = self.project.ensemble
+        return train_student(
+            self.public,
+            notebook.labels,
+            inputs=InputSpec.model_validate(ensemble.input.model_dump()),
+            classes=tuple(ensemble.classes),
+            encoding=self.encoding,
+            training=training,
+            on_step=self.on_step,
+        )
+
+    def look_back(
+        self, notebook: Notebook, before: npt.NDArray[np.str_], student: Student
+    ) -> Round:
+        budget = self.client.budget()
+        new = notebook.outcomes[notebook.outcomes != before]
+        return Round(
+            asked=len(new),
+            outcomes=dict(Counter(new.tolist())),
+            charges=budget.charges,
+            epsilon_spent=budget.epsilon_spent,
+            accuracy=None if self.held_out is None else student.accuracy(*self.held_out),
+        )
+
+    def report(
+        self,
+        notebook: Notebook,
+        history: list[Round],
+        spending: list[tuple[int, float]],
+        refused: bool,
+    ) -> Report:
+        budget: Budget = self.client.budget()
+        return Report(
+            project=self.project.name,
+            mechanism=self.project.mechanism.model_dump(mode="json", exclude_none=True),
+            guarantee=self.project.guarantee,
+            epsilon=budget.epsilon,
+            delta=budget.delta,
+            epsilon_spent=budget.epsilon_spent,
+            charges=budget.charges,
+            public_inputs=len(self.public),
+            outcomes=dict(Counter(notebook.outcomes[notebook.asked].tolist())),
+            refused=refused,
+            rounds=history,
+            held_out=0 if self.held_out is None else len(self.held_out[0]),
+            accuracy=history[-1].accuracy,
+            training=asdict(self.training),
+            spending=spending,
+        )
+
+
+def _check(x: Array, project: ProjectInfo, what: str) -> None:
+    spec = project.ensemble.input
+    if x.ndim < 1 or list(x.shape[1:]) != spec.shape or len(x) == 0:
+        raise DistillError(
+            f"{what} have shape {list(x.shape)}; the project {project.name} takes "
+            f"[N, {', '.join(map(str, spec.shape))}]"
+        )
+
+
+def _check_separate(public: Array, held_out: Array) -> None:
+    """Accuracy on inputs that were learned from says nothing."""
+    from terrine_models.data import row_digests
+
+    held = np.ascontiguousarray(held_out, dtype=public.dtype)
+    shared = int(np.isin(row_digests(held), row_digests(np.ascontiguousarray(public))).sum())
+    if shared > len(held) // 100:  # rows of a table may coincide by chance
+        raise DistillError(
+            f"{shared} of {len(held)} held-out inputs are among the public ones, so the accuracy "
+            "would say nothing. Hold out data that the student does not learn from"
+        )
+
+
+def _nothing_learned(notebook: Notebook, refused: bool) -> str:
+    if refused and not notebook.asked.any():
+        return (
+            "the project's budget is spent and none of these inputs was asked before, so there is "
+            "nothing to learn from. Ask the data owner for a new project"
+        )
+    return (
+        f"{int(notebook.asked.sum())} inputs were asked and none was labelled: the teachers "
+        "disagree on them. Are they the kind of data that the teachers were trained on?"
+    )
+
+
+def _told(number: int, done: Round) -> str:
+    outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(done.outcomes.items()))
+    accuracy = "" if done.accuracy is None else f"; student {done.accuracy:.2%} right"
+    return (
+        f"Round {number}: {done.asked} asked ({outcomes or 'no answer'}); "
+        f"ε spent {done.epsilon_spent:.3f}{accuracy}"
+    )
