@@ -1,0 +1,56 @@
+"""`make` explains itself, and makes secrets once and for nobody else's eyes."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("make") is None, reason="NO MAKE on this machine: the Makefile is not tested here."
+)
+
+
+def make(directory: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        ["make", "--no-print-directory", "--file", REPOSITORY / "Makefile", *arguments],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_help_names_every_target(tmp_path: Path) -> None:
+    makefile = (REPOSITORY / "Makefile").read_text()
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
+    said = make(tmp_path)
+    assert [
+        t for t in phony.split() if not re.search(rf"^  make {t} +\S", said, re.MULTILINE)
+    ] == []
+
+
+def test_secrets_are_random_closed_to_others_and_never_replaced(tmp_path: Path) -> None:
+    make(tmp_path, "secrets")
+    directory = tmp_path / "secrets"
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    made = {file.name: file.read_text() for file in directory.iterdir()}
+    assert set(made) == {"db_password", "secret_key"}
+    assert len(set(made.values())) == 2
+    assert all(re.fullmatch(r"[0-9a-f]{64}", value) for value in made.values())
+
+    make(tmp_path, "secrets")
+    assert {file.name: file.read_text() for file in directory.iterdir()} == made
+
+
+def test_ci_can_be_run() -> None:
+    assert os.access(REPOSITORY / ".ci" / "run", os.X_OK)
