@@ -17,14 +17,16 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from numpy.typing import NDArray
 
 from .data import DataError, Dataset, row_digests
+from .gradients import oriented_gradients
+from .graph import embed, extend
 from .store import FeatureSpec, InputSpec, PublicSource
 from .workers import side_by_side
 
 Base = Literal["oriented_gradients", "identity"]
-BINS = 9
 BLOCK = 128
 """Images turned into features at a time: few enough to stay in a processor's cache."""
-SMALL, ENLARGED = 20, 28  # images with a side under SMALL pixels are enlarged first
+FEWEST_POINTS, MOST_POINTS = 200, 10_000
+"""Public inputs from which on there is a graph, and how many of them it has at most."""
 
 
 @dataclass(frozen=True)
@@ -86,21 +88,32 @@ class FeatureMap:
         self.spec = spec
         self.inputs = inputs
         self.tensors = tensors
-        """`mean` [D] and `basis` [D, width] of the projection; empty without one."""
+        """`mean` [D] and `basis` [D, components] of a projection; of a graph also `points`
+        [N, components], `scales` [N] and `coordinates` [N, coordinates]."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Features [B, width] in float32 of inputs [B, *shape] in any dtype."""
         base = base_features(self.spec.base, x, self.inputs)
         if self.spec.projection == "none":
             return base
-        return (base - self.tensors["mean"]) @ self.tensors["basis"]
+        points = _project(base, self.tensors)
+        if self.spec.projection != "graph":
+            return points
+        known = (self.tensors[name] for name in ("points", "scales", "coordinates"))
+        return torch.cat([points, extend(points, *known)], 1)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes that the tensors must have."""
         if self.spec.projection == "none":
             return {}
         size = _base_size(self.spec.base, self.inputs)
-        return {"mean": (size,), "basis": (size, self.spec.width)}
+        spec = self.spec
+        shapes: dict[str, tuple[int, ...]] = {"mean": (size,), "basis": (size, spec.components)}
+        if spec.projection == "graph":
+            shapes["points"] = (spec.points, spec.components)
+            shapes["scales"] = (spec.points,)
+            shapes["coordinates"] = (spec.points, spec.coordinates)
+        return shapes
 
     def to(self, device: str) -> FeatureMap:
         """The same map on another device."""
@@ -130,78 +143,58 @@ def to_images(x: torch.Tensor) -> torch.Tensor:
     return x.unsqueeze(1) if x.ndim == 3 else x.permute(0, 3, 1, 2).contiguous()
 
 
-def oriented_gradients(images: torch.Tensor) -> torch.Tensor:
-    """Histograms of gradient orientation on two scales, of grey images [B, H, W] in [0, 1].
-
-    Each pixel adds the length of its gradient to the two nearest of BINS orientations; cells of
-    4 x 4 pixels every 2 and of 8 x 8 pixels every 4 sum them; each cell is scaled to unit length
-    and square-rooted, which makes dot products of features Hellinger kernels. After Dalal and
-    Triggs, "Histograms of Oriented Gradients for Human Detection", CVPR 2005.
-    """
-    if min(images.shape[1:]) < SMALL:
-        images = F.interpolate(
-            images.unsqueeze(1), size=(ENLARGED, ENLARGED), mode="bilinear", align_corners=False
-        ).squeeze(1)
-    padded = F.pad(images.unsqueeze(1), (1, 1, 1, 1), mode="replicate").squeeze(1)
-    across = padded[:, 1:-1, 2:] - padded[:, 1:-1, :-2]
-    down = padded[:, 2:, 1:-1] - padded[:, :-2, 1:-1]
-    length = torch.sqrt(across * across + down * down).unsqueeze(3)
-    turn = torch.atan2(down, across).unsqueeze(3) * (BINS / torch.pi) + BINS
-    lower = turn.floor()
-    upper_share = (turn - lower) * length
-    lower_bin = lower.long() % BINS  # opposite directions agree
-    votes = images.new_zeros((*images.shape, BINS))
-    votes.scatter_(3, lower_bin, length - upper_share)
-    votes.scatter_(3, (lower_bin + 1) % BINS, upper_share)
-    height, width = (side // 2 * 2 for side in images.shape[1:])
-    tall = votes[:, 0:height:2] + votes[:, 1:height:2]
-    squares = tall[:, :, 0:width:2] + tall[:, :, 1:width:2]
-    fine = _overlapping(squares)
-    coarse = _overlapping(fine[:, 0::2, 0::2])
-    return torch.cat(
-        [torch.sqrt(F.normalize(cells, dim=3, eps=1e-3)).flatten(1) for cells in (fine, coarse)], 1
-    )
-
-
-def _overlapping(blocks: torch.Tensor) -> torch.Tensor:
-    """Sums [B, h - 1, w - 1, BINS] over all 2 x 2 neighbourhoods."""
-    tall = blocks[:, 1:] + blocks[:, :-1]
-    return tall[:, :, 1:] + tall[:, :, :-1]
-
-
 def public_features(inputs: InputSpec, public: PublicData | None, width: int) -> FeatureMap:
     """The feature map for inputs of this kind: at most `width` numbers an input.
 
-    Images get oriented gradients, and then a PCA of `public`; without public data a random
-    orthogonal projection, which looks at no data. Tables keep their encoded columns.
+    Images get oriented gradients. On public data these are reduced to principal components, and a
+    third of the width are coordinates on its neighbourhood graph; without public data a random
+    orthogonal projection reduces them, which looks at no data. Tables keep their encoded columns.
     """
     if len(inputs.shape) == 1:
-        spec = FeatureSpec(base="identity", projection="none", width=inputs.shape[0])
+        spec = FeatureSpec(base="identity", projection="none", components=inputs.shape[0])
         return FeatureMap(spec, inputs, {})
-    if public is not None:
-        return _principal_components(inputs, public, width)
-    return _random_projection(inputs, width)
-
-
-def _principal_components(inputs: InputSpec, public: PublicData, width: int) -> FeatureMap:
-    blocks = np.array_split(public.inputs, -(-len(public.inputs) // BLOCK))
+    if public is None:
+        return _random_projection(inputs, width)
+    every = -(-len(public.inputs) // MOST_POINTS)
+    blocks = [torch.tensor(block) for block in _blocks(public.inputs[::every])]
     base = torch.cat(
-        side_by_side(
-            lambda block: base_features("oriented_gradients", torch.tensor(block), inputs), blocks
-        )
+        side_by_side(lambda block: base_features("oriented_gradients", block, inputs), blocks)
     )
-    mean = base.mean(0)
-    centred = base - mean
-    covariance = (centred.T @ centred / len(base)).double()
-    _, vectors = torch.linalg.eigh(covariance)
-    basis = vectors.flip(1)[:, : min(width, *base.shape)].float()
+    tensors = _principal_components(base, width - width // 3)
     spec = FeatureSpec(
         base="oriented_gradients",
         projection="pca",
-        width=basis.shape[1],
+        components=tensors["basis"].shape[1],
         fitted_on=public.source,
     )
-    return FeatureMap(spec, inputs, {"mean": mean, "basis": basis.contiguous()})
+    if len(base) >= FEWEST_POINTS:
+        points = _project(base, tensors)
+        coordinates, scales = embed(points, width // 3)
+        tensors |= {"points": points, "scales": scales, "coordinates": coordinates}
+        spec = spec.model_copy(
+            update={"projection": "graph", "coordinates": width // 3, "points": len(points)}
+        )
+    return FeatureMap(spec, inputs, tensors)
+
+
+def _principal_components(base: torch.Tensor, width: int) -> dict[str, torch.Tensor]:
+    """Mean and basis; components are scaled half-way towards equal variance."""
+    mean = base.mean(0)
+    centred = base - mean
+    covariance = (centred.T @ centred).double() / len(base)
+    values, vectors = torch.linalg.eigh(covariance)
+    keep = min(width, *base.shape)
+    strongest, directions = values.flip(0)[:keep], vectors.flip(1)[:, :keep]
+    basis = directions * strongest.clamp(min=1e-9) ** -0.25
+    return {"mean": mean, "basis": basis.float().contiguous()}
+
+
+def _project(base: torch.Tensor, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    return F.normalize((base - tensors["mean"]) @ tensors["basis"], dim=1)
+
+
+def _blocks(inputs: NDArray[Any]) -> list[NDArray[Any]]:
+    return np.array_split(inputs, -(-len(inputs) // BLOCK))
 
 
 def _random_projection(inputs: InputSpec, width: int, seed: int = 0) -> FeatureMap:
@@ -210,6 +203,6 @@ def _random_projection(inputs: InputSpec, width: int, seed: int = 0) -> FeatureM
     directions = torch.from_numpy(random.standard_normal((size, min(width, size))))
     basis, _ = torch.linalg.qr(directions)
     spec = FeatureSpec(
-        base="oriented_gradients", projection="random", width=basis.shape[1], seed=seed
+        base="oriented_gradients", projection="random", components=basis.shape[1], seed=seed
     )
     return FeatureMap(spec, inputs, {"mean": torch.zeros(size), "basis": basis.float()})

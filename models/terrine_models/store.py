@@ -114,16 +114,25 @@ class FeatureSpec(Record):
     """A public feature map. `fitted_on` is null for one that looked at no data at all."""
 
     base: Literal["oriented_gradients", "identity"]
-    projection: Literal["pca", "random", "none"]
-    width: Annotated[int, Field(ge=1, description="Numbers per input.")]
+    projection: Literal["graph", "pca", "random", "none"]
+    components: Annotated[int, Field(ge=1, description="Numbers from the projection.")]
+    coordinates: Annotated[int, Field(ge=0, description="Numbers from the graph.")] = 0
+    points: Annotated[int, Field(ge=0, description="Public points in the graph.")] = 0
     seed: Annotated[int, Field(ge=0, description="Of the random projection.")] = 0
     fitted_on: PublicSource | None = None
 
     @model_validator(mode="after")
-    def _only_a_pca_is_fitted(self) -> Self:
-        if (self.projection == "pca") != (self.fitted_on is not None):
-            raise ValueError("a pca, and nothing else, states the public data it was fitted on")
+    def _is_coherent(self) -> Self:
+        if (self.projection in ("graph", "pca")) != (self.fitted_on is not None):
+            raise ValueError("a graph or pca, and nothing else, states what it was fitted on")
+        if (self.projection == "graph") != (self.points > 0 and self.coordinates > 0):
+            raise ValueError("a graph, and nothing else, has points and coordinates")
         return self
+
+    @property
+    def width(self) -> int:
+        """Numbers per input."""
+        return self.components + self.coordinates
 
 
 class Partition(Record):

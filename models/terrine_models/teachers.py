@@ -66,11 +66,11 @@ class TrainingError(Exception):
 class Heads:
     """Private ridge heads on a shared public feature map: the default kind of teacher."""
 
-    width: int = 300
+    width: int = 150
     """Features per input, at most, after the public projection."""
-    ridge: float = 1.0
+    ridge: float = 0.1
     """Penalty relative to the mean variance of a shard's features."""
-    copies: int = 8
+    copies: int = 2
     """Distorted copies of each training image besides the original. Tables have none."""
     kind = "heads"
     per_file = 50
@@ -158,8 +158,12 @@ def train_ensemble(
     )
     work = out.with_name(f"{out.name}.partial")
     files = _begin_or_resume(work, plan, data)
-    if features and features.tensors and FEATURES not in files:
+    if features and FEATURES in files:
+        tensors = load_tensors(work, FEATURES, files[FEATURES])
+        features = FeatureMap(features.spec, data.spec, tensors)
+    elif features and features.tensors:
         files[FEATURES] = save_tensors(work / FEATURES, features.tensors)
+        _note(work, plan, data, files)
     tell = on_trained or (lambda done: None)
     for at in range(0, teachers, how.per_file):
         file = f"teachers-{at // how.per_file:05d}.safetensors"
