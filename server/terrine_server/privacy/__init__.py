@@ -25,7 +25,7 @@ from terrine_server.privacy.mechanisms.base import Mechanism, Outcome, Released
 from terrine_server.privacy.mechanisms.interactive_gnmax import InteractiveGNMax
 from terrine_server.privacy.noise import Entropy
 from terrine_server.privacy.parameters import ParameterError
-from terrine_server.privacy.terms import Cap, DeltaSplit, Price, Rule, Terms, cap, quote
+from terrine_server.privacy.terms import Cap, DeltaSplit, Price, Rule, Terms, cap, price, quote
 
 __all__ = [
     "ORDERS",
@@ -55,6 +55,7 @@ __all__ = [
     "event_from_json",
     "gdp_budget",
     "gdp_squared",
+    "price",
     "quote",
     "rdp",
     "rdp_budget",

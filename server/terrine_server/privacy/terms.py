@@ -162,20 +162,10 @@ def quote(mechanism: Mechanism, epsilon: float, delta: float) -> Terms:
         order = _best_order(events.values(), epsilon, split.conversion)
         rule = Rule("rdp", order)
         available = float(rdp_budget(order, epsilon, split.conversion)) * (1 - SLACK)
-        costs = {outcome: float(rdp(event, order)) for outcome, event in events.items()}
     else:
         rule, available = Rule("gdp"), gdp_budget(epsilon, split.conversion)
-        costs = {outcome: gdp_squared(event) for outcome, event in events.items()}
 
     budget = _floor(available, COST_UNITS)
-    prices = {
-        outcome: Price(
-            cost=_ceil(costs[outcome] * (1 + SLACK), COST_UNITS),
-            delta=_ceil(additive_delta(event), DELTA_UNITS) + SAMPLER_DELTA,
-            cap_cost=_ceil(gdp_squared(event) * (1 + SLACK), COST_UNITS),
-        )
-        for outcome, event in events.items()
-    }
     terms = Terms(
         epsilon=epsilon,
         delta=delta,
@@ -184,7 +174,7 @@ def quote(mechanism: Mechanism, epsilon: float, delta: float) -> Terms:
         rule=rule,
         budget=budget,
         delta_budget=delta_budget,
-        prices=prices,
+        prices={outcome: price(event, rule) for outcome, event in events.items()},
         cap_budget=budget,
     )
     queries = terms.affordable(0, 0)
@@ -193,6 +183,17 @@ def quote(mechanism: Mechanism, epsilon: float, delta: float) -> Terms:
     if rule.name == "gdp":
         return terms
     return replace(terms, cap_budget=queries * terms.worst.cap_cost)
+
+
+def price(event: CostEvent, rule: Rule) -> Price:
+    """Return what a query that was charged for `event` debits under `rule`, rounded up."""
+    squared = gdp_squared(event)
+    cost = squared if rule.order is None else float(rdp(event, rule.order))
+    return Price(
+        cost=_ceil(cost * (1 + SLACK), COST_UNITS),
+        delta=_ceil(additive_delta(event), DELTA_UNITS) + SAMPLER_DELTA,
+        cap_cost=_ceil(squared * (1 + SLACK), COST_UNITS),
+    )
 
 
 def cap(epsilon: float, delta: float) -> Cap:
