@@ -176,18 +176,19 @@ def test_gnmax_at_the_size_of_the_paper(votes: tuple[int, ...]) -> None:
     """Continuous noise against the paper's q, discrete noise against ours; σ = 40, n = 250."""
     orders = np.array([2.0, 8.0, 14.0, 30.0])
     pmf = gaussian_pmf(40.0)
+
+    def discrete_law(row: Sequence[int]) -> Law:
+        return {("answered", j): p for j, p in enumerate(noisy_max_law(row, pmf))}
+
     continuous = gnmax_rdp(gnmax_log_q(np.array([votes]), 40.0, lattice=0), 40.0, orders)[0]
     discrete = data_dependent_rdp(GaussianNoisyMax(40.0), np.array([votes]), orders)[0]
     assert np.all(continuous <= discrete)
     for other in neighbours(votes):
-        smooth = (continuous_law(votes, 40.0), continuous_law(other, 40.0))
-        integer: list[Law] = [
-            {("answered", j): p for j, p in enumerate(noisy_max_law(row, pmf))}
-            for row in (votes, other)
-        ]
+        smooth = continuous_law(votes, 40.0), continuous_law(other, 40.0)
+        integer = discrete_law(votes), discrete_law(other)
         for i, order in enumerate(orders):
-            assert renyi(*smooth, float(order)) <= continuous[i] * (1 + 1e-9)
-            assert renyi(*integer, float(order)) <= discrete[i] * (1 + 1e-9)
+            assert renyi(smooth[0], smooth[1], float(order)) <= continuous[i] * (1 + 1e-9)
+            assert renyi(integer[0], integer[1], float(order)) <= discrete[i] * (1 + 1e-9)
 
 
 def test_what_a_charge_stands_for_is_what_it_costs() -> None:

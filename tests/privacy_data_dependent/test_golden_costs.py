@@ -74,7 +74,7 @@ def lemma4_log_q(votes: np.ndarray[Any, Any], gamma: float) -> float:
     ranked = np.sort(votes)[::-1]
     x = gamma * (ranked[0] - ranked[1:])
     log_terms = np.log((2 + x) / 4) - x
-    return min(float(np.logaddexp.reduce(log_terms)), np.log1p(-1 / len(votes)))
+    return float(min(np.logaddexp.reduce(log_terms), np.log1p(-1 / len(votes))))
 
 
 def test_lnmax_costs_of_the_reference_code(golden: dict[str, Any]) -> None:

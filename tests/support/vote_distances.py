@@ -38,7 +38,8 @@ class VoteGraph:
 
     def largest_change(self, value: Floats) -> Floats:
         """max |value(D) − value(D′)| over neighbours D′ of each D."""
-        return np.where(self.adjacent, np.abs(value[:, None] - value[None, :]), 0.0).max(axis=1)
+        change = np.abs(value[:, None] - value[None, :])
+        return np.asarray(np.where(self.adjacent, change, 0.0).max(axis=1))
 
     def within(self, value: Floats, distances: int) -> Floats:
         """max of `value` over everything at distance ≤ d, for d = 0, …, distances − 1."""
