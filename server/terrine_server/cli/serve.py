@@ -59,9 +59,10 @@ def serve(
     if not settings.data_dir.is_dir():
         fail(f"There is no data directory {settings.data_dir.absolute()}. Run: terrine init")
     check_schema(connect(settings.database, settings.database_password()))
+    app = create_app(settings)
     logs.configure(settings.log_level)
     uvicorn.run(
-        create_app(settings),
+        app,
         host=settings.host,
         port=settings.port,
         log_config=None,
