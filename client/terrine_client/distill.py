@@ -40,7 +40,7 @@ SKETCH = 4
 """Before the last round a student learns a quarter as long: enough to see where it stands."""
 
 
-class DistillError(Exception):
+class DistillError(TerrineError):
     """The data do not fit the project, or nothing was learned; the message says what to do."""
 
 

@@ -1,0 +1,233 @@
+"""`terrine student …`: what a student runs. It needs a URL, a token and public data of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from terrine_server.cli.console import console, fail
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from terrine_client import Client
+    from terrine_client.distill import Examples, Report
+    from terrine_models.store import TableSchema
+
+app = typer.Typer(no_args_is_help=True, help="Ask a server for labels and learn from them.")
+
+Url = Annotated[
+    str, typer.Option(envvar="TERRINE_URL", help="The server, such as https://labels.example.org")
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="File with the token. Default: the variable TERRINE_TOKEN."),
+]
+Public = Annotated[
+    Path,
+    typer.Argument(
+        metavar="PUBLIC",
+        help="Your own public inputs, without labels: IDX images, .npy, .npz with x, or a CSV file "
+        "(.gz too).",
+    ),
+]
+Schema = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="The data owner's public schema, for a CSV file."),
+]
+
+
+class Method(StrEnum):
+    """How the last student learns."""
+
+    FIXMATCH = "fixmatch"
+    VAT = "vat"
+    SUPERVISED = "supervised"
+
+
+@app.command()
+def train(
+    public: Public,
+    url: Url,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Where the student and its report go.")
+    ] = Path("student"),
+    token_file: TokenFile = None,
+    schema: Schema = None,
+    held_out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="Labelled data of your own, to measure accuracy on: IDX images (labels beside "
+            "them), .npz with x and y, or CSV.",
+        ),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Ask and learn so many times.")] = 3,
+    queries: Annotated[
+        int | None, typer.Option(min=1, help="Ask at most so many. Default: until refused.")
+    ] = None,
+    method: Annotated[
+        Method,
+        typer.Option(help="fixmatch and vat learn from unlabelled inputs too."),
+    ] = Method.FIXMATCH,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the order of asking and the training.")] = 0,
+) -> None:
+    """Buy labels in rounds and train a student, until the budget is spent or all is asked.
+
+    Interrupted? The same command goes on where it stopped; nothing is paid twice.
+
+    [bold]Examples[/bold]
+
+      export TERRINE_URL=https://labels.example.org TERRINE_TOKEN=terrine_…
+
+      terrine student train pool.npy --held-out own.npz --out student
+
+      terrine student train census.csv --schema schema.json --method vat
+    """
+    from dataclasses import replace
+
+    from terrine_client.distill import distill
+    from terrine_models.learning import Training
+
+    training = Training(method=method.value)
+    if steps is not None:
+        training = replace(training, steps=steps)
+    inputs, encoding = load_public(public, schema)
+    with connect(url, token_file) as client:
+        examples = load_held_out(held_out, encoding, client) if held_out else None
+        with steps_bar() as on_step:
+            made = distill(
+                client,
+                inputs,
+                out,
+                held_out=examples,
+                rounds=rounds,
+                queries=queries,
+                training=training,
+                encoding=encoding,
+                seed=seed,
+                tell=lambda line: console.print(line, soft_wrap=True, highlight=False),
+                on_step=on_step,
+            )
+    console.print(summary(made.report, out))
+
+
+@app.command()
+def label(
+    public: Public,
+    url: Url,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The .npz file to write.")],
+    token_file: TokenFile = None,
+    schema: Schema = None,
+) -> None:
+    """Ask for the labels of inputs and save them: arrays outcomes, labels and charges.
+
+    For projects that do not want the student's probabilities. Asking again is free.
+
+    [bold]Example[/bold]: terrine student label pool.npy --out labels.npz
+    """
+    import numpy as np
+
+    if out.suffix != ".npz":
+        fail(f"--out must end in .npz, got {out}")
+    inputs, _ = load_public(public, schema)
+    with connect(url, token_file) as client:
+        got = client.label(inputs, progress=True)
+    np.savez_compressed(out, outcomes=got.outcomes, labels=got.labels, charges=got.charges)
+    met = ", ".join(f"{count} {outcome}" for outcome, count in got.counts.items() if count)
+    console.print(f"{out}: {met}. ε spent {got.budget.epsilon_spent:.4g}.", soft_wrap=True)
+
+
+@app.command()
+def budget(url: Url, token_file: TokenFile = None) -> None:
+    """Show the account of the token's project.
+
+    [bold]Example[/bold]: terrine student budget --url https://labels.example.org
+    """
+    with connect(url, token_file) as client:
+        account = client.budget()
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_row("project", f"{account.project} ({account.status})")
+    table.add_row("budget", f"ε = {account.epsilon:g}, δ = {account.delta:g}")
+    table.add_row("guarantee", account.guarantee)
+    table.add_row("ε spent", f"{account.epsilon_spent:.6g}")
+    table.add_row("charges", str(account.charges))
+    table.add_row("queries left", f"at least {account.affordable}")
+    console.print(table)
+
+
+@contextmanager
+def connect(url: str, token_file: Path | None) -> Iterator[Client]:
+    """A client with the token from `token_file`, or else from the environment."""
+    from terrine_client import Client
+
+    token = token_file.read_text().strip() if token_file else None
+    with Client(url, token) as client:
+        yield client
+
+
+def load_public(
+    path: Path, schema: Path | None
+) -> tuple[npt.NDArray[np.generic], TableSchema | None]:
+    """Inputs without labels; a CSV file is encoded by the owner's schema."""
+    from terrine_models.data import load_inputs
+    from terrine_models.tables import encode_csv, read_schema
+
+    if schema is not None:
+        encoding = read_schema(schema)
+        return encode_csv(path, encoding), encoding
+    if {".csv", ".data", ".test"} & set(path.suffixes):
+        fail(f"{path} is a table. Give --schema FILE, the public schema of its data owner.")
+    return load_inputs(path), None
+
+
+def load_held_out(path: Path, encoding: TableSchema | None, client: Client) -> Examples:
+    """Labelled data, with the classes as the project names them."""
+    from terrine_models.data import load_idx, load_npz
+    from terrine_models.tables import load_csv
+
+    classes = client.project().ensemble.classes
+    if encoding is not None:
+        data = load_csv(path, encoding)
+    elif path.suffix == ".npz":
+        data = load_npz(path, classes=classes)
+    else:
+        data = load_idx(path, classes=classes)
+    return data.inputs, data.labels
+
+
+@contextmanager
+def steps_bar() -> Iterator[Callable[[int, int], None]]:
+    """A progress bar for training; it disappears when a training is done."""
+    columns = (TextColumn("Training the student"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", visible=False)
+        yield lambda done, steps: bar.update(
+            task, completed=done, total=steps, visible=done < steps
+        )
+
+
+def summary(report: Report, out: Path) -> Table:
+    """What was bought and what became of it."""
+    outcomes = ", ".join(f"{count} {name}" for name, count in sorted(report.outcomes.items()))
+    table = Table(show_header=False, box=None, pad_edge=False)
+    if report.accuracy is not None:
+        table.add_row("accuracy", f"{report.accuracy:.2%} of {report.held_out:,} held-out inputs")
+    table.add_row(
+        "ε spent", f"{report.epsilon_spent:.4g} of {report.epsilon:g}, δ {report.delta:g}"
+    )
+    table.add_row("guarantee", report.guarantee)
+    table.add_row("asked", f"{sum(report.outcomes.values()):,}: {outcomes}")
+    table.add_row("ended by", "the budget" if report.refused else "the student")
+    table.add_row("student", f"{out / 'model.json'}, {out / 'model.safetensors'}")
+    table.add_row("report", f"{out / 'report.json'}, {out / 'accuracy.png'}")
+    return table

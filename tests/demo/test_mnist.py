@@ -1,0 +1,165 @@
+"""MNIST comes whole and right from a mirror, or not at all."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+import pytest
+
+from terrine_server import mnist
+from terrine_server.mnist import FetchError, cache_directory, cached_mnist, fetch_mnist
+
+
+@dataclass
+class Mirror:
+    url: str = ""
+    files: dict[str, bytes] = field(default_factory=dict)
+    stalled: set[str] = field(default_factory=set)
+    cut: set[str] = field(default_factory=set)
+    served: list[str] = field(default_factory=list)
+
+
+@pytest.fixture
+def mirror(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
+    """A local mirror of four small files, whose digests stand in for MNIST's."""
+    contents = {name: (name * 1000).encode() for name in mnist.FILES}
+    digests = {n: (len(b), hashlib.sha256(b).hexdigest()) for n, b in contents.items()}
+    monkeypatch.setattr(mnist, "FILES", digests)
+    site = Mirror(files={f"/{name}.gz": gzip.compress(body) for name, body in contents.items()})
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            site.served.append(self.path)
+            body = site.files.get(self.path)
+            self.send_response(200 if body is not None else 404)
+            self.send_header("Content-Length", str(len(body or b"")))
+            self.end_headers()
+            if self.path in site.stalled:
+                self.wfile.write((body or b"")[:10])
+                self.wfile.flush()
+                time.sleep(1.5)
+            elif self.path in site.cut:
+                self.wfile.write((body or b"")[:10])
+            else:
+                self.wfile.write(body or b"")
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    site.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield site
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def leftovers(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_all_four_files_arrive_unpacked_and_are_not_fetched_again(
+    mirror: Mirror, tmp_path: Path
+) -> None:
+    seen: list[tuple[str, int, int | None]] = []
+    fetch_mnist(mirror.url, tmp_path / "mnist", lambda *step: seen.append(step))
+    assert cached_mnist(tmp_path / "mnist")
+    assert leftovers(tmp_path / "mnist") == sorted(mnist.FILES)
+    assert {name for name, _, _ in seen} == set(mnist.FILES)
+    assert all(total is not None and done <= total for _, done, total in seen)
+    served = len(mirror.served)
+    fetch_mnist(mirror.url, tmp_path / "mnist")
+    assert len(mirror.served) == served
+
+
+def test_a_file_with_the_wrong_digest_is_discarded(mirror: Mirror, tmp_path: Path) -> None:
+    mirror.files["/train-labels-idx1-ubyte.gz"] = gzip.compress(b"something else")
+    with pytest.raises(FetchError, match="is not MNIST"):
+        fetch_mnist(mirror.url, tmp_path)
+    assert leftovers(tmp_path) == ["train-images-idx3-ubyte"]
+    assert not cached_mnist(tmp_path)
+
+
+def test_a_decompression_bomb_is_cut_off_at_the_expected_size(
+    mirror: Mirror, tmp_path: Path
+) -> None:
+    mirror.files["/train-images-idx3-ubyte.gz"] = gzip.compress(bytes(50_000_000))
+    with pytest.raises(FetchError, match="more than"):
+        fetch_mnist(mirror.url, tmp_path)
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize("body", [b"<html>not gzip</html>", b""])
+def test_something_that_is_no_gzip_file_is_refused(
+    mirror: Mirror, tmp_path: Path, body: bytes
+) -> None:
+    mirror.files["/train-images-idx3-ubyte.gz"] = body
+    with pytest.raises(FetchError, match=r"train-images-idx3-ubyte\.gz"):
+        fetch_mnist(mirror.url, tmp_path)
+    assert leftovers(tmp_path) == []
+
+
+def test_a_missing_file_is_named(mirror: Mirror, tmp_path: Path) -> None:
+    del mirror.files["/t10k-images-idx3-ubyte.gz"]
+    with pytest.raises(FetchError, match=r"t10k-images-idx3-ubyte\.gz answers HTTP 404"):
+        fetch_mnist(mirror.url, tmp_path)
+
+
+def test_a_mirror_that_stalls_is_given_up(
+    mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mnist, "TIMEOUT", httpx.Timeout(0.3))
+    mirror.stalled.add("/t10k-labels-idx1-ubyte.gz")
+    with pytest.raises(FetchError, match=r"sends nothing for 0\.3 seconds"):
+        fetch_mnist(mirror.url, tmp_path)
+    assert "t10k-labels-idx1-ubyte" not in leftovers(tmp_path)
+    assert not [name for name in leftovers(tmp_path) if name.endswith(".part")]
+
+
+def test_a_mirror_that_hangs_up_half_way_leaves_nothing_half_written(
+    mirror: Mirror, tmp_path: Path
+) -> None:
+    mirror.cut.add("/train-images-idx3-ubyte.gz")
+    with pytest.raises(FetchError, match="cannot be read"):
+        fetch_mnist(mirror.url, tmp_path)
+    assert leftovers(tmp_path) == []
+
+
+def test_no_mirror_at_all_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(FetchError, match=r"127\.0\.0\.1:9"):
+        fetch_mnist("http://127.0.0.1:9/", tmp_path)
+
+
+def test_an_altered_file_in_the_cache_is_fetched_afresh(mirror: Mirror, tmp_path: Path) -> None:
+    fetch_mnist(mirror.url, tmp_path)
+    name = "t10k-labels-idx1-ubyte"
+    (tmp_path / name).write_bytes(bytes((tmp_path / name).stat().st_size))
+    assert not cached_mnist(tmp_path)
+    fetch_mnist(mirror.url, tmp_path)
+    assert cached_mnist(tmp_path)
+
+
+def test_the_cache_is_where_the_user_keeps_caches(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_directory() == tmp_path / "terrine" / "mnist"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative/is/ignored")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_directory() == tmp_path / ".cache" / "terrine" / "mnist"
+
+
+def test_the_digests_are_those_of_mnist(shared_data: Path) -> None:
+    for name, (size, digest) in mnist.FILES.items():
+        data = gzip.decompress((shared_data / "mnist" / f"{name}.gz").read_bytes())
+        assert (len(data), hashlib.sha256(data).hexdigest()) == (size, digest)
