@@ -1,0 +1,1 @@
+"""Measures the privacy that Terrine delivers, and checks what it wrote down."""

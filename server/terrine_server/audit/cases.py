@@ -1,0 +1,107 @@
+"""Which mechanisms are audited, with which parameters, and on which neighbouring votes.
+
+Few teachers and little noise, so that one vote shows: prices are formulas in the parameters, and
+tests/privacy proves them for all parameters. Neighbours move one vote. Along a path from a defeat
+to a unanimous win lie the worst neighbours of every mechanism here; with three classes a few more
+are drawn at random.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from terrine_server.privacy import Mechanism, build_mechanism
+
+Votes = tuple[int, ...]
+RANDOM_PAIRS = 4
+
+
+@dataclass(frozen=True)
+class Case:
+    """One mechanism. `student`: class probabilities of the student, where they are needed."""
+
+    title: str
+    spec: Mapping[str, Any]
+    teachers: int
+    worst: tuple[tuple[Votes, Votes], ...]
+    student: tuple[float, ...] | None = None
+    claimed: bool = field(default=False)
+    """The price is a claim that is known not to hold: the audit has to refute it."""
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        return len(self.worst[0][0])
+
+    def build(self) -> Mechanism:
+        """Return the mechanism, as a project would have it."""
+        return build_mechanism(self.spec, teachers=self.teachers, classes=self.classes)
+
+    def neighbours(self, choice: np.random.Generator) -> list[tuple[Votes, Votes]]:
+        """Return the pairs to be tried: the worst ones known, and some drawn by `choice`."""
+        pairs = list(self.worst)
+        for _ in range(RANDOM_PAIRS if self.classes > 2 else 0):
+            votes = choice.multinomial(self.teachers - 1, [1 / self.classes] * self.classes)
+            one, other = choice.choice(self.classes, size=2, replace=False)
+            pairs.append((_plus_one(votes, one), _plus_one(votes, other)))
+        return pairs
+
+
+def _plus_one(votes: np.ndarray, winner: int) -> Votes:
+    return tuple(int(count) + (j == winner) for j, count in enumerate(votes))
+
+
+def _path(teachers: int) -> tuple[tuple[Votes, Votes], ...]:
+    """Votes of two classes, from a clear defeat to a unanimous win of the first."""
+    votes = [(won, teachers - won) for won in range(teachers // 2 - 6, teachers + 1)]
+    return tuple(pairwise(votes))
+
+
+CASES = (
+    Case("lnmax", {"name": "lnmax", "gamma": 0.5}, 19, _path(19)),
+    Case("gnmax", {"name": "gnmax", "sigma": 2.0}, 19, _path(19)),
+    Case(
+        "confident_gnmax",
+        {"name": "confident_gnmax", "threshold": 17, "sigma1": 1.5, "sigma2": 4.0},
+        19,
+        _path(19),
+    ),
+    Case(
+        "interactive_gnmax",
+        {
+            "name": "interactive_gnmax",
+            "threshold": 8,
+            "sigma1": 1.5,
+            "sigma2": 4.0,
+            "confidence": 0.4,
+        },
+        19,
+        _path(19),
+        student=(0.5, 0.5),
+    ),
+    Case("stable", {"name": "stable", "sigma": 1.0, "delta_per_query": 0.02}, 19, _path(19)),
+    Case(
+        "immutable, Laplace",
+        {"name": "immutable", "c": 1, "gamma": 1.0},
+        9,
+        (((3, 2, 2, 2), (2, 2, 2, 3)), ((2, 2, 2, 3), (2, 3, 2, 2))),
+    ),
+    Case(
+        "immutable, Gaussian",
+        {"name": "immutable", "c": 2, "sigma": 6.0},
+        19,
+        _path(19),
+    ),
+    Case(
+        "immutable, as published",
+        {"name": "immutable", "c": 5, "gamma": 0.5, "pricing": "as_published"},
+        5,
+        (((3, 2), (2, 3)), ((4, 1), (3, 2))),
+        claimed=True,
+    ),
+)

@@ -1,0 +1,96 @@
+"""How much two samples prove: exact confidence limits on a privacy loss.
+
+If a mechanism keeps its promise, no event S is much likelier on one data set than on its
+neighbour. Clopper-Pearson limits p ≤ Pr[S | one] and q ≥ Pr[S | other] therefore prove a loss of at
+least what p and q alone imply: a test that can convict a mechanism, never acquit it. The event is
+chosen on one half of the sample and judged on the other, so that choosing costs no confidence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, combinations
+from typing import Literal
+
+from scipy.special import ndtr, ndtri
+from scipy.stats import beta
+
+Unit = Literal["μ", "ε"]
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What a release may reveal: `limit`-Gaussian DP (μ) or pure `limit`-DP (ε), apart from δ."""
+
+    unit: Unit
+    limit: float
+    delta: float = 0.0
+
+    def loss(self, p: float, q: float) -> float:
+        """Return the loss that Pr[S | one] ≥ p and Pr[S | other] ≤ q prove; 0 where none."""
+        p -= self.delta
+        if p <= 0:
+            return 0.0
+        if self.unit == "ε":
+            return max(0.0, math.log(p / q))
+        return max(0.0, float(ndtri(p) - ndtri(q)))
+
+    def epsilon_delta(self, p: float, q: float) -> tuple[float, float, float]:
+        """Return (ε, the δ that p and q prove at that ε, the δ that is promised there).
+
+        ε is where the promise binds for an event of probability q: the slope of its trade-off
+        curve at q for μ, the promised ε itself for pure DP.
+        """
+        if self.unit == "ε":
+            epsilon, promised = self.limit, 0.0
+        else:
+            z = float(ndtri(q))
+            epsilon = max(0.0, -z * self.limit - self.limit**2 / 2)
+            u = epsilon / self.limit
+            promised = float(
+                ndtr(self.limit / 2 - u) - math.exp(epsilon) * ndtr(-self.limit / 2 - u)
+            )
+        return epsilon, max(0.0, p - math.exp(epsilon) * q), min(1.0, promised + self.delta)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """How often each outcome was seen on one data set."""
+
+    seen: Counter[Hashable]
+
+    @property
+    def size(self) -> int:
+        """Number of draws."""
+        return self.seen.total()
+
+    def hits(self, event: Iterable[Hashable]) -> int:
+        """Number of draws in the event."""
+        return sum(self.seen[outcome] for outcome in event)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Pr[S | one] ≥ p and Pr[S | other] ≤ q, both with confidence 1 − level together."""
+
+    p: float
+    q: float
+
+
+def limits(one: Sample, other: Sample, event: Sequence[Hashable], level: float) -> Limits:
+    """Return Clopper-Pearson limits (Clopper & Pearson 1934); each may fail with level/2."""
+    hits, strikes = one.hits(event), other.hits(event)
+    p = float(beta.ppf(level / 2, hits, one.size - hits + 1)) if hits else 0.0
+    q = 1.0
+    if strikes < other.size:
+        q = float(beta.isf(level / 2, strikes + 1, other.size - strikes))
+    return Limits(p, q)
+
+
+def events(outcomes: Iterable[Hashable]) -> Iterator[tuple[Hashable, ...]]:
+    """Yield every set of outcomes but the empty and the full one."""
+    known = sorted(set(outcomes), key=repr)
+    yield from chain.from_iterable(combinations(known, k) for k in range(1, len(known)))

@@ -1,0 +1,192 @@
+"""What `release` really does, with real randomness, beside its price.
+
+For every mechanism and every pair of neighbouring votes the production code runs many times. The
+first half of the draws picks the most telling pairs and events, the second half judges them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import nlargest
+from typing import cast
+
+import numpy as np
+
+from terrine_server.audit.cases import CASES, Case, Votes
+from terrine_server.audit.evidence import Limits, Promise, Sample, events, limits
+from terrine_server.audit.findings import Finding
+from terrine_server.privacy import Mechanism, Outcome, quote, rdp
+from terrine_server.privacy.terms import COST_UNITS, DELTA_UNITS
+
+FINALISTS = 3
+"""Events that reach the second half; more would each be judged at a lower confidence."""
+AT_A_TIME = 250_000
+
+Seen = tuple[str, int]
+"""Outcome and label; −1 where there is none."""
+
+
+@dataclass(frozen=True)
+class Aspect:
+    """Something that leaves the mechanism, and what is charged for it."""
+
+    title: str
+    promise: Promise
+    view: Callable[[Seen], Hashable]
+    """What of an outcome belongs to this aspect."""
+
+
+@dataclass(frozen=True)
+class Suspicion:
+    """An event that may be likelier on `one` than its price allows on `other`."""
+
+    one: Votes
+    other: Votes
+    event: tuple[Hashable, ...]
+
+
+def aspects(mechanism: Mechanism) -> list[Aspect]:
+    """Return what each price on the mechanism's price list covers.
+
+    The dearest outcome's price covers all that is seen of a query. Where an outcome costs less,
+    its price must cover the bit that tells it from an answer.
+    """
+    terms = quote(mechanism, epsilon=100.0, delta=0.5)  # whatever the budget, the prices stay
+    if terms.rule.name == "rdp":
+        infinite = 1e12  # the Rényi divergence of that order is the pure ε
+        epsilon = max(float(rdp(event, infinite)) for event in mechanism.events().values())
+        return [Aspect("", Promise("ε", epsilon), lambda seen: seen)]
+
+    def promise(outcome: Outcome) -> Promise:
+        price = terms.prices[outcome]
+        return Promise("μ", math.sqrt(price.cost / COST_UNITS), price.delta / DELTA_UNITS)
+
+    found = [Aspect("", promise(Outcome.ANSWERED), lambda seen: seen)]
+    cheaper = [o for o, price in terms.prices.items() if price.cost < terms.worst.cost]
+    if cheaper:
+        cheapest = min(cheaper, key=lambda outcome: terms.prices[outcome].cost)
+        found.append(
+            Aspect(": whether it answers", promise(cheapest), lambda seen: seen[0] == "answered")
+        )
+    return found
+
+
+def audit_mechanisms(
+    draws: int, level: float, choice: np.random.Generator, cases: Sequence[Case] = CASES
+) -> Iterator[Finding]:
+    """Yield a finding for every aspect of every case.
+
+    `draws`: releases for each vote vector in each half. `level`: chance that any finding convicts
+    a mechanism which keeps its price. `choice` picks votes, never noise.
+    """
+    plan = [(case, aspects(case.build())) for case in cases]
+    each = level / sum(len(parts) for _, parts in plan)
+    for case, parts in plan:
+        yield from _audit(case, parts, draws, each, choice)
+
+
+def _audit(
+    case: Case, parts: Sequence[Aspect], draws: int, level: float, choice: np.random.Generator
+) -> Iterator[Finding]:
+    mechanism, pairs = case.build(), case.neighbours(choice)
+    first = {votes: observe(mechanism, case, votes, draws) for pair in pairs for votes in pair}
+    second: dict[Votes, Counter[Seen]] = {}
+    for aspect in parts:
+        suspects = _suspect(aspect, pairs, first, level)
+        for votes in {v for suspect in suspects for v in (suspect.one, suspect.other)}:
+            if votes not in second:
+                second[votes] = observe(mechanism, case, votes, draws)
+        yield _judge(case, aspect, suspects, second, level)
+
+
+def observe(mechanism: Mechanism, case: Case, votes: Votes, draws: int) -> Counter[Seen]:
+    """Count the outcomes of so many releases on the same votes, noise from the system's source."""
+    seen: Counter[Seen] = Counter()
+    for start in range(0, draws, AT_A_TIME):
+        size = min(AT_A_TIME, draws - start)
+        student = None if case.student is None else np.tile(case.student, (size, 1))
+        released = mechanism.release(np.tile(np.array(votes), (size, 1)), student)
+        labels, outcomes = released.labels, released.outcomes
+        for outcome in Outcome:
+            values, counts = np.unique(labels[outcomes == outcome], return_counts=True)
+            for label, count in zip(values.tolist(), counts.tolist(), strict=True):
+                seen[outcome.value, label] += count
+    return seen
+
+
+def _suspect(
+    aspect: Aspect,
+    pairs: Sequence[tuple[Votes, Votes]],
+    seen: dict[Votes, Counter[Seen]],
+    level: float,
+) -> list[Suspicion]:
+    """Return the events for which this half of the draws proves most."""
+    views = {votes: _viewed(aspect, counter) for votes, counter in seen.items()}
+    suspicions = [
+        Suspicion(one, other, event)
+        for pair in pairs
+        for one, other in (pair, pair[::-1])
+        for event in events(views[one].seen | views[other].seen)
+    ]
+
+    def strength(suspicion: Suspicion) -> float:
+        one, other = views[suspicion.one], views[suspicion.other]
+        found = limits(one, other, suspicion.event, level)
+        return aspect.promise.loss(found.p, found.q)
+
+    return nlargest(FINALISTS, suspicions, key=strength)
+
+
+def _judge(
+    case: Case,
+    aspect: Aspect,
+    suspects: Sequence[Suspicion],
+    seen: dict[Votes, Counter[Seen]],
+    level: float,
+) -> Finding:
+    def proven(suspect: Suspicion) -> tuple[float, Suspicion, Limits]:
+        one, other = _viewed(aspect, seen[suspect.one]), _viewed(aspect, seen[suspect.other])
+        found = limits(one, other, suspect.event, level / len(suspects))
+        return aspect.promise.loss(found.p, found.q), suspect, found
+
+    if not suspects:  # one and the same outcome everywhere
+        measured, evidence = 0.0, "always the same outcome"
+    else:
+        measured, suspect, found = max(map(proven, suspects), key=lambda item: item[0])
+        evidence = _evidence(aspect.promise, suspect, found)
+    return Finding.of_loss(
+        "mechanisms",
+        case.title + aspect.title,
+        evidence,
+        aspect.promise.unit,
+        measured,
+        aspect.promise.limit,
+        case.claimed,
+    )
+
+
+def _viewed(aspect: Aspect, counter: Counter[Seen]) -> Sample:
+    viewed: Counter[Hashable] = Counter()
+    for outcome, count in counter.items():
+        viewed[aspect.view(outcome)] += count
+    return Sample(viewed)
+
+
+def _evidence(promise: Promise, suspect: Suspicion, found: Limits) -> str:
+    epsilon, measured, promised = promise.epsilon_delta(found.p, found.q)
+    event = " or ".join(map(_named, suspect.event))
+    one, other = ("-".join(map(str, votes)) for votes in (suspect.one, suspect.other))
+    return (
+        f"{event}: ≥ {found.p:.4g} on {one}, ≤ {found.q:.4g} on {other}; "
+        f"at ε = {epsilon:.3g}: δ ≥ {measured:.3g}, promised {promised:.3g}"
+    )
+
+
+def _named(outcome: Hashable) -> str:
+    if isinstance(outcome, bool):
+        return "answered" if outcome else "not answered"
+    name, label = cast("Seen", outcome)
+    return name if label < 0 else f"{name} {label}"

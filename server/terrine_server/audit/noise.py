@@ -1,0 +1,101 @@
+"""The noise itself, draw by draw, beside its definition.
+
+A privacy loss that hides in the far tail of the noise rarely shows in a label. Here it shows: the
+frequencies of the tails are compared with probabilities computed from the definition of the
+distribution, and the first and the last integer that the source of randomness can give must lead
+to the two ends of a table which leaves out next to nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import beta
+
+from terrine_server.audit.findings import Finding
+from terrine_server.privacy.noise import NoiseTable, discrete_gaussian, discrete_laplace
+
+BEYOND = 2.0**-180
+"""The mass that a table may leave out on one side, as bounded by the density at its end."""
+AT_A_TIME = 1_000_000
+
+
+@dataclass(frozen=True)
+class Noise:
+    """A distribution: the sampler of production, and its unnormalised definition."""
+
+    title: str
+    table: Callable[[], NoiseTable]
+    weight: Callable[[NDArray[np.float64]], NDArray[np.float64]]
+
+
+NOISES = (
+    Noise(
+        "discrete Gaussian, σ = 4",
+        lambda: discrete_gaussian(4.0),
+        lambda k: np.exp(-(k**2) / (2 * 4.0**2)),
+    ),
+    Noise(
+        "discrete Laplace, γ = 0.5",
+        lambda: discrete_laplace(0.5),
+        lambda k: np.exp(-0.5 * np.abs(k)),
+    ),
+)
+
+
+def audit_noise(draws: int, level: float) -> Iterator[Finding]:
+    """Yield a finding for each kind of noise; each convicts wrongly with chance level/2 at most."""
+    for noise in NOISES:
+        problems = [*_ends(noise), *_tails(noise, draws, level / len(NOISES))]
+        yield Finding(
+            "noise",
+            noise.title,
+            "exceeded" if problems else "holds",
+            "; ".join(problems) or f"{draws:,} draws: all tails as defined, out to the table's end",
+        )
+
+
+def _ends(noise: Noise) -> Iterator[str]:
+    table = noise.table()
+    lowest, highest = (int(table.sample((1,), entropy)[0]) for entropy in (_zeros, _ones))
+    if (lowest, highest) != (-table.reach, table.reach):
+        yield f"the ends of the table are never drawn: {lowest} and {highest} are the extremes"
+    mass = float(noise.weight(np.array([float(table.reach)]))[0])
+    if mass > BEYOND:
+        yield f"the table ends at {table.reach}, where 2^{math.log2(mass):.0f} is still to come"
+
+
+def _zeros(count: int) -> bytes:
+    return b"\x00" * count
+
+
+def _ones(count: int) -> bytes:
+    return b"\xff" * count
+
+
+def _tails(noise: Noise, draws: int, level: float) -> Iterator[str]:
+    """Compare the tails of both sides with their definition; the first misfit is enough."""
+    reach = noise.table().reach
+    weights = noise.weight(np.arange(-reach, reach + 1, dtype=np.float64))
+    exact = np.cumsum(weights / weights.sum())[:reach]  # Pr[Y ≤ −reach], …, Pr[Y ≤ −1]
+    seen = np.zeros(2 * reach + 1, dtype=np.int64)
+    for start in range(0, draws, AT_A_TIME):
+        drawn = noise.table().sample((min(AT_A_TIME, draws - start),))
+        # What lies beyond the table is counted at its ends: it is too far out for any tail.
+        seen += np.bincount(np.clip(drawn, -reach, reach) + reach, minlength=2 * reach + 1)
+    each = level / (2 * reach)
+    for sign, side in (("≤ −", seen), ("≥ ", seen[::-1])):
+        hits = np.cumsum(side)[:reach]
+        low = np.where(hits > 0, beta.ppf(each / 2, hits, draws - hits + 1), 0.0)
+        high = beta.isf(each / 2, hits + 1, draws - hits)
+        misfits = np.flatnonzero((exact < low) | (exact > high))
+        if len(misfits):
+            k = int(misfits[-1])
+            yield (
+                f"Pr[Y {sign}{reach - k}] is {exact[k]:.3g} by definition, "
+                f"between {low[k]:.3g} and {high[k]:.3g} by {draws:,} draws"
+            )
