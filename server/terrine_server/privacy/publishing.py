@@ -1,0 +1,206 @@
+"""What data-dependent accounting would buy, refusals included, on public or synthetic votes.
+
+A data-dependent project is refused on published figures alone: at a fixed Rényi order λ it goes on
+while
+
+    U_last + Σ worst-case costs since + Σ publications ≤ B_λ(ε, δ_conv),
+
+where U_last ≥ the secret data-dependent spend (with failure η, which adds to δ) is released at
+counts of charges that are fixed beforehand (`sanitize`). Here λ, the smoothness β, the release's
+σ and the schedule are chosen for the votes that one expects.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+from terrine_server.privacy.accounting import SLACK, rdp, rdp_budget
+from terrine_server.privacy.costs import CostEvent
+from terrine_server.privacy.forecast import Forecast, Votes
+from terrine_server.privacy.mechanisms.base import Mechanism
+from terrine_server.privacy.mechanisms.interactive_gnmax import InteractiveGNMax
+from terrine_server.privacy.parameters import ParameterError
+from terrine_server.privacy.rules import conversion_delta
+from terrine_server.privacy.sanitize import GRID, Publication
+from terrine_server.privacy.sensitivity import FLOOR, Charged, secret_spend
+from terrine_server.privacy.terms import COST_UNITS
+
+PUBLICATION_SHARE = 0.1
+"""Of δ: the chance that any published figure is below the spend."""
+
+ORDERS = (2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 16.0, 20.0, 24.0, 32.0)
+SMOOTHNESS = (0.02, 0.05, 0.1, 0.15, 0.2)
+"""β·λ. Beyond 1/4 a release gets dear fast."""
+SIGMAS = np.geomspace(0.5, 2000, 48)
+"""Noise of a release, in smooth sensitivities."""
+
+_TYPICAL = 400
+"""Queries of the transcript from which the cost of one is estimated."""
+
+
+@dataclass(frozen=True)
+class Publishing:
+    """A schedule: after so many charges each, a figure is published; then `queries` are reached.
+
+    `bounds`: the figures to expect, in Rényi divergence at `publication.order`.
+    """
+
+    publication: Publication
+    schedule: tuple[int, ...]
+    bounds: tuple[float, ...]
+    queries: int
+
+
+@dataclass(frozen=True)
+class _Typical:
+    """Costs of one query at one order, on average: at its votes, at its worst, at the dearest."""
+
+    order: float
+    secret: float
+    worst: float
+    dearest: float
+    sensitivity: Mapping[float, float]
+    """Smooth sensitivity by β, which grows with the number of queries like the cost does."""
+
+
+class DataDependent:
+    """Data-dependent accounting of one mechanism on the votes that one expects.
+
+    `most`: the number of queries that δ allows whatever they cost.
+    """
+
+    def __init__(
+        self,
+        mechanism: Mechanism,
+        votes: Votes,
+        forecast: Forecast,
+        *,
+        delta: float,
+        publications: int = 1,
+        most: int | None = None,
+    ) -> None:
+        events = mechanism.events()
+        self.publications, self.most = publications, most
+        self.conversion = conversion_delta(events.values(), delta) - PUBLICATION_SHARE * delta
+        self.z = -float(ndtri(PUBLICATION_SHARE * delta / publications / (1 + SLACK)))
+        shares = {events[o]: share for o, share in forecast.shares.items() if share > 0}
+        transcript = _transcript(mechanism, votes, forecast)
+        self.typical = [
+            found
+            for order in ORDERS
+            if (found := _typical(transcript, shares, votes.teachers, order)) is not None
+        ]
+
+    def plan(self, epsilon: float) -> Publishing | None:
+        """Return the schedule that reaches the most queries within (ε, δ), or None if none can."""
+        best: Publishing | None = None
+        for typical in self.typical:
+            budget = float(rdp_budget(typical.order, epsilon, self.conversion))
+            if budget < typical.dearest:
+                continue
+            for beta, sensitivity in typical.sensitivity.items():
+                for sigma in SIGMAS:
+                    publication = Publication(typical.order, beta, float(sigma), self.z)
+                    found = self._follow(publication, typical, sensitivity, budget)
+                    if found is not None and (best is None or found.queries > best.queries):
+                        best = found
+        return best
+
+    def epsilon(self, queries: float) -> float:
+        """Return the least ε (to 0.1 %) that reaches so many queries; infinite above 100."""
+        if self.most is not None and queries > self.most:
+            return math.inf
+        low, high = 0.0, 1.0
+        while not self._reaches(queries, high):
+            low, high = high, 2 * high
+            if low > 100:
+                return math.inf
+        while high - low > 1e-3 * high:
+            middle = (low + high) / 2
+            low, high = (low, middle) if self._reaches(queries, middle) else (middle, high)
+        return high
+
+    def _reaches(self, queries: float, epsilon: float) -> bool:
+        found = self.plan(epsilon)
+        return found is not None and found.queries >= queries
+
+    def _follow(
+        self, publication: Publication, typical: _Typical, sensitivity: float, budget: float
+    ) -> Publishing | None:
+        """Publish whenever one more query at its worst would no longer fit, then go on."""
+        price = publication.cost
+        charged, bound, paid = 0, 0.0, 0.0
+        schedule: list[int] = []
+        bounds: list[float] = []
+        for _ in range(self.publications):
+            left = budget - bound - paid - price
+            if left < typical.dearest:
+                break
+            charged += _fitting(left, typical)
+            paid += price
+            excess = sensitivity * charged + FLOOR
+            figure = typical.secret * charged + publication.sigma * publication.z * excess
+            figure = math.ceil(figure * COST_UNITS / GRID) * GRID / COST_UNITS
+            bound = min(figure, bound + typical.worst * (charged - (schedule or [0])[-1]))
+            schedule.append(charged)
+            bounds.append(bound)
+        if not schedule:
+            return None
+        left = budget - bound - paid
+        charged += _fitting(left, typical) if left >= typical.dearest else 0
+        queries = charged if self.most is None else min(charged, self.most)
+        return Publishing(publication, tuple(schedule), tuple(bounds), queries)
+
+
+def _fitting(left: float, typical: _Typical) -> int:
+    return int((left - typical.dearest) / typical.worst) + 1
+
+
+def _typical(
+    transcript: Sequence[Charged], shares: Mapping[CostEvent, float], teachers: int, order: float
+) -> _Typical | None:
+    queries = sum(share for share in shares.values()) * _TYPICAL
+    sensitivity = {}
+    try:
+        for product in SMOOTHNESS:
+            beta = product / order
+            spend = secret_spend(transcript, teachers=teachers, order=order, beta=beta)
+            sensitivity[beta] = (spend.smooth_sensitivity - FLOOR) / queries
+    except ParameterError:
+        return None  # at this order the cost is not monotone, so there is nothing to publish
+    worst = {event: float(rdp(event, order)) for event in shares}
+    return _Typical(
+        order,
+        secret=spend.cost / queries,
+        worst=sum(share * worst[event] for event, share in shares.items()),
+        dearest=max(worst.values()),
+        sensitivity=sensitivity,
+    )
+
+
+def _transcript(mechanism: Mechanism, votes: Votes, forecast: Forecast) -> list[Charged]:
+    """Return `_TYPICAL` queries, each kind and outcome as often as it is expected."""
+    events = mechanism.events()
+    baselines = None
+    if isinstance(mechanism, InteractiveGNMax) and votes.probabilities is not None:
+        baselines = mechanism.canonical_baseline(votes.probabilities)
+    transcript = []
+    for outcome, probability in forecast.probability.items():
+        rows = _systematic(probability * forecast.weights * _TYPICAL)
+        if len(rows):
+            theirs = None if baselines is None else baselines[rows]
+            transcript.append(Charged(events[outcome], votes.counts[rows], theirs))
+    return transcript
+
+
+def _systematic(expected: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return indices, each about as often as expected, in all as often as their sum says."""
+    cumulative = np.cumsum(expected)
+    picks = np.arange(round(float(cumulative[-1]))) + 0.5
+    return np.minimum(np.searchsorted(cumulative, picks), len(expected) - 1)
