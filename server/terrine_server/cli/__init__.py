@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from terrine_server.cli import ensemble, ledger, project, serve, student, token
 from terrine_server.cli.console import console, run
 
 app = typer.Typer(
@@ -19,13 +20,15 @@ app = typer.Typer(
     help="Serve labels from private teachers, within a privacy budget; or learn from them.",
 )
 
-for name in ("init", "serve", "demo"):
-    module = "serve" if name == "init" else name
-    if find_spec(f"terrine_server.cli.{module}"):
-        app.command(name)(getattr(import_module(f"terrine_server.cli.{module}"), name))
-for name in ("ensemble", "project", "token", "ledger", "student"):
-    if find_spec(f"terrine_server.cli.{name}"):
-        app.add_typer(import_module(f"terrine_server.cli.{name}").app, name=name)
+app.command()(serve.init)
+app.command()(serve.serve)
+if find_spec("terrine_server.cli.demo"):
+    app.command("demo")(import_module("terrine_server.cli.demo").demo)
+app.add_typer(ensemble.app, name="ensemble")
+app.add_typer(project.app, name="project")
+app.add_typer(token.app, name="token")
+app.add_typer(ledger.app, name="ledger")
+app.add_typer(student.app, name="student")
 
 
 def _version(wanted: bool) -> None:
