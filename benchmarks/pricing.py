@@ -20,10 +20,12 @@ from scipy.special import erfc, erfcinv, log_ndtr
 
 from terrine_server.privacy import GaussianNoisyMax, GaussianThreshold
 from terrine_server.privacy.data_dependent import gnmax_log_q, gnmax_rdp
-from terrine_server.privacy.sensitivity import (
-    Charged,
+from terrine_server.privacy.local_sensitivity import (
     NoisyMaxSensitivity,
     gaussian_curve,
+)
+from terrine_server.privacy.sensitivity import (
+    Charged,
     secret_spend,
     smooth_sensitivity,
 )

@@ -18,10 +18,12 @@ from terrine_server.privacy import (
     rdp,
 )
 from terrine_server.privacy.data_dependent import data_dependent_rdp, gnmax_rdp, lnmax_rdp
+from terrine_server.privacy.local_sensitivity import (
+    gaussian_curve,
+)
 from terrine_server.privacy.sensitivity import (
     FLOOR,
     Charged,
-    gaussian_curve,
     noisy_max_sensitivity,
     secret_spend,
 )

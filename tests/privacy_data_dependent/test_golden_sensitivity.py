@@ -15,11 +15,13 @@ from scipy.special import log_ndtr
 from vote_distances import full_walk
 
 from terrine_server.privacy.data_dependent import gnmax_rdp
-from terrine_server.privacy.sanitize import Publication, gnss_rdp
-from terrine_server.privacy.sensitivity import (
+from terrine_server.privacy.local_sensitivity import (
     BitSensitivity,
     NoisyMaxSensitivity,
     gaussian_curve,
+)
+from terrine_server.privacy.sanitize import Publication, gnss_rdp
+from terrine_server.privacy.sensitivity import (
     smooth_sensitivity,
 )
 

@@ -22,12 +22,14 @@ from terrine_server.privacy.data_dependent import (
     gnmax_log_q,
     lnmax_rdp,
 )
-from terrine_server.privacy.sanitize import gnss_rdp
-from terrine_server.privacy.sensitivity import (
+from terrine_server.privacy.local_sensitivity import (
     BitSensitivity,
-    Charged,
     NoisyMaxSensitivity,
     gaussian_curve,
+)
+from terrine_server.privacy.sanitize import gnss_rdp
+from terrine_server.privacy.sensitivity import (
+    Charged,
     noisy_max_sensitivity,
     secret_spend,
 )

@@ -13,7 +13,9 @@ from scipy.special import ndtri
 
 from terrine_server.privacy import ParameterError
 from terrine_server.privacy.sanitize import GRID, Publication, gnss_rdp
-from terrine_server.privacy.sensitivity import SecretSpend
+from terrine_server.privacy.sensitivity import (
+    SecretSpend,
+)
 
 PARAMETERS = [
     (order, share / order, sigma)
