@@ -9,20 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 
 import numpy as np
 
 from terrine_server.privacy.costs import CostEvent
 from terrine_server.privacy.forecast import Forecast, Votes, forecast
-from terrine_server.privacy.mechanisms import MECHANISMS, build_mechanism
+from terrine_server.privacy.grid import Grid, Spec, specifications
+from terrine_server.privacy.mechanisms import build_mechanism
 from terrine_server.privacy.mechanisms.base import Mechanism
 from terrine_server.privacy.parameters import (
     MAX_EPSILON,
-    MAX_GAMMA,
-    MAX_SIGMA,
-    MIN_GAMMA,
-    MIN_SIGMA,
     ParameterError,
     check_delta,
     check_epsilon,
@@ -30,16 +26,13 @@ from terrine_server.privacy.parameters import (
 )
 from terrine_server.privacy.publishing import DataDependent, Publishing
 from terrine_server.privacy.rules import (
+    FILTERS,
     Accountant,
     Rule,
     accountants,
-    conversion_delta,
     enforced,
 )
 from terrine_server.privacy.terms import quote
-
-Grid = Mapping[str, Sequence[float]]
-Spec = Mapping[str, object]
 
 TOLERANCE = 0.01
 """Accuracy that a plan may give up, against the most accurate candidate, for more answers."""
@@ -47,8 +40,8 @@ TOLERANCE = 0.01
 LEAST_ANSWERED = 0.1
 """A candidate that answers a smaller share of queries is passed over, unless all do."""
 
-SPREADS = (0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25, 0.3)
-"""Noise in shares of the teachers: below, it is dear; above, it drowns the vote."""
+
+DATA_DEPENDENT = "data-dependent"
 
 
 @dataclass(frozen=True)
@@ -72,7 +65,7 @@ class Candidate:
 class Line:
     """What one way of accounting says of the chosen parameters.
 
-    `name`: a `Rule`, or data-dependent accounting with its publications. `valid`: whether refusing
+    `name`: a `Rule`, or `DATA_DEPENDENT` with the plan's publications. `valid`: whether refusing
     by it keeps the promise towards a student who adapts.
     """
 
@@ -99,6 +92,7 @@ class Plan:
     labelled: bool
     lines: Sequence[Line]
     publishing: Publishing | None
+    publications: int
     candidates: Sequence[Candidate]
 
 
@@ -131,7 +125,7 @@ def plan(
     candidates: list[Candidate] = []
     problem = ParameterError(f"There are no parameters of {name} to choose from.")
     for votes in known.values():
-        for spec in _specs(name, votes.teachers, delta, grid or {}):
+        for spec in specifications(name, votes.teachers, delta, grid or {}):
             try:
                 candidates.append(_candidate(spec, votes, delta, epsilon, answers))
             except ParameterError as error:
@@ -144,76 +138,125 @@ def plan(
     )
 
 
-def default_grid(name: str, teachers: int, delta: float) -> dict[str, Sequence[float]]:
-    """Return the values of each parameter that a plan tries unless told otherwise."""
-    sigmas = _rounded(teachers, SPREADS)
-    match name:
-        case "gnmax":
-            return {"sigma": sigmas}
-        case "lnmax":
-            scales = [1 / (teachers * spread) for spread in SPREADS]
-            return {"gamma": _distinct(_clip(g, MIN_GAMMA, MAX_GAMMA) for g in scales)}
-        case "confident_gnmax" | "interactive_gnmax":
-            shares = (0.5, 0.6, 0.7, 0.8, 0.9) if name == "confident_gnmax" else (0.3, 0.5, 0.7)
-            grid: dict[str, Sequence[float]] = {
-                "threshold": sorted({round(share * teachers) for share in shares}),
-                "sigma1": _rounded(teachers, (0.1, 0.2, 0.3, 0.6)),
-                "sigma2": _rounded(teachers, SPREADS[2:]),
-            }
-            return grid if name == "confident_gnmax" else grid | {"confidence": [0.9]}
-        case "stable":
-            each = [conversion_delta([], delta) / 20 / queries for queries in (50, 500, 5000)]
-            return {"sigma": sigmas, "delta_per_query": _distinct(each)}
-        case "immutable":
-            return {"sigma": sigmas, "c": [0, 1, 2, 5]}
-    raise ParameterError(f"No mechanism is called {name!r}; there are {', '.join(MECHANISMS)}.")
+def frontier(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Return the candidates that no other beats in both accuracy and price, best accuracy last.
+
+    The price is the ε of the wanted answers where there is one, else the answers for the ε.
+    """
+
+    def worth(candidate: Candidate) -> float:
+        return candidate.answers or 0.0 if candidate.epsilon is None else -candidate.epsilon
+
+    found: list[Candidate] = []
+    for each in sorted(candidates, key=lambda c: (worth(c), c.accuracy), reverse=True):
+        usable = each.answered > 0 and math.isfinite(worth(each))
+        if usable and (not found or each.accuracy > found[-1].accuracy):
+            found.append(each)
+    return found
 
 
-def _specs(name: str, teachers: int, delta: float, given: Grid) -> list[Spec]:
-    grid = default_grid(name, teachers, delta)
-    if name == "immutable" and "gamma" in given:
-        del grid["sigma"]
-        grid["gamma"] = []
-    if unknown := given.keys() - grid.keys():
-        raise ParameterError(
-            f"{name} has no parameter {', '.join(sorted(unknown))}; it has {', '.join(grid)}."
-        )
-    grid |= given
-    names = list(grid)
-    return [
-        {"name": name} | {k: _typed(k, v) for k, v in zip(names, values, strict=True)}
-        for values in product(*grid.values())
+@dataclass(frozen=True)
+class Curve:
+    """ε against answers under one way of accounting."""
+
+    name: str
+    enforced: bool
+    answers: Sequence[float]
+    epsilons: Sequence[float]
+
+
+def curves(plan: Plan, votes: Votes) -> list[Curve]:
+    """Return a curve for each line of a plan; `votes` are those of the chosen ensemble."""
+    outlook = _Outlook.of(plan.chosen.spec, votes, plan.delta)
+    answered = outlook.expected.answered
+    reach = 1.25 * max(line.answers for line in plan.lines)
+    answers = np.unique(np.ceil(np.linspace(1, max(2, reach), 48)))
+    found = []
+    for each in accountants(outlook.shares, plan.delta, plan.epsilon):
+        epsilons = [outlook.epsilon(each, count) for count in answers]
+        binds = any(line.enforced and line.name == each.rule.value for line in plan.lines)
+        found.append(Curve(each.rule.value, binds, answers.tolist(), epsilons))
+    model = outlook.data_dependent(votes, plan.delta, plan.publications)
+    points = [
+        (published.queries * answered, epsilon)
+        for epsilon in np.geomspace(plan.epsilon / 8, plan.epsilon * 2, 24).tolist()
+        if (published := model.plan(epsilon)) is not None
     ]
+    if points:
+        counts, epsilons = map(list, zip(*points, strict=True))
+        found.append(Curve(DATA_DEPENDENT, False, counts, epsilons))
+    return found
 
 
-def _typed(parameter: str, value: float) -> float:
-    return round(value) if parameter in ("threshold", "c") else float(value)
+@dataclass(frozen=True)
+class _Outlook:
+    """What a specification is expected to do, and the shares of queries its events are charged."""
+
+    mechanism: Mechanism
+    expected: Forecast
+    shares: Mapping[CostEvent, float]
+    most: int
+    """The number of queries that δ allows, whatever ε."""
+
+    @classmethod
+    def of(cls, spec: Spec, votes: Votes, delta: float) -> _Outlook:
+        mechanism = build_mechanism(spec, teachers=votes.teachers, classes=votes.counts.shape[1])
+        expected = forecast(mechanism, votes)
+        shares: dict[CostEvent, float] = {}
+        for outcome, event in mechanism.events().items():
+            shares[event] = shares.get(event, 0.0) + expected.shares[outcome]
+        terms = quote(mechanism, MAX_EPSILON, delta)
+        return cls(mechanism, expected, shares, terms.delta_budget // terms.worst.delta)
+
+    def queries(self, accountant: Accountant, epsilon: float) -> int:
+        return min(self.most, accountant.queries(self.shares, epsilon))
+
+    def queries_for(self, answers: float) -> float:
+        answered = self.expected.answered
+        return math.ceil(answers / answered - 1e-9) if answered > 0 else math.inf
+
+    def epsilon(self, accountant: Accountant, answers: float) -> float:
+        """Return ε such that so many answers are expected; the last query at the dearest price."""
+        queries = self.queries_for(answers)
+        if queries > self.most:
+            return math.inf
+        dearest = np.max([accountant.cost(event) for event in self.shares], axis=0)
+        return accountant.epsilon((queries - 1) * accountant.total(self.shares) + dearest)
+
+    def data_dependent(self, votes: Votes, delta: float, publications: int) -> DataDependent:
+        return DataDependent(
+            self.mechanism,
+            votes,
+            self.expected,
+            delta=delta,
+            publications=publications,
+            most=self.most,
+        )
 
 
 def _candidate(
     spec: Spec, votes: Votes, delta: float, epsilon: float | None, answers: int | None
 ) -> Candidate:
-    mechanism = _built(spec, votes)
-    expected = forecast(mechanism, votes)
-    shares, most = _shares(mechanism, expected), _most(mechanism, delta)
+    outlook = _Outlook.of(spec, votes, delta)
     queries = need = None
     if epsilon is not None:
-        quote(mechanism, epsilon, delta)  # raises where not a single query is paid for
-        queries = min(most, enforced(shares, delta, epsilon).queries(shares, epsilon))
+        quote(outlook.mechanism, epsilon, delta)  # raises where not a single query is paid for
+        queries = outlook.queries(enforced(outlook.shares, delta, epsilon), epsilon)
     if answers is not None:
         # An order that is fixed beforehand is fixed for this very plan: the best one for it.
-        binding = enforced(shares, delta, epsilon or 1.0)
+        binding = enforced(outlook.shares, delta, epsilon or 1.0)
         if binding.rule is Rule.FIXED_ORDER:
             binding = Accountant(Rule.IMPROVED, binding.delta)
-        need = _need(binding, shares, expected.answered, answers, most)
+        need = outlook.epsilon(binding, answers)
+    answered = outlook.expected.answered
     return Candidate(
-        spec,
-        votes.teachers,
-        expected.answered,
-        expected.accuracy,
-        queries,
-        None if queries is None else queries * expected.answered,
-        need,
+        spec=spec,
+        teachers=votes.teachers,
+        answered=answered,
+        accuracy=outlook.expected.accuracy,
+        queries=queries,
+        answers=None if queries is None else queries * answered,
+        epsilon=need,
     )
 
 
@@ -248,106 +291,47 @@ def _account(
     publications: int,
     candidates: Sequence[Candidate],
 ) -> Plan:
-    mechanism = _built(chosen.spec, votes)
-    expected = forecast(mechanism, votes)
-    shares, most = _shares(mechanism, expected), _most(mechanism, delta)
+    outlook = _Outlook.of(chosen.spec, votes, delta)
+    answered = outlook.expected.answered
     asked = epsilon if epsilon is not None else _ceiling(chosen.epsilon or MAX_EPSILON)
-    rules, binding = accountants(shares, delta, asked), enforced(shares, delta, asked)
-    wanted = answers
-    if wanted is None:
-        fits = min(most, binding.queries(shares, asked))
-        wanted = max(1, math.floor(fits * expected.answered))
-    lines = [_line(each, binding, shares, expected.answered, asked, wanted, most) for each in rules]
-    model = DataDependent(
-        mechanism, votes, expected, delta=delta, publications=publications, most=most
-    )
+    rules = accountants(outlook.shares, delta, asked)
+    binding = enforced(outlook.shares, delta, asked)
+    wanted = answers or max(1, math.floor(outlook.queries(binding, asked) * answered))
+    lines = [
+        Line(
+            name=each.rule.value,
+            enforced=each.rule is binding.rule,
+            valid=each.rule in FILTERS,
+            queries=(queries := outlook.queries(each, asked)),
+            answers=queries * answered,
+            epsilon=outlook.epsilon(each, wanted),
+        )
+        for each in rules
+    ]
+    model = outlook.data_dependent(votes, delta, publications)
     publishing = model.plan(asked)
     if publishing is not None:
-        times = len(publishing.schedule)
         lines.append(
             Line(
-                name=f"data-dependent, {times} publication{'s' * (times > 1)}",
+                name=DATA_DEPENDENT,
                 enforced=False,
                 valid=True,
                 queries=publishing.queries,
-                answers=publishing.queries * expected.answered,
-                epsilon=model.epsilon(_queries(wanted, expected.answered)),
+                answers=publishing.queries * answered,
+                epsilon=model.epsilon(outlook.queries_for(wanted)),
             )
         )
     return Plan(
-        chosen, asked, delta, wanted, votes.labelled, tuple(lines), publishing, tuple(candidates)
+        chosen=chosen,
+        epsilon=asked,
+        delta=delta,
+        wanted=wanted,
+        labelled=votes.labelled,
+        lines=tuple(lines),
+        publishing=publishing,
+        publications=publications,
+        candidates=tuple(candidates),
     )
-
-
-def _line(
-    accountant: Accountant,
-    binding: Accountant,
-    shares: Mapping[CostEvent, float],
-    answered: float,
-    epsilon: float,
-    wanted: int,
-    most: int,
-) -> Line:
-    queries = min(most, accountant.queries(shares, epsilon))
-    return Line(
-        name=accountant.rule.value,
-        enforced=accountant.rule is binding.rule,
-        valid=accountant.rule in (Rule.BASIC, Rule.FIXED_ORDER, Rule.GDP),
-        queries=queries,
-        answers=queries * answered,
-        epsilon=_need(accountant, shares, answered, wanted, most),
-    )
-
-
-def _need(
-    accountant: Accountant,
-    shares: Mapping[CostEvent, float],
-    answered: float,
-    answers: int,
-    most: int,
-) -> float:
-    """Return ε such that so many answers are expected: the last query at the dearest price."""
-    queries = _queries(answers, answered)
-    if queries > most:
-        return math.inf
-    dearest = np.max([accountant.cost(event) for event in shares], axis=0)
-    return accountant.epsilon((queries - 1) * accountant.total(shares) + dearest)
-
-
-def _queries(answers: int, answered: float) -> float:
-    """Return how many queries so many answers take."""
-    return math.ceil(answers / answered - 1e-9) if answered > 0 else math.inf
-
-
-def _built(spec: Spec, votes: Votes) -> Mechanism:
-    return build_mechanism(spec, teachers=votes.teachers, classes=votes.counts.shape[1])
-
-
-def _shares(mechanism: Mechanism, expected: Forecast) -> dict[CostEvent, float]:
-    """Return the expected share of queries that each event is charged for; all events occur."""
-    shares: dict[CostEvent, float] = {}
-    for outcome, event in mechanism.events().items():
-        shares[event] = shares.get(event, 0.0) + expected.shares[outcome]
-    return shares
-
-
-def _most(mechanism: Mechanism, delta: float) -> int:
-    """Return how many queries δ allows, whatever ε."""
-    terms = quote(mechanism, MAX_EPSILON, delta)
-    return terms.delta_budget // terms.worst.delta
-
-
-def _rounded(teachers: int, shares: Iterable[float]) -> list[float]:
-    return _distinct(_clip(teachers * share, MIN_SIGMA, MAX_SIGMA) for share in shares)
-
-
-def _distinct(values: Iterable[float]) -> list[float]:
-    """Three digits are enough to choose by, and to type."""
-    return sorted({float(f"{value:.3g}") for value in values})
-
-
-def _clip(value: float, low: float, high: float) -> float:
-    return min(max(value, low), high)
 
 
 def _ceiling(epsilon: float) -> float:

@@ -58,6 +58,10 @@ class Rule(StrEnum):
     """Σμ² (Smith & Thakurta 2022): a filter, and exact for Gaussian noise."""
 
 
+FILTERS = (Rule.BASIC, Rule.FIXED_ORDER, Rule.GDP)
+"""Rules that keep the promise when queries are refused by them and students adapt."""
+
+
 @dataclass(frozen=True)
 class Accountant:
     """One rule at one δ, which is what the conversion may use.
