@@ -1,0 +1,145 @@
+"""Two worlds that differ in one teacher, each behind the whole service.
+
+Eleven real teachers (heads on a table of two columns) put class 1 where the first column exceeds a
+threshold of their own; the second column only makes inputs differ from one another. One teacher
+was trained on other data in the other world, and votes the other way. The cap of an ensemble allows
+a few dozen projects, so every world is registered several times, under names of its own.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+import uvicorn
+from numpy.typing import NDArray
+
+from terrine_client.protocol import ProjectOpen, Role, TokenCreate
+from terrine_models.features import public_features
+from terrine_models.store import (
+    Architecture,
+    InputSpec,
+    Manifest,
+    Partition,
+    Training,
+    save_manifest,
+    save_tensors,
+    versions,
+)
+from terrine_server.app import create_app
+from terrine_server.auth import Tokens, load_secret_key, make_secret_key
+from terrine_server.ledger import Ledger, connect, upgrade
+from terrine_server.operations import open_project, register_ensemble
+from terrine_server.settings import Settings
+
+World = Literal["here", "there"]
+
+TEACHERS = 11
+FIRM = 10.0
+"""A bias that no input outweighs."""
+THRESHOLDS = np.arange(TEACHERS - 1) / 10 + 0.05
+"""Of the ten teachers that are the same in both worlds, in the unit of the first column."""
+CAP_EPSILON, CAP_DELTA = 100.0, 0.05
+START_SECONDS = 30
+
+
+@dataclass(frozen=True)
+class Service:
+    """A running service: its URL, and what its owner can do on its machine."""
+
+    url: str
+    settings: Settings
+    ledger: Ledger
+
+    def open(self, project: ProjectOpen) -> str:
+        """Open a project and return a student's token for it."""
+        open_project(self.ledger, project)
+        tokens = Tokens(self.ledger, load_secret_key(self.settings.secret_key_path))
+        request = TokenCreate(role=Role.STUDENT, project=project.name, expires_in_days=1)
+        return tokens.create(request).token
+
+    def register(self, world: World, name: str) -> None:
+        """Save a world's ensemble in the data directory and enter it in the ledger."""
+        save_world(self.settings.ensembles_dir / name, world, name)
+        register_ensemble(self.ledger, self.settings, name, CAP_EPSILON, CAP_DELTA)
+
+
+def save_world(directory: Path, world: World, name: str) -> None:
+    """Save the ensemble of a world, as `terrine ensemble train` would have."""
+    spec = InputSpec(shape=(2,), dtype="float32", low=0, high=1)
+    weights = torch.zeros(TEACHERS, 2, 2)
+    biases = torch.zeros(TEACHERS, 2)
+    weights[1:, 1, 0] = 1.0
+    biases[1:, 1] = torch.from_numpy(1 - 2 * THRESHOLDS).float()  # features are 2x − 1
+    biases[0, 0 if world == "here" else 1] = FIRM
+    directory.mkdir(parents=True)
+    file = "teachers-00000.safetensors"
+    digest = save_tensors(directory / file, {"weights": weights, "biases": biases})
+    manifest = Manifest(
+        name=name,
+        kind="heads",
+        architecture=Architecture(name="ridge"),
+        features=public_features(spec, None, 2).spec,
+        input=spec,
+        classes=("low", "high"),
+        teachers=TEACHERS,
+        records=TEACHERS,
+        partition=Partition(recipe="rows", seed=0, smallest=1, largest=1),
+        training=Training(seed=0, copies=0, ridge=1.0),
+        versions=versions(),
+        files={file: digest},
+    )
+    save_manifest(directory, manifest)
+
+
+def input_with(votes: int, choice: np.random.Generator) -> NDArray[np.float32]:
+    """Return an input [1, 2] for which `votes` of the ten common teachers vote for class 1."""
+    first = (votes + choice.uniform(-0.4, 0.4)) / 10
+    return np.array([[np.clip(first, 0, 1), choice.random()]], dtype=np.float32)
+
+
+@contextmanager
+def running_service(data_dir: Path) -> Iterator[Service]:
+    """Serve an empty data directory on a free port, as `terrine init` and `serve` would."""
+    settings = Settings(
+        data_dir=data_dir,
+        database_url=f"sqlite:///{data_dir / 'terrine.sqlite'}",
+        secret_key_file=data_dir / "secret.key",
+        device="cpu",
+    )
+    settings.ensembles_dir.mkdir(parents=True)
+    make_secret_key(settings.secret_key_path)
+    engine = connect(settings.database)
+    upgrade(engine)
+    with _serving(settings) as url:
+        yield Service(url, settings, Ledger(engine))
+    engine.dispose()
+
+
+@contextmanager
+def _serving(settings: Settings) -> Iterator[str]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(
+        create_app(settings), log_config=None, access_log=False, timeout_graceful_shutdown=5
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, args=([listener],), name="audited-service")
+    thread.start()
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while not server.started:
+            if not thread.is_alive() or time.monotonic() > deadline:
+                raise RuntimeError("the service to be audited did not start")
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
