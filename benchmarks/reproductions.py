@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtri
 
 from terrine_server.privacy import (
@@ -120,8 +120,8 @@ def as_the_paper_counts(row: Row, votes: Votes, orders: NDArray[np.float64]) -> 
     return float(passed.sum()), *(test.sum(axis=0) + passed @ answer)
 
 
-def classic(divergence: ArrayLike, orders: NDArray[np.float64], delta: float) -> float:
-    return float(np.min(np.asarray(divergence) + math.log(1 / delta) / (orders - 1)))
+def classic(divergence: NDArray[np.float64], orders: NDArray[np.float64], delta: float) -> float:
+    return float(np.min(divergence + math.log(1 / delta) / (orders - 1)))
 
 
 def reproduce(row: Row, votes: Votes, others: Votes, whose: str) -> None:
@@ -219,7 +219,7 @@ def reproduce_lnmax(votes: Votes, queries: int, printed: float) -> None:
     ranked = -np.sort(-rows, axis=1)
     x = gamma * (ranked[:, :1] - ranked[:, 1:])
     log_q = np.logaddexp.reduce(np.log((2 + x) / 4) - x, axis=1)
-    moments = np.arange(1, 9) + 1.0  # P17 tracks eight moments
+    moments = np.arange(2, 10, dtype=np.float64)  # P17 tracks eight moments
     cost = lnmax_rdp(np.minimum(log_q, math.log(0.9)), gamma, moments).sum(axis=0)
     line("its rules (Lemma 4, eight moments), these votes", "unsanitised",
          classic(cost, moments, delta))  # fmt: skip
