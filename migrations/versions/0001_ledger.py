@@ -126,7 +126,14 @@ def create_tables() -> None:
         check("charges", "guarantee", "guarantee IN ('proven', 'claimed')"),
         sqlite_with_rowid=False,
     )
-    op.create_index("ix_charges_project_id_input_digest", "charges", ["project_id", "input_digest"])
+    op.create_index(
+        "uq_charges_answered_input",
+        "charges",
+        ["project_id", "input_digest"],
+        unique=True,
+        sqlite_where=sa.text("outcome = 'answered'"),
+        postgresql_where=sa.text("outcome = 'answered'"),
+    )
     op.create_table(
         "idempotency",
         sa.Column("project_id", ID, nullable=False),
@@ -163,7 +170,6 @@ def create_tables() -> None:
 
 
 CHARGES_STAY = "charges are append-only: an entry is never changed or removed"
-NO_GAPS = "charges are numbered from 1 without gaps"
 FIXED = "what was fixed when this was opened cannot be changed"
 ONE_WAY = "a balance cannot shrink and a closed project stays closed"
 NO_REMOVAL = "accounts are never removed"
@@ -200,9 +206,6 @@ SHRINKS = """
     NEW.spent < OLD.spent OR NEW.delta_spent < OLD.delta_spent OR NEW.cap_spent < OLD.cap_spent
     OR NEW.charges < OLD.charges OR (OLD.status = 'closed' AND NEW.status <> 'closed')
 """
-NEXT_SEQ = """
-    SELECT coalesce(max(seq), 0) + 1 FROM charges WHERE project_id = NEW.project_id
-"""
 
 
 def sqlite_triggers() -> list[str]:
@@ -220,10 +223,12 @@ def sqlite_triggers() -> list[str]:
             "charges_no_replace",
             "INSERT ON charges",
             CHARGES_STAY,
-            "EXISTS (SELECT 1 FROM charges WHERE project_id = NEW.project_id "
-            "AND (seq = NEW.seq OR query_digest = NEW.query_digest))",
+            "EXISTS (SELECT 1 FROM charges WHERE project_id = NEW.project_id AND seq = NEW.seq) "
+            "OR EXISTS (SELECT 1 FROM charges WHERE project_id = NEW.project_id "
+            "AND query_digest = NEW.query_digest) "
+            "OR NEW.outcome = 'answered' AND EXISTS (SELECT 1 FROM charges WHERE outcome = "
+            "'answered' AND project_id = NEW.project_id AND input_digest = NEW.input_digest)",
         ),
-        refuse("charges_no_gap", "INSERT ON charges", NO_GAPS, f"NEW.seq <> ({NEXT_SEQ})"),
         refuse("projects_one_way", "UPDATE ON projects", ONE_WAY, SHRINKS),
     ]
     for table, columns in FIXED_COLUMNS.items():
@@ -242,19 +247,6 @@ def postgresql_triggers() -> list[str]:
         BEGIN
             RAISE EXCEPTION '%', TG_ARGV[0] USING ERRCODE = 'integrity_constraint_violation';
         END $$
-        """,
-        f"""
-        CREATE FUNCTION terrine_next_charge() RETURNS trigger LANGUAGE plpgsql AS $$
-        BEGIN
-            IF NEW.seq <> ({NEXT_SEQ}) THEN
-                RAISE EXCEPTION '{NO_GAPS}' USING ERRCODE = 'integrity_constraint_violation';
-            END IF;
-            RETURN NEW;
-        END $$
-        """,
-        """
-        CREATE TRIGGER charges_no_gap BEFORE INSERT ON charges
-        FOR EACH ROW EXECUTE FUNCTION terrine_next_charge()
         """,
     ]
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from books import (
@@ -17,7 +20,7 @@ from books import (
     open_project,
     unvoted,
 )
-from sqlalchemy import select, text
+from sqlalchemy import event, select, text
 
 from terrine_client.protocol import Guarantee, Outcome, ProjectStatus
 from terrine_server.errors import (
@@ -39,7 +42,7 @@ def ledger(database_url: str) -> Ledger:
     return open_ledger(database_url)
 
 
-def fates(results: list[Result]) -> str:
+def fates(results: Sequence[Result]) -> str:
     """One letter a query: Paid, replayed (free), refused (-)."""
     return "".join("-" if r.seq is None else "f" if r.replayed else "P" for r in results)
 
@@ -206,6 +209,12 @@ def test_a_malformed_key_is_refused_and_nothing_charged(ledger: Ledger, key: str
     assert ledger.project("study").charges == 0
 
 
+def test_an_empty_batch_is_no_request(ledger: Ledger) -> None:
+    project = open_project(ledger, queries=3)
+    with pytest.raises(InvalidQuery, match="at least one"):
+        ledger.charge(project.id, [])
+
+
 def test_an_exhausted_request_leaves_no_key_behind(ledger: Ledger) -> None:
     project = open_project(ledger, queries=1)
     ledger.charge(project.id, [answered(0)])
@@ -242,6 +251,34 @@ def test_a_project_that_is_not_active_answers_nothing(
         with pytest.raises(refusal):
             ledger.charge(project.id, batch, key)
     assert ledger.project("study").charges == 1
+
+
+def test_the_thousandth_charge_is_as_quick_as_the_tenth(tmp_path: Path) -> None:
+    """Balances stand on the project's row: no sum, and no scan, over what was charged before."""
+    engine = connect(f"sqlite:///{tmp_path / 'terrine.sqlite'}")
+    ledger = open_ledger(str(engine.url))
+    project = open_project(ledger, 2100, {"name": "gnmax", "sigma": 100.0})
+    steps = 0
+
+    def count() -> None:
+        nonlocal steps
+        steps += 1
+
+    @event.listens_for(engine, "connect")
+    def instrument(connection: sqlite3.Connection, _: object) -> None:
+        connection.set_progress_handler(count, 10)
+
+    def work(query: object) -> int:
+        """Virtual machine instructions of one charge, in tens."""
+        before = steps
+        Ledger(engine).charge(project.id, [answered(query)], (str(query), digest(query)))
+        return steps - before
+
+    ledger.charge(project.id, [answered(i) for i in range(10)])
+    work("warm up")
+    early = work("early")
+    ledger.charge(project.id, [answered(i) for i in range(2000)])
+    assert work("late") <= 1.2 * early
 
 
 def test_a_charge_records_everything_about_its_query(ledger: Ledger) -> None:

@@ -168,11 +168,21 @@ def test_postgresql_refuses_to_truncate(table: str, database_url: str) -> None:
     assert ledger.verify("study").charges == 1
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"seq": 7}, {"seq": 1}, {"seq": 0}, {"query_digest": digest(0)}, {"hash": b"short"}],
-    ids=["leaving a gap", "over another", "numbered 0", "for a paid query", "with a short hash"],
-)
+FORGED_CHARGES = {
+    "over another": {"seq": 1},
+    "numbered 0": {"seq": 0},
+    "for a paid query": {"query_digest": digest(0)},
+    "for an answered input": {"input_digest": digest(0)},
+    "with a short hash": {"hash": b"short"},
+    "of no project": {"project_id": 9},
+    "of no outcome": {"outcome": "refused"},
+    "that abstains with a label": {"outcome": "abstained"},
+    "that answers without one": {"label": None},
+    "of negative cost": {"cost": -1},
+}
+
+
+@pytest.mark.parametrize("changes", FORGED_CHARGES.values(), ids=FORGED_CHARGES)
 def test_the_database_itself_refuses_a_charge(changes: dict[str, Any], database_url: str) -> None:
     ledger = open_ledger(database_url)
     project = open_project(ledger, queries=5)
@@ -182,12 +192,12 @@ def test_the_database_itself_refuses_a_charge(changes: dict[str, Any], database_
         last = dict(
             connection.execute(charges.select().order_by(charges.c.seq.desc())).first()._mapping  # type: ignore[union-attr]
         )
-    forged = {**last, "seq": 4, "query_digest": digest("new"), **changes}
+    new = {"seq": 4, "query_digest": digest("new"), "input_digest": digest("new")}
     command = insert(charges)
     if engine.dialect.name == "sqlite":
         command = command.prefix_with("OR REPLACE")
     with pytest.raises(DBAPIError), engine.begin() as connection:
-        connection.execute(command, forged)
+        connection.execute(command, {**last, **new, **changes})
     assert ledger.verify("study").ok
 
 

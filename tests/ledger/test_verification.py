@@ -157,7 +157,8 @@ def swap(connection: Connection) -> None:
 def add(connection: Connection, seq: int, entries: list[dict[str, Any]]) -> None:
     """A well-made extra charge, chained to its predecessor."""
     previous = entries[seq - 2]
-    extra = {**previous, "seq": seq, "query_digest": digest("forged")}
+    new = digest("forged")
+    extra = {**previous, "seq": seq, "query_digest": new, "input_digest": new}
     extra["hash"] = charge_hash(previous["hash"], extra)
     connection.execute(insert(charges), extra)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, delete, insert, literal, select, update
 from sqlalchemy.sql.elements import ColumnElement
 
 from terrine_client.protocol import Outcome, ProjectStatus
@@ -46,6 +46,8 @@ def charge(
     key: tuple[str, bytes] | None,
 ) -> Receipt:
     """See `Ledger.charge`. The connection's transaction must be able to write."""
+    if not proposals:
+        raise InvalidQuery("a batch has at least one query")
     condition = projects.c.id == project_id
     project = rows.lock_project(connection, condition, f"number {project_id}")
     check_active(project)
@@ -111,7 +113,8 @@ def find(connection: Connection, project_id: int, digests: Sequence[QueryDigest]
             charged(
                 charges.c.input_digest,
                 {d.input for d in digests},
-                charges.c.outcome == Outcome.ANSWERED,
+                # Spelled out, not bound: that is how the index of answered inputs is recognised.
+                charges.c.outcome == literal(str(Outcome.ANSWERED), literal_execute=True),
             )
         ),
     )

@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine, create_engine, event, exc
 from sqlalchemy.engine import URL, make_url
@@ -40,7 +42,13 @@ _POSTGRESQL = {
     "statement_timeout": "60s",
     "idle_in_transaction_session_timeout": "60s",
     "timezone": "UTC",
+    # A plan made while the table was empty scans all of it for as long as it is kept.
+    "plan_cache_mode": "force_custom_plan",
 }
+
+
+# SQLite has no queue for writers, they try again until they are lucky: within a process, wait here.
+_TURNS: WeakKeyDictionary[Engine, threading.Lock] = WeakKeyDictionary()
 
 
 def connect(url: str, password: str | None = None) -> Engine:
@@ -87,10 +95,24 @@ def writing(engine: Engine) -> Iterator[Connection]:
     Any failure of the database is DatabaseUnavailable. When the connection breaks during COMMIT
     it is unknown which of the two happened: only a retry with the same idempotency key tells.
     """
-    with _explained(engine), engine.connect() as connection:
+    with _turn(engine), _explained(engine), engine.connect() as connection:
         connection = connection.execution_options(terrine_begin="BEGIN IMMEDIATE")
         with connection.begin():
             yield connection
+
+
+@contextmanager
+def _turn(engine: Engine) -> Iterator[None]:
+    lock = _TURNS.get(engine)
+    if lock is None:
+        yield
+    elif lock.acquire(timeout=BUSY_SECONDS):
+        try:
+            yield
+        finally:
+            lock.release()
+    else:
+        raise DatabaseUnavailable("the ledger is busy; retry")
 
 
 def use_write_ahead_log(engine: Engine) -> None:
@@ -133,6 +155,8 @@ def _sqlite(url: URL) -> Engine:
         )
 
     engine = create_engine(url.set(database=str(path)), creator=open_file, **_POOL)
+
+    _TURNS[engine] = threading.Lock()
 
     @event.listens_for(engine, "connect")
     def prepare(connection: sqlite3.Connection, record: object) -> None:

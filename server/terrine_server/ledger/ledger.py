@@ -164,7 +164,8 @@ class Ledger:
         order while one more at the worst price is certain to fit; then all new ones are refused.
         `idempotency` is the request's key and the SHA-256 of its body: a request with a key that
         came before gets the earlier receipt. Raises ProjectPaused, ProjectClosed,
-        IdempotencyConflict, and BudgetExhausted when every query was refused.
+        IdempotencyConflict, InvalidQuery for no query at all or a malformed key, and
+        BudgetExhausted when every query was refused.
         """
         with writing(self._engine) as connection:
             return charging.charge(connection, _now(), project_id, proposals, idempotency)

@@ -56,7 +56,7 @@ def lock_ensemble(connection: Connection, condition: ColumnElement[bool]) -> Row
 
     Whoever needs an ensemble and a project locks the ensemble first.
     """
-    connection.execute(select(ensembles.c.id).where(condition).with_for_update())
+    connection.execute(select(ensembles.c.id).where(condition).with_for_update(key_share=True))
     return connection.execute(select_ensembles().where(condition)).one_or_none()
 
 
@@ -65,7 +65,8 @@ def lock_project(
 ) -> ProjectRecord:
     """Fetch a project and hold it until the transaction ends. Raises NotFound."""
     # Locked before it is read: a row that was waited for is then read as its holder left it.
-    connection.execute(select(projects.c.id).where(condition).with_for_update())
+    # key_share: rows that merely refer to it (a new token) need not wait.
+    connection.execute(select(projects.c.id).where(condition).with_for_update(key_share=True))
     return fetch_project(connection, condition, described)
 
 

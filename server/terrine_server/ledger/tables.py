@@ -2,7 +2,7 @@
 
 What may be checked by the database is: balances within budgets, reservations within caps, numbers
 from 1, digests of 32 bytes. Triggers (see `migrations/`) add that charges are never changed or
-removed, that they are numbered without gaps, and that terms and caps stay as they were opened.
+removed, and that terms and caps stay as they were opened.
 
 JSON is kept as canonical text, not as the databases' own JSON types: it is hashed, so it must come
 back byte for byte. Money is integers: cost in units of 1e-12 of the rule's quantity, additive δ in
@@ -30,6 +30,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    text,
 )
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
@@ -167,7 +168,15 @@ charges = Table(
     Column("event", Text, nullable=False),
     Column("hash", _Digest, nullable=False),
     UniqueConstraint("project_id", "query_digest"),
-    Index("ix_charges_project_id_input_digest", "project_id", "input_digest"),
+    # The teachers label an input once: from then on it is served from the record.
+    Index(
+        "uq_charges_answered_input",
+        "project_id",
+        "input_digest",
+        unique=True,
+        sqlite_where=text("outcome = 'answered'"),
+        postgresql_where=text("outcome = 'answered'"),
+    ),
     _digest("query_digest"),
     _digest("input_digest"),
     _digest("hash"),
