@@ -7,7 +7,7 @@ tuned on private votes is itself a leak, which no budget accounts for.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,8 +40,8 @@ TOLERANCE = 0.01
 LEAST_ANSWERED = 0.1
 """A candidate that answers a smaller share of queries is passed over, unless all do."""
 
-
 DATA_DEPENDENT = "data-dependent"
+"""The name of the one way of accounting that looks at (public or synthetic) votes."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,13 @@ class Candidate:
 class Line:
     """What one way of accounting says of the chosen parameters.
 
-    `name`: a `Rule`, or `DATA_DEPENDENT` with the plan's publications. `valid`: whether refusing
+    `name`: a `Rule`, or `DATA_DEPENDENT` with the plan's publications. `sound`: whether refusing
     by it keeps the promise towards a student who adapts.
     """
 
     name: str
     enforced: bool
-    valid: bool
+    sound: bool
     queries: int
     answers: float
     epsilon: float
@@ -104,15 +104,15 @@ def plan(
     epsilon: float | None = None,
     answers: int | None = None,
     accuracy: float | None = None,
-    grid: Grid | None = None,
+    grid: Callable[[int], Grid] | None = None,
     publications: int = 1,
 ) -> Plan:
     """Return the best parameters of a mechanism for one of the ensembles.
 
     With wanted `answers`: those that need the least ε. Otherwise: those with the most answers for
     `epsilon`. Both among the candidates that are at least as accurate as `accuracy`, or else within
-    `TOLERANCE` of the most accurate. `grid`: values in place of the default ones, by parameter.
-    Raises `ParameterError` where nothing fits.
+    `TOLERANCE` of the most accurate. `grid`: values in place of the default ones, by parameter, for
+    so many teachers. Raises `ParameterError` where nothing fits.
     """
     delta = check_delta("delta", delta)
     if epsilon is None and answers is None:
@@ -125,7 +125,8 @@ def plan(
     candidates: list[Candidate] = []
     problem = ParameterError(f"There are no parameters of {name} to choose from.")
     for votes in known.values():
-        for spec in specifications(name, votes.teachers, delta, grid or {}):
+        given = grid(votes.teachers) if grid else {}
+        for spec in specifications(name, votes.teachers, delta, given):
             try:
                 candidates.append(_candidate(spec, votes, delta, epsilon, answers))
             except ParameterError as error:
@@ -165,27 +166,27 @@ class Curve:
     epsilons: Sequence[float]
 
 
-def curves(plan: Plan, votes: Votes) -> list[Curve]:
+def curves(found: Plan, votes: Votes) -> list[Curve]:
     """Return a curve for each line of a plan; `votes` are those of the chosen ensemble."""
-    outlook = _Outlook.of(plan.chosen.spec, votes, plan.delta)
+    outlook = _Outlook.of(found.chosen.spec, votes, found.delta)
     answered = outlook.expected.answered
-    reach = 1.25 * max(line.answers for line in plan.lines)
+    reach = 1.25 * max(line.answers for line in found.lines)
     answers = np.unique(np.ceil(np.linspace(1, max(2, reach), 48)))
-    found = []
-    for each in accountants(outlook.shares, plan.delta, plan.epsilon):
+    drawn = []
+    for each in accountants(outlook.shares, found.delta, found.epsilon):
         epsilons = [outlook.epsilon(each, count) for count in answers]
-        binds = any(line.enforced and line.name == each.rule.value for line in plan.lines)
-        found.append(Curve(each.rule.value, binds, answers.tolist(), epsilons))
-    model = outlook.data_dependent(votes, plan.delta, plan.publications)
+        binds = any(line.enforced and line.name == each.rule.value for line in found.lines)
+        drawn.append(Curve(each.rule.value, binds, answers.tolist(), epsilons))
+    model = outlook.data_dependent(votes, found.delta, found.publications)
     points = [
         (published.queries * answered, epsilon)
-        for epsilon in np.geomspace(plan.epsilon / 8, plan.epsilon * 2, 24).tolist()
+        for epsilon in np.geomspace(found.epsilon / 8, found.epsilon * 2, 24).tolist()
         if (published := model.plan(epsilon)) is not None
     ]
     if points:
         counts, epsilons = map(list, zip(*points, strict=True))
-        found.append(Curve(DATA_DEPENDENT, False, counts, epsilons))
-    return found
+        drawn.append(Curve(DATA_DEPENDENT, False, counts, epsilons))
+    return drawn
 
 
 @dataclass(frozen=True)
@@ -301,7 +302,7 @@ def _account(
         Line(
             name=each.rule.value,
             enforced=each.rule is binding.rule,
-            valid=each.rule in FILTERS,
+            sound=each.rule in FILTERS,
             queries=(queries := outlook.queries(each, asked)),
             answers=queries * answered,
             epsilon=outlook.epsilon(each, wanted),
@@ -315,7 +316,7 @@ def _account(
             Line(
                 name=DATA_DEPENDENT,
                 enforced=False,
-                valid=True,
+                sound=True,
                 queries=publishing.queries,
                 answers=publishing.queries * answered,
                 epsilon=model.epsilon(outlook.queries_for(wanted)),

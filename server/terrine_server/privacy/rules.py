@@ -33,6 +33,7 @@ from terrine_server.privacy.costs import (
     PublishedClaim,
     StabilityTest,
 )
+from terrine_server.privacy.parameters import ParameterError, check_delta
 from terrine_server.privacy.terms import SAMPLER_SHARE, STABILITY_SHARE
 
 Floats = NDArray[np.float64]
@@ -171,6 +172,42 @@ def pure_epsilon(event: CostEvent) -> float:
             return sum(pure_epsilon(part) for part in events)
         case _:
             return math.inf
+
+
+@dataclass(frozen=True)
+class Repriced:
+    """What one rule says of queries that were charged.
+
+    `queries`: how many of the same kinds, in the same shares, `epsilon_budget` would pay for.
+    """
+
+    rule: Rule
+    sound: bool
+    epsilon: float
+    queries: int
+
+
+def reprice(
+    tally: Mapping[CostEvent, int], delta: float, epsilon_budget: float, order: float | None = None
+) -> list[Repriced]:
+    """Return what so many of each event cost under every rule that applies to them, at δ.
+
+    `order`: the one that was fixed beforehand; otherwise the best for the budget. Raises
+    `ParameterError` where nothing was charged.
+    """
+    count = sum(tally.values())
+    if count < 1:
+        raise ParameterError("Nothing was charged, so there is nothing to re-price.")
+    shares = {event: number / count for event, number in tally.items() if number > 0}
+    return [
+        Repriced(
+            each.rule,
+            each.rule in FILTERS,
+            each.epsilon(each.total(tally)),
+            each.queries(shares, epsilon_budget),
+        )
+        for each in accountants(shares, check_delta("delta", delta), epsilon_budget, order)
+    ]
 
 
 def published_rdp(event: CostEvent, orders: Floats) -> Floats:

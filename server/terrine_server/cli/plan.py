@@ -1,0 +1,235 @@
+"""`terrine plan`: how many answers, how accurate, for which ε, before anything is spent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from terrine_server.cli.console import console, errors, fail
+from terrine_server.cli.plan_report import document, show
+
+if TYPE_CHECKING:
+    from terrine_server.privacy.forecast import Consensus, Votes
+    from terrine_server.privacy.grid import Grid
+
+
+class VotesAre(StrEnum):
+    """Whose data the votes in a file were cast on."""
+
+    PUBLIC = "public"
+    SYNTHETIC = "synthetic"
+    PRIVATE = "private"
+
+
+def plan(
+    mechanism: Annotated[
+        str,
+        typer.Argument(
+            metavar="MECHANISM",
+            help="lnmax, gnmax, confident_gnmax, interactive_gnmax, immutable or stable.",
+        ),
+    ],
+    teachers: Annotated[
+        str | None,
+        typer.Option(metavar="N,…", help="Number of teachers; several to compare ensembles."),
+    ] = None,
+    classes: Annotated[int, typer.Option(min=2, help="Number of classes.")] = 10,
+    epsilon: Annotated[float | None, typer.Option(help="ε that may be spent.")] = None,
+    delta: Annotated[float, typer.Option(help="δ; below 1 / training records.")] = 1e-5,
+    answers: Annotated[
+        int | None, typer.Option(min=1, help="Answers wanted; finds the least ε for them.")
+    ] = None,
+    accuracy: Annotated[
+        float | None,
+        typer.Option(
+            min=0, max=1, help="Least share of right answers. Default: within 1 % of the best."
+        ),
+    ] = None,
+    consensus: Annotated[
+        str,
+        typer.Option(
+            metavar="C[:SHARE],…",
+            help="Share of teachers that agree; several levels with their share of the queries.",
+        ),
+    ] = "0.9",
+    runner_up: Annotated[
+        float,
+        typer.Option(min=0, max=1, help="Share of the dissenters that agree on one other class."),
+    ] = 0.5,
+    student_accuracy: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="How often the student is right (interactive_gnmax)."),
+    ] = None,
+    votes: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="An .npz with counts [B, m] and perhaps labels [B], in place of --consensus.",
+        ),
+    ] = None,
+    votes_are: Annotated[
+        VotesAre | None, typer.Option(help="Whose data those votes were cast on.")
+    ] = None,
+    acknowledge_leak: Annotated[
+        bool,
+        typer.Option("--acknowledge-leak", help="Plan on private votes, outside every guarantee."),
+    ] = False,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=V,V,…", help="Values to try; 0.1n is a tenth of the teachers. Repeatable."
+        ),
+    ] = None,
+    publications: Annotated[
+        int, typer.Option(min=1, max=100, help="Figures published (data-dependent accounting).")
+    ] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw ε against answers, as a PNG.")
+    ] = None,
+) -> None:
+    """Plan a project: how many answers, how accurate, for which ε?
+
+    Nothing is spent and no teacher is asked: the votes are made up from levels of consensus, or
+    come from a file of votes on public or synthetic data.
+
+    [bold]Examples[/bold]
+
+      terrine plan confident_gnmax --teachers 1000 --epsilon 2 --consensus 0.95:6,0.8:3,0.5:1
+
+      terrine plan gnmax --teachers 250,1000,4000 --answers 500 --picture plan.png
+
+      terrine plan gnmax --votes public.npz --votes-are public --epsilon 2 --grid sigma=0.05n,0.1n
+    """
+    from terrine_server.privacy.forecast import Votes
+    from terrine_server.privacy.plan import curves
+    from terrine_server.privacy.plan import plan as make_plan
+
+    sizes = _sizes(teachers)
+    if votes is not None:
+        _check_origin(votes_are, acknowledge_leak)
+        ensembles = [_load(votes, sizes)]
+    elif votes_are is not None:
+        fail("--votes-are says whose data --votes were cast on; there is no --votes.")
+    else:
+        if not sizes:
+            fail("Say how many teachers there are: --teachers 1000")
+        levels = _levels(consensus, runner_up)
+        ensembles = [Votes.synthetic(levels, teachers=n, classes=classes) for n in sizes]
+    if mechanism == "interactive_gnmax":
+        if student_accuracy is None:
+            fail(
+                "interactive_gnmax answers what the student gets wrong. Say how often it is "
+                "right: --student-accuracy 0.9"
+            )
+        ensembles = [each.with_student(student_accuracy) for each in ensembles]
+    found = make_plan(
+        mechanism,
+        ensembles,
+        delta=delta,
+        epsilon=epsilon,
+        answers=answers,
+        accuracy=accuracy,
+        grid=_grid(grid or []),
+        publications=publications,
+    )
+    if picture is not None:
+        from terrine_server.cli.picture import draw
+
+        chosen = next(each for each in ensembles if each.teachers == found.chosen.teachers)
+        draw(found, curves(found, chosen), picture, private=votes_are is VotesAre.PRIVATE)
+    if as_json:
+        origin = "assumed" if votes_are is None else votes_are.value
+        typer.echo(json.dumps(document(found, origin), indent=2, ensure_ascii=False))
+    else:
+        show(found)
+        if picture is not None:
+            console.print(f"Drew {picture}.", soft_wrap=True)
+
+
+# -------------------------------------------------------------------------------- arguments
+
+
+def _check_origin(votes_are: VotesAre | None, acknowledged: bool) -> None:
+    if votes_are is None:
+        fail(
+            "Whose data were these votes cast on? Say --votes-are public or --votes-are "
+            "synthetic. Votes on private data must not be planned with."
+        )
+    if votes_are is not VotesAre.PRIVATE:
+        return
+    if not acknowledged:
+        fail(
+            "These votes are private. Parameters chosen by looking at them, and every figure of "
+            "the plan, tell of the training data, and no budget accounts for that. Plan with "
+            "votes on public data or with --consensus. For a look that nobody else will ever "
+            "see, and no project opened on it: --acknowledge-leak."
+        )
+    errors.print(
+        "[bold red]WARNING: this plan is made from PRIVATE votes.[/] It is not differentially "
+        "private. Show it to nobody, and open no project with parameters taken from it: its "
+        "guarantee would not hold.",
+        soft_wrap=True,
+    )
+
+
+def _sizes(text: str | None) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")] if text else []
+    except ValueError:
+        fail(f"--teachers takes whole numbers, such as 250 or 250,1000; not {text!r}.")
+
+
+def _levels(text: str, runner_up: float) -> list[Consensus]:
+    from terrine_server.privacy.forecast import Consensus
+
+    try:
+        parts = [part.partition(":") for part in text.split(",")]
+        return [Consensus(float(c), float(share or 1), runner_up) for c, _, share in parts]
+    except ValueError:
+        fail(f"--consensus takes numbers such as 0.9 or 0.95:6,0.8:3,0.5:1; not {text!r}.")
+
+
+def _grid(given: Sequence[str]) -> Callable[[int], Grid]:
+    """Return the values to try, for so many teachers."""
+    parts = [text.replace(" ", "").partition("=") for text in given]
+    values = {name: part.split(",") for name, _, part in parts}
+
+    def of(teachers: int) -> dict[str, list[float]]:
+        return {
+            name: [float(v.removesuffix("n")) * (teachers if v[-1:] == "n" else 1) for v in listed]
+            for name, listed in values.items()
+        }
+
+    try:
+        of(1)
+    except ValueError:
+        fail("--grid takes a parameter and its values, such as sigma=20,0.1n.")
+    return of
+
+
+def _load(path: Path, sizes: Sequence[int]) -> Votes:
+    import zipfile
+
+    import numpy as np
+
+    from terrine_server.privacy.forecast import Votes
+
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in ("counts", "labels") if name in file}
+    except (ValueError, TypeError, zipfile.BadZipFile) as error:
+        fail(f"{path} is not an .npz file of plain arrays: {error}")
+    if "counts" not in arrays:
+        fail(f"{path} holds no array `counts` of shape [queries, classes].")
+    counts = arrays["counts"]
+    if not sizes and counts.ndim == 2 and len(counts):
+        sizes = [int(counts[0].sum())]
+    if len(sizes) != 1:
+        fail("Votes in a file were cast by one ensemble; --teachers takes its size.")
+    return Votes.observed(counts, arrays.get("labels"), teachers=sizes[0])

@@ -1,0 +1,129 @@
+"""A plan in words: tables, the command to type, JSON."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from terrine_server.cli.console import console
+
+if TYPE_CHECKING:
+    from terrine_server.privacy.plan import Candidate, Plan
+
+ALTERNATIVES = 8
+"""About so many candidates of the frontier are shown."""
+
+
+def show(found: Plan) -> None:
+    """Print a plan."""
+    from terrine_server.privacy.plan import DATA_DEPENDENT
+
+    chosen = found.chosen
+    console.print(f"[bold]{_named(chosen)}[/]", highlight=False, soft_wrap=True)
+    against = "the labels" if found.labelled else "what most teachers say"
+    console.print(
+        f"Answers {chosen.answered:.1%} of queries; {chosen.accuracy:.2%} of the answers agree "
+        f"with {against}. At δ = {found.delta:g}:",
+        highlight=False,
+        soft_wrap=True,
+    )
+    table = Table("accounting", "sound")
+    for heading in (f"queries for ε = {found.epsilon:g}", "answers", f"ε of {found.wanted:,}"):
+        table.add_column(heading, justify="right")
+    for line in found.lines:
+        name = line.name
+        if name == DATA_DEPENDENT and found.publishing is not None:
+            name += f", published {len(found.publishing.schedule)} ×"
+        table.add_row(
+            f"[bold]{name}, enforced[/]" if line.enforced else name,
+            "yes" if line.sound else "no",
+            f"{line.queries:,}",
+            f"{line.answers:,.0f}",
+            f"{line.epsilon:.3f}" if math.isfinite(line.epsilon) else "–",
+        )
+    console.print(table)
+    console.print("Sound: keeps its promise when students adapt and queries are refused by it.")
+    _show_publishing(found)
+    _show_alternatives(found)
+    console.print("To open it:", highlight=False)
+    console.print(f"  {command(found)}", highlight=False, soft_wrap=True)
+
+
+def _show_publishing(found: Plan) -> None:
+    if found.publishing is None:
+        return
+    published, schedule = found.publishing.publication, found.publishing.schedule
+    enforced = next(line.queries for line in found.lines if line.enforced)
+    gain = found.publishing.queries / enforced - 1
+    if gain <= 0:
+        text = "Data-dependent accounting does not pay here: keep to the worst case."
+    else:
+        text = (
+            f"Data-dependent accounting would answer {gain:.0%} more: order {published.order:g}, "
+            f"β = {published.beta:.4g}, σ = {published.sigma:.4g}, z = {published.z:.4g}, "
+            f"published after {', '.join(f'{k:,}' for k in schedule)} charges."
+        )
+    console.print(text, highlight=False, soft_wrap=True)
+
+
+def _show_alternatives(found: Plan) -> None:
+    from terrine_server.privacy.plan import frontier
+
+    best = frontier(found.candidates)
+    if len(best) < 2:
+        return
+    step = -(-len(best) // ALTERNATIVES)
+    shown = {id(each): each for each in [*best[::step], found.chosen]}
+    table = Table("teachers", "parameters", "answered", "right")
+    price = "answers" if found.chosen.epsilon is None else f"ε of {found.wanted:,}"
+    table.add_column(price, justify="right")
+    for each in sorted(shown.values(), key=lambda each: each.accuracy):
+        cost = f"{each.answers:,.0f}" if each.epsilon is None else f"{each.epsilon:.3f}"
+        name = _parameters(each)
+        table.add_row(
+            f"{each.teachers:,}",
+            f"[bold]{name}[/]" if each is found.chosen else name,
+            f"{each.answered:.1%}",
+            f"{each.accuracy:.2%}",
+            cost,
+        )
+    console.print("What else the grid found:")
+    console.print(table)
+
+
+def command(found: Plan) -> str:
+    """Return the command that opens the planned project, with names to be filled in."""
+    spec = dict(found.chosen.spec)
+    parts = ["terrine project open NAME --ensemble ENSEMBLE", f"--mechanism {spec.pop('name')}"]
+    parts += [f"--{name.replace('_', '-')} {value:g}" for name, value in spec.items()]
+    return " ".join([*parts, f"--epsilon {found.epsilon:g}", f"--delta {found.delta:g}"])
+
+
+def _named(candidate: Candidate) -> str:
+    name = candidate.spec["name"]
+    return f"{name} with {candidate.teachers:,} teachers: {_parameters(candidate)}"
+
+
+def _parameters(candidate: Candidate) -> str:
+    given = candidate.spec.items()
+    return ", ".join(f"{key} {value:g}" for key, value in given if key != "name")
+
+
+def document(found: Plan, votes: str) -> dict[str, Any]:
+    """Return a plan as JSON; `votes` says where they came from."""
+    return {"command": command(found), "votes": votes, **_plain(asdict(found))}
+
+
+def _plain(value: Any) -> Any:
+    """Infinity has no JSON: what is beyond every ε is null."""
+    match value:
+        case dict():
+            return {key: _plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_plain(item) for item in value]
+        case float() if not math.isfinite(value):
+            return None
+    return value

@@ -1,0 +1,195 @@
+"""`terrine price`: what the entries of a ledger cost under every accounting rule."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from terrine_server.cli.console import console, fail
+
+if TYPE_CHECKING:
+    from terrine_server.privacy import CostEvent
+    from terrine_server.privacy.rules import Repriced, Rule
+
+
+@dataclass(frozen=True)
+class Books:
+    """What was charged, and the terms that it was charged under; `order` where one was fixed."""
+
+    project: str
+    guarantee: str
+    tally: Mapping[CostEvent, int]
+    outcomes: Mapping[str, int]
+    epsilon: float | None
+    delta: float
+    enforced: Rule
+    order: float | None
+
+
+def price(
+    project: Annotated[str | None, typer.Argument(metavar="PROJECT", help="A project.")] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="What `terrine ledger export` wrote (JSON), instead of a project."
+        ),
+    ] = None,
+    epsilon: Annotated[float | None, typer.Option(help="ε of the budget; for --file.")] = None,
+    delta: Annotated[float | None, typer.Option(help="δ of the budget; for --file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Re-price a ledger, finished or not, under every accounting rule. No votes are needed.
+
+    [bold]Examples[/bold]
+
+      terrine price study
+
+      terrine price --file study.json --epsilon 2 --delta 1e-5
+    """
+    from terrine_server.privacy.rules import reprice
+
+    if (project is None) == (file is None):
+        fail("Name a project, or give --file with an exported ledger.")
+    if project is not None:
+        if epsilon is not None or delta is not None:
+            fail("A project has its own ε and δ; --epsilon and --delta are for --file.")
+        books = _from_ledger(project)
+    else:
+        books = _from_file(file or Path(), epsilon, delta)
+    if not books.tally:
+        fail(f"{books.project} has no charges yet, so there is nothing to re-price.")
+    budget = books.epsilon if books.epsilon is not None else _spent(books)
+    lines = reprice(books.tally, books.delta, budget, books.order)
+    if as_json:
+        typer.echo(json.dumps(_document(books, budget, lines), indent=2, ensure_ascii=False))
+    else:
+        _show(books, budget, lines)
+
+
+def _from_ledger(name: str) -> Books:
+    from terrine_server.ledger import check_schema, connect
+    from terrine_server.operations import open_ledger
+    from terrine_server.privacy.rules import Rule
+    from terrine_server.settings import Settings
+
+    settings = Settings()
+    check_schema(connect(settings.database, settings.database_password()))
+    ledger = open_ledger(settings)
+    record = ledger.project(name)
+    terms = record.terms
+    tally, outcomes = _count((e.event, e.outcome) for e in ledger.stream_charges(name))
+    return Books(
+        project=name,
+        guarantee=record.guarantee,
+        tally=tally,
+        outcomes=outcomes,
+        epsilon=terms.epsilon,
+        delta=terms.delta,
+        enforced=Rule.GDP if terms.rule.name == "gdp" else Rule.FIXED_ORDER,
+        order=terms.rule.order,
+    )
+
+
+def _from_file(path: Path, epsilon: float | None, delta: float | None) -> Books:
+    from terrine_server.privacy.rules import enforced
+
+    if delta is None:
+        fail("An export holds no budget: give --delta, and --epsilon if it is to be compared with.")
+    projects: dict[str, str] = {}
+
+    def entries() -> Iterator[tuple[Mapping[str, Any], str]]:
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                try:
+                    entry = json.loads(line)
+                    projects[entry["project"]] = str(entry["guarantee"])
+                    yield dict(entry["event"]), str(entry["outcome"])
+                except (ValueError, TypeError, KeyError, UnicodeDecodeError):
+                    fail(
+                        f"{path}, line {number}: not an entry of a ledger. Expected what "
+                        "`terrine ledger export --format json` writes."
+                    )
+
+    tally, outcomes = _count(entries())
+    if not tally:
+        fail(f"{path} holds no entries.")
+    if len(projects) > 1:
+        fail(f"{path} holds entries of {', '.join(sorted(projects))}: give one project's.")
+    name, guarantee = next(iter(projects.items()))
+    binding = enforced(tally, delta, epsilon or 1.0)
+    return Books(name, guarantee, tally, outcomes, epsilon, delta, binding.rule, order=None)
+
+
+def _count(
+    entries: Iterable[tuple[Mapping[str, Any], str]],
+) -> tuple[dict[CostEvent, int], dict[str, int]]:
+    from terrine_server.privacy import event_from_json
+
+    tally: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
+    for event, outcome in entries:
+        tally[json.dumps(event, sort_keys=True)] += 1
+        outcomes[outcome] += 1
+    return {event_from_json(json.loads(text)): n for text, n in tally.items()}, dict(outcomes)
+
+
+def _spent(books: Books) -> float:
+    """The ε of all that was charged, under the rule that binds at its best order."""
+    from terrine_server.privacy.rules import Accountant, Rule, conversion_delta
+
+    rule = Rule.GDP if books.enforced is Rule.GDP else Rule.IMPROVED
+    accountant = Accountant(rule, conversion_delta(books.tally, books.delta))
+    return accountant.epsilon(accountant.total(books.tally))
+
+
+def _show(books: Books, budget: float, lines: list[Repriced]) -> None:
+    made = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(books.outcomes.items()))
+    console.print(f"[bold]{books.project}[/]: {made}", highlight=False, soft_wrap=True)
+    if books.guarantee == "claimed":
+        console.print("[bold yellow]The price of these entries is claimed, not proven.[/]")
+    binding = next((line.queries for line in lines if line.rule is books.enforced), 0)
+    table = Table("accounting", "sound")
+    for heading in (f"ε at δ = {books.delta:g}", f"queries for ε = {budget:.4g}", "gain"):
+        table.add_column(heading, justify="right")
+    for line in lines:
+        binds = line.rule is books.enforced
+        name = line.rule.value
+        if line.rule.value == "fixed-order RDP" and books.order is not None:
+            name += f" (order {books.order:g})"
+        table.add_row(
+            f"[bold]{name}, enforced[/]" if binds else name,
+            "yes" if line.sound else "no",
+            f"{line.epsilon:.4f}",
+            f"{line.queries:,}",
+            "" if binds or not binding else f"{line.queries / binding - 1:+.1%}",
+        )
+    console.print(table)
+
+
+def _document(books: Books, budget: float, lines: list[Repriced]) -> dict[str, Any]:
+    return {
+        "project": books.project,
+        "guarantee": books.guarantee,
+        "charges": sum(books.outcomes.values()),
+        "outcomes": dict(books.outcomes),
+        "epsilon": budget,
+        "delta": books.delta,
+        "enforced": books.enforced.value,
+        "order": books.order,
+        "rules": [
+            {
+                "rule": line.rule.value,
+                "sound": line.sound,
+                "epsilon": line.epsilon,
+                "queries": line.queries,
+            }
+            for line in lines
+        ],
+    }
