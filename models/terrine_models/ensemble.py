@@ -16,6 +16,7 @@ from torch.func import functional_call, vmap
 
 from .architectures import build_network, prepare
 from .features import FeatureMap
+from .gradients import ENLARGED
 from .store import FEATURES, Manifest, StoreError, load_manifest, load_tensors
 from .workers import side_by_side
 
@@ -46,6 +47,8 @@ class Ensemble:
         """Inputs voted on at a time. Every block is filled up to this size, so that the votes on
         an input do not depend on what else was asked with it."""
         teachers = {name: tensor.to(device) for name, tensor in teachers.items()}
+        self.teachers: Mapping[str, torch.Tensor] = teachers
+        """Parameters by name, teachers along axis 0."""
         self.ways: dict[str, Choose]
         """All ways to compute the choices, by name; they agree up to rounding."""
         if features is not None:
@@ -63,7 +66,8 @@ class Ensemble:
         """Load an ensemble; every byte is verified against the manifest. Raises StoreError.
 
         `device` is a torch device; None takes CUDA where there is one. `memory` bounds the bytes
-        that voting uses beyond the weights and the reply, as long as one input fits.
+        that voting uses beyond the weights, the reply and the buffers of the libraries (some
+        20 MiB), as long as one input fits.
         """
         directory = Path(directory)
         manifest = load_manifest(directory)
@@ -205,9 +209,14 @@ def _count(choices: torch.Tensor, classes: int) -> NDArray[np.int64]:
 
 def _block_size(manifest: Manifest, memory: int) -> int:
     values = math.prod(manifest.input.shape)
-    choices = 2 * 8 * manifest.teachers
-    scores = 4 * manifest.teachers * len(manifest.classes) if manifest.features else 0
-    fitting = memory // (values * PIXEL_BYTES + scores + choices) // torch.get_num_threads()
+    each = 2 * 8 * manifest.teachers  # choices, and where they are counted
+    if manifest.features is not None:
+        each += 4 * manifest.teachers * len(manifest.classes)  # scores
+        each += 2 * 4 * manifest.features.points  # distances
+        if manifest.features.base == "oriented_gradients":
+            values = max(values, ENLARGED**2)
+    each += values * PIXEL_BYTES
+    fitting = memory // each // torch.get_num_threads()
     return max(1, min(LARGEST_BLOCK[manifest.kind], fitting))
 
 
