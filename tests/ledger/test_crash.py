@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from books import answered, digest, open_ledger, open_project
-from ledger_workers import die_after_commit, die_before, in_processes
+from ledger_workers import ask_and_tell, die_after_commit, die_before, in_processes, start
 from sqlalchemy import text
 
 from terrine_server.errors import DatabaseUnavailable
@@ -49,6 +49,34 @@ def test_killed_after_the_commit_the_retry_is_free(database_url: str) -> None:
     retry = ledger.charge(project.id, [answered(i) for i in range(5)], ("key", digest("body")))
     assert [result.seq for result in retry.results] == [1, 2, 3, 4, 5]
     assert ledger.project("study").charges == 5
+
+
+def test_killed_at_any_moment_everything_told_was_paid(database_url: str, tmp_path: Path) -> None:
+    """Three processes at a time are killed in mid-work, four times over."""
+    ledger = open_ledger(database_url)
+    project = open_project(ledger, 20_000, {"name": "gnmax", "sigma": 400.0})
+    for generation in range(4):
+        names = [f"{generation}-{i}" for i in range(3)]
+        processes = [
+            start(ask_and_tell, database_url, project.id, name, str(tmp_path / f"told-{name}"))
+            for name in names
+        ]
+        deadline = time.monotonic() + 60
+        while not all((tmp_path / f"told-{name}").exists() for name in names):
+            assert time.monotonic() < deadline, "the processes did not start"
+            time.sleep(0.01)
+        time.sleep(0.1 + 0.037 * generation)
+        for process in processes:
+            process.kill()
+            process.join()
+    assert ledger.verify("study").ok
+    paid = {charge.seq: charge.query_digest for charge in ledger.stream_charges("study")}
+    told = [
+        line.split() for file in tmp_path.glob("told-*") for line in file.read_text().splitlines()
+    ]
+    assert len(told) >= 12
+    assert all(paid[int(seq)] == query for seq, query in told)
+    assert len(paid) - len(told) <= 12, "at most one answer a process was paid and never told"
 
 
 def test_a_lock_that_is_held_too_long_is_a_clear_error(
