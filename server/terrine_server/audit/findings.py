@@ -9,7 +9,7 @@ from typing import Any, Literal
 from terrine_server.audit.evidence import Unit
 
 Part = Literal["noise", "mechanisms", "service", "ledger"]
-Verdict = Literal["holds", "exceeded", "claim refuted", "claim not refuted"]
+Verdict = Literal["holds", "exceeded", "claim refuted", "claim not refuted", "nothing there"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Finding:
     @property
     def passed(self) -> bool:
         """Whether this is as it should be."""
-        return self.verdict in ("holds", "claim refuted")
+        return self.verdict in ("holds", "claim refuted", "nothing there")
 
     @classmethod
     def of_loss(

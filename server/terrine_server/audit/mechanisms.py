@@ -176,13 +176,13 @@ def _viewed(aspect: Aspect, counter: Counter[Seen]) -> Sample:
 
 
 def _evidence(promise: Promise, suspect: Suspicion, found: Limits) -> str:
-    epsilon, measured, promised = promise.epsilon_delta(found.p, found.q)
     event = " or ".join(map(_named, suspect.event))
     one, other = ("-".join(map(str, votes)) for votes in (suspect.one, suspect.other))
-    return (
-        f"{event}: ≥ {found.p:.4g} on {one}, ≤ {found.q:.4g} on {other}; "
-        f"at ε = {epsilon:.3g}: δ ≥ {measured:.3g}, promised {promised:.3g}"
-    )
+    told = f"{event}: ≥ {found.p:.4g} on {one}, ≤ {found.q:.4g} on {other}"
+    epsilon, measured, promised = promise.epsilon_delta(found.p, found.q)
+    if promised == measured == 0:  # pure DP, kept
+        return told
+    return f"{told}; at ε = {epsilon:.3g}: δ ≥ {measured:.3g}, promised {promised:.3g}"
 
 
 def _named(outcome: Hashable) -> str:

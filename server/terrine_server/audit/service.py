@@ -2,8 +2,8 @@
 
 Two worlds differ in one teacher. In each run a student opens an account in one of them, asks what
 tells the worlds apart best - what it asks next depends on what it was told - and goes on until it
-is refused. The first half of the runs teaches the attacker which answers speak for which world, and
-where to draw the line; the second half counts how often that line is right.
+is refused. A third of the runs teaches the attacker which answers speak for which world, and where
+to draw the line; the others count how often that line is right.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from terrine_server.audit.findings import Finding
 from terrine_server.audit.world import Service, World, input_with, running_service
 from terrine_server.privacy.terms import COST_UNITS, DELTA_UNITS
 
-MECHANISM = {"name": "confident_gnmax", "threshold": 6, "sigma1": 3.0, "sigma2": 1.5}
-EPSILON, DELTA = 10.0, 1e-5
-SPLIT, LEANING = 5, 3
-"""Common votes for class 1: at SPLIT the one teacher decides who wins, at LEANING by how much."""
+MECHANISM = {"name": "confident_gnmax", "threshold": 3, "sigma1": 4.0, "sigma2": 1.0}
+EPSILON, DELTA = 14.0, 1e-5
+"""A budget of a few answers that tell much each: so one run of a few seconds' work proves most."""
+SPLIT = 5
+"""Common votes for class 1 where the one teacher decides who wins."""
 STUDENTS = 4
 """Students that ask at the same time."""
 
-Told = tuple[int, str, int | None]
-"""What the student asked about (SPLIT or LEANING), the outcome, and the label."""
+Told = tuple[int, str, int]
+"""What the student asked about (common votes for class 1), the outcome, and the label."""
 
 
 @dataclass(frozen=True)
@@ -94,23 +95,25 @@ def attack(service: Service, runs: int, choice: np.random.Generator) -> tuple[Pr
 
 
 def _ask(url: str, token: str, choice: np.random.Generator) -> tuple[Told, ...]:
-    """Ask where the worlds differ most; after an abstention, where the teachers agree more."""
+    """Ask where the worlds differ most; after an answer, where only the other would surprise."""
     told: list[Told] = []
-    kind = SPLIT
+    votes = SPLIT
     with Client(url, token) as client:
         while True:
             try:
-                labels = client.label(input_with(kind, choice))
+                labels = client.label(input_with(votes, choice))
             except BudgetExhausted:
                 return tuple(told)
-            outcome = str(labels.outcomes[0])
-            told.append((kind, outcome, int(labels.labels[0])))
-            kind = SPLIT if outcome == "answered" else LEANING
+            label = int(labels.labels[0])
+            told.append((votes, str(labels.outcomes[0]), label))
+            if label >= 0:
+                votes = SPLIT + (1 if label else -1)
 
 
 def _judge(promise: Promise, seen: Sequence[Run], level: float) -> Finding:
-    """Learn from every other run, and measure on the rest."""
-    lessons, trial = seen[::2], seen[1::2]
+    """Learn from every third run, and measure on the rest."""
+    lessons = seen[::3]
+    trial = [run for number, run in enumerate(seen) if number % 3]
     weights = _weights(lessons)
     one, other, line = max(
         (

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from terrine_server.cli import ensemble, ledger, plan, price, project, serve, student, token
+from terrine_server.cli import audit, ensemble, ledger, plan, price, project, serve, student, token
 from terrine_server.cli.console import console, run
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app.command()(serve.init)
 app.command()(serve.serve)
 app.command()(plan.plan)
 app.command()(price.price)
+app.command()(audit.audit)
 if find_spec("terrine_server.cli.demo"):
     app.command("demo")(import_module("terrine_server.cli.demo").demo)
 app.add_typer(ensemble.app, name="ensemble")

@@ -1,0 +1,73 @@
+"""A whole audit: which parts, how long, and how sure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from terrine_server.audit.books import audit_books
+from terrine_server.audit.findings import Finding, Report
+from terrine_server.audit.mechanisms import audit_mechanisms
+from terrine_server.audit.noise import audit_noise
+from terrine_server.audit.service import audit_service
+from terrine_server.ledger import Ledger
+
+Subject = Literal["mechanisms", "service", "ledger"]
+STATISTICAL = 3
+"""The noise, the mechanisms and the service share the chance of a false alarm."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Sizes of the samples: the larger, the smaller the excess that is sure to be seen."""
+
+    draws: int
+    """Releases for each vote vector, in each half."""
+    noise: int
+    """Draws of each kind of noise."""
+    students: int
+    """Students of the attacked service, in each world."""
+
+
+FULL = Effort(draws=500_000, noise=10_000_000, students=600)
+QUICK = Effort(draws=60_000, noise=1_000_000, students=100)
+
+
+def audit(
+    subjects: Collection[Subject],
+    effort: Effort,
+    confidence: float,
+    seed: int,
+    ledger: Ledger | None,
+    on_finding: Callable[[Finding], None] = lambda finding: None,
+) -> Report:
+    """Audit what is asked for; tell each finding as it comes.
+
+    `confidence`: that nothing sound is convicted by chance, in all parts together. `seed` picks
+    vote vectors and inputs, never noise. `ledger` is None where there is none to audit.
+    """
+    start = time.monotonic()
+    findings = []
+    for finding in _findings(subjects, effort, (1 - confidence) / STATISTICAL, seed, ledger):
+        findings.append(finding)
+        on_finding(finding)
+    return Report(confidence, seed, time.monotonic() - start, findings)
+
+
+def _findings(
+    subjects: Collection[Subject], effort: Effort, level: float, seed: int, ledger: Ledger | None
+) -> Iterator[Finding]:
+    choice = np.random.default_rng(seed)
+    if "mechanisms" in subjects:
+        yield from audit_noise(effort.noise, level)
+        yield from audit_mechanisms(effort.draws, level, choice)
+    if "service" in subjects:
+        yield from audit_service(effort.students, level, choice)
+    if "ledger" in subjects and ledger is not None:
+        yield from audit_books(ledger)
+    elif "ledger" in subjects:
+        yield Finding("ledger", "books", "nothing there", "no service was set up on this machine")

@@ -1,0 +1,145 @@
+"""`terrine audit`: measures the privacy that is delivered, and checks what was written down."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from terrine_server.cli.console import console, fail
+
+if TYPE_CHECKING:
+    from terrine_server.audit.findings import Finding, Report
+    from terrine_server.ledger import Ledger
+    from terrine_server.settings import Settings
+
+
+class Subject(StrEnum):
+    """What can be audited."""
+
+    MECHANISMS = "mechanisms"
+    SERVICE = "service"
+    LEDGER = "ledger"
+
+
+def audit(
+    subjects: Annotated[
+        list[Subject] | None,
+        typer.Argument(
+            metavar="[mechanisms] [service] [ledger]",
+            show_default=False,
+            help="What to audit.",
+        ),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Audit all three.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Smaller samples: about a minute, less power.")
+    ] = False,
+    confidence: Annotated[
+        float,
+        typer.Option(
+            min=0.5, max=0.999999, help="That nothing sound is convicted by chance, in all."
+        ),
+    ] = 0.999,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=2**63 - 1,
+            show_default="a fresh one",
+            help="Picks votes and inputs to try; never noise.",
+        ),
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the findings there.")
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also draw them there, as a PNG.")
+    ] = None,
+) -> None:
+    """Measure how much privacy is lost, and compare it with what was charged.
+
+    [bold]mechanisms[/]: the noise, and each mechanism on its worst neighbouring votes.
+    [bold]service[/]: an attack over HTTP on two ensembles that differ in one teacher.
+    [bold]ledger[/]: every charge of the data directory, re-priced from its recorded event.
+
+    Ends with exit code 1 where a loss exceeds its price or the books do not add up.
+    """
+    asked = list(Subject) if everything else subjects
+    if not asked:
+        fail("Say what to audit: mechanisms, service, ledger or --all.")
+    for path in (json_file, picture):
+        if path is not None and not path.absolute().parent.is_dir():
+            fail(f"{path} cannot be written: there is no directory {path.absolute().parent}.")
+
+    import secrets
+
+    from terrine_server import logs
+    from terrine_server.audit.run import FULL, QUICK
+    from terrine_server.audit.run import audit as run
+    from terrine_server.settings import Settings
+
+    ledger = None
+    if Subject.LEDGER in asked:
+        ledger = _ledger(Settings(), required=not everything)
+    logs.configure("error")
+    report = run(
+        [subject.value for subject in asked],
+        QUICK if quick else FULL,
+        confidence,
+        secrets.randbelow(2**32) if seed is None else seed,
+        ledger,
+        _tell,
+    )
+    if json_file is not None:
+        json_file.write_text(json.dumps(report.to_json(), indent=2, ensure_ascii=False) + "\n")
+    if picture is not None:
+        from terrine_server.audit.picture import draw
+
+        draw(report, picture)
+    _conclude(report)
+
+
+def _ledger(settings: Settings, required: bool) -> Ledger | None:
+    """Return the ledger of the data directory, or None where none was set up and none is asked."""
+    from terrine_server.ledger import Ledger, check_schema, connect
+
+    if settings.database_url is None and not settings.data_dir.is_dir():
+        if required:
+            fail(
+                f"There is no data directory {settings.data_dir.absolute()}, hence no ledger. "
+                "Name one: terrine --data-dir DIR audit ledger"
+            )
+        return None
+    engine = connect(settings.database, settings.database_password())
+    check_schema(engine)
+    return Ledger(engine)
+
+
+def _tell(finding: Finding) -> None:
+    colour = "green" if finding.passed else "bold red"
+    loss = ""
+    if finding.measured is not None and finding.price is not None:
+        share = finding.measured / finding.price
+        loss = f"{finding.unit} ≥ {finding.measured:.3f}, price {finding.price:.3f} ({share:.0%})"
+    head = f"[{colour}]{finding.verdict:>17}[/]  {finding.part:10}  [bold]{finding.subject}[/]"
+    console.print(head, loss, highlight=False, soft_wrap=True)
+    console.print(f"[dim]{'':31}{escape(finding.evidence)}[/]", highlight=False, soft_wrap=True)
+
+
+def _conclude(report: Report) -> None:
+    failed = [finding for finding in report.findings if not finding.passed]
+    summary = (
+        f"{len(report.findings)} findings in {report.seconds:.0f} s, "
+        f"confidence {report.confidence:g}, seed {report.seed}."
+    )
+    if failed:
+        fail(
+            f"{summary} {len(failed)} not as promised: "
+            + ", ".join(finding.subject for finding in failed)
+        )
+    console.print(f"{summary} No loss above its price.", highlight=False, soft_wrap=True)
