@@ -47,9 +47,8 @@ test-fast: venv ## Run the tests that take less than ten seconds each
 	$(BIN)/pytest -m 'not slow and not docker' $(ARGS)
 
 lint: venv ## Check style (ruff) and types (mypy)
-	$(BIN)/ruff check
-	$(BIN)/ruff format --check
-	$(BIN)/mypy
+	@failed=0; for check in "ruff check" "ruff format --check" mypy; do \
+		echo "== $$check"; $(BIN)/$$check || failed=1; done; exit $$failed
 
 bench: venv ## Run each benchmark; each prints its figure and its peer's
 	@set -e; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file; done
