@@ -36,7 +36,8 @@ from terrine_server.privacy import (
     rdp,
     rdp_budget,
 )
-from terrine_server.privacy.accounting import gdp_log_delta, log_tails, shift_mu
+from terrine_server.privacy.accounting import gdp_log_delta, shift_mu
+from terrine_server.privacy.bits import log_tails
 from terrine_server.privacy.noise import discrete_gaussian
 
 Golden = dict[str, Any]

@@ -15,8 +15,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
-from scipy.special import erfcx, erfinv, log_ndtr, logsumexp, ndtri, ndtri_exp
+from scipy.special import erfcx, erfinv, log_ndtr, ndtri, ndtri_exp
 
+from terrine_server.privacy.bits import bit_rdp, log_tails
 from terrine_server.privacy.costs import (
     Composition,
     CostEvent,
@@ -40,9 +41,6 @@ ORDERS = np.concatenate(
 
 SLACK = 1e-9
 """Relative margin, against ourselves, for the rounding of floating-point formulas."""
-
-ROUNDING = 1e-13
-"""Absolute margin for a sum of exponentials that is close to 1."""
 
 ULPS = 1e-14
 """The same for a single special function, which is good to a few units in the last place."""
@@ -74,9 +72,9 @@ def rdp(event: CostEvent, orders: ArrayLike) -> NDArray[np.float64]:
             # P18 section 4.1; an integer shift of N_Z costs no more than one of N (CKS 2020).
             return np.asarray(alpha * (shift / sigma) ** 2)
         case GaussianThreshold(sigma, threshold, low, high):
-            return _threshold_rdp(sigma, low - threshold, high - threshold, alpha)
+            return _test_rdp(sigma, low - threshold, high - threshold, alpha)
         case StabilityTest(sigma, threshold, high):
-            return _threshold_rdp(sigma, -threshold, high - threshold, alpha)
+            return _test_rdp(sigma, -threshold, high - threshold, alpha)
         case LaplaceNoisyMax(gamma, shift):
             return _pure_rdp(2 * gamma * shift, alpha)
         case PublishedClaim(epsilon):
@@ -135,39 +133,11 @@ def _pure_rdp(epsilon: float, alpha: NDArray[np.float64]) -> NDArray[np.float64]
     return np.asarray(np.where(up <= 1.0, small, large) / (alpha - 1))
 
 
-def _threshold_rdp(
-    sigma: float, low: int, high: int, alpha: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Exact worst case of the bit [v + Y ≥ 0] over integers v, v ± 1 in [low, high].
-
-    P18 bounds the bit by the whole Gaussian, α/2σ²; only the bit leaves, and costs 36 % less.
-    """
+def _test_rdp(sigma: float, low: int, high: int, alpha: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Worst case, over integers v and v ± 1 in [low, high], of the bit [v + Y ≥ 0]."""
     margins = np.arange(low, high + 1)
-    passed, failed = log_tails(sigma, -margins), log_tails(sigma, margins + 1)
-
-    def divergence(order: float, here: slice, there: slice) -> float:
-        log_terms = np.logaddexp(
-            order * passed[here] + (1 - order) * passed[there],
-            order * failed[here] + (1 - order) * failed[there],
-        )
-        # For large σ the two terms add up to barely more than 1: allow for their rounding.
-        exact = (float(np.max(log_terms, initial=0.0)) + ROUNDING * order) / (order - 1)
-        return min(exact, order / (2 * sigma**2))
-
-    up, down = slice(1, None), slice(None, -1)
-    worst = [max(divergence(a, up, down), divergence(a, down, up)) for a in alpha.flat]
-    return np.array(worst).reshape(alpha.shape)
-
-
-def log_tails(sigma: float, k: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return ln Pr[Y ≥ k] for Y ~ N_Z(0, sigma²) and integers k."""
-    reach = int(max(np.abs(k).max(initial=1), 1) + math.ceil(12 * sigma) + 12)
-    support = np.arange(-reach, reach + 1)
-    log_mass = -(support.astype(np.float64) ** 2) / (2 * sigma**2)
-    log_mass -= logsumexp(log_mass)
-    upper = np.logaddexp.accumulate(log_mass[::-1])[::-1]
-    result: NDArray[np.float64] = upper[k + reach]
-    return result
+    costs = bit_rdp(log_tails(sigma, -margins), log_tails(sigma, margins + 1), alpha.ravel())
+    return np.asarray(costs.max(axis=1).reshape(alpha.shape))
 
 
 # ------------------------------------------------------------------- conversions to (ε, δ)

@@ -17,6 +17,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from terrine_server.privacy.accounting import rdp
+from terrine_server.privacy.bits import bit_rdp
+from terrine_server.privacy.checks import (
+    MARGIN,
+    Counts,
+    Floats,
+    check_orders,
+    check_votes,
+)
 from terrine_server.privacy.costs import (
     Composition,
     CostEvent,
@@ -26,17 +34,9 @@ from terrine_server.privacy.costs import (
     StabilityTest,
 )
 from terrine_server.privacy.data_dependent.bits import (
-    bit_rdp,
     bit_table,
     statistic_of,
     statistic_range,
-)
-from terrine_server.privacy.data_dependent.checks import (
-    MARGIN,
-    Counts,
-    Floats,
-    check_orders,
-    check_votes,
 )
 from terrine_server.privacy.data_dependent.noisy_max import (
     gnmax_log_q,

@@ -15,8 +15,8 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
 from terrine_server.privacy.accounting import rdp
-from terrine_server.privacy.costs import GaussianNoisyMax, LaplaceNoisyMax
-from terrine_server.privacy.data_dependent.checks import (
+from terrine_server.privacy.bits import log1mexp
+from terrine_server.privacy.checks import (
     MARGIN,
     SMALLEST,
     Counts,
@@ -24,6 +24,7 @@ from terrine_server.privacy.data_dependent.checks import (
     check_orders,
     check_votes,
 )
+from terrine_server.privacy.costs import GaussianNoisyMax, LaplaceNoisyMax
 from terrine_server.privacy.parameters import ParameterError, check_gamma, check_sigma
 
 _CHUNK = 1 << 17  # cells: temporary arrays stay in the cache
@@ -123,13 +124,6 @@ def noisy_max_order(sigma: float) -> float:
         lambda x: (2 * x + 1) / sigma**2 - math.log1p(2 / x), 1e-300, sigma + 1, xtol=1e-300
     )
     return float((1 + excess) * (1 + MARGIN))
-
-
-def log1mexp(x: Floats) -> Floats:
-    """Return ln(1 − e^{−x}) for x ≥ 0; −∞ at 0, and below it too."""
-    x = np.maximum(x, 0)
-    with np.errstate(divide="ignore"):
-        return np.where(x > math.log(2), np.log1p(-np.exp(-x)), np.log(-np.expm1(-x)))
 
 
 def _cheapest(

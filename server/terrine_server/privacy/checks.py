@@ -1,4 +1,4 @@
-"""What all data-dependent costs share: rounding up, and checks of what they are computed from."""
+"""What exact costs share: rounding up, and checks of what they are computed from."""
 
 from __future__ import annotations
 
