@@ -124,7 +124,7 @@ def train_ensemble(
     """Train `teachers` teachers on disjoint shards of `data` and save them in directory `out`.
 
     `public` is what the feature map of heads may be fitted on; without it the map looks at no
-    data. `on_trained` is told how many teachers are done, from the start and after every file.
+    data. `on_trained` is told how many teachers are done: 0, and more after every file.
     While training lasts the files are in `<out>.partial`; they move to `out` when all are there.
 
     Raises TrainingError (n larger than the records or people, `out` exists, settings differ from
@@ -165,6 +165,7 @@ def train_ensemble(
         files[FEATURES] = save_tensors(work / FEATURES, features.tensors)
         _note(work, plan, data, files)
     tell = on_trained or (lambda done: None)
+    tell(0)
     for at in range(0, teachers, how.per_file):
         file = f"teachers-{at // how.per_file:05d}.safetensors"
         run = range(at, min(at + how.per_file, teachers))

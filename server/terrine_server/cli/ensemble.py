@@ -246,15 +246,23 @@ def schema(
 @contextmanager
 def teachers_bar(teachers: int) -> Iterator[Callable[[int], None]]:
     """A progress bar with the time left; yields what `train_ensemble` takes as `on_trained`."""
-    with Progress(
+    bar = Progress(
         TextColumn("Training teachers"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
         console=console,
-    ) as bar:
-        task = bar.add_task("", total=teachers)
-        yield lambda done: bar.update(task, completed=done)
+    )
+    task = bar.add_task("", total=teachers)
+
+    def on_trained(done: int) -> None:
+        bar.start()
+        bar.update(task, completed=done)
+
+    try:
+        yield on_trained
+    finally:
+        bar.stop()
 
 
 def _is_table(path: Path) -> bool:
