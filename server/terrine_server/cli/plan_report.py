@@ -19,8 +19,6 @@ ALTERNATIVES = 8
 
 def show(found: Plan) -> None:
     """Print a plan."""
-    from terrine_server.privacy.plan import DATA_DEPENDENT
-
     chosen = found.chosen
     console.print(f"[bold]{_named(chosen)}[/]", highlight=False, soft_wrap=True)
     against = "the labels" if found.labelled else "what most teachers say"
@@ -34,11 +32,8 @@ def show(found: Plan) -> None:
     for heading in (f"queries for ε = {found.epsilon:g}", "answers", f"ε of {found.wanted:,}"):
         table.add_column(heading, justify="right")
     for line in found.lines:
-        name = line.name
-        if name == DATA_DEPENDENT and found.publishing is not None:
-            name += f", published {len(found.publishing.schedule)} ×"
         table.add_row(
-            f"[bold]{name}, enforced[/]" if line.enforced else name,
+            f"[bold]{line.name}, enforced[/]" if line.enforced else line.name,
             "yes" if line.sound else "no",
             f"{line.queries:,}",
             f"{line.answers:,.0f}",

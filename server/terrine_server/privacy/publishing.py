@@ -37,7 +37,7 @@ PUBLICATION_SHARE = 0.1
 ORDERS = (2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 16.0, 20.0, 24.0, 32.0)
 SMOOTHNESS = (0.02, 0.05, 0.1, 0.15, 0.2)
 """β·λ. Beyond 1/4 a release gets dear fast."""
-SIGMAS = np.geomspace(0.5, 2000, 48)
+SIGMAS = np.geomspace(0.5, 2000, 32)
 """Noise of a release, in smooth sensitivities."""
 
 _TYPICAL = 400
@@ -69,6 +69,16 @@ class _Typical:
     """Smooth sensitivity by β, which grows with the number of queries like the cost does."""
 
 
+@dataclass(frozen=True)
+class _Choice:
+    """A publication that may be chosen, its price, and the smooth sensitivity of one query."""
+
+    publication: Publication
+    price: float
+    sensitivity: float
+    typical: _Typical
+
+
 class DataDependent:
     """Data-dependent accounting of one mechanism on the votes that one expects.
 
@@ -91,25 +101,22 @@ class DataDependent:
         self.z = -float(ndtri(PUBLICATION_SHARE * delta / publications / (1 + SLACK)))
         shares = {events[o]: share for o, share in forecast.shares.items() if share > 0}
         transcript = _transcript(mechanism, votes, forecast)
-        self.typical = [
-            found
+        self.choices = [
+            _Choice(publication, publication.cost, sensitivity, typical)
             for order in ORDERS
-            if (found := _typical(transcript, shares, votes.teachers, order)) is not None
+            if (typical := _typical(transcript, shares, votes.teachers, order)) is not None
+            for beta, sensitivity in typical.sensitivity.items()
+            for publication in (Publication(order, beta, float(sigma), self.z) for sigma in SIGMAS)
         ]
 
     def plan(self, epsilon: float) -> Publishing | None:
         """Return the schedule that reaches the most queries within (ε, δ), or None if none can."""
+        budgets = {order: float(rdp_budget(order, epsilon, self.conversion)) for order in ORDERS}
         best: Publishing | None = None
-        for typical in self.typical:
-            budget = float(rdp_budget(typical.order, epsilon, self.conversion))
-            if budget < typical.dearest:
-                continue
-            for beta, sensitivity in typical.sensitivity.items():
-                for sigma in SIGMAS:
-                    publication = Publication(typical.order, beta, float(sigma), self.z)
-                    found = self._follow(publication, typical, sensitivity, budget)
-                    if found is not None and (best is None or found.queries > best.queries):
-                        best = found
+        for choice in self.choices:
+            found = self._follow(choice, budgets[choice.typical.order])
+            if found is not None and (best is None or found.queries > best.queries):
+                best = found
         return best
 
     def epsilon(self, queries: float) -> float:
@@ -130,11 +137,9 @@ class DataDependent:
         found = self.plan(epsilon)
         return found is not None and found.queries >= queries
 
-    def _follow(
-        self, publication: Publication, typical: _Typical, sensitivity: float, budget: float
-    ) -> Publishing | None:
+    def _follow(self, choice: _Choice, budget: float) -> Publishing | None:
         """Publish whenever one more query at its worst would no longer fit, then go on."""
-        price = publication.cost
+        publication, typical, price = choice.publication, choice.typical, choice.price
         charged, bound, paid = 0, 0.0, 0.0
         schedule: list[int] = []
         bounds: list[float] = []
@@ -144,7 +149,7 @@ class DataDependent:
                 break
             charged += _fitting(left, typical)
             paid += price
-            excess = sensitivity * charged + FLOOR
+            excess = choice.sensitivity * charged + FLOOR
             figure = typical.secret * charged + publication.sigma * publication.z * excess
             figure = math.ceil(figure * COST_UNITS / GRID) * GRID / COST_UNITS
             bound = min(figure, bound + typical.worst * (charged - (schedule or [0])[-1]))

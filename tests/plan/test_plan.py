@@ -1,0 +1,307 @@
+"""What a plan promises: found by search, kept by the real mechanism and the real budget."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from terrine_server.privacy import Outcome, ParameterError, build_mechanism, quote, rdp
+from terrine_server.privacy.accounting import rdp_budget
+from terrine_server.privacy.forecast import Consensus, Votes, forecast
+from terrine_server.privacy.grid import default_grid, specifications
+from terrine_server.privacy.mechanisms import MECHANISMS
+from terrine_server.privacy.plan import (
+    DATA_DEPENDENT,
+    Plan,
+    curves,
+    frontier,
+    plan,
+)
+from terrine_server.privacy.publishing import PUBLICATION_SHARE, DataDependent, Publishing
+from terrine_server.privacy.sensitivity import Charged, secret_spend
+from terrine_server.privacy.terms import COST_UNITS
+
+MIXED = (Consensus(0.95, 6), Consensus(0.8, 3), Consensus(0.5, 1))
+DELTA = 1e-5
+
+
+def synthetic(teachers: int, *levels: Consensus, classes: int = 10) -> Votes:
+    return Votes.synthetic(levels or MIXED, teachers=teachers, classes=classes)
+
+
+def enforced(found: Plan) -> str:
+    return next(line.name for line in found.lines if line.enforced)
+
+
+# ------------------------------------------------------------------------- plan and simulation
+
+
+@pytest.mark.parametrize(
+    "name", ["gnmax", "lnmax", "confident_gnmax", "interactive_gnmax", "stable", "immutable"]
+)
+def test_a_planned_project_answers_as_planned(name: str) -> None:
+    votes = synthetic(200)
+    if name == "interactive_gnmax":
+        votes = votes.with_student(0.8)
+    found = plan(name, [votes], delta=DELTA, epsilon=2.0)
+    mechanism = build_mechanism(found.chosen.spec, teachers=200, classes=10)
+    terms = quote(mechanism, found.epsilon, found.delta)
+
+    # Students who ask in any order, until the real price list refuses the next query.
+    source = np.random.default_rng(7)
+    asked, labels, right = [], 0, 0
+    for _ in range(30):
+        kinds = source.choice(len(votes.weights), size=3000, p=votes.weights)
+        student = None if votes.probabilities is None else votes.probabilities[kinds]
+        released = mechanism.release(votes.counts[kinds], student)
+        costs = np.cumsum([terms.prices[outcome].cost for outcome in released.outcomes])
+        worst = terms.worst
+        admitted = np.concatenate([[0], costs[:-1]]) + worst.cost <= terms.budget
+        admitted &= (np.arange(3000) + 1) * worst.delta <= terms.delta_budget
+        count = int(np.argmin(admitted)) if not admitted.all() else 3000
+        assert count < 3000, "the simulated student ran out of questions"
+        asked.append(count)
+        labels += int((released.labels[:count] >= 0).sum())
+        right += int((released.labels[:count] == votes.labels[kinds[:count]]).sum())
+
+    line = next(line for line in found.lines if line.enforced)
+    spread = np.std(asked) / math.sqrt(len(asked))
+    assert abs(np.mean(asked) - line.queries) <= 4 * spread + 1 + 0.01 * line.queries
+    assert labels / sum(asked) == pytest.approx(found.chosen.answered, abs=0.03)
+    assert right / labels == pytest.approx(found.chosen.accuracy, abs=0.01)
+
+
+def test_wanted_answers_are_affordable_at_the_planned_epsilon() -> None:
+    for name in ("gnmax", "lnmax"):
+        found = plan(name, [synthetic(500)], delta=DELTA, answers=300)
+        line = next(line for line in found.lines if line.enforced)
+        assert line.answers >= 300 * (1 - 1e-9)
+        assert line.epsilon <= found.epsilon <= line.epsilon * 1.02 + 0.01
+        tight = plan(name, [synthetic(500)], delta=DELTA, epsilon=found.epsilon - 0.02, answers=300)
+        assert next(line for line in tight.lines if line.enforced).answers < 300 * 1.01
+
+
+# -------------------------------------------------------------------------------- what is chosen
+
+
+def test_more_teachers_who_agree_as_much_need_less_epsilon() -> None:
+    needs = [
+        plan("gnmax", [synthetic(n)], delta=DELTA, answers=500).chosen.epsilon for n in (250, 1000)
+    ]
+    assert needs[1] is not None
+    assert needs[0] is not None
+    assert needs[1] < needs[0] / 3
+    both = plan("gnmax", [synthetic(250), synthetic(1000)], delta=DELTA, answers=500)
+    assert both.chosen.teachers == 1000
+
+
+def test_more_epsilon_buys_more_answers_and_more_consensus_more_accuracy() -> None:
+    votes, grid = synthetic(400), {"sigma": [60.0]}
+    more = [plan("gnmax", [votes], delta=DELTA, epsilon=e).wanted for e in (0.5, 2, 4)]
+    assert more == sorted(set(more))
+    right = [
+        plan("gnmax", [synthetic(400, Consensus(c))], delta=DELTA, epsilon=1, grid=lambda _: grid)
+        for c in (0.3, 0.5, 0.7)
+    ]
+    accuracy = [found.chosen.accuracy for found in right]
+    assert accuracy == sorted(set(accuracy))
+
+
+def test_the_chosen_candidate_is_the_best_that_is_accurate_enough() -> None:
+    votes = synthetic(300)
+    loose = plan("confident_gnmax", [votes], delta=DELTA, epsilon=2.0, accuracy=0.9)
+    strict = plan("confident_gnmax", [votes], delta=DELTA, epsilon=2.0, accuracy=0.995)
+    assert loose.chosen.accuracy >= 0.9
+    assert strict.chosen.accuracy >= 0.995
+    assert strict.chosen.answers is not None
+    for each in strict.candidates:
+        if each.accuracy >= 0.995 and each.answered >= 0.1:
+            assert (each.answers or 0) <= strict.chosen.answers
+    assert (loose.chosen.answers or 0) >= strict.chosen.answers
+    with pytest.raises(ParameterError, match="No candidate is right on"):
+        plan("gnmax", [synthetic(300, Consensus(0.2))], delta=DELTA, epsilon=2.0, accuracy=0.999)
+
+
+def test_the_frontier_holds_what_nothing_beats() -> None:
+    found = plan("confident_gnmax", [synthetic(300)], delta=DELTA, epsilon=2.0)
+    best = frontier(found.candidates)
+    assert len(best) > 2
+    for each in found.candidates:
+        assert any(
+            (b.answers or 0) >= (each.answers or 0) and b.accuracy >= each.accuracy for b in best
+        )
+    assert [b.accuracy for b in best] == sorted(b.accuracy for b in best)
+
+
+def test_curves_rise_and_pass_through_the_plan() -> None:
+    votes = synthetic(1000)
+    found = plan("gnmax", [votes], delta=DELTA, epsilon=2.0)
+    drawn = {curve.name: curve for curve in curves(found, votes)}
+    assert set(drawn) == {line.name for line in found.lines}
+    for line in found.lines:
+        curve = drawn[line.name]
+        assert np.all(np.diff(curve.epsilons) >= 0)
+        assert np.all(np.diff(curve.answers) >= 0)
+        at = float(np.interp(line.answers, curve.answers, curve.epsilons))
+        assert at == pytest.approx(found.epsilon, rel=0.05)
+    assert drawn[enforced(found)].enforced
+
+
+# --------------------------------------------------------------------------- data-dependent mode
+
+
+def published(teachers: int, sigma: float, agreement: float, epsilon: float) -> Publishing | None:
+    mechanism = build_mechanism({"name": "gnmax", "sigma": sigma}, teachers=teachers, classes=10)
+    votes = synthetic(teachers, Consensus(agreement))
+    return DataDependent(mechanism, votes, forecast(mechanism, votes), delta=DELTA).plan(epsilon)
+
+
+def test_publishing_pays_for_many_teachers_and_not_for_few() -> None:
+    def gain(teachers: int, sigma: float, agreement: float) -> float:
+        found = published(teachers, sigma, agreement, 4.0)
+        mechanism = build_mechanism(
+            {"name": "gnmax", "sigma": sigma}, teachers=teachers, classes=10
+        )
+        worst = quote(mechanism, 4.0, DELTA).affordable(0, 0)
+        return 0.0 if found is None else found.queries / worst
+
+    assert gain(1000, 40.0, 0.7) > 1.5
+    assert gain(5000, 100.0, 0.8) > 1.6
+    assert gain(250, 40.0, 0.9) < 1
+
+
+def test_a_schedule_is_followed_by_the_real_release_and_gate() -> None:
+    """Votes as planned, secret spend and release as in production, refusal on public figures."""
+    teachers, sigma, epsilon = 1000, 40.0, 1.5
+    found = published(teachers, sigma, 0.7, epsilon)
+    assert found is not None
+    release = found.publication
+    event = build_mechanism(
+        {"name": "gnmax", "sigma": sigma}, teachers=teachers, classes=10
+    ).events()[Outcome.ANSWERED]
+    worst = float(rdp(event, release.order))
+    conversion = DELTA * (0.999 - PUBLICATION_SHARE)
+    budget = float(rdp_budget(release.order, epsilon, conversion))
+    assert release.failure <= PUBLICATION_SHARE * DELTA
+
+    votes = synthetic(teachers, Consensus(0.7)).counts
+    bound, since, paid, answered = 0.0, 0, 0.0, 0
+    while bound + paid + (since + 1) * worst <= budget and answered < 10**5:
+        answered += 1
+        since += 1
+        if answered in found.schedule:
+            transcript = [Charged(event, np.tile(votes, (answered, 1)))]
+            spend = secret_spend(
+                transcript, teachers=teachers, order=release.order, beta=release.beta
+            )
+            whole = math.ceil(answered * worst * COST_UNITS)
+            bound, since = release.release(spend, whole) / COST_UNITS, 0
+            paid += release.cost
+            assert bound + paid <= budget
+    assert answered == pytest.approx(found.queries, rel=0.05)
+
+
+def test_more_publications_help_where_they_are_cheap() -> None:
+    mechanism = build_mechanism({"name": "gnmax", "sigma": 100.0}, teachers=5000, classes=10)
+    votes = synthetic(5000, Consensus(0.8))
+    expected = forecast(mechanism, votes)
+    reached = []
+    for count in (1, 4):
+        model = DataDependent(mechanism, votes, expected, delta=DELTA, publications=count)
+        found = model.plan(2.0)
+        assert found is not None
+        assert len(found.schedule) == count
+        assert list(found.schedule) == sorted(set(found.schedule))
+        reached.append(found.queries)
+    assert reached[1] > 2 * reached[0]
+
+
+def test_the_least_epsilon_for_a_number_of_queries_reaches_it() -> None:
+    mechanism = build_mechanism({"name": "gnmax", "sigma": 40.0}, teachers=1000, classes=10)
+    votes = synthetic(1000, Consensus(0.7))
+    model = DataDependent(mechanism, votes, forecast(mechanism, votes), delta=DELTA)
+    epsilon = model.epsilon(300)
+    above, below = model.plan(epsilon), model.plan(epsilon * 0.98)
+    assert above is not None
+    assert above.queries >= 300
+    assert below is None or below.queries < 300
+
+
+# ------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("teachers", [1, 2, 10, 5000])
+def test_the_default_grid_fits_ensembles_of_any_size(name: str, teachers: int) -> None:
+    specs = specifications(name, teachers, DELTA, {})
+    assert 1 < len(specs) < 200 or teachers < 10
+    assert default_grid(name, teachers, DELTA).keys() == {k for k in specs[0] if k != "name"}
+    built = 0
+    for spec in specs:
+        try:
+            build_mechanism(spec, teachers=teachers, classes=10)
+            built += 1
+        except ParameterError:
+            pass
+    assert built or name == "stable"  # which one or two teachers can never pass
+
+
+def test_one_teacher_gets_a_plan_or_a_reason() -> None:
+    found = plan("gnmax", [synthetic(1, Consensus(1.0))], delta=DELTA, epsilon=50.0)
+    assert found.wanted >= 1
+    assert math.isfinite(found.lines[0].epsilon)
+    with pytest.raises(ParameterError, match="does not pay for a single query"):
+        plan("gnmax", [synthetic(1, Consensus(1.0))], delta=DELTA, epsilon=0.5)
+    with pytest.raises(ParameterError, match="no query could be answered"):
+        plan("stable", [synthetic(2, Consensus(1.0))], delta=DELTA, epsilon=2.0)
+
+
+@pytest.mark.parametrize(
+    "level", [Consensus(0.5, runner_up=1.0), Consensus(0.1, runner_up=0.0), Consensus(1.0)]
+)
+@pytest.mark.parametrize("name", ["gnmax", "confident_gnmax", "stable"])
+def test_tied_and_unanimous_votes_are_planned_without_a_nan(name: str, level: Consensus) -> None:
+    votes = synthetic(400, level)
+    grid = {"sigma": [20.0]} if name != "confident_gnmax" else {"threshold": [200, 360]}
+    found = plan(name, [votes], delta=DELTA, epsilon=2.0, grid=lambda _: grid)
+    for line in found.lines:
+        assert not math.isnan(line.epsilon)
+        assert line.queries >= 0
+    if found.publishing is not None:
+        assert all(math.isfinite(bound) for bound in found.publishing.bounds)
+
+
+def test_unanimity_beyond_floating_point_is_planned() -> None:
+    found = plan(
+        "gnmax",
+        [synthetic(5000, Consensus(1.0))],
+        delta=DELTA,
+        epsilon=2.0,
+        grid=lambda _: {"sigma": [40.0]},
+    )
+    assert any(line.name == DATA_DEPENDENT for line in found.lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "Say which epsilon"),
+        ({"epsilon": -1.0}, "epsilon = -1"),
+        ({"epsilon": 2.0, "delta": 0.0}, "delta = 0"),
+        ({"answers": 0}, "at least one answer"),
+        ({"epsilon": 2.0, "grid": lambda _: {"sgima": [1.0]}}, "no parameter sgima"),
+        ({"epsilon": 2.0, "grid": lambda _: {"sigma": [0.1]}}, "sigma = 0.1"),
+        ({"answers": 10**9}, "No candidate affords so many"),
+    ],
+)
+def test_what_cannot_be_planned_is_explained(arguments: dict[str, object], message: str) -> None:
+    given = {"delta": DELTA} | arguments
+    with pytest.raises(ParameterError, match=message):
+        plan("gnmax", [synthetic(100)], **given)  # type: ignore[arg-type]
+
+
+def test_an_unknown_mechanism_is_named() -> None:
+    with pytest.raises(ParameterError, match="No mechanism is called 'gmax'"):
+        plan("gmax", [synthetic(100)], delta=DELTA, epsilon=1.0)

@@ -1,0 +1,191 @@
+"""Accounting rules side by side: published figures, independent accountants, order among them."""
+
+from __future__ import annotations
+
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.rdp import RdpAccountant
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from terrine_server.privacy import (
+    Composition,
+    CostEvent,
+    GaussianNoisyMax,
+    GaussianThreshold,
+    LaplaceNoisyMax,
+    ParameterError,
+    StabilityTest,
+    build_mechanism,
+    quote,
+)
+from terrine_server.privacy.rules import (
+    FINE_ORDERS,
+    Accountant,
+    Rule,
+    accountants,
+    conversion_delta,
+    enforced,
+    published_rdp,
+    reprice,
+)
+
+NOISY_MAX = GaussianNoisyMax(40.0)
+TEST = GaussianThreshold(150.0, 200, 0, 250)
+ANSWER = Composition((TEST, NOISY_MAX))
+
+
+def queries(event: CostEvent, epsilon: float, delta: float) -> dict[Rule, int]:
+    """What each rule buys if the whole of δ converts."""
+    fixed = accountants([event], delta / conversion_delta([event], 1.0), epsilon)
+    return {each.rule: each.queries({event: 1.0}, epsilon) for each in fixed}
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "gdp", "improved", "classic"),
+    [(1, 57, 48, 33), (2, 201, 173, 128), (4, 684, 597, 476)],
+)
+def test_the_known_figures_of_gnmax_at_sigma_40_come_out(
+    epsilon: float, gdp: int, improved: int, classic: int
+) -> None:
+    bought = queries(NOISY_MAX, epsilon, 1e-5)
+    assert bought[Rule.GDP] == gdp
+    assert bought[Rule.CLASSIC] == classic
+    # 400 orders come within a query of the continuous optimum.
+    assert improved - 1 <= bought[Rule.IMPROVED] <= improved
+
+
+def test_a_project_converts_with_999_permille_of_delta() -> None:
+    assert conversion_delta([NOISY_MAX], 1e-5) == pytest.approx(0.999e-5, rel=1e-12)
+    stable = StabilityTest(8.0, 51, 124, 1e-10)
+    assert conversion_delta([stable], 1e-5) == pytest.approx(0.949e-5, rel=1e-12)
+    mechanism = build_mechanism({"name": "gnmax", "sigma": 40.0}, teachers=250, classes=10)
+    terms = quote(mechanism, 2.0, 1e-5)
+    assert terms.split.conversion == pytest.approx(conversion_delta([NOISY_MAX], 1e-5), rel=1e-12)
+    assert terms.affordable(0, 0) == 201  # the same figure at 99.9 % of δ
+
+
+def test_improved_rdp_agrees_with_an_independent_accountant() -> None:
+    for count in (10, 200, 1000):
+        # A noisy maximum moves two counts by one: a Gaussian of noise σ/√2.
+        gaussian = dp_accounting.GaussianDpEvent(40.0 / math.sqrt(2))
+        theirs = RdpAccountant(orders=FINE_ORDERS.tolist())
+        theirs.compose(dp_accounting.SelfComposedDpEvent(gaussian, count))
+        ours = Accountant(Rule.IMPROVED, 1e-5)
+        epsilon = ours.epsilon(ours.total({NOISY_MAX: count}))
+        assert epsilon == pytest.approx(theirs.get_epsilon(1e-5), rel=1e-6)
+
+
+def test_gdp_agrees_with_an_independent_accountant() -> None:
+    event = GaussianNoisyMax(100.0)
+    theirs = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-4)
+    gaussian = dp_accounting.GaussianDpEvent(100.0 / math.sqrt(2))
+    theirs.compose(dp_accounting.SelfComposedDpEvent(gaussian, 500))
+    ours = Accountant(Rule.GDP, 1e-5)
+    assert ours.epsilon(ours.total({event: 500})) == pytest.approx(
+        theirs.get_epsilon(1e-5), rel=1e-2
+    )
+
+
+EVENTS = st.one_of(
+    st.builds(GaussianNoisyMax, st.floats(2, 200)),
+    st.builds(LaplaceNoisyMax, st.floats(0.005, 0.5)),
+    st.builds(
+        lambda sigma, share: GaussianThreshold(sigma, round(100 * share), 0, 100),
+        st.floats(2, 100),
+        st.floats(0, 1),
+    ),
+    st.builds(lambda sigma: StabilityTest(sigma, 40, 124, 1e-9), st.floats(2, 60)),
+)
+
+
+@settings(max_examples=15, deadline=None)
+@given(EVENTS, st.integers(1, 300), st.floats(0.2, 8), st.sampled_from([1e-5, 1e-8]))
+def test_every_rule_charges_more_for_more_and_buys_more_with_more(
+    event: CostEvent, count: int, epsilon: float, delta: float
+) -> None:
+    for each in accountants([event], delta, epsilon):
+        one, two = each.epsilon(each.total({event: count})), each.total({event: 2 * count})
+        assert 0 <= one <= each.epsilon(two)
+        assert each.queries({event: 1.0}, epsilon) <= each.queries({event: 1.0}, 2 * epsilon)
+        # What an ε buys costs no more than that ε, and one query more costs at least that.
+        bought = each.queries({event: 1.0}, epsilon)
+        if bought:
+            assert each.epsilon(each.total({event: bought})) <= epsilon * (1 + 1e-6)
+        assert each.epsilon(each.total({event: bought + 1})) >= epsilon * (1 - 1e-6)
+
+
+@settings(max_examples=15, deadline=None)
+@given(EVENTS)
+def test_published_curves_are_never_below_the_exact_ones(event: CostEvent) -> None:
+    exact = Accountant(Rule.IMPROVED, 1e-5).cost(event)
+    assert np.all(published_rdp(event, FINE_ORDERS) >= exact * (1 - 1e-6))
+
+
+@settings(max_examples=10, deadline=None)
+@given(EVENTS, st.integers(1, 200))
+def test_the_classic_conversion_is_never_the_cheaper_one(event: CostEvent, count: int) -> None:
+    by_rule = {each.rule: each for each in accountants([event], 1e-5, 2.0)}
+    classic, improved = by_rule[Rule.CLASSIC], by_rule[Rule.IMPROVED]
+    assert classic.epsilon(classic.total({event: count})) >= (
+        improved.epsilon(improved.total({event: count})) * (1 - 1e-9)
+    )
+
+
+def test_the_fixed_order_never_buys_more_than_the_best_one_afterwards() -> None:
+    shares: dict[CostEvent, float] = {TEST: 0.6, ANSWER: 0.4}
+    by_rule = {e.rule: e.queries(shares, 2.0) for e in accountants(shares, 1e-5, 2.0)}
+    assert 0 < by_rule[Rule.FIXED_ORDER] <= by_rule[Rule.IMPROVED]
+    assert by_rule[Rule.CLASSIC] < by_rule[Rule.IMPROVED]
+
+
+def test_pure_composition_is_offered_for_pure_events_only() -> None:
+    laplace = LaplaceNoisyMax(0.05)
+    by_rule = {each.rule: each for each in accountants([laplace], 1e-5, 1.0)}
+    assert by_rule[Rule.BASIC].queries({laplace: 1.0}, 1.0) == 10
+    assert Rule.BASIC not in {each.rule for each in accountants([TEST, ANSWER], 1e-5, 1.0)}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"name": "gnmax", "sigma": 40.0},
+        {"name": "confident_gnmax", "threshold": 200, "sigma1": 150.0, "sigma2": 40.0},
+        {"name": "lnmax", "gamma": 0.05},
+        {"name": "stable", "sigma": 8.0, "delta_per_query": 1e-10},
+        {"name": "immutable", "c": 1, "gamma": 0.02},
+        {"name": "immutable", "c": 1, "gamma": 0.05, "pricing": "as_published"},
+    ],
+    ids=lambda spec: "-".join(map(str, spec.values())),
+)
+@pytest.mark.parametrize("epsilon", [1.0, 4.0])
+def test_the_enforced_rule_says_what_a_project_really_affords(
+    spec: dict[str, object], epsilon: float
+) -> None:
+    mechanism = build_mechanism(spec, teachers=250, classes=10)
+    terms = quote(mechanism, epsilon, 1e-5)
+    events = list(mechanism.events().values())
+    binding = enforced(events, 1e-5, epsilon)
+    assert (binding.rule is Rule.GDP) == (terms.rule.name == "gdp")
+    dearest = max(events, key=lambda event: float(binding.cost(event)[0]))
+    by_cost = terms.budget // terms.worst.cost
+    assert abs(binding.queries({dearest: 1.0}, epsilon) - by_cost) <= 1 + by_cost // 500
+
+
+def test_repricing_needs_charges_and_a_delta_that_is_one() -> None:
+    with pytest.raises(ParameterError, match="Nothing was charged"):
+        reprice({}, 1e-5, 2.0)
+    with pytest.raises(ParameterError, match="delta = 2"):
+        reprice({NOISY_MAX: 3}, 2.0, 2.0)
+
+
+def test_repricing_p18s_own_transcript_gives_the_known_worst_case() -> None:
+    # 640 queries, 286 answered, σ1 = 150, σ2 = 40: ε ≈ 2.54 at δ = 1e-5 under GDP.
+    lines = {line.rule: line for line in reprice({TEST: 354, ANSWER: 286}, 1e-5, 2.54)}
+    assert lines[Rule.GDP].epsilon == pytest.approx(2.54, abs=0.01)
+    assert lines[Rule.GDP].epsilon < lines[Rule.IMPROVED].epsilon < lines[Rule.CLASSIC].epsilon
+    assert lines[Rule.GDP].sound
+    assert not lines[Rule.IMPROVED].sound
