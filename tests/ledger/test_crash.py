@@ -56,13 +56,12 @@ def test_killed_at_any_moment_everything_told_was_paid(database_url: str, tmp_pa
     ledger = open_ledger(database_url)
     project = open_project(ledger, 20_000, {"name": "gnmax", "sigma": 400.0})
     for generation in range(4):
-        names = [f"{generation}-{i}" for i in range(3)]
+        files = [tmp_path / f"told-{generation}-{i}" for i in range(3)]
         processes = [
-            start(ask_and_tell, database_url, project.id, name, str(tmp_path / f"told-{name}"))
-            for name in names
+            start(ask_and_tell, database_url, project.id, file.name, str(file)) for file in files
         ]
-        deadline = time.monotonic() + 60
-        while not all((tmp_path / f"told-{name}").exists() for name in names):
+        deadline = time.monotonic() + 120
+        while not all(file.exists() and file.stat().st_size for file in files):
             assert time.monotonic() < deadline, "the processes did not start"
             time.sleep(0.01)
         time.sleep(0.1 + 0.037 * generation)
