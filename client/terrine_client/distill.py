@@ -87,6 +87,8 @@ class Distilled:
     student: Student
     labels: npt.NDArray[np.int64]
     """[N], one for each public input; -1 where none was bought."""
+    outcomes: npt.NDArray[np.str_]
+    """[N], what became of each; empty where it was not asked, or refused."""
     report: Report
 
 
@@ -162,7 +164,7 @@ def distill(
     report = study.report(notebook, history, spending, refused)
     (out / "report.json").write_text(json.dumps(asdict(report), indent=2) + "\n")
     draw(report, out / "accuracy.png")
-    return Distilled(student, notebook.labels, report)
+    return Distilled(student, notebook.labels, notebook.outcomes, report)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,82 @@
+"""`terrine demo`: the whole job, on this machine, with the real parts."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from terrine_server.cli.console import console, fail
+
+DEFAULT_OUT = Path("terrine-demo")
+MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist/"
+
+
+def demo(
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Directory with MNIST's four IDX files, plain or .gz."),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Small digits, few teachers: under two minutes.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Where everything goes; must be new or empty. Default: terrine-demo, or "
+            "terrine-demo-2, … when it is taken.",
+        ),
+    ] = None,
+    teachers: Annotated[int | None, typer.Option(min=10, help="How many teachers.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="The study's budget.")] = None,
+    mnist_url: Annotated[
+        str, typer.Option(envvar="TERRINE_MNIST_URL", help="Where MNIST is downloaded from.")
+    ] = MIRROR,
+) -> None:
+    """Watch Terrine do its whole job: teachers, server, student, budget spent, books checked.
+
+    Uses MNIST from --data, else from your cache, else downloaded; else scikit-learn's digits.
+
+    [bold]Examples[/bold]
+
+      terrine demo --quick
+
+      terrine demo --data mnist/ --out my-demo
+    """
+    from terrine_server.demo.material import choose
+    from terrine_server.demo.process import ServerError
+    from terrine_server.demo.story import Demo
+
+    for name in ("SIGTERM", "SIGHUP"):  # the server must not outlive us
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.default_int_handler)
+    directory = _fresh(out)
+    material = choose(data, quick, mnist_url, console)
+    material = replace(
+        material,
+        teachers=teachers or material.teachers,
+        epsilon=material.epsilon if epsilon is None else epsilon,
+    )
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        Demo(material, directory, console).run()
+    except ServerError as error:
+        fail(str(error))
+
+
+def _fresh(out: Path | None) -> Path:
+    """A directory of our own: what an earlier run made is never mixed with, nor removed."""
+    if out is not None:
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            fail(f"{out} exists and is not empty. Remove it, or choose another --out.")
+        return out
+    number, found = 1, DEFAULT_OUT
+    while os.path.lexists(found):
+        number += 1
+        found = DEFAULT_OUT.with_name(f"{DEFAULT_OUT.name}-{number}")
+    return found

@@ -1,0 +1,146 @@
+"""What the demo plays with: real images, split into private, public and held-out ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from terrine_models.data import DIGITS, DataError, Dataset, load_idx
+from terrine_models.learning import Training
+from terrine_models.store import InputSpec
+from terrine_models.teachers import Heads
+from terrine_server.mnist import FetchError, cache_directory, cached_mnist, fetch_mnist
+
+DELTA = 1e-5
+
+
+@dataclass(frozen=True)
+class Material:
+    """A data set and the settings that suit it."""
+
+    name: str
+    why: str
+    private: Dataset
+    """The owner's. Teachers learn from it, and nobody else ever sees it."""
+    public: NDArray[np.uint8]
+    """[P, H, W]. The student's, without labels: what it may ask about."""
+    truth: NDArray[np.int64]
+    """[P], what they really show: for the audience alone, and for the comparison without
+    privacy. The student never sees it."""
+    held_out: NDArray[np.uint8]
+    """[Q, H, W]. The student's own labelled data, never learned from."""
+    held_out_labels: NDArray[np.int64]
+    teachers: int
+    heads: Heads
+    epsilon: float
+    agreement: float
+    """Share of the teachers that must agree, before noise."""
+    sigma1: float
+    """Noise of that test, as a share of the teachers."""
+    sigma2: float
+    """Noise of the answer, as a share of the teachers."""
+    training: Training
+
+
+def choose(data: Path | None, quick: bool, url: str, console: Console) -> Material:
+    """MNIST from `data`, else from the user's cache, else from `url`; otherwise small digits.
+
+    Raises DataError when `data` is not MNIST-like: what was asked for is not replaced.
+    """
+    if data is not None:
+        return mnist(data, f"from {data}, as you asked")
+    if quick:
+        return digits("because --quick was given")
+    cache = cache_directory()
+    if cached_mnist(cache):
+        return mnist(cache, f"from the cache {cache}")
+    try:
+        with _download_bar(console) as bar:
+            tasks = {}
+
+            def show(name: str, done: int, total: int | None) -> None:
+                if name not in tasks:
+                    tasks[name] = bar.add_task(name)
+                bar.update(tasks[name], completed=done, total=total)
+
+            fetch_mnist(url, cache, show)
+    except FetchError as error:
+        return digits(f"because MNIST is neither given (--data DIR) nor cached, and: {error}")
+    return mnist(cache, f"downloaded from {url}, digests as expected, kept in {cache}")
+
+
+def mnist(directory: Path, why: str) -> Material:
+    """Teachers learn from the training part; 9/10 of the test part are public, 1/10 held out."""
+    if not directory.is_dir():
+        raise DataError(f"{directory} is no directory; expected one with MNIST's four IDX files")
+    private = load_idx(directory)
+    test = load_idx(_images(directory))
+    if test.spec != private.spec:
+        raise DataError(f"{directory}: training and test images differ in shape")
+    split = len(test) * 9 // 10
+    inputs = test.inputs.astype(np.uint8, copy=False)
+    return Material(
+        name=f"MNIST ({len(private):,} private images)",
+        why=why,
+        private=private,
+        public=inputs[:split],
+        truth=test.labels[:split],
+        held_out=inputs[split:],
+        held_out_labels=test.labels[split:],
+        teachers=1000,
+        heads=Heads(),
+        epsilon=1.0,
+        agreement=0.8,
+        sigma1=0.2,
+        sigma2=0.15,
+        training=Training(steps=700),
+    )
+
+
+def digits(why: str) -> Material:
+    """scikit-learn's 1,797 handwritten digits of 8 x 8 pixels, shuffled."""
+    from sklearn.datasets import load_digits
+
+    bundle = load_digits()
+    order = np.random.default_rng(0).permutation(len(bundle.target))
+    images = bundle.images.astype(np.uint8)[order]
+    labels = bundle.target.astype(np.int64)[order]
+    spec = InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16)
+    return Material(
+        name="scikit-learn's digits (1,200 private images)",
+        why=why,
+        private=Dataset(images[:1200], labels[:1200], DIGITS, spec, name="digits"),
+        public=images[1200:1600],
+        truth=labels[1200:1600],
+        held_out=images[1600:],
+        held_out_labels=labels[1600:],
+        teachers=100,
+        heads=Heads(width=60),
+        epsilon=5.0,
+        agreement=0.6,
+        sigma1=0.2,
+        sigma2=0.1,
+        training=Training(steps=400),
+    )
+
+
+def _images(directory: Path) -> Path:
+    found = sorted(directory.glob("t10k-images*"))
+    if not found:
+        raise DataError(f"{directory} has no file t10k-images*; expected MNIST's four IDX files")
+    return found[0]
+
+
+def _download_bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+        console=console,
+    )

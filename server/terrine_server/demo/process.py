@@ -1,0 +1,88 @@
+"""A real server in a process of its own, which never outlives the demo."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+START_SECONDS = 90.0
+STOP_SECONDS = 10.0
+POLL_SECONDS = 0.1
+LOG_LINES = 15
+
+
+class ServerError(Exception):
+    """The server did not start; the message ends with its log."""
+
+
+@contextmanager
+def running_server(data_dir: Path, log: Path) -> Iterator[str]:
+    """Run `terrine serve` on `data_dir` at a free port of this machine; yields its URL.
+
+    Its output goes to `log`. Settings of the caller's environment do not reach it.
+    Raises ServerError.
+    """
+    port = _free_port()
+    url = f"http://127.0.0.1:{port}"
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("TERRINE_")}
+    environment["TERRINE_DATA_DIR"] = str(data_dir)
+    command = [sys.executable, "-m", "terrine_server", "serve", "--host", "127.0.0.1"]
+    with log.open("ab") as output:
+        server = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+            [*command, "--port", str(port)],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        _wait_until_ready(server, url, log)
+        _reach_directly()
+        yield url
+    finally:
+        _stop(server)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _wait_until_ready(server: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    with httpx.Client(base_url=url, timeout=5, trust_env=False) as http:
+        while server.poll() is None and time.monotonic() < deadline:
+            try:
+                if http.get("/readyz").is_success:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(POLL_SECONDS)
+    code = server.poll()
+    what = f"is not ready after {START_SECONDS:g} s" if code is None else f"ended with code {code}"
+    tail = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
+    raise ServerError(f"the server {what}. Its log, {log}, ends:\n{tail or '(empty)'}")
+
+
+def _reach_directly() -> None:
+    """A proxy that the environment names must not stand between this machine and itself."""
+    known = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+    os.environ["no_proxy"] = ",".join(filter(None, (known, "127.0.0.1")))
+
+
+def _stop(server: subprocess.Popen[bytes]) -> None:
+    server.terminate()
+    try:
+        server.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()

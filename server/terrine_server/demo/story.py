@@ -1,0 +1,328 @@
+"""The demo's story: an owner, a server, a student, an auditor, and what became of it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from terrine_client import BudgetExhausted, Client
+from terrine_client.distill import Distilled, distill
+from terrine_client.protocol import ConfidentGNMaxSpec, ProjectOpen, Role, TokenCreate
+from terrine_models.features import PublicData
+from terrine_models.learning import Training, train_student
+from terrine_models.students import Student
+from terrine_models.teachers import train_ensemble
+from terrine_models.workers import side_by_side
+from terrine_server.auth import Tokens, load_secret_key, make_secret_key
+from terrine_server.cli.ensemble import teachers_bar
+from terrine_server.cli.student import steps_bar
+from terrine_server.demo.material import DELTA, Material
+from terrine_server.demo.process import running_server
+from terrine_server.ledger import connect, upgrade
+from terrine_server.operations import open_ledger, open_project, register_ensemble
+from terrine_server.settings import Settings
+
+ENSEMBLE, PROJECT = "demo-teachers", "demo-study"
+FOLDS = 5
+OnStep = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """`demo.json`: what came out."""
+
+    data: str
+    teachers: int
+    epsilon: float
+    delta: float
+    epsilon_spent: float
+    guarantee: str
+    asked: int
+    answered: int
+    abstained: int
+    labels_right: float
+    """Share of the bought labels that are true."""
+    student: float
+    """Accuracy on the held-out images."""
+    without_privacy: float
+    """The same network, on the true labels of all the same public images."""
+    folds: float
+    """Accuracy over all test images; see `cross_validate`."""
+    ledger_whole: bool
+    ledger_head: str
+    seconds: float
+
+
+class Demo:
+    """One run; every act leaves its files under `out`."""
+
+    def __init__(self, material: Material, out: Path, console: Console) -> None:
+        self.material = material
+        self.out = out
+        self.console = console
+        data = out / "terrine-data"
+        self.settings = Settings(
+            data_dir=data,
+            database_url=f"sqlite:///{(data / 'terrine.sqlite').absolute()}",
+            database_password_file=None,
+            secret_key_file=data / "secret.key",
+        )
+        self.acts = 0
+        self.began = time.monotonic()
+
+    def run(self) -> Figures:
+        """Play it from start to end. Raises whatever the real parts raise."""
+        m = self.material
+        self._act("Data")
+        self._say(f"{m.name}, {m.why}.")
+        self._say(
+            f"Private: {len(m.private):,} labelled images, the owner's. Public: {len(m.public):,} "
+            f"unlabelled images, the student's. Held out: {len(m.held_out):,} labelled images, "
+            "the student's own yardstick."
+        )
+        self._act("The owner trains teachers")
+        self._train_teachers()
+        self._act("The owner opens a budget")
+        student_token, auditor_token = self._open_budget()
+        self._act("A server answers, a student asks")
+        with running_server(self.settings.data_dir, self.out / "server.log") as url:
+            self._say(f"Serving at {url} in a process of its own; log in {self.out}/server.log.")
+            with Client(url, student_token) as client:
+                made = self._study(client)
+                self._act("Asking on, and asking again")
+                self._ask_on(client, made)
+            self._act("The auditor checks the books")
+            with Client(url, auditor_token) as auditor:
+                books = auditor.verify(PROJECT)
+            self._say(
+                f"{books.charges:,} charges recomputed: "
+                f"{'whole' if books.ok else 'NOT WHOLE: ' + '; '.join(books.problems)}."
+            )
+        self._act("Was it worth it?")
+        without_privacy, folds = self._compare(made)
+        report = made.report
+        bought = made.labels >= 0
+        figures = Figures(
+            data=m.name,
+            teachers=m.teachers,
+            epsilon=report.epsilon,
+            delta=report.delta,
+            epsilon_spent=report.epsilon_spent,
+            guarantee=report.guarantee,
+            asked=sum(report.outcomes.values()),
+            answered=int(bought.sum()),
+            abstained=report.outcomes.get("abstained", 0),
+            labels_right=float((made.labels == m.truth)[bought].mean()),
+            student=made.student.accuracy(m.held_out, m.held_out_labels),
+            without_privacy=without_privacy,
+            folds=folds,
+            ledger_whole=books.ok,
+            ledger_head=books.head,
+            seconds=time.monotonic() - self.began,
+        )
+        (self.out / "demo.json").write_text(json.dumps(asdict(figures), indent=2) + "\n")
+        self._sum_up(figures)
+        return figures
+
+    def _train_teachers(self) -> None:
+        m = self.material
+        self._say(
+            f"{m.teachers:,} teachers, {len(m.private) // m.teachers} private images each, no "
+            "image twice. They share a feature map fitted on the public images; what each has "
+            "learned on top of it is its own."
+        )
+        with teachers_bar(m.teachers) as on_trained:
+            train_ensemble(
+                m.private,
+                self.settings.ensembles_dir / ENSEMBLE,
+                name=ENSEMBLE,
+                teachers=m.teachers,
+                how=m.heads,
+                public=PublicData.declare("the student's public images", m.public),
+                on_trained=on_trained,
+            )
+
+    def _open_budget(self) -> tuple[str, str]:
+        """The tokens of the student and of the auditor."""
+        m, settings = self.material, self.settings
+        make_secret_key(settings.secret_key_path)
+        upgrade(connect(settings.database))
+        ledger = open_ledger(settings)
+        # Twice the budget of one study: there is room for a second one.
+        register_ensemble(ledger, settings, ENSEMBLE, 2 * m.epsilon, DELTA)
+        mechanism = ConfidentGNMaxSpec(
+            name="confident_gnmax",
+            threshold=round(m.agreement * m.teachers),
+            sigma1=m.sigma1 * m.teachers,
+            sigma2=m.sigma2 * m.teachers,
+        )
+        request = ProjectOpen(
+            name=PROJECT, ensemble=ENSEMBLE, mechanism=mechanism, epsilon=m.epsilon, delta=DELTA
+        )
+        project = open_project(ledger, request)
+        self._say(
+            f"Project {PROJECT}: at most ε = {m.epsilon:g} at δ = {DELTA:g}, whatever is asked. "
+            f"It answers where some {mechanism.threshold:,} of {m.teachers:,} teachers agree "
+            f"(noise σ₁ = {mechanism.sigma1:g} on the count, σ₂ = {mechanism.sigma2:g} on each "
+            f"vote), and abstains elsewhere. That pays for at least {project.affordable:,} queries."
+        )
+        tokens = Tokens(ledger, load_secret_key(settings.secret_key_path))
+        student = tokens.create(TokenCreate(role=Role.STUDENT, project=PROJECT, label="demo"))
+        auditor = tokens.create(TokenCreate(role=Role.AUDITOR, label="demo"))
+        return student.token, auditor.token
+
+    def _study(self, client: Client) -> Distilled:
+        m = self.material
+        with steps_bar() as on_step:
+            return distill(
+                client,
+                m.public,
+                self.out / "student",
+                held_out=(m.held_out, m.held_out_labels),
+                training=m.training,
+                tell=self._say,
+                on_step=on_step,
+            )
+
+    def _ask_on(self, client: Client, made: Distilled) -> None:
+        fresh = np.flatnonzero(made.outcomes == "")
+        if len(fresh):
+            self._say("One more image that was never asked:")
+            try:
+                client.label(self.material.public[fresh[:1]])
+                self._say("  answered: the budget was not spent.")
+            except BudgetExhausted as error:
+                self._say(f"  refused. {error}")
+        else:
+            self._say("Every public image was asked before the budget was spent.")
+        old = np.flatnonzero(made.outcomes != "")[:100]
+        before = client.budget()
+        again = client.label(self.material.public[old])
+        same = bool((again.labels == made.labels[old]).all() and again.replayed.all())
+        free = again.budget.spent == before.spent
+        self._say(
+            f"{len(old)} images that were asked before: {'the same' if same else 'OTHER'} answers, "
+            f"{'free' if free else 'NOT FREE'}: ε spent is {again.budget.epsilon_spent:.4f} as "
+            "before, and no fresh noise can be averaged away."
+        )
+
+    def _compare(self, made: Distilled) -> tuple[float, float]:
+        """Accuracy without privacy, and over the whole test set by folds."""
+        m = self.material
+        self._say(
+            "The same network on the true labels of all public images, for comparison; and "
+            f"{FOLDS} students that each do without a fifth of the test images, to judge all of "
+            "them."
+        )
+        supervised = replace(m.training, method="supervised")
+        halt = threading.Event()
+        runs = FOLDS + 1
+        with _comparison_bar(self.console) as bar:
+            task = bar.add_task("", total=runs * m.training.steps)
+
+            def on_step(done: int, steps: int) -> None:
+                if halt.is_set():
+                    raise InterruptedError("the demo was interrupted")
+                bar.advance(task)
+
+            def run(number: int) -> float:
+                if number == FOLDS:
+                    plain = self._learn(m.public, m.truth, supervised, on_step)
+                    return plain.accuracy(m.held_out, m.held_out_labels)
+                return self._fold(number, made.labels, on_step)
+
+            try:
+                results = side_by_side(run, range(runs))
+            except BaseException:
+                halt.set()  # or leaving would wait for every student to finish
+                raise
+        return results[FOLDS], sum(results[:FOLDS]) / (len(m.public) + len(m.held_out))
+
+    def _fold(self, number: int, labels: NDArray[np.int64], on_step: OnStep) -> float:
+        """How many images of fold `number` are classified right by a student that did without.
+
+        The folds part all test images, held-out ones included. The student sees the public images
+        outside its fold, with the labels that were bought for them in the one study above.
+        """
+        m = self.material
+        images = np.concatenate([m.public, m.held_out])
+        truth = np.concatenate([m.truth, m.held_out_labels])
+        fold = np.random.default_rng(0).permutation(len(images)) % FOLDS
+        seen = np.flatnonzero(fold[: len(m.public)] != number)
+        student = self._learn(m.public[seen], labels[seen], m.training, on_step)
+        judged = fold == number
+        return float((student.predict(images[judged]) == truth[judged]).sum())
+
+    def _learn(
+        self,
+        x: NDArray[np.uint8],
+        labels: NDArray[np.int64],
+        training: Training,
+        on_step: OnStep,
+    ) -> Student:
+        private = self.material.private
+        return train_student(
+            x,
+            labels,
+            inputs=private.spec,
+            classes=private.classes,
+            training=training,
+            on_step=on_step,
+        )
+
+    def _sum_up(self, f: Figures) -> None:
+        m = self.material
+        table = Table(title=f"terrine demo: {m.name}", show_header=False)
+        rows = {
+            "student": f"{f.student:.2%} of {len(m.held_out):,} held-out images",
+            "without privacy": f"{f.without_privacy:.2%}, the same network on the true labels of "
+            "all public images",
+            f"{FOLDS} folds": f"{f.folds:.2%} of all {len(m.public) + len(m.held_out):,} test "
+            "images, each by a student that did without its fold (labels from the one study)",
+            "labels": f"{f.answered:,} bought, {f.labels_right:.2%} of them right",
+            "queries": f"{f.asked:,} asked, {f.abstained:,} abstained on",
+            "privacy": f"ε = {f.epsilon_spent:.4f} of {f.epsilon:g} spent at δ = {f.delta:g}, "
+            f"worst case, {f.guarantee}",
+            "teachers": f"{f.teachers:,}",
+            "ledger": f"{'whole' if f.ledger_whole else 'NOT WHOLE'}, head {f.ledger_head[:16]}…",
+            "time": f"{f.seconds:.0f} s",
+        }
+        for row in rows.items():
+            table.add_row(*row)
+        self.console.print()
+        self.console.print(table)
+        data = self.settings.data_dir
+        self._say("\nLook at it:")
+        for line in (
+            f"{self.out}/student/accuracy.png      accuracy and ε against queries",
+            f"{self.out}/student/                  the student: model.safetensors, report.json",
+            f"{self.out}/demo.json                 all figures",
+            f"terrine --data-dir {data} ledger show {PROJECT}",
+            f"terrine --data-dir {data} ledger verify",
+            f"terrine --data-dir {data} serve      the same server again",
+        ):
+            self._say(f"  {line}")
+
+    def _act(self, title: str) -> None:
+        self.acts += 1
+        seconds = time.monotonic() - self.began
+        self.console.rule(f"{self.acts}. {title}  [dim]{seconds:.0f} s[/]", align="left")
+
+    def _say(self, text: str) -> None:
+        self.console.print(escape(text), highlight=False, soft_wrap=True)
+
+
+def _comparison_bar(console: Console) -> Progress:
+    columns = (TextColumn("Training for comparison"), BarColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True)
