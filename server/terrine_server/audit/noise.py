@@ -91,7 +91,7 @@ def _tails(noise: Noise, draws: int, level: float) -> Iterator[str]:
     for sign, side in (("≤ −", seen), ("≥ ", seen[::-1])):
         hits = np.cumsum(side)[:reach]
         low = np.where(hits > 0, beta.ppf(each / 2, hits, draws - hits + 1), 0.0)
-        high = beta.isf(each / 2, hits + 1, draws - hits)
+        high = np.asarray(beta.isf(each / 2, hits + 1, draws - hits))
         misfits = np.flatnonzero((exact < low) | (exact > high))
         if len(misfits):
             k = int(misfits[-1])

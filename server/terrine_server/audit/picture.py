@@ -14,20 +14,18 @@ KEPT, BROKEN, CLAIM = "#2f6f8f", "#b3261e", "#c77700"
 def draw(report: Report, path: Path) -> None:
     """Write a PNG: each measured lower bound beside its price, which is the line at 1."""
     shown = [f for f in report.findings if f.measured is not None and f.price]
-    figure = Figure(figsize=(9, 1.2 + 0.42 * len(shown)), layout="constrained")
+    figure = Figure(figsize=(9, 1.2 + 0.5 * len(shown)), layout="constrained")
     axes = figure.subplots()
     shares = [(f.measured or 0.0) / (f.price or 1.0) for f in shown]
-    bars = axes.barh(
-        [f"{f.subject}\n({f.part})" if f.part == "service" else f.subject for f in shown],
+    axes.barh(
+        [f"{f.subject}\n{f.unit} ≥ {f.measured:.3g}, price {f.price:.3g}" for f in shown],
         shares,
         color=[_colour(finding) for finding in shown],
         height=0.62,
     )
-    labels = [f"{f.unit} ≥ {f.measured:.3g} of {f.price:.3g}" for f in shown]
-    axes.bar_label(bars, labels, padding=4, fontsize=8)
     axes.axvline(1.0, color="black", linewidth=1.2)
     axes.text(1.0, -0.9, "price", ha="center", va="bottom", fontsize=9)
-    axes.set_xlim(0, 1.3 * max([1.0, *shares]))
+    axes.set_xlim(0, 1.05 * max([1.0, *shares]))
     axes.invert_yaxis()
     axes.set_xlabel(
         f"privacy loss proven, in shares of its price (confidence {report.confidence:g})"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from terrine_client.protocol import ProjectOpen
 from terrine_server.audit.books import audit_books
 from terrine_server.audit.evidence import Promise, Sample, limits
 from terrine_server.audit.findings import Finding
-from terrine_server.audit.world import Service, World, input_with, running_service
+from terrine_server.audit.world import WORLDS, Service, World, input_with, running_service
 from terrine_server.privacy.terms import COST_UNITS, DELTA_UNITS
 
 MECHANISM = {"name": "confident_gnmax", "threshold": 3, "sigma1": 4.0, "sigma2": 1.0}
@@ -64,7 +64,7 @@ def audit_service(runs: int, level: float, choice: np.random.Generator) -> Itera
 def attack(service: Service, runs: int, choice: np.random.Generator) -> tuple[Promise, list[Run]]:
     """Let `runs` students in each world ask until they are refused."""
     opened: list[tuple[World, str, np.random.Generator]] = []
-    for world in ("here", "there"):
+    for world in WORLDS:
         ensemble, room = "", 0
         for number in range(runs):
             if not room:
@@ -115,27 +115,35 @@ def _judge(promise: Promise, seen: Sequence[Run], level: float) -> Finding:
     lessons = seen[::3]
     trial = [run for number, run in enumerate(seen) if number % 3]
     weights = _weights(lessons)
-    one, other, line = max(
+    guess = max(
         (
-            (one, other, line)
-            for one, other in (("here", "there"), ("there", "here"))
-            for line in {_score(weights, run, one) for run in lessons}
+            Guess(world, score)
+            for world in WORLDS
+            for score in {_score(weights, run, world) for run in lessons}
         ),
-        key=lambda rule: _proven(promise, lessons, weights, *rule, level)[0],
+        key=lambda guess: _proven(promise, lessons, weights, guess, level)[0],
     )
-    measured, p, q = _proven(promise, trial, weights, one, other, line, level)
+    measured, p, q = _proven(promise, trial, weights, guess, level)
     asked = np.array([len(run.told) for run in seen])
     epsilon = max(0.0, math.log(max(p - DELTA, q) / q))
     return Finding.of_loss(
         "service",
         "confident_gnmax over HTTP, until refused",
         f"{len(seen)} students asked {asked.sum():,} queries, {asked.min()} to {asked.max()} each; "
-        f"told {one} from {other}: right in ≥ {p:.3g}, wrong in ≤ {q:.3g} of {len(trial) // 2} "
-        f"trials each; at δ = {DELTA:g}: ε ≥ {epsilon:.3g}, budget {EPSILON:g}",
+        f"“{guess.world}” is said in ≥ {p:.3g} of cases where it is so and ≤ {q:.3g} where not "
+        f"({len(trial) // 2} each); at δ = {DELTA:g}: ε ≥ {epsilon:.3g}, budget {EPSILON:g}",
         promise.unit,
         measured,
         promise.limit,
     )
+
+
+@dataclass(frozen=True)
+class Guess:
+    """The attacker says `world` to runs that score at least `score` for it."""
+
+    world: World
+    score: float
 
 
 Weights = dict[Told, float]
@@ -157,27 +165,19 @@ def _weights(lessons: Sequence[Run]) -> Weights:
     return {told: math.log(share("here", told) / share("there", told)) for told in kinds}
 
 
-def _score(weights: Weights, run: Run, world: str) -> float:
+def _score(weights: Weights, run: Run, world: World) -> float:
     """Return how much a run speaks for `world`."""
     score = sum(weights.get(told, 0.0) for told in run.told)
     return score if world == "here" else -score
 
 
 def _proven(
-    promise: Promise,
-    runs: Sequence[Run],
-    weights: Weights,
-    one: str,
-    other: str,
-    line: float,
-    level: float,
+    promise: Promise, runs: Sequence[Run], weights: Weights, guess: Guess, level: float
 ) -> tuple[float, float, float]:
-    """Return the loss that saying `one` at scores from `line` on proves, and both its limits."""
-    said = {
-        world: Sample(
-            Counter(_score(weights, run, one) >= line for run in runs if run.world == world)
-        )
-        for world in (one, other)
-    }
-    found = limits(said[one], said[other], (True,), level)
+    """Return the loss that the guess proves, and its limits when right and when wrong."""
+    said = {True: Counter[Hashable](), False: Counter[Hashable]()}
+    for run in runs:
+        said[run.world == guess.world][_score(weights, run, guess.world) >= guess.score] += 1
+    right, wrong = Sample(said[True]), Sample(said[False])
+    found = limits(right, wrong, (True,), level)
     return promise.loss(found.p, found.q), found.p, found.q

@@ -41,6 +41,7 @@ from terrine_server.operations import open_project, register_ensemble
 from terrine_server.settings import Settings
 
 World = Literal["here", "there"]
+WORLDS: tuple[World, World] = ("here", "there")
 
 TEACHERS = 11
 FIRM = 10.0

@@ -1,0 +1,115 @@
+"""`terrine audit`, as its user meets it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from terrine_server.audit.run import QUICK, Effort
+from terrine_server.audit.run import audit as run
+from terrine_server.cli import app
+from terrine_server.privacy.noise import NoiseTable
+
+SMALL = Effort(draws=5_000, noise=50_000, students=3)
+
+
+def terrine(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", "from terrine_server.cli import main; main()", *arguments],
+        env={**os.environ, "COLUMNS": "100", **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("terrine_server.audit.run.QUICK", SMALL)
+    # In this process the log would outlive the command.
+    monkeypatch.setattr("terrine_server.logs.configure", lambda level: None)
+
+
+def test_it_asks_what_to_audit() -> None:
+    done = terrine("audit")
+    assert done.returncode == 1
+    assert "mechanisms, service, ledger or --all" in done.stderr
+
+
+def test_a_ledger_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    done = terrine("audit", "ledger", TERRINE_DATA_DIR=str(tmp_path / "none"))
+    assert done.returncode == 1
+    assert "There is no data directory" in done.stderr
+
+
+def test_a_fresh_ledger_passes(tmp_path: Path) -> None:
+    data = {"TERRINE_DATA_DIR": str(tmp_path / "data")}
+    assert terrine("init", **data).returncode == 0
+    done = terrine("audit", "ledger", **data)
+    assert done.returncode == 0, done.stderr
+    assert "0 projects with 0 charges" in done.stdout
+    assert done.stderr == ""
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
+    done = terrine("audit", "mechanisms", "--json", str(tmp_path / "no" / "report.json"))
+    assert done.returncode == 1
+    assert "there is no directory" in done.stderr
+
+
+def test_all_is_told_written_and_drawn(
+    tmp_path: Path, small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERRINE_DATA_DIR", str(tmp_path / "none"))
+    monkeypatch.setenv("COLUMNS", "200")
+    path, picture = tmp_path / "report.json", tmp_path / "report.png"
+    arguments = ["audit", "--all", "--quick", "--seed", "7"]
+    done = CliRunner().invoke(app, [*arguments, "--json", str(path), "--picture", str(picture)])
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "No loss above its price" in done.output
+    report = json.loads(path.read_text())
+    assert report["passed"] is True
+    assert report["seed"] == 7
+    found = {finding["subject"]: finding for finding in report["findings"]}
+    assert found["immutable, as published"]["verdict"] == "claim refuted"
+    assert found["gnmax"]["measured"] <= found["gnmax"]["price"]
+    parts = {finding["part"] for finding in report["findings"]}
+    assert parts == {"noise", "mechanisms", "service", "ledger"}
+    assert report["findings"][-1]["verdict"] == "nothing there"
+    for finding in report["findings"]:
+        assert re.search(re.escape(finding["subject"]), done.output)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_loss_above_its_price_ends_with_exit_code_1(
+    tmp_path: Path, small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample = NoiseTable.sample
+
+    def half(table: NoiseTable, shape: tuple[int, ...], entropy: Any = os.urandom) -> Any:
+        return np.rint(sample(table, shape, entropy) / 2).astype(np.int64)
+
+    monkeypatch.setattr(NoiseTable, "sample", half)
+    path = tmp_path / "report.json"
+    done = CliRunner().invoke(app, ["audit", "mechanisms", "--quick", "--json", str(path)])
+    assert done.exit_code == 1
+    assert "not as promised" in str(done.exception)
+    assert "gnmax" in str(done.exception)
+    report = json.loads(path.read_text())  # written all the same
+    assert report["passed"] is False
+
+
+@pytest.mark.slow
+def test_a_quick_audit_of_everything_passes() -> None:
+    report = run(["mechanisms", "service", "ledger"], QUICK, 0.999999, 1, None)
+    assert report.passed, [finding for finding in report.findings if not finding.passed]

@@ -1,0 +1,109 @@
+"""Books that agree with themselves, but not with the mathematics."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from books import (
+    CLAIMED,
+    CONFIDENT,
+    GNMAX,
+    LNMAX,
+    STABLE,
+    abstained,
+    answered,
+    open_ledger,
+    terms,
+    unguarded,
+)
+from sqlalchemy import text
+
+from terrine_server.audit.books import audit_books
+from terrine_server.audit.findings import Finding
+from terrine_server.ledger import Ledger
+from terrine_server.privacy import Outcome, Terms
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return open_ledger(f"sqlite:///{tmp_path / 'terrine.sqlite'}", epsilon=60.0)
+
+
+def open_and_ask(ledger: Ledger, name: str, mechanism: Any, opened: Terms) -> None:
+    project = ledger.open_project(name, "mnist", mechanism, opened)
+    asked = [answered(f"{name} 1"), answered(f"{name} 2")]
+    if Outcome.ABSTAINED in opened.prices:
+        asked.append(abstained(f"{name} 3"))
+    ledger.charge(project.id, asked)
+
+
+def found(ledger: Ledger) -> list[Finding]:
+    return list(audit_books(ledger))
+
+
+@pytest.mark.parametrize("mechanism", [GNMAX, CONFIDENT, LNMAX, STABLE, CLAIMED])
+def test_sound_books_pass(ledger: Ledger, mechanism: dict[str, Any]) -> None:
+    open_and_ask(ledger, "study", mechanism, terms(3, mechanism))
+    (finding,) = found(ledger)
+    assert finding.verdict == "holds"
+    assert "1 projects" in finding.evidence
+
+
+def test_an_empty_ledger_passes(ledger: Ledger) -> None:
+    (finding,) = found(ledger)
+    assert finding.passed
+    assert "0 projects" in finding.evidence
+
+
+@pytest.mark.parametrize("what", ["cost", "delta", "cap_cost"])
+def test_a_price_list_below_the_mechanism_is_found_though_the_books_verify(
+    ledger: Ledger, what: str
+) -> None:
+    opened = terms(3, STABLE)
+    cheap = {
+        outcome: replace(price, **{what: getattr(price, what) - 1})
+        for outcome, price in opened.prices.items()
+    }
+    open_and_ask(ledger, "study", STABLE, replace(opened, prices=cheap))
+    assert ledger.verify("study").ok
+    finding, summary = found(ledger)
+    assert finding.verdict == "exceeded"
+    assert f"entry 1 paid a {what} of" in finding.evidence
+    assert "0 projects" in summary.evidence
+
+
+def test_a_budget_above_what_epsilon_and_delta_allow_is_found(ledger: Ledger) -> None:
+    opened = terms(3)
+    generous = replace(opened, budget=10 * 10**12, cap_budget=10 * 10**12)
+    open_and_ask(ledger, "study", GNMAX, generous)
+    assert ledger.verify("study").ok
+    finding, _ = found(ledger)
+    assert "its budget is 10000000000000, but" in finding.evidence
+
+
+def test_a_rule_that_is_not_the_quoted_one_is_found(ledger: Ledger) -> None:
+    opened = terms(3, LNMAX)
+    assert opened.rule.order is not None
+    other = replace(opened, rule=replace(opened.rule, order=opened.rule.order + 1))
+    open_and_ask(ledger, "study", LNMAX, other)
+    finding, _ = found(ledger)
+    assert "is quoted for it" in finding.evidence
+
+
+def test_a_forged_entry_is_found(tmp_path: Path, ledger: Ledger) -> None:
+    open_and_ask(ledger, "study", GNMAX, terms(3))
+    open_and_ask(ledger, "other", GNMAX, terms(3))
+    with unguarded(f"sqlite:///{tmp_path / 'terrine.sqlite'}") as connection:
+        connection.execute(
+            text(
+                "UPDATE charges SET cost = 1 WHERE seq = 2 AND project_id = "
+                "(SELECT id FROM projects WHERE name = 'study')"
+            )
+        )
+    finding, summary = found(ledger)
+    assert finding.subject == "books of study"
+    assert "entry 2: altered" in finding.evidence
+    assert "1 projects" in summary.evidence
