@@ -98,16 +98,21 @@ class Labeling:
     def _payable(
         self, project: ProjectRecord, digests: list[QueryDigest], known: Mapping[bytes, object]
     ) -> list[int]:
-        """Return the first new queries, as many as the budget could pay at the lowest prices."""
+        """Return the first new queries, up to where the budget ends even at the lowest prices.
+
+        Inputs are counted, not queries: once an input is answered, it is free with any baseline.
+        """
         most = possible(project.terms, project.spent, project.delta_spent)
         chosen: list[int] = []
-        seen = set(known)
+        seen, inputs = set(known), set[bytes]()
         for index, digest in enumerate(digests):
-            if len(chosen) == most:
+            if digest.query in seen:
+                continue
+            if len(inputs) >= most and digest.input not in inputs:
                 break
-            if digest.query not in seen:
-                seen.add(digest.query)
-                chosen.append(index)
+            seen.add(digest.query)
+            inputs.add(digest.input)
+            chosen.append(index)
         return chosen
 
 

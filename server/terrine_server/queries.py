@@ -61,7 +61,8 @@ def check_probabilities(
 ) -> np.ndarray | None:
     """Check a student's probabilities; return them float64 `[B, m]`, or None where none are due.
 
-    Rows must sum to 1 within `ROW_SUM_TOLERANCE`; nothing is renormalised.
+    Rows must sum to 1 within `ROW_SUM_TOLERANCE`. A certainty that rounding took above 1, as
+    float32 softmax does, counts as 1; nothing else is changed.
     """
     if not needed:
         if probabilities is not None:
@@ -80,13 +81,13 @@ def check_probabilities(
             f"these have shape {list(probabilities.shape)}."
         )
     checked = np.ascontiguousarray(probabilities, dtype=np.float64)
-    if not np.isfinite(checked).all() or (checked < 0).any():
-        raise InvalidQuery("Probabilities must be finite and not negative.")
+    if not ((checked >= 0) & (checked <= 1 + ROW_SUM_TOLERANCE)).all():  # also refuses NaN
+        raise InvalidQuery("Probabilities must be finite numbers between 0 and 1.")
     if (np.abs(checked.sum(axis=1) - 1) > ROW_SUM_TOLERANCE).any():
         raise InvalidQuery(
             f"Each row of probabilities must sum to 1, within {ROW_SUM_TOLERANCE:g}."
         )
-    return checked
+    return np.minimum(checked, 1)
 
 
 def input_digests(inputs: np.ndarray, manifest_sha256: str) -> list[bytes]:

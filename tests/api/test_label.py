@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from caller import Caller, npy, npz, slug
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from server import RunningServer
 
@@ -159,6 +159,7 @@ SPECS: list[dict[str, Any]] = [
 ]
 
 
+@settings(deadline=None)  # the first example of a mechanism builds its tables
 @given(
     st.sampled_from(SPECS),
     st.sampled_from([0.9, 3.0, 8.0]),
@@ -257,3 +258,18 @@ def test_every_mechanism_serves(terrine_server: RunningServer, call: Call) -> No
         assert reply.status_code == 200, reply.text
         assert {r["outcome"] for r in reply.json()["results"]} <= {"answered", "abstained"}
         assert terrine_server.ledger.verify(name).ok
+
+
+def test_an_input_with_two_baselines_takes_no_other_inputs_place(
+    terrine_server: RunningServer, call: Call
+) -> None:
+    # Teachers all but surely differ from these views, and every outcome costs much the same.
+    always = INTERACTIVE | {"threshold": 0, "sigma1": 2.0, "sigma2": 1000.0}
+    terrine_server.open_project(mechanism=always, epsilon=3.0)
+    assert terrine_server.ledger.project("study").affordable == 2
+    label = terrine_server.ensemble.public_labels[0]
+    twice, uniform = np.eye(10)[[label - 1, label - 2]] * 0.5 + 0.05, np.full((1, 10), 0.1)
+    inputs = terrine_server.ensemble.public[[0, 0, 1]]
+    said = call().label(inputs, probabilities=np.concatenate([twice, uniform])).json()["results"]
+    assert [r["outcome"] for r in said] == ["answered", "answered", "answered"]
+    assert [r["replayed"] for r in said] == [False, True, False]
