@@ -8,10 +8,10 @@ from importlib.metadata import version
 
 import structlog
 from anyio import to_thread
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 
 from terrine_server.api import books, health, middleware, openapi, owner, problems, students
-from terrine_server.api.services import Services
+from terrine_server.api.services import Services, known_parameters
 from terrine_server.auth import Tokens, load_secret_key
 from terrine_server.errors import TerrineError
 from terrine_server.labeling import Labeling
@@ -65,8 +65,9 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(
         middleware.Envelope, metrics=services.metrics, max_body_bytes=settings.max_body_bytes
     )
-    for router in (students.router, books.router, owner.router, health.router):
-        app.include_router(router)
+    for router in (students.router, books.router, owner.router):
+        app.include_router(router, dependencies=[Depends(known_parameters)])
+    app.include_router(health.router)
     problems.install(app)
     openapi.install(app)
     return app
@@ -79,4 +80,4 @@ def _warm_up(services: Services) -> None:
             services.voters.check(record)
             log.info("ensemble ready", ensemble=record.name)
     except TerrineError as error:
-        log.error("not ready", problem=error.problem, cause=error.detail)
+        log.error("not ready", problem=error.problem, cause=str(error))

@@ -112,9 +112,54 @@ def test_interactive_needs_probabilities_that_are_some(
     uniform = np.full((2, 10), 0.1)
     for wrong in (uniform[:1], uniform[:, :9], uniform * 1.1, uniform * np.nan, uniform - 0.2):
         assert slug(student.send(npz(inputs=inputs, probabilities=wrong), NPZ)) == "invalid-query"
+    beyond = np.eye(10)[:2]
+    beyond[0, 0] = 1.002
+    assert slug(student.send(npz(inputs=inputs, probabilities=beyond), NPZ)) == "invalid-query"
     for missing in (student.label(inputs), student.send(npy(inputs), NPY)):
         assert slug(missing) == "invalid-query"
         assert "probabilities" in missing.json()["detail"]
+    nothing_charged()
+
+
+def test_a_certainty_rounded_above_one_is_a_certainty(
+    terrine_server: RunningServer, call: Call
+) -> None:
+    terrine_server.open_project(mechanism=INTERACTIVE)
+    student, inputs = call(), terrine_server.ensemble.public[:1]
+    above = np.eye(10, dtype=np.float32)[:1] * np.nextafter(np.float32(1), np.float32(2))
+    assert above.max() > 1
+    first = student.send(npz(inputs=inputs, probabilities=above), NPZ)
+    assert first.status_code == 200, first.text
+    exactly = student.send(npz(inputs=inputs, probabilities=np.eye(10)[:1]), NPZ)
+    assert exactly.json()["results"][0]["replayed"]
+
+
+def test_what_is_said_twice_or_misspelt_is_refused_not_guessed(
+    terrine_server: RunningServer, call: Call, nothing_charged: Callable[[], None]
+) -> None:
+    terrine_server.open_project()
+    nothing_charged()
+    student, auditor = call(), call("auditor")
+    body = npy(terrine_server.ensemble.public[:1])
+    token = student.http.headers["Authorization"]
+    for name, first, second in (
+        ("Idempotency-Key", "a", "b"),
+        ("Content-Type", NPY, JSON),
+        ("Authorization", token, token),
+    ):
+        given = {"Content-Type": NPY, "Authorization": token} | {name: first}
+        headers = [*given.items(), (name, second)]
+        said = httpx.post(f"{terrine_server.url}/label", content=body, headers=headers)
+        assert slug(said) == "invalid-request", name
+        assert name.lower() in said.json()["detail"]
+    for path in (
+        "/ledger/study?outcom=answered",
+        "/ledger/study?cursor=1&cursor=2",
+        "/ledger?stats=closed",
+        "/ledger/study/verify?project=other",
+    ):
+        assert slug(auditor.http.get(path)) == "invalid-request", path
+    assert auditor.http.get("/ledger/study?outcome=answered&limit=1").status_code == 200
     nothing_charged()
 
 
@@ -225,10 +270,13 @@ def test_altered_files_never_vote(
     path = terrine_server.settings.ensembles_dir / "digits" / file
     whole = path.read_bytes()
     for damaged in (whole[:-1] + bytes([whole[-1] ^ 1]), whole + b" ", whole[:-1], None):
+        before = path.stat() if path.exists() else None
         if damaged is None:
             path.unlink()
         else:
             path.write_bytes(damaged)
+            if before is not None:  # the time of a file is easily set back
+                os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
         refused = student.label(inputs)
         assert slug(refused) == "ensemble-unavailable"
         assert refused.headers["Retry-After"]

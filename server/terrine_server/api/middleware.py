@@ -24,6 +24,8 @@ log = structlog.get_logger("terrine")
 
 SMALL_BODY = 64 * 1024
 """Most bytes of any body but that of `POST /label`."""
+SINGLE = (b"authorization", b"content-type", b"content-encoding", b"idempotency-key")
+"""Headers that may come once: of two, a proxy and we could each believe another."""
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """An `X-Request-Id` of this form is kept; any other is replaced."""
 
@@ -136,6 +138,11 @@ class Envelope:
                 {},
             )
             return
+        names = [name for name, _ in scope["headers"]]
+        for name in SINGLE:
+            if names.count(name) > 1:
+                await refuse("invalid-request", f"The header {name.decode()} came twice.", {})
+                return
         length = headers.get(b"content-length", b"0")
         refused = not length.isdigit() or int(length[:20]) > limit
         if not refused:

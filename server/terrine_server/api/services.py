@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from sqlalchemy import Engine
 
@@ -51,6 +52,23 @@ def services(request: Request) -> Services:
 
 
 House = Annotated[Services, Depends(services)]
+
+
+def known_parameters(request: Request) -> None:
+    """Refuse query parameters that the route does not have, or that come twice.
+
+    A misspelt filter must not turn into no filter.
+    """
+    names = {field.alias for field in request.scope["route"].dependant.query_params}
+    given = [name for name, _ in request.query_params.multi_items()]
+    errors = [
+        {"loc": ("query", name), "msg": "Given twice" if name in names else "No such parameter"}
+        for name in dict.fromkeys(given)
+        if name not in names or given.count(name) > 1
+    ]
+    if errors:
+        raise RequestValidationError(errors)
+
 
 _bearer = HTTPBearer(
     auto_error=False,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from terrine_models.store import Manifest
 
 FileStamp = tuple[tuple[int, int, int], ...]
-"""Inode, size and time of change of an ensemble's files."""
+"""Inode, size and time of change (which no one can set back) of an ensemble's files."""
 
 
 @dataclass
@@ -103,4 +103,4 @@ class LocalVoters:
 
 def _stamp(directory: Path, manifest: Manifest) -> FileStamp:
     paths = (directory / name for name in ("manifest.json", *manifest.files))
-    return tuple((s.st_ino, s.st_size, s.st_mtime_ns) for s in (path.stat() for path in paths))
+    return tuple((s.st_ino, s.st_size, s.st_ctime_ns) for s in (path.stat() for path in paths))
