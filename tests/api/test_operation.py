@@ -8,12 +8,14 @@ import logging
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from caller import Caller, npy, slug
 from server import RunningServer
+from sqlalchemy import make_url
 
 from terrine_client.protocol import PROBLEMS
 from terrine_server import logs
@@ -123,6 +125,22 @@ def test_a_defect_is_a_problem_without_a_traceback_and_a_log_line_without_values
     for said in (reply.text, log.getvalue()):
         assert "12, 28" not in said
         assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_the_log_says_why_the_database_fails_and_the_answer_does_not(
+    log: io.StringIO, terrine_server: RunningServer, call: Call
+) -> None:
+    terrine_server.open_project()
+    student = call()
+    path = Path(str(make_url(terrine_server.settings.database).database))
+    path.rename(path.with_suffix(".aside"))
+    refused = student.http.get("/budget")
+    assert slug(refused) == "database-unavailable"
+    entries = map(json.loads, log.getvalue().splitlines())
+    (entry,) = [entry for entry in entries if entry["event"] == "unavailable"]
+    assert str(path) in entry["cause"]
+    assert str(path) not in refused.text
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

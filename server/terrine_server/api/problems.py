@@ -104,7 +104,7 @@ def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, TerrineError)  # noqa: S101 - as registered
     detail = PRIVATE_DETAIL.get(error.problem)
     if detail is not None:
-        log.error("unavailable", problem=error.problem, cause=error.detail)
+        log.error("unavailable", problem=error.problem, cause=str(error))
     return _answer(request, error.problem, detail or error.detail, error.extras)
 
 
