@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+MAY_BE_EMPTY = {"TERRINE_FORWARDED_ALLOW_IPS"}
 
 
 class Settings(BaseSettings):
@@ -40,7 +42,7 @@ class Settings(BaseSettings):
             "Default: `secret.key` in the data directory."
         ),
     ] = None
-    host: Annotated[str, Field(description="Address to listen on.")] = "127.0.0.1"
+    host: Annotated[str, Field(min_length=1, description="Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535, description="Port to listen on.")] = 8000
     forwarded_allow_ips: Annotated[
         str,
@@ -77,15 +79,18 @@ class Settings(BaseSettings):
         Literal["debug", "info", "warning", "error"], Field(description="Least severity logged.")
     ] = "info"
 
-    @model_validator(mode="after")
-    def _no_setting_is_misspelt(self) -> Self:
-        """A misspelt limit must not turn into a default that nobody chose."""
-        names = {f"TERRINE_{field.upper()}" for field in type(self).model_fields}
+    @model_validator(mode="before")
+    @classmethod
+    def _no_setting_is_misspelt_or_empty(cls, given: Any) -> Any:
+        """A misspelt limit, or a variable that was not filled in, must not turn into a default."""
+        names = {f"TERRINE_{field.upper()}" for field in cls.model_fields}
         for name in os.environ:
             close = get_close_matches(name, names, n=1, cutoff=0.9)
             if close and name not in names:
                 raise ValueError(f"there is no setting {name}; did you mean {close[0]}?")
-        return self
+            if name in names - MAY_BE_EMPTY and not os.environ[name]:
+                raise ValueError(f"{name} is empty; give it a value or leave it out")
+        return given
 
     @property
     def ensembles_dir(self) -> Path:

@@ -126,6 +126,9 @@ def test_serve_refuses_to_start_until_everything_is_there(terrine: Terrine, tmp_
     assert "port" in terrine("serve", TERRINE_PORT="many").refused
     misspelt = terrine("serve", TERRINE_REQUEST_PER_MINUTE="5").refused
     assert "did you mean TERRINE_REQUESTS_PER_MINUTE?" in misspelt
+    for name in ("TERRINE_HOST", "TERRINE_DATABASE_URL", "TERRINE_DATA_DIR"):
+        assert f"{name} is empty" in terrine("serve", **{name: ""}).refused
+    assert "host" in terrine("serve", "--host", "").refused  # would listen on every address
     gone = str(tmp_path / "no-such-secret")
     assert gone in terrine("serve", TERRINE_DATABASE_PASSWORD_FILE=gone).refused
 
@@ -183,6 +186,15 @@ def test_an_owner_goes_from_nothing_to_a_served_label_and_back(
     assert "Finished server process" in log[-1]
     assert "Traceback" not in "".join(log)
     assert token.split("_")[2] not in "".join(log)
+
+
+def test_odd_text_is_shown_as_it_is_or_refused(terrine: Terrine) -> None:
+    terrine("init").fine  # noqa: B018
+    terrine("token", "create", "--role", "auditor", "--label", "[/b] [red]x").fine  # noqa: B018
+    assert "[/b] [red]x" in terrine("token", "list").fine
+    assert "UTF-8" in terrine("token", "revoke", "\udcff").refused
+    for odd in ("[/b]", "[red]x[/red]", "\\[b]"):
+        assert repr(odd) in terrine("project", "show", odd).refused
 
 
 @contextmanager

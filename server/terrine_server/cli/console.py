@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from rich.console import Console
+from rich.text import Text
 
 console = Console()
 errors = Console(stderr=True, highlight=False)
@@ -61,6 +62,8 @@ def explain(error: BaseException) -> str | None:
 def run(command: Callable[[], Any]) -> NoReturn:
     """Run `command`; known errors become one line on stderr and exit code 1."""
     try:
+        if not all(map(_is_text, sys.argv)):
+            fail("The arguments must be UTF-8 text.")
         command()
     except KeyboardInterrupt:
         errors.print("Interrupted.")
@@ -77,11 +80,11 @@ def run(command: Callable[[], Any]) -> NoReturn:
                 f"A defect in Terrine: {type(error).__name__}: {error}. "
                 "Set TERRINE_DEBUG=1 to see where, and please report it."
             )
-        errors.print(f"[bold red]Error:[/] {_plain(message)}", soft_wrap=True)
+        errors.print(Text.assemble(("Error:", "bold red"), " ", message), soft_wrap=True)
         sys.exit(1)
     sys.exit(0)
 
 
-def _plain(text: str) -> str:
-    """Keep Rich from reading brackets in an error's text as markup."""
-    return text.replace("[", "\\[")
+def _is_text(argument: str) -> bool:
+    """Whether the bytes of an argument were text; Python passes others on as lone surrogates."""
+    return not any("\ud800" <= character <= "\udfff" for character in argument)

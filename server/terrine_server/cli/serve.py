@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -52,10 +52,8 @@ def serve(
     from terrine_server.ledger import check_schema, connect
     from terrine_server.settings import Settings
 
-    given = {"host": host, "port": port}
-    settings = Settings().model_copy(
-        update={name: value for name, value in given.items() if value is not None}
-    )
+    given: dict[str, Any] = {"host": host, "port": port}
+    settings = Settings(**{name: value for name, value in given.items() if value is not None})
     if not settings.data_dir.is_dir():
         fail(f"There is no data directory {settings.data_dir.absolute()}. Run: terrine init")
     check_schema(connect(settings.database, settings.database_password()))
@@ -68,6 +66,7 @@ def serve(
         log_config=None,
         access_log=False,
         server_header=False,
+        ws="none",
         proxy_headers=bool(settings.forwarded_allow_ips),
         forwarded_allow_ips=settings.forwarded_allow_ips or None,
         limit_concurrency=settings.max_connections,

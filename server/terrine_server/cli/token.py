@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from terrine_server.cli.console import console
 
@@ -52,7 +53,7 @@ def list_tokens() -> None:
             token.id,
             token.role,
             token.project or "",
-            token.label,
+            Text(token.label),  # as it is: markup in it is not ours
             f"{token.expires_at:%Y-%m-%d}",
             f"{token.revoked_at:%Y-%m-%d}" if token.revoked_at else "",
         )
