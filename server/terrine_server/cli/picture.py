@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from terrine_server.cli.console import fail
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -28,8 +26,6 @@ def draw(found: Plan, curves: Sequence[Curve], path: Path, *, private: bool) -> 
     """Draw a plan as a PNG of 1650 x 750 pixels."""
     from matplotlib.figure import Figure
 
-    if path.suffix.lower() != ".png":
-        fail(f"--picture writes a PNG file; call it something like {path.with_suffix('.png')}.")
     figure = Figure(figsize=(11, 5), dpi=150, layout="constrained")
     left, right = figure.subplots(1, 2)
     _draw_accounting(left, found, curves)

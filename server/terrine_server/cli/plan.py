@@ -110,6 +110,8 @@ def plan(
     from terrine_server.privacy.plan import curves
     from terrine_server.privacy.plan import plan as make_plan
 
+    if picture is not None and picture.suffix.lower() != ".png":
+        fail(f"--picture writes a PNG file; call it something like {picture.with_suffix('.png')}.")
     sizes = _sizes(teachers)
     if votes is not None:
         _check_origin(votes_are, acknowledge_leak)

@@ -48,14 +48,12 @@ def show(found: Plan) -> None:
 
 
 def _show_publishing(found: Plan) -> None:
-    if found.publishing is None:
-        return
-    published, schedule = found.publishing.publication, found.publishing.schedule
     enforced = next(line.queries for line in found.lines if line.enforced)
-    gain = found.publishing.queries / enforced - 1
-    if gain <= 0:
+    gain = found.publishing.queries / enforced - 1 if found.publishing is not None else 0.0
+    if found.publishing is None or gain <= 0:
         text = "Data-dependent accounting does not pay here: keep to the worst case."
     else:
+        published, schedule = found.publishing.publication, found.publishing.schedule
         text = (
             f"Data-dependent accounting would answer {gain:.0%} more: order {published.order:g}, "
             f"β = {published.beta:.4g}, σ = {published.sigma:.4g}, z = {published.z:.4g}, "

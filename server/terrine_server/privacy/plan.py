@@ -178,13 +178,9 @@ def curves(found: Plan, votes: Votes) -> list[Curve]:
         binds = any(line.enforced and line.name == each.rule.value for line in found.lines)
         drawn.append(Curve(each.rule.value, binds, answers.tolist(), epsilons))
     model = outlook.data_dependent(votes, found.delta, found.publications)
-    points = [
-        (published.queries * answered, epsilon)
-        for epsilon in np.geomspace(found.epsilon / 8, found.epsilon * 2, 24).tolist()
-        if (published := model.plan(epsilon)) is not None
-    ]
-    if points:
-        counts, epsilons = map(list, zip(*points, strict=True))
+    if found.publishing is not None:
+        epsilons = np.geomspace(found.epsilon / 8, found.epsilon * 2, 24).tolist()
+        counts = [model.reach(epsilon) * answered for epsilon in epsilons]
         drawn.append(Curve(DATA_DEPENDENT, False, counts, epsilons))
     return drawn
 

@@ -25,7 +25,7 @@ from terrine_server.privacy.costs import CostEvent
 from terrine_server.privacy.forecast import Forecast, Votes
 from terrine_server.privacy.mechanisms.base import Mechanism
 from terrine_server.privacy.mechanisms.interactive_gnmax import InteractiveGNMax
-from terrine_server.privacy.parameters import ParameterError
+from terrine_server.privacy.parameters import MAX_EPSILON, ParameterError
 from terrine_server.privacy.rules import conversion_delta
 from terrine_server.privacy.sanitize import GRID, Publication
 from terrine_server.privacy.sensitivity import FLOOR, Charged, secret_spend
@@ -93,13 +93,15 @@ class DataDependent:
         *,
         delta: float,
         publications: int = 1,
-        most: int | None = None,
+        most: int,
     ) -> None:
         events = mechanism.events()
         self.publications, self.most = publications, most
         self.conversion = conversion_delta(events.values(), delta) - PUBLICATION_SHARE * delta
         self.z = -float(ndtri(PUBLICATION_SHARE * delta / publications / (1 + SLACK)))
-        shares = {events[o]: share for o, share in forecast.shares.items() if share > 0}
+        shares: dict[CostEvent, float] = {}
+        for outcome, share in forecast.shares.items():  # outcomes may share an event
+            shares[events[outcome]] = shares.get(events[outcome], 0.0) + share
         transcript = _transcript(mechanism, votes, forecast)
         self.choices = [
             _Choice(publication, publication.cost, sensitivity, typical)
@@ -110,32 +112,44 @@ class DataDependent:
         ]
 
     def plan(self, epsilon: float) -> Publishing | None:
-        """Return the schedule that reaches the most queries within (ε, δ), or None if none can."""
-        budgets = {order: float(rdp_budget(order, epsilon, self.conversion)) for order in ORDERS}
+        """Return the schedule that reaches the most queries within (ε, δ).
+
+        None where the best is to publish nothing.
+        """
+        budgets = self._budgets(epsilon)
         best: Publishing | None = None
         for choice in self.choices:
             found = self._follow(choice, budgets[choice.typical.order])
             if found is not None and (best is None or found.queries > best.queries):
                 best = found
-        return best
+        return best if best is not None and best.queries > self._unpublished(budgets) else None
+
+    def reach(self, epsilon: float) -> int:
+        """Return how many queries (ε, δ) reaches, published or not."""
+        found = self.plan(epsilon)
+        return self._unpublished(self._budgets(epsilon)) if found is None else found.queries
 
     def epsilon(self, queries: float) -> float:
         """Return the least ε (to 0.1 %) that reaches so many queries; infinite above 100."""
-        if self.most is not None and queries > self.most:
+        if queries > self.most:
             return math.inf
         low, high = 0.0, 1.0
-        while not self._reaches(queries, high):
+        while self.reach(high) < queries:
             low, high = high, 2 * high
-            if low > 100:
+            if low > MAX_EPSILON:
                 return math.inf
         while high - low > 1e-3 * high:
             middle = (low + high) / 2
-            low, high = (low, middle) if self._reaches(queries, middle) else (middle, high)
+            low, high = (low, middle) if self.reach(middle) >= queries else (middle, high)
         return high
 
-    def _reaches(self, queries: float, epsilon: float) -> bool:
-        found = self.plan(epsilon)
-        return found is not None and found.queries >= queries
+    def _budgets(self, epsilon: float) -> dict[float, float]:
+        return {order: float(rdp_budget(order, epsilon, self.conversion)) for order in ORDERS}
+
+    def _unpublished(self, budgets: Mapping[float, float]) -> int:
+        typical = {choice.typical.order: choice.typical for choice in self.choices}
+        reached = (_fitting(budgets[order], each) for order, each in typical.items())
+        return min(self.most, max(reached, default=0))
 
     def _follow(self, choice: _Choice, budget: float) -> Publishing | None:
         """Publish whenever one more query at its worst would no longer fit, then go on."""
@@ -157,20 +171,19 @@ class DataDependent:
             bounds.append(bound)
         if not schedule:
             return None
-        left = budget - bound - paid
-        charged += _fitting(left, typical) if left >= typical.dearest else 0
-        queries = charged if self.most is None else min(charged, self.most)
-        return Publishing(publication, tuple(schedule), tuple(bounds), queries)
+        charged += _fitting(budget - bound - paid, typical)
+        return Publishing(publication, tuple(schedule), tuple(bounds), min(charged, self.most))
 
 
 def _fitting(left: float, typical: _Typical) -> int:
-    return int((left - typical.dearest) / typical.worst) + 1
+    """Return how many queries fit at worst-case prices."""
+    return int((left - typical.dearest) / typical.worst) + 1 if left >= typical.dearest else 0
 
 
 def _typical(
     transcript: Sequence[Charged], shares: Mapping[CostEvent, float], teachers: int, order: float
 ) -> _Typical | None:
-    queries = sum(share for share in shares.values()) * _TYPICAL
+    queries = sum(shares.values()) * _TYPICAL
     sensitivity = {}
     try:
         for product in SMOOTHNESS:

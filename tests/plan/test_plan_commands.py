@@ -1,0 +1,323 @@
+"""`terrine plan` and `terrine price`, as a person types them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from books import CONFIDENT, LNMAX, abstained, answered, open_ledger, open_project
+
+from terrine_server.ledger import ProjectRecord
+
+
+@dataclass(frozen=True)
+class Done:
+    """What became of a command."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def fine(self) -> str:
+        assert self.code == 0, self.err
+        return self.out
+
+    @property
+    def refused(self) -> str:
+        assert self.code == 1, self
+        assert self.out == ""
+        assert "Traceback" not in self.err
+        assert self.err.startswith("Error: ")
+        return self.err
+
+
+Terrine = Callable[..., Done]
+
+
+@pytest.fixture
+def terrine(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Terrine:
+    """Run a command as the shell would, but in this process, where everything is imported."""
+    from terrine_server.cli import main
+
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("TERRINE_DATA_DIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["terrine", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return Done(int(ended.value.code or 0), said.out, said.err)
+
+    return run
+
+
+SMALL = ("gnmax", "--teachers", "100", "--grid", "sigma=0.1n,20", "--epsilon", "2")
+
+
+@pytest.fixture
+def votes_file(tmp_path: Path) -> Path:
+    counts = np.array([[90, 10, 0], [0, 80, 20], [50, 50, 0], [0, 0, 100]], dtype=np.uint8)
+    path = tmp_path / "votes.npz"
+    np.savez(path, counts=counts, labels=np.array([0, 1, 1, 2], dtype=np.uint8))
+    return path
+
+
+# -------------------------------------------------------------------------------------- plan
+
+
+def test_a_plan_shows_every_rule_and_the_command_to_type(terrine: Terrine) -> None:
+    said = terrine("plan", *SMALL).fine
+    for name in ("classic RDP", "improved RDP", "fixed-order RDP", "GDP, enforced"):
+        assert name in said
+    assert "terrine project open NAME --ensemble ENSEMBLE --mechanism gnmax --sigma 20" in said
+    assert "Data-dependent accounting" in said
+
+
+def test_the_recommended_command_is_one_that_project_open_takes(terrine: Terrine) -> None:
+    from terrine_client.protocol import ProjectOpen
+    from terrine_server.cli.project import open_project as command
+    from terrine_server.privacy import build_mechanism, quote
+
+    for name in ("confident_gnmax", "stable"):
+        said = terrine("plan", name, "--teachers", "500", "--answers", "40", "--json")
+        document = json.loads(said.fine)
+        words = shlex.split(document["command"])
+        assert words[:3] == ["terrine", "project", "open"]
+        given = dict(zip(words[4::2], words[5::2], strict=True))
+        options = {key.removeprefix("--").replace("-", "_"): value for key, value in given.items()}
+        assert options.keys() <= set(command.__annotations__) - {"name"}
+        epsilon, delta = float(options.pop("epsilon")), float(options.pop("delta"))
+        options["name"] = options.pop("mechanism")
+        del options["ensemble"]
+        request = ProjectOpen.model_validate(
+            {
+                "name": "study",
+                "ensemble": "mnist",
+                "mechanism": options,
+                "epsilon": epsilon,
+                "delta": delta,
+            }
+        )
+        spec = request.mechanism.model_dump(exclude_none=True)
+        terms = quote(build_mechanism(spec, teachers=500, classes=10), epsilon, delta)
+        assert terms.affordable(0, 0) >= 1
+
+
+def test_json_and_table_say_the_same_and_json_is_json(terrine: Terrine) -> None:
+    document = json.loads(terrine("plan", *SMALL, "--json").fine)
+    said = terrine("plan", *SMALL).fine
+    assert document["votes"] == "assumed"
+    assert document["epsilon"] == 2
+    for line in document["lines"]:
+        assert f"{line['queries']:,}" in said
+        assert line["name"] in said
+    # More than δ allows: ε is beyond every number, and JSON has no infinity.
+    stable = ("plan", "stable", "--teachers", "500", "--epsilon", "90", "--answers", "300")
+    text = terrine(*stable, "--grid", "delta_per_query=1e-9", "--grid", "sigma=10", "--json").fine
+    assert "Infinity" not in text
+    json.loads(text)
+
+
+def test_a_picture_is_drawn(terrine: Terrine, tmp_path: Path) -> None:
+    picture = tmp_path / "plan.png"
+    assert f"Drew {picture}" in terrine("plan", *SMALL, "--picture", str(picture)).fine
+    data = picture.read_bytes()
+    assert data.startswith(b"\x89PNG\r\n\x1a\n")
+    assert len(data) > 20_000
+    wrong = terrine("plan", *SMALL, "--picture", str(tmp_path / "plan.jpg")).refused
+    assert "PNG" in wrong
+
+
+def test_public_votes_are_planned_with_and_their_labels_count(
+    terrine: Terrine, votes_file: Path
+) -> None:
+    given = ("plan", "gnmax", "--votes", str(votes_file), "--epsilon", "2", "--grid", "sigma=5")
+    document = json.loads(terrine(*given, "--votes-are", "public", "--json").fine)
+    assert document["votes"] == "public"
+    assert document["labelled"]
+    assert document["chosen"]["teachers"] == 100
+    # Three queries are certain, the tied one is right every other time, less ties lost.
+    assert 0.85 < document["chosen"]["accuracy"] < 0.88
+    assert "agree with the labels" in terrine(*given, "--votes-are", "synthetic").fine
+
+
+def test_private_votes_are_refused_unless_one_insists_and_then_warned_about(
+    terrine: Terrine, votes_file: Path
+) -> None:
+    given = ("plan", "gnmax", "--votes", str(votes_file), "--epsilon", "2", "--grid", "sigma=5")
+    assert "Whose data" in terrine(*given).refused
+    assert "no budget accounts for that" in terrine(*given, "--votes-are", "private").refused
+    insisted = terrine(*given, "--votes-are", "private", "--acknowledge-leak", "--json")
+    assert json.loads(insisted.fine)["votes"] == "private"
+    assert "PRIVATE" in insisted.err
+    assert "not differentially private" in insisted.err.replace("\n", " ")
+
+
+def test_several_ensembles_are_compared(terrine: Terrine) -> None:
+    grid = ("--grid", "sigma=0.1n")
+    said = terrine("plan", "gnmax", "--teachers", "100,400", "--answers", "100", *grid, "--json")
+    document = json.loads(said.fine)
+    assert {each["teachers"] for each in document["candidates"]} == {100, 400}
+    assert {each["spec"]["sigma"] for each in document["candidates"]} == {10, 40}
+    assert document["chosen"]["teachers"] == 400
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("gnmax", "--epsilon", "2"), "how many teachers"),
+        (("gnmax", "--teachers", "100"), "Say which epsilon"),
+        (("gnmax", "--teachers", "many", "--epsilon", "2"), "whole numbers"),
+        (("gnmax", "--teachers", "0", "--epsilon", "2"), "teachers = 0"),
+        (("gmax", "--teachers", "100", "--epsilon", "2"), "No mechanism is called"),
+        ((*SMALL, "--consensus", "high"), "--consensus takes numbers"),
+        ((*SMALL, "--consensus", "0.01"), "consensus = 0.01"),
+        ((*SMALL, "--grid", "sigma=wide"), "--grid takes"),
+        ((*SMALL, "--grid", "threshold=3"), "no parameter threshold"),
+        ((*SMALL, "--votes-are", "public"), "there is no --votes"),
+        (("interactive_gnmax", "--teachers", "100", "--epsilon", "2"), "--student-accuracy"),
+        (("gnmax", "--teachers", "100", "--epsilon", "2", "--delta", "1.5"), "delta = 1.5"),
+    ],
+)
+def test_a_plan_that_makes_no_sense_is_refused(
+    terrine: Terrine, arguments: tuple[str, ...], message: str
+) -> None:
+    assert message in terrine("plan", *arguments).refused.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "sizes", "message"),
+    [
+        ({"votes": np.ones((2, 2), dtype=np.int64)}, "2", "no array `counts`"),
+        ({"counts": np.array([[90, 10], [80, 10]])}, "100", "sum to 100"),
+        ({"counts": np.array([[90.0, 10.0]])}, "100", "integers"),
+        ({"counts": np.array([[100]])}, "100", "m ≥ 2"),
+        ({"counts": np.array([[90, 10]])}, "100,200", "one ensemble"),
+        ({"counts": np.array([[90, 10]], dtype=object)}, "100", "plain arrays"),
+    ],
+)
+def test_a_votes_file_that_is_none_is_refused(
+    terrine: Terrine, tmp_path: Path, arrays: dict[str, np.ndarray], sizes: str, message: str
+) -> None:
+    path = tmp_path / "votes.npz"
+    np.savez(path, **arrays)  # type: ignore[arg-type]
+    given = ("--votes", str(path), "--votes-are", "public", "--teachers", sizes)
+    assert message in terrine("plan", "gnmax", "--epsilon", "2", *given).refused.replace("\n", " ")
+
+
+def test_a_file_that_is_no_npz_is_refused(terrine: Terrine, tmp_path: Path) -> None:
+    path = tmp_path / "votes.npz"
+    given = ("plan", "gnmax", "--epsilon", "2", "--votes", str(path), "--votes-are", "public")
+    assert "votes.npz" in terrine(*given).refused
+    path.write_text("counts,labels\n")
+    assert "not an .npz" in terrine(*given).refused.replace("\n", " ")
+
+
+# ------------------------------------------------------------------------------------- price
+
+
+@pytest.fixture
+def study(terrine: Terrine, tmp_path: Path) -> ProjectRecord:
+    """A project that paid for 60 answers and 40 abstentions, in the data directory."""
+    assert terrine("init").code == 0
+    ledger = open_ledger(f"sqlite:///{tmp_path / 'terrine.sqlite'}")
+    project = open_project(ledger, 200, CONFIDENT)
+    paid = [answered(k) if k % 5 < 3 else abstained(k) for k in range(100)]
+    return ledger.charge(project.id, paid).project
+
+
+def test_a_ledger_is_priced_under_every_rule(terrine: Terrine, study: ProjectRecord) -> None:
+    document = json.loads(terrine("price", "study", "--json").fine)
+    assert document["charges"] == 100
+    assert document["outcomes"] == {"answered": 60, "abstained": 40}
+    assert document["enforced"] == "GDP"
+    rules = {rule["rule"]: rule for rule in document["rules"]}
+    assert set(rules) == {"classic RDP", "improved RDP", "fixed-order RDP", "GDP"}
+    spent = study.terms.epsilon_spent(study.spent)
+    assert rules["GDP"]["epsilon"] == pytest.approx(spent, rel=1e-6)
+    assert rules["GDP"]["epsilon"] < rules["improved RDP"]["epsilon"]
+    assert rules["improved RDP"]["epsilon"] < rules["classic RDP"]["epsilon"]
+    said = terrine("price", "study").fine
+    assert "GDP, enforced" in said
+    assert "40 abstained, 60 answered" in said
+
+
+def test_an_export_is_priced_like_the_ledger_it_came_from(
+    terrine: Terrine, study: ProjectRecord, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "study.json")
+    assert terrine("ledger", "export", "study", "--output", path).code == 0
+    terms = study.terms
+    budget = ("--epsilon", repr(terms.epsilon), "--delta", repr(terms.delta), "--json")
+    mine = json.loads(terrine("price", "study", "--json").fine)
+    theirs = json.loads(terrine("price", "--file", path, *budget).fine)
+    assert theirs == mine
+    # Without an ε the spend itself is the yardstick: the enforced rule buys what was bought.
+    alone = terrine("price", "--file", path, "--delta", "1e-6", "--json")
+    rules = {rule["rule"]: rule for rule in json.loads(alone.fine)["rules"]}
+    assert rules["GDP"]["queries"] in (99, 100, 101)
+
+
+def test_pure_mechanisms_are_priced_by_adding_up_too(terrine: Terrine, tmp_path: Path) -> None:
+    assert terrine("init").code == 0
+    ledger = open_ledger(f"sqlite:///{tmp_path / 'terrine.sqlite'}")
+    project = open_project(ledger, 20, LNMAX)
+    ledger.charge(project.id, [answered(k) for k in range(20)])
+    document = json.loads(terrine("price", "study", "--json").fine)
+    rules = {rule["rule"]: rule for rule in document["rules"]}
+    assert document["enforced"] == "fixed-order RDP"
+    assert document["order"] == project.terms.rule.order
+    assert rules["basic"]["epsilon"] == pytest.approx(20 * 2 * 0.05)
+    assert rules["basic"]["sound"]
+
+
+def test_a_ledger_that_cannot_be_priced_is_explained(
+    terrine: Terrine, study: ProjectRecord, tmp_path: Path
+) -> None:
+    assert "Name a project" in terrine("price").refused
+    assert "Name a project" in terrine("price", "study", "--file", "x").refused
+    assert "no project" in terrine("price", "nobody").refused
+    assert "own ε and δ" in terrine("price", "study", "--delta", "1e-5").refused
+    path = tmp_path / "export.json"
+    assert "give --delta" in terrine("price", "--file", str(path)).refused
+    assert "export.json" in terrine("price", "--file", str(path), "--delta", "1e-5").refused
+    for text, message in [
+        ("", "holds no entries"),
+        ("seq,cost\n1,2\n", "line 1: not an entry"),
+        ('{"event": {"event": "magic"}, "outcome": "answered"}\n', "line 1: not an entry"),
+        (
+            '{"project": "a", "guarantee": "proven", "outcome": "answered", '
+            '"event": {"event": "magic"}}\n',
+            "Not a cost event",
+        ),
+    ]:
+        path.write_text(text)
+        said = terrine("price", "--file", str(path), "--delta", "1e-5").refused
+        assert message in said.replace("\n", " ")
+
+
+def test_an_empty_ledger_has_nothing_to_price(terrine: Terrine, tmp_path: Path) -> None:
+    assert "terrine init" in terrine("price", "study").refused.replace("\n", " ")
+    assert terrine("init").code == 0
+    open_project(open_ledger(f"sqlite:///{tmp_path / 'terrine.sqlite'}"), 5)
+    assert "no charges yet" in terrine("price", "study").refused
+
+
+def test_exports_of_two_projects_are_not_added_up(terrine: Terrine, tmp_path: Path) -> None:
+    event = {"event": "gaussian_noisy_max", "sigma": 40.0, "shift": 1}
+    entry = {"guarantee": "proven", "outcome": "answered", "event": event}
+    lines = [json.dumps(entry | {"project": name}) for name in ("a", "b")]
+    (tmp_path / "both.json").write_text("\n".join(lines) + "\n")
+    said = terrine("price", "--file", str(tmp_path / "both.json"), "--delta", "1e-5").refused
+    assert "entries of a, b" in said
