@@ -129,6 +129,13 @@ def test_serve_refuses_to_start_until_everything_is_there(terrine: Terrine, tmp_
     for name in ("TERRINE_HOST", "TERRINE_DATABASE_URL", "TERRINE_DATA_DIR"):
         assert f"{name} is empty" in terrine("serve", **{name: ""}).refused
     assert "host" in terrine("serve", "--host", "").refused  # would listen on every address
+    assert "'quantum'" in terrine("serve", TERRINE_DEVICE="quantum").refused
+    junk = tmp_path / "junk.sqlite"
+    junk.write_bytes(bytes(range(256)) * 16)
+    for command in ("init", "serve"):
+        said = terrine(command, TERRINE_DATABASE_URL=f"sqlite:///{junk}").refused
+        assert "not a database" in said
+        assert "defect" not in said
     gone = str(tmp_path / "no-such-secret")
     assert gone in terrine("serve", TERRINE_DATABASE_PASSWORD_FILE=gone).refused
 

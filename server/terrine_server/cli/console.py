@@ -36,6 +36,8 @@ def fail(message: str) -> NoReturn:
 
 def explain(error: BaseException) -> str | None:
     """Return what to tell the user about `error`, or None when it is a defect of ours."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}."
     if isinstance(error, CommandError | OSError):
         return str(error)
     if isinstance(error, ModuleNotFoundError) and error.name:

@@ -57,6 +57,8 @@ def serve(
     if not settings.data_dir.is_dir():
         fail(f"There is no data directory {settings.data_dir.absolute()}. Run: terrine init")
     check_schema(connect(settings.database, settings.database_password()))
+    if settings.device is not None:
+        _check_device(settings.device)
     app = create_app(settings)
     logs.configure(settings.log_level)
     uvicorn.run(
@@ -73,3 +75,13 @@ def serve(
         timeout_keep_alive=settings.keep_alive_seconds,
         timeout_graceful_shutdown=settings.shutdown_seconds,
     )
+
+
+def _check_device(device: str) -> None:
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        fail(f"TERRINE_DEVICE names {device!r}, which cannot be used here: {reason}")

@@ -12,7 +12,7 @@ import re
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -120,16 +120,13 @@ def use_write_ahead_log(engine: Engine) -> None:
 
     Outside any transaction, for SQLite cannot switch within one.
     """
-    with _explained(engine):
-        raw = engine.raw_connection()
     try:
-        cursor = raw.cursor()
-        cursor.execute("PRAGMA journal_mode = WAL")
-        mode = cursor.fetchone()
+        with _explained(engine), closing(engine.raw_connection()) as raw:
+            cursor = raw.cursor()
+            cursor.execute("PRAGMA journal_mode = WAL")
+            mode = cursor.fetchone()
     except sqlite3.Error as error:
         raise DatabaseUnavailable("the ledger's file cannot be used", str(error)) from None
-    finally:
-        raw.close()
     if mode != ("wal",):
         raise DatabaseUnavailable(
             "the ledger's file is on a disk that cannot hold SQLite's write-ahead log; "
