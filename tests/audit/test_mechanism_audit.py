@@ -93,7 +93,7 @@ def test_the_published_price_of_immutable_is_refuted() -> None:
     assert finding.verdict == "claim refuted"
     assert finding.passed
     assert finding.measured is not None
-    assert finding.measured > 2.5  # of 1 claimed; the exact loss is 3.0
+    assert finding.measured > 2.5  # of 1 claimed; the exact loss is 2.93
 
 
 def test_an_audit_too_weak_to_refute_that_claim_fails() -> None:
