@@ -30,11 +30,15 @@ class Notebook:
     """[N], empty where nothing was asked."""
     labels: npt.NDArray[np.int64]
     """[N], -1 where there is none."""
-    turn: npt.NDArray[np.int64]
-    """[N], place in the order of asking; -1 where not planned."""
+    planned: npt.NDArray[np.bool_]
+    """[N], about to be asked when this was written."""
     beliefs: npt.NDArray[np.float64]
     """[N, m], probabilities sent along, for interactive projects. Kept so that a question asked
     again is the same question."""
+    spending: npt.NDArray[np.float64]
+    """[K, 2], queries that the project had paid for, and its ε spent, after each answer."""
+    rounds: str = "[]"
+    """What happened so far, as JSON."""
 
     @classmethod
     def open(cls, directory: Path, project: ProjectInfo, public: npt.NDArray[Any]) -> Notebook:
@@ -52,13 +56,14 @@ class Notebook:
                 about,
                 np.full(rows, "", dtype="U16"),
                 np.full(rows, -1, dtype=np.int64),
-                np.full(rows, -1, dtype=np.int64),
+                np.zeros(rows, dtype=bool),
                 np.zeros((rows, classes)),
+                np.zeros((0, 2)),
             )
         try:
             with np.load(path, allow_pickle=False) as file:
                 kept = cls(path, **{name: file[name] for name in file.files})
-                kept.about = str(kept.about)
+                kept.about, kept.rounds = str(kept.about), str(kept.rounds)
         except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
             raise ConfigurationError(
                 f"{path} is damaged ({error}). Remove it: asking again is free"
@@ -75,21 +80,12 @@ class Notebook:
         """[N] bool: where the service has answered, abstentions included."""
         return self.outcomes != ""
 
-    @property
-    def pending(self) -> npt.NDArray[np.bool_]:
-        """[N] bool: what is planned and not yet answered."""
-        return (self.turn >= 0) & ~self.asked
-
     def plan(self, rows: npt.NDArray[np.int64], beliefs: npt.NDArray[np.float64] | None) -> None:
-        """Write down what will be asked next, in order."""
-        self.turn[rows] = int(self.turn.max()) + 1 + np.arange(len(rows))
+        """Write down what is asked next."""
+        self.planned[:] = False
+        self.planned[rows] = True
         if beliefs is not None:
             self.beliefs[rows] = beliefs
-        self._save()
-
-    def drop_plan(self) -> None:
-        """What was not answered is not asked any more."""
-        self.turn[self.pending] = -1
         self._save()
 
     def record(self, rows: npt.NDArray[np.int64], answers: Labels) -> None:
@@ -97,6 +93,14 @@ class Notebook:
         told = answers.outcomes != "refused"
         self.outcomes[rows[told]] = answers.outcomes[told]
         self.labels[rows[told]] = answers.labels[told]
+        self.planned[rows] = False
+        after = (answers.budget.charges, answers.budget.epsilon_spent)
+        self.spending = np.vstack([self.spending, after])
+        self._save()
+
+    def conclude(self, rounds: str) -> None:
+        """Write down what happened so far."""
+        self.rounds = rounds
         self._save()
 
     def _save(self) -> None:
@@ -108,8 +112,10 @@ class Notebook:
                     about=self.about,
                     outcomes=self.outcomes,
                     labels=self.labels,
-                    turn=self.turn,
+                    planned=self.planned,
                     beliefs=self.beliefs,
+                    spending=self.spending,
+                    rounds=self.rounds,
                 )
                 file.flush()
                 os.fsync(file.fileno())

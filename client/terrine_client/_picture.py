@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from terrine_client.distill import Report
+from terrine_client._report import Report
 
 ACCURACY, EPSILON = "#1b6ca8", "#b5452c"
 

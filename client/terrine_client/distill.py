@@ -22,13 +22,14 @@ import numpy.typing as npt
 
 from terrine_client._notebook import Notebook
 from terrine_client._picture import draw
+from terrine_client._report import Report, Round, continued, told
 from terrine_client.client import Client
 from terrine_client.errors import BudgetExhausted, TerrineError
-from terrine_client.protocol import Budget, ProjectInfo
+from terrine_client.protocol import ProjectInfo
 
 if TYPE_CHECKING:
     from terrine_models.learning import Training
-    from terrine_models.store import TableSchema
+    from terrine_models.store import InputSpec, TableSchema
     from terrine_models.students import Student
 
 Array = npt.NDArray[Any]
@@ -42,42 +43,6 @@ SKETCH = 4
 
 class DistillError(TerrineError):
     """The data do not fit the project, or nothing was learned; the message says what to do."""
-
-
-@dataclass(frozen=True)
-class Round:
-    """One round: what was asked, and how good the student was after it."""
-
-    asked: int
-    outcomes: dict[str, int]
-    charges: int
-    """Queries that the project has paid for, all told."""
-    epsilon_spent: float
-    accuracy: float | None
-    """On the held-out data; None without any."""
-
-
-@dataclass(frozen=True)
-class Report:
-    """`report.json`: what was bought, and what became of it."""
-
-    project: str
-    mechanism: dict[str, Any]
-    guarantee: str
-    epsilon: float
-    delta: float
-    epsilon_spent: float
-    charges: int
-    public_inputs: int
-    outcomes: dict[str, int]
-    refused: bool
-    """True when the budget ended the asking."""
-    rounds: list[Round]
-    held_out: int
-    accuracy: float | None
-    training: dict[str, Any]
-    spending: list[tuple[int, float]]
-    """ε spent after so many charges, as far as this run has seen."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,37 +96,34 @@ def distill(
     if held_out is not None:
         _check(held_out[0], project, "the held-out inputs")
         _check_separate(public, held_out[0])
-    training = replace(training or Training(), seed=seed)
     notebook = Notebook.open(out, project, public)
-    study = _Study(client, project, public, held_out, training, encoding, on_step)
+    training = replace(training or Training(), seed=seed)
+    study = _Study(client, project, public, held_out, training, encoding, on_step, notebook)
     limit = len(public) if queries is None else min(queries, len(public))
-    student, history = None, []
-    spending: list[tuple[int, float]] = []
-    refused = False
-    for number in range(1, rounds + 1):
-        last = number == rounds
-        left = limit - int(notebook.asked.sum())
-        budget = client.budget()
-        share = left if last else min(left, max(1, budget.affordable // (rounds - number + 1)))
-        if not notebook.pending.any() and share > 0:
-            notebook.plan(*study.choose(notebook, share, student, seed))
+    history = [Round(**entry) for entry in json.loads(notebook.rounds)]
+    order = study.order(seed)
+    student, refused, over = None, False, False
+    while not over:
+        number = min(len(history) + 1, rounds)
         before = notebook.outcomes.copy()
-        refused = study.ask(notebook, spending)
-        over = last or refused or int(notebook.asked.sum()) >= limit
-        if not (notebook.labels >= 0).any():
-            if over:
-                raise DistillError(_nothing_learned(notebook, refused))
-            continue
-        tell(f"Round {number}: learning from {int((notebook.labels >= 0).sum())} labels …")
-        student = study.learn(notebook, final=over)
-        history.append(study.look_back(notebook, before, student))
-        tell(_told(number, history[-1]))
-        if over:
-            break
+        share = limit - int(notebook.asked.sum())
+        if number < rounds:
+            share = min(share, max(1, client.budget().affordable // (rounds - number + 1)))
+        refused = study.ask(*study.choose(order, share, student))
+        known = int((notebook.labels >= 0).sum())
+        over = refused or number == rounds or int(notebook.asked.sum()) >= limit
+        if known == 0 and over:
+            raise DistillError(_nothing_learned(notebook, refused))
+        if known > 0:
+            tell(f"Round {number}: learning from {known:,} labels …")
+            student = study.learn(final=over)
+        history = continued(history, study.look_back(before, student))
+        notebook.conclude(json.dumps([asdict(entry) for entry in history]))
+        tell(told(number, history[-1]))
     if student is None:
         raise DistillError(_nothing_learned(notebook, refused))
     student.save(out)
-    report = study.report(notebook, history, spending, refused)
+    report = study.report(history, refused)
     (out / "report.json").write_text(json.dumps(asdict(report), indent=2) + "\n")
     draw(report, out / "accuracy.png")
     return Distilled(student, notebook.labels, notebook.outcomes, report)
@@ -169,7 +131,7 @@ def distill(
 
 @dataclass(frozen=True)
 class _Study:
-    """What stays the same from round to round."""
+    """What stays the same from round to round, and the notebook."""
 
     client: Client
     project: ProjectInfo
@@ -178,90 +140,97 @@ class _Study:
     training: Training
     encoding: TableSchema | None
     on_step: Callable[[int, int], None]
+    notebook: Notebook
 
     @property
     def interactive(self) -> bool:
         return self.project.mechanism.name == "interactive_gnmax"
 
+    @property
+    def spec(self) -> InputSpec:
+        from terrine_models.store import InputSpec
+
+        return InputSpec.model_validate(self.project.ensemble.input.model_dump())
+
+    def order(self, seed: int) -> npt.NDArray[np.int64]:
+        from terrine_models.choosing import asking_order
+
+        return asking_order(self.public, self.spec, seed)
+
     def choose(
-        self, notebook: Notebook, count: int, student: Student | None, seed: int
+        self, order: npt.NDArray[np.int64], count: int, student: Student | None
     ) -> tuple[npt.NDArray[np.int64], Array | None]:
-        """The next `count` rows to ask, and the probabilities to send with them."""
-        order = np.random.default_rng(seed).permutation(len(self.public))
-        order = order[~notebook.asked[order]]
+        """The next `count` rows to ask, and the probabilities to send with them.
+
+        What was planned before an interruption comes first, as it was planned.
+        """
+        notebook = self.notebook
+        planned = np.flatnonzero(notebook.planned & ~notebook.asked)
+        fresh = order[~notebook.asked[order] & ~notebook.planned[order]]
+        count = max(0, count - len(planned))
         if not self.interactive:
-            return order[:count], None
+            return np.concatenate([planned, fresh[:count]]), None
         classes = len(self.project.ensemble.classes)
         if student is None:
-            rows = order[:count]
-            return rows, np.full((len(rows), classes), 1 / classes)
-        beliefs = student.probabilities(self.public[order])
-        unsure = np.argsort(beliefs.max(1), kind="stable")[:count]
-        return order[unsure], beliefs[unsure]
+            beliefs = np.full((len(fresh), classes), 1 / classes)
+        else:
+            beliefs = student.probabilities(self.public[fresh])
+            unsure = np.argsort(beliefs.max(1), kind="stable")
+            fresh, beliefs = fresh[unsure], beliefs[unsure]
+        return (
+            np.concatenate([planned, fresh[:count]]),
+            np.concatenate([notebook.beliefs[planned], beliefs[:count]]),
+        )
 
-    def ask(self, notebook: Notebook, spending: list[tuple[int, float]]) -> bool:
-        """Ask what is planned, and write the answers down. True when the budget ends it."""
-        rows = np.flatnonzero(notebook.pending)
-        rows = rows[np.argsort(notebook.turn[rows], kind="stable")]
+    def ask(self, rows: npt.NDArray[np.int64], beliefs: Array | None) -> bool:
+        """Ask, and write the answers down. True when the budget ends it."""
         for at in range(0, len(rows), CHUNK):
             chunk = rows[at : at + CHUNK]
-            beliefs = notebook.beliefs[chunk] if self.interactive else None
+            sent = None if beliefs is None else beliefs[at : at + CHUNK]
+            self.notebook.plan(chunk, sent)
             try:
-                answers = self.client.label(self.public[chunk], beliefs)
+                answers = self.client.label(self.public[chunk], sent)
             except BudgetExhausted:
-                notebook.drop_plan()
                 return True
             except TerrineError as error:
                 if error.partial is not None:
-                    notebook.record(chunk[: len(error.partial)], error.partial)
+                    self.notebook.record(chunk[: len(error.partial)], error.partial)
                 raise
-            notebook.record(chunk, answers)
-            spending.append((answers.budget.charges, answers.budget.epsilon_spent))
+            self.notebook.record(chunk, answers)
             if (answers.outcomes == "refused").any():
-                notebook.drop_plan()
                 return True
         return False
 
-    def learn(self, notebook: Notebook, *, final: bool) -> Student:
+    def learn(self, *, final: bool) -> Student:
         from terrine_models.learning import train_student
-        from terrine_models.store import InputSpec
 
         training = self.training
         if not final:
             steps = max(1, training.steps // SKETCH)
             training = replace(training, method="supervised", steps=steps)
-        ensemble = self.project.ensemble
         return train_student(
             self.public,
-            notebook.labels,
-            inputs=InputSpec.model_validate(ensemble.input.model_dump()),
-            classes=tuple(ensemble.classes),
+            self.notebook.labels,
+            inputs=self.spec,
+            classes=tuple(self.project.ensemble.classes),
             encoding=self.encoding,
             training=training,
             on_step=self.on_step,
         )
 
-    def look_back(
-        self, notebook: Notebook, before: npt.NDArray[np.str_], student: Student
-    ) -> Round:
+    def look_back(self, before: npt.NDArray[np.str_], student: Student | None) -> Round:
         budget = self.client.budget()
-        new = notebook.outcomes[notebook.outcomes != before]
+        new = self.notebook.outcomes[self.notebook.outcomes != before]
         return Round(
             asked=len(new),
             outcomes=dict(Counter(new.tolist())),
             charges=budget.charges,
             epsilon_spent=budget.epsilon_spent,
-            accuracy=None if self.held_out is None else student.accuracy(*self.held_out),
+            accuracy=student.accuracy(*self.held_out) if student and self.held_out else None,
         )
 
-    def report(
-        self,
-        notebook: Notebook,
-        history: list[Round],
-        spending: list[tuple[int, float]],
-        refused: bool,
-    ) -> Report:
-        budget: Budget = self.client.budget()
+    def report(self, history: list[Round], refused: bool) -> Report:
+        budget, outcomes = self.client.budget(), self.notebook.outcomes
         return Report(
             project=self.project.name,
             mechanism=self.project.mechanism.model_dump(mode="json", exclude_none=True),
@@ -271,13 +240,13 @@ class _Study:
             epsilon_spent=budget.epsilon_spent,
             charges=budget.charges,
             public_inputs=len(self.public),
-            outcomes=dict(Counter(notebook.outcomes[notebook.asked].tolist())),
+            outcomes=dict(Counter(outcomes[self.notebook.asked].tolist())),
             refused=refused,
             rounds=history,
             held_out=0 if self.held_out is None else len(self.held_out[0]),
             accuracy=history[-1].accuracy,
             training=asdict(self.training),
-            spending=spending,
+            spending=[(int(charges), spent) for charges, spent in self.notebook.spending.tolist()],
         )
 
 
@@ -312,13 +281,4 @@ def _nothing_learned(notebook: Notebook, refused: bool) -> str:
     return (
         f"{int(notebook.asked.sum())} inputs were asked and none was labelled: the teachers "
         "disagree on them. Are they the kind of data that the teachers were trained on?"
-    )
-
-
-def _told(number: int, done: Round) -> str:
-    outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(done.outcomes.items()))
-    accuracy = "" if done.accuracy is None else f"; student {done.accuracy:.2%} right"
-    return (
-        f"Round {number}: {done.asked} asked ({outcomes or 'no answer'}); "
-        f"ε spent {done.epsilon_spent:.3f}{accuracy}"
     )
