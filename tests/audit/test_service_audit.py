@@ -65,16 +65,16 @@ def test_what_is_asked_next_depends_on_what_was_told(monkeypatch: pytest.MonkeyP
 def little_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     sample = NoiseTable.sample
 
-    def quarter(table: NoiseTable, shape: tuple[int, ...], entropy: Any = os.urandom) -> Any:
-        return np.rint(sample(table, shape, entropy) / 4).astype(np.int64)
+    def shrunk(table: NoiseTable, shape: tuple[int, ...], entropy: Any = os.urandom) -> Any:
+        return np.rint(sample(table, shape, entropy) / 20).astype(np.int64)
 
-    monkeypatch.setattr(NoiseTable, "sample", quarter)
+    monkeypatch.setattr(NoiseTable, "sample", shrunk)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("little_noise")
 def test_too_little_noise_in_the_service_is_caught() -> None:
-    attack, books = findings(students=90, level=0.01)
+    attack, books = findings(students=100, level=0.01)
     assert attack.verdict == "exceeded"
     assert books.verdict == "holds"  # the ledger cannot know
 
