@@ -156,7 +156,7 @@ def test_private_votes_are_refused_unless_one_insists_and_then_warned_about(
     terrine: Terrine, votes_file: Path
 ) -> None:
     given = ("plan", "gnmax", "--votes", str(votes_file), "--epsilon", "2", "--grid", "sigma=5")
-    assert "Whose data" in terrine(*given).refused
+    assert "trained on" in terrine(*given).refused
     assert "no budget accounts for that" in terrine(*given, "--votes-are", "private").refused
     insisted = terrine(*given, "--votes-are", "private", "--acknowledge-leak", "--json")
     assert json.loads(insisted.fine)["votes"] == "private"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class VotesAre(StrEnum):
-    """Whose data the votes in a file were cast on."""
+    """What the teachers that cast a file's votes were trained on."""
 
     PUBLIC = "public"
     SYNTHETIC = "synthetic"
@@ -73,7 +73,7 @@ def plan(
         ),
     ] = None,
     votes_are: Annotated[
-        VotesAre | None, typer.Option(help="Whose data those votes were cast on.")
+        VotesAre | None, typer.Option(help="What the teachers that cast them were trained on.")
     ] = None,
     acknowledge_leak: Annotated[
         bool,
@@ -96,7 +96,7 @@ def plan(
     """Plan a project: how many answers, how accurate, for which ε?
 
     Nothing is spent and no teacher is asked: the votes are made up from levels of consensus, or
-    come from a file of votes on public or synthetic data.
+    come from a file, cast by teachers that were trained on public or synthetic data.
 
     [bold]Examples[/bold]
 
@@ -117,7 +117,7 @@ def plan(
         _check_origin(votes_are, acknowledge_leak)
         ensembles = [_load(votes, sizes)]
     elif votes_are is not None:
-        fail("--votes-are says whose data --votes were cast on; there is no --votes.")
+        fail("--votes-are says where the votes of --votes come from; there is no --votes.")
     else:
         if not sizes:
             fail("Say how many teachers there are: --teachers 1000")
@@ -160,8 +160,9 @@ def plan(
 def _check_origin(votes_are: VotesAre | None, acknowledged: bool) -> None:
     if votes_are is None:
         fail(
-            "Whose data were these votes cast on? Say --votes-are public or --votes-are "
-            "synthetic. Votes on private data must not be planned with."
+            "What were the teachers that cast these votes trained on? Say --votes-are public or "
+            "--votes-are synthetic. Votes of teachers with private data are private, whatever "
+            "they voted on, and must not be planned with."
         )
     if votes_are is not VotesAre.PRIVATE:
         return
@@ -169,7 +170,7 @@ def _check_origin(votes_are: VotesAre | None, acknowledged: bool) -> None:
         fail(
             "These votes are private. Parameters chosen by looking at them, and every figure of "
             "the plan, tell of the training data, and no budget accounts for that. Plan with "
-            "votes on public data or with --consensus. For a look that nobody else will ever "
+            "teachers of public data or with --consensus. For a look that nobody else will ever "
             "see, and no project opened on it: --acknowledge-leak."
         )
     errors.print(

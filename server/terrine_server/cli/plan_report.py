@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -65,17 +66,24 @@ def _show_publishing(found: Plan) -> None:
 def _show_alternatives(found: Plan) -> None:
     from terrine_server.privacy.plan import frontier
 
+    if len(found.by_teachers) > 1:
+        console.print("The best for each number of teachers:")
+        _show_candidates(found, found.by_teachers)
     best = frontier(found.candidates)
-    if len(best) < 2:
-        return
-    step = -(-len(best) // ALTERNATIVES)
-    shown = {id(each): each for each in [*best[::step], found.chosen]}
+    if len(best) > 1:
+        step = -(-len(best) // ALTERNATIVES)
+        shown = {id(each): each for each in [*best[::step], found.chosen]}
+        console.print("What other parameters would do:")
+        _show_candidates(found, sorted(shown.values(), key=lambda each: each.accuracy))
+
+
+def _show_candidates(found: Plan, candidates: Sequence[Candidate]) -> None:
     table = Table("teachers", "parameters", "answered", "right")
     price = "answers" if found.chosen.epsilon is None else f"ε of {found.wanted:,}"
     table.add_column(price, justify="right")
-    for each in sorted(shown.values(), key=lambda each: each.accuracy):
-        cost = f"{each.answers:,.0f}" if each.epsilon is None else f"{each.epsilon:.3f}"
+    for each in candidates:
         name = _parameters(each)
+        cost = f"{each.answers:,.0f}" if each.epsilon is None else f"{each.epsilon:.3f}"
         table.add_row(
             f"{each.teachers:,}",
             f"[bold]{name}[/]" if each is found.chosen else name,
@@ -83,7 +91,6 @@ def _show_alternatives(found: Plan) -> None:
             f"{each.accuracy:.2%}",
             cost,
         )
-    console.print("What else the grid found:")
     console.print(table)
 
 

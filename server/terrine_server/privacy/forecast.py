@@ -1,8 +1,8 @@
 """What a mechanism can be expected to answer, given votes that are public or synthetic.
 
 Probabilities are sums over the integer noise that is drawn. They are for planning: no promise, no
-price and no refusal depends on them. Votes that real teachers cast on private data do not belong
-here: whatever is chosen by looking at them, tells of them.
+price and no refusal depends on them. Votes of teachers that were trained on private data do not
+belong here, whatever they voted on: what is chosen by looking at them, tells of that data.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Votes:
     def observed(
         cls, counts: ArrayLike, labels: ArrayLike | None = None, *, teachers: int
     ) -> Votes:
-        """Return votes that were cast on public or synthetic data, each query as likely as another.
+        """Return votes of teachers with public or synthetic data, each query as likely as another.
 
         `counts`: int[B, m]; `labels`: int[B], the truth, if known. Raises `ParameterError` on
         counts that do not sum to the teachers, and on labels that are none.

@@ -1,7 +1,7 @@
 """How many answers, how accurate, for which ε? A search over parameters, before anything is spent.
 
 From parameters and expected levels of consensus, or from votes that are public or synthetic. A plan
-tuned on private votes is itself a leak, which no budget accounts for.
+made from votes of teachers with private training data is itself a leak, outside every budget.
 """
 
 from __future__ import annotations
@@ -82,10 +82,12 @@ class Plan:
     """The chosen candidate at (epsilon, delta), and every way of accounting for it.
 
     `epsilon` is what was asked for, or else what the wanted answers need. `labelled`: whether
-    accuracy is against the truth, or against what most teachers said.
+    accuracy is against the truth, or against what most teachers said. `by_teachers`: the best
+    candidate of each ensemble, by the same measure as `chosen`.
     """
 
     chosen: Candidate
+    by_teachers: Sequence[Candidate]
     epsilon: float
     delta: float
     wanted: int
@@ -133,9 +135,23 @@ def plan(
                 problem = error
     if not candidates:
         raise problem
-    chosen = _best(candidates, accuracy)
+    pool = _accurate(candidates, accuracy)
+    chosen = max(pool, key=_worth)
+    if chosen.epsilon is not None and not chosen.epsilon <= MAX_EPSILON:
+        raise ParameterError(
+            f"No candidate affords so many answers with an epsilon up to {MAX_EPSILON:g}. "
+            "Ask for fewer, for more teachers, or allow a larger delta."
+        )
+    by_teachers = {each.teachers: each for each in sorted(pool, key=_worth)}
     return _account(
-        chosen, known[chosen.teachers], delta, epsilon, answers, publications, candidates
+        chosen,
+        [by_teachers[teachers] for teachers in sorted(by_teachers)],
+        known[chosen.teachers],
+        delta,
+        epsilon,
+        answers,
+        publications,
+        candidates,
     )
 
 
@@ -144,13 +160,9 @@ def frontier(candidates: Iterable[Candidate]) -> list[Candidate]:
 
     The price is the ε of the wanted answers where there is one, else the answers for the ε.
     """
-
-    def worth(candidate: Candidate) -> float:
-        return candidate.answers or 0.0 if candidate.epsilon is None else -candidate.epsilon
-
     found: list[Candidate] = []
-    for each in sorted(candidates, key=lambda c: (worth(c), c.accuracy), reverse=True):
-        usable = each.answered > 0 and math.isfinite(worth(each))
+    for each in sorted(candidates, key=_worth, reverse=True):
+        usable = each.answered > 0 and math.isfinite(_worth(each)[0])
         if usable and (not found or each.accuracy > found[-1].accuracy):
             found.append(each)
     return found
@@ -257,7 +269,13 @@ def _candidate(
     )
 
 
-def _best(candidates: Sequence[Candidate], accuracy: float | None) -> Candidate:
+def _worth(candidate: Candidate) -> tuple[float, float]:
+    """Order by price: the ε of the wanted answers, or the answers for the ε; then by accuracy."""
+    answers, epsilon = candidate.answers, candidate.epsilon
+    return (-epsilon if epsilon is not None else answers or 0.0), candidate.accuracy
+
+
+def _accurate(candidates: Sequence[Candidate], accuracy: float | None) -> list[Candidate]:
     answering = [c for c in candidates if c.answered >= LEAST_ANSWERED]
     pool = answering or [c for c in candidates if c.answered > 0]
     top = max((c.accuracy for c in pool), default=0.0)
@@ -268,19 +286,12 @@ def _best(candidates: Sequence[Candidate], accuracy: float | None) -> Candidate:
             f"No candidate is right on {floor:.1%} of its answers; the best is on {top:.1%}. "
             "Ask for less, for more teachers, or try a finer grid."
         )
-    if good[0].epsilon is not None:
-        best = min(good, key=lambda c: (c.epsilon or 0.0, -c.accuracy))
-        if not (best.epsilon or 0.0) <= MAX_EPSILON:
-            raise ParameterError(
-                f"No candidate affords so many answers with an epsilon up to {MAX_EPSILON:g}. "
-                "Ask for fewer, for more teachers, or allow a larger delta."
-            )
-        return best
-    return max(good, key=lambda c: (c.answers or 0.0, c.accuracy))
+    return good
 
 
 def _account(
     chosen: Candidate,
+    by_teachers: Sequence[Candidate],
     votes: Votes,
     delta: float,
     epsilon: float | None,
@@ -320,6 +331,7 @@ def _account(
         )
     return Plan(
         chosen=chosen,
+        by_teachers=tuple(by_teachers),
         epsilon=asked,
         delta=delta,
         wanted=wanted,

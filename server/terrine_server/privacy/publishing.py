@@ -13,7 +13,7 @@ counts of charges that are fixed beforehand (`sanitize`). Here λ, the smoothnes
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,25 +58,29 @@ class Publishing:
 
 
 @dataclass(frozen=True)
-class _Typical:
-    """Costs of one query at one order, on average: at its votes, at its worst, at the dearest."""
+class _Worst:
+    """What one query costs at one order, whatever its votes: on average, and at the dearest."""
 
-    order: float
-    secret: float
-    worst: float
+    mean: float
     dearest: float
-    sensitivity: Mapping[float, float]
-    """Smooth sensitivity by β, which grows with the number of queries like the cost does."""
+
+    def fitting(self, left: float) -> int:
+        """Return how many queries fit."""
+        return int((left - self.dearest) / self.mean) + 1 if left >= self.dearest else 0
 
 
 @dataclass(frozen=True)
 class _Choice:
-    """A publication that may be chosen, its price, and the smooth sensitivity of one query."""
+    """A publication that may be chosen, and its price.
+
+    `secret`, `sensitivity`: the data-dependent cost of one query on average, and its share of the
+    smooth sensitivity; both grow with the number of queries.
+    """
 
     publication: Publication
     price: float
+    secret: float
     sensitivity: float
-    typical: _Typical
 
 
 class DataDependent:
@@ -102,14 +106,11 @@ class DataDependent:
         shares: dict[CostEvent, float] = {}
         for outcome, share in forecast.shares.items():  # outcomes may share an event
             shares[events[outcome]] = shares.get(events[outcome], 0.0) + share
-        transcript = _transcript(mechanism, votes, forecast)
-        self.choices = [
-            _Choice(publication, publication.cost, sensitivity, typical)
-            for order in ORDERS
-            if (typical := _typical(transcript, shares, votes.teachers, order)) is not None
-            for beta, sensitivity in typical.sensitivity.items()
-            for publication in (Publication(order, beta, float(sigma), self.z) for sigma in SIGMAS)
-        ]
+        self.worst = {order: _worst(shares, order) for order in ORDERS}
+        self.teachers = votes.teachers
+        self.transcript = _transcript(mechanism, votes, forecast)
+        self.queries = _TYPICAL * sum(shares.values())
+        self.choices: dict[float, list[_Choice]] = {}
 
     def plan(self, epsilon: float) -> Publishing | None:
         """Return the schedule that reaches the most queries within (ε, δ).
@@ -118,11 +119,16 @@ class DataDependent:
         """
         budgets = self._budgets(epsilon)
         best: Publishing | None = None
-        for choice in self.choices:
-            found = self._follow(choice, budgets[choice.typical.order])
-            if found is not None and (best is None or found.queries > best.queries):
-                best = found
-        return best if best is not None and best.queries > self._unpublished(budgets) else None
+        most = self._unpublished(budgets)
+        for order, budget in budgets.items():
+            # Each publication frees at most the whole budget once more.
+            if (self.publications + 1) * self.worst[order].fitting(budget) <= most:
+                continue
+            for choice in self._choices(order):
+                found = self._follow(choice, self.worst[order], budget)
+                if found is not None and found.queries > most:
+                    best, most = found, found.queries
+        return best
 
     def reach(self, epsilon: float) -> int:
         """Return how many queries (ε, δ) reaches, published or not."""
@@ -147,58 +153,57 @@ class DataDependent:
         return {order: float(rdp_budget(order, epsilon, self.conversion)) for order in ORDERS}
 
     def _unpublished(self, budgets: Mapping[float, float]) -> int:
-        typical = {choice.typical.order: choice.typical for choice in self.choices}
-        reached = (_fitting(budgets[order], each) for order, each in typical.items())
-        return min(self.most, max(reached, default=0))
+        return min(self.most, max(self.worst[o].fitting(budget) for o, budget in budgets.items()))
 
-    def _follow(self, choice: _Choice, budget: float) -> Publishing | None:
+    def _choices(self, order: float) -> list[_Choice]:
+        """Return the publications at an order; none where its sensitivity is not known."""
+        if order not in self.choices:
+            self.choices[order] = []
+            for product in SMOOTHNESS:
+                beta = product / order
+                try:
+                    spend = secret_spend(
+                        self.transcript, teachers=self.teachers, order=order, beta=beta
+                    )
+                except ParameterError:
+                    break  # the cost is not monotone here, so there is nothing to publish
+                secret = spend.cost / self.queries
+                sensitivity = (spend.smooth_sensitivity - FLOOR) / self.queries
+                for sigma in SIGMAS:
+                    publication = Publication(order, beta, float(sigma), self.z)
+                    choice = _Choice(publication, publication.cost, secret, sensitivity)
+                    self.choices[order].append(choice)
+        return self.choices[order]
+
+    def _follow(self, choice: _Choice, worst: _Worst, budget: float) -> Publishing | None:
         """Publish whenever one more query at its worst would no longer fit, then go on."""
-        publication, typical, price = choice.publication, choice.typical, choice.price
+        publication = choice.publication
         charged, bound, paid = 0, 0.0, 0.0
         schedule: list[int] = []
         bounds: list[float] = []
         for _ in range(self.publications):
-            left = budget - bound - paid - price
-            if left < typical.dearest:
+            more = worst.fitting(budget - bound - paid - choice.price)
+            if more == 0:
                 break
-            charged += _fitting(left, typical)
-            paid += price
+            charged += more
+            paid += choice.price
             excess = choice.sensitivity * charged + FLOOR
-            figure = typical.secret * charged + publication.sigma * publication.z * excess
+            figure = choice.secret * charged + publication.sigma * publication.z * excess
             figure = math.ceil(figure * COST_UNITS / GRID) * GRID / COST_UNITS
-            bound = min(figure, bound + typical.worst * (charged - (schedule or [0])[-1]))
+            bound = min(figure, bound + worst.mean * more)
             schedule.append(charged)
             bounds.append(bound)
         if not schedule:
             return None
-        charged += _fitting(budget - bound - paid, typical)
+        charged += worst.fitting(budget - bound - paid)
         return Publishing(publication, tuple(schedule), tuple(bounds), min(charged, self.most))
 
 
-def _fitting(left: float, typical: _Typical) -> int:
-    """Return how many queries fit at worst-case prices."""
-    return int((left - typical.dearest) / typical.worst) + 1 if left >= typical.dearest else 0
-
-
-def _typical(
-    transcript: Sequence[Charged], shares: Mapping[CostEvent, float], teachers: int, order: float
-) -> _Typical | None:
-    queries = sum(shares.values()) * _TYPICAL
-    sensitivity = {}
-    try:
-        for product in SMOOTHNESS:
-            beta = product / order
-            spend = secret_spend(transcript, teachers=teachers, order=order, beta=beta)
-            sensitivity[beta] = (spend.smooth_sensitivity - FLOOR) / queries
-    except ParameterError:
-        return None  # at this order the cost is not monotone, so there is nothing to publish
-    worst = {event: float(rdp(event, order)) for event in shares}
-    return _Typical(
-        order,
-        secret=spend.cost / queries,
-        worst=sum(share * worst[event] for event, share in shares.items()),
-        dearest=max(worst.values()),
-        sensitivity=sensitivity,
+def _worst(shares: Mapping[CostEvent, float], order: float) -> _Worst:
+    costs = {event: float(rdp(event, order)) for event in shares}
+    return _Worst(
+        mean=sum(share * costs[event] for event, share in shares.items()),
+        dearest=max(costs.values()),
     )
 
 
