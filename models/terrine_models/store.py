@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import secrets
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -258,8 +259,14 @@ def load_tensors(directory: Path, name: str, digest: str) -> dict[str, torch.Ten
 
 
 def save_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> str:
-    """Write a safetensors file, whole or not at all; its SHA-256."""
-    data = render_safetensors({name: value.contiguous() for name, value in tensors.items()})
+    """Write a safetensors file, whole or not at all; its SHA-256.
+
+    A random salt goes into the file. Students see a digest of digests of such files, and training
+    is deterministic: without the salt, whoever knew all records but one could retrain with every
+    candidate for the last and compare.
+    """
+    contiguous = {name: value.contiguous() for name, value in tensors.items()}
+    data = render_safetensors(contiguous, metadata={"salt": secrets.token_hex(32)})
     write_atomically(path, data)
     return sha256(data)
 
