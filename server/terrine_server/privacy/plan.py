@@ -7,16 +7,14 @@ made from votes of teachers with private training data is itself a leak, outside
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from terrine_server.privacy.costs import CostEvent
-from terrine_server.privacy.forecast import Forecast, Votes, forecast
+from terrine_server.privacy.forecast import Votes
 from terrine_server.privacy.grid import Grid, Spec, specifications
-from terrine_server.privacy.mechanisms import build_mechanism
-from terrine_server.privacy.mechanisms.base import Mechanism
+from terrine_server.privacy.outlook import Outlook
 from terrine_server.privacy.parameters import (
     MAX_EPSILON,
     ParameterError,
@@ -24,7 +22,7 @@ from terrine_server.privacy.parameters import (
     check_epsilon,
     integer,
 )
-from terrine_server.privacy.publishing import DataDependent, Publishing
+from terrine_server.privacy.publishing import Publishing
 from terrine_server.privacy.rules import (
     FILTERS,
     Accountant,
@@ -180,7 +178,7 @@ class Curve:
 
 def curves(found: Plan, votes: Votes) -> list[Curve]:
     """Return a curve for each line of a plan; `votes` are those of the chosen ensemble."""
-    outlook = _Outlook.of(found.chosen.spec, votes, found.delta)
+    outlook = Outlook.of(found.chosen.spec, votes, found.delta)
     answered = outlook.expected.answered
     reach = 1.25 * max(line.answers for line in found.lines)
     answers = np.unique(np.ceil(np.linspace(1, max(2, reach), 48)))
@@ -197,56 +195,10 @@ def curves(found: Plan, votes: Votes) -> list[Curve]:
     return drawn
 
 
-@dataclass(frozen=True)
-class _Outlook:
-    """What a specification is expected to do, and the shares of queries its events are charged."""
-
-    mechanism: Mechanism
-    expected: Forecast
-    shares: Mapping[CostEvent, float]
-    most: int
-    """The number of queries that δ allows, whatever ε."""
-
-    @classmethod
-    def of(cls, spec: Spec, votes: Votes, delta: float) -> _Outlook:
-        mechanism = build_mechanism(spec, teachers=votes.teachers, classes=votes.counts.shape[1])
-        expected = forecast(mechanism, votes)
-        shares: dict[CostEvent, float] = {}
-        for outcome, event in mechanism.events().items():
-            shares[event] = shares.get(event, 0.0) + expected.shares[outcome]
-        terms = quote(mechanism, MAX_EPSILON, delta)
-        return cls(mechanism, expected, shares, terms.delta_budget // terms.worst.delta)
-
-    def queries(self, accountant: Accountant, epsilon: float) -> int:
-        return min(self.most, accountant.queries(self.shares, epsilon))
-
-    def queries_for(self, answers: float) -> float:
-        answered = self.expected.answered
-        return math.ceil(answers / answered - 1e-9) if answered > 0 else math.inf
-
-    def epsilon(self, accountant: Accountant, answers: float) -> float:
-        """Return ε such that so many answers are expected; the last query at the dearest price."""
-        queries = self.queries_for(answers)
-        if queries > self.most:
-            return math.inf
-        dearest = np.max([accountant.cost(event) for event in self.shares], axis=0)
-        return accountant.epsilon((queries - 1) * accountant.total(self.shares) + dearest)
-
-    def data_dependent(self, votes: Votes, delta: float, publications: int) -> DataDependent:
-        return DataDependent(
-            self.mechanism,
-            votes,
-            self.expected,
-            delta=delta,
-            publications=publications,
-            most=self.most,
-        )
-
-
 def _candidate(
     spec: Spec, votes: Votes, delta: float, epsilon: float | None, answers: int | None
 ) -> Candidate:
-    outlook = _Outlook.of(spec, votes, delta)
+    outlook = Outlook.of(spec, votes, delta)
     queries = need = None
     if epsilon is not None:
         quote(outlook.mechanism, epsilon, delta)  # raises where not a single query is paid for
@@ -299,7 +251,7 @@ def _account(
     publications: int,
     candidates: Sequence[Candidate],
 ) -> Plan:
-    outlook = _Outlook.of(chosen.spec, votes, delta)
+    outlook = Outlook.of(chosen.spec, votes, delta)
     answered = outlook.expected.answered
     asked = epsilon if epsilon is not None else _ceiling(chosen.epsilon or MAX_EPSILON)
     rules = accountants(outlook.shares, delta, asked)
