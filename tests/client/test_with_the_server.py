@@ -103,7 +103,7 @@ def test_an_interactive_student_has_its_own_labels_confirmed(
         with pytest.raises(InvalidQuery, match="probabilities"):
             client.label(x)
         with pytest.raises(InvalidQuery, match="sum to 1"):
-            client.label(x, 2 * sure)
+            client.label(x, 0.9 * sure)
         labels = client.label(x, sure)
     reinforced = labels.outcomes == Outcome.REINFORCED
     assert reinforced.sum() > 20
