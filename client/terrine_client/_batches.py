@@ -71,7 +71,7 @@ def asking(
             # Named by its rows, so that a batch split differently is never taken for another.
             reply = yield _calls.label(content, media_type, f"{key}.{start}-{batch.stop}")
             if len(reply.results) != size:
-                reason = f"{len(reply.results)} results for {size} inputs"
+                reason = f"{len(reply.results)} results for {size} inputs."
                 raise UnexpectedReply(200, reason)
         except TerrineError as error:
             if isinstance(error, PayloadTooLarge) and size > 1:
@@ -111,17 +111,17 @@ def _hand_over(
 
 def _checked(x: npt.ArrayLike, probabilities: npt.ArrayLike | None) -> tuple[Array, Array | None]:
     """What can be checked without knowing the ensemble; the server checks the rest."""
-    inputs = _numeric(x, "inputs")
+    inputs = _numeric(x, "Inputs")
     if inputs.ndim < 2 or not inputs.size:
         raise ValueError(
-            f"inputs have shape {inputs.shape}; expected [B, …], one row an input, at least one"
+            f"Inputs have shape {inputs.shape}; expected [B, …], one row an input, at least one."
         )
     if probabilities is None:
         return inputs, None
-    beliefs = _numeric(probabilities, "probabilities")
+    beliefs = _numeric(probabilities, "Probabilities")
     if beliefs.ndim != 2 or len(beliefs) != len(inputs):
         raise ValueError(
-            f"probabilities have shape {beliefs.shape}; expected [{len(inputs)}, classes]"
+            f"Probabilities have shape {beliefs.shape}; expected [{len(inputs)}, classes]."
         )
     return inputs, beliefs
 
@@ -129,9 +129,9 @@ def _checked(x: npt.ArrayLike, probabilities: npt.ArrayLike | None) -> tuple[Arr
 def _numeric(values: npt.ArrayLike, what: str) -> Array:
     array = np.asarray(values)
     if array.dtype.kind not in "uif":
-        raise ValueError(f"{what} have dtype {array.dtype}; expected integers or floats")
+        raise ValueError(f"{what} have dtype {array.dtype}; expected integers or floats.")
     if not np.isfinite(array).all():  # found here before the first batch is paid for
-        raise ValueError(f"{what} contain NaN or infinity")
+        raise ValueError(f"{what} contain NaN or infinity.")
     return array
 
 
@@ -140,7 +140,7 @@ def _checked_key(key: str | None) -> str:
         return secrets.token_hex(16)
     if not re.fullmatch(r"[!-~]{1,200}", key):
         raise ConfigurationError(
-            "an idempotency key is 1 to 200 visible ASCII characters without spaces"
+            "An idempotency key is 1 to 200 visible ASCII characters without spaces."
         )
     return key
 

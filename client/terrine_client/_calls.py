@@ -86,7 +86,10 @@ class Call(Generic[T]):
         try:
             return self.reply.validate_json(response.content)
         except ValidationError as error:
-            reason = f"{self.method} {self.path} did not give what this client can read; {error}"
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"])) or "the reply"
+            said = f"{where}: {first['msg']}"
+            reason = f"{self.method} {self.path} did not give what this client can read ({said})."
             raise UnexpectedReply(response.status_code, reason) from error
 
     def retry(self, error: Exception) -> bool | float:
@@ -116,10 +119,10 @@ def transport_errors() -> Iterator[None]:
         where = error.request.url.copy_with(query=None)
         said = str(error) or type(error).__name__
         if isinstance(error, httpx.TimeoutException):
-            raise TimedOut(f"{where} did not reply in time ({said})") from error
+            raise TimedOut(f"{where} did not reply in time ({said}).") from error
         if isinstance(error, httpx.DecodingError):
-            raise UnexpectedReply(200, f"{where}: the body cannot be decoded ({said})") from error
-        raise ConnectionFailed(f"no reply from {where}: {said}") from error
+            raise UnexpectedReply(200, f"{where}: the body cannot be decoded ({said}).") from error
+        raise ConnectionFailed(f"No reply from {where} ({said}).") from error
 
 
 def _failure(response: httpx.Response) -> ReplyError:
@@ -128,7 +131,7 @@ def _failure(response: httpx.Response) -> ReplyError:
         return problem_error(Problem.model_validate_json(response.content), wait)
     except ValidationError:
         if response.has_redirect_location:
-            reason = f"redirected to {response.headers['location']}; give the client that URL"
+            reason = f"redirected to {response.headers['location']}; give the client that URL."
         else:
             reason = f"{response.url} says {response.text[:200].strip()!r}; is this Terrine's URL?"
         return UnexpectedReply(response.status_code, reason, wait)

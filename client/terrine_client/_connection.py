@@ -35,11 +35,11 @@ class Connection(Generic[Http]):
     ):
         if timeout <= 0 or retries < 0 or batch_size < 1:
             raise ConfigurationError(
-                f"expected timeout > 0, retries >= 0 and batch_size >= 1; "
-                f"got {timeout}, {retries} and {batch_size}"
+                f"Expected timeout > 0, retries >= 0 and batch_size >= 1; "
+                f"got {timeout}, {retries} and {batch_size}."
             )
         if transport not in ("binary", "json"):
-            raise ConfigurationError(f'transport is "binary" or "json", not {transport!r}')
+            raise ConfigurationError(f'The transport is "binary" or "json", not {transport!r}.')
         self._url = _checked_url(url, insecure)
         self._retries = retries
         self._batch_size = batch_size
@@ -78,15 +78,15 @@ def _checked_url(text: str, insecure: bool) -> httpx.URL:
     try:
         url = httpx.URL(text)
     except (httpx.InvalidURL, TypeError) as error:
-        raise ConfigurationError(f"not a URL: {error}") from None
+        raise ConfigurationError(f"Not a URL: {error}.") from None
     if url.scheme not in ("http", "https") or not url.host:
-        raise ConfigurationError("expected a URL such as https://labels.example.org")
+        raise ConfigurationError("Expected a URL such as https://labels.example.org.")
     if url.userinfo or url.query or url.fragment:
-        raise ConfigurationError("the URL may not hold a password, a query or a fragment")
+        raise ConfigurationError("The URL may not hold a password, a query or a fragment.")
     if url.scheme == "http" and not insecure and not _is_loopback(url.host):
         raise ConfigurationError(
-            f"plain http to {url.host} would show the token to anyone on the way: use https, "
-            "or pass insecure=True on a network that you trust"
+            f"Plain http to {url.host} would show the token to anyone on the way: use https, "
+            "or pass insecure=True on a network that you trust."
         )
     return url
 
@@ -105,11 +105,11 @@ def _checked_token(token: str | None) -> str:
     if token is None:
         token = os.environ.get("TERRINE_TOKEN")
         if token is None:
-            raise ConfigurationError("no token: pass one, or set TERRINE_TOKEN")
+            raise ConfigurationError("There is no token: pass one, or set TERRINE_TOKEN.")
     token = token.strip()
     if not token or any(not "!" <= character <= "~" for character in token):
         raise ConfigurationError(
-            "the token is empty or holds spaces or characters that no token has; "
-            "copy it again, whole"
+            "The token is empty or holds spaces or characters that no token has. "
+            "Copy it again, whole."
         )
     return token

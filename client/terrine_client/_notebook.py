@@ -66,19 +66,20 @@ class Notebook:
                 kept.about, kept.rounds = str(kept.about), str(kept.rounds)
         except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
             raise ConfigurationError(
-                f"{path} is damaged ({error}). Remove it: asking again is free"
+                f"{path} is damaged ({error}). Remove it: asking again is free."
             ) from None
         if kept.about != about:
             raise ConfigurationError(
                 f"{path} holds answers about other inputs or of another project. "
-                "Choose another directory"
+                "Choose another directory."
             )
         return kept
 
     @property
     def asked(self) -> npt.NDArray[np.bool_]:
         """[N] bool: where the service has answered, abstentions included."""
-        return self.outcomes != ""
+        asked: npt.NDArray[np.bool_] = self.outcomes != ""
+        return asked
 
     def plan(self, rows: npt.NDArray[np.int64], beliefs: npt.NDArray[np.float64] | None) -> None:
         """Write down what is asked next."""

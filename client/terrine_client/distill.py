@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from terrine_models.store import InputSpec, TableSchema
     from terrine_models.students import Student
 
+__all__ = ["DistillError", "Distilled", "Examples", "Report", "Round", "distill"]
+
 Array = npt.NDArray[Any]
 Examples = tuple[Array, npt.NDArray[np.int64]]
 """Inputs [N, …] and the index of each one's class [N]."""
@@ -90,11 +92,11 @@ def distill(
     from terrine_models.learning import Training
 
     if rounds < 1 or (queries is not None and queries < 1):
-        raise DistillError("rounds and queries must be at least 1")
+        raise DistillError("Rounds and queries must be at least 1.")
     project = client.project()
-    _check(public, project, "the public inputs")
+    _check(public, project, "The public inputs")
     if held_out is not None:
-        _check(held_out[0], project, "the held-out inputs")
+        _check(held_out[0], project, "The held-out inputs")
         _check_separate(public, held_out[0])
     notebook = Notebook.open(out, project, public)
     training = replace(training or Training(), seed=seed)
@@ -255,7 +257,7 @@ def _check(x: Array, project: ProjectInfo, what: str) -> None:
     if x.ndim < 1 or list(x.shape[1:]) != spec.shape or len(x) == 0:
         raise DistillError(
             f"{what} have shape {list(x.shape)}; the project {project.name} takes "
-            f"[N, {', '.join(map(str, spec.shape))}]"
+            f"[N, {', '.join(map(str, spec.shape))}]."
         )
 
 
@@ -268,15 +270,15 @@ def _check_separate(public: Array, held_out: Array) -> None:
     if shared > len(held) // 100:  # rows of a table may coincide by chance
         raise DistillError(
             f"{shared} of {len(held)} held-out inputs are among the public ones, so the accuracy "
-            "would say nothing. Hold out data that the student does not learn from"
+            "would say nothing. Hold out data that the student does not learn from."
         )
 
 
 def _nothing_learned(notebook: Notebook, refused: bool) -> str:
     if refused and not notebook.asked.any():
         return (
-            "the project's budget is spent and none of these inputs was asked before, so there is "
-            "nothing to learn from. Ask the data owner for a new project"
+            "The project's budget is spent and none of these inputs was asked before, so there is "
+            "nothing to learn from. Ask the data owner for a new project."
         )
     return (
         f"{int(notebook.asked.sum())} inputs were asked and none was labelled: the teachers "

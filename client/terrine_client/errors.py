@@ -84,7 +84,7 @@ class UnexpectedReply(ReplyError):
     def __str__(self) -> str:
         known = self.status in HTTPStatus._value2member_map_
         phrase = f" {HTTPStatus(self.status).phrase}" if known else ""
-        return f"unexpected reply (HTTP {self.status}{phrase}): {self.reason}"
+        return f"Unexpected reply (HTTP {self.status}{phrase}): {self.reason}"
 
 
 class ProblemError(ReplyError):

@@ -1,7 +1,8 @@
 """The wire contract: what students, auditors and the server say to each other.
 
 Both sides import these models and nothing else of one another. Requests forbid unknown fields, so
-a misspelt option is an error and never a silent default; replies may grow. Vote counts have no
+a misspelt option is an error and never a silent default; replies may grow. The terms of a project
+are strict numbers: neither `true` nor "1" is taken for 1. Vote counts have no
 field here.
 """
 
@@ -23,14 +24,29 @@ Name = Annotated[
 ]
 Sigma = Annotated[
     float,
-    Field(gt=0, allow_inf_nan=False, description="Standard deviation of the noise, in votes."),
+    Field(
+        strict=True,
+        gt=0,
+        allow_inf_nan=False,
+        description="Standard deviation of the noise, in votes.",
+    ),
 ]
 Gamma = Annotated[
     float,
-    Field(gt=0, allow_inf_nan=False, description="Laplace noise has scale 1/gamma, in votes."),
+    Field(
+        strict=True,
+        gt=0,
+        allow_inf_nan=False,
+        description="Laplace noise has scale 1/gamma, in votes.",
+    ),
 ]
 Threshold = Annotated[
-    int, Field(ge=0, description="Votes that the noisy maximum must reach; at most the teachers.")
+    int,
+    Field(
+        strict=True,
+        ge=0,
+        description="Votes that the noisy maximum must reach; at most the teachers.",
+    ),
 ]
 
 
@@ -115,7 +131,9 @@ class InteractiveGNMaxSpec(Wire):
     sigma2: Sigma
     confidence: Annotated[
         float,
-        Field(ge=0, le=1, description="The student's own label is confirmed above this."),
+        Field(
+            strict=True, ge=0, le=1, description="The student's own label is confirmed above this."
+        ),
     ]
 
 
@@ -127,7 +145,9 @@ class ImmutableSpec(Wire):
     """
 
     name: Literal["immutable"]
-    c: Annotated[int, Field(ge=0, le=1_000_000_000, description="Votes added to the winner.")]
+    c: Annotated[
+        int, Field(strict=True, ge=0, le=1_000_000_000, description="Votes added to the winner.")
+    ]
     gamma: Gamma | None = None
     sigma: Sigma | None = None
     pricing: Literal["honest", "as_published"] = "honest"
@@ -139,7 +159,10 @@ class StableSpec(Wire):
     name: Literal["stable"]
     sigma: Sigma
     delta_per_query: Annotated[
-        float, Field(gt=0, lt=1, description="Chance that an unstable winner passes the test.")
+        float,
+        Field(
+            strict=True, gt=0, lt=1, description="Chance that an unstable winner passes the test."
+        ),
     ]
 
 
@@ -299,8 +322,8 @@ class ProjectOpen(Wire):
     name: Name
     ensemble: Name
     mechanism: MechanismSpec
-    epsilon: Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)]
-    delta: Annotated[float, Field(gt=0, lt=1)]
+    epsilon: Annotated[float, Field(strict=True, gt=0, le=100, allow_inf_nan=False)]
+    delta: Annotated[float, Field(strict=True, gt=0, lt=1)]
     acknowledge_claimed: Annotated[
         bool,
         Field(description='Must be true for pricing "as_published": its guarantee is a claim.'),
@@ -344,7 +367,7 @@ class TokenCreate(Wire):
     @model_validator(mode="after")
     def _project_goes_with_the_role(self) -> Self:
         if (self.role is Role.STUDENT) != (self.project is not None):
-            raise ValueError("a student's token needs a project, and no other token has one")
+            raise ValueError("A student's token needs a project, and no other token has one.")
         return self
 
 

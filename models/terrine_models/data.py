@@ -49,14 +49,14 @@ class Dataset:
     def __post_init__(self) -> None:
         inputs, rows = self.inputs, len(self.labels)
         if rows == 0:
-            raise DataError(f"{self.name} holds no records")
+            raise DataError(f"{self.name} holds no records.")
         if inputs.shape != (rows, *self.spec.shape) or inputs.dtype != self.spec.dtype:
             raise DataError(
                 f"{self.name}: inputs are {inputs.dtype} {inputs.shape}, expected "
-                f"{self.spec.dtype} {(rows, *self.spec.shape)}: one input for each label"
+                f"{self.spec.dtype} {(rows, *self.spec.shape)}: one input for each label."
             )
         if len(self.classes) < 2:
-            raise DataError(f"{self.name}: at least two classes are needed")
+            raise DataError(f"{self.name}: at least two classes are needed.")
         outside = np.flatnonzero((self.labels < 0) | (self.labels >= len(self.classes)))
         if len(outside):
             raise DataError(
@@ -68,10 +68,10 @@ class Dataset:
             record = odd[0]
             raise DataError(
                 f"{self.name}: record {record} has values outside the declared range "
-                f"[{self.spec.low:g}, {self.spec.high:g}]"
+                f"[{self.spec.low:g}, {self.spec.high:g}]."
             )
         if self.groups is not None and self.groups.shape != (rows,):
-            raise DataError(f"{self.name}: expected one group for each of {rows} records")
+            raise DataError(f"{self.name}: expected one group for each of {rows} records.")
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -93,23 +93,23 @@ def load_idx(
     """
     images = Path(images)
     if not images.exists():
-        raise DataError(f"{images} does not exist")
+        raise DataError(f"{images} does not exist.")
     if labels is None:
         folder = images if images.is_dir() else images.parent
         if images.is_dir():
             images = _one_file(folder, "train-images")
         start, marker, _ = images.name.partition("images")
         if not marker:
-            raise DataError(f"{images}: which file holds its labels? Pass --labels")
+            raise DataError(f"{images}: which file holds its labels? Pass --labels.")
         labels = _one_file(folder, f"{start}labels")
     pixels = read_idx(images)
     if pixels.ndim not in (3, 4):
-        raise DataError(f"{images}: expected images, found an array of shape {pixels.shape}")
+        raise DataError(f"{images}: expected images, found an array of shape {pixels.shape}.")
     marks = read_idx(Path(labels))
     if marks.ndim != 1 or len(marks) != len(pixels):
         raise DataError(
             f"{labels}: expected {len(pixels)} labels, one for each image of {images.name}, "
-            f"found an array of shape {marks.shape}"
+            f"found an array of shape {marks.shape}."
         )
     spec = InputSpec(shape=pixels.shape[1:], dtype="uint8", low=0, high=255)
     return Dataset(pixels, marks.astype(np.int64), tuple(classes), spec, name=str(images))
@@ -122,21 +122,21 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
-        raise DataError(f"{path} cannot be read: {reason}") from None
+        raise DataError(f"{path} cannot be read: {reason}.") from None
     if len(data) < 4 or data[:3] != b"\x00\x00\x08" or not 1 <= data[3] <= 4:
         raise DataError(
             f"{path} is no IDX file of bytes: it starts with {data[:4].hex(' ') or 'nothing'}, "
-            "expected 00 00 08 and the number of dimensions, 1 to 4"
+            "expected 00 00 08 and the number of dimensions, 1 to 4."
         )
     start = 4 + 4 * data[3]
     if len(data) < start:
-        raise DataError(f"{path} is truncated: its header alone takes {start} bytes")
+        raise DataError(f"{path} is truncated: its header alone takes {start} bytes.")
     shape = tuple(int(size) for size in np.frombuffer(data[4:start], ">u4"))
     expected = start + math.prod(shape)
     if len(data) != expected:
         raise DataError(
             f"{path} is {'truncated' if len(data) < expected else 'too long'}: its header says "
-            f"shape {shape}, {expected} bytes in all, and it has {len(data)}"
+            f"shape {shape}, {expected} bytes in all, and it has {len(data)}."
         )
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
 
@@ -151,19 +151,19 @@ def load_npz(path: Path, *, classes: Sequence[str] | None = None) -> Dataset:
     arrays = _read_npz(path)
     for key in ("x", "y"):
         if key not in arrays:
-            raise DataError(f"{path} has no array {key!r}; it has {', '.join(arrays) or 'none'}")
+            raise DataError(f"{path} has no array {key}; it has {', '.join(arrays) or 'none'}.")
     x, y = arrays["x"], arrays["y"]
     if classes is None and "classes" not in arrays:
         raise DataError(
             f"{path}: the classes are public and must be declared: pass --classes, or store an "
-            "array `classes` with their names"
+            "array `classes` with their names."
         )
     names = tuple(str(name) for name in (classes or arrays["classes"].ravel().tolist()))
     if y.ndim != 1 or y.dtype.kind not in "iu":
-        raise DataError(f"{path}: y must be one integer a record, found {y.dtype} {y.shape}")
+        raise DataError(f"{path}: y must be one integer a record, found {y.dtype} {y.shape}.")
     group = arrays.get("group")
     if group is not None and group.shape != y.shape:
-        raise DataError(f"{path}: group has shape {group.shape}, expected {y.shape}")
+        raise DataError(f"{path}: group has shape {group.shape}, expected {y.shape}.")
     inputs, spec = _declared_inputs(path, x, arrays)
     return Dataset(
         inputs,
@@ -182,13 +182,13 @@ def load_inputs(path: Path) -> NDArray[np.generic]:
     if path.suffix == ".npz":
         arrays = _read_npz(path)
         if "x" not in arrays:
-            raise DataError(f"{path} has no array 'x'; it has {', '.join(arrays) or 'none'}")
+            raise DataError(f"{path} has no array x; it has {', '.join(arrays) or 'none'}.")
         return _as_input(arrays["x"])
     if path.suffix == ".npy":
         try:
             return _as_input(np.load(path, allow_pickle=False))
         except (OSError, ValueError, EOFError) as error:
-            raise DataError(f"{path} cannot be read as a plain .npy array: {error}") from None
+            raise DataError(f"{path} cannot be read as a plain .npy array ({error}).") from None
     return read_idx(path)
 
 
@@ -208,10 +208,10 @@ def _read_npz(path: Path) -> dict[str, NDArray[np.generic]]:
     try:
         with np.load(path, allow_pickle=False) as archive:
             if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise DataError(f"{path} is no .npz archive")
+                raise DataError(f"{path} is no .npz archive.")
             return {key: archive[key] for key in archive.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path} cannot be read as an .npz of plain arrays: {error}") from None
+        raise DataError(f"{path} cannot be read as an .npz of plain arrays ({error}).") from None
 
 
 def _declared_inputs(
@@ -219,7 +219,7 @@ def _declared_inputs(
 ) -> tuple[NDArray[np.generic], InputSpec]:
     inputs = _as_input(x)
     if inputs.ndim < 2:
-        raise DataError(f"{path}: x must be [N, …], found shape {x.shape}")
+        raise DataError(f"{path}: x must be [N, …], found shape {x.shape}.")
     if inputs.dtype == np.uint8:
         return inputs, InputSpec(shape=inputs.shape[1:], dtype="uint8", low=0, high=255)
     try:
@@ -227,7 +227,7 @@ def _declared_inputs(
     except (KeyError, ValueError, TypeError):
         raise DataError(
             f"{path}: x is {x.dtype}, so the range of its values must be declared: store numbers "
-            "`low` and `high`. They are public; do not compute them from private records"
+            "`low` and `high`. They are public; do not compute them from private records."
         ) from None
     return inputs, InputSpec(shape=inputs.shape[1:], dtype="float32", low=low, high=high)
 
@@ -240,7 +240,7 @@ def _outside(inputs: NDArray[Any], spec: InputSpec) -> NDArray[np.int64]:
 
 def _as_input(x: NDArray[np.generic]) -> NDArray[np.generic]:
     if x.dtype.kind not in "buif":
-        raise DataError(f"inputs must be numbers, found dtype {x.dtype}")
+        raise DataError(f"Inputs must be numbers, found dtype {x.dtype}.")
     return x if x.dtype == np.uint8 else x.astype(np.float32)
 
 
@@ -249,5 +249,5 @@ def _one_file(folder: Path, start: str) -> Path:
         p for p in folder.glob(f"{start}*") if p.suffix in (".gz", "") or "idx" in p.name
     )
     if not found:
-        raise DataError(f"{folder} has no file {start}*; expected MNIST-style IDX files there")
+        raise DataError(f"{folder} has no file {start}*; expected MNIST-style IDX files there.")
     return found[0]

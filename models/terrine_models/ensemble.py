@@ -86,7 +86,7 @@ class Ensemble:
         teachers = {key: torch.cat([part[key] for part in files]) for key in expected}
         found = len(next(iter(teachers.values())))
         if found != manifest.teachers:
-            raise StoreError(f"{directory} holds {found} teachers, expected {manifest.teachers}")
+            raise StoreError(f"{directory} holds {found} teachers, expected {manifest.teachers}.")
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         return cls(manifest, features, teachers, device, memory)
 
@@ -99,8 +99,8 @@ class Ensemble:
         spec = self.manifest.input
         if x.shape[1:] != spec.shape or x.dtype != spec.dtype:
             raise ValueError(
-                f"inputs are {x.dtype} {list(x.shape)}, expected {spec.dtype} "
-                f"[B, {', '.join(map(str, spec.shape))}]"
+                f"Inputs are {x.dtype} {list(x.shape)}, expected {spec.dtype} "
+                f"[B, {', '.join(map(str, spec.shape))}]."
             )
         choose = self.fastest()
         counts = np.empty((len(x), len(self.manifest.classes)), dtype=np.int64)
@@ -234,4 +234,4 @@ def _check(
 ) -> None:
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if found != dict(expected):
-        raise StoreError(f"{path} holds tensors {found}, expected {dict(expected)}")
+        raise StoreError(f"{path} holds tensors {found}, expected {dict(expected)}.")

@@ -40,9 +40,9 @@ class PublicData:
     def declare(cls, name: str, inputs: NDArray[np.generic]) -> PublicData:
         """State that `inputs` [N, *shape] are public, under a name that the manifest will show."""
         if not name.strip():
-            raise DataError("public data needs a name, so that its use can be checked later")
+            raise DataError("Public data needs a name, so that its use can be checked later.")
         if inputs.ndim < 2 or len(inputs) == 0:
-            raise DataError(f"public data {name!r} holds no inputs; its shape is {inputs.shape}")
+            raise DataError(f"Public data {name} holds no inputs; its shape is {inputs.shape}.")
         inputs = np.ascontiguousarray(inputs)
         head = f"{inputs.dtype.str}{inputs.shape}".encode()
         digest = hashlib.sha256(head + inputs.tobytes()).hexdigest()
@@ -55,27 +55,27 @@ class PublicData:
         """
         if self.inputs.shape[1:] != private.inputs.shape[1:]:
             raise DataError(
-                f"public data {self.source.name!r} has inputs of shape {self.inputs.shape[1:]}, "
-                f"the private data of shape {private.inputs.shape[1:]}"
+                f"Public data {self.source.name} has inputs of shape {self.inputs.shape[1:]}, "
+                f"the private data of shape {private.inputs.shape[1:]}."
             )
         if self.inputs.dtype != private.inputs.dtype:
             raise DataError(
-                f"public data {self.source.name!r} has dtype {self.inputs.dtype}, the private "
-                f"data {private.inputs.dtype}"
+                f"Public data {self.source.name} has dtype {self.inputs.dtype}, the private "
+                f"data {private.inputs.dtype}."
             )
         outside = (self.inputs < private.spec.low) | (self.inputs > private.spec.high)
         if outside.any() or not np.isfinite(self.inputs).all():
             raise DataError(
-                f"public data {self.source.name!r} has values outside the declared range "
-                f"[{private.spec.low:g}, {private.spec.high:g}]"
+                f"Public data {self.source.name} has values outside the declared range "
+                f"[{private.spec.low:g}, {private.spec.high:g}]."
             )
         shared = int(np.isin(row_digests(self.inputs), row_digests(private.inputs)).sum())
         by_chance = len(self.inputs) // 100 if private.encoding is not None else 0
         if shared > by_chance:
             raise DataError(
-                f"{shared} of {len(self.inputs)} rows of the public data {self.source.name!r} "
+                f"{shared} of {len(self.inputs)} rows of the public data {self.source.name} "
                 "are rows of the private data. Nothing may be fitted on private rows: name data "
-                "that is really public, or none"
+                "that is really public, or none."
             )
 
 

@@ -138,8 +138,8 @@ class Student:
         """Class probabilities [B, m] of inputs [B, *shape]; rows sum to 1 up to rounding."""
         if x.shape[1:] != self.model.input.shape:
             raise ValueError(
-                f"inputs have shape {list(x.shape)}, expected "
-                f"[B, {', '.join(map(str, self.model.input.shape))}]"
+                f"Inputs have shape {list(x.shape)}, expected "
+                f"[B, {', '.join(map(str, self.model.input.shape))}]."
             )
         out = np.empty((len(x), len(self.model.classes)))
         with torch.inference_mode():
@@ -175,18 +175,19 @@ class Student:
         except OSError as error:
             raise StoreError(
                 f"{path} cannot be read ({error.strerror}); expected the directory of a student, "
-                "as made by `terrine student train`"
+                "as made by `terrine student train`."
             ) from None
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(str(part) for part in first["loc"]) or "the document"
-            raise StoreError(f"{path} is malformed at {where}: {first['msg']}") from None
+            raise StoreError(f"{path} is malformed at {where}: {first['msg']}.") from None
         network = build_student(model.input, len(model.classes))
         tensors = load_tensors(Path(directory), WEIGHTS, model.weights_sha256)
         try:
             network.load_state_dict(tensors)
         except RuntimeError as error:
-            raise StoreError(f"{Path(directory) / WEIGHTS} does not fit {path}: {error}") from None
+            weights = Path(directory) / WEIGHTS
+            raise StoreError(f"{weights} does not fit {path} ({error}).") from None
         return cls(network, model)
 
 

@@ -76,11 +76,11 @@ def read_schema(path: Path) -> TableSchema:
     try:
         return TableSchema.model_validate_json(Path(path).read_bytes())
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from None
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the document"
-        raise DataError(f"{path} is no table schema: at {where}: {first['msg']}") from None
+        raise DataError(f"{path} is no table schema: at {where}: {first['msg']}.") from None
 
 
 def schema_from_public(
@@ -99,16 +99,16 @@ def schema_from_public(
     rows = list(_lines(path))
     if columns is None:
         if not rows:
-            raise DataError(f"{path} is empty")
+            raise DataError(f"{path} is empty.")
         columns, rows = rows[0][1], rows[1:]
     if not rows:
-        raise DataError(f"{path} holds no rows below its header")
+        raise DataError(f"{path} holds no rows below its header.")
     for wanted in filter(None, (label, group)):
         if wanted not in columns:
-            raise DataError(f"{path} has no column {wanted!r}; it has {', '.join(columns)}")
+            raise DataError(f"{path} has no column {wanted}; it has {', '.join(columns)}.")
     for line, fields in rows:
         if len(fields) != len(columns):
-            raise DataError(f"{path} line {line}: expected {len(columns)} fields: {fields!r}")
+            raise DataError(f"{path} line {line}: expected {len(columns)} fields: {fields!r}.")
     described = tuple(
         _describe(path, name, [fields[i] for _, fields in rows], label, group)
         for i, name in enumerate(columns)
@@ -117,7 +117,8 @@ def schema_from_public(
     try:
         return TableSchema(columns=described, fitted_on=source)
     except ValidationError as error:
-        raise DataError(f"{path}: {error.errors()[0]['msg']}") from None
+        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise DataError(f"{path}: {reason}.") from None
 
 
 def _describe(
@@ -140,8 +141,8 @@ def _describe(
         return Column(name=name, role="ignored")
     if len(categories) > MOST_CATEGORIES:
         raise DataError(
-            f"{path}: column {name!r} has {len(categories)} distinct values, more than "
-            f"{MOST_CATEGORIES}. Give it the role ignored or group in a schema file"
+            f"{path}: column {name} has {len(categories)} distinct values, more than "
+            f"{MOST_CATEGORIES}. Give it the role ignored or group in a schema file."
         )
     return Column(name=name, role="categorical", values=categories)
 
@@ -157,9 +158,9 @@ def _encode(path: Path, rows: Sequence[Row], schema: TableSchema) -> NDArray[np.
                 number = (low + high) / 2 if middle else _number(fields[i])
                 if not math.isfinite(number):
                     raise DataError(
-                        f"{path} line {line}: column {column.name!r} holds {fields[i]!r}, "
+                        f"{path} line {line}: column {column.name} holds {fields[i]!r}, "
                         "expected a finite number. If this line is a header, it must name every "
-                        "column of the schema"
+                        "column of the schema."
                     )
                 encoded[r, at] = min(max((number - low) / (high - low), 0.0), 1.0)
             at += 1
@@ -178,8 +179,8 @@ def _class_index(path: Path, row: Row, i: int, label: Column) -> int:
         if value in classes:
             return classes.index(value)
     raise DataError(
-        f"{path} line {line}: column {label.name!r} holds {fields[i]!r}, expected one of "
-        f"{', '.join(classes)}"
+        f"{path} line {line}: column {label.name} holds {fields[i]!r}, expected one of "
+        f"{', '.join(classes)}."
     )
 
 
@@ -193,12 +194,12 @@ def _records(path: Path, schema: TableSchema) -> list[Row]:
         header = rows.pop(0)[1]
         order, width = [header.index(name) for name in names], len(header)
     if not rows:
-        raise DataError(f"{path} holds no records")
+        raise DataError(f"{path} holds no records.")
     for line, fields in rows:
         if len(fields) != width:
             raise DataError(
                 f"{path} line {line}: found {len(fields)} fields, expected {width}"
-                + ("" if width != len(names) else f": {', '.join(names)}")
+                + ("." if width != len(names) else f": {', '.join(names)}.")
             )
     return [(line, [fields[i] for i in order]) for line, fields in rows]
 
@@ -214,10 +215,10 @@ def _lines(path: Path) -> Iterator[Row]:
                     yield reader.line_num, [field.strip() for field in fields]
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(
-            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}"
+            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}."
         ) from None
     except (csv.Error, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is no CSV file in UTF-8: {error}") from None
+        raise DataError(f"{path} is no CSV file in UTF-8 ({error}).") from None
 
 
 def _digest(path: Path) -> str:

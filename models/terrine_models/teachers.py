@@ -132,11 +132,11 @@ def train_ensemble(
     """
     how, out = how or Heads(), Path(out)
     if out.exists():
-        raise TrainingError(f"{out} exists already; remove it or choose another directory")
+        raise TrainingError(f"{out} exists already. Remove it or choose another directory.")
     if data.encoding and data.encoding.fitted_on and data.encoding.fitted_on.sha256 == data.sha256:
         raise DataError(
-            f"the schema of {data.name} was fitted on the private data itself. Its categories and "
-            "ranges become public: take them from a table that is, or write them by hand"
+            f"The schema of {data.name} was fitted on the private data itself. Its categories and "
+            "ranges become public: take them from a table that is, or write them by hand."
         )
     if public is not None:
         public.check_disjoint(data)
@@ -189,12 +189,12 @@ def deal(data: Dataset, teachers: int, seed: int) -> tuple[list[NDArray[np.int64
     place, changes one shard and never moves anybody else. Raises TrainingError.
     """
     unit_of = np.arange(len(data)) if data.groups is None else data.groups
-    what = "records" if data.groups is None else f"people (values of {data.group_column!r})"
+    what = "records" if data.groups is None else f"people (values of {data.group_column})"
     units = int(unit_of.max()) + 1
     if not 1 <= teachers <= units:
         raise TrainingError(
             f"{teachers} teachers cannot be trained on {units} {what}: each needs at least one "
-            "of its own"
+            "of its own."
         )
     order = np.random.Generator(np.random.Philox(seed)).permutation(units)
     teacher_of = np.empty(units, dtype=np.int64)
@@ -307,11 +307,11 @@ def _begin_or_resume(work: Path, plan: Plan, data: Dataset) -> dict[str, str]:
         if found["data"] != data.digest():
             changed.append("the training data")
     except (ValueError, KeyError, AttributeError):
-        raise TrainingError(f"{note} is damaged; remove {work} and start afresh") from None
+        raise TrainingError(f"{note} is damaged. Remove {work} and start afresh.") from None
     if changed:
         raise TrainingError(
             f"{work} holds an interrupted training with other settings: {', '.join(changed)} "
-            f"differ. Use the same settings to go on, or remove {work} to start afresh"
+            f"differ. Use the same settings to go on, or remove {work} to start afresh."
         )
     for name, digest in files.items():
         load_tensors(work, name, digest)

@@ -89,12 +89,12 @@ def load_secret_key(path: Path) -> bytes:
         key = path.read_bytes().strip()
     except OSError as error:
         raise SecretKeyError(
-            f"The secret key {path} cannot be read ({error.strerror}). Run: terrine init"
+            f"The secret key {path} cannot be read ({error.strerror}). Run `terrine init`."
         ) from None
     if len(key) < MIN_KEY_BYTES:
         raise SecretKeyError(
             f"The secret key {path} holds {len(key)} bytes; at least {MIN_KEY_BYTES} are needed. "
-            "Make one with: openssl rand -hex 32"
+            "Make one with `openssl rand -hex 32`."
         )
     return key
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from terrine_client.protocol import ProjectOpen
 from terrine_server.errors import InvalidTerms
 from terrine_server.ledger import EnsembleRecord, Ledger, ProjectRecord, connect
+from terrine_server.ledger.accounts import check_name
 from terrine_server.privacy import ParameterError, build_mechanism, cap, quote
 from terrine_server.settings import Settings
 
@@ -44,10 +45,12 @@ def register_ensemble(
 ) -> EnsembleRecord:
     """Enter a verified ensemble of the data directory in the ledger, with its cap.
 
-    Raises `StoreError` (its files), `InvalidTerms` (the cap) or `Conflict` (registered before).
+    Raises `StoreError` (its files), `InvalidTerms` (the name or the cap) or `Conflict`
+    (registered before).
     """
     from terrine_models.store import load_manifest, manifest_digest, verify
 
+    check_name("an ensemble", name)
     directory = settings.ensembles_dir / name
     digest = manifest_digest(directory)
     verify(directory)

@@ -13,9 +13,7 @@ import numpy as np
 
 from terrine_client.protocol import InputSpec
 from terrine_server.errors import InvalidQuery, PayloadTooLarge
-
-ROW_SUM_TOLERANCE = 1e-3
-"""How far from 1 a row of probabilities may sum; float16 softmax outputs pass."""
+from terrine_server.privacy.mechanisms.interactive_gnmax import ROW_SUM_TOLERANCE
 
 
 def canonical_inputs(inputs: np.ndarray, spec: InputSpec, max_batch: int) -> np.ndarray:

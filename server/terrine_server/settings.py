@@ -87,9 +87,9 @@ class Settings(BaseSettings):
         for name in os.environ:
             close = get_close_matches(name, names, n=1, cutoff=0.9)
             if close and name not in names:
-                raise ValueError(f"there is no setting {name}; did you mean {close[0]}?")
+                raise ValueError(f"There is no setting {name}. Did you mean {close[0]}?")
             if name in names - MAY_BE_EMPTY and not os.environ[name]:
-                raise ValueError(f"{name} is empty; give it a value or leave it out")
+                raise ValueError(f"{name} is empty. Give it a value or leave it out.")
         return given
 
     @property

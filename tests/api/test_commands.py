@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -125,11 +126,11 @@ def test_serve_refuses_to_start_until_everything_is_there(terrine: Terrine, tmp_
     assert "hush" not in unreachable
     assert "port" in terrine("serve", TERRINE_PORT="many").refused
     misspelt = terrine("serve", TERRINE_REQUEST_PER_MINUTE="5").refused
-    assert "did you mean TERRINE_REQUESTS_PER_MINUTE?" in misspelt
+    assert "Did you mean TERRINE_REQUESTS_PER_MINUTE?" in misspelt
     for name in ("TERRINE_HOST", "TERRINE_DATABASE_URL", "TERRINE_DATA_DIR"):
         assert f"{name} is empty" in terrine("serve", **{name: ""}).refused
     assert "host" in terrine("serve", "--host", "").refused  # would listen on every address
-    assert "'quantum'" in terrine("serve", TERRINE_DEVICE="quantum").refused
+    assert "quantum" in terrine("serve", TERRINE_DEVICE="quantum").refused
     junk = tmp_path / "junk.sqlite"
     junk.write_bytes(bytes(range(256)) * 16)
     for command in ("init", "serve"):
@@ -150,6 +151,8 @@ def test_an_owner_goes_from_nothing_to_a_served_label_and_back(
     assert "no ensemble" in terrine("project", "open", "study", *opening).refused
     shutil.copytree(digits_ensemble.directory, data / "ensembles" / "digits")
     register = ["ensemble", "register", "digits", "--epsilon", "20", "--delta"]
+    outside = terrine("ensemble", "register", "../digits", *register[3:], "1e-4").refused
+    assert "cannot name an ensemble" in outside
     assert "delta" in terrine(*register, "2").refused
     terrine(*register, "1e-4").fine  # noqa: B018
     assert "registered already" in terrine(*register, "1e-4").refused
@@ -188,11 +191,44 @@ def test_an_owner_goes_from_nothing_to_a_served_label_and_back(
         assert token.split("_")[2] not in listed
         terrine("token", "revoke", token.split("_")[1]).fine  # noqa: B018
         assert student.post("/label", json=body).status_code == 401
+        assert "called nobody" in terrine("project", "close", "nobody").refused  # and never asked
         terrine("project", "close", "study", "--yes").fine  # noqa: B018
         assert "closed" in terrine("project", "resume", "study").refused
     assert "Finished server process" in log[-1]
     assert "Traceback" not in "".join(log)
     assert token.split("_")[2] not in "".join(log)
+
+
+def test_json_is_what_the_http_api_replies(
+    terrine: Terrine, tmp_path: Path, digits_ensemble: DigitsEnsemble
+) -> None:
+    data = tmp_path / "data"
+    terrine("init").fine  # noqa: B018
+    shutil.copytree(digits_ensemble.directory, data / "ensembles" / "digits")
+    terrine("ensemble", "register", "digits", "--epsilon", "20", "--delta", "1e-4").fine  # noqa: B018
+
+    def said(*arguments: str, **extra: str) -> Any:
+        return json.loads(terrine(*arguments, "--json", **extra).fine)
+
+    assert said("project", "list") == []
+    terms = ["--ensemble", "digits", "--mechanism", "gnmax", "--sigma", "4"]
+    opened = said("project", "open", "study", *terms, "--epsilon", "5", "--delta", "1e-5")
+    admin = said("token", "create", "--role", "admin", "--label", "mine")
+    student = said("token", "create", "--role", "student", "--project", "study")["token"]
+
+    with served(data) as (url, _):
+
+        def replied(path: str, token: str = admin["token"]) -> Any:
+            return httpx.get(f"{url}{path}", headers={"Authorization": f"Bearer {token}"}).json()
+
+        assert opened == said("project", "show", "study") == replied("/projects/study")
+        assert said("project", "list") == replied("/projects") == [opened]
+        assert said("ensemble", "list") == replied("/ensembles")
+        assert said("ensemble", "list")[0]["available"]
+        assert said("token", "list") == replied("/tokens")
+        assert said("token", "list")[0] == {k: v for k, v in admin.items() if k != "token"}
+        account = said("student", "budget", "--url", url, TERRINE_TOKEN=student)
+        assert account == replied("/budget", student)
 
 
 def test_odd_text_is_shown_as_it_is_or_refused(terrine: Terrine) -> None:
@@ -201,7 +237,7 @@ def test_odd_text_is_shown_as_it_is_or_refused(terrine: Terrine) -> None:
     assert "[/b] [red]x" in terrine("token", "list").fine
     assert "UTF-8" in terrine("token", "revoke", "\udcff").refused
     for odd in ("[/b]", "[red]x[/red]", "\\[b]"):
-        assert repr(odd) in terrine("project", "show", odd).refused
+        assert f"called {odd}." in terrine("project", "show", odd).refused
 
 
 @contextmanager

@@ -108,7 +108,7 @@ def test_the_token_may_come_from_the_environment(
     [{"timeout": 0}, {"retries": -1}, {"batch_size": 0}, {"transport": "pickle"}],
 )
 def test_senseless_options_are_refused(options: dict[str, object]) -> None:
-    with pytest.raises(ConfigurationError, match=r"expected|transport"):
+    with pytest.raises(ConfigurationError, match=r"Expected|transport"):
         Client("https://labels.example.org", TOKEN, **options)  # type: ignore[arg-type]
 
 
@@ -181,7 +181,7 @@ def test_errors_survive_being_sent_between_processes() -> None:
     error = pickle.loads(pickle.dumps(problem_error(details, 3.0)))
     assert (type(error), error.retry_after, error.problem) == (RateLimited, 3.0, details)
     unexpected = pickle.loads(pickle.dumps(UnexpectedReply(502, "why")))
-    assert str(unexpected) == "unexpected reply (HTTP 502 Bad Gateway): why"
+    assert str(unexpected) == "Unexpected reply (HTTP 502 Bad Gateway): why"
 
 
 def test_a_newer_server_may_say_more(faulty: FaultyServer) -> None:

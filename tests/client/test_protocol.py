@@ -187,6 +187,27 @@ def test_requests_are_closed_and_replies_may_grow(name: str) -> None:
             kind.model_validate(more)
 
 
+@pytest.mark.parametrize("wrong", [True, "1"])
+@pytest.mark.parametrize("field", ["epsilon", "delta"])
+def test_a_budget_is_a_number_and_nothing_that_could_be_taken_for_one(
+    field: str, wrong: object
+) -> None:
+    with pytest.raises(ValidationError, match="valid number"):
+        ProjectOpen.model_validate(EXAMPLES["ProjectOpen"] | {field: wrong})
+
+
+@pytest.mark.parametrize("spec", MECHANISMS, ids=lambda spec: spec["name"])
+def test_a_mechanisms_parameters_are_numbers_whole_ones_too(spec: dict[str, Any]) -> None:
+    adapter: TypeAdapter[MechanismSpec] = TypeAdapter(MechanismSpec)
+    numbers = {name: value for name, value in spec.items() if isinstance(value, int | float)}
+    for name in numbers:
+        for wrong in (True, "1"):
+            with pytest.raises(ValidationError, match=r"valid (number|integer)"):
+                adapter.validate_python(spec | {name: wrong})
+    whole = dict.fromkeys(numbers.keys() - {"confidence", "delta_per_query"}, 7)
+    adapter.validate_python(spec | whole)
+
+
 @pytest.mark.parametrize("name", list(EXAMPLES))
 def test_no_model_can_be_changed(name: str) -> None:
     model = MODELS[name].model_validate(EXAMPLES[name])

@@ -91,7 +91,7 @@ def test_it_gives_up_after_the_retries_it_was_given(faulty: FaultyServer) -> Non
 def test_without_retries_it_asks_once(faulty: FaultyServer) -> None:
     faulty.faults.append(hangs_up)
     with Client(faulty.url, TOKEN, retries=0) as client:
-        with pytest.raises(ConnectionFailed, match="no reply from http://127"):
+        with pytest.raises(ConnectionFailed, match="No reply from http://127"):
             client.budget()
         assert len(faulty.seen) == 1
 

@@ -52,7 +52,7 @@ def test_an_ensemble_is_remembered_as_registered(ledger: Ledger) -> None:
 def test_the_same_teachers_never_get_a_second_cap(ledger: Ledger) -> None:
     with pytest.raises(Conflict, match="registered already"):
         register(ledger, "mnist")
-    with pytest.raises(Conflict, match="registered as 'mnist'"):
+    with pytest.raises(Conflict, match="registered as mnist"):
         ledger.register_ensemble(
             "mnist-again", "elsewhere", digest("mnist").hex(), INFO, RECORDS, cap(4.0, 1e-5)
         )
@@ -182,7 +182,7 @@ def test_a_name_is_never_used_twice(ledger: Ledger) -> None:
     ledger.set_status("study", ProjectStatus.CLOSED)
     with pytest.raises(Conflict, match="never used twice"):
         open_project(ledger, 1)
-    with pytest.raises(NotFound, match="no ensemble 'nobody'"):
+    with pytest.raises(NotFound, match="no ensemble called nobody"):
         open_project(ledger, 1, name="other", ensemble="nobody")
 
 

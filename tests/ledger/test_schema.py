@@ -73,9 +73,9 @@ def test_a_newer_database_is_refused(engine: Engine) -> None:
     upgrade(engine)
     with engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-    with pytest.raises(SchemaMismatch, match="this database is newer than this terrine"):
+    with pytest.raises(SchemaMismatch, match="This database is newer than this Terrine"):
         check_schema(engine)
-    with pytest.raises(SchemaMismatch, match="this database is newer than this terrine"):
+    with pytest.raises(SchemaMismatch, match="This database is newer than this Terrine"):
         upgrade(engine)
 
 
@@ -100,7 +100,7 @@ def test_a_sqlite_file_is_private_and_may_have_any_name(tmp_path: Path) -> None:
 
 
 def test_a_sqlite_file_in_a_missing_directory_is_a_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(DatabaseUnavailable, match="create its directory"):
+    with pytest.raises(DatabaseUnavailable, match="Create its directory"):
         upgrade(connect(f"sqlite:///{tmp_path / 'nowhere' / 'terrine.sqlite'}"))
 
 

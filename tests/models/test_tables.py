@@ -81,9 +81,9 @@ def test_a_header_may_order_columns_differently_and_add_some(
     ("text", "said"),
     [
         ("30,nurse,a,low\n31,nurse,a\n", "line 2: found 3 fields, expected 4: age, job"),
-        ("30,nurse,a,low\nold,nurse,a,low\n", "line 2: column 'age' holds 'old'"),
-        ("30,nurse,a,low\ninf,nurse,a,low\n", "line 2: column 'age' holds 'inf'"),
-        ("30,nurse,a,low\n31,nurse,a,middling\n", "line 2: column 'income' holds 'middling'"),
+        ("30,nurse,a,low\nold,nurse,a,low\n", "line 2: column age holds 'old'"),
+        ("30,nurse,a,low\ninf,nurse,a,low\n", "line 2: column age holds 'inf'"),
+        ("30,nurse,a,low\n31,nurse,a,middling\n", "line 2: column income holds 'middling'"),
         ("", "holds no records"),
         ("age,job,person,income\n", "holds no records"),
         ('30,"nurse,a,low\n', "no CSV file"),

@@ -14,7 +14,7 @@ from sqlalchemy import Engine
 from terrine_client.protocol import Role
 from terrine_server.api.middleware import Metrics
 from terrine_server.auth import Principal, Tokens
-from terrine_server.errors import EnsembleUnavailable, Forbidden, Unauthorized
+from terrine_server.errors import Forbidden, Unauthorized
 from terrine_server.labeling import Labeling
 from terrine_server.ledger import EnsembleRecord, Ledger
 from terrine_server.ratelimit import RateLimit
@@ -38,11 +38,7 @@ class Services:
 
     def available(self, ensemble: EnsembleRecord) -> bool:
         """Whether the ensemble's files verify."""
-        try:
-            self.voters.check(ensemble)
-        except EnsembleUnavailable:
-            return False
-        return True
+        return self.voters.available(ensemble)
 
 
 def services(request: Request) -> Services:

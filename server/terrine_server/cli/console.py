@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
+import typer
 from rich.console import Console
 from rich.text import Text
 
 console = Console()
 errors = Console(stderr=True, highlight=False)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 KNOWN = (
     ("terrine_server.errors", "TerrineError"),
@@ -34,6 +37,13 @@ def fail(message: str) -> NoReturn:
     raise CommandError(message)
 
 
+def print_json(value: object) -> None:
+    """Write a pydantic model, or plain values and models within lists and dicts, to stdout."""
+    from pydantic_core import to_json
+
+    typer.echo(to_json(value, indent=2).decode())
+
+
 def explain(error: BaseException) -> str | None:
     """Return what to tell the user about `error`, or None when it is a defect of ours."""
     if isinstance(error, OSError) and error.filename is not None:
@@ -46,7 +56,7 @@ def explain(error: BaseException) -> str | None:
         if not package.startswith("terrine"):
             return (
                 f"{package} is not installed. This command needs the {extra} extra: "
-                f"pip install 'terrine[{extra}]'"
+                f"`pip install 'terrine[{extra}]'`"
             )
     for module, name in KNOWN:
         kind = getattr(sys.modules.get(module), name, None)
@@ -55,7 +65,7 @@ def explain(error: BaseException) -> str | None:
     pydantic = sys.modules.get("pydantic")
     if pydantic is not None and isinstance(error, pydantic.ValidationError):
         return "\n".join(
-            f"{'.'.join(map(str, item['loc'])) or error.title}: {item['msg']}"
+            f"{'.'.join(map(str, item['loc'])) or error.title}: {_sentence(item['msg'])}"
             for item in error.errors(include_url=False, include_input=False)
         )
     return None
@@ -85,6 +95,12 @@ def run(command: Callable[[], Any]) -> NoReturn:
         errors.print(Text.assemble(("Error:", "bold red"), " ", message), soft_wrap=True)
         sys.exit(1)
     sys.exit(0)
+
+
+def _sentence(message: str) -> str:
+    """What pydantic says, closed with a full stop; texts of our own come without its prefix."""
+    message = message.removeprefix("Value error, ")
+    return message if message.endswith((".", "?")) else f"{message}."
 
 
 def _is_text(argument: str) -> bool:

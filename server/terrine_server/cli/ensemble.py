@@ -12,7 +12,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from terrine_server.cli.console import console, fail
+from terrine_server.cli.console import AsJson, console, fail, print_json
 
 if TYPE_CHECKING:
     from terrine_models.data import Dataset
@@ -198,13 +198,22 @@ def register(
 
 
 @app.command("list")
-def list_ensembles() -> None:
+def list_ensembles(as_json: AsJson = False) -> None:
     """List the registered ensembles, their caps, and how much of them projects have reserved."""
     from terrine_server.operations import open_ledger
     from terrine_server.settings import Settings
 
+    settings = Settings()
+    records = open_ledger(settings).ensembles()
+    if as_json:
+        from terrine_server.api import views
+        from terrine_server.voting.local import LocalVoters
+
+        voters = LocalVoters(settings.data_dir, settings.device)
+        print_json([views.ensemble_account(record, voters.available(record)) for record in records])
+        return
     table = Table("ensemble", "teachers", "classes", "cap ε", "cap δ", "reserved", "guarantee")
-    for record in open_ledger(Settings()).ensembles():
+    for record in records:
         table.add_row(
             record.name,
             str(record.info["teachers"]),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 from rich.table import Table
 
-from terrine_server.cli.console import console, fail
+from terrine_server.cli.console import AsJson, console, fail, print_json
 
 if TYPE_CHECKING:
     from terrine_server.ledger import ChargeRecord, Ledger
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Show, verify and export the ledger.")
 
 LAST = 20
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
 class Format(StrEnum):
@@ -112,10 +111,10 @@ def _show_accounts(ledger: Ledger, as_json: bool) -> None:
     ensembles = ledger.ensembles()
     projects = [ledger.project(name) for name in ledger.project_names()]
     if as_json:
-        _print_json(
+        print_json(
             {
                 "ensembles": [_cap(ensemble) for ensemble in ensembles],
-                "projects": [views.budget(p).model_dump(mode="json") for p in projects],
+                "projects": [views.budget(p) for p in projects],
             }
         )
         return
@@ -155,9 +154,9 @@ def _show_project(ledger: Ledger, name: str, last: int, as_json: bool) -> None:
     account = views.budget(project)
     entries = ledger.charges(name, after_seq=max(0, project.charges - last), limit=last)
     if as_json:
-        _print_json(
+        print_json(
             {
-                "account": account.model_dump(mode="json"),
+                "account": account,
                 "genesis": project.genesis,
                 "head": project.head,
                 "last_charges": [_fields(entry) for entry in entries],
@@ -210,10 +209,6 @@ def _fields(entry: ChargeRecord) -> dict[str, Any]:
     return {**vars(entry), "created_at": iso(entry.created_at)}
 
 
-def _print_json(value: object) -> None:
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
-
-
 def _json_writer(file: TextIO) -> Callable[[dict[str, Any]], object]:
     return lambda entry: file.write(json.dumps(entry) + "\n")
 
@@ -244,6 +239,6 @@ def _opened(output: Path | None) -> Iterator[TextIO]:
             yield file
         os.replace(partial, output)
     except OSError as error:
-        fail(f"{output} cannot be written: {error.strerror}")
+        fail(f"{output} cannot be written: {error.strerror}.")
     finally:
         partial.unlink(missing_ok=True)

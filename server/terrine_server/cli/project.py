@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from terrine_server.cli.console import console
+from terrine_server.cli.console import AsJson, console, print_json
+
+if TYPE_CHECKING:
+    from terrine_client.protocol import ProjectInfo
+    from terrine_server.ledger import ProjectRecord
+    from terrine_server.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, help="Open, show and close projects.")
 
@@ -40,6 +46,7 @@ def open_project(
         bool,
         typer.Option("--acknowledge-claimed", help="Accept a guarantee that is only claimed."),
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Open a project. Its mechanism, prices and budget are fixed from then on."""
     from terrine_client.protocol import ProjectOpen
@@ -68,7 +75,11 @@ def open_project(
             "acknowledge_claimed": acknowledge_claimed,
         }
     )
-    record = open_project(open_ledger(Settings()), request)
+    settings = Settings()
+    record = open_project(open_ledger(settings), request)
+    if as_json:
+        print_json(_infos(settings, [record])[0])
+        return
     _show(record)
     console.print(
         f"Opened. Next: terrine token create --role student --project {name}", soft_wrap=True
@@ -78,39 +89,49 @@ def open_project(
 @app.command("list")
 def list_projects(
     ensemble: Annotated[str | None, typer.Option(help="Only those on this ensemble.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """List all projects."""
     from terrine_server.api.views import budget
     from terrine_server.operations import open_ledger
     from terrine_server.settings import Settings
 
-    ledger = open_ledger(Settings())
+    settings = Settings()
+    ledger = open_ledger(settings)
+    records: list[ProjectRecord] = []
+    while page := ledger.projects(records[-1].name if records else None, 100, ensemble=ensemble):
+        records += page
+    if as_json:
+        print_json(_infos(settings, records))
+        return
     table = Table("project", "ensemble", "mechanism", "status", "ε", "ε spent", "left", "guarantee")
-    after = None
-    while page := ledger.projects(after, 100, ensemble=ensemble):
-        for record in page:
-            account = budget(record)
-            table.add_row(
-                record.name,
-                record.ensemble.name,
-                record.mechanism["name"],
-                record.status,
-                f"{account.epsilon:g}",
-                f"{account.epsilon_spent:.4g}",
-                f"≥ {account.affordable}",
-                account.guarantee,
-            )
-        after = page[-1].name
+    for record in records:
+        account = budget(record)
+        table.add_row(
+            record.name,
+            record.ensemble.name,
+            record.mechanism["name"],
+            record.status,
+            f"{account.epsilon:g}",
+            f"{account.epsilon_spent:.4g}",
+            f"≥ {account.affordable}",
+            account.guarantee,
+        )
     console.print(table)
 
 
 @app.command()
-def show(name: Name) -> None:
-    """Show a project's terms and account."""
+def show(name: Name, as_json: AsJson = False) -> None:
+    """Show a project's terms and account; as JSON the terms, `terrine ledger show` the account."""
     from terrine_server.operations import open_ledger
     from terrine_server.settings import Settings
 
-    _show(open_ledger(Settings()).project(name))
+    settings = Settings()
+    record = open_ledger(settings).project(name)
+    if as_json:
+        print_json(_infos(settings, [record])[0])
+    else:
+        _show(record)
 
 
 @app.command()
@@ -131,6 +152,10 @@ def close(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Close a project for good, and return what it did not spend to its ensemble's cap."""
+    from terrine_server.operations import open_ledger
+    from terrine_server.settings import Settings
+
+    open_ledger(Settings()).project(name)  # an unknown name is refused before anything is asked
     if not yes:
         typer.confirm(f"Close {name} for good?", abort=True)
     _set_status(name, "closed")
@@ -145,7 +170,16 @@ def _set_status(name: str, status: str) -> None:
     console.print(f"{record.name} is {record.status}.")
 
 
-def _show(record: Any) -> None:
+def _infos(settings: Settings, records: Sequence[ProjectRecord]) -> list[ProjectInfo]:
+    """Projects as the HTTP API gives them."""
+    from terrine_server.api import views
+    from terrine_server.voting.local import LocalVoters
+
+    voters = LocalVoters(settings.data_dir, settings.device)
+    return [views.project(record, voters.available(record.ensemble)) for record in records]
+
+
+def _show(record: ProjectRecord) -> None:
     from terrine_server.api.views import budget
 
     account = budget(record)

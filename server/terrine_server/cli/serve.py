@@ -55,7 +55,7 @@ def serve(
     given: dict[str, Any] = {"host": host, "port": port}
     settings = Settings(**{name: value for name, value in given.items() if value is not None})
     if not settings.data_dir.is_dir():
-        fail(f"There is no data directory {settings.data_dir.absolute()}. Run: terrine init")
+        fail(f"There is no data directory {settings.data_dir.absolute()}. Run `terrine init`.")
     check_schema(connect(settings.database, settings.database_password()))
     if settings.device is not None:
         _check_device(settings.device)
@@ -84,4 +84,4 @@ def _check_device(device: str) -> None:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).partition("\n")[0]
-        fail(f"TERRINE_DEVICE names {device!r}, which cannot be used here: {reason}")
+        fail(f"TERRINE_DEVICE names {device}, which cannot be used here ({reason}).")

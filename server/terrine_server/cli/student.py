@@ -12,7 +12,7 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from terrine_server.cli.console import console, fail
+from terrine_server.cli.console import AsJson, console, fail, print_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,8 +48,8 @@ Schema = Annotated[
 class Method(StrEnum):
     """How the last student learns."""
 
-    FIXMATCH = "fixmatch"
     VAT = "vat"
+    FIXMATCH = "fixmatch"
     SUPERVISED = "supervised"
 
 
@@ -76,8 +76,11 @@ def train(
     ] = None,
     method: Annotated[
         Method,
-        typer.Option(help="fixmatch and vat learn from unlabelled inputs too."),
-    ] = Method.FIXMATCH,
+        typer.Option(
+            help="vat and fixmatch learn from unlabelled inputs too; fixmatch is for images, with "
+            "hundreds of labels."
+        ),
+    ] = Method.VAT,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the order of asking and the training.")] = 0,
 ) -> None:
@@ -91,7 +94,7 @@ def train(
 
       terrine student train pool.npy --held-out own.npz --out student
 
-      terrine student train census.csv --schema schema.json --method vat
+      terrine student train census.csv --schema schema.json --method supervised
     """
     from dataclasses import replace
 
@@ -138,7 +141,7 @@ def label(
     import numpy as np
 
     if out.suffix != ".npz":
-        fail(f"--out must end in .npz, got {out}")
+        fail(f"--out must end in .npz, unlike {out}.")
     inputs, _ = load_public(public, schema)
     with connect(url, token_file) as client:
         got = client.label(inputs, progress=True)
@@ -148,13 +151,16 @@ def label(
 
 
 @app.command()
-def budget(url: Url, token_file: TokenFile = None) -> None:
+def budget(url: Url, token_file: TokenFile = None, as_json: AsJson = False) -> None:
     """Show the account of the token's project.
 
     [bold]Example[/bold]: terrine student budget --url https://labels.example.org
     """
     with connect(url, token_file) as client:
         account = client.budget()
+    if as_json:
+        print_json(account)
+        return
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_row("project", f"{account.project} ({account.status})")
     table.add_row("budget", f"ε = {account.epsilon:g}, δ = {account.delta:g}")

@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from terrine_server.cli.console import console
+from terrine_server.cli.console import AsJson, console, print_json
 
 app = typer.Typer(no_args_is_help=True, help="Create, list and revoke tokens.")
 
@@ -19,8 +19,9 @@ def create(
     project: Annotated[str | None, typer.Option(help="A student's project.")] = None,
     label: Annotated[str, typer.Option(help="For your own records.")] = "",
     expires_in_days: Annotated[float, typer.Option(help="Days until it expires.")] = 90,
+    as_json: AsJson = False,
 ) -> None:
-    """Make a token and print it, this once, as the only line on stdout."""
+    """Make a token and print it, this once, as the only thing on stdout."""
     from terrine_client.protocol import TokenCreate
     from terrine_server.auth import Tokens, load_secret_key
     from terrine_server.cli.console import errors
@@ -33,7 +34,10 @@ def create(
     )
     tokens = Tokens(open_ledger(settings), load_secret_key(settings.secret_key_path))
     made = tokens.create(request)
-    typer.echo(made.token)
+    if as_json:
+        print_json(made)
+    else:
+        typer.echo(made.token)
     errors.print(
         f"Role {made.role}, id {made.id}, expires {made.expires_at:%Y-%m-%d}. "
         "Keep it safe: it is not shown again.",
@@ -42,13 +46,18 @@ def create(
 
 
 @app.command("list")
-def list_tokens() -> None:
+def list_tokens(as_json: AsJson = False) -> None:
     """List all tokens, without their secrets."""
+    from terrine_server.api import views
     from terrine_server.operations import open_ledger
     from terrine_server.settings import Settings
 
+    tokens = open_ledger(Settings()).list_tokens()
+    if as_json:
+        print_json([views.token(token) for token in tokens])
+        return
     table = Table("id", "role", "project", "label", "expires", "revoked")
-    for token in open_ledger(Settings()).list_tokens():
+    for token in tokens:
         table.add_row(
             token.id,
             token.role,

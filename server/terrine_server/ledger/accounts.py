@@ -33,8 +33,8 @@ def register_ensemble(
     cap: Cap,
 ) -> EnsembleRecord:
     """See `Ledger.register_ensemble`."""
-    _check_name("ensemble", name)
-    _check_delta("the cap's δ", cap.delta, records)
+    check_name("an ensemble", name)
+    _check_delta("The cap's δ", cap.delta, records)
     _check_sizes(records=records, cap=cap.budget, delta_cap=cap.delta_budget)
     fields = {
         "name": name,
@@ -55,15 +55,15 @@ def register_ensemble(
     )
     for taken in map(rows.ensemble_record, connection.execute(query)):
         if taken.name == name:
-            raise Conflict(f"an ensemble named {name!r} is registered already")
+            raise Conflict(f"An ensemble called {name} is registered already.")
         raise Conflict(
-            f"these very teachers are registered as {taken.name!r}; "
-            "open projects on that ensemble, so that they share its cap"
+            f"These very teachers are registered as {taken.name}. "
+            "Open projects on that ensemble, so that they share its cap."
         )
     try:
         connection.execute(insert(ensembles).values(fields))
     except IntegrityError as error:
-        raise Conflict(f"ensemble {name!r} was registered by someone else just now") from error
+        raise Conflict(f"The ensemble {name} was registered by someone else just now.") from error
     return rows.ensemble_record(connection.execute(query).one())
 
 
@@ -76,12 +76,12 @@ def open_project(
     terms: Terms,
 ) -> ProjectRecord:
     """See `Ledger.open_project`."""
-    _check_name("project", name)
+    check_name("a project", name)
     row = rows.lock_ensemble(connection, ensembles.c.name == ensemble_name)
     if row is None:
-        raise NotFound(f"there is no ensemble {ensemble_name!r}")
+        raise NotFound(f"There is no ensemble called {ensemble_name}.")
     ensemble = rows.ensemble_record(row)
-    _check_delta("the project's δ", terms.delta, ensemble.records)
+    _check_delta("The project's δ", terms.delta, ensemble.records)
     _check_sizes(budget=terms.budget, delta_budget=terms.delta_budget, cap_budget=terms.cap_budget)
     fields: dict[str, Any] = {
         "name": name,
@@ -102,14 +102,14 @@ def open_project(
     }
     start = genesis({**row._mapping, **fields})
     if connection.execute(rows.select_projects().where(projects.c.name == name)).first():
-        raise Conflict(f"a project named {name!r} exists already; names are never used twice")
+        raise Conflict(f"A project called {name} exists already; names are never used twice.")
     _check_cap(ensemble, terms)
     try:
         connection.execute(insert(projects).values(**fields, genesis=start, head=start))
     except IntegrityError as error:
-        raise Conflict(f"project {name!r} was opened by someone else just now") from error
+        raise Conflict(f"The project {name} was opened by someone else just now.") from error
     _reserve(connection, ensemble, terms.cap_budget, terms.delta_budget)
-    return rows.fetch_project(connection, projects.c.name == name, repr(name))
+    return rows.fetch_project(connection, projects.c.name == name, f"called {name}")
 
 
 def set_status(
@@ -117,13 +117,13 @@ def set_status(
 ) -> ProjectRecord:
     """See `Ledger.set_status`."""
     condition = projects.c.name == name
-    ensemble_id = rows.fetch_project(connection, condition, repr(name)).ensemble.id
+    ensemble_id = rows.fetch_project(connection, condition, f"called {name}").ensemble.id
     rows.lock_ensemble(connection, ensembles.c.id == ensemble_id)
-    project = rows.lock_project(connection, condition, repr(name))
+    project = rows.lock_project(connection, condition, f"called {name}")
     if project.status is status:
         return project
     if project.status is ProjectStatus.CLOSED:
-        raise Conflict(f"project {name!r} is closed for good; open a new one")
+        raise Conflict(f"The project {name} is closed for good. Open a new one.")
     closing = status is ProjectStatus.CLOSED
     connection.execute(
         update(projects)
@@ -136,7 +136,7 @@ def set_status(
         unspent = project.terms.cap_budget - project.cap_spent
         delta_unspent = project.terms.delta_budget - project.delta_spent
         _reserve(connection, project.ensemble, -unspent, -delta_unspent)
-    return rows.fetch_project(connection, condition, repr(name))
+    return rows.fetch_project(connection, condition, f"called {name}")
 
 
 def _events(mechanism: Mapping[str, Any], terms: Terms, ensemble: EnsembleRecord) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def _events(mechanism: Mapping[str, Any], terms: Terms, ensemble: EnsembleRecord
         raise InvalidTerms(str(error)) from error
     events = built.events()
     if built.guarantee != terms.guarantee or set(events) != set(terms.prices):
-        raise InvalidTerms(f"the terms were not quoted for the mechanism {built.name!r}")
+        raise InvalidTerms(f"The terms were not quoted for the mechanism {built.name}.")
     return {str(outcome): event.to_json() for outcome, event in events.items()}
 
 
@@ -171,11 +171,11 @@ def _check_cap(ensemble: EnsembleRecord, terms: Terms) -> None:
     )
     if terms.cap_budget > left or terms.delta_budget > delta_left:
         raise CapExceeded(
-            f"this budget reserves {terms.cap_budget / 1e12:.6g} of μ² and "
-            f"{terms.delta_budget / 1e18:.3g} of additive δ; ensemble {ensemble.name!r} has "
+            f"This budget reserves {terms.cap_budget / 1e12:.6g} of μ² and "
+            f"{terms.delta_budget / 1e18:.3g} of additive δ; the ensemble {ensemble.name} has "
             f"{left / 1e12:.6g} and {delta_left / 1e18:.3g} left of its cap "
             f"(ε = {ensemble.epsilon:g}, δ = {ensemble.delta:g}). "
-            "Ask for less, or close a project that no longer needs its budget",
+            "Ask for less, or close a project that no longer needs its budget.",
             required=terms.cap_budget,
             available=left,
             delta_required=terms.delta_budget,
@@ -183,28 +183,29 @@ def _check_cap(ensemble: EnsembleRecord, terms: Terms) -> None:
         )
 
 
-def _check_name(kind: str, name: str) -> None:
+def check_name(kind: str, name: str) -> None:
+    """Raise InvalidTerms unless `name` can name `kind`, such as "a project"."""
     try:
         _NAME.validate_python(name)
     except ValidationError as error:
         raise InvalidTerms(
-            f"{name!r} cannot name a {kind}: use at most 64 lower-case letters, digits, "
-            "'-' and '_', with a letter or digit at both ends"
+            f"{name!r} cannot name {kind}: use at most 64 lower-case letters, digits, "
+            "'-' and '_', with a letter or digit at both ends."
         ) from error
 
 
 def _check_delta(what: str, delta: float, records: int) -> None:
     if records < 1:
-        raise InvalidTerms(f"an ensemble is trained on at least one record, not {records}")
+        raise InvalidTerms(f"An ensemble is trained on at least one record, not {records}.")
     if not 0 < delta < 1 / records:
         raise InvalidTerms(
             f"{what} is {delta:g}; it must be above 0 and below 1/{records} = {1 / records:.3g}, "
             "one over the number of training records: a larger δ would allow publishing a whole "
-            "record"
+            "record."
         )
 
 
 def _check_sizes(**amounts: int) -> None:
     for name, amount in amounts.items():
         if not 0 <= amount <= _LARGEST:
-            raise InvalidTerms(f"{name} = {amount} is outside what the ledger can count")
+            raise InvalidTerms(f"{name} = {amount} is outside what the ledger can count.")

@@ -47,7 +47,7 @@ def charge(
 ) -> Receipt:
     """See `Ledger.charge`. The connection's transaction must be able to write."""
     if not proposals:
-        raise InvalidQuery("a batch has at least one query")
+        raise InvalidQuery("The batch is empty; at least one query is expected.")
     condition = projects.c.id == project_id
     project = rows.lock_project(connection, condition, f"number {project_id}")
     check_active(project)
@@ -63,8 +63,8 @@ def charge(
     admission = admit(project.terms, balance, recorded, proposals)
     if all(result is REFUSED for result in admission.results):
         raise BudgetExhausted(
-            f"project {project.name!r} cannot pay for a new query: it has spent {project.spent} "
-            f"of {project.terms.budget} units and one more costs up to {project.terms.worst.cost}",
+            f"The project {project.name} cannot pay for a new query: it has spent {project.spent} "
+            f"of {project.terms.budget} units and one more costs up to {project.terms.worst.cost}.",
             spent=project.spent,
             budget=project.terms.budget,
         )
@@ -73,16 +73,16 @@ def charge(
         _remember(connection, now, project_id, *key, admission.results)
     after = rows.fetch_project(connection, condition, f"number {project_id}")
     if Balance(after.spent, after.delta_spent, after.cap_spent, after.charges) != admission.balance:
-        raise BrokenBooks(f"the balance of project {project.name!r} did not come out as reckoned")
+        raise BrokenBooks(f"The balance of project {project.name} did not come out as reckoned.")
     return Receipt(admission.results, after)
 
 
 def check_active(project: ProjectRecord) -> None:
     """Raise ProjectPaused or ProjectClosed unless the project answers."""
     if project.status is ProjectStatus.PAUSED:
-        raise ProjectPaused(f"project {project.name!r} is paused; ask again later")
+        raise ProjectPaused(f"The project {project.name} is paused. Ask the data owner, or later.")
     if project.status is ProjectStatus.CLOSED:
-        raise ProjectClosed(f"project {project.name!r} is closed and will not answer again")
+        raise ProjectClosed(f"The project {project.name} is closed and will not answer again.")
 
 
 def find(connection: Connection, project_id: int, digests: Sequence[QueryDigest]) -> Recorded:
@@ -125,7 +125,7 @@ def recall(
 ) -> Receipt | None:
     """See `Ledger.recall`."""
     if not 1 <= len(key) <= 255 or not key.isascii() or not key.isprintable():
-        raise InvalidQuery("an Idempotency-Key is 1 to 255 printable ASCII characters")
+        raise InvalidQuery("An Idempotency-Key is 1 to 255 printable ASCII characters.")
     row = connection.execute(
         select(idempotency).where(idempotency.c.project_id == project.id, idempotency.c.key == key)
     ).one_or_none()
@@ -133,8 +133,8 @@ def recall(
         return None
     if row.body_digest != body_digest:
         raise IdempotencyConflict(
-            "this Idempotency-Key came before with a different request; "
-            "use a fresh key for every new request"
+            "This Idempotency-Key came before with a different request. "
+            "Use a fresh key for every new request."
         )
     return Receipt(_recalled(connection, project.id, json.loads(row.results)), project)
 
@@ -150,9 +150,9 @@ def _check_head(connection: Connection, project: ProjectRecord) -> None:
     number, head = (last.seq, last.hash.hex()) if last else (0, project.genesis)
     if (number, head) != (project.charges, project.head):
         raise BrokenBooks(
-            f"the last charge of project {project.name!r} is not the one its balance stands on; "
+            f"The last charge of project {project.name} is not the one its balance stands on; "
             f"nothing is answered. The server's operator should run "
-            f"`terrine ledger verify {project.name}`"
+            f"`terrine ledger verify {project.name}`."
         )
 
 
@@ -197,7 +197,7 @@ def _append(
         )
     )
     if updated.rowcount != 1:
-        raise BrokenBooks(f"project {project.name!r} was changed while it was locked")
+        raise BrokenBooks(f"The project {project.name} was changed while it was locked.")
 
 
 def _remember(

@@ -66,8 +66,8 @@ def connect(url: str, password: str | None = None) -> Engine:
     except (ArgumentError, ValueError):
         pass  # the text may hold a password: say what was expected without repeating it
     raise DatabaseUnavailable(
-        "the database URL must be sqlite:///path/to/file or postgresql://user@host/name; "
-        "check TERRINE_DATABASE_URL"
+        "The database URL must be sqlite:///path/to/file or postgresql://user@host/name. "
+        "Check TERRINE_DATABASE_URL."
     )
 
 
@@ -112,7 +112,7 @@ def _turn(engine: Engine) -> Iterator[None]:
         finally:
             lock.release()
     else:
-        raise DatabaseUnavailable("the ledger is busy; retry")
+        raise DatabaseUnavailable("The ledger is busy. Retry.")
 
 
 def use_write_ahead_log(engine: Engine) -> None:
@@ -126,11 +126,11 @@ def use_write_ahead_log(engine: Engine) -> None:
             cursor.execute("PRAGMA journal_mode = WAL")
             mode = cursor.fetchone()
     except sqlite3.Error as error:
-        raise DatabaseUnavailable("the ledger's file cannot be used", str(error)) from None
+        raise DatabaseUnavailable("The ledger's file cannot be used.", str(error)) from None
     if mode != ("wal",):
         raise DatabaseUnavailable(
-            "the ledger's file is on a disk that cannot hold SQLite's write-ahead log; "
-            "use a local disk, or PostgreSQL"
+            "The ledger's file is on a disk that cannot hold SQLite's write-ahead log. "
+            "Use a local disk, or PostgreSQL."
         )
 
 
@@ -167,8 +167,8 @@ def _sqlite(url: URL) -> Engine:
         if connection.info["file"] != _identity(path):
             connection.invalidate()
             raise DatabaseUnavailable(
-                "the ledger's file was removed or replaced while it was open; "
-                "put it back, or restart the server",
+                "The ledger's file was removed or replaced while it was open. "
+                "Put it back, or restart the server.",
                 str(path),
             )
         connection.exec_driver_sql(connection.get_execution_options().get("terrine_begin", "BEGIN"))
@@ -213,27 +213,27 @@ def _explained(engine: Engine) -> Iterator[None]:
 def _explanation(engine: Engine, error: SQLAlchemyError) -> DatabaseUnavailable:
     where = engine.url.render_as_string(hide_password=True)
     if isinstance(error, exc.TimeoutError):
-        return DatabaseUnavailable("every connection to the ledger is in use; retry", where)
+        return DatabaseUnavailable("Every connection to the ledger is in use. Retry.", where)
     original = getattr(error, "orig", None)
     state = getattr(original, "sqlstate", None) or ""
     words = _words(error)
     cause = f"{where}: {words}"
     if state in _BUSY or "database is locked" in words:
-        return DatabaseUnavailable("the ledger is busy; retry", cause)
+        return DatabaseUnavailable("The ledger is busy. Retry.", cause)
     path = sqlite_path(engine)
     if path is not None and not path.exists():
-        return SchemaMismatch("there is no ledger yet; run `terrine init`", str(path))
+        return SchemaMismatch("There is no ledger yet. Run `terrine init`.", str(path))
     if state in _NO_TABLE or re.search(r"no such (table|column)", words):
-        return SchemaMismatch("the ledger has no tables yet; run `terrine init`", cause)
+        return SchemaMismatch("The ledger has no tables yet. Run `terrine init`.", cause)
     if isinstance(error, exc.IntegrityError):
         return BrokenBooks(
-            "the ledger refused an entry; the server's operator should run "
-            "`terrine ledger verify all`",
+            "The ledger refused an entry. The server's operator should run "
+            "`terrine ledger verify all`.",
             cause,
         )
     if re.search(r"malformed|not a database|disk I/O", words):
-        return DatabaseUnavailable("the ledger's file is damaged; restore a backup", cause)
-    return DatabaseUnavailable("the ledger cannot be reached; check the database, retry", cause)
+        return DatabaseUnavailable("The ledger's file is damaged. Restore a backup.", cause)
+    return DatabaseUnavailable("The ledger cannot be reached. Check it, then retry.", cause)
 
 
 def _words(error: SQLAlchemyError) -> str:

@@ -76,7 +76,7 @@ class Ledger:
             query = rows.select_ensembles().where(ensembles.c.name == name)
             row = connection.execute(query).one_or_none()
         if row is None:
-            raise NotFound(f"there is no ensemble {name!r}")
+            raise NotFound(f"There is no ensemble called {name}.")
         return rows.ensemble_record(row)
 
     # ------------------------------------------------------------------- projects
@@ -96,7 +96,7 @@ class Ledger:
     def project(self, name: str) -> ProjectRecord:
         """Return one project. Raises NotFound."""
         with reading(self._engine) as connection:
-            return rows.fetch_project(connection, projects.c.name == name, repr(name))
+            return rows.fetch_project(connection, projects.c.name == name, f"called {name}")
 
     def projects(
         self,
@@ -184,7 +184,8 @@ class Ledger:
         Those from `since` on and before `until` only, where given. Raises NotFound.
         """
         with reading(self._engine) as connection:
-            account = rows.fetch_project(connection, projects.c.name == project, repr(project))
+            condition = projects.c.name == project
+            account = rows.fetch_project(connection, condition, f"called {project}")
             query = rows.select_charges(account.id).where(charges.c.seq > after_seq).limit(limit)
             if outcome is not None:
                 query = query.where(charges.c.outcome == outcome)
@@ -235,10 +236,10 @@ class Ledger:
         """
         with writing(self._engine) as connection:
             owner = project and rows.fetch_project(
-                connection, projects.c.name == project, repr(project)
+                connection, projects.c.name == project, f"called {project}"
             )
             if (role is Role.STUDENT) != bool(owner):
-                raise Conflict("a student's token belongs to one project, any other to none")
+                raise Conflict("A student's token belongs to one project, any other to none.")
             try:
                 connection.execute(
                     insert(tokens).values(
@@ -252,7 +253,7 @@ class Ledger:
                     )
                 )
             except IntegrityError as error:
-                raise Conflict(f"the token id {id!r} is taken") from error
+                raise Conflict(f"The token id {id} is taken.") from error
             row = connection.execute(rows.select_tokens().where(tokens.c.id == id)).one()
             return rows.token_record(row)
 
@@ -281,7 +282,7 @@ class Ledger:
             )
             row = connection.execute(rows.select_tokens().where(tokens.c.id == id)).one_or_none()
         if row is None:
-            raise NotFound(f"there is no token {id!r}")
+            raise NotFound(f"There is no token {id}.")
         return rows.token_record(row)
 
 

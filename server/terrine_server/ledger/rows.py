@@ -76,7 +76,7 @@ def fetch_project(
     """Fetch a project. Raises NotFound."""
     row = connection.execute(select_projects().where(condition)).one_or_none()
     if row is None:
-        raise NotFound(f"there is no project {described}")
+        raise NotFound(f"There is no project {described}.")
     return project_record(row)
 
 
@@ -87,7 +87,7 @@ def _readable(what: str) -> Iterator[None]:
         yield
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise BrokenBooks(
-            f"{what} cannot be read: it was altered. Run `terrine ledger verify all`", repr(error)
+            f"{what} cannot be read: it was altered. Run `terrine ledger verify all`.", repr(error)
         ) from None
 
 

@@ -48,9 +48,9 @@ def check_schema(engine: Engine) -> None:
         raise _newer()
     if state != "current":
         raise SchemaMismatch(
-            "the ledger has no tables yet; run `terrine init`"
+            "The ledger has no tables yet. Run `terrine init`."
             if state == "empty"
-            else "the ledger's tables are of an older Terrine; run `terrine init` to migrate them"
+            else "The ledger's tables are of an older Terrine. Run `terrine init` to migrate them."
         )
 
 
@@ -66,7 +66,7 @@ def _state(connection: Connection) -> str:
 
 def _newer() -> SchemaMismatch:
     return SchemaMismatch(
-        "this database is newer than this terrine; install the version that migrated it, or newer"
+        "This database is newer than this Terrine. Install the version that migrated it, or newer."
     )
 
 
@@ -75,8 +75,8 @@ def _create_file(path: Path) -> None:
         path.touch(mode=0o600, exist_ok=True)
     except OSError as error:
         raise DatabaseUnavailable(
-            f"the ledger's file {path} cannot be created: {error.strerror}; "
-            "create its directory, or check who may write there"
+            f"The ledger's file {path} cannot be created: {error.strerror}. "
+            "Create its directory, or check who may write there."
         ) from error
 
 

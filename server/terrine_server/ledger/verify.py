@@ -35,7 +35,7 @@ def verify_project(connection: Connection, name: str) -> Verification:
     """See `Ledger.verify`. The connection's transaction must read one snapshot throughout."""
     row = connection.execute(rows.select_projects().where(projects.c.name == name)).one_or_none()
     if row is None:
-        raise NotFound(f"there is no project {name!r}")
+        raise NotFound(f"There is no project called {name}.")
     project = dict(row._mapping)
     entries = connection.execute(
         rows.select_charges(project["id"]).execution_options(yield_per=_ROWS)

@@ -48,6 +48,14 @@ class LocalVoters:
         """Load and verify the ensemble if need be. Raises `EnsembleUnavailable`."""
         self._verified(record)
 
+    def available(self, record: EnsembleRecord) -> bool:
+        """Whether the ensemble's files verify."""
+        try:
+            self.check(record)
+        except EnsembleUnavailable:
+            return False
+        return True
+
     def votes(self, record: EnsembleRecord, inputs: np.ndarray) -> np.ndarray:
         """Return the teachers' vote counts for canonical inputs `[B, …]` as int64 `[B, m]`.
 

@@ -33,6 +33,7 @@ from terrine_server.privacy.parameters import (
 )
 
 ROW_SUM_TOLERANCE = 1e-3
+"""How far from 1 a row of probabilities may sum; float16 softmax outputs pass."""
 
 
 @dataclass(frozen=True)
