@@ -24,14 +24,20 @@ from .store import InputSpec, TableSchema
 from .students import Student, build_student, describe, initialise_student
 
 Method = Literal["supervised", "vat", "fixmatch"]
+PROBE = 0.5
+"""Length of the step that finds the adversarial direction, in units of the prepared input."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """How long and how to train; the defaults suit a few hundred labels and thousands without."""
+    """How long and how to train; the defaults suit tens to hundreds of labels.
 
-    method: Method = "fixmatch"
-    steps: int = 800
+    `vat` serves images and tables and makes do with few labels; `fixmatch` is for images of some
+    size and hundreds of labels, and learns more from them in the same time.
+    """
+
+    method: Method = "vat"
+    steps: int = 600
     batch: int = 64
     """Labelled inputs a step."""
     unlabelled_batch: int = 128
@@ -166,30 +172,35 @@ def fixmatch_loss(
 
 
 def vat_loss(
-    network: nn.Module,
-    x: torch.Tensor,
-    radius: float,
-    random: torch.Generator,
-    probe: float = 0.5,
+    network: nn.Module, x: torch.Tensor, radius: float, random: torch.Generator
 ) -> torch.Tensor:
     """Local distributional smoothness of the network at x [B, …], and its entropy there.
 
-    LDS(x) = KL(p(x) || p(x + r)), r = radius · g / |g|, where g is the gradient of
-    KL(p(x) || p(x + probe · d)) in a random unit direction d: one power iteration towards the
-    direction in which the prediction changes most. After Miyato, Maeda, Koyama and Ishii,
-    "Virtual Adversarial Training", TPAMI 2018, equations 5 to 12, with the conditional entropy
-    of their equation 15 ("VAT+EntMin").
+    LDS(x) = KL(p(x) || p(x + r)), where r has length `radius` and the adversarial direction; the
+    gradient flows through p(x + r) alone. After Miyato, Maeda, Koyama and Ishii, "Virtual
+    Adversarial Training", TPAMI 2018, with their conditional entropy ("VAT+EntMin").
     """
     with frozen_statistics(network):
         clean = network(x)
-        target = clean.detach()
-        direction = _unit(torch.randn(x.shape, generator=random)).requires_grad_()
-        change = divergence(target, network(x + probe * direction))
-        (gradient,) = torch.autograd.grad(change, direction)
-        smoothness = divergence(target, network(x + radius * _unit(gradient)))
+        direction = adversarial_direction(network, x, clean.detach(), random)
+        smoothness = divergence(clean.detach(), network(x + radius * direction))
     entropy = -(clean.softmax(1) * clean.log_softmax(1)).sum(1).mean()
     total: torch.Tensor = smoothness + entropy
     return total
+
+
+def adversarial_direction(
+    network: nn.Module, x: torch.Tensor, clean: torch.Tensor, random: torch.Generator
+) -> torch.Tensor:
+    """Unit vectors [B, …] along which the scores at x [B, …] change most from `clean` [B, m].
+
+    One power iteration from a random direction d: the gradient of KL(p(x) || p(x + PROBE d)) in d
+    is, to first order, the Hessian of the divergence times d.
+    """
+    start = _unit(torch.randn(x.shape, generator=random)).requires_grad_()
+    change = divergence(clean, network(x + PROBE * start))
+    (gradient,) = torch.autograd.grad(change, start)
+    return _unit(gradient)
 
 
 def divergence(scores: torch.Tensor, others: torch.Tensor) -> torch.Tensor:

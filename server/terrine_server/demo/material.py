@@ -92,13 +92,13 @@ def mnist(directory: Path, why: str) -> Material:
         truth=test.labels[:split],
         held_out=inputs[split:],
         held_out_labels=test.labels[split:],
-        teachers=1000,
+        teachers=2000,
         heads=Heads(),
         epsilon=1.0,
         agreement=0.8,
         sigma1=0.2,
         sigma2=0.15,
-        training=Training(steps=700),
+        training=Training(method="fixmatch", steps=800),
     )
 
 
@@ -120,12 +120,12 @@ def digits(why: str) -> Material:
         held_out=images[1600:],
         held_out_labels=labels[1600:],
         teachers=100,
-        heads=Heads(width=60),
+        heads=Heads(),
         epsilon=5.0,
         agreement=0.6,
         sigma1=0.2,
         sigma2=0.1,
-        training=Training(steps=400),
+        training=Training(steps=300),
     )
 
 

@@ -1,0 +1,176 @@
+"""Students learn, from labels and from inputs without, and can be kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from sklearn.datasets import load_digits, make_moons
+
+from terrine_models.choosing import asking_order
+from terrine_models.data import DIGITS, read_idx
+from terrine_models.learning import Method, Training, train_student
+from terrine_models.store import InputSpec, StoreError
+from terrine_models.students import Student
+from terrine_models.workers import side_by_side
+
+PLANE = InputSpec(shape=(2,), dtype="float32", low=-2, high=3)
+SMALL = InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16)
+
+
+def methods(*names: Method) -> tuple[Method, ...]:
+    return names
+
+
+def moons() -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]:
+    """Two interleaved moons; four labels each, and all the true ones."""
+    x, truth = make_moons(600, noise=0.06, random_state=0)
+    truth = truth.astype(np.int64)
+    labels = np.full(600, -1)
+    for moon in range(2):
+        # Every label is far from where the moons meet: only the inputs tell where that is.
+        tip = np.argsort(x[:, 0] if moon == 0 else -x[:, 0])
+        picked = [row for row in tip if truth[row] == moon][:4]
+        labels[picked] = moon
+    return x.astype(np.float32), labels, truth
+
+
+def digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    bundle = load_digits()
+    return bundle.images.astype(np.uint8), bundle.target.astype(np.int64)
+
+
+def learn_moons(method: Method) -> float:
+    x, labels, truth = moons()
+    student = train_student(
+        x,
+        labels,
+        inputs=PLANE,
+        classes=("upper", "lower"),
+        training=Training(method=method, steps=600, learning_rate=0.01, radius=0.12),
+    )
+    return student.accuracy(x, truth)
+
+
+def test_virtual_adversarial_training_finds_the_gap_between_the_moons() -> None:
+    supervised, vat = side_by_side(learn_moons, methods("supervised", "vat"))
+    assert supervised < 0.93
+    assert vat > 0.97
+
+
+def test_unlabelled_digits_teach_more_than_labels_alone() -> None:
+    images, truth = digits()
+    pool, unseen = slice(0, 400), slice(1000, None)
+    labels = np.full(400, -1)
+    picked = asking_order(images[pool], SMALL, seed=0)[:50]
+    labels[picked] = truth[picked]
+
+    def accuracy(method: Method) -> float:
+        student = train_student(
+            images[pool],
+            labels,
+            inputs=SMALL,
+            classes=DIGITS,
+            training=Training(method=method, steps=200),
+        )
+        return student.accuracy(images[unseen], truth[unseen])
+
+    supervised, vat = side_by_side(accuracy, methods("supervised", "vat"))
+    assert vat > supervised + 0.02
+    assert vat > 0.93
+
+
+def test_fixmatch_learns_more_from_distorted_images_than_labels_alone(shared_data: Path) -> None:
+    """On images large enough to be distorted: 200 labels among 2,000 images of MNIST's test."""
+    images = read_idx(shared_data / "mnist" / "t10k-images-idx3-ubyte.gz")
+    truth = read_idx(shared_data / "mnist" / "t10k-labels-idx1-ubyte.gz").astype(np.int64)
+    labels = np.where(np.arange(2000) < 200, truth[:2000], -1)
+    spec = InputSpec(shape=(28, 28), dtype="uint8", low=0, high=255)
+
+    def accuracy(method: Method) -> float:
+        training = Training(method=method, steps=150)
+        student = train_student(
+            images[:2000], labels, inputs=spec, classes=DIGITS, training=training
+        )
+        return student.accuracy(images[8000:], truth[8000:])
+
+    supervised, fixmatch = side_by_side(accuracy, methods("supervised", "fixmatch"))
+    assert fixmatch > supervised
+    assert fixmatch > 0.9
+
+
+def test_representative_inputs_come_first_and_none_is_left_out() -> None:
+    images, truth = digits()
+    order = asking_order(images, SMALL, seed=1)
+    assert sorted(order) == list(range(len(images)))
+    assert len(set(truth[order[:40]])) == 10
+    assert (asking_order(images, SMALL, seed=1) == order).all()
+    assert (asking_order(images, SMALL, seed=2) != order).any()
+
+
+def test_copies_of_one_input_are_ordered_too() -> None:
+    order = asking_order(np.zeros((50, 8, 8), dtype=np.uint8), SMALL, seed=0)
+    assert sorted(order) == list(range(50))
+
+
+@pytest.mark.parametrize("method", ["supervised", "vat", "fixmatch"])
+def test_a_student_depends_on_its_seed_alone_not_on_who_trains_beside_it(method: Method) -> None:
+    images, truth = digits()
+    labels = np.where(np.arange(100) < 30, truth[:100], -1)
+
+    def train(seed: int) -> Student:
+        training = Training(method=method, steps=12, seed=seed)
+        return train_student(images[:100], labels, inputs=SMALL, classes=DIGITS, training=training)
+
+    together = side_by_side(train, [3, 4, 3])
+    scores = [student.probabilities(images[:50]) for student in together]
+    assert np.abs(scores[0] - scores[2]).max() < 1e-4  # rounding apart
+    assert np.abs(scores[0] - scores[1]).max() > 1e-2
+
+
+def test_a_saved_student_says_the_same(tmp_path: Path) -> None:
+    x, labels, _ = moons()
+    student = train_student(
+        x, labels, inputs=PLANE, classes=("upper", "lower"), training=Training(steps=30)
+    )
+    student.save(tmp_path)
+    loaded = Student.load(tmp_path)
+    assert (loaded.probabilities(x) == student.probabilities(x)).all()
+    assert loaded.model == student.model
+    assert np.allclose(loaded.probabilities(x).sum(1), 1)
+
+
+def test_an_altered_or_missing_student_is_refused(tmp_path: Path) -> None:
+    x, labels, _ = moons()
+    with pytest.raises(StoreError, match="as made by `terrine student train`"):
+        Student.load(tmp_path)
+    train_student(
+        x, labels, inputs=PLANE, classes=("upper", "lower"), training=Training(steps=5)
+    ).save(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    altered = bytearray(weights.read_bytes())
+    altered[-1] ^= 1
+    weights.write_bytes(altered)
+    with pytest.raises(StoreError, match="was altered"):
+        Student.load(tmp_path)
+    (tmp_path / "model.json").write_text("{}")
+    with pytest.raises(StoreError, match="malformed"):
+        Student.load(tmp_path)
+
+
+def test_without_a_label_there_is_nothing_to_learn() -> None:
+    x, labels, _ = moons()
+    with pytest.raises(ValueError, match="no input has a label"):
+        train_student(x, np.full_like(labels, -1), inputs=PLANE, classes=("a", "b"))
+
+
+def test_colour_images_of_odd_size_can_be_learned() -> None:
+    spec = InputSpec(shape=(19, 23, 3), dtype="float32", low=0, high=1)
+    x = np.random.default_rng(0).random((40, 19, 23, 3)).astype(np.float32)
+    labels = np.where(np.arange(40) % 2, 1, 0)
+    student = train_student(x, labels, inputs=spec, classes=("a", "b"), training=Training(steps=3))
+    assert student.probabilities(x).shape == (40, 2)
+    with pytest.raises(ValueError, match=r"expected \[B, 19, 23, 3\]"):
+        student.probabilities(x[:, 1:])
