@@ -11,6 +11,7 @@ import os
 import re
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -120,13 +121,17 @@ def use_write_ahead_log(engine: Engine) -> None:
 
     Outside any transaction, for SQLite cannot switch within one.
     """
-    try:
-        with _explained(engine), closing(engine.raw_connection()) as raw:
-            cursor = raw.cursor()
-            cursor.execute("PRAGMA journal_mode = WAL")
-            mode = cursor.fetchone()
-    except sqlite3.Error as error:
-        raise DatabaseUnavailable("The ledger's file cannot be used.", str(error)) from None
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            with _explained(engine), closing(engine.raw_connection()) as raw:
+                mode = raw.cursor().execute("PRAGMA journal_mode = WAL").fetchone()
+            break
+        except sqlite3.Error as error:
+            # Of two processes that switch at once SQLite refuses one, without waiting.
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise DatabaseUnavailable("The ledger's file cannot be used.", str(error)) from None
+            time.sleep(0.02)
     if mode != ("wal",):
         raise DatabaseUnavailable(
             "The ledger's file is on a disk that cannot hold SQLite's write-ahead log. "
