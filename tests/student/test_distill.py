@@ -1,0 +1,255 @@
+"""A student buys labels over a real socket, learns, and never pays twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from digits import DigitsEnsemble
+from server import RunningServer, running_server
+
+from terrine_client import Client
+from terrine_client.distill import Distilled, DistillError, distill
+from terrine_client.errors import BudgetExhausted, ConfigurationError, ProjectPaused
+from terrine_client.protocol import ProjectStatus
+from terrine_models.learning import Training
+from terrine_models.students import Student
+
+QUICK = Training(method="supervised", steps=40)
+CONFIDENT = {"name": "confident_gnmax", "threshold": 24, "sigma1": 8.0, "sigma2": 4.0}
+INTERACTIVE = {**CONFIDENT, "name": "interactive_gnmax", "threshold": 20, "confidence": 0.9}
+
+
+@pytest.fixture
+def server(tmp_path: Path, digits_ensemble: DigitsEnsemble) -> Iterator[RunningServer]:
+    url = f"sqlite:///{tmp_path / 'terrine.sqlite'}"
+    with running_server(tmp_path / "data", url, digits_ensemble) as running:
+        yield running
+
+
+def study(
+    server: RunningServer, client: Client, out: Path, training: Training = QUICK, **options: Any
+) -> Distilled:
+    digits = server.ensemble
+    own = (digits.unseen, digits.unseen_labels)
+    return distill(client, digits.public, out, held_out=own, training=training, **options)
+
+
+def test_a_student_asks_until_it_is_refused_and_learns(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    server.open_project(mechanism=CONFIDENT, epsilon=20.0)
+    told: list[str] = []
+    with Client(server.url, server.token()) as client:
+        made = study(server, client, tmp_path / "s", Training(steps=150), tell=told.append)
+        with pytest.raises(BudgetExhausted):
+            client.label(server.ensemble.public[made.outcomes == ""][:1])
+    report, bought = made.report, made.labels >= 0
+    assert report.refused
+    assert report.epsilon * 0.9 < report.epsilon_spent <= report.epsilon
+    assert len(report.rounds) == 3
+    assert sum(entry.asked for entry in report.rounds) == report.charges
+    assert (made.labels == server.ensemble.public_labels)[bought].mean() > 0.85
+    assert report.accuracy is not None
+    assert report.accuracy > 0.75
+    assert report.accuracy == made.student.accuracy(
+        server.ensemble.unseen, server.ensemble.unseen_labels
+    )
+    assert [line.partition(":")[0] for line in told] == [f"Round {i // 2 + 1}" for i in range(6)]
+
+    written = json.loads((tmp_path / "s" / "report.json").read_text())
+    assert written["epsilon_spent"] == report.epsilon_spent
+    assert written["guarantee"] == "proven"
+    assert written["mechanism"] == CONFIDENT
+    assert (tmp_path / "s" / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+    kept = Student.load(tmp_path / "s")
+    assert (
+        kept.predict(server.ensemble.unseen) == made.student.predict(server.ensemble.unseen)
+    ).all()
+
+
+def test_an_interrupted_study_goes_on_and_pays_nothing_twice(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    server.open_project(mechanism=CONFIDENT, epsilon=8.0)
+
+    def pause_after_first_round(line: str) -> None:
+        if "asked" in line:
+            server.ledger.set_status("study", ProjectStatus.PAUSED)
+
+    with Client(server.url, server.token(), retries=0) as client:
+        with pytest.raises(ProjectPaused):
+            study(server, client, tmp_path / "s", tell=pause_after_first_round)
+        server.ledger.set_status("study", ProjectStatus.ACTIVE)
+        made = study(server, client, tmp_path / "s")
+    assert len(made.report.rounds) == 3
+    assert made.report.charges == (made.outcomes != "").sum()
+    assert [charges for charges, _ in made.report.spending] == sorted(
+        charges for charges, _ in made.report.spending
+    )
+
+
+def test_answers_that_were_lost_are_repeated_free(server: RunningServer, tmp_path: Path) -> None:
+    server.open_project(mechanism=CONFIDENT, epsilon=8.0)
+    with Client(server.url, server.token()) as client:
+        first = study(server, client, tmp_path / "a", queries=10)
+        again = study(server, client, tmp_path / "b", queries=10)
+    assert (first.labels == again.labels).all()
+    assert again.report.charges == first.report.charges == 10
+    assert not again.report.refused
+
+
+def test_an_interactive_study_begins_uniform_and_then_says_what_it_believes(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    server.open_project(mechanism=INTERACTIVE, epsilon=10.0)
+    with Client(server.url, server.token()) as client:
+        made = study(server, client, tmp_path / "s", rounds=2)
+    with np.load(tmp_path / "s" / "answers.npz") as notebook:
+        sent = notebook["beliefs"][made.outcomes != ""]
+    uniform = (sent == 0.1).all(1)
+    assert uniform.sum() == made.report.rounds[0].asked
+    assert (~uniform).sum() == made.report.rounds[1].asked > 0
+    assert np.allclose(sent.sum(1), 1)
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_an_interactive_question_asked_again_is_the_same_question(
+    server: RunningServer, tmp_path: Path, lost: bool
+) -> None:
+    """Even when the reply to it was lost: what was about to be sent had been written down."""
+    server.open_project(mechanism=INTERACTIVE, epsilon=10.0)
+
+    class Forgetful(Client):
+        forgets = False
+
+        def label(self, *arguments: Any, **options: Any) -> Any:
+            answer = super().label(*arguments, **options)
+            if self.forgets:
+                raise ProjectPaused.__new__(ProjectPaused)
+            return answer
+
+    with Forgetful(server.url, server.token()) as client:
+
+        def forget(line: str) -> None:
+            client.forgets = lost and "asked" in line
+
+        if lost:
+            with pytest.raises(ProjectPaused):
+                study(server, client, tmp_path / "s", rounds=2, queries=20, tell=forget)
+        client.forgets = False
+        made = study(server, client, tmp_path / "s", rounds=2, queries=20)
+    assert made.report.charges == 20
+
+
+def test_nothing_is_asked_before_all_is_coherent(server: RunningServer, tmp_path: Path) -> None:
+    server.open_project(mechanism=CONFIDENT)
+    digits = server.ensemble
+    with Client(server.url, server.token()) as client:
+        with pytest.raises(DistillError, match=r"shape \[400, 64\].* takes \[N, 8, 8\]"):
+            distill(client, digits.public.reshape(400, 64), tmp_path / "a")
+        with pytest.raises(DistillError, match="are among the public ones"):
+            distill(
+                client,
+                digits.public,
+                tmp_path / "a",
+                held_out=(digits.public, digits.public_labels),
+            )
+        with pytest.raises(DistillError, match="at least 1"):
+            distill(client, digits.public, tmp_path / "a", rounds=0)
+        assert client.budget().charges == 0
+        study(server, client, tmp_path / "b", queries=4)
+        with pytest.raises(ConfigurationError, match="other inputs"):
+            distill(client, digits.public[:300], tmp_path / "b", training=QUICK)
+        (tmp_path / "b" / "answers.npz").write_bytes(b"PK damaged")
+        with pytest.raises(ConfigurationError, match="asking again is free"):
+            study(server, client, tmp_path / "b", queries=4)
+        assert client.budget().charges == 4
+
+
+def test_a_spent_budget_leaves_nothing_to_learn_from(server: RunningServer, tmp_path: Path) -> None:
+    server.open_project(mechanism=CONFIDENT, epsilon=3.0)
+    with Client(server.url, server.token()) as client:
+        study(server, client, tmp_path / "a")
+        unasked = server.ensemble.unseen
+        with pytest.raises(DistillError, match="nothing to learn from"):
+            distill(client, unasked, tmp_path / "b", training=QUICK)
+
+
+def terrine(
+    *arguments: str | Path, token: str | None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("TERRINE_")}
+    if token is not None:
+        environment["TERRINE_TOKEN"] = token
+    return subprocess.run(
+        [sys.executable, "-m", "terrine_server", *map(str, arguments)],
+        env={**environment, **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_the_command_trains_a_student_and_the_others_help(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    server.open_project(mechanism=CONFIDENT, epsilon=6.0)
+    digits, token = server.ensemble, server.token()
+    np.save(tmp_path / "pool.npy", digits.public)
+    np.savez(tmp_path / "own.npz", x=digits.unseen, y=digits.unseen_labels)
+    done = terrine(
+        "student", "train", tmp_path / "pool.npy", "--url", server.url, "--steps", "40",
+        "--method", "supervised", "--rounds", "2", "--queries", "8",
+        "--held-out", tmp_path / "own.npz", "--out", tmp_path / "student", token=token,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "of 197 held-out inputs" in done.stdout
+    assert {path.name for path in (tmp_path / "student").iterdir()} == {
+        "accuracy.png", "answers.npz", "model.json", "model.safetensors", "report.json",
+    }  # fmt: skip
+
+    (tmp_path / "token").write_text(token + "\n")
+    spent = terrine(
+        "student", "budget", "--token-file", tmp_path / "token", token=None, TERRINE_URL=server.url
+    )
+    assert spent.returncode == 0, spent.stderr
+    assert "charges" in spent.stdout
+
+    np.save(tmp_path / "few.npy", digits.unseen[:3])
+    labels = terrine(
+        "student", "label", tmp_path / "few.npy", "--url", server.url,
+        "--out", tmp_path / "labels.npz", token=token,
+    )  # fmt: skip
+    assert labels.returncode == 0, labels.stderr
+    with np.load(tmp_path / "labels.npz") as file:
+        assert set(file.files) == {"outcomes", "labels", "charges"}
+        assert len(file["labels"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("public", "url", "token", "message"),
+    [
+        ("missing.npy", "http://127.0.0.1:9", "terrine_x", "missing.npy"),
+        ("pool.npy", "http://127.0.0.1:9", None, "TERRINE_TOKEN"),
+        ("pool.npy", "nonsense", "x", "Expected a URL"),
+        ("pool.csv", "http://127.0.0.1:9", "x", "--schema"),
+    ],
+)
+def test_a_wrong_command_says_what_is_wrong(
+    tmp_path: Path, public: str, url: str, token: str | None, message: str
+) -> None:
+    np.save(tmp_path / "pool.npy", np.zeros((4, 8, 8), dtype=np.uint8))
+    (tmp_path / "pool.csv").write_text("a,b\n1,2\n")
+    done = terrine("student", "train", tmp_path / public, "--url", url, token=token)
+    assert done.returncode != 0
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
