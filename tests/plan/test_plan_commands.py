@@ -98,13 +98,14 @@ def test_the_recommended_command_is_one_that_project_open_takes(terrine: Terrine
         options = {key.removeprefix("--").replace("-", "_"): value for key, value in given.items()}
         assert options.keys() <= set(command.__annotations__) - {"name"}
         epsilon, delta = float(options.pop("epsilon")), float(options.pop("delta"))
-        options["name"] = options.pop("mechanism")
+        mechanism = {"name": options.pop("mechanism")}
         del options["ensemble"]
+        mechanism |= {parameter: json.loads(number) for parameter, number in options.items()}
         request = ProjectOpen.model_validate(
             {
                 "name": "study",
                 "ensemble": "mnist",
-                "mechanism": options,
+                "mechanism": mechanism,
                 "epsilon": epsilon,
                 "delta": delta,
             }
