@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from terrine_server.cli.console import console, fail
+from terrine_server.cli.console import console, errors, fail
 
 DEFAULT_OUT = Path("terrine-demo")
 MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist/"
@@ -67,6 +67,9 @@ def demo(
         Demo(material, directory, console).run()
     except ServerError as error:
         fail(str(error))
+    except KeyboardInterrupt:
+        errors.print(f"Interrupted. The server is stopped; what was made is in {directory}.")
+        raise typer.Exit(130) from None
 
 
 def _fresh(out: Path | None) -> Path:

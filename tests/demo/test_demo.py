@@ -1,0 +1,183 @@
+"""`terrine demo` does the whole job with the real parts, and leaves nothing running."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from rich.console import Console
+
+from terrine_models.data import DataError
+from terrine_server.demo.material import choose, mnist
+from terrine_server.demo.process import ServerError, running_server
+from terrine_server.settings import Settings
+
+TERRINE = [sys.executable, "-m", "terrine_server"]
+
+
+def start(*arguments: str | Path, cwd: Path) -> subprocess.Popen[str]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("TERRINE_")}
+    # What an owner has set for a real server must not be touched by the demo.
+    environment["TERRINE_DATABASE_URL"] = f"sqlite:///{cwd / 'precious.sqlite'}"
+    return subprocess.Popen(
+        [*TERRINE, *map(str, arguments)],
+        cwd=cwd,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def children(process: subprocess.Popen[str]) -> list[int]:
+    found = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [int(pid) for pid in found]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def wait_for(condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_the_quick_demo_tells_the_whole_story(tmp_path: Path) -> None:
+    demo = start("demo", "--quick", "--out", "made", cwd=tmp_path)
+    out, err = demo.communicate(timeout=280)
+    assert demo.returncode == 0, err
+    made = tmp_path / "made"
+    figures = json.loads((made / "demo.json").read_text())
+    assert figures["epsilon"] * 0.9 < figures["epsilon_spent"] <= figures["epsilon"]
+    assert figures["student"] > 0.8
+    assert figures["folds"] > 0.75
+    assert figures["without_privacy"] > 0.93
+    assert figures["labels_right"] > 0.9
+    assert figures["ledger_whole"]
+    assert figures["answered"] + figures["abstained"] == figures["asked"]
+    for said in (
+        "because --quick was given",
+        "refused. The privacy budget is spent",
+        "the same answers, free",
+        "whole",
+        "demo.json",
+    ):
+        assert said in " ".join(out.split()), out
+    assert (made / "student" / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+    assert not (tmp_path / "precious.sqlite").exists()
+    assert "terrine_" not in (made / "server.log").read_text().replace("terrine_server", "")
+
+    data = {**os.environ, "TERRINE_DATA_DIR": str(made / "terrine-data")}
+    data.pop("TERRINE_DATABASE_URL", None)
+    verify = subprocess.run(
+        [*TERRINE, "ledger", "verify"], env=data, capture_output=True, text=True, check=False
+    )
+    assert verify.returncode == 0, verify.stderr
+    assert figures["ledger_head"] in verify.stdout.replace("\n", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_demo_leaves_no_process_behind(tmp_path: Path, stop: signal.Signals) -> None:
+    demo = start("demo", "--quick", cwd=tmp_path)
+    try:
+        wait_for(lambda: bool(children(demo)) or demo.poll() is not None, 100)
+        servers = children(demo)
+        assert servers
+        demo.send_signal(stop)
+        _, err = demo.communicate(timeout=60)
+    finally:
+        demo.kill()
+    # Python reports -SIGINT where the interrupt met code that is being imported; a shell 130.
+    assert demo.returncode in (130, -signal.SIGINT)
+    assert "Interrupted. The server is stopped" in err
+    assert "Traceback" not in err
+    assert not any(alive(pid) for pid in servers)
+    assert (tmp_path / "terrine-demo").is_dir()
+
+
+def test_what_an_earlier_run_made_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes").write_text("keep")
+    demo = start("demo", "--quick", "--out", "mine", cwd=tmp_path)
+    _, err = demo.communicate(timeout=60)
+    assert demo.returncode == 1
+    assert "mine exists and is not empty" in err
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes"]
+
+
+def test_data_that_is_not_there_is_not_replaced_by_other_data(tmp_path: Path) -> None:
+    demo = start("demo", "--data", "nowhere", cwd=tmp_path)
+    _, err = demo.communicate(timeout=60)
+    assert demo.returncode == 1
+    assert "nowhere is no directory" in err
+    assert not (tmp_path / "terrine-demo").exists()
+
+
+def test_without_mnist_the_digits_step_in_and_it_is_said_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    material = choose(None, False, "http://127.0.0.1:9/", Console(quiet=True))
+    assert "digits" in material.name
+    assert "127.0.0.1:9" in material.why
+
+
+def test_mnist_is_split_into_private_public_and_held_out(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    for part, rows in (("train", 60), ("t10k", 20)):
+        images = random.integers(0, 256, (rows, 28, 28), dtype=np.uint8)
+        labels = (np.arange(rows) % 10).astype(np.uint8)
+        for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
+            sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
+            content = bytes([0, 0, 8, array.ndim]) + sizes + array.tobytes()
+            (tmp_path / f"{part}-{kind}-ubyte.gz").write_bytes(gzip.compress(content))
+    material = mnist(tmp_path, "as a test")
+    assert len(material.private) == 60
+    assert len(material.public) == len(material.truth) == 18
+    assert (material.held_out_labels == [8, 9]).all()
+    (tmp_path / "t10k-images-idx3-ubyte.gz").unlink()
+    with pytest.raises(DataError, match="t10k-images"):
+        mnist(tmp_path, "as a test")
+
+
+def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ServerError, match=r"(?s)ended with code 1.*terrine init"),
+        running_server(tmp_path / "absent", tmp_path / "log"),
+    ):
+        pass
+
+
+def test_a_server_stops_when_its_story_is_over(tmp_path: Path) -> None:
+    made = Settings(
+        data_dir=tmp_path / "data", database_url=f"sqlite:///{tmp_path / 'data' / 'terrine.sqlite'}"
+    )
+    initialised = subprocess.run(
+        [*TERRINE, "init"],
+        env={**os.environ, "TERRINE_DATA_DIR": str(made.data_dir)},
+        capture_output=True,
+        check=False,
+    )
+    assert initialised.returncode == 0
+    with running_server(made.data_dir, tmp_path / "log") as url:
+        assert httpx.get(f"{url}/healthz", trust_env=False).is_success
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{url}/healthz", trust_env=False)
