@@ -2,6 +2,7 @@
 
     TerrineError                      base of all; `partial` holds what was already answered
     ├── ConfigurationError            the URL, token or key cannot be used (also a ValueError)
+    ├── DistillError                  the data do not fit the project (in `distill`)
     ├── ConnectionFailed              no reply, after every retry
     │   └── TimedOut
     └── ReplyError                    a reply that is not what was asked for; `status`
