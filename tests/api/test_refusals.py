@@ -184,6 +184,23 @@ def test_a_body_is_bounded_whatever_it_says_of_its_length(
     assert student.label(terrine_server.ensemble.public[:1]).status_code == 200
 
 
+def test_a_refusal_is_read_though_it_left_before_the_body_had_come(
+    terrine_server: RunningServer, call: Call
+) -> None:
+    """A socket closed on unread bytes is reset, and the refusal with it."""
+    terrine_server.open_project()
+    student, stranger = call(), Caller(terrine_server, "terrine_none")
+    body = bytes(2**20)
+    gzip = {"Content-Type": NPY, "Content-Encoding": "gzip"}
+    for _ in range(40):
+        refused = student.http.post("/label", content=body, headers=gzip)
+        assert slug(refused) == "unsupported-media-type"
+        assert refused.headers["Connection"] == "close"
+    refused = stranger.http.post("/label", content=body, headers={"Content-Type": NPY})
+    assert slug(refused) == "unauthorized"
+    assert refused.headers["Connection"] == "close"
+
+
 def test_only_a_valid_token_of_the_right_role_and_project_opens_a_door(
     terrine_server: RunningServer, call: Call, nothing_charged: Callable[[], None]
 ) -> None:

@@ -6,10 +6,12 @@ do the texts of unexpected exceptions, which may quote them.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 import traceback
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
@@ -26,6 +28,8 @@ SMALL_BODY = 64 * 1024
 """Most bytes of any body but that of `POST /label`."""
 SINGLE = (b"authorization", b"content-type", b"content-encoding", b"idempotency-key")
 """Headers that may come once: of two, a proxy and we could each believe another."""
+LINGER = 5.0
+"""Most seconds for which what is left of a refused body is read and thrown away."""
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """An `X-Request-Id` of this form is kept; any other is replaced."""
 
@@ -105,31 +109,28 @@ class Envelope:
     ) -> None:
         """Run the app on a body of bounded size, whatever its Content-Length says."""
         limit = self.max_body_bytes if scope["path"] == "/label" else SMALL_BODY
-        received, refused = 0, False
+        body = _Body(receive, headers, limit)
+        refused = False
+
+        async def answer(message: Message) -> None:
+            await body.before_the_end(message, send)
 
         async def refuse(slug: str, detail: str, extras: dict[str, Any]) -> None:
-            reply = problem(
-                scope["state"]["request_id"],
-                scope["path"],
-                slug,
-                detail,
-                extras,
-                {"Connection": "close"},  # what is left of the body is not read
-            )
-            await reply(scope, receive, send)
+            request_id = scope["state"]["request_id"]
+            reply = problem(request_id, scope["path"], slug, detail, extras)
+            await reply(scope, receive, answer)
 
         async def receive_limited() -> Message:
-            nonlocal received, refused
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > limit:
+            nonlocal refused
+            message = await body.receive()
+            if body.received > limit:
                 refused = True
                 raise ClientDisconnect
             return message
 
-        async def send_unless_refused(message: Message) -> None:
+        async def answer_unless_refused(message: Message) -> None:
             if not refused:
-                await send(message)
+                await answer(message)
 
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
             await refuse(
@@ -147,7 +148,7 @@ class Envelope:
         refused = not length.isdigit() or int(length[:20]) > limit
         if not refused:
             try:
-                await self.app(scope, receive_limited, send_unless_refused)
+                await self.app(scope, receive_limited, answer_unless_refused)
             except ClientDisconnect:
                 if not refused:
                     raise
@@ -164,6 +165,48 @@ class Envelope:
         self.metrics.requests.labels(method, route, str(status)).inc()
         self.metrics.seconds.labels(method, route).observe(seconds)
         log.info("request", method=method, route=route, status=status, seconds=round(seconds, 4))
+
+
+class _Body:
+    """A request's body, counted, and not left unread when the reply ends.
+
+    A socket closed on unread bytes is reset, and a reset throws away what the client has not read
+    yet: the reply that says why. So a reply that comes before the body's end announces the closing
+    and then reads on a while (RFC 9112, section 9.6), as many bytes again as the limit at most.
+    """
+
+    def __init__(self, receive: Receive, headers: Mapping[bytes, bytes], limit: int) -> None:
+        self._receive = receive
+        self._limit = limit
+        self.received = 0
+        self.ended = (
+            headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers
+        )
+
+    async def receive(self) -> Message:
+        """Return the next message and count its bytes."""
+        message = await self._receive()
+        self.received += len(message.get("body", b""))
+        self.ended = self.ended or not message.get("more_body", False)
+        return message
+
+    async def before_the_end(self, message: Message, send: Send) -> None:
+        """Pass on a message of the reply; before its last one, read what is left of the body."""
+        last = message["type"] == "http.response.body" and not message.get("more_body", False)
+        if not self.ended and message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], (b"connection", b"close")]
+        if not self.ended and last:
+            await send({**message, "more_body": True})
+            await self._discard()
+            message = {"type": "http.response.body", "body": b""}
+        await send(message)
+
+    async def _discard(self) -> None:
+        most = self.received + self._limit
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER):
+                while not self.ended and self.received <= most:
+                    await self.receive()
 
 
 METHODS = {"GET", "POST", "PATCH", "DELETE", "HEAD", "OPTIONS", "PUT"}
