@@ -17,7 +17,9 @@ from terrine_server.privacy.costs import (
     GaussianThreshold,
     LaplaceNoisyMax,
     PublishedClaim,
+    SparseVectorEpoch,
     StabilityTest,
+    WithinEpoch,
     event_from_json,
 )
 from terrine_server.privacy.mechanisms import build_mechanism
@@ -45,8 +47,10 @@ __all__ = [
     "PublishedClaim",
     "Released",
     "Rule",
+    "SparseVectorEpoch",
     "StabilityTest",
     "Terms",
+    "WithinEpoch",
     "additive_delta",
     "build_mechanism",
     "cap",

@@ -25,7 +25,9 @@ from terrine_server.privacy.costs import (
     GaussianThreshold,
     LaplaceNoisyMax,
     PublishedClaim,
+    SparseVectorEpoch,
     StabilityTest,
+    WithinEpoch,
 )
 from terrine_server.privacy.noise import BITS, discrete_gaussian
 from terrine_server.privacy.parameters import check_delta, check_epsilon
@@ -58,8 +60,12 @@ def gdp_squared(event: CostEvent) -> float:
             return shift_mu(sigma) ** 2
         case LaplaceNoisyMax(gamma, shift):
             return _pure_gdp(2 * gamma * shift) ** 2
+        case SparseVectorEpoch(epsilon_threshold, epsilon_query):
+            return _pure_gdp(epsilon_threshold + epsilon_query) ** 2
         case PublishedClaim(epsilon):
             return _pure_gdp(epsilon) ** 2
+        case WithinEpoch():
+            return 0.0
         case Composition(events):
             return sum(gdp_squared(part) for part in events)
 
@@ -77,8 +83,13 @@ def rdp(event: CostEvent, orders: ArrayLike) -> NDArray[np.float64]:
             return _test_rdp(sigma, -threshold, high - threshold, alpha)
         case LaplaceNoisyMax(gamma, shift):
             return _pure_rdp(2 * gamma * shift, alpha)
+        case SparseVectorEpoch(epsilon_threshold, epsilon_query):
+            # Dwork & Roth 2014, Theorem 3.23; proved for integers in docs/privacy/stable_svt.md.
+            return _pure_rdp(epsilon_threshold + epsilon_query, alpha)
         case PublishedClaim(epsilon):
             return _pure_rdp(epsilon, alpha)
+        case WithinEpoch():
+            return np.zeros_like(alpha)
         case Composition(events):
             return np.asarray(sum(rdp(part, alpha) for part in events))
 
@@ -86,7 +97,7 @@ def rdp(event: CostEvent, orders: ArrayLike) -> NDArray[np.float64]:
 def additive_delta(event: CostEvent) -> float:
     """Return the δ that the event adds on its own, beside what the conversion takes."""
     match event:
-        case StabilityTest(delta=delta):
+        case StabilityTest(delta=delta) | SparseVectorEpoch(delta=delta):
             return delta
         case Composition(events):
             return sum(additive_delta(part) for part in events)

@@ -53,6 +53,27 @@ class StabilityTest(_Json):
 
 
 @dataclass(frozen=True)
+class SparseVectorEpoch(_Json):
+    """Bits [d + ν > threshold + ρ], d moving by ≤ 1, until one is 0 or `most` of them are 1.
+
+    Where a bit is 1, the exact winner as well. ρ is discrete Laplace of scale 1/epsilon_threshold,
+    drawn once; each ν is one of scale 2/epsilon_query. `delta` bounds the chance that a winner
+    which a neighbour could change passes anywhere in the epoch.
+    """
+
+    epsilon_threshold: float
+    epsilon_query: float
+    threshold: int
+    most: int
+    delta: float
+
+
+@dataclass(frozen=True)
+class WithinEpoch(_Json):
+    """A query that the open `SparseVectorEpoch` has paid for."""
+
+
+@dataclass(frozen=True)
 class LaplaceNoisyMax(_Json):
     """argmax(counts + discrete Laplace of scale 1/gamma); two counts move by ≤ `shift` votes."""
 
@@ -78,6 +99,8 @@ CostEvent = (
     GaussianNoisyMax
     | GaussianThreshold
     | StabilityTest
+    | SparseVectorEpoch
+    | WithinEpoch
     | LaplaceNoisyMax
     | PublishedClaim
     | Composition
@@ -87,6 +110,8 @@ _KINDS: dict[str, type[CostEvent]] = {
     "gaussian_noisy_max": GaussianNoisyMax,
     "gaussian_threshold": GaussianThreshold,
     "stability_test": StabilityTest,
+    "sparse_vector_epoch": SparseVectorEpoch,
+    "within_epoch": WithinEpoch,
     "laplace_noisy_max": LaplaceNoisyMax,
     "published_claim": PublishedClaim,
     "composition": Composition,

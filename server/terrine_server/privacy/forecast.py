@@ -16,7 +16,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from terrine_server.privacy.data_dependent import check_votes
-from terrine_server.privacy.mechanisms.base import Counts, Mechanism, Outcome
+from terrine_server.privacy.mechanisms.base import (
+    Counts,
+    Mechanism,
+    Outcome,
+    distance_to_instability,
+)
 from terrine_server.privacy.mechanisms.confident_gnmax import ConfidentGNMax
 from terrine_server.privacy.mechanisms.gnmax import GNMax
 from terrine_server.privacy.mechanisms.immutable import Immutable
@@ -167,8 +172,7 @@ def forecast(mechanism: Mechanism, votes: Votes) -> Forecast:
             passed = gaussian(sigma1).at_least(threshold - counts.max(axis=1))
             right = wins(votes, gaussian(sigma2))
         case StableArgmax(sigma=sigma):
-            ranked = np.sort(counts, axis=1)
-            distance = np.maximum(0, (ranked[:, -1] - ranked[:, -2] - 1) // 2)
+            distance = distance_to_instability(counts)
             passed = gaussian(sigma).at_least(mechanism.threshold - distance)
             right = (counts.argmax(axis=1) == labels).astype(np.float64)
         case InteractiveGNMax(threshold=threshold, sigma1=sigma1, sigma2=sigma2):

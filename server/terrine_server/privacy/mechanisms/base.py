@@ -28,10 +28,15 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Released:
-    """`outcomes`: object[B] of `Outcome`. `labels`: int64[B], −1 where there is none."""
+    """`outcomes`: object[B] of `Outcome`. `labels`: int64[B], −1 where there is none.
+
+    `epochs`: int64[B], from 0, which epoch each query belongs to; None where nothing outlives a
+    query.
+    """
 
     outcomes: NDArray[np.object_]
     labels: NDArray[np.int64]
+    epochs: NDArray[np.int64] | None = None
 
     @classmethod
     def where(
@@ -63,6 +68,10 @@ class Mechanism(Protocol):
     def needs_probabilities(self) -> bool:
         """Whether `release` needs the student's class probabilities."""
 
+    @property
+    def opening(self) -> CostEvent | None:
+        """What the first query of an epoch is charged on top; None where there are no epochs."""
+
     def events(self) -> Mapping[Outcome, CostEvent]:
         """Return what each possible outcome is charged for."""
 
@@ -88,6 +97,17 @@ def checked_counts(counts: NDArray[Any], teachers: int, classes: int) -> Counts:
     if np.any(counts < 0) or np.any(counts.sum(axis=1, dtype=np.int64) > teachers):
         raise ValueError(f"Each row of vote counts must be ≥ 0 and sum to at most {teachers}.")
     return counts.astype(np.int64)
+
+
+def distance_to_instability(counts: Counts) -> NDArray[np.int64]:
+    """Return d = max(0, floor((G − 1)/2)) of each row, G the gap between the two largest counts.
+
+    More than d votes must move before another class can win (Thakurta & Smith 2013). One moved vote
+    changes d by at most 1, and neighbours with different winners both have d = 0.
+    """
+    second, first = np.partition(counts, -2, axis=1)[:, -2:].T
+    distance: NDArray[np.int64] = np.maximum(0, (first - second - 1) // 2)
+    return distance
 
 
 def noisy_max(counts: Counts, noise: NoiseTable, entropy: Entropy) -> NDArray[np.int64]:

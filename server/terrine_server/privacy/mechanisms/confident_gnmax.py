@@ -43,6 +43,7 @@ class ConfidentGNMax:
     name: ClassVar[str] = "confident_gnmax"
     guarantee: ClassVar[Literal["proven", "claimed"]] = "proven"
     needs_probabilities: ClassVar[bool] = False
+    opening: ClassVar[CostEvent | None] = None
 
     def __post_init__(self) -> None:
         check_ensemble(self.teachers, self.classes)

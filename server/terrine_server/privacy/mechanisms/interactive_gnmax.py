@@ -58,6 +58,7 @@ class InteractiveGNMax:
     name: ClassVar[str] = "interactive_gnmax"
     guarantee: ClassVar[Literal["proven", "claimed"]] = "proven"
     needs_probabilities: ClassVar[bool] = True
+    opening: ClassVar[CostEvent | None] = None
 
     def __post_init__(self) -> None:
         check_ensemble(self.teachers, self.classes)

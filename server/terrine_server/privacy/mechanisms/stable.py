@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import numpy as np
-
 from terrine_server.privacy.costs import CostEvent, StabilityTest
 from terrine_server.privacy.mechanisms.base import (
     Counts,
@@ -16,6 +14,7 @@ from terrine_server.privacy.mechanisms.base import (
     Probabilities,
     Released,
     checked_counts,
+    distance_to_instability,
 )
 from terrine_server.privacy.noise import Entropy, discrete_gaussian
 from terrine_server.privacy.parameters import (
@@ -47,6 +46,7 @@ class StableArgmax:
     name: ClassVar[str] = "stable"
     guarantee: ClassVar[Literal["proven", "claimed"]] = "proven"
     needs_probabilities: ClassVar[bool] = False
+    opening: ClassVar[CostEvent | None] = None
 
     def __post_init__(self) -> None:
         check_ensemble(self.teachers, self.classes)
@@ -85,8 +85,6 @@ class StableArgmax:
     ) -> Released:
         """Answer with the exact winner or abstain, for each row of counts, int64[B, m]."""
         votes = checked_counts(counts, self.teachers, self.classes)
-        ranked = np.sort(votes, axis=1)
-        distance = np.maximum(0, (ranked[:, -1] - ranked[:, -2] - 1) // 2)
         noise = discrete_gaussian(self.sigma).sample((len(votes),), entropy)
-        winners = votes.argmax(axis=1)
-        return Released.where(distance + noise >= self.threshold, winners, Outcome.ABSTAINED)
+        passed = distance_to_instability(votes) + noise >= self.threshold
+        return Released.where(passed, votes.argmax(axis=1), Outcome.ABSTAINED)
