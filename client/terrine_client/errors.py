@@ -8,11 +8,13 @@
     └── ReplyError                    a reply that is not what was asked for; `status`
         ├── UnexpectedReply           not Terrine's: a proxy's page, a redirect, cut-off JSON
         └── ProblemError              an RFC 9457 problem from Terrine; `problem`
+            ├── MalformedHttp         400  something on the way garbled the request
             ├── InvalidRequest        422
             ├── InvalidQuery          422  inputs or probabilities are not what is asked for
             ├── InvalidTerms          422  mechanism, ε or δ
             ├── UnsupportedMediaType  415
             ├── PayloadTooLarge       413
+            ├── RequestTimeout        408  the body took too long to arrive
             ├── Unauthorized          401  token missing, unknown, expired or revoked
             ├── Forbidden             403  token valid, but not for this
             ├── NotFound              404
@@ -24,6 +26,7 @@
             ├── ProjectPaused         403
             ├── ProjectClosed         403
             ├── RateLimited           429  `retry_after`
+            ├── Overloaded            503  `retry_after`
             ├── EnsembleUnavailable   503
             ├── DatabaseUnavailable   503
             └── InternalError         500
@@ -117,6 +120,12 @@ def _described(error: object) -> str:
     return str(error)
 
 
+class MalformedHttp(ProblemError):
+    """The server could not read the request as HTTP: look at what stands between."""
+
+    slug = "malformed-http"
+
+
 class InvalidRequest(ProblemError):
     """A field is missing, unknown or out of range."""
 
@@ -145,6 +154,12 @@ class PayloadTooLarge(ProblemError):
     """Even one input alone exceeds the server's limits; larger batches are split by themselves."""
 
     slug = "payload-too-large"
+
+
+class RequestTimeout(ProblemError):
+    """The inputs took longer to arrive than the server waits: send fewer at once."""
+
+    slug = "request-timeout"
 
 
 class Unauthorized(ProblemError):
@@ -211,6 +226,12 @@ class RateLimited(ProblemError):
     """The token has used its requests for this minute; `retry_after` says how long to wait."""
 
     slug = "rate-limited"
+
+
+class Overloaded(ProblemError):
+    """The server takes on no more for the moment; `retry_after` says how long to wait."""
+
+    slug = "overloaded"
 
 
 class EnsembleUnavailable(ProblemError):

@@ -464,6 +464,12 @@ PROBLEMS: dict[str, ProblemType] = {
     slug: ProblemType(status=status, title=title, meaning=meaning)
     for slug, status, title, meaning in [
         (
+            "malformed-http",
+            400,
+            "This is no HTTP request",
+            "The request line, headers or chunks are malformed, too long or contradict each other.",
+        ),
+        (
             "invalid-request",
             422,
             "The request is malformed",
@@ -493,6 +499,12 @@ PROBLEMS: dict[str, ProblemType] = {
             413,
             "Too much in one request",
             "The body or the batch exceeds the server's limits, which `limit` names. Split it.",
+        ),
+        (
+            "request-timeout",
+            408,
+            "The body took too long",
+            "It did not arrive whole in the time allowed. Nothing was charged. Send less at once.",
         ),
         (
             "unauthorized",
@@ -559,6 +571,12 @@ PROBLEMS: dict[str, ProblemType] = {
             429,
             "Too many requests",
             "The token has used its requests for this minute. See Retry-After.",
+        ),
+        (
+            "overloaded",
+            503,
+            "The server is busy",
+            "It takes on no more for the moment. Nothing was charged. See Retry-After.",
         ),
         (
             "ensemble-unavailable",

@@ -63,7 +63,10 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.services = services
     app.add_middleware(
-        middleware.Envelope, metrics=services.metrics, max_body_bytes=settings.max_body_bytes
+        middleware.Envelope,
+        metrics=services.metrics,
+        max_body_bytes=settings.max_body_bytes,
+        body_seconds=settings.body_seconds,
     )
     for router in (students.router, books.router, owner.router):
         app.include_router(router, dependencies=[Depends(known_parameters)])

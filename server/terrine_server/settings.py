@@ -70,8 +70,16 @@ class Settings(BaseSettings):
         int, Field(ge=1, description="Most connections served at a time; further ones get a 503.")
     ] = 128
     keep_alive_seconds: Annotated[
-        int, Field(ge=1, description="How long an idle connection is kept.")
+        int,
+        Field(
+            ge=1,
+            description="How long an idle connection is kept, and how long the headers of a "
+            "request may take.",
+        ),
     ] = 15
+    body_seconds: Annotated[
+        int, Field(ge=1, description="How long the body of a request may take to arrive whole.")
+    ] = 60
     shutdown_seconds: Annotated[
         int, Field(ge=1, description="How long running requests may take to finish at shutdown.")
     ] = 30

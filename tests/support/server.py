@@ -16,6 +16,7 @@ import uvicorn
 from digits import DigitsEnsemble
 
 from terrine_client.protocol import ProjectOpen, Role, TokenCreate
+from terrine_server.api.connection import options
 from terrine_server.app import create_app
 from terrine_server.auth import Tokens, load_secret_key, make_secret_key
 from terrine_server.ledger import Ledger, ProjectRecord, connect, upgrade
@@ -89,7 +90,7 @@ def running_server(
 def _serving(settings: Settings) -> Iterator[str]:
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
-        create_app(settings), log_config=None, access_log=False, timeout_graceful_shutdown=5
+        create_app(settings), **options(settings) | {"timeout_graceful_shutdown": 5}
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listener],), name="terrine-server")

@@ -1,4 +1,4 @@
-"""What holds for every request: an id, limits on the body, a log line, metrics, no traceback.
+"""What holds for every request: an id, a bounded body, a log line, metrics, no traceback.
 
 The log line has the route, status and duration. Paths, query strings and bodies stay out of it, as
 do the texts of unexpected exceptions, which may quote them.
@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import structlog
@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from terrine_server.api.connection import ONE_TOO_MANY
 from terrine_server.api.problems import problem
 
 log = structlog.get_logger("terrine")
@@ -56,10 +57,13 @@ class Metrics:
 class Envelope:
     """ASGI middleware around all routes."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, max_body_bytes: int) -> None:
+    def __init__(
+        self, app: ASGIApp, metrics: Metrics, max_body_bytes: int, body_seconds: float
+    ) -> None:
         self.app = app
         self.metrics = metrics
         self.max_body_bytes = max_body_bytes
+        self.body_seconds = body_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -107,57 +111,43 @@ class Envelope:
     async def _limited(
         self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send
     ) -> None:
-        """Run the app on a body of bounded size, whatever its Content-Length says."""
+        """Run the app on a body of bounded size and duration, whatever its Content-Length says."""
         limit = self.max_body_bytes if scope["path"] == "/label" else SMALL_BODY
-        body = _Body(receive, headers, limit)
-        refused = False
+        body = _Body(receive, headers, limit, self.body_seconds)
+        refusal = _refusal(scope, headers, limit)
 
         async def answer(message: Message) -> None:
             await body.before_the_end(message, send)
 
-        async def refuse(slug: str, detail: str, extras: dict[str, Any]) -> None:
-            request_id = scope["state"]["request_id"]
-            reply = problem(request_id, scope["path"], slug, detail, extras)
-            await reply(scope, receive, answer)
-
         async def receive_limited() -> Message:
-            nonlocal refused
-            message = await body.receive()
+            nonlocal refusal
+            try:
+                message = await body.receive()
+            except TimeoutError:
+                refusal = Refusal(
+                    "request-timeout",
+                    f"The body did not arrive whole within {self.body_seconds} s. "
+                    "Nothing was charged. Send less at once.",
+                )
+                raise ClientDisconnect from None
             if body.received > limit:
-                refused = True
+                refusal = _too_large(limit)
                 raise ClientDisconnect
             return message
 
         async def answer_unless_refused(message: Message) -> None:
-            if not refused:
+            if refusal is None:
                 await answer(message)
 
-        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
-            await refuse(
-                "unsupported-media-type",
-                "Compressed bodies (Content-Encoding) are not read; .npz is compressed by itself.",
-                {},
-            )
-            return
-        names = [name for name, _ in scope["headers"]]
-        for name in SINGLE:
-            if names.count(name) > 1:
-                await refuse("invalid-request", f"The header {name.decode()} came twice.", {})
-                return
-        length = headers.get(b"content-length", b"0")
-        refused = not length.isdigit() or int(length[:20]) > limit
-        if not refused:
+        if refusal is None:
             try:
                 await self.app(scope, receive_limited, answer_unless_refused)
             except ClientDisconnect:
-                if not refused:
+                if refusal is None:
                     raise
-        if refused:
-            await refuse(
-                "payload-too-large",
-                f"The body is larger than {limit} bytes. Split the request.",
-                {"limit": limit},
-            )
+        if refusal is not None:
+            reply = problem(scope["state"]["request_id"], scope["path"], *refusal)
+            await reply(scope, receive, answer)
 
     def _record(self, scope: MutableMapping[str, Any], status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "(none)")
@@ -167,25 +157,79 @@ class Envelope:
         log.info("request", method=method, route=route, status=status, seconds=round(seconds, 4))
 
 
+class Refusal(NamedTuple):
+    """Why a request goes no further than the envelope: a problem."""
+
+    slug: str
+    detail: str
+    extras: Mapping[str, Any] = {}
+    headers: Mapping[str, str] = {}
+
+
+def _refusal(scope: Scope, headers: Mapping[bytes, bytes], limit: int) -> Refusal | None:
+    """Return what a request's head alone is refused for, if anything."""
+    if scope["state"].get(ONE_TOO_MANY):
+        return Refusal(
+            "overloaded",
+            "More clients are connected than the server serves at a time.",
+            headers={"Connection": "close"},
+        )
+    if b"transfer-encoding" in headers and (
+        b"content-length" in headers or scope["http_version"] == "1.0"
+    ):
+        # A proxy and we could each see another end of the body (RFC 9112, sections 6.1 and 6.3).
+        return Refusal(
+            "malformed-http", "Transfer-Encoding goes with HTTP/1.1 and without Content-Length."
+        )
+    if scope["path"].endswith("\n"):
+        # Routes are matched by `$`, which lets a last newline pass; rules of a proxy do not.
+        return Refusal("not-found", "There is nothing at a path that ends in a newline.")
+    if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+        return Refusal(
+            "unsupported-media-type",
+            "Compressed bodies (Content-Encoding) are not read; .npz is compressed by itself.",
+        )
+    names = [name for name, _ in scope["headers"]]
+    for name in SINGLE:
+        if names.count(name) > 1:
+            return Refusal("invalid-request", f"The header {name.decode()} came twice.")
+    length = headers.get(b"content-length", b"0")
+    if not length.isdigit() or int(length[:20]) > limit:
+        return _too_large(limit)
+    return None
+
+
+def _too_large(limit: int) -> Refusal:
+    return Refusal(
+        "payload-too-large",
+        f"The body is larger than {limit} bytes. Split the request.",
+        {"limit": limit},
+    )
+
+
 class _Body:
-    """A request's body, counted, and not left unread when the reply ends.
+    """A request's body, counted, timed, and not left unread when the reply ends.
 
     A socket closed on unread bytes is reset, and a reset throws away what the client has not read
     yet: the reply that says why. So a reply that comes before the body's end announces the closing
     and then reads on a while (RFC 9112, section 9.6), as many bytes again as the limit at most.
     """
 
-    def __init__(self, receive: Receive, headers: Mapping[bytes, bytes], limit: int) -> None:
+    def __init__(
+        self, receive: Receive, headers: Mapping[bytes, bytes], limit: int, seconds: float
+    ) -> None:
         self._receive = receive
         self._limit = limit
+        self._due = asyncio.get_running_loop().time() + seconds
         self.received = 0
         self.ended = (
             headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers
         )
 
     async def receive(self) -> Message:
-        """Return the next message and count its bytes."""
-        message = await self._receive()
+        """Return the next message and count its bytes. Raises `TimeoutError` when it is overdue."""
+        async with asyncio.timeout_at(None if self.ended else self._due):
+            message = await self._receive()
         self.received += len(message.get("body", b""))
         self.ended = self.ended or not message.get("more_body", False)
         return message

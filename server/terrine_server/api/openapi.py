@@ -11,7 +11,17 @@ from terrine_client.protocol import PROBLEMS, LabelRequest, Problem
 
 Responses = dict[int | str, dict[str, Any]]
 
-ALWAYS = ("invalid-request", "rate-limited", "database-unavailable")
+ALWAYS = (
+    "malformed-http",
+    "invalid-request",
+    "payload-too-large",
+    "unsupported-media-type",
+    "request-timeout",
+    "rate-limited",
+    "overloaded",
+    "database-unavailable",
+)
+"""What any request may meet before its route is asked."""
 WITH_TOKEN = ("unauthorized", "forbidden")
 BINARY = {"type": "string", "format": "binary"}
 
@@ -100,8 +110,6 @@ _BUDGET_EXAMPLE = {
 
 LABEL_RESPONSES: Responses = problems(
     "invalid-query",
-    "payload-too-large",
-    "unsupported-media-type",
     "idempotency-conflict",
     "budget-exhausted",
     "project-paused",

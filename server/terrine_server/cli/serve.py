@@ -42,12 +42,13 @@ def serve(
     TERRINE_DEVICE.
     Limits: TERRINE_MAX_BATCH, TERRINE_MAX_BODY_BYTES, TERRINE_REQUESTS_PER_MINUTE,
     TERRINE_FAILED_LOGINS_PER_MINUTE, TERRINE_MAX_CONNECTIONS, TERRINE_KEEP_ALIVE_SECONDS,
-    TERRINE_SHUTDOWN_SECONDS.
+    TERRINE_BODY_SECONDS, TERRINE_SHUTDOWN_SECONDS.
     Log: TERRINE_LOG_LEVEL.
     """
     import uvicorn
 
     from terrine_server import logs
+    from terrine_server.api import connection
     from terrine_server.app import create_app
     from terrine_server.ledger import check_schema, connect
     from terrine_server.settings import Settings
@@ -61,20 +62,7 @@ def serve(
         _check_device(settings.device)
     app = create_app(settings)
     logs.configure(settings.log_level)
-    uvicorn.run(
-        app,
-        host=settings.host,
-        port=settings.port,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        ws="none",
-        proxy_headers=bool(settings.forwarded_allow_ips),
-        forwarded_allow_ips=settings.forwarded_allow_ips or None,
-        limit_concurrency=settings.max_connections,
-        timeout_keep_alive=settings.keep_alive_seconds,
-        timeout_graceful_shutdown=settings.shutdown_seconds,
-    )
+    uvicorn.run(app, host=settings.host, port=settings.port, **connection.options(settings))
 
 
 def _check_device(device: str) -> None:
