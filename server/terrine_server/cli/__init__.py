@@ -10,7 +10,18 @@ from typing import Annotated
 
 import typer
 
-from terrine_server.cli import audit, ensemble, ledger, plan, price, project, serve, student, token
+from terrine_server.cli import (
+    audit,
+    doctor,
+    ensemble,
+    ledger,
+    plan,
+    price,
+    project,
+    serve,
+    student,
+    token,
+)
 from terrine_server.cli.console import console, run
 
 app = typer.Typer(
@@ -22,6 +33,7 @@ app = typer.Typer(
 
 app.command()(serve.init)
 app.command()(serve.serve)
+app.command()(doctor.doctor)
 app.command()(plan.plan)
 app.command()(price.price)
 app.command()(audit.audit)

@@ -1,0 +1,45 @@
+"""`terrine doctor`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+from rich.text import Text
+
+from terrine_server.cli.console import AsJson, console, print_json
+
+if TYPE_CHECKING:
+    from terrine_server.doctor import Finding
+
+STYLES = {"ok": "green", "warning": "bold yellow", "problem": "bold red"}
+
+
+def doctor(as_json: AsJson = False) -> None:
+    """Check settings, files, database, ensembles, clock and books, and say what to do.
+
+    Changes nothing. Exit code 1 when there is a problem; a warning is none.
+    """
+    from terrine_server.doctor import State, examine
+
+    findings = []
+    for finding in examine():
+        findings.append(finding)
+        if not as_json:
+            _show(finding)
+    problems = sum(finding.state is State.PROBLEM for finding in findings)
+    if as_json:
+        print_json({"ok": not problems, "findings": [vars(finding) for finding in findings]})
+    elif problems:
+        console.print(f"{problems} to mend.", style="bold red", highlight=False)
+    else:
+        console.print("Nothing stands in the way.", highlight=False)
+    if problems:
+        raise typer.Exit(1)
+
+
+def _show(finding: Finding) -> None:
+    line = Text.assemble((f"{finding.state:<8}", STYLES[finding.state]), f"{finding.check}: ")
+    console.print(line.append(finding.found), soft_wrap=True, highlight=False)
+    if finding.mend:
+        console.print(Text(f"        → {finding.mend}"), soft_wrap=True, highlight=False)

@@ -1,0 +1,73 @@
+"""What a data owner's machine needs, checked piece by piece: each finding says how to mend it.
+
+`examine` reads and never changes anything. It looks at files first, then at the database, then at
+what both must agree on; what cannot be looked at because something before it is broken is left
+out. Findings hold paths, names and versions, never a secret, a vote or the value of a variable.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from pydantic import ValidationError
+
+from terrine_server.doctor import books, database, files
+from terrine_server.doctor.finding import Finding, State
+from terrine_server.errors import BrokenBooks, DatabaseUnavailable, SchemaMismatch
+from terrine_server.ledger import Ledger, check_schema, connect
+from terrine_server.settings import Settings
+
+__all__ = ["Finding", "State", "examine"]
+
+
+def examine() -> Iterator[Finding]:
+    """Yield what is found on this machine, in the order in which it is best mended."""
+    try:
+        settings = Settings()
+    except ValidationError as error:
+        yield from files.unusable(error)
+        return
+    yield files.variables(os.environ)
+    yield files.device(settings.device)
+    yield files.directory(settings.data_dir)
+    yield files.secret_key(settings.secret_key_path)
+    try:
+        password = settings.database_password()
+    except OSError as error:
+        path = settings.database_password_file
+        yield Finding(
+            "password",
+            State.PROBLEM,
+            f"The file {path} of the database password cannot be read ({error.strerror}).",
+            "Put it there, or correct TERRINE_DATABASE_PASSWORD_FILE",
+        )
+        return
+    if settings.database_password_file is not None:
+        yield files.private("password", settings.database_password_file)
+    yield from _with_database(settings, password)
+
+
+def _with_database(settings: Settings, password: str | None) -> Iterator[Finding]:
+    try:
+        engine = connect(settings.database, password)
+    except DatabaseUnavailable as error:
+        yield Finding("database", State.PROBLEM, str(error), "Correct TERRINE_DATABASE_URL")
+        return
+    try:
+        yield from database.look(engine)
+        check_schema(engine)
+        yield Finding("schema", State.OK, "The tables are those of this Terrine.")
+        yield from books.ensembles(Ledger(engine), settings)
+        yield from books.ends(Ledger(engine))
+    except SchemaMismatch as error:
+        newer = "newer" in error.detail
+        mend = "Install the Terrine that migrated it" if newer else "terrine init"
+        yield Finding("schema", State.PROBLEM, str(error), mend)
+    except BrokenBooks as error:
+        yield Finding("books", State.PROBLEM, str(error), "terrine ledger verify all")
+    except DatabaseUnavailable as error:
+        mend = "See that it runs, and check TERRINE_DATABASE_URL and the password's file"
+        yield Finding("database", State.PROBLEM, str(error), mend)
+    finally:
+        engine.dispose()

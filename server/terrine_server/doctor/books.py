@@ -1,0 +1,75 @@
+"""What the ledger says exists, and how its books end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from terrine_server.doctor.database import CLOCK_SKEW
+from terrine_server.doctor.finding import Finding, State
+from terrine_server.errors import TerrineError
+from terrine_server.ledger import Ledger
+from terrine_server.settings import Settings
+
+
+def ensembles(ledger: Ledger, settings: Settings) -> Iterator[Finding]:
+    """Verify every registered ensemble's files, and name directories that are no such ensemble."""
+    from terrine_models.store import StoreError, manifest_digest, verify
+
+    registered = ledger.ensembles()
+    for record in registered:
+        directory = settings.data_dir / record.path
+        check = f"ensemble {record.name}"
+        restore = f"Restore {directory} from a backup"
+        try:
+            verify(directory)
+            same = manifest_digest(directory) == record.manifest_sha256
+        except StoreError as error:
+            yield Finding(check, State.PROBLEM, str(error), restore)
+            continue
+        if same:
+            yield Finding(check, State.OK, f"{record.info['teachers']} teachers, as registered.")
+        else:
+            found = f"{directory} holds another ensemble than the one registered."
+            yield Finding(check, State.PROBLEM, found, restore)
+    known = {(settings.data_dir / record.path).resolve() for record in registered}
+    for directory in sorted(settings.ensembles_dir.glob("*/")):
+        if directory.resolve() not in known:
+            yield Finding(
+                f"ensemble {directory.name}",
+                State.WARNING,
+                f"{directory} is not registered: nobody can ask it.",
+                f"terrine ensemble register {directory.name} --epsilon … --delta …",
+            )
+
+
+def ends(ledger: Ledger) -> Iterator[Finding]:
+    """Look at the last entry of each project: does its balance stand on it, and when was it?"""
+    whole, newest = 0, None
+    for name in ledger.project_names():
+        try:
+            project = ledger.project(name)
+            last = ledger.charges(name, after_seq=max(0, project.charges - 1), limit=2)
+        except TerrineError as error:
+            yield Finding("books", State.PROBLEM, str(error), f"terrine ledger verify {name}")
+            continue
+        found = [(entry.seq, entry.hash) for entry in last] or [(0, project.genesis)]
+        if found != [(project.charges, project.head)]:
+            said = f"The last charge of {name} is not the one that its balance stands on."
+            yield Finding("books", State.PROBLEM, said, f"terrine ledger verify {name}")
+            continue
+        whole += 1
+        newest = max(filter(None, [newest, *(entry.created_at for entry in last)]), default=None)
+    said = f"{whole} end where their balance says. All entries: `terrine ledger verify`."
+    yield Finding("books", State.OK, said)
+    yield dated(datetime.now(UTC), newest)
+
+
+def dated(now: datetime, newest: datetime | None) -> Finding:
+    """Hold this machine's clock against the newest charge, which cannot be still to come."""
+    if newest is None or newest <= now + CLOCK_SKEW:
+        return Finding("clock", State.OK, "No charge is dated later than this machine's clock.")
+    found = f"A charge is dated {newest:%Y-%m-%d %H:%M:%S} UTC, but here it is {now:%H:%M:%S} UTC"
+    return Finding(
+        "clock", State.PROBLEM, f"{found} of {now:%Y-%m-%d}.", "timedatectl set-ntp true"
+    )

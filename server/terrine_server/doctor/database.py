@@ -1,0 +1,119 @@
+"""The database itself: reachable, durable, patient, and of the same time as this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from shutil import disk_usage
+
+from sqlalchemy import Connection, Engine, text
+
+from terrine_server.doctor.files import disk, private
+from terrine_server.doctor.finding import Finding, State
+from terrine_server.ledger.database import reading, sqlite_path
+
+OLDEST_POSTGRESQL = 14
+CLOCK_SKEW, CLOCK_BROKEN = timedelta(seconds=1), timedelta(minutes=1)
+
+
+def look(engine: Engine) -> Iterator[Finding]:
+    """Connect and yield what is found. Raises DatabaseUnavailable."""
+    path = sqlite_path(engine)
+    if path is not None:
+        yield from _sqlite(engine, path)
+        return
+    with reading(engine) as connection:
+        names = ("server_version", "server_version_num", *POSTGRESQL, *POSTGRESQL_WAITS)
+        found = {name: str(_value(connection, f"SHOW {name}")) for name in names}
+        standby = bool(_value(connection, "SELECT pg_is_in_recovery()"))
+        before = datetime.now(UTC)
+        there = _value(connection, "SELECT clock_timestamp()")
+        here = before + (datetime.now(UTC) - before) / 2
+    yield from postgresql(found, standby)
+    assert isinstance(there, datetime)  # noqa: S101 - as PostgreSQL documents it
+    yield skew(here, there)
+
+
+def _sqlite(engine: Engine, path: Path) -> Iterator[Finding]:
+    with reading(engine) as connection:
+        version = _value(connection, "SELECT sqlite_version()")
+        journal = _value(connection, "PRAGMA journal_mode")
+    yield Finding("database", State.OK, f"SQLite {version}, {path}.")
+    if journal != "wal":
+        found = f"The journal of {path} is of mode {journal}, not a write-ahead log."
+        yield Finding("database", State.PROBLEM, found, "terrine init")
+    if not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):
+        found = f"This account may not write {path} and beside it."
+        mend = f"chown \"$(id -u)\" '{path.parent}' '{path}'*"
+        yield Finding("database", State.PROBLEM, found, mend)
+    yield private("database", path)
+    yield disk(path, disk_usage(path.parent).free)
+
+
+POSTGRESQL = {
+    "fsync": ({"on"}, "ALTER SYSTEM SET fsync = on; SELECT pg_reload_conf();"),
+    "full_page_writes": (
+        {"on"},
+        "ALTER SYSTEM SET full_page_writes = on; SELECT pg_reload_conf();",
+    ),
+    "synchronous_commit": (
+        {"on", "remote_apply"},
+        "Connect to PostgreSQL itself, or to a pooler that passes on startup options",
+    ),
+    "default_transaction_isolation": (
+        {"read committed"},
+        "ALTER DATABASE … SET default_transaction_isolation = 'read committed';",
+    ),
+    "default_transaction_read_only": (
+        {"off"},
+        "ALTER DATABASE … SET default_transaction_read_only = off;",
+    ),
+}
+"""Without these a charge is not durable, or waits in vain: what is right, and what mends it."""
+POSTGRESQL_WAITS = ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout")
+
+
+def postgresql(settings: Mapping[str, str], standby: bool) -> Iterator[Finding]:
+    """Judge a PostgreSQL server by its settings, as our own session sees them."""
+    version = settings["server_version"].partition(" ")[0]
+    if int(settings["server_version_num"]) // 10_000 < OLDEST_POSTGRESQL:
+        found = f"PostgreSQL {version} gets no more corrections from its makers."
+        mend = f"Upgrade to PostgreSQL {OLDEST_POSTGRESQL} or newer"
+        yield Finding("database", State.WARNING, found, mend)
+    else:
+        yield Finding("database", State.OK, f"PostgreSQL {version}.")
+    if standby:
+        found = "This PostgreSQL is a standby, which takes no charges."
+        yield Finding("database", State.PROBLEM, found, "Point TERRINE_DATABASE_URL at the primary")
+    wrong = False
+    for name, (right, mend) in POSTGRESQL.items():
+        if settings[name] not in right:
+            wrong = True
+            found = f"PostgreSQL's {name} is {settings[name]}; expected {' or '.join(right)}."
+            yield Finding("durability", State.PROBLEM, found, mend)
+    for name in POSTGRESQL_WAITS:
+        if settings[name] == "0":
+            wrong = True
+            found = f"PostgreSQL's {name} is off: one stuck connection could hold up a project."
+            _, mend = POSTGRESQL["synchronous_commit"]
+            yield Finding("durability", State.PROBLEM, found, mend)
+    if not wrong:
+        yield Finding("durability", State.OK, "Commits are on disk, and every wait is limited.")
+
+
+def skew(here: datetime, there: datetime) -> Finding:
+    """Compare this machine's clock with the database's."""
+    apart = abs(here - there)
+    found = (
+        f"The clocks of this machine and of the database are {apart.total_seconds():.1f} s apart."
+    )
+    if apart < CLOCK_SKEW:
+        return Finding("clock", State.OK, found)
+    state = State.WARNING if apart < CLOCK_BROKEN else State.PROBLEM
+    return Finding("clock", state, found, "timedatectl set-ntp true")
+
+
+def _value(connection: Connection, query: str) -> object:
+    return connection.execute(text(query)).scalar_one()

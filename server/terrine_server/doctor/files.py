@@ -1,0 +1,107 @@
+"""Settings, device, directories and secrets of this machine."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from terrine_server.auth import SecretKeyError, load_secret_key
+from terrine_server.doctor.finding import Finding, State
+from terrine_server.settings import Settings
+
+LOW_DISK, FULL_DISK = 2**30, 2**26
+"""Bytes: below the first it is time to act, below the second answers are about to stop."""
+FOREIGN_VARIABLES = {"TERRINE_DEBUG", "TERRINE_TOKEN", "TERRINE_URL", "TERRINE_SHARED_DATA"}
+"""Variables that are not the server's: the command line's, the student's and the tests'."""
+
+
+def unusable(error: ValidationError) -> Iterator[Finding]:
+    """Name each setting that is not valid, without its value."""
+    for item in error.errors(include_url=False, include_input=False):
+        where = ".".join(map(str, item["loc"])).upper()
+        found = f"TERRINE_{where}: {item['msg']}." if where else item["msg"]
+        found = found.replace("Value error, ", "")
+        yield Finding("settings", State.PROBLEM, found, "docs/api.md lists the settings")
+
+
+def variables(environment: Mapping[str, str]) -> Finding:
+    """Whether every TERRINE_* variable is one that somebody reads."""
+    known = {f"TERRINE_{name.upper()}" for name in Settings.model_fields} | FOREIGN_VARIABLES
+    unknown = sorted(n for n in environment if n.startswith("TERRINE_") and n not in known)
+    if unknown:
+        named = ", ".join(unknown)
+        found = f"The environment sets {named}, which means nothing here."
+        return Finding("settings", State.WARNING, found, f"unset {' '.join(unknown)}")
+    return Finding(
+        "settings", State.OK, "Every TERRINE_* variable is a setting with a valid value."
+    )
+
+
+def device(name: str | None) -> Finding:
+    """Whether PyTorch can use the device that is to vote; None stands for the best there is."""
+    import torch
+
+    wanted = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=wanted)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        return Finding(
+            "device",
+            State.PROBLEM,
+            f"TERRINE_DEVICE names {wanted}, which cannot be used here ({reason}).",
+            "unset TERRINE_DEVICE",
+        )
+    return Finding("device", State.OK, f"Teachers vote on {wanted}.")
+
+
+def directory(path: Path) -> Finding:
+    """Whether the data directory is there, for this account and no other."""
+    if not path.is_dir():
+        found = f"There is no data directory {path.absolute()}."
+        return Finding("data directory", State.PROBLEM, found, "terrine init")
+    if not os.access(path, os.R_OK | os.X_OK):
+        found = f"This account may not read {path}."
+        return Finding("data directory", State.PROBLEM, found, f"chown -R \"$(id -u)\" '{path}'")
+    if path.stat().st_mode & stat.S_IRWXO:
+        found = f"Every account of this machine may enter {path}, which holds private teachers."
+        return Finding("data directory", State.PROBLEM, found, f"chmod 700 '{path}'")
+    return Finding("data directory", State.OK, f"{path.absolute()} is closed to other accounts.")
+
+
+def secret_key(path: Path) -> Finding:
+    """Whether the key of the token hashes is there, long enough, and nobody else's."""
+    try:
+        load_secret_key(path)
+    except SecretKeyError as error:
+        mend = f"openssl rand -hex 32 > '{path}'" if path.exists() else "terrine init"
+        return Finding("secret key", State.PROBLEM, str(error), mend)
+    return private("secret key", path)
+
+
+def private(check: str, path: Path) -> Finding:
+    """Whether other accounts are kept from a file that must be nobody else's."""
+    mode = path.stat().st_mode
+    if path.resolve().is_relative_to("/run/secrets"):
+        # Where container engines mount secrets: no other account is inside.
+        return Finding(check, State.OK, f"{path} is a container's secret.")
+    if mode & stat.S_IRWXO:
+        found = f"Every account of this machine may use {path} (mode {stat.S_IMODE(mode):o})."
+        return Finding(check, State.PROBLEM, found, f"chmod 600 '{path}'")
+    if mode & stat.S_IRWXG:
+        found = f"The group of {path} may use it (mode {stat.S_IMODE(mode):o})."
+        return Finding(check, State.WARNING, found, f"chmod 600 '{path}'")
+    return Finding(check, State.OK, f"{path} is its owner's alone.")
+
+
+def disk(path: Path, free: int) -> Finding:
+    """Whether `free` bytes are enough for the ledger in `path` to grow."""
+    found = f"{free / 2**30:.1f} GiB are free where {path} is."
+    if free >= LOW_DISK:
+        return Finding("disk", State.OK, found)
+    state = State.WARNING if free >= FULL_DISK else State.PROBLEM
+    return Finding("disk", state, found, "Make room: a ledger that cannot grow answers nothing")

@@ -1,0 +1,330 @@
+"""`terrine doctor` finds real faults, says how to mend each, and prints no secret."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import psycopg
+import pytest
+from books import answered, unguarded
+from machine import Machine
+from sqlalchemy import make_url, text
+
+from terrine_server.doctor.books import dated
+from terrine_server.doctor.database import POSTGRESQL, POSTGRESQL_WAITS, postgresql, skew
+from terrine_server.doctor.files import FULL_DISK, LOW_DISK, disk
+from terrine_server.ledger import Ledger, connect, upgrade
+
+SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+POSTGRES = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+
+
+def charge(machine: Machine, *queries: object) -> None:
+    ledger = Ledger(connect(machine.database_url))
+    ledger.charge(ledger.project("study").id, [answered(query) for query in queries])
+
+
+def test_a_sound_machine_has_nothing_to_mend(served_machine: Machine) -> None:
+    charge(served_machine, 1, 2)
+    report = served_machine.doctor()
+    assert report["ok"]
+    assert {finding["state"] for finding in report["findings"]} == {"ok"}, report
+    checked = {finding["check"] for finding in report["findings"]}
+    assert checked >= {
+        "settings", "device", "data directory", "secret key", "database", "schema",
+        "ensemble digits", "books", "clock",
+    }  # fmt: skip
+    assert ("disk" if served_machine.database_url.startswith("sqlite") else "durability") in checked
+    told = served_machine.run("doctor")
+    assert (told.code, told.err) == (0, "")
+    assert "Nothing stands in the way" in told.out
+
+
+def test_a_bare_machine_is_told_to_initialise(machine: Machine) -> None:
+    found = machine.wrong()
+    assert {check for check, *_ in found} == {"data directory", "secret key", "schema"}
+    for _, state, _, mend in found:
+        assert (state, mend) == ("problem", "terrine init")
+    assert not machine.data.exists(), "the doctor changes nothing"
+    told = machine.run("doctor")
+    assert told.code == 1
+    assert "3 to mend" in told.out
+    assert machine.run("init").code == 0
+    assert machine.wrong() == []
+
+
+def test_a_newer_database_is_named(served_machine: Machine) -> None:
+    with connect(served_machine.database_url).begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    ((check, state, found, mend),) = served_machine.wrong()
+    assert (check, state) == ("schema", "problem")
+    assert "newer than this Terrine" in found
+    assert "Install" in mend
+
+
+@SQLITE
+def test_settings_that_mean_nothing_are_named_without_their_values(machine: Machine) -> None:
+    machine.run("init")
+    ((check, state, found, mend),) = machine.wrong(TERRINE_GREETING="hush-hush")
+    assert (check, state, mend) == ("settings", "warning", "unset TERRINE_GREETING")
+    assert "TERRINE_GREETING" in found
+    ((check, state, found, _),) = machine.wrong(TERRINE_PORT="hush-hush")
+    assert (check, state) == ("settings", "problem")
+    assert found.startswith("TERRINE_PORT: ")
+    misspelt = machine.wrong(TERRINE_REQUEST_PER_MINUTE="7")
+    assert "Did you mean TERRINE_REQUESTS_PER_MINUTE?" in misspelt[0][2]
+    ((check, _, found, _),) = machine.wrong(TERRINE_DEVICE="quantum")
+    assert check == "device"
+    assert "quantum" in found
+
+
+@SQLITE
+@pytest.mark.parametrize(
+    ("mode", "state"), [(0o604, "problem"), (0o640, "warning"), (0o602, "problem")]
+)
+def test_what_others_may_read_is_found(machine: Machine, mode: int, state: str) -> None:
+    machine.run("init")
+    for name, check in (("secret.key", "secret key"), ("terrine.sqlite", "database")):
+        path = (
+            machine.data / name
+            if name == "secret.key"
+            else Path(str(make_url(machine.database_url).database))
+        )
+        path.chmod(mode)
+        assert machine.wrong()[0][:2] == (check, state)
+        assert machine.wrong()[0][3] == f"chmod 600 '{path}'"
+        path.chmod(0o600)
+    machine.data.chmod(0o755)
+    assert machine.wrong()[0][3] == f"chmod 700 '{machine.data}'"
+    machine.data.chmod(0o700)
+    assert machine.wrong() == []
+
+
+@SQLITE
+def test_a_secret_key_that_is_too_short_is_found_and_not_printed(machine: Machine) -> None:
+    machine.run("init")
+    key = machine.data / "secret.key"
+    key.write_text("hush-hush")
+    ((check, state, _, mend),) = machine.wrong()
+    assert (check, state) == ("secret key", "problem")
+    assert mend == f"openssl rand -hex 32 > '{key}'"
+
+
+def test_no_secret_is_printed(served_machine: Machine, tmp_path: Path) -> None:
+    password = tmp_path / "password"
+    password.write_text(secrets.token_hex(8))
+    password.chmod(0o644)
+    nowhere = "postgresql+psycopg://nobody:hush-hush@127.0.0.1:1/nothing"
+    for variables in (
+        {},
+        {"TERRINE_DATABASE_URL": nowhere},
+        {"TERRINE_DATABASE_URL": "mysql://root:hush-hush@host/x"},
+        {"TERRINE_DATABASE_URL": nowhere, "TERRINE_DATABASE_PASSWORD_FILE": str(password)},
+    ):
+        for options in ((), ("--json",)):
+            done = served_machine.run("doctor", *options, **variables)
+            assert done.err == ""
+            for secret in (
+                (served_machine.data / "secret.key").read_text(),
+                password.read_text(),
+                "hush-hush",
+            ):
+                assert secret not in done.out
+
+
+@SQLITE
+def test_a_database_out_of_reach_is_found(machine: Machine, tmp_path: Path) -> None:
+    machine.run("init")
+    nowhere = "postgresql+psycopg://nobody@127.0.0.1:1/nothing"
+    ((check, state, found, mend),) = machine.wrong(TERRINE_DATABASE_URL=nowhere)
+    assert (check, state) == ("database", "problem")
+    assert "127.0.0.1" in found
+    assert "TERRINE_DATABASE_URL" in mend
+    gone = str(tmp_path / "gone")
+    ((check, _, found, _),) = machine.wrong(TERRINE_DATABASE_PASSWORD_FILE=gone)
+    assert check == "password"
+    assert gone in found
+    junk = tmp_path / "junk.sqlite"
+    junk.write_bytes(bytes(range(256)) * 16)
+    ((check, _, found, _),) = machine.wrong(TERRINE_DATABASE_URL=f"sqlite:///{junk}")
+    assert check == "database"
+    assert "not a database" in found
+
+
+@SQLITE
+def test_a_ledger_without_its_write_ahead_log_is_found(machine: Machine, tmp_path: Path) -> None:
+    machine.run("init")
+    copy = tmp_path / "copy.sqlite"
+    copy.touch(mode=0o600)
+    with closing(sqlite3.connect(str(make_url(machine.database_url).database))) as ledger:
+        ledger.execute(f"VACUUM INTO '{copy}'")  # a copy comes without
+    other = {"TERRINE_DATABASE_URL": f"sqlite:///{copy}"}
+    ((check, state, found, mend),) = machine.wrong(**other)
+    assert (check, state, mend) == ("database", "problem", "terrine init")
+    assert "delete" in found
+    assert machine.run("init", **other).code == 0
+    assert machine.wrong(**other) == []
+
+
+def test_altered_missing_exchanged_and_unregistered_ensembles_are_found(
+    served_machine: Machine,
+) -> None:
+    kept = served_machine.ensemble.with_name("kept")
+    shutil.copytree(served_machine.ensemble, kept)
+    ((check, state, _, mend),) = served_machine.wrong()
+    assert (check, state) == ("ensemble kept", "warning")
+    assert mend.startswith("terrine ensemble register kept ")
+
+    weights = next(served_machine.ensemble.glob("teachers-*"))
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    (check, state, found, mend), _ = served_machine.wrong()
+    assert (check, state) == ("ensemble digits", "problem")
+    assert str(weights) in found
+    assert "Restore" in mend
+
+    shutil.rmtree(served_machine.ensemble)
+    assert served_machine.wrong()[0][:2] == ("ensemble digits", "problem")
+
+    kept.rename(served_machine.ensemble)
+    assert served_machine.wrong() == []
+    manifest = served_machine.ensemble / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"records": 1200', '"records": 1201'))
+    ((check, state, found, _),) = served_machine.wrong()
+    assert (check, state) == ("ensemble digits", "problem")
+    assert "another ensemble" in found
+
+
+@pytest.mark.parametrize(
+    "forgery",
+    [
+        "UPDATE projects SET head = genesis",
+        "UPDATE projects SET charges = charges - 1",
+        "DELETE FROM charges WHERE seq = 2",
+    ],
+)
+def test_books_that_end_elsewhere_than_the_balance_says_are_found(
+    served_machine: Machine, forgery: str
+) -> None:
+    charge(served_machine, 1, 2)
+    with unguarded(served_machine.database_url) as connection:
+        connection.execute(text(forgery))
+    ((check, state, found, mend),) = served_machine.wrong()
+    assert (check, state) == ("books", "problem")
+    assert "study" in found
+    assert mend == "terrine ledger verify study"
+    assert served_machine.run("ledger", "verify").code == 1
+
+
+def test_a_charge_from_the_future_is_found(served_machine: Machine) -> None:
+    ledger = Ledger(connect(served_machine.database_url))
+    charge(served_machine, 1)
+    with unguarded(served_machine.database_url) as connection:
+        later = (datetime.now(UTC) + timedelta(days=1)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        connection.execute(text(f"UPDATE charges SET created_at = '{later}'"))
+    ((check, state, found, mend),) = served_machine.wrong()
+    assert (check, state) == ("clock", "problem")
+    assert later[:10] in found
+    assert "set-ntp" in mend
+    assert not ledger.verify("study").ok  # the hash covers the time, too
+
+
+def test_the_clock_may_be_behind_the_last_charge_by_a_moment_only() -> None:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    assert dated(now, None).state == "ok"
+    assert dated(now, now + timedelta(seconds=0.5)).state == "ok"
+    assert dated(now, now + timedelta(seconds=2)).state == "problem"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "state"),
+    [(0.2, "ok"), (-0.2, "ok"), (5, "warning"), (-5, "warning"), (90, "problem")],
+)
+def test_clocks_that_disagree_are_found(seconds: float, state: str) -> None:
+    here = datetime(2026, 1, 1, tzinfo=UTC)
+    assert skew(here, here + timedelta(seconds=seconds)).state == state
+
+
+@pytest.mark.parametrize(
+    ("free", "state"),
+    [(LOW_DISK, "ok"), (LOW_DISK - 1, "warning"), (FULL_DISK, "warning"), (0, "problem")],
+)
+def test_a_disk_that_fills_up_is_found(free: int, state: str) -> None:
+    assert disk(Path("/var/lib/terrine"), free).state == state
+
+
+def sound() -> dict[str, str]:
+    waits = dict.fromkeys(POSTGRESQL_WAITS, "20s")
+    right = {name: min(values) for name, (values, _) in POSTGRESQL.items()}
+    return {"server_version": "16.4 (Debian)", "server_version_num": "160004", **right, **waits}
+
+
+def test_a_postgresql_that_may_lose_charges_or_wait_for_ever_is_found() -> None:
+    assert {finding.state for finding in postgresql(sound(), standby=False)} == {"ok"}
+    for name in POSTGRESQL_WAITS:
+        (_, found) = postgresql(sound() | {name: "0"}, standby=False)
+        assert (found.check, found.state) == ("durability", "problem")
+        assert name in found.found
+    for name in POSTGRESQL:
+        (_, found) = postgresql(sound() | {name: "sideways"}, standby=False)
+        assert (found.check, found.state) == ("durability", "problem")
+        assert found.mend
+    (_, found, _) = postgresql(sound(), standby=True)
+    assert "standby" in found.found
+    (found, _) = postgresql(sound() | {"server_version_num": "130020"}, standby=False)
+    assert found.state == "warning"
+
+
+@contextmanager
+def altered(url: str, alter: str, restore: str) -> Iterator[None]:
+    """A real PostgreSQL with another setting, for as long as this lasts."""
+    plain = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+    with psycopg.connect(plain, autocommit=True) as connection:
+        connection.execute(alter)
+        connection.execute("SELECT pg_reload_conf()")
+        try:
+            yield
+        finally:
+            connection.execute(restore)
+            connection.execute("SELECT pg_reload_conf()")
+
+
+@POSTGRES
+def test_a_real_postgresql_with_unsafe_settings_is_found(served_machine: Machine) -> None:
+    url = served_machine.database_url
+    database = f'ALTER DATABASE "{make_url(url).database}"'
+    with altered(
+        url, "ALTER SYSTEM SET full_page_writes = off", "ALTER SYSTEM RESET full_page_writes"
+    ):
+        ((check, state, _, mend),) = served_machine.wrong()
+        assert (check, state) == ("durability", "problem")
+        assert mend == "ALTER SYSTEM SET full_page_writes = on; SELECT pg_reload_conf();"
+    level = "default_transaction_isolation"
+    with altered(url, f"{database} SET {level} = 'serializable'", f"{database} RESET {level}"):
+        ((check, state, found, mend),) = served_machine.wrong()
+        assert (check, state) == ("durability", "problem")
+        assert "serializable" in found
+    only = "default_transaction_read_only"
+    with altered(url, f"{database} SET {only} = on", f"{database} RESET {only}"):
+        assert "read_only" in served_machine.wrong()[0][2]
+    assert served_machine.wrong() == []
+
+
+def test_an_unmigrated_database_with_all_else_in_place_is_told_to_migrate(
+    served_machine: Machine, tmp_path: Path
+) -> None:
+    other = f"sqlite:///{tmp_path / 'other.sqlite'}"
+    (tmp_path / "other.sqlite").touch(mode=0o600)
+    found = served_machine.wrong(TERRINE_DATABASE_URL=other)
+    assert ("schema", "problem", "terrine init") in [(c, s, m) for c, s, _, m in found]
+    upgrade(connect(other))
+    # The ensemble is there, but nobody registered it in this database.
+    ((check, state, _, _),) = served_machine.wrong(TERRINE_DATABASE_URL=other)
+    assert (check, state) == ("ensemble digits", "warning")

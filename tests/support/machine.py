@@ -1,0 +1,46 @@
+"""A data owner's machine, whose commands run in the test's process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Done:
+    """What became of a command."""
+
+    code: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A data owner's machine: its data directory, its database, its commands."""
+
+    data: Path
+    database_url: str
+    run: Callable[..., Done]
+
+    @property
+    def ensemble(self) -> Path:
+        return self.data / "ensembles" / "digits"
+
+    def doctor(self, **variables: str) -> dict[str, Any]:
+        """What `terrine doctor --json` says; its exit code must agree."""
+        done = self.run("doctor", "--json", **variables)
+        report: dict[str, Any] = json.loads(done.out)
+        assert done.code == (0 if report["ok"] else 1)
+        assert done.err == ""
+        return report
+
+    def wrong(self, **variables: str) -> list[tuple[str, str, str, str]]:
+        """All findings but those that are well, as (check, state, found, mend)."""
+        findings = self.doctor(**variables)["findings"]
+        for finding in findings:
+            assert bool(finding["mend"]) == (finding["state"] != "ok"), finding
+        return [tuple(f.values()) for f in findings if f["state"] != "ok"]
