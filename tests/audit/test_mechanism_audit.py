@@ -9,7 +9,9 @@ from __future__ import annotations
 import importlib
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,17 +21,19 @@ import pytest
 from terrine_server.audit import noise
 from terrine_server.audit.cases import CASES, Case
 from terrine_server.audit.findings import Finding
-from terrine_server.audit.mechanisms import audit_mechanisms
+from terrine_server.audit.mechanisms import Seen, audit_mechanisms, observe
 from terrine_server.audit.noise import audit_noise
 from terrine_server.privacy import (
     GaussianNoisyMax,
     LaplaceNoisyMax,
     Mechanism,
     Outcome,
+    Released,
     quote,
 )
 from terrine_server.privacy.mechanisms import MECHANISMS
 from terrine_server.privacy.mechanisms.stable import StableArgmax
+from terrine_server.privacy.mechanisms.stable_svt import StableSVT
 from terrine_server.privacy.noise import NoiseTable
 
 LEVEL = 1e-6
@@ -112,10 +116,25 @@ def test_the_choice_of_votes_may_be_repeated_and_the_noise_never() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.title)
 def test_only_neighbouring_votes_are_compared(case: Case) -> None:
-    for one, other in case.neighbours(np.random.default_rng(3)):
-        moved = np.subtract(one, other)
-        assert sum(one) == sum(other) == case.teachers
-        assert sorted(moved[moved != 0]) == [-1, 1]
+    for pair in case.neighbours(np.random.default_rng(3)):
+        for one, other in zip(*pair, strict=True):
+            moved = np.subtract(one, other)
+            assert sum(one) == sum(other) == case.teachers
+            assert sorted(moved[moved != 0]) == [-1, 1]
+
+
+def test_requests_that_begin_with_an_epoch_look_like_the_first_of_a_call() -> None:
+    """In one long call most requests begin where an earlier one left an epoch open."""
+    case, draws = BY_TITLE["stable_svt"], 20_000
+    mechanism, request = case.build(), case.worst[-1][0]
+    together = observe(mechanism, case, request, draws)
+    alone: Counter[Seen] = Counter()
+    for _ in range(draws):
+        alone += observe(mechanism, case, request, 1)
+    assert together.total() == alone.total() == draws
+    for outcome in together.keys() | alone.keys():
+        deviation = math.sqrt(together[outcome] + alone[outcome])
+        assert abs(together[outcome] - alone[outcome]) < 6 * deviation
 
 
 class TestPlantedDefects:
@@ -174,6 +193,27 @@ class TestPlantedDefects:
             lambda table, shape: np.broadcast_to(sample(table, (shape[0], 1)), shape),
         )
         assert caught("gnmax")
+
+    def test_a_sparse_vector_without_noise_on_its_threshold(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Then every answer has a price, not only the abstention."""
+        replace_sampler(monkeypatch, lambda table, shape: sample(table, shape) * [[1], [0]])
+        assert caught("stable_svt")
+
+    def test_a_sparse_vector_without_noise_on_its_queries(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        replace_sampler(monkeypatch, lambda table, shape: sample(table, shape) * [[0], [1]])
+        assert caught("stable_svt")
+
+    def test_a_sparse_vector_that_is_too_lenient(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def release(self: StableSVT, counts: Any, *_: Any) -> Released:
+            return honest(replace(self, delta_per_query=0.2), counts)
+
+        honest = StableSVT.release
+        monkeypatch.setattr(StableSVT, "release", release)
+        assert caught("stable_svt")
 
     def test_a_stability_test_that_is_too_lenient(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def release(self: StableArgmax, counts: Any, *_: Any) -> Any:

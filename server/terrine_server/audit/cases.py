@@ -1,9 +1,9 @@
 """Which mechanisms are audited, with which parameters, and on which neighbouring votes.
 
 Few teachers and little noise, so that one vote shows: prices are formulas in the parameters, and
-tests/privacy proves them for all parameters. Neighbours move one vote. Along a path from a defeat
-to a unanimous win lie the worst neighbours of every mechanism here; with three classes a few more
-are drawn at random.
+tests/privacy proves them for all parameters. Neighbours move one vote of each query. Along a path
+from a defeat to a unanimous win lie the worst neighbours of every mechanism whose noise does not
+outlive a query; with three classes a few more are drawn at random.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import numpy as np
 from terrine_server.privacy import Mechanism, build_mechanism
 
 Votes = tuple[int, ...]
+Request = tuple[Votes, ...]
+"""The votes on the queries that are asked together, in their order."""
 RANDOM_PAIRS = 4
 
 
@@ -28,7 +30,7 @@ class Case:
     title: str
     spec: Mapping[str, Any]
     teachers: int
-    worst: tuple[tuple[Votes, Votes], ...]
+    worst: tuple[tuple[Request, Request], ...]
     student: tuple[float, ...] | None = None
     claimed: bool = field(default=False)
     """The price is a claim that is known not to hold: the audit has to refute it."""
@@ -36,19 +38,19 @@ class Case:
     @property
     def classes(self) -> int:
         """Number of classes."""
-        return len(self.worst[0][0])
+        return len(self.worst[0][0][0])
 
     def build(self) -> Mechanism:
         """Return the mechanism, as a project would have it."""
         return build_mechanism(self.spec, teachers=self.teachers, classes=self.classes)
 
-    def neighbours(self, choice: np.random.Generator) -> list[tuple[Votes, Votes]]:
+    def neighbours(self, choice: np.random.Generator) -> list[tuple[Request, Request]]:
         """Return the pairs to be tried: the worst ones known, and some drawn by `choice`."""
         pairs = list(self.worst)
         for _ in range(RANDOM_PAIRS if self.classes > 2 else 0):
             votes = choice.multinomial(self.teachers - 1, [1 / self.classes] * self.classes)
             one, other = choice.choice(self.classes, size=2, replace=False)
-            pairs.append((_plus_one(votes, one), _plus_one(votes, other)))
+            pairs.append(_single(_plus_one(votes, one), _plus_one(votes, other)))
         return pairs
 
 
@@ -56,10 +58,32 @@ def _plus_one(votes: np.ndarray, winner: int) -> Votes:
     return tuple(int(count) + (j == winner) for j, count in enumerate(votes))
 
 
-def _path(teachers: int) -> tuple[tuple[Votes, Votes], ...]:
+def _single(one: Votes, other: Votes) -> tuple[Request, Request]:
+    """Neighbours that ask a single query."""
+    return (one,), (other,)
+
+
+def _path(teachers: int) -> tuple[tuple[Request, Request], ...]:
     """Votes of two classes, from a clear defeat to a unanimous win of the first."""
     votes = [(won, teachers - won) for won in range(teachers // 2 - 6, teachers + 1)]
-    return tuple(pairwise(votes))
+    return tuple(_single(*pair) for pair in pairwise(votes))
+
+
+def _epochs() -> tuple[tuple[Request, Request], ...]:
+    """Requests to 19 teachers that show most of a mechanism whose noise outlives a query.
+
+    Four queries that agree a little less and a fifth that agrees a little more: an epoch that ends
+    with the fifth is less likely for both of its noises. At the threshold of `stable_svt` below,
+    and where it would be if votes counted twice. And winners that one vote decides, alone and after
+    another query.
+    """
+    split = (10, 9), (9, 10)
+    levels = ((17, 2), (18, 1)), ((13, 6), (14, 5))
+    return (
+        _single(*split),
+        (((18, 1), split[0]), ((17, 2), split[1])),
+        *(((more,) * 4 + (less,), (less,) * 4 + (more,)) for less, more in levels),
+    )
 
 
 CASES = (
@@ -86,10 +110,21 @@ CASES = (
     ),
     Case("stable", {"name": "stable", "sigma": 1.0, "delta_per_query": 0.02}, 19, _path(19)),
     Case(
+        "stable_svt",
+        {
+            "name": "stable_svt",
+            "epsilon_per_epoch": 3.0,
+            "delta_per_query": 0.002,
+            "answers_per_epoch": 5,
+        },
+        19,
+        _epochs(),
+    ),
+    Case(
         "immutable, Laplace",
         {"name": "immutable", "c": 1, "gamma": 1.0},
         9,
-        (((3, 2, 2, 2), (2, 2, 2, 3)), ((2, 2, 2, 3), (2, 3, 2, 2))),
+        (_single((3, 2, 2, 2), (2, 2, 2, 3)), _single((2, 2, 2, 3), (2, 3, 2, 2))),
     ),
     Case(
         "immutable, Gaussian",
@@ -101,7 +136,7 @@ CASES = (
         "immutable, as published",
         {"name": "immutable", "c": 5, "gamma": 0.5, "pricing": "as_published"},
         5,
-        (((3, 2), (2, 3)), ((4, 1), (3, 2))),
+        (_single((3, 2), (2, 3)), _single((4, 1), (3, 2))),
         claimed=True,
     ),
 )

@@ -15,18 +15,21 @@ from typing import cast
 
 import numpy as np
 
-from terrine_server.audit.cases import CASES, Case, Votes
+from terrine_server.audit.cases import CASES, Case, Request
 from terrine_server.audit.evidence import Limits, Promise, Sample, events, limits
 from terrine_server.audit.findings import Finding
-from terrine_server.privacy import Mechanism, Outcome, quote, rdp
+from terrine_server.privacy import Mechanism, Outcome, additive_delta, quote, rdp
 from terrine_server.privacy.terms import COST_UNITS, DELTA_UNITS
 
 FINALISTS = 3
 """Events that reach the second half; more would each be judged at a lower confidence."""
+INFINITE = 1e12
+"""The Rényi divergence of that order is the pure ε."""
 AT_A_TIME = 250_000
+"""Queries."""
 
-Seen = tuple[str, int]
-"""Outcome and label; −1 where there is none."""
+Seen = tuple[tuple[str, int], ...]
+"""For each query of a request: outcome and label; −1 where there is none."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,8 @@ class Aspect:
 class Suspicion:
     """An event that may be likelier on `one` than its price allows on `other`."""
 
-    one: Votes
-    other: Votes
+    one: Request
+    other: Request
     event: tuple[Hashable, ...]
 
 
@@ -52,12 +55,15 @@ def aspects(mechanism: Mechanism) -> list[Aspect]:
     """Return what each price on the mechanism's price list covers.
 
     The dearest outcome's price covers all that is seen of a query. Where an outcome costs less,
-    its price must cover the bit that tells it from an answer.
+    its price must cover the bit that tells it from an answer. Where there are epochs, what opens
+    one covers all that is seen of it.
     """
+    if (opening := mechanism.opening) is not None:
+        epoch = Promise("ε", float(rdp(opening, INFINITE)), additive_delta(opening))
+        return [Aspect("", epoch, lambda seen: seen)]
     terms = quote(mechanism, epsilon=100.0, delta=0.5)  # whatever the budget, the prices stay
     if terms.rule.name == "rdp":
-        infinite = 1e12  # the Rényi divergence of that order is the pure ε
-        epsilon = max(float(rdp(event, infinite)) for event in mechanism.events().values())
+        epsilon = max(float(rdp(event, INFINITE)) for event in mechanism.events().values())
         return [Aspect("", Promise("ε", epsilon), lambda seen: seen)]
 
     def promise(outcome: Outcome) -> Promise:
@@ -69,7 +75,7 @@ def aspects(mechanism: Mechanism) -> list[Aspect]:
     if cheaper:
         cheapest = min(cheaper, key=lambda outcome: terms.prices[outcome].cost)
         found.append(
-            Aspect(": whether it answers", promise(cheapest), lambda seen: seen[0] == "answered")
+            Aspect(": whether it answers", promise(cheapest), lambda seen: seen[0][0] == "answered")
         )
     return found
 
@@ -93,7 +99,7 @@ def _audit(
 ) -> Iterator[Finding]:
     mechanism, pairs = case.build(), case.neighbours(choice)
     first = {votes: observe(mechanism, case, votes, draws) for pair in pairs for votes in pair}
-    second: dict[Votes, Counter[Seen]] = {}
+    second: dict[Request, Counter[Seen]] = {}
     for aspect in parts:
         suspects = _suspect(aspect, pairs, first, level)
         for votes in {v for suspect in suspects for v in (suspect.one, suspect.other)}:
@@ -102,25 +108,44 @@ def _audit(
         yield _judge(case, aspect, suspects, second, level)
 
 
-def observe(mechanism: Mechanism, case: Case, votes: Votes, draws: int) -> Counter[Seen]:
-    """Count the outcomes of so many releases on the same votes, noise from the system's source."""
+def observe(mechanism: Mechanism, case: Case, request: Request, draws: int) -> Counter[Seen]:
+    """Count what becomes of so many requests with the same votes, noise from the system's source.
+
+    Requests are released one after the other in one call. Where noise outlives a query, only those
+    count that an epoch begins with, and they are seen up to where that epoch ends. Such a request
+    is as good as the first of a call, whatever came before; the first `draws` of them are counted.
+    """
+    length, width = len(request), len(Outcome) * (case.classes + 1) + 1
+    size = min(draws, AT_A_TIME // length)
+    votes = np.tile(np.array(request), (size, 1))
+    student = None if case.student is None else np.tile(case.student, (len(votes), 1))
     seen: Counter[Seen] = Counter()
-    for start in range(0, draws, AT_A_TIME):
-        size = min(AT_A_TIME, draws - start)
-        student = None if case.student is None else np.tile(case.student, (size, 1))
-        released = mechanism.release(np.tile(np.array(votes), (size, 1)), student)
-        labels, outcomes = released.labels, released.outcomes
-        for outcome in Outcome:
-            values, counts = np.unique(labels[outcomes == outcome], return_counts=True)
-            for label, count in zip(values.tolist(), counts.tolist(), strict=True):
-                seen[outcome.value, label] += count
+    while (missing := draws - seen.total()) > 0:
+        released = mechanism.release(votes, student)
+        epochs = np.arange(size).repeat(length) if released.epochs is None else released.epochs
+        fresh = np.diff(epochs, prepend=-1)[::length] > 0
+        epochs = epochs.reshape(size, length)
+        visible = epochs == epochs[:, :1]
+
+        kinds = sum(i * (released.outcomes == outcome) for i, outcome in enumerate(Outcome))
+        codes = kinds * (case.classes + 1) + released.labels + 2
+        codes = np.where(visible, codes.reshape(size, length), 0)
+        _, first, counts = np.unique(
+            (codes @ width ** np.arange(length))[fresh][:missing],
+            return_index=True,
+            return_counts=True,
+        )
+        for start, count in zip(np.flatnonzero(fresh)[first] * length, counts, strict=True):
+            rows = range(start, start + int(visible[start // length].sum()))
+            outcome = tuple((str(released.outcomes[r]), int(released.labels[r])) for r in rows)
+            seen[outcome] += int(count)
     return seen
 
 
 def _suspect(
     aspect: Aspect,
-    pairs: Sequence[tuple[Votes, Votes]],
-    seen: dict[Votes, Counter[Seen]],
+    pairs: Sequence[tuple[Request, Request]],
+    seen: dict[Request, Counter[Seen]],
     level: float,
 ) -> list[Suspicion]:
     """Return the events for which this half of the draws proves most."""
@@ -144,7 +169,7 @@ def _judge(
     case: Case,
     aspect: Aspect,
     suspects: Sequence[Suspicion],
-    seen: dict[Votes, Counter[Seen]],
+    seen: dict[Request, Counter[Seen]],
     level: float,
 ) -> Finding:
     def proven(suspect: Suspicion) -> tuple[float, Suspicion, Limits]:
@@ -177,7 +202,10 @@ def _viewed(aspect: Aspect, counter: Counter[Seen]) -> Sample:
 
 def _evidence(promise: Promise, suspect: Suspicion, found: Limits) -> str:
     event = " or ".join(map(_named, suspect.event))
-    one, other = ("-".join(map(str, votes)) for votes in (suspect.one, suspect.other))
+    one, other = (
+        ", ".join("-".join(map(str, votes)) for votes in request)
+        for request in (suspect.one, suspect.other)
+    )
     told = f"{event}: ≥ {found.p:.4g} on {one}, ≤ {found.q:.4g} on {other}"
     epsilon, measured, promised = promise.epsilon_delta(found.p, found.q)
     if promised == measured == 0:  # pure DP, kept
@@ -188,5 +216,5 @@ def _evidence(promise: Promise, suspect: Suspicion, found: Limits) -> str:
 def _named(outcome: Hashable) -> str:
     if isinstance(outcome, bool):
         return "answered" if outcome else "not answered"
-    name, label = cast("Seen", outcome)
-    return name if label < 0 else f"{name} {label}"
+    queries = cast("Seen", outcome)
+    return ", ".join(name if label < 0 else f"{name} {label}" for name, label in queries)
