@@ -3,6 +3,7 @@
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 ARGS ?=
+REPLICAS ?= 1
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -36,9 +37,9 @@ $(INSTALLED): pyproject.toml
 demo: venv ## Watch the whole job: teachers, server, student, budget spent (ARGS=--quick: < 2 minutes)
 	$(BIN)/terrine demo $(ARGS)
 
-serve: venv ## Make ./terrine-data if it is not there, then serve on http://127.0.0.1:8000
+serve: venv ## Make ./terrine-data if it is not there, then serve on http://127.0.0.1:8000 (REPLICAS=3)
 	$(BIN)/terrine init
-	$(BIN)/terrine serve $(ARGS)
+	$(BIN)/terrine serve --workers $(REPLICAS) $(ARGS)
 
 test: venv ## Run every test
 	$(BIN)/pytest $(ARGS)

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
+from multiprocessing import parent_process
+from multiprocessing.process import BaseProcess
+from threading import Thread
 
 import structlog
 from anyio import to_thread
 from fastapi import Depends, FastAPI
 
+from terrine_server import logs
 from terrine_server.api import books, health, middleware, openapi, owner, problems, students
 from terrine_server.api.services import Services, known_parameters
 from terrine_server.auth import Tokens, load_secret_key
 from terrine_server.errors import TerrineError
 from terrine_server.labeling import Labeling
 from terrine_server.ledger import Ledger, connect
+from terrine_server.metrics import Metrics
 from terrine_server.ratelimit import RateLimit
 from terrine_server.settings import Settings
 from terrine_server.voting.local import LocalVoters
@@ -41,7 +48,7 @@ def create_app(settings: Settings) -> FastAPI:
         labeling=Labeling(ledger, voters, settings.max_batch),
         requests=RateLimit(settings.requests_per_minute),
         failed_logins=RateLimit(settings.failed_logins_per_minute),
-        metrics=middleware.Metrics(),
+        metrics=Metrics(),
     )
 
     @asynccontextmanager
@@ -74,6 +81,22 @@ def create_app(settings: Settings) -> FastAPI:
     problems.install(app)
     openapi.install(app)
     return app
+
+
+def create_worker() -> FastAPI:
+    """Return the app of one of the processes of `terrine serve --workers`, which ends with it."""
+    settings = Settings()
+    logs.configure(settings.log_level)
+    server = parent_process()
+    if server is not None:
+        Thread(target=_end_with, args=(server,), daemon=True).start()
+    return create_app(settings)
+
+
+def _end_with(server: BaseProcess) -> None:
+    """Stop when the process that started this one is gone: nobody else would."""
+    server.join()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _warm_up(services: Services) -> None:

@@ -1,7 +1,8 @@
 """What holds for every request: an id, a bounded body, a log line, metrics, no traceback.
 
-The log line has the route, status and duration. Paths, query strings and bodies stay out of it, as
-do the texts of unexpected exceptions, which may quote them.
+The log line has the route, status and duration, and the type of the problem where there was one.
+Paths, query strings and bodies stay out of it, as do the texts of unexpected exceptions, which may
+quote them.
 """
 
 from __future__ import annotations
@@ -9,19 +10,19 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-import traceback
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Histogram
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from terrine_server.api.connection import ONE_TOO_MANY
 from terrine_server.api.problems import problem
+from terrine_server.logs import frames
+from terrine_server.metrics import Metrics
 
 log = structlog.get_logger("terrine")
 
@@ -33,25 +34,6 @@ LINGER = 5.0
 """Most seconds for which what is left of a refused body is read and thrown away."""
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """An `X-Request-Id` of this form is kept; any other is replaced."""
-
-
-class Metrics:
-    """Counts and durations by route. Nothing that depends on data, projects or votes."""
-
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "terrine_requests_total",
-            "Requests answered.",
-            ["method", "route", "status"],
-            registry=self.registry,
-        )
-        self.seconds = Histogram(
-            "terrine_request_seconds",
-            "Duration of requests.",
-            ["method", "route"],
-            registry=self.registry,
-        )
 
 
 class Envelope:
@@ -94,7 +76,10 @@ class Envelope:
             except ClientDisconnect:
                 status = status or 499
             except Exception as error:
-                log.error("defect", exception=type(error).__name__, where=_where(error))
+                log.error(
+                    "defect", exception=type(error).__name__, where=frames(error.__traceback__)
+                )
+                scope["state"]["problem"] = "internal"
                 if status:
                     # Half a reply is out: only breaking off tells the client.
                     raise RuntimeError("broke off a reply; the log names the defect") from None
@@ -146,6 +131,7 @@ class Envelope:
                 if refusal is None:
                     raise
         if refusal is not None:
+            scope["state"]["problem"] = refusal.slug
             reply = problem(scope["state"]["request_id"], scope["path"], *refusal)
             await reply(scope, receive, answer)
 
@@ -154,7 +140,12 @@ class Envelope:
         method = scope["method"] if scope["method"] in METHODS else "(other)"
         self.metrics.requests.labels(method, route, str(status)).inc()
         self.metrics.seconds.labels(method, route).observe(seconds)
-        log.info("request", method=method, route=route, status=status, seconds=round(seconds, 4))
+        told: dict[str, Any] = {"status": status, "seconds": round(seconds, 4)}
+        refused = scope["state"].get("problem")
+        if refused is not None:
+            self.metrics.problems.labels(refused).inc()
+            told["problem"] = refused
+        log.info("request", method=method, route=route, **told)
 
 
 class Refusal(NamedTuple):
@@ -259,9 +250,3 @@ METHODS = {"GET", "POST", "PATCH", "DELETE", "HEAD", "OPTIONS", "PUT"}
 def _request_id(offered: bytes) -> str:
     text = offered.decode("latin-1")
     return text if REQUEST_ID.fullmatch(text) else uuid4().hex
-
-
-def _where(error: BaseException) -> list[str]:
-    """Return the frames of a traceback without the values that its text could quote."""
-    frames = traceback.extract_tb(error.__traceback__)[-12:]
-    return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]

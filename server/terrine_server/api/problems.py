@@ -142,4 +142,5 @@ def _answer(
     extras: Mapping[str, Any] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
+    request.state.problem = slug
     return problem(request.state.request_id, request.url.path, slug, detail, extras, headers)

@@ -12,11 +12,11 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from sqlalchemy import Engine
 
 from terrine_client.protocol import Role
-from terrine_server.api.middleware import Metrics
 from terrine_server.auth import Principal, Tokens
 from terrine_server.errors import Forbidden, Unauthorized
 from terrine_server.labeling import Labeling
 from terrine_server.ledger import EnsembleRecord, Ledger
+from terrine_server.metrics import Metrics
 from terrine_server.ratelimit import RateLimit
 from terrine_server.settings import Settings
 from terrine_server.voting.local import LocalVoters

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
 
 from terrine_server.cli.console import console, fail
+
+WORKER_SECONDS = 20
+"""A worker that has not shown a sign of life for so long is replaced."""
 
 
 def init() -> None:
@@ -33,6 +38,9 @@ def serve(
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
     ] = None,
+    workers: Annotated[
+        int, typer.Option(min=1, max=64, help="Processes that share the port and the ledger.")
+    ] = 1,
 ) -> None:
     """Serve the HTTP API until interrupted.
 
@@ -47,10 +55,11 @@ def serve(
     """
     import uvicorn
 
-    from terrine_server import logs
+    from terrine_server import doctor, logs
     from terrine_server.api import connection
     from terrine_server.app import create_app
     from terrine_server.ledger import check_schema, connect
+    from terrine_server.metrics import SHARED_DIR
     from terrine_server.settings import Settings
 
     given: dict[str, Any] = {"host": host, "port": port}
@@ -59,17 +68,23 @@ def serve(
         fail(f"There is no data directory {settings.data_dir.absolute()}. Run `terrine init`.")
     check_schema(connect(settings.database, settings.database_password()))
     if settings.device is not None:
-        _check_device(settings.device)
+        votes_on = doctor.device(settings.device)
+        if votes_on.state is not doctor.State.OK:
+            fail(votes_on.found)
     app = create_app(settings)
     logs.configure(settings.log_level)
-    uvicorn.run(app, host=settings.host, port=settings.port, **connection.options(settings))
-
-
-def _check_device(device: str) -> None:
-    import torch
-
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).partition("\n")[0]
-        fail(f"TERRINE_DEVICE names {device}, which cannot be used here ({reason}).")
+    how = connection.options(settings)
+    if workers == 1:
+        uvicorn.run(app, host=settings.host, port=settings.port, **how)
+        return
+    with TemporaryDirectory(prefix="terrine-metrics-") as shared:
+        os.environ[SHARED_DIR] = shared
+        uvicorn.run(
+            "terrine_server.app:create_worker",
+            factory=True,
+            workers=workers,
+            host=settings.host,
+            port=settings.port,
+            timeout_worker_healthcheck=WORKER_SECONDS,
+            **how,
+        )

@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from pydantic import ValidationError
 
 from terrine_server.doctor import books, database, files
+from terrine_server.doctor.files import device
 from terrine_server.doctor.finding import Finding, State
 from terrine_server.errors import BrokenBooks, DatabaseUnavailable, SchemaMismatch
 from terrine_server.ledger import Ledger, check_schema, connect
 from terrine_server.settings import Settings
 
-__all__ = ["Finding", "State", "examine"]
+__all__ = ["Finding", "State", "device", "examine"]
 
 
 def examine() -> Iterator[Finding]:
@@ -29,7 +30,7 @@ def examine() -> Iterator[Finding]:
         yield from files.unusable(error)
         return
     yield files.variables(os.environ)
-    yield files.device(settings.device)
+    yield device(settings.device)
     yield files.directory(settings.data_dir)
     yield files.secret_key(settings.secret_key_path)
     try:

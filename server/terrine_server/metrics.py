@@ -1,0 +1,84 @@
+"""What Prometheus is told: how many requests, how long, and what became of them.
+
+Everything here is public to whoever asked: routes, durations, outcomes and refusals as they were
+told. A stage's duration is a part of the response time and depends on what that depends on, which
+is how many queries came and never how they were voted on; no vote count, margin or label is near.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
+
+Stage = Literal["decode", "replay", "vote", "release", "charge"]
+"""Of a label: reading the body; looking for earlier answers; teachers voting; noise and outcome;
+paying."""
+SHARED_DIR = "PROMETHEUS_MULTIPROC_DIR"
+"""Environment variable: the directory through which the workers of one server add up."""
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+
+class Metrics:
+    """Counters and durations of one server, over all its workers."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.requests = Counter(
+            "terrine_requests_total",
+            "Requests answered.",
+            ["method", "route", "status"],
+            registry=registry,
+        )
+        self.seconds = Histogram(
+            "terrine_request_seconds",
+            "Duration of requests.",
+            ["method", "route"],
+            registry=registry,
+            buckets=_SECONDS,
+        )
+        self.stages = Histogram(
+            "terrine_stage_seconds",
+            "Duration of the stages of POST /label, by stage, those that failed included.",
+            ["stage"],
+            registry=registry,
+            buckets=_SECONDS,
+        )
+        self.queries = Counter(
+            "terrine_queries_total",
+            "Queries by the outcome that was told; those answered from the record are replayed.",
+            ["outcome", "replayed"],
+            registry=registry,
+        )
+        self.problems = Counter(
+            "terrine_problems_total",
+            "Requests answered with a problem, by its type.",
+            ["problem"],
+            registry=registry,
+        )
+
+    @contextmanager
+    def stage(self, stage: Stage) -> Iterator[None]:
+        """Time one stage of a label."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.stages.labels(stage).observe(time.perf_counter() - started)
+
+    def text(self, *more: Collector) -> bytes:
+        """Return all metrics, and those that `more` collects now, in Prometheus's text format."""
+        counted = self.registry
+        if SHARED_DIR in os.environ:
+            counted = CollectorRegistry()
+            MultiProcessCollector(counted)  # type: ignore[no-untyped-call]
+        collected = CollectorRegistry()
+        for collector in more:
+            collected.register(collector)
+        return generate_latest(counted) + generate_latest(collected)

@@ -1,0 +1,120 @@
+"""What Prometheus scrapes from the real endpoint, read by Prometheus's own parser."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from caller import Caller, slug
+from prometheus_client.parser import text_string_to_metric_families
+from server import RunningServer
+
+from terrine_client.protocol import ProjectStatus
+
+SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def scrape(server: RunningServer, role: str = "auditor") -> Series:
+    reply = Caller(server, server.token(role)).http.get("/metrics")
+    assert reply.status_code == 200
+    assert reply.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    found: Series = {}
+    for family in text_string_to_metric_families(reply.text):
+        assert family.documentation
+        for sample in family.samples:
+            key = (sample.name, frozenset(sample.labels.items()))
+            assert key not in found, key
+            found[key] = sample.value
+    return found
+
+
+def value(series: Series, name: str, **labels: str) -> float:
+    return series[name, frozenset(labels.items())]
+
+
+@SQLITE
+def test_metrics_are_for_auditors_and_admins(terrine_server: RunningServer) -> None:
+    terrine_server.open_project()
+    assert slug(Caller(terrine_server, None).http.get("/metrics")) == "unauthorized"
+    student = Caller(terrine_server, terrine_server.token())
+    assert slug(student.http.get("/metrics")) == "forbidden"
+    assert scrape(terrine_server, "auditor")
+    assert scrape(terrine_server, "admin")
+
+
+@SQLITE
+def test_requests_and_problems_are_counted_by_route_and_type(
+    terrine_server: RunningServer,
+) -> None:
+    terrine_server.open_project("hush-hush")
+    student = Caller(terrine_server, terrine_server.token("student", "hush-hush"))
+    student.label(terrine_server.ensemble.public[:2])
+    student.label(terrine_server.ensemble.public[:2] + 100)
+    student.http.get("/projects/hush-hush")
+    student.http.get("/nowhere")
+    student.http.post("/label", headers={"Content-Encoding": "gzip"})
+    seen = scrape(terrine_server)
+
+    def requests(method: str, route: str, status: str) -> float:
+        return value(seen, "terrine_requests_total", method=method, route=route, status=status)
+
+    assert requests("POST", "/label", "200") == 1
+    assert requests("POST", "/label", "422") == 1
+    assert requests("GET", "/projects/{name}", "200") == 1
+    assert value(seen, "terrine_request_seconds_count", method="POST", route="/label") == 2
+    for problem in ("invalid-query", "not-found", "unsupported-media-type"):
+        assert value(seen, "terrine_problems_total", problem=problem) == 1
+    assert all(
+        dict(labels).get("route") in (None, "(none)") or "hush" not in dict(labels)["route"]
+        for _, labels in seen
+    )
+
+
+def test_accounts_are_those_that_students_are_told(terrine_server: RunningServer) -> None:
+    for name in ("busy", "idle", "closed"):
+        terrine_server.open_project(name, epsilon=2.0)
+    terrine_server.ledger.set_status("closed", ProjectStatus.CLOSED)
+    student = Caller(terrine_server, terrine_server.token("student", "busy"))
+    student.label(terrine_server.ensemble.public[:5])
+    seen = scrape(terrine_server)
+    assert {dict(labels)["project"] for _, labels in seen if "project" in dict(labels)} == {
+        "busy", "idle",
+    }  # fmt: skip
+    for name in ("busy", "idle"):
+        token = terrine_server.token("student", name)
+        told = Caller(terrine_server, token).http.get("/budget").json()
+        for figure in ("epsilon", "epsilon_spent", "charges", "affordable"):
+            assert value(seen, f"terrine_project_{figure}", project=name) == told[figure]
+    assert value(seen, "terrine_project_charges", project="busy") > 0
+
+
+@SQLITE
+def test_the_handbook_lists_exactly_the_metrics_there_are(terrine_server: RunningServer) -> None:
+    handbook = (Path(__file__).resolve().parents[2] / "docs" / "operating.md").read_text()
+    listed = re.findall(r"^\| `(terrine_\w+)` \|", handbook, re.MULTILINE)
+    http = Caller(terrine_server, terrine_server.token("auditor")).http
+    assert listed == [
+        family.name for family in text_string_to_metric_families(http.get("/metrics").text)
+    ]
+
+
+@SQLITE
+def test_metrics_hold_no_votes_outcomes_of_a_project_or_secrets(
+    terrine_server: RunningServer,
+) -> None:
+    terrine_server.open_project()
+    student = Caller(terrine_server, terrine_server.token())
+    student.label(terrine_server.ensemble.public[:20])
+    known = {
+        "terrine_requests_total": {"method", "route", "status"},
+        "terrine_request_seconds": {"method", "route"},
+        "terrine_stage_seconds": {"stage"},
+        "terrine_queries_total": {"outcome", "replayed"},
+        "terrine_problems_total": {"problem"},
+        "terrine_project_": {"project"},
+    }
+    for name, labels in scrape(terrine_server):
+        (kind,) = [known[start] for start in known if name.startswith(start.removesuffix("_total"))]
+        assert set(dict(labels)) - {"le"} == kind, name

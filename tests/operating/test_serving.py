@@ -1,0 +1,148 @@
+"""`terrine serve` as a process: what it refuses to start on, its log, and its workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from books import terms
+from machine import Machine
+from prometheus_client.parser import text_string_to_metric_families
+from serving import serving
+from sqlalchemy import text
+
+from terrine_client.protocol import Role, TokenCreate
+from terrine_server.auth import Tokens, load_secret_key
+from terrine_server.ledger import Ledger, connect
+
+NOISY = {"name": "gnmax", "sigma": 60.0}
+
+
+def student(machine: Machine, project: str, queries: int) -> dict[str, str]:
+    """The headers of a student whose project affords exactly so many queries."""
+    ledger = Ledger(connect(machine.database_url))
+    ledger.open_project(project, "digits", NOISY, terms(queries, NOISY))
+    return bearer(machine, TokenCreate(role=Role.STUDENT, project=project))
+
+
+def bearer(machine: Machine, request: TokenCreate) -> dict[str, str]:
+    ledger = Ledger(connect(machine.database_url))
+    tokens = Tokens(ledger, load_secret_key(machine.data / "secret.key"))
+    return {"Authorization": f"Bearer {tokens.create(request).token}"}
+
+
+def question(number: int) -> dict[str, Any]:
+    """One input that no other number has."""
+    image = np.zeros((8, 8), dtype=np.uint8)
+    image.flat[:4] = [number // 17**k % 17 for k in range(4)]
+    return {"inputs": [image.tolist()]}
+
+
+def test_the_server_refuses_an_unmigrated_or_newer_database_and_names_the_command(
+    served_machine: Machine,
+) -> None:
+    with connect(served_machine.database_url).begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    for command in (("serve",), ("serve", "--workers", "3")):
+        refused = served_machine.run(*command)
+        assert (refused.code, refused.out) == (1, "")
+        assert "newer than this Terrine" in refused.err
+        assert "Install the version" in refused.err
+    with connect(served_machine.database_url).begin() as connection:
+        connection.execute(text("DELETE FROM alembic_version"))
+    refused = served_machine.run("serve")
+    assert (refused.code, refused.out) == (1, "")
+    assert "Run `terrine init`" in refused.err
+
+
+@pytest.mark.slow
+def test_workers_share_one_port_one_budget_and_one_account_of_what_they_did(
+    served_machine: Machine,
+) -> None:
+    affordable, clients, each = 20, 8, 4
+    headers = student(served_machine, "shared", affordable)
+    with serving(served_machine, "--workers", "2") as server:
+        server.wait_for("Application startup complete", 2)
+
+        def ask(client: int) -> Counter[int]:
+            with httpx.Client(base_url=server.url, headers=headers, timeout=60) as http:
+                asked = range(client * each, client * each + each)
+                return Counter(
+                    http.post("/label", json=question(number)).status_code for number in asked
+                )
+
+        with ThreadPoolExecutor(clients) as pool:
+            told = sum(pool.map(ask, range(clients)), Counter[int]())
+        assert told == {200: affordable, 403: clients * each - affordable}
+        account = Ledger(connect(served_machine.database_url)).project("shared")
+        assert (account.charges, account.affordable) == (affordable, 0)
+        assert len({entry["pid"] for entry in server.entries("^request$")}) > 1
+
+        auditor = bearer(served_machine, TokenCreate(role=Role.AUDITOR))
+        for _ in range(3):  # whichever worker is asked
+            told_by_metrics = {
+                sample.labels["status"]: sample.value
+                for family in text_string_to_metric_families(
+                    httpx.get(f"{server.url}/metrics", headers=auditor).text
+                )
+                for sample in family.samples
+                if sample.name == "terrine_requests_total" and sample.labels["route"] == "/label"
+            }
+            assert told_by_metrics == {"200": affordable, "403": clients * each - affordable}
+        assert server.stop() == 0
+    assert len({entry["pid"] for entry in server.entries("Finished server process")}) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_killed_worker_is_replaced_and_no_worker_outlives_the_server(
+    served_machine: Machine,
+) -> None:
+    headers = student(served_machine, "shared", 5)
+    with serving(served_machine, "--workers", "2") as server:
+        server.wait_for("Application startup complete", 2)
+        first = httpx.post(f"{server.url}/label", json=question(1), headers=headers, timeout=60)
+        victim = server.entries("Application startup complete")[0]["pid"]
+        os.kill(victim, signal.SIGKILL)
+        server.wait_for("Application startup complete", 3)
+        again = httpx.post(f"{server.url}/label", json=question(1), headers=headers, timeout=60)
+        (paid,), (replayed,) = first.json()["results"], again.json()["results"]
+        assert replayed == paid | {"replayed": True}
+        server.stop(signal.SIGKILL)
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"{server.url}/healthz")
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_every_line_of_the_log_is_json_with_time_level_and_process(
+    served_machine: Machine,
+) -> None:
+    headers = student(served_machine, "logged", 1)
+    with serving(served_machine) as server:
+        named = {**headers, "X-Request-Id": "trace-1"}
+        assert httpx.post(f"{server.url}/label", json=question(1), headers=named).status_code == 200
+        named["X-Request-Id"] = "trace-2"
+        assert httpx.post(f"{server.url}/label", json=question(2), headers=named).status_code == 403
+        served_machine.ensemble.joinpath("manifest.json").write_text("{}")
+        named["X-Request-Id"] = "trace-3"
+        assert httpx.post(f"{server.url}/label", json=question(3), headers=named).status_code == 503
+        server.stop()
+    for entry in server.entries(""):
+        assert {"event", "level", "timestamp", "pid"} <= set(entry), entry
+        assert entry["pid"] == server.process.pid
+    by_request: dict[str, list[dict[str, Any]]] = {}
+    for entry in server.entries(""):
+        if "request_id" in entry:
+            by_request.setdefault(entry["request_id"], []).append(entry)
+    assert [entry["event"] for entry in by_request["trace-1"]] == ["request"]
+    assert by_request["trace-2"][-1]["problem"] == "budget-exhausted"
+    unavailable, request = by_request["trace-3"]
+    assert unavailable["event"] == "unavailable"
+    assert "manifest.json" in unavailable["cause"]
+    assert request["problem"] == "ensemble-unavailable"
