@@ -45,9 +45,15 @@ SPECS: list[Spec] = [
     {"name": "immutable", "c": 2, "sigma": 3.0},
     {"name": "stable", "sigma": 1.0, "delta_per_query": 0.02},
 ]
+EPOCHS: Spec = {
+    "name": "stable_svt",
+    "epsilon_per_epoch": 6.0,
+    "delta_per_query": 0.02,
+    "answers_per_epoch": 3,
+}
 VOTES = [(5, 4, 1), (1, 8, 1), (3, 3, 4), (5, 5, 0)]
 STUDENT = [0.1, 0.7, 0.2]
-every_mechanism = pytest.mark.parametrize("spec", SPECS, ids=str)
+every_mechanism = pytest.mark.parametrize("spec", [*SPECS, EPOCHS], ids=str)
 
 
 def no_noise(count: int) -> bytes:
@@ -68,7 +74,7 @@ def build(spec: Spec) -> Mechanism:
     return build_mechanism(spec, teachers=10, classes=3)
 
 
-@every_mechanism
+@pytest.mark.parametrize("spec", SPECS, ids=str)  # test_stable_svt.py has the law of the other
 @pytest.mark.parametrize("votes", VOTES, ids=str)
 def test_releases_follow_the_exact_law(spec: Spec, votes: tuple[int, ...]) -> None:
     draws = 60_000
@@ -291,6 +297,15 @@ def test_no_baseline_leaves_the_range_that_is_priced(weights: list[float]) -> No
         ({"name": "stable", "sigma": 1.0, "delta_per_query": 0.0}, "delta_per_query"),
         ({"name": "stable", "sigma": 1.0, "delta_per_query": 1.0}, "delta_per_query"),
         ({"name": "stable", "sigma": 1.0, "delta_per_query": 1e-9}, "no query could be answered"),
+        (EPOCHS | {"epsilon_per_epoch": 0.0}, "epsilon_per_epoch = 0 is not between 0.003 and 100"),
+        (EPOCHS | {"epsilon_per_epoch": 0.002}, "epsilon_per_epoch"),
+        (EPOCHS | {"epsilon_per_epoch": 200.0}, "epsilon_per_epoch"),
+        (EPOCHS | {"epsilon_per_epoch": float("nan")}, "must be finite"),
+        (EPOCHS | {"delta_per_query": 0.0}, "delta_per_query"),
+        (EPOCHS | {"delta_per_query": 1e-9}, "no query could be answered"),
+        (EPOCHS | {"answers_per_epoch": 0}, "answers_per_epoch = 0 is not between 1 and"),
+        (EPOCHS | {"answers_per_epoch": 2.5}, "answers_per_epoch must be a whole number"),
+        ({"name": "stable_svt", "epsilon_per_epoch": 6.0}, "The parameters of stable_svt"),
     ],
 )
 def test_parameters_that_cannot_be_used_are_refused_with_a_reason(spec: Spec, text: str) -> None:
@@ -304,7 +319,7 @@ def test_ensembles_that_cannot_vote_are_refused(teachers: int, classes: int) -> 
         build_mechanism(SPECS[1], teachers=teachers, classes=classes)
 
 
-@every_mechanism
+@pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_every_specification_on_the_wire_builds_the_mechanism_it_names(spec: Spec) -> None:
     parsed = TypeAdapter[Any](MechanismSpec).validate_python(dict(spec))
     mechanism = build(parsed.model_dump())

@@ -42,6 +42,11 @@ def default_grid(name: str, teachers: int, delta: float) -> dict[str, Sequence[f
         case "stable":
             each = [conversion_delta([], delta) / 20 / queries for queries in (50, 500, 5000)]
             return {"sigma": sigmas, "delta_per_query": _distinct(each)}
+        case "stable_svt":
+            raise ParameterError(
+                "stable_svt is not planned: what its queries cost depends on the order in which "
+                "they come and on how many come in one request, which no level of consensus tells."
+            )
         case "immutable":
             return {"sigma": sigmas, "c": [0, 1, 2, 5]}
     raise ParameterError(f"No mechanism is called {name!r}; there are {', '.join(MECHANISMS)}.")

@@ -31,7 +31,9 @@ from terrine_server.privacy.costs import (
     GaussianThreshold,
     LaplaceNoisyMax,
     PublishedClaim,
+    SparseVectorEpoch,
     StabilityTest,
+    WithinEpoch,
 )
 from terrine_server.privacy.parameters import ParameterError, check_delta
 from terrine_server.privacy.terms import SAMPLER_SHARE, STABILITY_SHARE
@@ -166,6 +168,10 @@ def pure_epsilon(event: CostEvent) -> float:
     match event:
         case LaplaceNoisyMax(gamma, shift):
             return 2 * gamma * shift
+        case SparseVectorEpoch(epsilon_threshold, epsilon_query):
+            return epsilon_threshold + epsilon_query
+        case WithinEpoch():
+            return 0.0
         case PublishedClaim(epsilon):
             return epsilon
         case Composition(events):
