@@ -34,12 +34,16 @@ from terrine_server.privacy import (
     GaussianNoisyMax,
     GaussianThreshold,
     LaplaceNoisyMax,
+    Mechanism,
     Outcome,
+    additive_delta,
     build_mechanism,
     epsilon_from_gdp,
     epsilon_from_rdp,
+    gdp_budget,
     gdp_squared,
     rdp,
+    rdp_budget,
 )
 from terrine_server.privacy.data_dependent import (
     data_dependent_rdp,
@@ -267,6 +271,53 @@ def reproduce_near_zero() -> None:
         line("    at these votes", "unsanitised", secret)
 
 
+def answers_at_equal_epsilon() -> None:
+    """Answers until the budget is spent, mean of 20 orders of the queries, batches of 1,000."""
+    delta = 1e-5
+    orders = 1 + np.geomspace(0.01, 100 / delta, 2000)  # beyond 1/delta: basic composition
+    for name, sigma in (("mnist_1000", 48.0), ("mnist_2000", 96.0)):
+        data = recorded(name)
+        if data is None:
+            continue
+        votes, teachers = data[0], int(data[0][0].sum())
+        print(f"\nAnswers for the same worst-case epsilon, {teachers:,} teachers on MNIST")
+        for epsilon in (1.0, 4.0, 8.0):
+            plain = math.floor(gdp_budget(epsilon, delta) / gdp_squared(GaussianNoisyMax(40.0)))
+            line(f"epsilon={epsilon:g}: gnmax, sigma=40", "answers", f"{plain:,}")
+            asked = gdp_budget(epsilon, delta * 0.95) * sigma**2  # 5 % of delta is for the tests
+            spec = {"name": "stable", "sigma": sigma, "delta_per_query": delta / 20 / asked}
+            stable = build_mechanism(spec, teachers=teachers, classes=10)
+            share = np.mean(stable.release(votes).outcomes == Outcome.ANSWERED)
+            line(f"    stable, sigma={sigma:g}", "answers", f"{asked * share:,.0f}")
+            for each in (0.5, 1.0, 2.0):
+                if each > epsilon:
+                    continue
+                spec = {"name": "stable_svt", "epsilon_per_epoch": each,
+                        "delta_per_query": 1e-10, "answers_per_epoch": 100}  # fmt: skip
+                sparse = build_mechanism(spec, teachers=teachers, classes=10)
+                assert sparse.opening is not None
+                budget = rdp_budget(orders, epsilon, delta * 0.95)
+                afford = math.floor(np.max(budget / rdp(sparse.opening, orders)))
+                epochs = min(afford, math.floor(delta / 20 / additive_delta(sparse.opening)))
+                mean = np.mean([answers_within(sparse, epochs, votes, seed) for seed in range(20)])
+                what = f"    stable_svt, {epochs} epochs of epsilon={each:g}"
+                line(what, "answers", f"{mean:,.0f}")
+
+
+def answers_within(mechanism: Mechanism, epochs: int, votes: Votes, seed: int) -> int:
+    """Ask in an order that `seed` picks until the epochs, or the queries, are used up."""
+    queries, answers = np.random.default_rng(seed).permutation(votes), 0
+    for start in range(0, len(queries), 1_000):
+        released = mechanism.release(queries[start : start + 1_000])
+        assert released.epochs is not None
+        paid = released.epochs < epochs
+        answers += int(np.sum(released.outcomes[paid] == Outcome.ANSWERED))
+        epochs -= int(released.epochs[-1]) + 1
+        if epochs <= 0:
+            break
+    return answers
+
+
 def main() -> None:
     mnist, adult = recorded("mnist_250"), recorded("adult_250")
     if mnist is not None:
@@ -280,6 +331,7 @@ def main() -> None:
         reproduce_lnmax(mnist[0], 100, 2.04)
         reproduce_lnmax(mnist[0], 1_000, 8.03)
     reproduce_near_zero()
+    answers_at_equal_epsilon()
 
 
 if __name__ == "__main__":
