@@ -1,0 +1,99 @@
+"""Whatever the OpenAPI document allows or forbids, the service answers as the document says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+import schemathesis
+from digits import DigitsEnsemble
+from fuzzing import DOCUMENTED as REQUESTS
+from fuzzing import answered, examples, tell, tireless_server
+from hypothesis import given
+from hypothesis import strategies as st
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import CheckFunction, not_a_server_error
+from schemathesis.core.result import Ok
+from schemathesis.openapi.loaders import from_url
+from schemathesis.specs.openapi import checks
+from server import RunningServer
+
+CHECKS: list[CheckFunction] = [
+    not_a_server_error,
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_headers_conformance,
+    checks.response_schema_conformance,
+    checks.negative_data_rejection,
+]
+ROLES = ("student", "auditor", "admin", None)
+STUDENTS = ("/label", "/label/estimate", "/budget", "/project")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def server(
+    tmp_path: Path, database_url: str, digits_ensemble: DigitsEnsemble
+) -> Iterator[RunningServer]:
+    with tireless_server(tmp_path / "data", database_url, digits_ensemble) as server:
+        server.open_project("survey")
+        yield server
+
+
+@pytest.fixture
+def tokens(server: RunningServer) -> dict[str | None, dict[str, str]]:
+    """The headers of each role, and of nobody."""
+    return {
+        role: {"Authorization": f"Bearer {server.token(role) if role else 'terrine_none'}"}
+        for role in ROLES
+    }
+
+
+def cases(schema: schemathesis.BaseSchema, things: dict[str, str]) -> st.SearchStrategy[Case[Any]]:
+    """Requests to every operation, within the document and beyond, of these things and unknown."""
+    strategies = []
+    for found in schema.get_all_operations():
+        assert isinstance(found, Ok), found
+        operation = found.ok()
+        for mode in GenerationMode:
+            strategies.append(operation.as_strategy(generation_mode=mode))
+        known = {name: thing for name, thing in things.items() if f"{{{name}}}" in operation.path}
+        if known:
+            strategies.append(operation.as_strategy(path_parameters=known))
+    return st.one_of(strategies).map(on_the_digits)
+
+
+def on_the_digits(case: Case[Any]) -> Case[Any]:
+    """Let half of the projects that are opened be on an ensemble that exists."""
+    body: Any = case.body
+    if case.path == "/projects" and isinstance(body, dict) and len(str(body.get("name"))) % 2:
+        body["ensemble"] = "digits"
+    return case
+
+
+def test_every_reply_is_one_that_the_document_describes(
+    server: RunningServer, tokens: dict[str | None, dict[str, str]]
+) -> None:
+    schema = from_url(f"{server.url}/openapi.json")
+    session = requests.Session()
+    spare = server.token().split("_")[1]
+    things = {"project": "study", "name": "survey", "slug": "not-found", "token_id": spare}
+
+    @examples(REQUESTS)
+    @given(cases(schema, things), st.sampled_from(["the one that may"] * 8 + [*ROLES]))
+    def every_reply_is_described(case: Case[Any], role: str | None) -> None:
+        if role not in ROLES:
+            role = "student" if case.path in STUDENTS else "admin"
+        case.call_and_validate(session=session, headers=tokens[role], checks=CHECKS)
+
+    every_reply_is_described()
+    counts = answered(server)
+    tell(counts)
+    assert counts.total() >= REQUESTS
+    assert {200, 201, 401, 403, 404, 422} <= set(counts)
+    # No generated input has the digits' shape: all that was sent to /label was invalid.
+    assert server.ledger.project("study").charges == 0
