@@ -48,6 +48,7 @@ from terrine_server.privacy.data_dependent.noisy_max import (
     lnmax_terms,
     noisy_max_order,
     small_q_bound,
+    union_bound,
 )
 
 __all__ = [
@@ -70,6 +71,7 @@ __all__ = [
     "small_q_bound",
     "statistic_of",
     "statistic_range",
+    "union_bound",
 ]
 
 

@@ -43,7 +43,7 @@ def gnmax_log_q(counts: NDArray[np.int64], sigma: float, lattice: int = 1) -> Fl
     check_sigma("sigma", sigma)
     votes = check_votes(counts)
     gaps = np.arange(votes.max(initial=0) + 1)
-    return _union_bound(votes, log_ndtr((lattice - gaps) / (math.sqrt(2) * sigma)))
+    return union_bound(votes, log_ndtr((lattice - gaps) / (math.sqrt(2) * sigma)))
 
 
 def lnmax_log_q(counts: NDArray[np.int64], gamma: float) -> Floats:
@@ -53,7 +53,21 @@ def lnmax_log_q(counts: NDArray[np.int64], gamma: float) -> Floats:
     """
     check_gamma("gamma", gamma)
     votes = check_votes(counts)
-    return _union_bound(votes, laplace_log_tails(gamma, int(votes.max(initial=0))))
+    return union_bound(votes, laplace_log_tails(gamma, int(votes.max(initial=0))))
+
+
+def union_bound(votes: Counts, log_tail: Floats) -> Floats:
+    """Return min(ln Σ_{j ≠ top} tail(n_top − n_j), ln(1 − 1/m)) of each row of votes, float[B].
+
+    `log_tail[g]`: ln of a bound on Pr[difference of two noises ≥ g], for gaps g = 0, 1, …
+    """
+    classes = votes.shape[1]
+    top = votes.max(axis=1, initial=0)
+    tails = log_tail[top[:, None] - votes]
+    tails[np.arange(len(votes)), votes.argmax(axis=1)] = -np.inf
+    largest = tails.max(axis=1, initial=-np.inf)
+    log_q = largest + np.log(np.exp(tails - largest[:, None]).sum(axis=1))
+    return np.asarray(np.minimum(log_q, math.log1p(-1 / classes)))
 
 
 def laplace_log_tails(gamma: float, largest: int) -> Floats:
@@ -148,14 +162,3 @@ def _distinct(log_q: ArrayLike) -> tuple[Floats, NDArray[np.intp]]:
     if value.ndim != 1 or not np.all(value <= 0):
         raise ParameterError("ln q must be a vector of numbers ≤ 0.")
     return np.unique(-value, return_inverse=True)
-
-
-def _union_bound(votes: Counts, log_tail: Floats) -> Floats:
-    """Return min(ln Σ_{j ≠ top} tail(n_top − n_j), ln(1 − 1/m)) of each row of votes."""
-    classes = votes.shape[1]
-    top = votes.max(axis=1, initial=0)
-    tails = log_tail[top[:, None] - votes]
-    tails[np.arange(len(votes)), votes.argmax(axis=1)] = -np.inf
-    largest = tails.max(axis=1, initial=-np.inf)
-    log_q = largest + np.log(np.exp(tails - largest[:, None]).sum(axis=1))
-    return np.asarray(np.minimum(log_q, math.log1p(-1 / classes)))

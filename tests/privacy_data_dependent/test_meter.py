@@ -1,0 +1,127 @@
+"""A tally of small integers holds the secret spend: nothing too cheap, nothing too smooth."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from vote_distances import VoteGraph
+
+from terrine_server.privacy import Outcome, ParameterError, build_mechanism
+from terrine_server.privacy.data_dependent import data_dependent_rdp
+from terrine_server.privacy.meter import Meter
+from terrine_server.privacy.sensitivity import FLOOR, Charged, secret_spend
+
+Spec = dict[str, Any]
+SPECS: list[Spec] = [
+    {"name": "gnmax", "sigma": 1.0},
+    {"name": "gnmax", "sigma": 3.0},
+    {"name": "lnmax", "gamma": 0.3},
+    {"name": "lnmax", "gamma": 1.5},
+    {"name": "confident_gnmax", "threshold": 6, "sigma1": 2.0, "sigma2": 1.5},
+    {"name": "stable", "sigma": 0.5, "delta_per_query": 0.2},
+    {"name": "immutable", "c": 1, "gamma": 0.5},
+]
+SIZES = [(5, 3), (9, 2), (12, 3), (12, 4)]
+BETAS = (0.01, 0.1, 0.5)
+
+
+def meter(spec: Spec, teachers: int, classes: int, order: float = 4.0) -> Meter:
+    events = build_mechanism(spec, teachers=teachers, classes=classes).events()
+    return Meter(events, teachers=teachers, classes=classes, order=order)
+
+
+def tally_of(reader: Meter, outcome: Outcome, votes: np.ndarray) -> np.ndarray:
+    tally = np.zeros(reader.size, dtype=np.int64)
+    np.add.at(tally, np.array(reader.places(outcome, votes)), 1)
+    return tally
+
+
+@pytest.mark.parametrize("order", [1.5, 4.0, 12.0])
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_every_vote_is_counted_at_no_less_than_it_costs(spec: Spec, order: float) -> None:
+    for teachers, classes in SIZES:
+        if spec["name"] == "confident_gnmax" and spec["threshold"] > teachers:
+            continue
+        mechanism = build_mechanism(spec, teachers=teachers, classes=classes)
+        reader = meter(spec, teachers, classes, order)
+        graph = VoteGraph(teachers, classes)
+        for outcome, event in mechanism.events().items():
+            exact = data_dependent_rdp(event, graph.votes, order)[:, 0]
+            for row, cost in zip(graph.votes, exact, strict=True):
+                counted = reader.spend(tally_of(reader, outcome, row[None]), 0.1).cost
+                assert cost <= counted <= reader.worst(outcome) * (1 + 1e-8)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_one_teacher_moves_a_spend_by_no_more_than_its_smooth_sensitivity(spec: Spec) -> None:
+    """And the sensitivity itself by no more than e^β: one vote of every query moves at once."""
+    rng = np.random.default_rng(3)
+    for (teachers, classes), beta in itertools.product(SIZES, BETAS):
+        if spec["name"] == "confident_gnmax" and spec["threshold"] > teachers:
+            continue
+        reader, graph = meter(spec, teachers, classes), VoteGraph(teachers, classes)
+        outcomes = list(build_mechanism(spec, teachers=teachers, classes=classes).events())
+        one_query = [np.array([i]) for i in range(len(graph.votes))]
+        transcripts = [rng.integers(len(graph.votes), size=5) for _ in range(20)]
+        for outcome, picks in itertools.product(outcomes, one_query + transcripts):
+            moved = [rng.choice(np.flatnonzero(graph.adjacent[i])) for i in picks]
+            here, there = (
+                reader.spend(tally_of(reader, outcome, graph.votes[rows]), beta)
+                for rows in (picks, moved)
+            )
+            assert abs(here.cost - there.cost) <= here.smooth_sensitivity
+            ratio = here.smooth_sensitivity / there.smooth_sensitivity
+            assert math.exp(-beta) * (1 - 1e-9) <= ratio <= math.exp(beta) * (1 + 1e-9)
+
+
+def test_a_tally_loses_little_against_the_analysis_query_by_query() -> None:
+    rng = np.random.default_rng(1)
+    shares = rng.dirichlet([30, 2, 1, 1], size=200)
+    votes = np.array([rng.multinomial(300, p) for p in shares])
+    reader = meter({"name": "gnmax", "sigma": 15.0}, 300, 4, 6.0)
+    event = build_mechanism({"name": "gnmax", "sigma": 15.0}, teachers=300, classes=4).events()
+    exact = secret_spend(
+        [Charged(event[Outcome.ANSWERED], votes)], teachers=300, order=6.0, beta=0.025
+    )
+    counted = reader.spend(tally_of(reader, Outcome.ANSWERED, votes), 0.025)
+    assert exact.cost <= counted.cost <= 1.01 * exact.cost
+    assert counted.smooth_sensitivity <= 2 * exact.smooth_sensitivity
+
+
+def test_a_tally_says_how_many_queries_it_counts_and_nothing_is_counted_twice() -> None:
+    spec = SPECS[4]
+    reader = meter(spec, 12, 3)
+    votes = VoteGraph(12, 3).votes
+    tally = tally_of(reader, Outcome.ANSWERED, votes[:4]) + tally_of(
+        reader, Outcome.ABSTAINED, votes[4:9]
+    )
+    outcomes = {Outcome.ANSWERED: 4, Outcome.ABSTAINED: 5}
+    assert reader.queries(tally) == reader.expected_queries(outcomes)
+    assert sorted(reader.queries(tally)) == [4, 9]
+
+
+def test_an_empty_tally_costs_nothing_and_has_no_sensitivity() -> None:
+    for spec in SPECS:
+        reader = meter(spec, 12, 3)
+        spend = reader.spend(np.zeros(reader.size, dtype=np.int64), 0.1)
+        assert (spend.cost, spend.smooth_sensitivity) == (0.0, FLOOR)
+
+
+def test_strong_consensus_underflows_to_next_to_nothing() -> None:
+    reader = meter({"name": "gnmax", "sigma": 20.0}, 2000, 2, 8.0)
+    spend = reader.spend(tally_of(reader, Outcome.ANSWERED, np.array([[2000, 0]])), 0.02)
+    assert 0 < spend.cost < 1e-100
+    assert spend.smooth_sensitivity < 1e-6
+
+
+def test_bad_votes_and_orders_are_refused() -> None:
+    with pytest.raises(ParameterError, match="above 1"):
+        meter(SPECS[0], 12, 3, 1.0)
+    with pytest.raises(ParameterError, match="sum to 12"):
+        meter(SPECS[0], 12, 3).places(Outcome.ANSWERED, np.array([[5, 5, 5]]))
+    with pytest.raises(ParameterError, match="beta"):
+        meter(SPECS[0], 12, 3).spend(np.zeros(12 * 16 + 1), 0.0)
