@@ -1,14 +1,17 @@
-"""`docker compose up`, for real: build, serve on PostgreSQL, answer, restart, remember."""
+"""`docker compose up`, for real: build, serve on PostgreSQL, answer, restart, replicate."""
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
 import socket
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
@@ -74,6 +77,8 @@ def compose(engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 services:
   migrate: {{image: "{name}"}}
   server: {{image: "{name}"}}
+  replica: {{image: "{name}"}}
+  proxy: {{image: "{name}-proxy"}}
 secrets:
   db_password: {{file: "{directory}/db_password"}}
   secret_key: {{file: "{directory}/secret_key"}}
@@ -91,8 +96,9 @@ secrets:
         composition.succeed("up", "--detach", "--wait")
         yield composition
     finally:
-        composition("down", "--volumes", "--timeout", "10")
-        subprocess.run(["docker", "image", "rm", name], capture_output=True, check=False)
+        composition("--profile", "replicas", "down", "--volumes", "--timeout", "10")
+        images = [name, f"{name}-proxy"]
+        subprocess.run(["docker", "image", "rm", *images], capture_output=True, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +168,34 @@ def test_migrating_again_changes_nothing(compose: Composition) -> None:
     assert httpx.get(f"{compose.url}/readyz").json() == {"status": "ready"}
 
 
+def test_the_doctor_finds_nothing_to_mend_in_a_container(compose: Composition) -> None:
+    assert "Nothing stands in the way" in compose.terrine("doctor")
+
+
+def test_a_container_refuses_a_newer_or_unmigrated_database_and_says_what_to_run(
+    compose: Composition,
+) -> None:
+    def alter(statement: str) -> None:
+        psql = ("exec", "--no-TTY", "db", "psql", "--username=terrine", "--command")
+        compose.succeed(*psql, statement)
+
+    alter("CREATE TABLE kept AS TABLE alembic_version")
+    try:
+        for statement, expected in (
+            ("UPDATE alembic_version SET version_num = '9999'", "Install the version"),
+            ("DELETE FROM alembic_version", "Run `terrine init`"),
+        ):
+            alter(statement)
+            refused = compose("run", "--rm", "--no-TTY", "--no-deps", "server")
+            assert refused.returncode == 1, refused.stdout
+            assert expected in refused.stderr
+    finally:
+        alter("DELETE FROM alembic_version")
+        alter("INSERT INTO alembic_version TABLE kept")
+        alter("DROP TABLE kept")
+    assert httpx.get(f"{compose.url}/readyz").json() == {"status": "ready"}
+
+
 def test_the_server_has_no_rights_that_it_does_not_need(compose: Composition) -> None:
     look = "id -u; touch /opt/x || echo read-only; grep CapEff /proc/self/status"
     said = compose.succeed("exec", "--no-TTY", "server", "sh", "-c", look)
@@ -195,3 +229,72 @@ def test_the_server_stops_when_told_to(compose: Composition) -> None:
     assert "Finished server process" in compose.succeed("logs", "--no-color", "server")
     compose.succeed("up", "--detach", "--wait")
     assert httpx.get(f"{compose.url}/healthz").status_code == 200
+
+
+# ------------------------------------------------------------------------------ replicas
+
+
+@pytest.fixture
+def replicas(compose: Composition, digits: np.ndarray) -> Iterator[list[str]]:
+    """Three replicas behind the proxy, in place of the one server; their containers."""
+    compose.succeed("stop", "server")
+    compose.succeed("up", "--detach", "--wait", "proxy")
+    yield compose.succeed("ps", "--quiet", "replica").split()
+    compose.succeed("rm", "--stop", "--force", "proxy", "replica")
+    compose.succeed("up", "--detach", "--wait", "server")
+
+
+def answered_by(replica: str) -> int:
+    """How many label requests a replica has logged."""
+    logged = subprocess.run(["docker", "logs", replica], capture_output=True, text=True, check=True)
+    lines = [json.loads(line) for line in logged.stderr.splitlines()]
+    return sum(line.get("route") == "/label" for line in lines)
+
+
+def test_replicas_share_the_work_and_one_budget_and_one_may_die(
+    compose: Composition, digits: np.ndarray, replicas: list[str]
+) -> None:
+    assert len(replicas) == 3
+    with student(compose, "replicated") as http:
+        affordable = http.get("/budget").json()["affordable"]
+        assert 10 < affordable < len(digits) - 10
+        headers = http.headers
+
+    def ask(number: int) -> int:
+        question = {"inputs": digits[number : number + 1].tolist()}
+        reply = httpx.post(f"{compose.url}/label", json=question, headers=headers, timeout=60)
+        return reply.status_code
+
+    with ThreadPoolExecutor(8) as pool:
+        told = pool.map(ask, range(affordable + 10))
+        next(told)
+        subprocess.run(["docker", "kill", replicas[0]], capture_output=True, check=True)
+        lost = Counter(told)[502]
+    assert lost <= 8, "no more than what the killed one was working on"
+    again = Counter(ask(number) for number in range(affordable + 10))
+    assert again == {200: affordable, 403: 10}
+    assert answered_by(replicas[1]) > 0
+    assert answered_by(replicas[2]) > 0
+    with auditor(compose) as http:
+        (account,) = (a for a in http.get("/ledger").json()["items"] if a["charges"] == affordable)
+        assert account["project"] == "replicated"
+        assert http.get("/ledger/replicated/verify").json()["ok"] is True
+        assert http.get("/metrics").status_code == 404, "each replica counts for itself"
+
+
+def test_the_proxy_believes_no_forged_address_until_it_is_told_to(
+    compose: Composition, replicas: list[str]
+) -> None:
+    allowed = 30 * len(replicas)  # failed logins a minute, each replica counting for itself
+
+    def failed_logins() -> Counter[int]:
+        with httpx.Client(base_url=compose.url) as http:
+            return Counter(
+                http.get("/budget", headers={"X-Forwarded-For": f"192.0.2.{n}"}).status_code
+                for n in range(allowed + 10)
+            )
+
+    assert failed_logins()[429] > 0, "all of them came from one address, whatever they said"
+    trusting = compose.environment | {"TERRINE_FORWARDED_ALLOW_IPS": "127.0.0.1,0.0.0.0/0"}
+    replace(compose, environment=trusting).succeed("up", "--detach", "--wait", "proxy")
+    assert set(failed_logins()) == {401}
