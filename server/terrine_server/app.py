@@ -39,16 +39,17 @@ def create_app(settings: Settings) -> FastAPI:
     engine = connect(settings.database, settings.database_password())
     ledger = Ledger(engine)
     voters = LocalVoters(settings.data_dir, settings.device)
+    metrics = Metrics()
     services = Services(
         settings=settings,
         engine=engine,
         ledger=ledger,
         tokens=Tokens(ledger, load_secret_key(settings.secret_key_path)),
         voters=voters,
-        labeling=Labeling(ledger, voters, settings.max_batch),
+        labeling=Labeling(ledger, voters, metrics, settings.max_batch),
         requests=RateLimit(settings.requests_per_minute),
         failed_logins=RateLimit(settings.failed_logins_per_minute),
-        metrics=Metrics(),
+        metrics=metrics,
     )
 
     @asynccontextmanager

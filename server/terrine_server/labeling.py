@@ -20,6 +20,7 @@ from terrine_server.ledger import (
     QueryDigest,
     Receipt,
 )
+from terrine_server.metrics import Metrics
 from terrine_server.privacy import InteractiveGNMax, Mechanism, Terms, build_mechanism
 from terrine_server.queries import (
     batch_digest,
@@ -34,9 +35,12 @@ from terrine_server.voting.local import LocalVoters
 class Labeling:
     """Answers queries of projects, and sees that each answer is paid before it is told."""
 
-    def __init__(self, ledger: Ledger, voters: LocalVoters, max_batch: int) -> None:
+    def __init__(
+        self, ledger: Ledger, voters: LocalVoters, metrics: Metrics, max_batch: int
+    ) -> None:
         self._ledger = ledger
         self._voters = voters
+        self._metrics = metrics
         self._max_batch = max_batch
 
     def label(
@@ -73,17 +77,17 @@ class Labeling:
         digests = [QueryDigest(*pair) for pair in zip(queries_sha256, inputs_sha256, strict=True)]
 
         request = None if key is None else (key, batch_digest(queries_sha256))
-        if request is not None and (receipt := self._ledger.recall(project.id, *request)):
-            return receipt
-
-        known = self._ledger.find(project.id, digests)
+        with self._metrics.stage("replay"):
+            if request is not None and (receipt := self._ledger.recall(project.id, *request)):
+                return self._told(receipt)
+            known = self._ledger.find(project.id, digests)
         chosen = self._payable(project, digests, known)
         fates: dict[int, tuple[Outcome, int | None]] = {}
         if chosen:
-            released = mechanism.release(
-                self._voters.votes(ensemble, queries[chosen]),
-                None if checked is None else checked[chosen],
-            )
+            with self._metrics.stage("vote"):
+                votes = self._voters.votes(ensemble, queries[chosen])
+            with self._metrics.stage("release"):
+                released = mechanism.release(votes, None if checked is None else checked[chosen])
             for row, index in enumerate(chosen):
                 label = int(released.labels[row])
                 outcome = Outcome(str(released.outcomes[row]))
@@ -93,7 +97,15 @@ class Labeling:
             Proposal(digest.query, digest.input, *fates.get(index, (None, None)))
             for index, digest in enumerate(digests)
         ]
-        return self._ledger.charge(project.id, proposals, request)
+        with self._metrics.stage("charge"):
+            receipt = self._ledger.charge(project.id, proposals, request)
+        return self._told(receipt)
+
+    def _told(self, receipt: Receipt) -> Receipt:
+        """Count what is about to be told: outcomes, which are public, and nothing behind them."""
+        for result in receipt.results:
+            self._metrics.queries.labels(result.outcome, str(result.replayed).lower()).inc()
+        return receipt
 
     def _payable(
         self, project: ProjectRecord, digests: list[QueryDigest], known: Mapping[bytes, object]

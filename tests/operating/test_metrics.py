@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,32 @@ def test_accounts_are_those_that_students_are_told(terrine_server: RunningServer
         for figure in ("epsilon", "epsilon_spent", "charges", "affordable"):
             assert value(seen, f"terrine_project_{figure}", project=name) == told[figure]
     assert value(seen, "terrine_project_charges", project="busy") > 0
+
+
+@SQLITE
+def test_every_stage_of_a_label_is_timed_and_every_outcome_counted(
+    terrine_server: RunningServer,
+) -> None:
+    terrine_server.open_project()
+    student = Caller(terrine_server, terrine_server.token())
+    told = Counter[str]()
+    for inputs in (terrine_server.ensemble.public[:3], terrine_server.ensemble.public[:5]):
+        for result in student.label(inputs, key=str(len(inputs))).json()["results"]:
+            told[f"{result['outcome']} {str(result['replayed']).lower()}"] += 1
+    student.label(terrine_server.ensemble.public[:3])  # all of it is on record: nobody votes
+    told["answered true"] += 3
+    student.label(terrine_server.ensemble.public[:3] + 100)  # refused before anything is looked up
+    seen = scrape(terrine_server)
+    for stage, times in {"decode": 4, "replay": 3, "vote": 2, "release": 2, "charge": 3}.items():
+        assert value(seen, "terrine_stage_seconds_count", stage=stage) == times, stage
+    total = value(seen, "terrine_request_seconds_sum", method="POST", route="/label")
+    stages = sum(v for (name, _), v in seen.items() if name == "terrine_stage_seconds_sum")
+    assert 0 < stages < total
+    assert told == {
+        f"{dict(labels)['outcome']} {dict(labels)['replayed']}": count
+        for (name, labels), count in seen.items()
+        if name == "terrine_queries_total"
+    }
 
 
 @SQLITE

@@ -54,7 +54,8 @@ async def label(
 
 
 def _answer(house: Services, project: str, content_type: str, body: bytes, key: str | None) -> str:
-    sent = decode(content_type, body, house.settings.max_body_bytes)
+    with house.metrics.stage("decode"):
+        sent = decode(content_type, body, house.settings.max_body_bytes)
     receipt = house.labeling.label(project, sent.inputs, sent.probabilities, key)
     return views.receipt(receipt).model_dump_json()
 
