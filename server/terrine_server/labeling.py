@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from terrine_client.protocol import InputSpec, Outcome, ProjectStatus
+from terrine_client.protocol import InputSpec, ProjectStatus
 from terrine_server.errors import ProjectClosed, ProjectPaused
 from terrine_server.ledger import (
     Ledger,
@@ -20,8 +20,16 @@ from terrine_server.ledger import (
     QueryDigest,
     Receipt,
 )
+from terrine_server.ledger.secrets import meter_of
 from terrine_server.metrics import Metrics
-from terrine_server.privacy import InteractiveGNMax, Mechanism, Terms, build_mechanism
+from terrine_server.privacy import (
+    Account,
+    InteractiveGNMax,
+    Mechanism,
+    Outcome,
+    Terms,
+    build_mechanism,
+)
 from terrine_server.queries import (
     batch_digest,
     canonical_inputs,
@@ -30,6 +38,9 @@ from terrine_server.queries import (
     query_digests,
 )
 from terrine_server.voting.local import LocalVoters
+
+_Fate = tuple[Outcome, int | None, tuple[int, ...]]
+"""A query's outcome, its label where it has one, and where a tally counts it (secret)."""
 
 
 class Labeling:
@@ -82,17 +93,21 @@ class Labeling:
                 return self._told(receipt)
             known = self._ledger.find(project.id, digests)
         chosen = self._payable(project, digests, known)
-        fates: dict[int, tuple[Outcome, int | None]] = {}
+        fates: dict[int, _Fate] = {}
         if chosen:
-            with self._metrics.stage("vote"):
-                votes = self._voters.votes(ensemble, queries[chosen])
-            with self._metrics.stage("release"):
-                released = mechanism.release(votes, None if checked is None else checked[chosen])
-            for row, index in enumerate(chosen):
-                label = int(released.labels[row])
-                outcome = Outcome(str(released.outcomes[row]))
-                fates[index] = (outcome, None if label < 0 else label)
-
+            fates = dict(
+                zip(
+                    chosen,
+                    self._fates(
+                        project,
+                        mechanism,
+                        queries[chosen],
+                        None if checked is None else checked[chosen],
+                        None if baselines is None else baselines[chosen],
+                    ),
+                    strict=True,
+                )
+            )
         proposals = [
             Proposal(digest.query, digest.input, *fates.get(index, (None, None)))
             for index, digest in enumerate(digests)
@@ -107,6 +122,30 @@ class Labeling:
             self._metrics.queries.labels(result.outcome, str(result.replayed).lower()).inc()
         return receipt
 
+    def _fates(
+        self,
+        project: ProjectRecord,
+        mechanism: Mechanism,
+        queries: np.ndarray,
+        probabilities: np.ndarray | None,
+        baselines: np.ndarray | None,
+    ) -> list[_Fate]:
+        """Vote on canonical queries and release what the mechanism lets out."""
+        with self._metrics.stage("vote"):
+            votes = self._voters.votes(project.ensemble, queries)
+        with self._metrics.stage("release"):
+            released = mechanism.release(votes, probabilities)
+            labels = [None if label < 0 else int(label) for label in released.labels]
+            places: list[tuple[int, ...]] = [()] * len(queries)
+            if project.terms.schedule is not None:
+                for outcome in mechanism.events():
+                    rows = np.flatnonzero(released.outcomes == outcome)
+                    theirs = None if baselines is None else baselines[rows]
+                    counted = meter_of(project).places(outcome, votes[rows], theirs)
+                    for row, place in zip(rows, counted, strict=True):
+                        places[row] = place
+        return list(zip(released.outcomes, labels, places, strict=True))
+
     def _payable(
         self, project: ProjectRecord, digests: list[QueryDigest], known: Mapping[bytes, object]
     ) -> list[int]:
@@ -114,7 +153,7 @@ class Labeling:
 
         Inputs are counted, not queries: once an input is answered, it is free with any baseline.
         """
-        most = possible(project.terms, project.spent, project.delta_spent)
+        most = possible(project.terms, project.account)
         chosen: list[int] = []
         seen, inputs = set(known), set[bytes]()
         for index, digest in enumerate(digests):
@@ -128,26 +167,28 @@ class Labeling:
         return chosen
 
 
-def possible(terms: Terms, spent: int, delta_spent: int) -> int:
+def possible(terms: Terms, account: Account) -> float:
     """Return how many new queries the gate could admit if each had its cheapest outcome.
 
     The gate asks that the dearest outcome fits before each query, so the last one needs that much
-    room and the others as little as the cheapest. All figures are public.
+    room and the others as little as the cheapest. A figure that is still to be published may free
+    any amount. All that is known here is public.
     """
     prices = terms.prices.values()
+    if not terms.admits(account):
+        return 0
+    if terms.schedule is not None and account.published < len(terms.schedule.counts):
+        return float("inf")
 
     def along(left: int, worst: int, least: int) -> float:
         if left < worst:
             return 0
         return 1 + (left - worst) // least if least else float("inf")
 
-    return int(
-        min(
-            along(terms.budget - spent, terms.worst.cost, min(p.cost for p in prices)),
-            along(
-                terms.delta_budget - delta_spent, terms.worst.delta, min(p.delta for p in prices)
-            ),
-        )
+    cost, delta = terms.budget - account.spent, terms.delta_budget - account.delta_spent
+    return min(
+        along(cost, terms.worst.cost, min(p.cost for p in prices)),
+        along(delta, terms.worst.delta, min(p.delta for p in prices)),
     )
 
 

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from terrine_client.protocol import Outcome
-from terrine_server.ledger.admission import Balance, Recorded, admit
+from terrine_server.ledger.admission import Recorded, admit
 from terrine_server.ledger.records import Proposal
+from terrine_server.privacy import Account
 from terrine_server.privacy import Outcome as PaidOutcome
 
 PRICED = terms(1, CONFIDENT)
@@ -37,17 +38,17 @@ def test_a_batch_is_decided_by_balances_alone(
     worst = PRICED.worst
     budget = queries * worst.cost + extra
     offered = replace(PRICED, budget=budget, cap_budget=budget)
-    admission = admit(offered, Balance(0, 0, 0, 0), Recorded({}, {}), batch)
+    admission = admit(offered, Account(), Recorded({}, {}), batch)
 
     assert len(admission.results) == len(batch)
-    assert admission.balance.spent <= budget
-    assert [paid.seq for paid in admission.paid] == list(range(1, len(admission.paid) + 1))
-    assert admission.balance.spent == sum(paid.price.cost for paid in admission.paid)
-    digests = [paid.proposal.query_digest for paid in admission.paid]
+    assert admission.account.spent <= budget
+    assert [paid.seq for paid in admission.entries] == list(range(1, len(admission.entries) + 1))
+    assert admission.account.spent == sum(paid.price.cost for paid in admission.entries)
+    digests = [p.query_digest for entry in admission.entries if (p := entry.proposal)]
     assert len(set(digests)) == len(digests), "no query is paid twice"
 
     spent, refusing = 0, False
-    by_seq = {paid.seq: paid for paid in admission.paid}
+    by_seq = {entry.seq: entry for entry in admission.entries}
     for proposal, result in zip(batch, admission.results, strict=True):
         if result.seq is None:
             assert result.outcome is Outcome.REFUSED
@@ -55,6 +56,7 @@ def test_a_batch_is_decided_by_balances_alone(
             refusing = True
         elif result.replayed:
             source = by_seq[result.seq]
+            assert source.proposal is not None
             same = source.proposal.query_digest == proposal.query_digest
             same_input = source.proposal.input_digest == proposal.input_digest
             assert same or (same_input and result.outcome is Outcome.ANSWERED)
@@ -74,29 +76,28 @@ def test_what_is_refused_does_not_depend_on_votes_beyond_what_was_told(
 ) -> None:
     """Change the outcome of the query at the first refusal: everything said stays the same."""
     offered = replace(PRICED, budget=queries * PRICED.worst.cost)
-    told = admit(offered, Balance(0, 0, 0, 0), Recorded({}, {}), batch).results
+    told = admit(offered, Account(), Recorded({}, {}), batch).results
     refused = [i for i, result in enumerate(told) if result.outcome is Outcome.REFUSED]
     for i in refused:
         if batch[i].outcome is not None:
             other = replace(batch[i], outcome=PaidOutcome.ABSTAINED, label=None)
             changed = [*batch[:i], other, *batch[i + 1 :]]
-            again = admit(offered, Balance(0, 0, 0, 0), Recorded({}, {}), changed).results
+            again = admit(offered, Account(), Recorded({}, {}), changed).results
             assert again == told
 
 
 @given(batch=proposals())
 def test_asking_a_batch_again_is_free(batch: list[Proposal]) -> None:
     offered = replace(PRICED, budget=100 * PRICED.worst.cost)
-    first = admit(offered, Balance(0, 0, 0, 0), Recorded({}, {}), batch)
-    paid = {p.proposal.query_digest: first.results[batch.index(p.proposal)] for p in first.paid}
+    first = admit(offered, Account(), Recorded({}, {}), batch)
+    asked = [(p, entry.outcome) for entry in first.entries if (p := entry.proposal)]
+    paid = {p.query_digest: first.results[batch.index(p)] for p, _ in asked}
     inputs = {
-        p.proposal.input_digest: paid[p.proposal.query_digest]
-        for p in first.paid
-        if p.outcome is Outcome.ANSWERED
+        p.input_digest: paid[p.query_digest] for p, outcome in asked if outcome is Outcome.ANSWERED
     }
-    again = admit(offered, first.balance, Recorded(paid, inputs), batch)
-    assert not again.paid
-    assert again.balance == first.balance
+    again = admit(offered, first.account, Recorded(paid, inputs), batch)
+    assert not again.entries
+    assert again.account == first.account
 
 
 def test_a_budget_is_spent_to_the_last_unit_and_no_further() -> None:
@@ -108,10 +109,10 @@ def test_a_budget_is_spent_to_the_last_unit_and_no_further() -> None:
         replace(offered, budget=3 * worst.cost - 1),
         replace(offered, delta_budget=3 * worst.delta - 1),
     ):
-        assert len(admit(short, Balance(0, 0, 0, 0), Recorded({}, {}), batch).paid) == 2
+        assert len(admit(short, Account(), Recorded({}, {}), batch).entries) == 2
     exact = replace(offered, budget=3 * worst.cost, delta_budget=3 * worst.delta)
-    admission = admit(exact, Balance(0, 0, 0, 0), Recorded({}, {}), batch)
-    assert (admission.balance.spent, admission.balance.delta_spent) == (
+    admission = admit(exact, Account(), Recorded({}, {}), batch)
+    assert (admission.account.spent, admission.account.delta_spent) == (
         exact.budget,
         exact.delta_budget,
     )

@@ -14,6 +14,7 @@ import pytest
 from books import CONFIDENT, LNMAX, abstained, answered, open_ledger, open_project
 
 from terrine_server.ledger import ProjectRecord
+from terrine_server.privacy.terms import Account
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def test_the_recommended_command_is_one_that_project_open_takes(terrine: Terrine
         )
         spec = request.mechanism.model_dump(exclude_none=True)
         terms = quote(build_mechanism(spec, teachers=500, classes=10), epsilon, delta)
-        assert terms.affordable(0, 0) >= 1
+        assert terms.affordable(Account()) >= 1
 
 
 def test_json_and_table_say_the_same_and_json_is_json(terrine: Terrine) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from terrine_server.privacy import (
+    Account,
     Composition,
     CostEvent,
     GaussianNoisyMax,
@@ -65,7 +66,7 @@ def test_a_project_converts_with_999_permille_of_delta() -> None:
     mechanism = build_mechanism({"name": "gnmax", "sigma": 40.0}, teachers=250, classes=10)
     terms = quote(mechanism, 2.0, 1e-5)
     assert terms.split.conversion == pytest.approx(conversion_delta([NOISY_MAX], 1e-5), rel=1e-12)
-    assert terms.affordable(0, 0) == 201  # the same figure at 99.9 % of δ
+    assert terms.affordable(Account()) == 201  # the same figure at 99.9 % of δ
 
 
 def test_improved_rdp_agrees_with_an_independent_accountant() -> None:

@@ -13,6 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from terrine_server.privacy import (
+    Account,
     Mechanism,
     Outcome,
     ParameterError,
@@ -106,16 +107,22 @@ def test_rounding_is_never_in_our_favour(spec: Spec, epsilon: float, log_delta: 
 @every_mechanism
 def test_the_affordable_queries_are_paid_in_full_and_not_one_more(spec: Spec) -> None:
     terms = quote(build(spec), 4.0, 1e-5)
-    queries = terms.affordable(0, 0)
+    queries = terms.affordable(Account())
     worst = terms.worst
     assert queries >= 1
     assert queries * worst.cost <= terms.budget
     assert queries * worst.delta <= terms.delta_budget
     beyond = (queries + 1) * worst.cost > terms.budget
     assert beyond or (queries + 1) * worst.delta > terms.delta_budget
-    assert terms.affordable(queries * worst.cost, queries * worst.delta) == 0
-    assert terms.affordable(terms.budget, 0) == terms.affordable(0, terms.delta_budget) == 0
-    assert terms.affordable(terms.budget + 5, terms.delta_budget + 5) == 0, "never negative"
+    for spent, delta_spent in [
+        (queries * worst.cost, queries * worst.delta),
+        (terms.budget, 0),
+        (0, terms.delta_budget),
+        (terms.budget + 5, terms.delta_budget + 5),
+    ]:
+        account = Account(spent, delta_spent)
+        assert terms.affordable(account) == 0, "never negative"
+        assert not terms.admits(account)
 
 
 @every_mechanism
@@ -132,7 +139,7 @@ def test_spent_epsilon_grows_from_zero_to_the_budget(spec: Spec) -> None:
 @every_mechanism
 def test_a_project_reserves_enough_of_the_cap_for_all_it_may_answer(spec: Spec) -> None:
     terms = quote(build(spec), 4.0, 1e-5)
-    assert terms.cap_budget >= terms.affordable(0, 0) * terms.worst.cap_cost
+    assert terms.cap_budget >= terms.affordable(Account()) * terms.worst.cap_cost
     if terms.rule.name == "gdp":
         assert terms.cap_budget == terms.budget
         assert all(price.cap_cost == price.cost for price in terms.prices.values())
@@ -143,11 +150,11 @@ def test_a_project_reserves_enough_of_the_cap_for_all_it_may_answer(spec: Spec) 
 def test_more_epsilon_never_buys_less(epsilon: float, factor: float, delta: float) -> None:
     for spec in (SPECS[0], SPECS[2], SPECS[7]):
         try:
-            less = quote(build(spec), epsilon, delta).affordable(0, 0)
+            less = quote(build(spec), epsilon, delta).affordable(Account())
         except ParameterError:
             less = 0
         if less:
-            assert quote(build(spec), epsilon * factor, delta).affordable(0, 0) >= less
+            assert quote(build(spec), epsilon * factor, delta).affordable(Account()) >= less
 
 
 def test_the_rdp_order_is_the_best_for_the_mechanism() -> None:
@@ -155,7 +162,7 @@ def test_the_rdp_order_is_the_best_for_the_mechanism() -> None:
     terms = quote(mechanism, 4.0, 1e-5)
     (event,) = mechanism.events().values()
     budgets = rdp_budget(ORDERS, 4.0, terms.split.conversion)
-    assert terms.affordable(0, 0) >= int(max(budgets / rdp(event, ORDERS)))
+    assert terms.affordable(Account()) >= int(max(budgets / rdp(event, ORDERS)))
 
 
 @pytest.mark.parametrize(("gamma", "epsilon"), [(0.5, 3.001), (2.0, 4.001), (5.0, 10.001)])
@@ -163,7 +170,7 @@ def test_laplace_budgets_buy_at_least_what_adding_up_epsilon_would(
     gamma: float, epsilon: float
 ) -> None:
     terms = quote(build({"name": "lnmax", "gamma": gamma}), epsilon, 1e-6)
-    assert terms.affordable(0, 0) >= int(epsilon / (2 * gamma))
+    assert terms.affordable(Account()) >= int(epsilon / (2 * gamma))
 
 
 def test_an_abstention_is_cheaper_than_an_answer() -> None:

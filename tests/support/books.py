@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, inspect
 
 from terrine_server.ledger import Ledger, ProjectRecord, Proposal, connect, upgrade
-from terrine_server.privacy import Outcome, Terms, build_mechanism, cap, quote
+from terrine_server.privacy import Account, Outcome, Terms, build_mechanism, cap, quote
 
 TEACHERS, CLASSES, RECORDS = 250, 10, 60_000
 INFO = {
@@ -92,7 +92,7 @@ def terms(
 ) -> Terms:
     """Terms whose budget pays for exactly `queries` at the worst price."""
     quoted = quote(build_mechanism(mechanism, teachers=TEACHERS, classes=CLASSES), epsilon, delta)
-    assert quoted.affordable(0, 0) >= queries, "ask for a larger epsilon"
+    assert quoted.affordable(Account()) >= queries, "ask for a larger epsilon"
     worst = quoted.worst
     return replace(quoted, budget=queries * worst.cost, cap_budget=queries * worst.cap_cost)
 

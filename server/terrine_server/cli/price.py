@@ -130,14 +130,17 @@ def _from_file(path: Path, epsilon: float | None, delta: float | None) -> Books:
 def _count(
     entries: Iterable[tuple[Mapping[str, Any], str]],
 ) -> tuple[dict[CostEvent, int], dict[str, int]]:
-    from terrine_server.privacy import event_from_json
+    from terrine_server.privacy import PublishedFigure, event_from_json
 
     tally: Counter[str] = Counter()
     outcomes: Counter[str] = Counter()
     for event, outcome in entries:
         tally[json.dumps(event, sort_keys=True)] += 1
         outcomes[outcome] += 1
-    return {event_from_json(json.loads(text)): n for text, n in tally.items()}, dict(outcomes)
+    events = {event_from_json(json.loads(text)): count for text, count in tally.items()}
+    # Rules that count every query at its worst case have no use for what was published.
+    queries = {e: count for e, count in events.items() if not isinstance(e, PublishedFigure)}
+    return queries, dict(outcomes)
 
 
 def _spent(books: Books) -> float:

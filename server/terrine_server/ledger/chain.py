@@ -28,6 +28,7 @@ CHARGE_FIELDS = (
     "input_digest",
     "outcome",
     "label",
+    "figure",
     "cost",
     "delta",
     "cap_cost",
@@ -53,6 +54,7 @@ TERMS_FIELDS = (
     "ensemble__records",
     "ensemble__epsilon",
     "ensemble__delta",
+    "ensemble__rdp_order",
     "ensemble__cap",
     "ensemble__delta_cap",
 )
@@ -77,6 +79,11 @@ def genesis(project: Mapping[str, Any]) -> bytes:
 def charge_hash(previous: bytes, charge: Mapping[str, Any]) -> bytes:
     """Hash of a charge, from `CHARGE_FIELDS` and the hash before it."""
     return _sha256("terrine/charge/1", previous, *(charge[name] for name in CHARGE_FIELDS))
+
+
+def publication_digest(genesis: str, number: int) -> bytes:
+    """What identifies a project's publication, numbered from 0, where a query's digest stands."""
+    return _sha256("terrine/publication/1", bytes.fromhex(genesis), number)
 
 
 def _sha256(*fields: Field) -> bytes:

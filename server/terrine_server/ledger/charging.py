@@ -20,9 +20,9 @@ from terrine_server.errors import (
     ProjectClosed,
     ProjectPaused,
 )
-from terrine_server.ledger import rows
-from terrine_server.ledger.admission import REFUSED, Admission, Balance, Recorded, admit
-from terrine_server.ledger.chain import canonical_json, charge_hash
+from terrine_server.ledger import rows, secrets
+from terrine_server.ledger.admission import REFUSED, Admission, Recorded, admit
+from terrine_server.ledger.chain import canonical_json, charge_hash, publication_digest
 from terrine_server.ledger.records import (
     ProjectRecord,
     Proposal,
@@ -59,8 +59,8 @@ def charge(
     recorded = find(
         connection, project_id, [QueryDigest(p.query_digest, p.input_digest) for p in proposals]
     )
-    balance = Balance(project.spent, project.delta_spent, project.cap_spent, project.charges)
-    admission = admit(project.terms, balance, recorded, proposals)
+    tally = secrets.load_tally(connection, project)
+    admission = admit(project.terms, project.account, recorded, proposals, tally)
     if all(result is REFUSED for result in admission.results):
         raise BudgetExhausted(
             f"The project {project.name} cannot pay for a new query: it has spent {project.spent} "
@@ -69,10 +69,12 @@ def charge(
             budget=project.terms.budget,
         )
     _append(connection, now, project, admission)
+    if tally is not None and admission.entries:
+        secrets.save_tally(connection, project, tally, admission.account.charges)
     if key is not None:
         _remember(connection, now, project_id, *key, admission.results)
     after = rows.fetch_project(connection, condition, f"number {project_id}")
-    if Balance(after.spent, after.delta_spent, after.cap_spent, after.charges) != admission.balance:
+    if after.account != admission.account:
         raise BrokenBooks(f"The balance of project {project.name} did not come out as reckoned.")
     return Receipt(admission.results, after)
 
@@ -159,40 +161,54 @@ def _check_head(connection: Connection, project: ProjectRecord) -> None:
 def _append(
     connection: Connection, now: datetime, project: ProjectRecord, admission: Admission
 ) -> None:
-    if not admission.paid:
+    if not admission.entries:
         return
     head = bytes.fromhex(project.head)
     mechanism = canonical_json(project.mechanism)
     events = {outcome: canonical_json(event) for outcome, event in project.events.items()}
+    if project.terms.schedule is not None:
+        events[Outcome.PUBLISHED] = canonical_json(
+            project.terms.schedule.publication.event.to_json()
+        )
     entries = []
-    for paid in admission.paid:
+    published: list[list[int | None]] = [[p.seq, p.figure] for p in project.published]
+    for new in admission.entries:
+        if new.proposal is not None:
+            query, input = new.proposal.query_digest, new.proposal.input_digest
+        else:
+            query = input = publication_digest(project.genesis, len(published))
+            published.append([new.seq, new.figure])
         entry: dict[str, Any] = {
             "project_id": project.id,
-            "seq": paid.seq,
+            "seq": new.seq,
             "created_at": now,
-            "query_digest": paid.proposal.query_digest,
-            "input_digest": paid.proposal.input_digest,
-            "outcome": str(paid.outcome),
-            "label": paid.proposal.label,
-            "cost": paid.price.cost,
-            "delta": paid.price.delta,
-            "cap_cost": paid.price.cap_cost,
+            "query_digest": query,
+            "input_digest": input,
+            "outcome": str(new.outcome),
+            "label": new.proposal.label if new.proposal is not None else None,
+            "figure": new.figure,
+            "cost": new.price.cost,
+            "delta": new.price.delta,
+            "cap_cost": new.price.cap_cost,
             "guarantee": str(project.guarantee),
             "mechanism": mechanism,
-            "event": events[paid.outcome],
+            "event": events[new.outcome],
         }
         head = charge_hash(head, entry)
         entries.append({**entry, "hash": head})
     connection.execute(insert(charges), entries)
-    # The balance moves by what was appended, from exactly what was read under the lock.
+    # The balance moves from exactly what was read under the lock.
     updated = connection.execute(
         update(projects)
         .where(projects.c.id == project.id, projects.c.charges == project.charges)
         .values(
-            spent=projects.c.spent + sum(entry["cost"] for entry in entries),
-            delta_spent=projects.c.delta_spent + sum(entry["delta"] for entry in entries),
-            cap_spent=projects.c.cap_spent + sum(entry["cap_cost"] for entry in entries),
+            spent=projects.c.spent + admission.account.spent - project.spent,
+            delta_spent=projects.c.delta_spent
+            + admission.account.delta_spent
+            - project.delta_spent,
+            cap_spent=projects.c.cap_spent + admission.account.cap_spent - project.cap_spent,
             charges=projects.c.charges + len(entries),
+            published=canonical_json(published),
             head=head,
         )
     )

@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError
 
 from terrine_client.protocol import Outcome, ProjectStatus, Role
 from terrine_server.errors import Conflict, NotFound
-from terrine_server.ledger import accounts, charging, rows
+from terrine_server.ledger import accounts, charging, rows, secrets
 from terrine_server.ledger.database import reading, snapshot, writing
 from terrine_server.ledger.records import (
     ChargeRecord,
@@ -21,6 +21,7 @@ from terrine_server.ledger.records import (
     QueryDigest,
     Receipt,
     Result,
+    SecretAccount,
     TokenRecord,
     Verification,
 )
@@ -169,6 +170,17 @@ class Ledger:
         """
         with writing(self._engine) as connection:
             return charging.charge(connection, _now(), project_id, proposals, idempotency)
+
+    def secret_spend(self, project: str) -> SecretAccount:
+        """Return what a data-dependent project's queries cost at their votes. Secret.
+
+        For the data owner's eyes: no promise covers who sees it. Raises NotFound, and Conflict for
+        a project that is priced at the worst case.
+        """
+        with snapshot(self._engine) as connection:
+            condition = projects.c.name == project
+            account = rows.fetch_project(connection, condition, f"called {project}")
+            return secrets.secret_spend(connection, account)
 
     def charges(
         self,

@@ -18,6 +18,7 @@ from terrine_server.ledger.records import (
     ChargeRecord,
     EnsembleRecord,
     ProjectRecord,
+    Publication,
     TokenRecord,
 )
 from terrine_server.ledger.tables import charges, ensembles, projects, tokens
@@ -125,6 +126,10 @@ def project_record(row: Row[Any]) -> ProjectRecord:
             delta_spent=row.delta_spent,
             cap_spent=row.cap_spent,
             charges=row.charges,
+            published=[
+                Publication(seq, seq - number, figure)
+                for number, (seq, figure) in enumerate(json.loads(row.published), start=1)
+            ],
             genesis=row.genesis.hex(),
             head=row.head.hex(),
             opened_at=row.opened_at,

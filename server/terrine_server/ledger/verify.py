@@ -10,6 +10,7 @@ were all set back to match, or a chain rewritten from some entry on to its end. 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -17,12 +18,13 @@ from typing import Any
 from sqlalchemy import Connection, Row, case, func, select
 
 from terrine_client.protocol import Outcome
-from terrine_server.errors import NotFound
-from terrine_server.ledger import rows
+from terrine_server.errors import BrokenBooks, NotFound
+from terrine_server.ledger import rows, secrets
 from terrine_server.ledger.chain import charge_hash, genesis
 from terrine_server.ledger.records import Verification
 from terrine_server.ledger.tables import projects
-from terrine_server.privacy import Price, Terms
+from terrine_server.privacy import Account, Price, Terms
+from terrine_server.privacy import Outcome as PaidOutcome
 
 MOST_PROBLEMS = 100
 """A report names this many findings; the first is the one to look at."""
@@ -55,13 +57,14 @@ def verify_project(connection: Connection, name: str) -> Verification:
 def _findings(connection: Connection, project: Raw, entries: Iterable[Raw]) -> Iterator[str]:
     try:
         terms = Terms.from_json(json.loads(project["terms"]))
-        prices = {str(outcome): price for outcome, price in terms.prices.items()}
-        events = json.loads(project["events"])
+        rules = _Rules(terms, json.loads(project["events"]))
+        published = [tuple(pair) for pair in json.loads(project["published"])]
     except (ValueError, TypeError, KeyError, AttributeError):
         yield "terms: they cannot be read"
         return
     yield from _check_terms(project, terms)
-    yield from _check_entries(project, prices, events, entries)
+    yield from _check_entries(project, rules, published, entries)
+    yield from _check_tally(connection, project, rules)
     yield from _check_reservation(connection, project)
 
 
@@ -75,11 +78,44 @@ def _check_terms(project: Raw, terms: Terms) -> Iterator[str]:
         yield "terms: the project's guarantee or budgets are not those of its terms"
 
 
+class _Rules:
+    """What the terms say an entry must be; follows the account from entry to entry."""
+
+    def __init__(self, terms: Terms, events: Mapping[str, Any]) -> None:
+        self.terms = terms
+        self.prices = {str(outcome): price for outcome, price in terms.prices.items()}
+        self.events = dict(events)
+        self.account = Account()
+        self.published: list[tuple[int, int]] = []
+        self.outcomes: Counter[str] = Counter()
+        if terms.schedule is not None:
+            self.prices[Outcome.PUBLISHED] = terms.schedule.price
+            self.events[Outcome.PUBLISHED] = terms.schedule.publication.event.to_json()
+
+    def follow(self, entry: Raw) -> Iterator[str]:
+        """Yield what contradicts the schedule; then move the account on by the entry."""
+        due = self.terms.due(self.account)
+        paid = Price(*(_whole(entry[name]) for name in ("cost", "delta", "cap_cost")))
+        self.outcomes[entry["outcome"]] += 1
+        if entry["outcome"] != Outcome.PUBLISHED:
+            if due:
+                yield "a publication was due before it"
+            self.account = self.account.plus(paid)
+            return
+        figure = _whole(entry["figure"])
+        self.published.append((entry["seq"], figure))
+        if not due:
+            yield "published when nothing was due"
+        try:
+            self.account = self.terms.after_publishing(self.account, figure)
+        except ValueError:
+            yield f"figure {figure} is not between 0 and what the queries are known to have cost"
+
+
 def _check_entries(
-    project: Raw, prices: Mapping[str, Price], events: Mapping[str, Any], entries: Iterable[Raw]
+    project: Raw, rules: _Rules, published: list[tuple[int, int]], entries: Iterable[Raw]
 ) -> Iterator[str]:
     head, last, count = project["genesis"], 0, 0
-    spent = {"cost": 0, "delta": 0, "cap_cost": 0}
     classes = len(json.loads(project["ensemble__info"])["classes"])
     for entry in entries:
         seq = entry["seq"]
@@ -91,23 +127,23 @@ def _check_entries(
             yield f"entries {last + 1} to {seq - 1}: missing"
         if _hash(lambda fields, before=head: charge_hash(before, fields), entry) != entry["hash"]:
             yield f"entry {seq}: altered, or not the one that followed the entry before it"
-        yield from (
-            f"entry {seq}: {problem}"
-            for problem in _check_entry(project, prices, events, classes, entry)
-        )
+        for problem in _check_entry(project, rules, classes, entry):
+            yield f"entry {seq}: {problem}"
+        for problem in rules.follow(entry):
+            yield f"entry {seq}: {problem}"
         head, last, count = entry["hash"], seq, count + 1
-        for name in spent:
-            spent[name] += entry[name] if isinstance(entry[name], int) else 0
     if head != project["head"]:
         yield f"head: the project's last hash is not that of its last entry, {last}"
-    for name, recorded, recomputed in [
-        ("charges", project["charges"], count),
-        ("spent", project["spent"], spent["cost"]),
-        ("delta_spent", project["delta_spent"], spent["delta"]),
-        ("cap_spent", project["cap_spent"], spent["cap_cost"]),
+    if published != rules.published:
+        yield "balance: the figures that the project shows are not those of its entries"
+    for name, recomputed in [
+        ("charges", count),
+        ("spent", rules.account.spent),
+        ("delta_spent", rules.account.delta_spent),
+        ("cap_spent", rules.account.cap_spent),
     ]:
-        if recorded != recomputed:
-            yield f"balance: {name} is {recorded}, but the entries make {recomputed}"
+        if project[name] != recomputed:
+            yield f"balance: {name} is {project[name]}, but the entries make {recomputed}"
     for name, budget in [
         ("spent", "budget"),
         ("delta_spent", "delta_budget"),
@@ -117,15 +153,9 @@ def _check_entries(
             yield f"balance: {name} {project[name]} exceeds {budget} {project[budget]}"
 
 
-def _check_entry(
-    project: Raw,
-    prices: Mapping[str, Price],
-    events: Mapping[str, Any],
-    classes: int,
-    entry: Raw,
-) -> Iterator[str]:
+def _check_entry(project: Raw, rules: _Rules, classes: int, entry: Raw) -> Iterator[str]:
     outcome, label = entry["outcome"], entry["label"]
-    price = prices.get(outcome)
+    price = rules.prices.get(outcome)
     if price is None:
         yield f"outcome {outcome!r} is not on the project's price list"
         return
@@ -135,15 +165,36 @@ def _check_entry(
         price.cap_cost,
     ):
         yield f"not the price of {outcome!r} on the project's price list"
-    if outcome == Outcome.ABSTAINED:
+    if outcome in (Outcome.ABSTAINED, Outcome.PUBLISHED):
         if label is not None:
-            yield f"abstained, yet has label {label}"
+            yield f"{outcome}, yet has label {label}"
     elif not isinstance(label, int) or not 0 <= label < classes:
         yield f"label {label} is not one of the {classes} classes"
+    if outcome != Outcome.PUBLISHED and entry["figure"] is not None:
+        yield f"{outcome}, yet has a figure"
     if entry["guarantee"] != project["guarantee"] or entry["mechanism"] != project["mechanism"]:
         yield "guarantee or mechanism is not the project's"
-    if _parsed(entry["event"]) != events[outcome]:
+    if _parsed(entry["event"]) != rules.events[outcome]:
         yield f"cost event is not that of {outcome!r}"
+
+
+def _check_tally(connection: Connection, project: Raw, rules: _Rules) -> Iterator[str]:
+    """The secret tally counts as many queries as were charged; which ones, nobody can recompute."""
+    if rules.terms.schedule is None:
+        return
+    record = rows.fetch_project(connection, projects.c.id == project["id"], "at all")
+    try:
+        tally = secrets.load_tally(connection, record)
+    except BrokenBooks as error:
+        yield f"tally: {error}"
+        return
+    outcomes = {PaidOutcome(o): n for o, n in rules.outcomes.items() if o != Outcome.PUBLISHED}
+    if tally is not None and not tally.counts(outcomes):
+        yield "tally: it does not count as many queries as were charged"
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) else 0
 
 
 def _check_reservation(connection: Connection, project: Raw) -> Iterator[str]:

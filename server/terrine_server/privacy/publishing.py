@@ -13,35 +13,33 @@ counts of charges that are fixed beforehand (`sanitize`). Here λ, the smoothnes
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
-from terrine_server.privacy.accounting import SLACK, rdp, rdp_budget
+from terrine_server.privacy.accounting import rdp, rdp_budget
 from terrine_server.privacy.costs import CostEvent
 from terrine_server.privacy.forecast import Forecast, Votes
 from terrine_server.privacy.mechanisms.base import Mechanism
 from terrine_server.privacy.mechanisms.interactive_gnmax import InteractiveGNMax
-from terrine_server.privacy.parameters import MAX_EPSILON, ParameterError
+from terrine_server.privacy.meter import Meter
+from terrine_server.privacy.parameters import MAX_EPSILON
 from terrine_server.privacy.rules import conversion_delta
 from terrine_server.privacy.sanitize import GRID, Publication
-from terrine_server.privacy.sensitivity import FLOOR, Charged, secret_spend
-from terrine_server.privacy.terms import COST_UNITS
+from terrine_server.privacy.sensitivity import FLOOR
+from terrine_server.privacy.terms import PUBLICATION_SHARE, publication_z
+from terrine_server.privacy.units import COST_UNITS
 
-PUBLICATION_SHARE = 0.1
-"""Of δ: the chance that any published figure is below the spend."""
+Floats = NDArray[np.float64]
 
 ORDERS = (2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 16.0, 20.0, 24.0, 32.0)
 SMOOTHNESS = (0.02, 0.05, 0.1, 0.15, 0.2)
 """β·λ. Beyond 1/4 a release gets dear fast."""
 SIGMAS = np.geomspace(0.5, 2000, 32)
 """Noise of a release, in smooth sensitivities."""
-
-_TYPICAL = 400
-"""Queries of the transcript from which the cost of one is estimated."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,7 @@ class _Choice:
 class DataDependent:
     """Data-dependent accounting of one mechanism on the votes that one expects.
 
-    `most`: the number of queries that δ allows whatever they cost.
+    `most`: the number of queries that δ allows whatever they cost. `orders`: to choose from.
     """
 
     def __init__(
@@ -98,18 +96,19 @@ class DataDependent:
         delta: float,
         publications: int = 1,
         most: int,
+        orders: Sequence[float] = ORDERS,
     ) -> None:
         events = mechanism.events()
-        self.publications, self.most = publications, most
-        self.conversion = conversion_delta(events.values(), delta) - PUBLICATION_SHARE * delta
-        self.z = -float(ndtri(PUBLICATION_SHARE * delta / publications / (1 + SLACK)))
-        shares: dict[CostEvent, float] = {}
+        self.publications, self.most, self.orders = publications, most, orders
+        self.conversion = conversion_delta(events.values(), delta)
+        self.conversion -= float(PUBLICATION_SHARE) * delta
+        self.z = publication_z(delta, publications)
+        self.shares: dict[CostEvent, float] = {}
         for outcome, share in forecast.shares.items():  # outcomes may share an event
-            shares[events[outcome]] = shares.get(events[outcome], 0.0) + share
-        self.worst = {order: _worst(shares, order) for order in ORDERS}
-        self.teachers = votes.teachers
-        self.transcript = _transcript(mechanism, votes, forecast)
-        self.queries = _TYPICAL * sum(shares.values())
+            event = events[outcome]
+            self.shares[event] = self.shares.get(event, 0.0) + share
+        self.worst = {order: _worst(self.shares, order) for order in orders}
+        self.mechanism, self.votes, self.forecast = mechanism, votes, forecast
         self.choices: dict[float, list[_Choice]] = {}
 
     def plan(self, epsilon: float) -> Publishing | None:
@@ -125,10 +124,19 @@ class DataDependent:
             if (self.publications + 1) * self.worst[order].fitting(budget) <= most:
                 continue
             for choice in self._choices(order):
-                found = self._follow(choice, self.worst[order], budget)
+                found = self._follow(choice, budget)
                 if found is not None and found.queries > most:
                     best, most = found, found.queries
         return best
+
+    def follow(
+        self, publication: Publication, schedule: Sequence[int], epsilon: float
+    ) -> Publishing | None:
+        """Return what a given schedule reaches within (ε, δ); None where nothing is published."""
+        meter, tally = self._expected(publication.order)
+        spend = _spend(meter, tally, publication.beta)
+        choice = _Choice(publication, _price(publication), *spend)
+        return self._follow(choice, self._budget(publication.order, epsilon), schedule)
 
     def reach(self, epsilon: float) -> int:
         """Return how many queries (ε, δ) reaches, published or not."""
@@ -149,40 +157,56 @@ class DataDependent:
             low, high = (low, middle) if self.reach(middle) >= queries else (middle, high)
         return high
 
+    def _budget(self, order: float, epsilon: float) -> float:
+        return float(rdp_budget(order, epsilon, self.conversion))
+
     def _budgets(self, epsilon: float) -> dict[float, float]:
-        return {order: float(rdp_budget(order, epsilon, self.conversion)) for order in ORDERS}
+        return {order: self._budget(order, epsilon) for order in self.orders}
 
     def _unpublished(self, budgets: Mapping[float, float]) -> int:
         return min(self.most, max(self.worst[o].fitting(budget) for o, budget in budgets.items()))
 
     def _choices(self, order: float) -> list[_Choice]:
-        """Return the publications at an order; none where its sensitivity is not known."""
+        """Return the publications at an order."""
         if order not in self.choices:
-            self.choices[order] = []
-            for product in SMOOTHNESS:
-                beta = product / order
-                try:
-                    spend = secret_spend(
-                        self.transcript, teachers=self.teachers, order=order, beta=beta
-                    )
-                except ParameterError:
-                    break  # the cost is not monotone here, so there is nothing to publish
-                secret = spend.cost / self.queries
-                sensitivity = (spend.smooth_sensitivity - FLOOR) / self.queries
-                for sigma in SIGMAS:
-                    publication = Publication(order, beta, float(sigma), self.z)
-                    choice = _Choice(publication, publication.cost, secret, sensitivity)
-                    self.choices[order].append(choice)
+            meter, tally = self._expected(order)
+            self.choices[order] = [
+                _Choice(publication, _price(publication), *spend)
+                for product in SMOOTHNESS
+                for spend in [_spend(meter, tally, product / order)]
+                for publication in (
+                    Publication(order, product / order, float(sigma), self.z) for sigma in SIGMAS
+                )
+            ]
         return self.choices[order]
 
-    def _follow(self, choice: _Choice, worst: _Worst, budget: float) -> Publishing | None:
-        """Publish whenever one more query at its worst would no longer fit, then go on."""
+    def _expected(self, order: float) -> tuple[Meter, Floats]:
+        """Return the meter at an order, and what one query is expected to add to its tally."""
+        mechanism, votes = self.mechanism, self.votes
+        classes = votes.counts.shape[1]
+        meter = Meter(mechanism.events(), teachers=votes.teachers, classes=classes, order=order)
+        baselines = None
+        if isinstance(mechanism, InteractiveGNMax) and votes.probabilities is not None:
+            baselines = mechanism.canonical_baseline(votes.probabilities)
+        tally = np.zeros(meter.size)
+        for outcome, probability in self.forecast.probability.items():
+            places = np.array(meter.places(outcome, votes.counts, baselines))
+            np.add.at(tally, places, (probability * self.forecast.weights)[:, None])
+        return meter, tally
+
+    def _follow(
+        self, choice: _Choice, budget: float, counts: Sequence[int] | None = None
+    ) -> Publishing | None:
+        """Publish at the given counts, or else whenever a query might leave no room; then go on."""
         publication = choice.publication
+        worst = self.worst.get(publication.order) or _worst(self.shares, publication.order)
         charged, bound, paid = 0, 0.0, 0.0
         schedule: list[int] = []
         bounds: list[float] = []
-        for _ in range(self.publications):
+        for index in range(self.publications if counts is None else len(counts)):
             more = worst.fitting(budget - bound - paid - choice.price)
+            if counts is not None:
+                more = min(more, max(0, counts[index] - charged))
             if more == 0:
                 break
             charged += more
@@ -199,31 +223,20 @@ class DataDependent:
         return Publishing(publication, tuple(schedule), tuple(bounds), min(charged, self.most))
 
 
+@lru_cache(maxsize=4096)
+def _price(publication: Publication) -> float:
+    return publication.cost
+
+
+def _spend(meter: Meter, tally: Floats, beta: float) -> tuple[float, float]:
+    """Return the cost of one query, and its share of the smooth sensitivity."""
+    spend = meter.spend(tally, beta)
+    return spend.cost, spend.smooth_sensitivity - FLOOR
+
+
 def _worst(shares: Mapping[CostEvent, float], order: float) -> _Worst:
     costs = {event: float(rdp(event, order)) for event in shares}
     return _Worst(
         mean=sum(share * costs[event] for event, share in shares.items()),
         dearest=max(costs.values()),
     )
-
-
-def _transcript(mechanism: Mechanism, votes: Votes, forecast: Forecast) -> list[Charged]:
-    """Return `_TYPICAL` queries, each kind and outcome as often as it is expected."""
-    events = mechanism.events()
-    baselines = None
-    if isinstance(mechanism, InteractiveGNMax) and votes.probabilities is not None:
-        baselines = mechanism.canonical_baseline(votes.probabilities)
-    transcript = []
-    for outcome, probability in forecast.probability.items():
-        rows = _systematic(probability * forecast.weights * _TYPICAL)
-        if len(rows):
-            theirs = None if baselines is None else baselines[rows]
-            transcript.append(Charged(events[outcome], votes.counts[rows], theirs))
-    return transcript
-
-
-def _systematic(expected: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return indices, each about as often as expected, in all as often as their sum says."""
-    cumulative = np.cumsum(expected)
-    picks = np.arange(round(float(cumulative[-1]))) + 0.5
-    return np.minimum(np.searchsorted(cumulative, picks), len(expected) - 1)
