@@ -150,6 +150,7 @@ def create_tables() -> None:
         sa.ForeignKeyConstraint(
             ["project_id"], ["projects.id"], name=op.f("fk_secret_spends_project_id")
         ),
+        check("secret_spends", "charges", "charges >= 0"),
     )
     op.create_table(
         "idempotency",

@@ -234,7 +234,7 @@ def test_more_publications_help_where_they_are_cheap() -> None:
     reached = []
     for count in (1, 4):
         model = DataDependent(
-            mechanism, votes, expected, delta=DELTA, publications=count, most=10**6
+            mechanism, votes, expected, delta=DELTA, publications=(count,), most=10**6
         )
         found = model.plan(2.0)
         assert found is not None

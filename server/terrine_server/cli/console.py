@@ -37,6 +37,15 @@ def fail(message: str) -> NoReturn:
     raise CommandError(message)
 
 
+def consensus_levels(text: str) -> list[tuple[float, float]]:
+    """Return the levels of C[:SHARE],… as pairs: the share that agrees, and of how many queries."""
+    try:
+        parts = [part.partition(":") for part in text.split(",")]
+        return [(float(agreement), float(share or 1)) for agreement, _, share in parts]
+    except ValueError:
+        fail(f"--consensus takes numbers such as 0.9 or 0.95:6,0.8:3,0.5:1; not {text!r}.")
+
+
 def print_json(value: object) -> None:
     """Write a pydantic model, or plain values and models within lists and dicts, to stdout."""
     from pydantic_core import to_json

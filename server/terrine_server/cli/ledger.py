@@ -179,7 +179,7 @@ def _show_project(ledger: Ledger, name: str, last: int, as_json: bool) -> None:
             str(entry.seq),
             f"{entry.created_at:%Y-%m-%d %H:%M:%S}",
             entry.outcome,
-            "" if entry.label is None else str(entry.label),
+            _told(entry),
             str(entry.cost),
             str(entry.delta),
             _guarantee(entry.guarantee),
@@ -187,6 +187,12 @@ def _show_project(ledger: Ledger, name: str, last: int, as_json: bool) -> None:
         )
     if entries:
         console.print(table)
+
+
+def _told(entry: ChargeRecord) -> str:
+    if entry.figure is not None:
+        return f"≤ {entry.figure}"
+    return "" if entry.label is None else str(entry.label)
 
 
 def _cap(ensemble: Any) -> dict[str, Any]:

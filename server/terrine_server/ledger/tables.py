@@ -204,6 +204,7 @@ secret_spends = Table(
     Column("project_id", ForeignKey(projects.c.id), primary_key=True),
     Column("charges", BigInteger, nullable=False),
     Column("tally", LargeBinary, nullable=False),
+    CheckConstraint("charges >= 0", name="charges"),
 )
 
 idempotency = Table(

@@ -12,15 +12,11 @@ from terrine_server.privacy.forecast import Consensus, Votes
 from terrine_server.privacy.grid import Spec
 from terrine_server.privacy.outlook import Outlook
 from terrine_server.privacy.parameters import ParameterError
-from terrine_server.privacy.publishing import DataDependent, Publishing
 from terrine_server.privacy.rules import enforced
 from terrine_server.privacy.sanitize import Publication
 
 DEFAULT_CONSENSUS = (Consensus(0.95, 0.7), Consensus(0.8, 0.2), Consensus(0.5, 0.1))
 """What is expected where nobody says: teachers that mostly agree."""
-
-PUBLICATIONS = (1, 2, 3, 4, 6)
-"""How many publications are tried."""
 
 
 def propose(
@@ -39,19 +35,8 @@ def propose(
     """
     outlook = Outlook.of(spec, votes, delta)
     worst_case = outlook.queries(enforced(outlook.shares, delta, epsilon), epsilon)
-    found: list[Publishing | None] = []
-    for count in PUBLICATIONS if given is None else (len(given[1]),):
-        model = DataDependent(
-            outlook.mechanism,
-            votes,
-            outlook.expected,
-            delta=delta,
-            publications=count,
-            most=outlook.most,
-            orders=(order,),
-        )
-        found.append(model.plan(epsilon) if given is None else model.follow(*given, epsilon))
-    best = max((each for each in found if each), key=lambda each: each.queries, default=None)
+    model = outlook.data_dependent(votes, delta, orders=(order,))
+    best = model.plan(epsilon) if given is None else model.follow(*given, epsilon)
     if best is None or best.queries <= worst_case:
         reach = "is of no use" if best is None else f"reaches about {best.queries} queries"
         raise ParameterError(

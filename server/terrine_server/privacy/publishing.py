@@ -13,7 +13,7 @@ counts of charges that are fixed beforehand (`sanitize`). Here λ, the smoothnes
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -29,7 +29,7 @@ from terrine_server.privacy.meter import Meter
 from terrine_server.privacy.parameters import MAX_EPSILON
 from terrine_server.privacy.rules import conversion_delta
 from terrine_server.privacy.sanitize import GRID, Publication
-from terrine_server.privacy.sensitivity import FLOOR
+from terrine_server.privacy.sensitivity import FLOOR, SecretSpend
 from terrine_server.privacy.terms import PUBLICATION_SHARE, publication_z
 from terrine_server.privacy.units import COST_UNITS
 
@@ -40,6 +40,8 @@ SMOOTHNESS = (0.02, 0.05, 0.1, 0.15, 0.2)
 """β·λ. Beyond 1/4 a release gets dear fast."""
 SIGMAS = np.geomspace(0.5, 2000, 32)
 """Noise of a release, in smooth sensitivities."""
+PUBLICATIONS = (1, 2, 3, 4, 6)
+"""How many figures are published."""
 
 
 @dataclass(frozen=True)
@@ -62,20 +64,21 @@ class _Worst:
     mean: float
     dearest: float
 
-    def fitting(self, left: float) -> int:
+    def fitting(self, left: Floats) -> Floats:
         """Return how many queries fit."""
-        return int((left - self.dearest) / self.mean) + 1 if left >= self.dearest else 0
+        return np.where(left >= self.dearest, np.floor((left - self.dearest) / self.mean) + 1, 0.0)
 
 
 @dataclass(frozen=True)
 class _Choice:
-    """A publication that may be chosen, and its price.
+    """A publication that may be chosen, how often, and its price.
 
     `secret`, `sensitivity`: the data-dependent cost of one query on average, and its share of the
     smooth sensitivity; both grow with the number of queries.
     """
 
     publication: Publication
+    times: int
     price: float
     secret: float
     sensitivity: float
@@ -84,7 +87,8 @@ class _Choice:
 class DataDependent:
     """Data-dependent accounting of one mechanism on the votes that one expects.
 
-    `most`: the number of queries that δ allows whatever they cost. `orders`: to choose from.
+    `most`: the number of queries that δ allows whatever they cost. `orders` and `publications` (how
+    many): to choose from.
     """
 
     def __init__(
@@ -94,15 +98,15 @@ class DataDependent:
         forecast: Forecast,
         *,
         delta: float,
-        publications: int = 1,
         most: int,
+        publications: Sequence[int] = PUBLICATIONS,
         orders: Sequence[float] = ORDERS,
     ) -> None:
         events = mechanism.events()
-        self.publications, self.most, self.orders = publications, most, orders
+        self.delta, self.most = delta, most
+        self.publications, self.orders = publications, orders
         self.conversion = conversion_delta(events.values(), delta)
         self.conversion -= float(PUBLICATION_SHARE) * delta
-        self.z = publication_z(delta, publications)
         self.shares: dict[CostEvent, float] = {}
         for outcome, share in forecast.shares.items():  # outcomes may share an event
             event = events[outcome]
@@ -121,12 +125,12 @@ class DataDependent:
         most = self._unpublished(budgets)
         for order, budget in budgets.items():
             # Each publication frees at most the whole budget once more.
-            if (self.publications + 1) * self.worst[order].fitting(budget) <= most:
+            at_most = (max(self.publications) + 1) * self.worst[order].fitting(np.array(budget))
+            if at_most <= most:
                 continue
-            for choice in self._choices(order):
-                found = self._follow(choice, budget)
-                if found is not None and found.queries > most:
-                    best, most = found, found.queries
+            found = self._best(self._choices(order), budget)
+            if found is not None and found.queries > most:
+                best, most = found, found.queries
         return best
 
     def follow(
@@ -134,9 +138,8 @@ class DataDependent:
     ) -> Publishing | None:
         """Return what a given schedule reaches within (ε, δ); None where nothing is published."""
         meter, tally = self._expected(publication.order)
-        spend = _spend(meter, tally, publication.beta)
-        choice = _Choice(publication, _price(publication), *spend)
-        return self._follow(choice, self._budget(publication.order, epsilon), schedule)
+        choice = _choice(publication, len(schedule), meter.spend(tally, publication.beta))
+        return self._best([choice], self._budget(publication.order, epsilon), schedule)
 
     def reach(self, epsilon: float) -> int:
         """Return how many queries (ε, δ) reaches, published or not."""
@@ -164,19 +167,20 @@ class DataDependent:
         return {order: self._budget(order, epsilon) for order in self.orders}
 
     def _unpublished(self, budgets: Mapping[float, float]) -> int:
-        return min(self.most, max(self.worst[o].fitting(budget) for o, budget in budgets.items()))
+        reached = (self.worst[o].fitting(np.array(budget)) for o, budget in budgets.items())
+        return min(self.most, int(max(reached)))
 
     def _choices(self, order: float) -> list[_Choice]:
         """Return the publications at an order."""
         if order not in self.choices:
             meter, tally = self._expected(order)
+            betas = [product / order for product in SMOOTHNESS]
+            raised = [(times, publication_z(self.delta, times)) for times in self.publications]
             self.choices[order] = [
-                _Choice(publication, _price(publication), *spend)
-                for product in SMOOTHNESS
-                for spend in [_spend(meter, tally, product / order)]
-                for publication in (
-                    Publication(order, product / order, float(sigma), self.z) for sigma in SIGMAS
-                )
+                _choice(Publication(order, beta, float(sigma), z), times, spend)
+                for beta, spend in zip(betas, meter.spends(tally, betas), strict=True)
+                for sigma in SIGMAS
+                for times, z in raised
             ]
         return self.choices[order]
 
@@ -194,44 +198,62 @@ class DataDependent:
             np.add.at(tally, places, (probability * self.forecast.weights)[:, None])
         return meter, tally
 
-    def _follow(
-        self, choice: _Choice, budget: float, counts: Sequence[int] | None = None
+    def _best(
+        self, choices: Sequence[_Choice], budget: float, counts: Sequence[int] | None = None
     ) -> Publishing | None:
-        """Publish at the given counts, or else whenever a query might leave no room; then go on."""
-        publication = choice.publication
-        worst = self.worst.get(publication.order) or _worst(self.shares, publication.order)
-        charged, bound, paid = 0, 0.0, 0.0
-        schedule: list[int] = []
-        bounds: list[float] = []
-        for index in range(self.publications if counts is None else len(counts)):
-            more = worst.fitting(budget - bound - paid - choice.price)
+        """Publish at the given counts, or else whenever a query might leave no room; then go on.
+
+        Returns what the choice that reaches the most queries does, None where none can publish.
+        """
+        order = choices[0].publication.order
+        worst = self.worst.get(order) or _worst(self.shares, order)
+        price, secret = _column(c.price for c in choices), _column(c.secret for c in choices)
+        sensitivity = _column(c.sensitivity for c in choices)
+        noise = _column(c.publication.sigma * c.publication.z for c in choices)
+        times = _column(c.times for c in choices)
+        charged, bound, paid = np.zeros((3, len(choices)))
+        going = np.full(len(choices), True)
+        schedule: list[Floats] = []
+        bounds: list[Floats] = []
+        for index in range(max(c.times for c in choices)):
+            more = worst.fitting(budget - bound - paid - price)
             if counts is not None:
-                more = min(more, max(0, counts[index] - charged))
-            if more == 0:
-                break
-            charged += more
-            paid += choice.price
-            excess = choice.sensitivity * charged + FLOOR
-            figure = choice.secret * charged + publication.sigma * publication.z * excess
-            figure = math.ceil(figure * COST_UNITS / GRID) * GRID / COST_UNITS
-            bound = min(figure, bound + worst.mean * more)
-            schedule.append(charged)
+                more = np.minimum(more, np.maximum(0, counts[index] - charged))
+            going &= (more > 0) & (index < times)
+            charged = charged + np.where(going, more, 0)
+            paid = paid + np.where(going, price, 0)
+            figure = secret * charged + noise * (sensitivity * charged + FLOOR)
+            figure = np.ceil(figure * COST_UNITS / GRID) * GRID / COST_UNITS
+            bound = np.where(going, np.minimum(figure, bound + worst.mean * more), bound)
+            schedule.append(np.where(going, charged, 0))
             bounds.append(bound)
-        if not schedule:
+        reached = np.minimum(charged + worst.fitting(budget - bound - paid), self.most)
+        reached[schedule[0] == 0] = -1
+        best = int(np.argmax(reached))
+        if reached[best] < 0:
             return None
-        charged += worst.fitting(budget - bound - paid)
-        return Publishing(publication, tuple(schedule), tuple(bounds), min(charged, self.most))
+        done = [index for index, count in enumerate(schedule) if count[best]]
+        return Publishing(
+            choices[best].publication,
+            tuple(int(schedule[index][best]) for index in done),
+            tuple(float(bounds[index][best]) for index in done),
+            int(reached[best]),
+        )
 
 
-@lru_cache(maxsize=4096)
+def _column(values: Iterable[float]) -> Floats:
+    return np.array(list(values), dtype=np.float64)
+
+
+@lru_cache(maxsize=8192)
 def _price(publication: Publication) -> float:
     return publication.cost
 
 
-def _spend(meter: Meter, tally: Floats, beta: float) -> tuple[float, float]:
-    """Return the cost of one query, and its share of the smooth sensitivity."""
-    spend = meter.spend(tally, beta)
-    return spend.cost, spend.smooth_sensitivity - FLOOR
+def _choice(publication: Publication, times: int, spend: SecretSpend) -> _Choice:
+    return _Choice(
+        publication, times, _price(publication), spend.cost, spend.smooth_sensitivity - FLOOR
+    )
 
 
 def _worst(shares: Mapping[CostEvent, float], order: float) -> _Worst:
