@@ -219,7 +219,7 @@ def list_ensembles(as_json: AsJson = False) -> None:
         voters = LocalVoters(settings.data_dir, settings.device)
         print_json([views.ensemble_account(record, voters.available(record)) for record in records])
         return
-    table = Table("ensemble", "teachers", "classes", "cap ε", "cap δ", "adds up in")
+    table = Table("ensemble", "teachers", "classes", "cap ε", "cap δ", "order")
     for heading in ("reserved", "guarantee"):
         table.add_column(heading)
     for record in records:
@@ -229,7 +229,7 @@ def list_ensembles(as_json: AsJson = False) -> None:
             str(len(record.info["classes"])),
             f"{record.epsilon:g}",
             f"{record.delta:g}",
-            str(record.rule),
+            "–" if record.rdp_order is None else f"{record.rdp_order:g}",
             f"{record.reserved / record.cap:.1%}",
             record.guarantee,
         )
