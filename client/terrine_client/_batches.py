@@ -88,7 +88,11 @@ def asking(
             paid.update(result.charge for result in reply.results if result.charge is not None)
         report(results, len(inputs))
         spent = spent or any(result.outcome is Outcome.REFUSED for result in results[start:])
-        if spent and account is not None and len(paid) >= account.charges:
+        if (
+            spent
+            and account is not None
+            and len(paid) >= account.charges - len(account.publications)
+        ):
             results += [_REFUSED] * (len(inputs) - len(results))
     report(results, len(inputs))
     if account is None:

@@ -4,63 +4,23 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 from books import CONFIDENT, LNMAX, abstained, answered, open_ledger, open_project
+from commands import Terrine
 
 from terrine_server.ledger import ProjectRecord
 from terrine_server.privacy.terms import Account
 
 
-@dataclass(frozen=True)
-class Done:
-    """What became of a command."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def fine(self) -> str:
-        assert self.code == 0, self.err
-        return self.out
-
-    @property
-    def refused(self) -> str:
-        assert self.code == 1, self
-        assert self.out == ""
-        assert "Traceback" not in self.err
-        assert self.err.startswith("Error: ")
-        return self.err
-
-
-Terrine = Callable[..., Done]
-
-
 @pytest.fixture
-def terrine(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Terrine:
-    """Run a command as the shell would, but in this process, where everything is imported."""
-    from terrine_server.cli import main
-
-    monkeypatch.setenv("COLUMNS", "200")
+def terrine(terrine: Terrine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Terrine:
+    """In a directory of its own, which also holds the data."""
     monkeypatch.setenv("TERRINE_DATA_DIR", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["terrine", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        return Done(int(ended.value.code or 0), said.out, said.err)
-
-    return run
+    return terrine
 
 
 SMALL = ("gnmax", "--teachers", "100", "--grid", "sigma=0.1n,20", "--epsilon", "2")

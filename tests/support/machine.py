@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-
-@dataclass(frozen=True)
-class Done:
-    """What became of a command."""
-
-    code: int
-    out: str
-    err: str
+from commands import Terrine
 
 
 @dataclass(frozen=True)
@@ -24,7 +16,7 @@ class Machine:
 
     data: Path
     database_url: str
-    run: Callable[..., Done]
+    run: Terrine
 
     @property
     def ensemble(self) -> Path:

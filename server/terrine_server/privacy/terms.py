@@ -56,6 +56,7 @@ SAMPLER_SHARE = Fraction(1, 1000)
 CAP_ADDITIVE_SHARE = Fraction(1, 10)
 PUBLISHING_CAP_ADDITIVE_SHARE = Fraction(1, 5)
 MAX_PUBLICATIONS = 64
+CLAIMED_AND_PUBLISHED = "A claimed price has no data-dependent analysis. Use worst_case."
 
 
 @dataclass(frozen=True)
@@ -396,7 +397,7 @@ def _check_schedule(
     counts: Sequence[int],
 ) -> Schedule:
     if mechanism.guarantee != "proven":
-        raise ParameterError("A claimed price has no data-dependent analysis. Use worst_case.")
+        raise ParameterError(CLAIMED_AND_PUBLISHED)
     if cap_rule != rule:
         raise ParameterError(
             f"What is published counts in {rule}, but the ensemble's cap adds up in {cap_rule}. "
