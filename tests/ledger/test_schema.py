@@ -213,6 +213,7 @@ def test_the_service_needs_no_right_to_change_charges(database_url: str) -> None
             f"CREATE ROLE {role} LOGIN PASSWORD 'service'",
             f"GRANT SELECT, INSERT, UPDATE ON ensembles, projects, tokens TO {role}",
             f"GRANT SELECT, INSERT, DELETE ON idempotency TO {role}",
+            f"GRANT SELECT, INSERT, UPDATE ON secret_spends TO {role}",
             f"GRANT SELECT, INSERT ON charges TO {role}",
             f"GRANT SELECT ON alembic_version TO {role}",
             f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {role}",
