@@ -15,6 +15,7 @@
     ├── ProjectPaused
     ├── ProjectClosed
     ├── RateLimited
+    ├── Overloaded              too much waits already
     ├── EnsembleUnavailable     files missing, altered, or not those registered
     └── DatabaseUnavailable     without a durable charge there is no answer
         ├── SchemaMismatch      the database is not at this version's schema
@@ -127,6 +128,12 @@ class RateLimited(TerrineError):
     """The token has used its requests for this minute."""
 
     problem = "rate-limited"
+
+
+class Overloaded(TerrineError):
+    """Too many requests wait already; nothing was looked at."""
+
+    problem = "overloaded"
 
 
 class EnsembleUnavailable(TerrineError):

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
@@ -55,6 +55,18 @@ class Metrics:
             "Queries by the outcome that was told; those answered from the record are replayed.",
             ["outcome", "replayed"],
             registry=registry,
+        )
+        self.waiting = Gauge(
+            "terrine_waiting_queries",
+            "Queries that wait for their group.",
+            registry=registry,
+            multiprocess_mode="livesum",
+        )
+        self.groups = Histogram(
+            "terrine_group_requests",
+            "Requests that shared one vote and one commit.",
+            registry=registry,
+            buckets=(1, 2, 4, 8, 16, 32, 64, 128),
         )
         self.problems = Counter(
             "terrine_problems_total",

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, inspect
+from sqlalchemy import Connection, inspect, select
 
 from terrine_server.ledger import Ledger, ProjectRecord, Proposal, connect, upgrade
+from terrine_server.ledger.tables import idempotency
 from terrine_server.privacy import Account, Outcome, Terms, build_mechanism, cap, quote
 
 TEACHERS, CLASSES, RECORDS = 250, 10, 60_000
@@ -61,6 +62,15 @@ def register(ledger: Ledger, name: str, epsilon: float = 20.0) -> None:
     ledger.register_ensemble(
         name, f"ensembles/{name}", digest(name).hex(), INFO, RECORDS, cap(epsilon, 1e-5)
     )
+
+
+def kept_keys(url: str) -> set[str]:
+    """The idempotency keys that the ledger remembers."""
+    engine = connect(url)
+    with engine.connect() as connection:
+        keys = set(connection.execute(select(idempotency.c.key)).scalars())
+    engine.dispose()
+    return keys
 
 
 @contextmanager

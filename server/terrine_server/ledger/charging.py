@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from itertools import islice
 from typing import Any
 
 from sqlalchemy import Connection, delete, insert, literal, select, update
@@ -19,13 +20,14 @@ from terrine_server.errors import (
     InvalidQuery,
     ProjectClosed,
     ProjectPaused,
+    TerrineError,
 )
 from terrine_server.ledger import rows, secrets
 from terrine_server.ledger.admission import REFUSED, Admission, Recorded, admit
 from terrine_server.ledger.chain import canonical_json, charge_hash, publication_digest
 from terrine_server.ledger.records import (
+    Batch,
     ProjectRecord,
-    Proposal,
     QueryDigest,
     Receipt,
     Result,
@@ -39,44 +41,46 @@ _CHUNK = 500
 
 
 def charge(
-    connection: Connection,
-    now: datetime,
-    project_id: int,
-    proposals: Sequence[Proposal],
-    key: tuple[str, bytes] | None,
-) -> Receipt:
-    """See `Ledger.charge`. The connection's transaction must be able to write."""
-    if not proposals:
-        raise InvalidQuery("The batch is empty; at least one query is expected.")
+    connection: Connection, now: datetime, project_id: int, batches: Sequence[Batch]
+) -> list[Receipt | TerrineError]:
+    """See `Ledger.charge_group`. The connection's transaction must be able to write."""
     condition = projects.c.id == project_id
     project = rows.lock_project(connection, condition, f"number {project_id}")
     check_active(project)
-    if key is not None:
-        earlier = recall(connection, project, *key)
-        if earlier is not None:
-            return earlier
+    fates = _earlier(connection, project, batches)
+    fresh = [index for index, fate in enumerate(fates) if fate is None]
+    if not fresh:
+        return [fate for fate in fates if fate is not None]
+
     _check_head(connection, project)
+    proposals = [proposal for index in fresh for proposal in batches[index].proposals]
     recorded = find(
         connection, project_id, [QueryDigest(p.query_digest, p.input_digest) for p in proposals]
     )
     tally = secrets.load_tally(connection, project)
     admission = admit(project.terms, project.account, recorded, proposals, tally)
-    if all(result is REFUSED for result in admission.results):
-        raise BudgetExhausted(
-            f"The project {project.name} cannot pay for a new query: it has spent {project.spent} "
-            f"of {project.terms.budget} units and one more costs up to {project.terms.worst.cost}.",
-            spent=project.spent,
-            budget=project.terms.budget,
-        )
-    _append(connection, now, project, admission)
-    if tally is not None and admission.entries:
-        secrets.save_tally(connection, project, tally, admission.account.charges)
-    if key is not None:
-        _remember(connection, now, project_id, *key, admission.results)
-    after = rows.fetch_project(connection, condition, f"number {project_id}")
+    after = project
+    if admission.entries:
+        _append(connection, now, project, admission)
+        if tally is not None:
+            secrets.save_tally(connection, project, tally, admission.account.charges)
+        after = rows.fetch_project(connection, condition, f"number {project_id}")
     if after.account != admission.account:
         raise BrokenBooks(f"The balance of project {project.name} did not come out as reckoned.")
-    return Receipt(admission.results, after)
+    results = iter(admission.results)
+    remembered = []
+    for index in fresh:
+        told = list(islice(results, len(batches[index].proposals)))
+        if all(result is REFUSED for result in told):
+            fates[index] = _exhausted(project)
+            continue
+        fates[index] = Receipt(told, after)
+        key = batches[index].key
+        if key is not None:
+            remembered.append((*key, told))
+    if remembered:
+        _remember(connection, now, project_id, remembered)
+    return [fate for fate in fates if fate is not None]
 
 
 def check_active(project: ProjectRecord) -> None:
@@ -122,23 +126,53 @@ def find(connection: Connection, project_id: int, digests: Sequence[QueryDigest]
     )
 
 
-def recall(
-    connection: Connection, project: ProjectRecord, key: str, body_digest: bytes
-) -> Receipt | None:
-    """See `Ledger.recall`."""
+def _earlier(
+    connection: Connection, project: ProjectRecord, batches: Sequence[Batch]
+) -> list[Receipt | TerrineError | None]:
+    """What each batch was told before, or why it is none; None where it is to be decided."""
+    keys = [batch.key[0] for batch in batches if batch.key is not None]
+    if len(set(keys)) < len(keys):
+        raise ValueError("requests with the same key go into groups of their own")
+    known: dict[str, Any] = {}
+    for start in range(0, len(keys), _CHUNK):
+        for row in connection.execute(
+            select(idempotency).where(
+                idempotency.c.project_id == project.id,
+                idempotency.c.key.in_(keys[start : start + _CHUNK]),
+            )
+        ):
+            known[row.key] = row
+    return [_fate(connection, project, batch, known) for batch in batches]
+
+
+def _fate(
+    connection: Connection, project: ProjectRecord, batch: Batch, known: Mapping[str, Any]
+) -> Receipt | TerrineError | None:
+    if not batch.proposals:
+        return InvalidQuery("The batch is empty; at least one query is expected.")
+    if batch.key is None:
+        return None
+    key, body_digest = batch.key
     if not 1 <= len(key) <= 255 or not key.isascii() or not key.isprintable():
-        raise InvalidQuery("An Idempotency-Key is 1 to 255 printable ASCII characters.")
-    row = connection.execute(
-        select(idempotency).where(idempotency.c.project_id == project.id, idempotency.c.key == key)
-    ).one_or_none()
+        return InvalidQuery("An Idempotency-Key is 1 to 255 printable ASCII characters.")
+    row = known.get(key)
     if row is None:
         return None
     if row.body_digest != body_digest:
-        raise IdempotencyConflict(
+        return IdempotencyConflict(
             "This Idempotency-Key came before with a different request. "
             "Use a fresh key for every new request."
         )
     return Receipt(_recalled(connection, project.id, json.loads(row.results)), project)
+
+
+def _exhausted(project: ProjectRecord) -> BudgetExhausted:
+    return BudgetExhausted(
+        f"The project {project.name} cannot pay for a new query: it has spent {project.spent} "
+        f"of {project.terms.budget} units and one more costs up to {project.terms.worst.cost}.",
+        spent=project.spent,
+        budget=project.terms.budget,
+    )
 
 
 def _check_head(connection: Connection, project: ProjectRecord) -> None:
@@ -220,25 +254,30 @@ def _remember(
     connection: Connection,
     now: datetime,
     project_id: int,
-    key: str,
-    body_digest: bytes,
-    results: Sequence[Result],
+    requests: Sequence[tuple[str, bytes, Sequence[Result]]],
 ) -> None:
     connection.execute(
         delete(idempotency).where(
             idempotency.c.project_id == project_id, idempotency.c.created_at < now - KEYS_KEPT
         )
     )
-    # A charge's number where it was paid, its negative where it was replayed, 0 where refused.
-    numbers = [0 if r.seq is None else -r.seq if r.replayed else r.seq for r in results]
+
+    def numbers(results: Sequence[Result]) -> list[int]:
+        """A charge's number where it was paid, its negative where replayed, 0 where refused."""
+        return [0 if r.seq is None else -r.seq if r.replayed else r.seq for r in results]
+
     connection.execute(
-        insert(idempotency).values(
-            project_id=project_id,
-            key=key,
-            body_digest=body_digest,
-            results=canonical_json(numbers),
-            created_at=now,
-        )
+        insert(idempotency),
+        [
+            {
+                "project_id": project_id,
+                "key": key,
+                "body_digest": body_digest,
+                "results": canonical_json(numbers(results)),
+                "created_at": now,
+            }
+            for key, body_digest, results in requests
+        ],
     )
 
 

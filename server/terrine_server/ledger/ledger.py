@@ -10,10 +10,11 @@ from sqlalchemy import Engine, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from terrine_client.protocol import Outcome, ProjectStatus, Role
-from terrine_server.errors import Conflict, NotFound
+from terrine_server.errors import Conflict, NotFound, TerrineError
 from terrine_server.ledger import accounts, charging, rows, secrets
 from terrine_server.ledger.database import reading, snapshot, writing
 from terrine_server.ledger.records import (
+    Batch,
     ChargeRecord,
     EnsembleRecord,
     ProjectRecord,
@@ -142,17 +143,6 @@ class Ledger:
         found = {d.query: recorded.find(d.query, d.input) for d in digests}
         return {query: result for query, result in found.items() if result is not None}
 
-    def recall(self, project_id: int, key: str, body_digest: bytes) -> Receipt | None:
-        """Return the receipt of an earlier request with this key, or None. Locks nothing.
-
-        Raises IdempotencyConflict when the earlier request's body was another one.
-        """
-        with reading(self._engine) as connection:
-            project = rows.fetch_project(
-                connection, projects.c.id == project_id, f"number {project_id}"
-            )
-            return charging.recall(connection, project, key, body_digest)
-
     def charge(
         self,
         project_id: int,
@@ -168,8 +158,22 @@ class Ledger:
         IdempotencyConflict, InvalidQuery for no query at all or a malformed key, and
         BudgetExhausted when every query was refused.
         """
+        (fate,) = self.charge_group(project_id, [Batch(proposals, idempotency)])
+        if isinstance(fate, TerrineError):
+            raise fate
+        return fate
+
+    def charge_group(
+        self, project_id: int, batches: Sequence[Batch]
+    ) -> list[Receipt | TerrineError]:
+        """Pay for the batches of several requests, in order, all in one transaction.
+
+        Each gets its receipt, or what `charge` would have raised for it alone; one that is refused
+        does not touch the others. No two may have the same key. Raises what concerns all of them:
+        ProjectPaused, ProjectClosed, DatabaseUnavailable.
+        """
         with writing(self._engine) as connection:
-            return charging.charge(connection, _now(), project_id, proposals, idempotency)
+            return charging.charge(connection, _now(), project_id, batches)
 
     def secret_spend(self, project: str) -> SecretAccount:
         """Return what a data-dependent project's queries cost at their votes. Secret.

@@ -4,6 +4,7 @@ EnsembleRecord      an ensemble and how much of its cap is reserved
 ProjectRecord       a project's terms and balances
 QueryDigest         what identifies a query
 Proposal            a query with the outcome that its votes gave, not yet paid
+Batch               one request's proposals
 Result              a query's fate, paid or refused
 Receipt             a batch's results and the account after them
 Publication         a published bound on a data-dependent project's spend
@@ -131,6 +132,14 @@ class Proposal:
             raise ValueError("a digest is 32 bytes")
         if (self.label is None) != (self.outcome in (None, PaidOutcome.ABSTAINED)):
             raise ValueError(f"outcome {self.outcome} with label {self.label}")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One request's queries; `key` is its idempotency key and the SHA-256 of its body."""
+
+    proposals: Sequence[Proposal]
+    key: tuple[str, bytes] | None = None
 
 
 @dataclass(frozen=True)
