@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
+import random
 import signal
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection as PipeConnection
 from multiprocessing.process import BaseProcess
+from secrets import randbelow
 from typing import Any
 
-from books import answered, digest
+from books import abstained, answered, digest
 from sqlalchemy import Connection, event
 
-from terrine_server.errors import BudgetExhausted, CapExceeded
+from terrine_server.errors import BudgetExhausted, CapExceeded, TerrineError
 from terrine_server.ledger import Ledger, Receipt, check_schema, connect, upgrade
 
 # What is slow to import is imported once, by a process that then forks: a worker costs little.
@@ -114,3 +120,51 @@ def die_after_commit(url: str, project_id: int, queries: int) -> None:
     )
     assert receipt
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def answer_requests(url: str, connection: PipeConnection) -> None:
+    """Charge what is asked through the pipe, one request at a time, until it is closed.
+
+    A request is a project's number, a key and queries; each vote is drawn anew, so an answer that
+    was not taken from the record shows. Replies a list of results, None where the budget is spent,
+    or the error's problem.
+    """
+    ledger = Ledger(connect(url))
+    while True:
+        try:
+            project_id, key, queries = connection.recv()
+        except EOFError:
+            return
+        batch = [
+            abstained(query) if randbelow(3) == 0 else answered(query, randbelow(10))
+            for query in queries
+        ]
+        try:
+            receipt = ledger.charge(project_id, batch, (key, digest(queries)))
+        except BudgetExhausted:
+            connection.send(None)
+        except TerrineError as error:
+            connection.send(error.problem)
+        else:
+            connection.send([(str(r.outcome), r.label, r.seq, r.replayed) for r in receipt.results])
+
+
+def race(url: str, project_id: int, name: str, clients: int, connection: PipeConnection) -> None:
+    """Let so many threads pay for ever new queries until refused; send how many were answered."""
+    ledger = Ledger(connect(url))
+    start = threading.Barrier(clients)
+
+    def ask(client: int) -> int:
+        rng, paid = random.Random(f"{name} {client}"), 0
+        start.wait()
+        for round in itertools.count():
+            queries = [f"{name} {client} {round} {i}" for i in range(rng.randint(1, 3))]
+            try:
+                receipt = ledger.charge(project_id, [answered(query) for query in queries])
+            except BudgetExhausted:
+                return paid
+            paid += sum(result.seq is not None for result in receipt.results)
+        raise AssertionError
+
+    with ThreadPoolExecutor(clients) as pool:
+        connection.send(sum(pool.map(ask, range(clients))))

