@@ -131,6 +131,24 @@ def test_connections_cut_by_the_server_are_replaced(database_url: str) -> None:
     assert ledger.charge(project.id, [answered(2)]).project.charges == 2
 
 
+def test_a_database_that_was_read_only_is_written_to_again(database_url: str) -> None:
+    """Sessions that began meanwhile, and cannot write for as long as they live, are replaced."""
+    if database_url.startswith("sqlite"):
+        pytest.skip("SQLite has no sessions")
+    ledger = open_ledger(database_url)
+    project = open_project(ledger, queries=10)
+    late = Ledger(connect(database_url))
+    with connect(database_url).connect() as connection:
+        name = connection.scalar(text("SELECT current_database()"))
+        connection.execute(text(f"ALTER DATABASE {name} SET default_transaction_read_only = on"))
+        connection.commit()
+        with pytest.raises(DatabaseUnavailable, match="cannot be written to"):
+            late.charge(project.id, [answered(1)])
+        connection.execute(text(f"ALTER DATABASE {name} RESET default_transaction_read_only"))
+        connection.commit()
+    assert late.charge(project.id, [answered(1)]).project.charges == 1
+
+
 def test_an_unreachable_server_is_a_clear_error() -> None:
     ledger = Ledger(connect("postgresql://nobody@127.0.0.1:1/terrine", password="secret"))
     with pytest.raises(DatabaseUnavailable, match="cannot be reached") as refusal:
