@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from books import answered, digest, open_ledger, open_project
-from ledger_workers import ask_and_tell, die_after_commit, die_before, in_processes, start
+from ledger_workers import ask_and_tell, die_after_commit, die_before
+from processes import in_processes, start
 from sqlalchemy import text
 
 from terrine_server.errors import DatabaseUnavailable

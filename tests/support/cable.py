@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from mortal_postgres import MortalPostgres
+from postgres import Postgres
 
 
 class Cable:
     """A Unix socket that leads to a server's. It speaks no protocol but finds the word COMMIT."""
 
-    def __init__(self, server: MortalPostgres, directory: Path) -> None:
+    def __init__(self, server: Postgres, directory: Path) -> None:
         self.lose_next_reply_to_commit = False
         self._target = server.socket
         self._listener = socket.socket(socket.AF_UNIX)
@@ -53,7 +53,7 @@ class Cable:
 
 
 @contextmanager
-def cable(server: MortalPostgres) -> Iterator[tuple[Cable, Path]]:
+def cable(server: Postgres) -> Iterator[tuple[Cable, Path]]:
     """A cable to the server, and the directory of its socket: the host to connect to."""
     with tempfile.TemporaryDirectory(prefix="terrine-cable-") as directory:
         made = Cable(server, Path(directory))

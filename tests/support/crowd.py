@@ -45,6 +45,21 @@ Ask = Callable[[str, str, Sequence[int]], tuple[Answer, ...] | None]
 """From project, key and queries to the answers. Raises `Lost`."""
 
 
+def until_told(
+    ask: Ask, project: str, key: str, queries: tuple[int, ...], lost: list[Lost]
+) -> Told:
+    """Repeat a request until it is told; add what was lost on the way to `lost`."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            return Told(project, key, queries, ask(project, key, queries))
+        except Lost as reason:
+            lost.append(reason)
+            if time.monotonic() > deadline:
+                raise AssertionError("the service did not come back") from reason
+            time.sleep(0.05)
+
+
 @dataclass
 class Crowd:
     """Clients of one or more projects; half of what they ask, another asks at the same time."""
@@ -53,7 +68,7 @@ class Crowd:
     clients: Sequence[tuple[str, Ask]]
     """Each client's project, and how it asks."""
     told: list[Told] = field(default_factory=list)
-    lost: int = 0
+    lost: list[Lost] = field(default_factory=list)
     _stop: threading.Event = field(default_factory=threading.Event)
     _asked: int = 0
 
@@ -82,7 +97,7 @@ class Crowd:
         mine: list[Told] = []
         while not self._stop.is_set():
             key, queries = self._request(rng, client, mine)
-            told = Told(project, key, queries, self._until_told(ask, project, key, queries))
+            told = until_told(ask, project, key, queries, self.lost)
             self.told.append(told)
             if told.answers is None:
                 time.sleep(0.01)
@@ -104,16 +119,3 @@ class Crowd:
         """A number that no other client asks, or one that others ask at about this time."""
         self._asked += 1
         return rng.getrandbits(48) if rng.random() < 0.5 else self._asked // 6
-
-    def _until_told(
-        self, ask: Ask, project: str, key: str, queries: Sequence[int]
-    ) -> tuple[Answer, ...] | None:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while True:
-            try:
-                return ask(project, key, queries)
-            except Lost as reason:
-                self.lost += 1
-                if time.monotonic() > deadline:
-                    raise AssertionError("the service did not come back") from reason
-                time.sleep(0.05)

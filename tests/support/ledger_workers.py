@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import os
 import random
 import signal
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection as PipeConnection
-from multiprocessing.process import BaseProcess
 from secrets import randbelow
 from typing import Any
 
@@ -20,29 +17,6 @@ from sqlalchemy import Connection, event
 
 from terrine_server.errors import BudgetExhausted, CapExceeded, TerrineError
 from terrine_server.ledger import Ledger, Receipt, check_schema, connect, upgrade
-
-# What is slow to import is imported once, by a process that then forks: a worker costs little.
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["terrine_server.ledger", "psycopg"])
-
-
-def in_processes(work: Callable[..., None], *arguments: tuple[Any, ...]) -> list[BaseProcess]:
-    """Run `work` in one process for each tuple of arguments, all at once, until all end."""
-    processes: list[BaseProcess] = [
-        _processes.Process(target=work, args=given) for given in arguments
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(timeout=120)
-    return processes
-
-
-def start(work: Callable[..., None], *arguments: Any) -> BaseProcess:
-    """Run `work` in another process, without waiting for it."""
-    process = _processes.Process(target=work, args=arguments)
-    process.start()
-    return process
 
 
 def migrate(url: str) -> None:
@@ -122,14 +96,17 @@ def die_after_commit(url: str, project_id: int, queries: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def answer_requests(url: str, connection: PipeConnection) -> None:
+def answer_requests(url: str, connection: PipeConnection, flaw: str | None) -> None:
     """Charge what is asked through the pipe, one request at a time, until it is closed.
 
     A request is a project's number, a key and queries; each vote is drawn anew, so an answer that
     was not taken from the record shows. Replies a list of results, None where the budget is spent,
-    or the error's problem.
+    or the error's problem. A `flaw` is one of `FLAWS`.
     """
-    ledger = Ledger(connect(url))
+    engine = connect(url)
+    ledger = Ledger(engine)
+    if flaw == "loses commits":
+        event.listen(engine, "commit", lose)
     while True:
         try:
             project_id, key, queries = connection.recv()
@@ -140,13 +117,25 @@ def answer_requests(url: str, connection: PipeConnection) -> None:
             for query in queries
         ]
         try:
-            receipt = ledger.charge(project_id, batch, (key, digest(queries)))
+            idempotency = None if flaw == "forgets keys" else (key, digest(queries))
+            receipt = ledger.charge(project_id, batch, idempotency)
         except BudgetExhausted:
             connection.send(None)
         except TerrineError as error:
             connection.send(error.problem)
         else:
             connection.send([(str(r.outcome), r.label, r.seq, r.replayed) for r in receipt.results])
+
+
+FLAWS = ("loses commits", "forgets keys")
+"""Defects to plant: those who look for defects must see them."""
+
+
+def lose(connection: Connection) -> None:
+    """Undo one commit in ten, as a disk would that lies about what it has written."""
+    if randbelow(10) == 0:
+        connection.exec_driver_sql("ROLLBACK")
+        connection.exec_driver_sql("BEGIN")
 
 
 def race(url: str, project_id: int, name: str, clients: int, connection: PipeConnection) -> None:

@@ -1,34 +1,24 @@
-"""Whole servers, `terrine serve` each in a process of its own, made to be killed often.
-
-What a server imports takes seconds, so one process imports it and then forks: from there on, a
-server is the same command with the same settings, and listens after a fraction of a second.
-"""
+"""Whole servers, `terrine serve` each in a process of its own, made to be killed often."""
 
 from __future__ import annotations
 
 import http.client
-import multiprocessing
-import os
-import shutil
 import socket
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
-from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
+import processes
 from books import terms
 from digits import DigitsEnsemble
+from server import installed
+from sqlalchemy import Engine
 
 from terrine_client.protocol import Role, TokenCreate
-from terrine_server.auth import Tokens, load_secret_key, make_secret_key
-from terrine_server.ledger import Ledger, connect, upgrade
-from terrine_server.operations import register_ensemble
+from terrine_server.auth import Tokens, load_secret_key
+from terrine_server.ledger import Ledger
 from terrine_server.settings import Settings
 
 PATIENCE_SECONDS = 60
@@ -39,20 +29,14 @@ NOISY = {"name": "gnmax", "sigma": 400.0}
 class Replicas:
     """Servers of one data directory and one database, each on a port that it keeps."""
 
-    def __init__(self, settings: Settings, environment: Mapping[str, str], count: int) -> None:
+    def __init__(self, settings: Settings, engine: Engine, count: int) -> None:
+        self.engine = engine
+        self.ledger = Ledger(engine)
         self.database_url = settings.database
-        self.engine = connect(settings.database)
-        self.ledger = Ledger(self.engine)
-        self.log = settings.data_dir / "log"
         self.ports = [_free_port() for _ in range(count)]
         self._settings = settings
-        self._environment = dict(environment)
-        self._lock = threading.Lock()
-        spawn = multiprocessing.get_context("spawn")
-        self._orders, theirs = spawn.Pipe()
-        self._nursery = spawn.Process(target=_nursery, args=(theirs,))
-        self._nursery.start()
-        theirs.close()
+        self._log = settings.data_dir / "log"
+        self._running = [self._launch(port) for port in self.ports]
 
     def __len__(self) -> int:
         return len(self.ports)
@@ -62,18 +46,30 @@ class Replicas:
 
     def start(self, replica: int) -> None:
         """Run `terrine serve` on the replica's port; do not wait for it."""
-        self._order("start", replica, self.ports[replica], self._environment, str(self.log))
+        self._running[replica] = self._launch(self.ports[replica])
 
     def kill(self, replica: int) -> None:
         """SIGKILL it."""
-        self._order("kill", replica)
+        self._running[replica].kill()
+        self._running[replica].join()
+
+    def refusal(self, replica: int) -> str:
+        """What it said last, when it ended by itself instead of serving."""
+        self._running[replica].join(PATIENCE_SECONDS)
+        assert self._running[replica].exitcode, "it ought to have refused to serve"
+        return self._log.read_text().splitlines()[-1]
 
     def stop(self, replica: int) -> None:
         """SIGTERM it, and wait for its end."""
-        self._order("stop", replica)
+        self._running[replica].terminate()
+        self._running[replica].join()
 
     def wait_until_ready(self, replica: int) -> None:
-        """Wait until it listens, which it does once its ensembles are loaded."""
+        """Wait until it listens, which it does once its ensembles are loaded.
+
+        One that ends by itself, because its database is away, is started again as a supervisor
+        would.
+        """
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             with suppress(OSError, http.client.HTTPException):
@@ -82,14 +78,10 @@ class Replicas:
                 if connection.getresponse().status == 200:
                     return
             if time.monotonic() > deadline:
-                raise RuntimeError(f"no server came up: {self.log.read_text()[-3000:]}")
-            time.sleep(0.05)
-
-    def start_all(self) -> None:
-        for replica in range(len(self)):
-            self.start(replica)
-        for replica in range(len(self)):
-            self.wait_until_ready(replica)
+                raise RuntimeError(f"no server came up: {self._log.read_text()[-3000:]}")
+            if self._running[replica].exitcode is not None:
+                self.start(replica)
+            time.sleep(0.02)
 
     def open_project(self, name: str, queries: int) -> str:
         """Open a project that affords exactly so many queries; return a token for it."""
@@ -98,33 +90,29 @@ class Replicas:
         return tokens.create(TokenCreate(role=Role.STUDENT, project=name)).token
 
     def close(self) -> None:
-        self._orders.close()
-        self._nursery.join()
+        for replica in range(len(self)):
+            self.kill(replica)
+        self.engine.dispose()
 
-    def _order(self, *order: Any) -> None:
-        with self._lock:
-            self._orders.send(order)
-            self._orders.recv()
+    def _launch(self, port: int) -> BaseProcess:
+        environment = {
+            "TERRINE_DATA_DIR": str(self._settings.data_dir),
+            "TERRINE_DATABASE_URL": self.database_url,
+            "TERRINE_REQUESTS_PER_MINUTE": "10000000",
+            "TERRINE_LOG_LEVEL": "warning",
+        }
+        return processes.start(processes.serve, port, environment, str(self._log))
 
 
 @contextmanager
 def replicas(
-    data_dir: Path, database_url: str, ensemble: DigitsEnsemble, count: int, **settings: Any
+    data_dir: Path, database_url: str, ensemble: DigitsEnsemble, count: int
 ) -> Iterator[Replicas]:
     """Prepare a data directory and a database with the digits; start `count` servers on them."""
-    limits = {"requests_per_minute": 10_000_000, "log_level": "warning", **settings}
-    made = Settings(data_dir=data_dir, database_url=database_url)
-    shutil.copytree(ensemble.directory, made.ensembles_dir / "digits")
-    make_secret_key(made.secret_key_path)
-    engine = connect(database_url)
-    upgrade(engine)
-    register_ensemble(Ledger(engine), made, "digits", 50.0, 5e-4)
-    engine.dispose()
-    environment = {"TERRINE_DATA_DIR": str(data_dir), "TERRINE_DATABASE_URL": database_url}
-    environment |= {f"TERRINE_{name.upper()}": str(value) for name, value in limits.items()}
-    started = Replicas(made, environment, count)
+    started = Replicas(*installed(data_dir, database_url, ensemble), count)
     try:
-        started.start_all()
+        for replica in range(count):
+            started.wait_until_ready(replica)
         yield started
     finally:
         started.close()
@@ -134,50 +122,3 @@ def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port
-
-
-def _nursery(orders: Connection) -> None:
-    """Start and end servers as told, until nobody is there to tell.
-
-    One that ends by itself, because its database is away, is started again as a supervisor would.
-    """
-    import uvicorn  # noqa: F401
-
-    fork = multiprocessing.get_context("fork")
-    running: dict[int, BaseProcess] = {}
-    launch: dict[int, Callable[[], BaseProcess]] = {}
-
-    def start(replica: int) -> None:
-        running[replica] = launch[replica]()
-        running[replica].start()
-
-    try:
-        while True:
-            if not orders.poll(0.05):
-                for replica, process in list(running.items()):
-                    if process.exitcode is not None:
-                        start(replica)
-                continue
-            order, replica, *arguments = orders.recv()
-            if order == "start":
-                launch[replica] = partial(fork.Process, target=_serve, args=arguments)
-                start(replica)
-            else:
-                process = running.pop(replica)
-                process.kill() if order == "kill" else process.terminate()
-                process.join()
-            orders.send(None)
-    except EOFError:
-        for process in running.values():
-            process.kill()
-
-
-def _serve(port: int, environment: Mapping[str, str], log: str) -> None:
-    from terrine_server.cli import main
-
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.environ.update(environment)
-    sys.argv = ["terrine", "serve", "--port", str(port)]
-    main()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from mortal_postgres import Database, MortalPostgres, mortal_postgres
+from postgres import Database, Postgres, running_postgres
 
 if TYPE_CHECKING:  # heavy: imported by the fixtures that need it, when they do
     from digits import DigitsEnsemble
@@ -54,41 +55,50 @@ def kills(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture(scope="session")
-def mortal() -> Iterator[MortalPostgres]:
-    """A PostgreSQL server that tests may kill, if they start it again."""
-    with mortal_postgres() as server:
+def mortal() -> Iterator[Postgres]:
+    """A PostgreSQL server that tests may kill, if they start it again; no other test's."""
+    with running_postgres() as server:
         yield server
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
-    """A fresh database on a server that may be killed: each test runs on both kinds."""
+@contextmanager
+def fresh(request: pytest.FixtureRequest, directory: Path) -> Iterator[Database]:
+    """An empty database of the kind that a fixture is to have."""
     if request.param == "sqlite":
-        return Database(f"sqlite:///{tmp_path / 'terrine.sqlite'}", None)
-    server: MortalPostgres = request.getfixturevalue("mortal")
-    return Database(server.url(server.make_database()), server)
+        yield Database(f"sqlite:///{directory / 'terrine.sqlite'}")
+        return
+    server: Postgres = request.getfixturevalue("mortal")
+    with server.database() as name:
+        yield Database(server.url(name), name, server)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+    """A fresh database on a server that may be killed: each test runs on both kinds."""
+    with fresh(request, tmp_path) as made:
+        yield made
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
-def server(
+def servers(
     request: pytest.FixtureRequest,
     digits_ensemble: DigitsEnsemble,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Replicas]:
-    """One server, for all tests of a file."""
+    """As many servers as the file says in `REPLICAS`, else one, for all its tests."""
     from replicas import replicas
 
-    directory = tmp_path_factory.mktemp("server")
-    url = f"sqlite:///{directory / 'terrine.sqlite'}"
-    if request.param == "postgresql":
-        postgres: MortalPostgres = request.getfixturevalue("mortal")
-        url = postgres.url(postgres.make_database())
-    with replicas(directory / "data", url, digits_ensemble, 1) as servers:
-        yield servers
+    directory = tmp_path_factory.mktemp("servers")
+    count = getattr(request.module, "REPLICAS", 1)
+    with (
+        fresh(request, directory) as database,
+        replicas(directory / "data", database.url, digits_ensemble, count) as started,
+    ):
+        yield started
 
 
 @pytest.fixture
-def witness(server: Replicas) -> Witness:
+def witness(servers: Replicas) -> Witness:
     from witness import Witness
 
-    return Witness(server)
+    return Witness(servers)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from books import answered, digest, open_ledger, open_project, unguarded
+from asking import Worker
+from books import NOISY, answered, digest, open_ledger, open_project, unguarded
 from checker import discrepancies
-from crowd import Answer, Told
+from crowd import Answer, Crowd, Told
+from ledger_workers import FLAWS
 
 FIRST = Answer(1, "answered", 7, charge=1, replayed=False)
 SECOND = Answer(2, "answered", 7, charge=2, replayed=False)
@@ -64,3 +67,21 @@ def test_books_that_do_not_balance_are_found(books: str, forgery: str, found: st
     with unguarded(books) as connection:
         connection.exec_driver_sql(forgery)
     assert any(found in problem for problem in discrepancies(books, "study", TRUTH))
+
+
+@pytest.mark.parametrize("flaw", [None, *FLAWS])
+def test_a_flawed_ledger_is_found_out_by_a_crowd_and_kills(
+    flaw: str | None, tmp_path: Path
+) -> None:
+    """The crash tests' clients, kills and auditor, on workers with a defect, and on sound ones."""
+    url = f"sqlite:///{tmp_path / 'terrine.sqlite'}"
+    project = open_project(open_ledger(url), queries=500, mechanism=NOISY)
+    workers = [Worker(url, {"study": project.id}, flaw) for _ in range(4)]
+    crowd = Crowd(1, [("study", worker) for worker in workers])
+    with crowd.asking():
+        for kill in range(20):
+            crowd.wait_for_answers(3)
+            workers[kill % len(workers)].kill()
+    for worker in workers:
+        worker.stop()
+    assert bool(discrepancies(url, "study", crowd.told)) == (flaw is not None)

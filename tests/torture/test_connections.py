@@ -19,7 +19,7 @@ from books import answered, digest, open_ledger, open_project
 from cable import cable
 from checker import discrepancies
 from crowd import Told
-from mortal_postgres import MortalPostgres, cut_all
+from postgres import Database
 from sqlalchemy import event, text
 
 from terrine_server.errors import DatabaseUnavailable
@@ -31,52 +31,54 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("statement", [*range(14), -1])
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_a_connection_cut_between_statements_leaves_nothing_half_written(
-    statement: int, mortal: MortalPostgres
+    statement: int, database: Database
 ) -> None:
     """Statement -1 is the COMMIT. The same ledger then goes on by itself."""
-    name = mortal.make_database()
-    ledger = open_ledger(mortal.url(name))
+    ledger = open_ledger(database.url)
     project = open_project(ledger, queries=10)
-    engine = connect(mortal.url(name))
-    seen = 0
+    engine = connect(database.url)
+    seen, cuts = 0, 0
 
-    def cut(*_: object) -> None:
+    def cut(at: int) -> None:
+        nonlocal cuts
+        if at == statement and not cuts:
+            assert database.server
+            database.server.end_sessions(database.name)
+            cuts += 1
+
+    def count(*_: object) -> None:
         nonlocal seen
-        if seen == statement:
-            with closing(mortal.connect(name)) as connection:
-                cut_all(connection.execute)
+        cut(seen)
         seen += 1
 
-    def cut_commit(_: object) -> None:
-        if statement == -1:
-            with closing(mortal.connect(name)) as connection:
-                cut_all(connection.execute)
-
-    event.listen(engine, "before_cursor_execute", cut)
-    event.listen(engine, "commit", cut_commit)
+    event.listen(engine, "before_cursor_execute", count)
+    event.listen(engine, "commit", lambda _: cut(-1))
     batch, key = [answered(i) for i in range(5)], ("key", digest("body"))
-    impatient = Ledger(engine)
+    remote = Ledger(engine)
     if statement < 8:
         with pytest.raises(DatabaseUnavailable):
-            impatient.charge(project.id, batch, key)
+            remote.charge(project.id, batch, key)
+        assert cuts == 1
         assert (ledger.project("study").charges, ledger.project("study").spent) == (0, 0)
-    else:
+    else:  # the transaction may have fewer statements
         with suppress(DatabaseUnavailable):
-            impatient.charge(project.id, batch, key)
-    statement = -2
-    assert [r.seq for r in impatient.charge(project.id, batch, key).results] == [1, 2, 3, 4, 5]
+            remote.charge(project.id, batch, key)
+        cuts = 1
+    assert [r.seq for r in remote.charge(project.id, batch, key).results] == [1, 2, 3, 4, 5]
     assert ledger.project("study").charges == 5
     assert ledger.verify("study").ok
 
 
-def test_a_commit_whose_reply_was_lost_is_found_by_the_retry(mortal: MortalPostgres) -> None:
-    name = mortal.make_database()
-    ledger = open_ledger(mortal.url(name))
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_a_commit_whose_reply_was_lost_is_found_by_the_retry(database: Database) -> None:
+    assert database.server
+    ledger = open_ledger(database.url)
     project = open_project(ledger, queries=10)
     batch, key = [answered(i, label=i) for i in range(5)], ("key", digest("body"))
-    with cable(mortal) as (link, sockets):
-        remote = Ledger(connect(mortal.url(name, sockets)))
+    with cable(database.server) as (link, sockets):
+        remote = Ledger(connect(database.server.url(database.name, sockets)))
         assert remote.project("study").charges == 0
         link.lose_next_reply_to_commit = True
         with pytest.raises(DatabaseUnavailable):
@@ -113,14 +115,13 @@ def slow_commits(url: str) -> Iterator[None]:
             yield
             other.execute("ROLLBACK")
         return
-    with connect(url).connect() as connection:
-        connection = connection.execution_options(isolation_level="AUTOCOMMIT")
-        connection.execute(text("ALTER SYSTEM SET synchronous_standby_names = 'nobody'"))
-        connection.execute(text("SELECT pg_reload_conf()"))
-        time.sleep(0.3)
-        yield
-        connection.execute(text("ALTER SYSTEM RESET synchronous_standby_names"))
-        connection.execute(text("SELECT pg_reload_conf()"))
+    with connect(url).execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+        for how in ("SET synchronous_standby_names = 'nobody'", "RESET synchronous_standby_names"):
+            connection.execute(text(f"ALTER SYSTEM {how}"))
+            connection.execute(text("SELECT pg_reload_conf()"))
+            if how.startswith("SET"):
+                time.sleep(0.3)
+                yield
 
 
 def test_a_clock_that_jumps_breaks_nothing(

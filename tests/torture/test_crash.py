@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from asking import Student, Worker
-from books import open_ledger, open_project
+from books import NOISY, open_ledger, open_project
 from checker import discrepancies
 from crowd import Crowd
-from mortal_postgres import Database
+from postgres import Database
 
 from terrine_server.ledger import Ledger, connect
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 PROJECTS = {"small": 20, "wide": 20_000}
 """Queries that each affords: one is spent while the killing goes on, the other never."""
-NOISY = {"name": "confident_gnmax", "threshold": 200, "sigma1": 1500.0, "sigma2": 400.0}
 OF_WORKERS, OF_SERVERS = 0.36, 0.14
 """Each test's share of all kills: half on SQLite and half on PostgreSQL."""
 
@@ -67,7 +66,7 @@ def strike(database: Database, kill: Kill, process: Callable[[], None]) -> None:
     if kill.victim == "process" or database.server is None:
         process()
     elif kill.victim == "backend":
-        database.server.kill_backend(random.Random(kill.which))
+        database.server.kill_backend(random.Random(kill.which), database.name)
     else:
         database.server.kill()
         database.server.start()
@@ -86,13 +85,13 @@ def judged(
         victims = Counter(kill.victim if database.server else "process" for kill in kills)
         tally.append(
             f"{database.url.partition(':')[0]}, {what}: {len(kills)} kills ({dict(victims)}),"
-            f" {len(crowd.told)} replies, {crowd.lost} lost, {time.monotonic() - began:.0f} s"
+            f" {len(crowd.told)} replies, {len(crowd.lost)} lost, {time.monotonic() - began:.0f} s"
         )
     ledger = Ledger(connect(database.url))
     for project in PROJECTS:
         assert discrepancies(database.url, project, crowd.told) == []
         assert ledger.verify(project).ok
-    assert crowd.lost >= len(kills) / 10, "the kills hit nobody at work"
+    assert len(crowd.lost) >= len(kills) / 2, "the kills hit nobody at work"
     assert any(reply.answers is None for reply in crowd.told), "the small budget was never spent"
 
 

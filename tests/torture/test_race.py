@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
-from collections.abc import Iterator
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from multiprocessing import Pipe
 from typing import TYPE_CHECKING
 
-import httpx
 import pytest
-from asking import read, request
+from asking import Student
 from books import open_ledger, open_project
 from checker import discrepancies
-from crowd import Answer, Told
-from ledger_workers import race, start
-from mortal_postgres import Database, MortalPostgres
+from crowd import Lost, Told, until_told
+from ledger_workers import race
+from postgres import Database
+from processes import start
 
 if TYPE_CHECKING:
-    from digits import DigitsEnsemble
     from replicas import Replicas
 
-
-PROCESSES, CLIENTS = 4, 64
+REPLICAS = PROCESSES = 4
+CLIENTS = 64
 """Clients of each process."""
 
 
@@ -37,7 +39,7 @@ def test_256_clients_in_4_processes_get_exactly_what_the_budget_affords(
 ) -> None:
     """Each client asks one to three new queries at a time, until it is refused."""
     ledger = open_ledger(database.url)
-    for round in range(kills // 100):
+    for round in range(kills // 50):
         queries, name = draw.randint(50, 150), f"study-{round}"
         project = open_project(ledger, queries, name=name)
         pipes, processes = [], []
@@ -59,98 +61,76 @@ def test_256_clients_in_4_processes_get_exactly_what_the_budget_affords(
         assert ledger.verify(name).ok
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
-def servers(
-    request: pytest.FixtureRequest,
-    digits_ensemble: DigitsEnsemble,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Replicas]:
-    """Four servers, for the tests of this file."""
-    from replicas import replicas
-
-    directory = tmp_path_factory.mktemp("servers")
-    url = f"sqlite:///{directory / 'terrine.sqlite'}"
-    if request.param == "postgresql":
-        server: MortalPostgres = request.getfixturevalue("mortal")
-        url = server.url(server.make_database())
-    with replicas(directory / "data", url, digits_ensemble, PROCESSES) as started:
-        yield started
-
-
 class Race:
-    """Clients of all servers, each with a connection of its own, that start together."""
+    """Clients of all servers that start together, each with connections of its own."""
 
-    def __init__(self, servers: Replicas, project: str, queries: int) -> None:
-        self.project = project
+    def __init__(self, servers: Replicas, queries: int, clients: int) -> None:
+        self.project = f"race-{uuid.uuid4().hex[:8]}"
         self.told: list[Told] = []
+        self.lost: list[Lost] = []
         self._servers = servers
-        self._token = servers.open_project(project, queries)
+        token = servers.open_project(self.project, queries)
+        self._students = [Student(servers, token, seed=i) for i in range(clients)]
 
-    async def ask(self, http: httpx.AsyncClient, key: str, queries: list[int]) -> Told:
-        response = await http.post(
-            "/label", json=request(queries), headers={"Idempotency-Key": key}
-        )
-        told = Told(self.project, key, tuple(queries), read(response, queries))
+    def run(self, live: Callable[[int], None]) -> None:
+        """Let all clients live at once, then audit."""
+        start = threading.Barrier(len(self._students))
+
+        def wait_and_live(client: int) -> None:
+            start.wait()
+            live(client)
+
+        with ThreadPoolExecutor(len(self._students)) as pool:
+            list(pool.map(wait_and_live, range(len(self._students))))
+        assert discrepancies(self._servers.database_url, self.project, self.told) == []
+        assert self._servers.ledger.verify(self.project).ok
+
+    def ask(self, client: int, key: str, queries: Sequence[int]) -> Told:
+        told = until_told(self._students[client], self.project, key, tuple(queries), self.lost)
         self.told.append(told)
         return told
 
-    def client(self, client: int) -> httpx.AsyncClient:
-        return httpx.AsyncClient(
-            base_url=self._servers.url(client % len(self._servers)),
-            headers={"Authorization": f"Bearer {self._token}"},
-            timeout=120,
-            trust_env=False,
-        )
-
-    def answers(self) -> list[Answer]:
-        return [a for told in self.told for a in told.answers or () if a.charge is not None]
+    def close(self) -> None:
+        for student in self._students:
+            student.stop()
 
 
 @pytest.mark.slow
 def test_servers_give_256_clients_exactly_what_the_budget_affords(
     servers: Replicas, draw: random.Random, kills: int
 ) -> None:
-    for round in range(kills // 200):
-        queries = draw.randint(50, 150)
-        race = Race(servers, f"race-{round}", queries)
+    for _ in range(kills // 100):
+        queries, seed = draw.randint(50, 150), draw.random()
+        with closing(Race(servers, queries, REPLICAS * CLIENTS)) as race:
 
-        async def live(client: int, race: Race = race) -> None:
-            rng = random.Random(draw.random())
-            async with race.client(client) as http:
-                while True:
+            def live(client: int, race: Race = race, seed: float = seed) -> None:
+                """Ask one to three new queries at a time, until refused."""
+                rng, told = random.Random(f"{seed} {client}"), True
+                while told:
                     batch = [rng.getrandbits(48) for _ in range(rng.randint(1, 3))]
-                    if (await race.ask(http, f"{rng.random()}", batch)).answers is None:
-                        return
+                    told = race.ask(client, f"{rng.random()}", batch).answers is not None
 
-        async def everyone() -> None:
-            await asyncio.gather(*map(live, range(PROCESSES * CLIENTS)))
-
-        asyncio.run(everyone())
-        assert len(race.answers()) == queries
-        assert discrepancies(servers.database_url, race.project, race.told) == []
-        assert servers.ledger.verify(race.project).ok
+            race.run(live)
+            answers = [a for told in race.told for a in told.answers or ()]
+            assert sum(a.charge is not None for a in answers) == queries
 
 
 @pytest.mark.slow
-def test_what_servers_are_asked_at_once_is_paid_once(
-    servers: Replicas, draw: random.Random
-) -> None:
+def test_what_servers_are_asked_at_once_is_paid_once(servers: Replicas, seed: int) -> None:
     """Eight clients of four servers ask the same: with keys of their own, then with one key."""
-    race = Race(servers, "same", 500)
+    with closing(Race(servers, queries=500, clients=2 * REPLICAS)) as race:
 
-    async def run() -> None:
-        clients = [race.client(i) for i in range(2 * PROCESSES)]
-        for round in range(10):
-            batch = [draw.getrandbits(48) for _ in range(5)]
-            own_keys = (race.ask(c, f"{round}-{i}", batch) for i, c in enumerate(clients))
-            told = await asyncio.gather(*own_keys)
-            assert len({tuple((a.charge, a.label) for a in t.answers or ()) for t in told}) == 1
-            batch = [draw.getrandbits(48) for _ in range(5)]
-            told = await asyncio.gather(*(race.ask(c, f"one-{round}", batch) for c in clients))
-            assert len({t.answers for t in told}) == 1
-        for client in clients:
-            await client.aclose()
+        def live(client: int) -> None:
+            rng = random.Random(seed)
+            for round in range(10):
+                for key in (f"{round}-{client}", f"one-{round}"):
+                    race.ask(client, key, [rng.getrandbits(48) for _ in range(5)])
 
-    asyncio.run(run())
-    assert servers.ledger.project("same").charges == 100
-    assert discrepancies(servers.database_url, "same", race.told) == []
+        race.run(live)
+        assert servers.ledger.project(race.project).charges == 100
+        seen: dict[tuple[int, ...], set[tuple[tuple[int | None, int | None], ...]]] = {}
+        for told in race.told:
+            same = tuple((a.charge, a.label) for a in told.answers or ())
+            seen.setdefault(told.queries, set()).add(same)
+        assert len(race.told) == 10 * 2 * 2 * REPLICAS
+        assert all(len(replies) == 1 for replies in seen.values())
