@@ -13,7 +13,7 @@ from multiprocessing import Pipe
 import httpx
 import numpy as np
 import processes
-from crowd import Answer, Lost
+from crowd import PATIENCE_SECONDS, Answer, Lost
 from ledger_workers import answer_requests
 from replicas import Replicas
 
@@ -47,7 +47,9 @@ class Worker:
 
     def kill(self) -> None:
         """SIGKILL the process, wherever it is: one that lives, never the same one twice."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while (pid := self.process.pid) == self._killed or pid is None:
+            assert time.monotonic() < deadline, "no client has missed the one killed before"
             time.sleep(0.001)
         os.kill(pid, signal.SIGKILL)
         self._killed = pid

@@ -81,28 +81,30 @@ class Crowd:
                 yield
             finally:
                 self._stop.set()
-            for life in lives:
-                life.result()
+                for life in lives:
+                    life.result()
 
     def wait_for_answers(self, count: int) -> None:
         """Wait until so many more requests have been told."""
         enough, deadline = len(self.told) + count, time.monotonic() + PATIENCE_SECONDS
         while len(self.told) < enough:
-            if time.monotonic() > deadline:
-                raise AssertionError("the service answers nobody")
+            assert not self._stop.is_set(), "a client failed"
+            assert time.monotonic() < deadline, "the service answers nobody"
             time.sleep(0.001)
 
     def _live(self, client: int, project: str, ask: Ask) -> None:
         rng = random.Random(f"{self.seed} {client}")
         mine: list[Told] = []
-        while not self._stop.is_set():
-            key, queries = self._request(rng, client, mine)
-            told = until_told(ask, project, key, queries, self.lost)
-            self.told.append(told)
-            if told.answers is None:
-                time.sleep(0.01)
-            else:
-                mine.append(told)
+        try:
+            while not self._stop.is_set():
+                told = until_told(ask, project, *self._request(rng, client, mine), self.lost)
+                self.told.append(told)
+                if told.answers is None:
+                    time.sleep(0.01)
+                else:
+                    mine.append(told)
+        finally:
+            self._stop.set()
 
     def _request(
         self, rng: random.Random, client: int, mine: Sequence[Told]

@@ -132,8 +132,8 @@ FLAWS = ("loses commits", "forgets keys")
 
 
 def lose(connection: Connection) -> None:
-    """Undo one commit in ten, as a disk would that lies about what it has written."""
-    if randbelow(10) == 0:
+    """Undo one commit in five, as a disk would that lies about what it has written."""
+    if randbelow(5) == 0:
         connection.exec_driver_sql("ROLLBACK")
         connection.exec_driver_sql("BEGIN")
 

@@ -105,7 +105,7 @@ def test_workers_killed_under_load(
     ids = {name: open_project(ledger, n, NOISY, name).id for name, n in PROJECTS.items()}
     workers = [Worker(database.url, ids) for _ in range(6)]
     crowd = Crowd(seed, [(("small", "wide")[i % 3 > 0], w) for i, w in enumerate(workers)])
-    plan = schedule(seed, round(kills * OF_WORKERS), 0.05, databases=0.12)
+    plan = schedule(seed, round(kills * OF_WORKERS), 0.05, databases=0.25)
     with judged(database, crowd, plan, "workers", tally):
         for kill in plan:
             crowd.wait_for_answers(kill.answers)
@@ -133,7 +133,7 @@ def test_servers_killed_under_load(
         clients = [("small", "wide")[i > 0] for i in range(5)]
         students = [Student(servers, tokens[name], (seed, i)) for i, name in enumerate(clients)]
         crowd = Crowd(seed, list(zip(clients, students, strict=True)))
-        plan = schedule(seed, round(kills * OF_SERVERS), 0.2, databases=0.2)
+        plan = schedule(seed, round(kills * OF_SERVERS), 0.2, databases=0.3)
         with judged(database, crowd, plan, "servers", tally):
             for kill in plan:
                 server = int(kill.which * len(servers))
