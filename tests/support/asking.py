@@ -9,6 +9,7 @@ import ssl
 import time
 from collections.abc import Mapping, Sequence
 from multiprocessing import Pipe
+from typing import Any
 
 import httpx
 import numpy as np
@@ -43,7 +44,7 @@ class Worker:
             raise Lost(results)
         if results is None:
             return None
-        return tuple(Answer(q, *result) for q, result in zip(queries, results, strict=True))
+        return answers(queries, results)
 
     def kill(self) -> None:
         """SIGKILL the process, wherever it is: one that lives, never the same one twice."""
@@ -88,6 +89,11 @@ class Student:
 
     def stop(self) -> None:
         self._http.close()
+
+
+def answers(queries: Sequence[int], results: Sequence[tuple[Any, ...]]) -> tuple[Answer, ...]:
+    """What a process of `ledger_workers` sent, as answers."""
+    return tuple(Answer(q, *result) for q, result in zip(queries, results, strict=True))
 
 
 def request(queries: Sequence[int]) -> dict[str, object]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
 import signal
@@ -124,7 +123,7 @@ def answer_requests(url: str, connection: PipeConnection, flaw: str | None) -> N
         except TerrineError as error:
             connection.send(error.problem)
         else:
-            connection.send([(str(r.outcome), r.label, r.seq, r.replayed) for r in receipt.results])
+            connection.send(_told(receipt))
 
 
 FLAWS = ("loses commits", "forgets keys")
@@ -139,21 +138,28 @@ def lose(connection: Connection) -> None:
 
 
 def race(url: str, project_id: int, name: str, clients: int, connection: PipeConnection) -> None:
-    """Let so many threads pay for ever new queries until refused; send how many were answered."""
+    """Let so many threads pay for ever new queries, one to three at a time, until refused.
+
+    Sends all that they were told, as pairs of queries and results.
+    """
     ledger = Ledger(connect(url))
     start = threading.Barrier(clients)
 
-    def ask(client: int) -> int:
-        rng, paid = random.Random(f"{name} {client}"), 0
+    def ask(client: int) -> list[Any]:
+        rng = random.Random(f"{name} {client}")
+        told: list[Any] = []
         start.wait()
-        for round in itertools.count():
-            queries = [f"{name} {client} {round} {i}" for i in range(rng.randint(1, 3))]
+        while True:
+            queries = [rng.getrandbits(48) for _ in range(rng.randint(1, 3))]
             try:
                 receipt = ledger.charge(project_id, [answered(query) for query in queries])
             except BudgetExhausted:
-                return paid
-            paid += sum(result.seq is not None for result in receipt.results)
-        raise AssertionError
+                return told
+            told.append((tuple(queries), _told(receipt)))
 
     with ThreadPoolExecutor(clients) as pool:
-        connection.send(sum(pool.map(ask, range(clients))))
+        connection.send([told for client in pool.map(ask, range(clients)) for told in client])
+
+
+def _told(receipt: Receipt) -> list[tuple[str, int | None, int | None, bool]]:
+    return [(str(r.outcome), r.label, r.seq, r.replayed) for r in receipt.results]
