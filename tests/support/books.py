@@ -23,6 +23,8 @@ INFO = {
 }
 GNMAX = {"name": "gnmax", "sigma": 40.0}
 CONFIDENT = {"name": "confident_gnmax", "threshold": 200, "sigma1": 150.0, "sigma2": 40.0}
+NOISY = {"name": "confident_gnmax", "threshold": 200, "sigma1": 1500.0, "sigma2": 400.0}
+"""So cheap that tens of thousands of queries fit."""
 LNMAX = {"name": "lnmax", "gamma": 0.05}
 STABLE = {"name": "stable", "sigma": 8.0, "delta_per_query": 1e-10}
 CLAIMED = {"name": "immutable", "c": 5, "gamma": 0.05, "pricing": "as_published"}
