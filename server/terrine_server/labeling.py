@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
 
 import numpy as np
 
 from terrine_client.protocol import InputSpec, ProjectStatus
-from terrine_server.errors import ProjectClosed, ProjectPaused
+from terrine_server.errors import Overtaken, ProjectClosed, ProjectPaused
 from terrine_server.ledger import (
     Ledger,
     ProjectRecord,
@@ -39,8 +40,9 @@ from terrine_server.queries import (
 )
 from terrine_server.voting.local import LocalVoters
 
-_Fate = tuple[Outcome, int | None, tuple[int, ...]]
-"""A query's outcome, its label where it has one, and where a tally counts it (secret)."""
+_Fate = tuple[Outcome, int | None, tuple[int, ...], int | None]
+"""A query's outcome, its label and epoch where it has one, and (third) where a tally counts it,
+which is secret."""
 
 
 class Labeling:
@@ -88,33 +90,21 @@ class Labeling:
         digests = [QueryDigest(*pair) for pair in zip(queries_sha256, inputs_sha256, strict=True)]
 
         request = None if key is None else (key, batch_digest(queries_sha256))
-        with self._metrics.stage("replay"):
-            if request is not None and (receipt := self._ledger.recall(project.id, *request)):
-                return self._told(receipt)
-            known = self._ledger.find(project.id, digests)
-        chosen = self._payable(project, digests, known)
-        fates: dict[int, _Fate] = {}
-        if chosen:
-            fates = dict(
-                zip(
-                    chosen,
-                    self._fates(
-                        project,
-                        mechanism,
-                        queries[chosen],
-                        None if checked is None else checked[chosen],
-                        None if baselines is None else baselines[chosen],
-                    ),
-                    strict=True,
-                )
-            )
-        proposals = [
-            Proposal(digest.query, digest.input, *fates.get(index, (None, None)))
-            for index, digest in enumerate(digests)
-        ]
-        with self._metrics.stage("charge"):
-            receipt = self._ledger.charge(project.id, proposals, request)
-        return self._told(receipt)
+        while True:
+            with self._metrics.stage("replay"):
+                if request is not None and (receipt := self._ledger.recall(project.id, *request)):
+                    return self._told(receipt)
+                known = self._ledger.find(project.id, digests)
+            chosen = self._payable(project, digests, known)
+            fates = self._fates(project, mechanism, chosen, queries, checked, baselines)
+            proposals = [
+                Proposal(digest.query, digest.input, *fates.get(index, (None, None)))
+                for index, digest in enumerate(digests)
+            ]
+            with self._metrics.stage("charge"), suppress(Overtaken):
+                return self._told(self._ledger.charge(project.id, proposals, request))
+            # What was drawn is thrown away untold. At least one more query is on record now, so
+            # this ends.
 
     def _told(self, receipt: Receipt) -> Receipt:
         """Count what is about to be told: outcomes, which are public, and nothing behind them."""
@@ -126,11 +116,17 @@ class Labeling:
         self,
         project: ProjectRecord,
         mechanism: Mechanism,
+        chosen: list[int],
         queries: np.ndarray,
         probabilities: np.ndarray | None,
         baselines: np.ndarray | None,
-    ) -> list[_Fate]:
-        """Vote on canonical queries and release what the mechanism lets out."""
+    ) -> dict[int, _Fate]:
+        """Vote on the chosen canonical queries and release what the mechanism lets out."""
+        if not chosen:
+            return {}
+        queries = queries[chosen]
+        probabilities = None if probabilities is None else probabilities[chosen]
+        baselines = None if baselines is None else baselines[chosen]
         with self._metrics.stage("vote"):
             votes = self._voters.votes(project.ensemble, queries)
         with self._metrics.stage("release"):
@@ -144,7 +140,9 @@ class Labeling:
                     counted = meter_of(project).places(outcome, votes[rows], theirs)
                     for row, place in zip(rows, counted, strict=True):
                         places[row] = place
-        return list(zip(released.outcomes, labels, places, strict=True))
+            epochs = [None] * len(queries) if released.epochs is None else released.epochs.tolist()
+        fates = zip(released.outcomes, labels, places, epochs, strict=True)
+        return dict(zip(chosen, fates, strict=True))
 
     def _payable(
         self, project: ProjectRecord, digests: list[QueryDigest], known: Mapping[bytes, object]

@@ -23,6 +23,7 @@ from terrine_server.errors import (
 from terrine_server.ledger import rows, secrets
 from terrine_server.ledger.admission import REFUSED, Admission, Recorded, admit
 from terrine_server.ledger.chain import canonical_json, charge_hash, publication_digest
+from terrine_server.ledger.events import entry_event
 from terrine_server.ledger.records import (
     ProjectRecord,
     Proposal,
@@ -165,11 +166,13 @@ def _append(
         return
     head = bytes.fromhex(project.head)
     mechanism = canonical_json(project.mechanism)
-    events = {outcome: canonical_json(event) for outcome, event in project.events.items()}
+    events = dict(project.events)
     if project.terms.schedule is not None:
-        events[Outcome.PUBLISHED] = canonical_json(
-            project.terms.schedule.publication.event.to_json()
-        )
+        events[Outcome.PUBLISHED] = project.terms.schedule.publication.event.to_json()
+    recorded = {
+        (outcome, opens): canonical_json(entry_event(events, outcome, opens))
+        for outcome, opens in {(new.outcome, new.opens) for new in admission.entries}
+    }
     entries = []
     published: list[list[int | None]] = [[p.seq, p.figure] for p in project.published]
     for new in admission.entries:
@@ -192,7 +195,7 @@ def _append(
             "cap_cost": new.price.cap_cost,
             "guarantee": str(project.guarantee),
             "mechanism": mechanism,
-            "event": events[new.outcome],
+            "event": recorded[new.outcome, new.opens],
         }
         head = charge_hash(head, entry)
         entries.append({**entry, "hash": head})

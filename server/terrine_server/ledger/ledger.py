@@ -163,10 +163,11 @@ class Ledger:
 
         Queries that were paid before, or come twice, are replayed for free. New ones are paid in
         order while one more at the worst price is certain to fit; then all new ones are refused.
+        Where a mechanism has epochs, the first that is paid of each pays for opening it.
         `idempotency` is the request's key and the SHA-256 of its body: a request with a key that
         came before gets the earlier receipt. Raises ProjectPaused, ProjectClosed,
-        IdempotencyConflict, InvalidQuery for no query at all or a malformed key, and
-        BudgetExhausted when every query was refused.
+        IdempotencyConflict, InvalidQuery for no query at all or a malformed key, Overtaken where
+        a query of an epoch was paid meanwhile, and BudgetExhausted when every query was refused.
         """
         with writing(self._engine) as connection:
             return charging.charge(connection, _now(), project_id, proposals, idempotency)

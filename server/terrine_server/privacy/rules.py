@@ -202,7 +202,7 @@ def reprice(
     `ParameterError` where nothing was charged.
     """
     count = sum(tally.values())
-    if count < 1:
+    if count < 1 or set(tally) <= {WithinEpoch()}:
         raise ParameterError("Nothing was charged, so there is nothing to re-price.")
     shares = {event: number / count for event, number in tally.items() if number > 0}
     return [
