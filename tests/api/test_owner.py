@@ -100,7 +100,7 @@ def test_terms_that_make_no_sense_open_nothing(terrine_server: RunningServer, ca
         (mechanism("stable_svt", **epochs | {"answers_per_epoch": 0}), "invalid-request"),
         (mechanism("stable_svt", **epochs | {"answers_per_epoch": 2.5}), "invalid-request"),
         (mechanism("stable_svt", **epochs | {"epsilon_per_epoch": 0}), "invalid-request"),
-        (mechanism("stable_svt", **epochs | {"epsilon_per_epoch": 4.0}), "invalid-terms"),  # 1 of 4
+        (mechanism("stable_svt", **epochs | {"epsilon_per_epoch": 6.0}), "invalid-terms"),
         (by_votes, "invalid-terms"),
         ({"epsilon": -1}, "invalid-request"),
         ({"epsilon": 0}, "invalid-request"),
