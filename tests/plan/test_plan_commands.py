@@ -244,10 +244,17 @@ def test_pure_mechanisms_are_priced_by_adding_up_too(terrine: Terrine, tmp_path:
     assert rules["basic"]["sound"]
 
 
-def test_epochs_are_priced_where_they_were_opened(terrine: Terrine, tmp_path: Path) -> None:
+def test_epochs_are_opened_and_priced_from_the_command_line(
+    terrine: Terrine, tmp_path: Path
+) -> None:
     assert terrine("init").code == 0
     ledger = open_ledger(f"sqlite:///{tmp_path / 'terrine.sqlite'}")
-    project = open_project(ledger, 5, EPOCHS)
+    options = ["--epsilon-per-epoch", 1, "--delta-per-query", 1e-10, "--answers-per-epoch", 3]
+    terms = ["--ensemble", "mnist", "--epsilon", 8, "--delta", 1e-6]
+    opened = terrine("project", "open", "study", "--mechanism", "stable_svt", *options, *terms)
+    assert "answers_per_epoch 3" in opened.fine
+    project = ledger.project("study")
+    assert project.mechanism == EPOCHS
     for request in range(2):
         epochs = [answered((request, k), epoch=0) for k in range(3)]
         ledger.charge(project.id, [*epochs, abstained((request, 3), epoch=1)])
