@@ -250,7 +250,7 @@ def test_epochs_are_opened_and_priced_from_the_command_line(
     assert terrine("init").code == 0
     ledger = open_ledger(f"sqlite:///{tmp_path / 'terrine.sqlite'}")
     options = ["--epsilon-per-epoch", 1, "--delta-per-query", 1e-10, "--answers-per-epoch", 3]
-    terms = ["--ensemble", "mnist", "--epsilon", 8, "--delta", 1e-6]
+    terms = ["--ensemble", "mnist", "--epsilon", 6, "--delta", 1e-6]
     opened = terrine("project", "open", "study", "--mechanism", "stable_svt", *options, *terms)
     assert "answers_per_epoch 3" in opened.fine
     project = ledger.project("study")
