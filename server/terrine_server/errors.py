@@ -9,6 +9,7 @@
     ├── Forbidden               a valid token that may not do that
     ├── NotFound
     ├── Conflict                a name is taken, a status cannot change that way
+    │   └── Overtaken           a query was paid by another request; it is voted on again
     ├── IdempotencyConflict     a key used again for another request
     ├── CapExceeded             the ensemble's cap does not allow this budget
     ├── BudgetExhausted         no new query fits
@@ -92,6 +93,10 @@ class Conflict(TerrineError):
     """A name is taken, or a status cannot be changed that way."""
 
     problem = "conflict"
+
+
+class Overtaken(Conflict):
+    """Another request paid for one of the queries while they were voted on: vote again."""
 
 
 class IdempotencyConflict(TerrineError):

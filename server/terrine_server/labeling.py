@@ -7,7 +7,8 @@ exist between `votes` and `release`, in this function's memory, and nowhere else
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -17,6 +18,7 @@ import numpy as np
 from terrine_client.protocol import InputSpec, ProjectStatus
 from terrine_server.errors import (
     DatabaseUnavailable,
+    Overtaken,
     ProjectClosed,
     ProjectPaused,
     TerrineError,
@@ -48,8 +50,9 @@ from terrine_server.queries import (
 )
 from terrine_server.voting.local import LocalVoters
 
-_Fate = tuple[Outcome, int | None, tuple[int, ...]]
-"""A query's outcome, its label where it has one, and where a tally counts it (secret)."""
+_Fate = tuple[Outcome, int | None, tuple[int, ...], int | None]
+"""A query's outcome, its label and epoch where it has one, and (third) where a tally counts it,
+which is secret."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,24 +135,46 @@ class Labeling:
         if any(ask.genesis != project.genesis for ask in asks):
             self._opened.clear()
             raise DatabaseUnavailable("The ledger was exchanged for another one. Ask again.")
+        told: dict[int, Receipt | TerrineError] = {}
+        while len(told) < len(asks):
+            with self._metrics.stage("replay"):
+                keys = [ask.key for ask in asks]
+                told |= {i: fate for i, fate in self._recalled(project, keys) if i not in told}
+            waiting = [index for index in range(len(asks)) if index not in told]
+            # What was drawn before another request overtook this group is thrown away untold. More
+            # is on record then, so this ends.
+            with suppress(Overtaken):
+                group = [asks[index] for index in waiting]
+                told |= dict(zip(waiting, self._pay(project, group), strict=True))
+        for receipt in told.values():
+            if isinstance(receipt, Receipt):
+                self._count(receipt)
+        return [told[index] for index in range(len(asks))]
+
+    def _recalled(
+        self, project: ProjectRecord, keys: Sequence[tuple[str, bytes] | None]
+    ) -> Iterator[tuple[int, Receipt | TerrineError]]:
+        """What requests with these keys were told before, by their places."""
+        for index, fate in enumerate(self._ledger.recall(project.id, keys)):
+            if fate is not None:
+                yield index, fate
+
+    def _pay(self, project: ProjectRecord, asks: Sequence[Ask]) -> list[Receipt | TerrineError]:
+        """Answer requests that were not answered before."""
+        if not asks:
+            return []
         digests = [digest for ask in asks for digest in ask.digests]
         with self._metrics.stage("replay"):
             known = self._ledger.find(project.id, digests)
         chosen = self._payable(project, digests, known)
-        fates: dict[int, _Fate] = {}
-        if chosen:
-            fates = dict(zip(chosen, self._fates(project, asks, chosen), strict=True))
+        fates = self._fates(project, asks, chosen)
         proposals = iter(
             Proposal(digest.query, digest.input, *fates.get(index, (None, None)))
             for index, digest in enumerate(digests)
         )
         batches = [Batch(list(islice(proposals, len(ask))), ask.key) for ask in asks]
         with self._metrics.stage("charge"):
-            told = self._ledger.charge_group(project.id, batches)
-        for receipt in told:
-            if isinstance(receipt, Receipt):
-                self._count(receipt)
-        return told
+            return self._ledger.charge_group(project.id, batches)
 
     def _terms(self, name: str) -> ProjectRecord:
         """Return the project as it was opened: what never changes of it is read once."""
@@ -165,8 +190,10 @@ class Labeling:
 
     def _fates(
         self, project: ProjectRecord, asks: Sequence[Ask], chosen: Sequence[int]
-    ) -> list[_Fate]:
+    ) -> dict[int, _Fate]:
         """Vote on the chosen queries of a group, and release what the mechanism lets out."""
+        if not chosen:
+            return {}
         mechanism = mechanism_of(project)
         queries = np.concatenate([ask.queries for ask in asks])[chosen]
         probabilities = _rows([ask.probabilities for ask in asks], chosen)
@@ -184,7 +211,9 @@ class Labeling:
                     counted = meter_of(project).places(outcome, votes[rows], theirs)
                     for row, place in zip(rows, counted, strict=True):
                         places[row] = place
-        return list(zip(released.outcomes, labels, places, strict=True))
+            epochs = [None] * len(queries) if released.epochs is None else released.epochs.tolist()
+        fates = zip(released.outcomes, labels, places, epochs, strict=True)
+        return dict(zip(chosen, fates, strict=True))
 
     def _payable(
         self, project: ProjectRecord, digests: list[QueryDigest], known: Mapping[bytes, object]

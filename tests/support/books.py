@@ -27,6 +27,12 @@ NOISY = {"name": "confident_gnmax", "threshold": 200, "sigma1": 1500.0, "sigma2"
 """So cheap that tens of thousands of queries fit."""
 LNMAX = {"name": "lnmax", "gamma": 0.05}
 STABLE = {"name": "stable", "sigma": 8.0, "delta_per_query": 1e-10}
+EPOCHS = {
+    "name": "stable_svt",
+    "epsilon_per_epoch": 1.0,
+    "delta_per_query": 1e-10,
+    "answers_per_epoch": 3,
+}
 CLAIMED = {"name": "immutable", "c": 5, "gamma": 0.05, "pricing": "as_published"}
 
 
@@ -34,17 +40,17 @@ def digest(text: object) -> bytes:
     return hashlib.sha256(str(text).encode()).digest()
 
 
-def answered(query: object, label: int = 3, given: object = None) -> Proposal:
+def answered(
+    query: object, label: int = 3, given: object = None, epoch: int | None = None
+) -> Proposal:
     """A query that the teachers answered; `given` is its input where that is not all of it."""
-    return Proposal(
-        digest(query), digest(query if given is None else given), Outcome.ANSWERED, label
-    )
+    whole = digest(query if given is None else given)
+    return Proposal(digest(query), whole, Outcome.ANSWERED, label, epoch=epoch)
 
 
-def abstained(query: object, given: object = None) -> Proposal:
-    return Proposal(
-        digest(query), digest(query if given is None else given), Outcome.ABSTAINED, None
-    )
+def abstained(query: object, given: object = None, epoch: int | None = None) -> Proposal:
+    whole = digest(query if given is None else given)
+    return Proposal(digest(query), whole, Outcome.ABSTAINED, None, epoch=epoch)
 
 
 def unvoted(query: object, given: object = None) -> Proposal:

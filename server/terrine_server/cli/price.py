@@ -123,7 +123,7 @@ def _from_ledger(name: str) -> Books:
 
 
 def _from_file(path: Path, epsilon: float | None, delta: float | None) -> Books:
-    from terrine_server.privacy.rules import enforced
+    from terrine_server.privacy.rules import check_charged, enforced
 
     if delta is None:
         fail("An export holds no budget: give --delta, and --epsilon if it is to be compared with.")
@@ -148,6 +148,7 @@ def _from_file(path: Path, epsilon: float | None, delta: float | None) -> Books:
     if len(projects) > 1:
         fail(f"{path} holds entries of {', '.join(sorted(projects))}: give one project's.")
     name, guarantee = next(iter(projects.items()))
+    check_charged(tally)
     # Published figures were refused by; what they left is in the project, not in its export.
     binding = None if "published" in outcomes else enforced(tally, delta, epsilon or 1.0).rule
     return Books(name, guarantee, tally, outcomes, epsilon, delta, binding, order=None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import islice
@@ -18,6 +18,7 @@ from terrine_server.errors import (
     BudgetExhausted,
     IdempotencyConflict,
     InvalidQuery,
+    Overtaken,
     ProjectClosed,
     ProjectPaused,
     TerrineError,
@@ -25,6 +26,7 @@ from terrine_server.errors import (
 from terrine_server.ledger import rows, secrets
 from terrine_server.ledger.admission import REFUSED, Admission, Recorded, admit
 from terrine_server.ledger.chain import canonical_json, charge_hash, publication_digest
+from terrine_server.ledger.events import entry_event
 from terrine_server.ledger.records import (
     Batch,
     ProjectRecord,
@@ -47,7 +49,13 @@ def charge(
     condition = projects.c.id == project_id
     project = rows.lock_project(connection, condition, f"number {project_id}")
     check_active(project)
-    fates = _earlier(connection, project, batches)
+    fates = recall(connection, project, [batch.key for batch in batches])
+    for index, batch in enumerate(batches):
+        if not batch.proposals:
+            fates[index] = InvalidQuery("The batch is empty; at least one query is expected.")
+        elif fates[index] is not None and any(p.epoch is not None for p in batch.proposals):
+            # What was drawn for it decides where later epochs of the group start.
+            raise Overtaken("Another request came first with one of these keys. Ask again.")
     fresh = [index for index, fate in enumerate(fates) if fate is None]
     if not fresh:
         return [fate for fate in fates if fate is not None]
@@ -126,36 +134,30 @@ def find(connection: Connection, project_id: int, digests: Sequence[QueryDigest]
     )
 
 
-def _earlier(
-    connection: Connection, project: ProjectRecord, batches: Sequence[Batch]
+def recall(
+    connection: Connection, project: ProjectRecord, keys: Sequence[tuple[str, bytes] | None]
 ) -> list[Receipt | TerrineError | None]:
-    """What each batch was told before, or why it is none; None where it is to be decided."""
-    keys = [batch.key[0] for batch in batches if batch.key is not None]
-    if len(set(keys)) < len(keys):
+    """See `Ledger.recall`."""
+    names = [key[0] for key in keys if key is not None]
+    if len(set(names)) < len(names):
         raise ValueError("requests with the same key go into groups of their own")
     known: dict[str, Any] = {}
-    for start in range(0, len(keys), _CHUNK):
+    for start in range(0, len(names), _CHUNK):
         for row in connection.execute(
             select(idempotency).where(
                 idempotency.c.project_id == project.id,
-                idempotency.c.key.in_(keys[start : start + _CHUNK]),
+                idempotency.c.key.in_(names[start : start + _CHUNK]),
             )
         ):
             known[row.key] = row
-    return [_fate(connection, project, batch, known) for batch in batches]
+    return [key and _recall(connection, project, *key, known.get(key[0])) for key in keys]
 
 
-def _fate(
-    connection: Connection, project: ProjectRecord, batch: Batch, known: Mapping[str, Any]
+def _recall(
+    connection: Connection, project: ProjectRecord, key: str, body_digest: bytes, row: Any
 ) -> Receipt | TerrineError | None:
-    if not batch.proposals:
-        return InvalidQuery("The batch is empty; at least one query is expected.")
-    if batch.key is None:
-        return None
-    key, body_digest = batch.key
     if not 1 <= len(key) <= 255 or not key.isascii() or not key.isprintable():
         return InvalidQuery("An Idempotency-Key is 1 to 255 printable ASCII characters.")
-    row = known.get(key)
     if row is None:
         return None
     if row.body_digest != body_digest:
@@ -199,11 +201,13 @@ def _append(
         return
     head = bytes.fromhex(project.head)
     mechanism = canonical_json(project.mechanism)
-    events = {outcome: canonical_json(event) for outcome, event in project.events.items()}
+    events = dict(project.events)
     if project.terms.schedule is not None:
-        events[Outcome.PUBLISHED] = canonical_json(
-            project.terms.schedule.publication.event.to_json()
-        )
+        events[Outcome.PUBLISHED] = project.terms.schedule.publication.event.to_json()
+    recorded = {
+        (outcome, opens): canonical_json(entry_event(events, outcome, opens))
+        for outcome, opens in {(new.outcome, new.opens) for new in admission.entries}
+    }
     entries = []
     published: list[list[int | None]] = [[p.seq, p.figure] for p in project.published]
     for new in admission.entries:
@@ -226,7 +230,7 @@ def _append(
             "cap_cost": new.price.cap_cost,
             "guarantee": str(project.guarantee),
             "mechanism": mechanism,
-            "event": events[new.outcome],
+            "event": recorded[new.outcome, new.opens],
         }
         head = charge_hash(head, entry)
         entries.append({**entry, "hash": head})

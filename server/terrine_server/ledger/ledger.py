@@ -143,6 +143,22 @@ class Ledger:
         found = {d.query: recorded.find(d.query, d.input) for d in digests}
         return {query: result for query, result in found.items() if result is not None}
 
+    def recall(
+        self, project_id: int, keys: Sequence[tuple[str, bytes] | None]
+    ) -> list[Receipt | TerrineError | None]:
+        """Return what requests with these keys were told before; locks nothing.
+
+        A key comes with the digest of its request. None for a key that is new, an
+        IdempotencyConflict for one that came with another request. No two may be the same.
+        """
+        if not any(keys):
+            return [None] * len(keys)
+        with reading(self._engine) as connection:
+            project = rows.fetch_project(
+                connection, projects.c.id == project_id, f"number {project_id}"
+            )
+            return charging.recall(connection, project, keys)
+
     def charge(
         self,
         project_id: int,
@@ -153,10 +169,11 @@ class Ledger:
 
         Queries that were paid before, or come twice, are replayed for free. New ones are paid in
         order while one more at the worst price is certain to fit; then all new ones are refused.
+        Where a mechanism has epochs, the first that is paid of each pays for opening it.
         `idempotency` is the request's key and the SHA-256 of its body: a request with a key that
         came before gets the earlier receipt. Raises ProjectPaused, ProjectClosed,
-        IdempotencyConflict, InvalidQuery for no query at all or a malformed key, and
-        BudgetExhausted when every query was refused.
+        IdempotencyConflict, InvalidQuery for no query at all or a malformed key, Overtaken where
+        a query of an epoch was paid meanwhile, and BudgetExhausted when every query was refused.
         """
         (fate,) = self.charge_group(project_id, [Batch(proposals, idempotency)])
         if isinstance(fate, TerrineError):

@@ -69,7 +69,7 @@ class ProjectRecord:
     guarantee: Guarantee
     mechanism: Mapping[str, Any]
     events: Mapping[str, Any]
-    """The cost event of each outcome, as JSON."""
+    """The cost event of each outcome and, where there are epochs, of opening one, as JSON."""
     terms: Terms
     spent: int
     delta_spent: int
@@ -118,7 +118,8 @@ class Proposal:
     """A query that asks to be paid.
 
     `outcome` is None for a query that was not voted on: it can be replayed or refused, no more.
-    `places`: where a data-dependent project counts it in its tally; secret.
+    `places`: where a data-dependent project counts it in its tally; secret. `epoch`: to which of
+    its release's epochs it belongs; None where nothing outlives a query.
     """
 
     query_digest: bytes
@@ -126,6 +127,7 @@ class Proposal:
     outcome: PaidOutcome | None
     label: int | None
     places: tuple[int, ...] = field(default=(), repr=False)
+    epoch: int | None = None
 
     def __post_init__(self) -> None:
         if len(self.query_digest) != 32 or len(self.input_digest) != 32:

@@ -21,6 +21,7 @@ from terrine_client.protocol import Outcome
 from terrine_server.errors import BrokenBooks, NotFound
 from terrine_server.ledger import rows, secrets
 from terrine_server.ledger.chain import charge_hash, genesis
+from terrine_server.ledger.events import Epochs, entry_event
 from terrine_server.ledger.records import Verification
 from terrine_server.ledger.tables import projects
 from terrine_server.privacy import Account, Price, Terms
@@ -85,6 +86,7 @@ class _Rules:
         self.terms = terms
         self.prices = {str(outcome): price for outcome, price in terms.prices.items()}
         self.events = dict(events)
+        self.epochs = Epochs(events)
         self.account = Account()
         self.published: list[tuple[int, int]] = []
         self.outcomes: Counter[str] = Counter()
@@ -92,11 +94,19 @@ class _Rules:
             self.prices[Outcome.PUBLISHED] = terms.schedule.price
             self.events[Outcome.PUBLISHED] = terms.schedule.publication.event.to_json()
 
+    def opens(self, entry: Raw) -> bool:
+        """Whether an entry must pay for opening an epoch, or says that it does."""
+        if self.terms.opening is None or entry["outcome"] not in self.prices:
+            return False
+        opened = entry_event(self.events, entry["outcome"], opens=True)
+        return self.epochs.must_open(entry) or _parsed(entry["event"]) == opened
+
     def follow(self, entry: Raw) -> Iterator[str]:
         """Yield what contradicts the schedule; then move the account on by the entry."""
         due = self.terms.due(self.account)
         paid = Price(*(_whole(entry[name]) for name in ("cost", "delta", "cap_cost")))
         self.outcomes[entry["outcome"]] += 1
+        self.epochs.follow(entry, self.opens(entry))
         if entry["outcome"] != Outcome.PUBLISHED:
             if due:
                 yield "a publication was due before it"
@@ -159,12 +169,16 @@ def _check_entry(project: Raw, rules: _Rules, classes: int, entry: Raw) -> Itera
     if price is None:
         yield f"outcome {outcome!r} is not on the project's price list"
         return
+    opens = rules.opens(entry)
+    if opens and rules.terms.opening is not None:
+        price += rules.terms.opening
+    what = f"{outcome!r}, opening an epoch," if opens else repr(outcome)
     if (entry["cost"], entry["delta"], entry["cap_cost"]) != (
         price.cost,
         price.delta,
         price.cap_cost,
     ):
-        yield f"not the price of {outcome!r} on the project's price list"
+        yield f"not the price of {what} on the project's price list"
     if outcome in (Outcome.ABSTAINED, Outcome.PUBLISHED):
         if label is not None:
             yield f"{outcome}, yet has label {label}"
@@ -174,8 +188,8 @@ def _check_entry(project: Raw, rules: _Rules, classes: int, entry: Raw) -> Itera
         yield f"{outcome}, yet has a figure"
     if entry["guarantee"] != project["guarantee"] or entry["mechanism"] != project["mechanism"]:
         yield "guarantee or mechanism is not the project's"
-    if _parsed(entry["event"]) != rules.events[outcome]:
-        yield f"cost event is not that of {outcome!r}"
+    if _parsed(entry["event"]) != entry_event(rules.events, outcome, opens):
+        yield f"cost event is not that of {what}"
 
 
 def _check_tally(connection: Connection, project: Raw, rules: _Rules) -> Iterator[str]:
