@@ -7,7 +7,7 @@ exist between `votes` and `release`, in this function's memory, and nowhere else
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -136,45 +136,31 @@ class Labeling:
             self._opened.clear()
             raise DatabaseUnavailable("The ledger was exchanged for another one. Ask again.")
         told: dict[int, Receipt | TerrineError] = {}
-        while len(told) < len(asks):
+        waiting = list(range(len(asks)))
+        while waiting:
             with self._metrics.stage("replay"):
-                keys = [ask.key for ask in asks]
-                told |= {i: fate for i, fate in self._recalled(project, keys) if i not in told}
-            waiting = [index for index in range(len(asks)) if index not in told]
-            # What was drawn before another request overtook this group is thrown away untold. More
-            # is on record then, so this ends.
-            with suppress(Overtaken):
+                earlier = self._ledger.recall(project.id, [asks[index].key for index in waiting])
+                told |= {i: fate for i, fate in zip(waiting, earlier, strict=True) if fate}
+                waiting = [index for index in waiting if index not in told]
                 group = [asks[index] for index in waiting]
-                told |= dict(zip(waiting, self._pay(project, group), strict=True))
+                digests = [digest for ask in group for digest in ask.digests]
+                known = self._ledger.find(project.id, digests)
+            fates = self._fates(project, group, self._payable(project, digests, known))
+            proposals = iter(
+                Proposal(digest.query, digest.input, *fates.get(index, (None, None)))
+                for index, digest in enumerate(digests)
+            )
+            batches = [Batch(list(islice(proposals, len(ask))), ask.key) for ask in group]
+            # Where another request came first, what was drawn is thrown away untold. More is on
+            # record then, so this ends.
+            with self._metrics.stage("charge"), suppress(Overtaken):
+                paid = self._ledger.charge_group(project.id, batches) if batches else []
+                told |= dict(zip(waiting, paid, strict=True))
+                waiting = []
         for receipt in told.values():
             if isinstance(receipt, Receipt):
                 self._count(receipt)
         return [told[index] for index in range(len(asks))]
-
-    def _recalled(
-        self, project: ProjectRecord, keys: Sequence[tuple[str, bytes] | None]
-    ) -> Iterator[tuple[int, Receipt | TerrineError]]:
-        """What requests with these keys were told before, by their places."""
-        for index, fate in enumerate(self._ledger.recall(project.id, keys)):
-            if fate is not None:
-                yield index, fate
-
-    def _pay(self, project: ProjectRecord, asks: Sequence[Ask]) -> list[Receipt | TerrineError]:
-        """Answer requests that were not answered before."""
-        if not asks:
-            return []
-        digests = [digest for ask in asks for digest in ask.digests]
-        with self._metrics.stage("replay"):
-            known = self._ledger.find(project.id, digests)
-        chosen = self._payable(project, digests, known)
-        fates = self._fates(project, asks, chosen)
-        proposals = iter(
-            Proposal(digest.query, digest.input, *fates.get(index, (None, None)))
-            for index, digest in enumerate(digests)
-        )
-        batches = [Batch(list(islice(proposals, len(ask))), ask.key) for ask in asks]
-        with self._metrics.stage("charge"):
-            return self._ledger.charge_group(project.id, batches)
 
     def _terms(self, name: str) -> ProjectRecord:
         """Return the project as it was opened: what never changes of it is read once."""
