@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, literal, select, update
+from sqlalchemy import Connection, Select, delete, insert, literal, select, union_all, update
 from sqlalchemy.sql.elements import ColumnElement
 
 from terrine_client.protocol import Outcome, ProjectStatus
@@ -40,6 +40,7 @@ KEYS_KEPT = timedelta(days=7)
 """How long an idempotency key is remembered. The charges behind it are for ever, so a later retry
 is still free; what is forgotten is only that the key was used."""
 _CHUNK = 500
+_TOLD = (charges.c.seq, charges.c.outcome, charges.c.label)
 
 
 def charge(
@@ -103,35 +104,28 @@ def find(connection: Connection, project_id: int, digests: Sequence[QueryDigest]
     """The project's charges that answer these queries."""
 
     def charged(
-        column: ColumnElement[bytes], values: set[bytes], *also: ColumnElement[bool]
-    ) -> Any:
-        wanted = sorted(values)
-        for start in range(0, len(wanted), _CHUNK):
-            yield from connection.execute(
-                select(column, charges.c.seq, charges.c.outcome, charges.c.label).where(
-                    charges.c.project_id == project_id,
-                    column.in_(wanted[start : start + _CHUNK]),
-                    *also,
-                )
-            )
+        kind: int, column: ColumnElement[bytes], values: list[bytes], *also: ColumnElement[bool]
+    ) -> Select[Any]:
+        return select(literal(kind).label("kind"), column, *_TOLD).where(
+            charges.c.project_id == project_id, column.in_(values), *also
+        )
 
-    def results(found: Any) -> dict[bytes, Result]:
-        return {
-            digest: Result(Outcome(outcome), label, seq, replayed=True)
-            for digest, seq, outcome, label in found
-        }
-
-    return Recorded(
-        results(charged(charges.c.query_digest, {d.query for d in digests})),
-        results(
-            charged(
-                charges.c.input_digest,
-                {d.input for d in digests},
-                # Spelled out, not bound: that is how the index of answered inputs is recognised.
-                charges.c.outcome == literal(str(Outcome.ANSWERED), literal_execute=True),
+    queries, inputs = sorted({d.query for d in digests}), sorted({d.input for d in digests})
+    by_query: dict[bytes, Result] = {}
+    by_input: dict[bytes, Result] = {}
+    for start in range(0, max(len(queries), len(inputs)), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        # Spelled out, not bound: that is how the index of answered inputs is recognised.
+        answered = charges.c.outcome == literal(str(Outcome.ANSWERED), literal_execute=True)
+        for kind, digest, seq, outcome, label in connection.execute(
+            union_all(
+                charged(0, charges.c.query_digest, queries[part]),
+                charged(1, charges.c.input_digest, inputs[part], answered),
             )
-        ),
-    )
+        ):
+            result = Result(Outcome(outcome), label, seq, replayed=True)
+            (by_input if kind else by_query)[digest] = result
+    return Recorded(by_query, by_input)
 
 
 def recall(

@@ -64,11 +64,17 @@ def lock_ensemble(connection: Connection, condition: ColumnElement[bool]) -> Row
 def lock_project(
     connection: Connection, condition: ColumnElement[bool], described: str
 ) -> ProjectRecord:
-    """Fetch a project and hold it until the transaction ends. Raises NotFound."""
-    # Locked before it is read: a row that was waited for is then read as its holder left it.
+    """Fetch a project and hold it until the transaction ends. Raises NotFound.
+
+    A row that had to be waited for is read as its holder left it (PostgreSQL reads a locked row
+    anew); the ensemble's columns are as they were before, and what changes of them is not for here.
+    """
     # key_share: rows that merely refer to it (a new token) need not wait.
-    connection.execute(select(projects.c.id).where(condition).with_for_update(key_share=True))
-    return fetch_project(connection, condition, described)
+    locked = select_projects().with_for_update(key_share=True, of=projects)
+    row = connection.execute(locked.where(condition)).one_or_none()
+    if row is None:
+        raise NotFound(f"There is no project {described}.")
+    return project_record(row)
 
 
 def fetch_project(
