@@ -5,7 +5,7 @@ votes: 1,000 teachers on MNIST, 10,000 test images (recorded; looked up in TERRI
 in ../shared/data beside the repository). The release and its schedule are planned on synthetic
 levels of consensus, before any vote is seen. Each figure is drawn anew: several runs are shown.
 
-    python benchmarks/publishing.py
+    python benchmarks/data_dependent.py
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ A durable commit, a dozen statements and a check of the token are what the diffe
 SQLite, in a temporary directory; `--database-url` names an empty PostgreSQL database instead. MNIST
 is looked up in TERRINE_SHARED_DATA, else in ../shared/data; without it scikit-learn's digits serve.
 
-    python benchmarks/serving.py [--teachers 250] [--seconds 10] [--database-url URL]
+    python benchmarks/end_to_end.py [--teachers 250] [--seconds 10] [--database-url URL]
 """
 
 from __future__ import annotations
