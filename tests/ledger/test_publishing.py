@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -25,14 +26,15 @@ from publishing import (
 )
 from sqlalchemy import Connection, delete, select, update
 
-from terrine_client.protocol import Outcome, ProjectStatus
+from terrine_client.protocol import Outcome, ProjectOpen, ProjectStatus
 from terrine_server.audit.books import check_project
-from terrine_server.errors import BrokenBooks, BudgetExhausted, Conflict
+from terrine_server.errors import BrokenBooks, BudgetExhausted, Conflict, InvalidTerms
 from terrine_server.ledger import Ledger, ProjectRecord, Proposal, connect
 from terrine_server.ledger.admission import Admission, Recorded, admit
 from terrine_server.ledger.secrets import SecretTally
 from terrine_server.ledger.tables import charges, projects, secret_spends
 from terrine_server.ledger.verify import verify_project
+from terrine_server.operations import open_project
 from terrine_server.privacy import Account, Terms, build_mechanism, quote
 from terrine_server.privacy import Outcome as PaidOutcome
 from terrine_server.privacy.meter import Meter
@@ -243,6 +245,47 @@ def test_a_charge_that_fails_publishes_nothing(
     ledger.charge(project.id, voted(project, ["last"]))
     assert len(ledger.project("study").published) == 1
     assert ledger.verify("study").ok
+
+
+# ------------------------------------------------------------------------- what makes no sense
+
+
+@pytest.mark.parametrize(
+    ("publishing", "why"),
+    [
+        ({"beta": 0.06, "sigma": 40, "schedule": [200]}, "must be below 1"),
+        ({"beta": 0.02, "sigma": 40, "schedule": [400, 200]}, "must grow"),
+        ({"beta": 0.02, "sigma": 40, "schedule": [200, 200]}, "must grow"),
+        ({"beta": 0.02, "sigma": 1e12, "schedule": [200]}, "sigma"),
+        ({"beta": 0.02, "sigma": 1e5, "schedule": [200]}, 'accounting "worst_case"'),
+        ({"beta": 0.02, "sigma": 0.01, "schedule": [200]}, 'accounting "worst_case"'),
+        ({"beta": 0.02, "sigma": 40, "schedule": [10**9]}, 'accounting "worst_case"'),
+    ],
+)
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_release_that_cannot_work_or_pay_is_refused(
+    ledger: Ledger, publishing: dict[str, Any], why: str
+) -> None:
+    asked = {
+        "name": "study",
+        "ensemble": "thousand",
+        "mechanism": GNMAX,
+        "epsilon": EPSILON,
+        "delta": DELTA,
+        "accounting": "data_dependent",
+        "publishing": publishing,
+    }
+    with pytest.raises(InvalidTerms, match=re.escape(why)):
+        open_project(ledger, ProjectOpen.model_validate(asked))
+    assert ledger.ensemble("thousand").reserved == 0
+    assert TERMS.schedule is not None
+    release = TERMS.schedule.publication
+    asked["publishing"] = {
+        "beta": release.beta,
+        "sigma": release.sigma,
+        "schedule": list(TERMS.schedule.counts),
+    }
+    assert open_project(ledger, ProjectOpen.model_validate(asked)).terms == TERMS
 
 
 # ------------------------------------------------------------------------------- what is forged

@@ -14,6 +14,7 @@ from terrine_server.privacy.outlook import Outlook
 from terrine_server.privacy.parameters import ParameterError
 from terrine_server.privacy.rules import enforced
 from terrine_server.privacy.sanitize import Publication
+from terrine_server.privacy.terms import check_counts
 
 DEFAULT_CONSENSUS = (Consensus(0.95, 0.7), Consensus(0.8, 0.2), Consensus(0.5, 0.1))
 """What is expected where nobody says: teachers that mostly agree."""
@@ -33,6 +34,8 @@ def propose(
     `given`: a release and a schedule that were asked for; they are checked in the same way. Raises
     `ParameterError` where publishing is not expected to reach more than the worst case does.
     """
+    if given is not None:
+        check_counts(given[1])
     outlook = Outlook.of(spec, votes, delta)
     worst_case = outlook.queries(enforced(outlook.shares, delta, epsilon), epsilon)
     model = outlook.data_dependent(votes, delta, orders=(order,))

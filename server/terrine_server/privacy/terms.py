@@ -381,6 +381,15 @@ def publication_z(delta: float, publications: int) -> float:
     return -float(ndtri(each / (1 + SLACK) ** 2))
 
 
+def check_counts(counts: Sequence[int]) -> None:
+    """Raise `ParameterError` unless a project could publish after so many queries each."""
+    integer("the number of publications", len(counts), 1, MAX_PUBLICATIONS, "each has its price")
+    for count in counts:
+        integer("a count of the schedule", count, 1, 10**15, "figures follow paid queries")
+    if any(later <= earlier for earlier, later in pairwise(counts)):
+        raise ParameterError("The counts of a schedule must grow from one to the next.")
+
+
 def cap(epsilon: float, delta: float, order: float | None = None) -> Cap:
     """Return the cap of an ensemble: a filter over all its projects.
 
@@ -438,11 +447,7 @@ def _check_schedule(
             f"What is published counts in {rule}, but the ensemble's cap adds up in {cap_rule}. "
             "Both must be the same; an ensemble's order is given when it is registered."
         )
-    integer("the number of publications", len(counts), 1, MAX_PUBLICATIONS, "each has its price")
-    for count in counts:
-        integer("a count of the schedule", count, 1, 10**15, "figures follow paid queries")
-    if any(later <= earlier for earlier, later in pairwise(counts)):
-        raise ParameterError("The counts of a schedule must grow from one to the next.")
+    check_counts(counts)
     each = _publication_price(publication)
     if (each.delta - SAMPLER_DELTA) * len(counts) > split.publication * DELTA_UNITS:
         raise ParameterError(
