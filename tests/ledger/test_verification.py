@@ -27,9 +27,9 @@ from sqlalchemy import Connection, insert, select, update
 from terrine_client.protocol import ProjectStatus
 from terrine_server.errors import DatabaseUnavailable, NotFound
 from terrine_server.ledger import Ledger, Verification, connect
+from terrine_server.ledger.books import verify_project
 from terrine_server.ledger.chain import CHARGE_FIELDS, TERMS_FIELDS, charge_hash, frame
 from terrine_server.ledger.tables import charges, ensembles, projects
-from terrine_server.ledger.verify import verify_project
 
 ENTRIES = 6
 
