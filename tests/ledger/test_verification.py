@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from books import (
@@ -16,19 +15,19 @@ from books import (
     STABLE,
     abstained,
     answered,
-    digest,
     open_ledger,
     open_project,
     register,
     unguarded,
 )
-from sqlalchemy import Connection, insert, select, update
+from forging import account, add, altered, cut, rehash, remove, rewrite, rows_of, swap, write
+from sqlalchemy import Connection, select, update
 
 from terrine_client.protocol import ProjectStatus
 from terrine_server.errors import DatabaseUnavailable, NotFound
 from terrine_server.ledger import Ledger, Verification, connect
 from terrine_server.ledger.books import verify_project
-from terrine_server.ledger.chain import CHARGE_FIELDS, TERMS_FIELDS, charge_hash, frame
+from terrine_server.ledger.chain import CHARGE_FIELDS, TERMS_FIELDS, frame
 from terrine_server.ledger.tables import charges, ensembles, projects
 
 ENTRIES = 6
@@ -47,37 +46,6 @@ def ledger(database_url: str) -> Ledger:
     assert ledger.verify("study").ok
     assert ledger.verify("other").ok
     return ledger
-
-
-def altered(value: Any) -> Any:
-    """The smallest change to a value of a column."""
-    match value:
-        case None:
-            return 0
-        case int():
-            return value ^ 1
-        case float():
-            return value * (1 + 2**-52)
-        case bytes():
-            return bytes([value[0] ^ 1]) + value[1:]
-        case datetime():
-            return value + timedelta(microseconds=1)
-        case str():
-            middle = len(value) // 2
-            return value[:middle] + chr(ord(value[middle]) ^ 1) + value[middle + 1 :]
-    raise TypeError(type(value))
-
-
-def rows_of(connection: Connection) -> list[dict[str, Any]]:
-    """The charges of `study`."""
-    query = select(charges).where(charges.c.project_id == 1).order_by(charges.c.seq)
-    return [dict(row._mapping) for row in connection.execute(query)]
-
-
-def write(connection: Connection, seq: int, values: Mapping[str, Any]) -> None:
-    connection.execute(
-        update(charges).where(charges.c.project_id == 1, charges.c.seq == seq).values(values)
-    )
 
 
 def test_the_hash_covers_every_column_of_a_charge() -> None:
@@ -143,50 +111,6 @@ def test_a_charge_moved_to_another_project_is_found_in_both(
         write(connection, 6, {"project_id": 2})
     assert any("head" in problem for problem in ledger.verify("study").problems)
     assert "entries 2 to 5: missing" in ledger.verify("other").problems
-
-
-def remove(connection: Connection, *seqs: int) -> None:
-    connection.execute(charges.delete().where(charges.c.project_id == 1, charges.c.seq.in_(seqs)))
-
-
-def swap(connection: Connection) -> None:
-    write(connection, 2, {"seq": 99})
-    write(connection, 3, {"seq": 2})
-    write(connection, 99, {"seq": 3})
-
-
-def add(connection: Connection, seq: int, entries: list[dict[str, Any]]) -> None:
-    """A well-made extra charge, chained to its predecessor."""
-    previous = entries[seq - 2]
-    new = digest("forged")
-    extra = {**previous, "seq": seq, "query_digest": new, "input_digest": new}
-    extra["hash"] = charge_hash(previous["hash"], extra)
-    connection.execute(insert(charges), extra)
-
-
-def rehash(connection: Connection, seq: int, **changes: Any) -> None:
-    """Alter one charge and make its own hash right again."""
-    entries = rows_of(connection)
-    previous = entries[seq - 2]["hash"]
-    forged = {**entries[seq - 1], **changes}
-    write(connection, seq, {**changes, "hash": charge_hash(previous, forged)})
-
-
-def rewrite(connection: Connection, seq: int, **changes: Any) -> None:
-    """Alter one charge and make every later hash right again, the head's too."""
-    entries = rows_of(connection)
-    head = entries[seq - 2]["hash"]
-    for entry in entries[seq - 1 :]:
-        forged = {**entry, **(changes if entry["seq"] == seq else {})}
-        head = charge_hash(head, forged)
-        write(connection, entry["seq"], {**forged, "hash": head})
-    connection.execute(update(projects).where(projects.c.id == 1).values(head=head))
-
-
-def account(**changes: Any) -> Callable[[Connection], object]:
-    return lambda connection: connection.execute(
-        update(projects).where(projects.c.id == 1).values(changes)
-    )
 
 
 def cheaper_terms(connection: Connection) -> None:
@@ -299,17 +223,8 @@ def test_a_truncated_tail_with_matching_balance_shows_only_in_the_head(
     """The documented limit: whoever rewrites charges and balance leaves a consistent shorter
     ledger. The head that an auditor wrote down is then nowhere to be found."""
     written_down = ledger.verify("study").head
-    price = ledger.charges("study", after_seq=5)[0]
     with unguarded(database_url) as connection:
-        head = rows_of(connection)[4]["hash"]
-        remove(connection, 6)
-        account(
-            head=head,
-            charges=5,
-            spent=projects.c.spent - price.cost,
-            delta_spent=projects.c.delta_spent - price.delta,
-            cap_spent=projects.c.cap_spent - price.cap_cost,
-        )(connection)
+        cut(connection, keep=5)
     found = ledger.verify("study")
     assert found.ok
     assert found.head != written_down

@@ -64,7 +64,7 @@ def opened(path: Path) -> Iterator[tuple[dict[str, Any], Iterator[Entry]]]:
 
     Raises ArchiveError for what is no export, or where an entry is none; OSError.
     """
-    with path.open(encoding="utf-8") as lines:
+    with path.open(encoding="utf-8", errors="surrogateescape") as lines:
         try:
             first = json.loads(next(lines, ""))
             if first["format"] != FORMAT or first["account"].keys() != set(ACCOUNT_FIELDS):
@@ -102,7 +102,8 @@ def _entry(project: Mapping[str, Any], line: str) -> Entry:
     if (entry["project"], entry["project_id"]) != (project["name"], project["id"]):
         raise ValueError("an entry of another project")
     for name in ("seq", "label", "figure", "cost", "delta", "cap_cost"):
-        if type(entry[name]) is not int and (name not in ("label", "figure") or entry[name]):
+        missing = name in ("label", "figure") and entry[name] is None
+        if type(entry[name]) is not int and not missing:
             raise TypeError(name)
     for name in ("query_digest", "input_digest", "hash"):
         entry[name] = bytes.fromhex(entry[name])
