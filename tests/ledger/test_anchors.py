@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
 )
-from forging import account, altered, cut, remove, rewrite, write
+from forging import account, altered, cut, rebuild, remove, rewrite, rows_of, write
 from publishing import open_published, publishing_ledger, voted
 from sqlalchemy import Connection, delete, update
 from typer.testing import CliRunner, Result
@@ -109,6 +109,10 @@ REWRITTEN: dict[str, tuple[Callable[[Connection], object], str]] = {
     "all cut but the first": (lambda c: cut(c, 1), "anchor: entry 6, there at "),
     "label altered, chain rewritten": (
         lambda c: rewrite(c, 3, label=9),
+        "anchor: entry 6 is not the one of ",
+    ),
+    "swapped, chain rewritten": (
+        lambda c: rebuild(c, [rows_of(c)[i] for i in (0, 2, 1, 3, 4, 5)]),
         "anchor: entry 6 is not the one of ",
     ),
     "last label altered, chain rewritten": (
@@ -349,7 +353,7 @@ def test_the_commands_from_anchor_to_finding(
     assert "7 charges, the first 6 by the anchor's word" in resumed.output
     with unguarded(database_url) as connection:
         cut(connection, 4)
-    for arguments in ([], ["study"], ["study", "--resume"]):
+    for arguments in ((), ("study",), ("study", "--resume")):
         found = terrine("verify", *arguments, *trusted)
         assert found.exit_code == 1
         assert "study: NOT WHOLE" in found.output
@@ -366,7 +370,7 @@ def test_a_project_that_is_no_longer_there_is_named(
     assert terrine("anchor", "--output", file).exit_code == 0
     with unguarded(database_url) as connection:
         connection.execute(delete(projects).where(projects.c.name == "newer"))
-    for arguments in ([], ["newer"]):
+    for arguments in ((), ("newer",)):
         found = terrine("verify", *arguments, "--anchor", file)
         assert found.exit_code == 1
         assert "newer: NOT WHOLE, gone" in found.output
@@ -379,9 +383,9 @@ def test_nothing_is_taken_on_the_word_of_an_unsigned_anchor(
     file = tmp_path / "anchor.json"
     file.write_text(terrine("anchor", "study").stdout)
     for arguments, refusal in [
-        (["--anchor", file, "--resume"], "give --public-key"),
-        (["--anchor", file, "--resume", "--public-key", keys[1]], "is not signed"),
-        (["--public-key", keys[1]], "give --anchor"),
+        (("--anchor", file, "--resume"), "give --public-key"),
+        (("--anchor", file, "--resume", "--public-key", keys[1]), "is not signed"),
+        (("--public-key", keys[1]), "give --anchor"),
     ]:
         result = terrine("verify", "study", *arguments)
         assert isinstance(result.exception, CommandError | AnchorError)

@@ -73,7 +73,7 @@ def test_an_archived_project_outlives_its_database(
     anchor.write_text(terrine("anchor", "study").stdout)
     head = ledger.project("study").head
     monkeypatch.setenv("TERRINE_DATABASE_URL", f"sqlite:///{tmp_path / 'nowhere.sqlite'}")
-    for arguments in ([], ["--anchor", anchor]):
+    for arguments in ((), ("--anchor", anchor)):
         verified = terrine("verify", "--file", export, *arguments)
         assert verified.exit_code == 0, verified.output
         assert "study: whole, 6 charges" in verified.output

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from books import (
@@ -15,13 +16,26 @@ from books import (
     STABLE,
     abstained,
     answered,
+    digest,
     open_ledger,
     open_project,
     register,
     unguarded,
 )
-from forging import account, add, altered, cut, rehash, remove, rewrite, rows_of, swap, write
-from sqlalchemy import Connection, select, update
+from forging import (
+    account,
+    add,
+    altered,
+    cut,
+    rebuild,
+    rehash,
+    remove,
+    rewrite,
+    rows_of,
+    swap,
+    write,
+)
+from sqlalchemy import Connection, Table, select, update
 
 from terrine_client.protocol import ProjectStatus
 from terrine_server.errors import DatabaseUnavailable, NotFound
@@ -120,6 +134,11 @@ def cheaper_terms(connection: Connection) -> None:
     account(terms=json.dumps(terms, sort_keys=True, separators=(",", ":")))(connection)
 
 
+def forged(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The same charge for a query that was never asked."""
+    return {**entry, "query_digest": digest("forged"), "input_digest": digest("forged")}
+
+
 FORGERIES: Mapping[str, tuple[Callable[[Connection], object], str]] = {
     "first removed": (lambda c: remove(c, 1), "entry 1: missing"),
     "one removed": (lambda c: remove(c, 3), "entry 3: missing"),
@@ -150,6 +169,14 @@ FORGERIES: Mapping[str, tuple[Callable[[Connection], object], str]] = {
     "outcome of no price, chain rewritten": (
         lambda c: rewrite(c, 3, outcome="reinforced"),
         "entry 3: outcome 'reinforced' is not on",
+    ),
+    "added in the middle, chain rewritten": (
+        lambda c: rebuild(c, [*rows_of(c)[:3], forged(rows_of(c)[2]), *rows_of(c)[3:]]),
+        "balance: charges is 6, but the entries make 7",
+    ),
+    "removed in the middle, chain rewritten": (
+        lambda c: rebuild(c, [*rows_of(c)[:2], *rows_of(c)[3:]]),
+        "balance: charges is 6, but the entries make 5",
     ),
     "spent lowered": (account(spent=0), "balance: spent is 0, but the entries make"),
     "delta spent lowered": (account(delta_spent=0), "balance: delta_spent is 0"),
@@ -196,6 +223,40 @@ def test_forgeries_are_found_and_named(forger: Connection) -> None:
         assert found.problems, forgery
         assert found.problems[0].startswith(first_finding), f"{forgery}: {found.problems}"
     assert verify_project(forger, "study").ok
+
+
+NAMED = {
+    "spent": "balance: spent is ",
+    "delta_spent": "balance: delta_spent is ",
+    "cap_spent": "balance: cap_spent is ",
+    "charges": "balance: charges is ",
+    "published": "terms: they cannot be read",
+    "terms": "terms: ",
+    "events": "terms: ",
+    "head": "head: the project's last hash",
+    "reserved": "ensemble ",
+    "delta_reserved": "ensemble ",
+}
+NOT_IN_THE_BOOKS = {
+    *("id", "ensemble_id"),  # references, which the database itself keeps right
+    "status",  # an anchor tells whether a closed project was opened again
+    *("closed_at", "registered_at"),  # nothing follows from them
+    "path",  # the files there are compared with the digest when they are used
+}
+
+
+@pytest.mark.parametrize("table", [projects, ensembles], ids=["projects", "ensembles"])
+def test_one_altered_field_of_an_account_is_found(table: Table, forger: Connection) -> None:
+    row = dict(forger.execute(select(table).where(table.c.id == 1)).one()._mapping)
+    forger.rollback()
+    for column in row.keys() - NOT_IN_THE_BOOKS:
+        value = 2.0 if column == "rdp_order" else altered(row[column])
+        name = str(value) if (table, column) == (projects, "name") else "study"
+        change = update(table).where(table.c.id == 1).values({column: value})
+        found = verified(forger, partial(Connection.execute, statement=change), name)
+        assert found.problems, column
+        expected = NAMED.get(column, "terms: their hash is not the one")
+        assert found.problems[0].startswith(expected), f"{column}: {found.problems}"
 
 
 def test_a_project_moved_to_another_ensemble_is_found(ledger: Ledger, database_url: str) -> None:

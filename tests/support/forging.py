@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -100,3 +100,15 @@ def cut(connection: Connection, keep: int) -> None:
         delta_spent=projects.c.delta_spent - sum(entry["delta"] for entry in gone),
         cap_spent=projects.c.cap_spent - sum(entry["cap_cost"] for entry in gone),
     )(connection)
+
+
+def rebuild(connection: Connection, entries: Sequence[Mapping[str, Any]]) -> None:
+    """Replace all charges by these, numbered and chained as if they had always been so."""
+    connection.execute(charges.delete().where(charges.c.project_id == 1))
+    query = select(projects.c.genesis).where(projects.c.id == 1)
+    head = connection.execute(query).scalar_one()
+    for seq, entry in enumerate(entries, start=1):
+        new = {**entry, "seq": seq}
+        head = charge_hash(head, new)
+        connection.execute(insert(charges), {**new, "hash": head})
+    account(head=head)(connection)
