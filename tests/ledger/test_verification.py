@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,14 +35,24 @@ from forging import (
     swap,
     write,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 from sqlalchemy import Connection, Table, select, update
 
 from terrine_client.protocol import ProjectStatus
 from terrine_server.errors import DatabaseUnavailable, NotFound
 from terrine_server.ledger import Ledger, Verification, connect
 from terrine_server.ledger.books import verify_project
-from terrine_server.ledger.chain import CHARGE_FIELDS, TERMS_FIELDS, frame
-from terrine_server.ledger.tables import charges, ensembles, projects
+from terrine_server.ledger.chain import (
+    CHARGE_FIELDS,
+    KIND_FIELDS,
+    TERMS_FIELDS,
+    charge_hash,
+    frame,
+    hasher,
+)
+from terrine_server.ledger.entries import is_instant
+from terrine_server.ledger.tables import charges, ensembles, iso, projects
 
 ENTRIES = 6
 
@@ -363,3 +373,37 @@ def test_any_flipped_bit_of_a_stored_charge_is_found(tmp_path: Path) -> None:
         assert found, f"byte {position - start} of {end - start}"
     path.write_bytes(original)
     assert Ledger(connect(url)).verify("study").ok
+
+
+@given(
+    seq=st.integers(1, 2**63 - 1),
+    created_at=st.datetimes(datetime(2000, 1, 1), timezones=st.just(UTC)),
+    digests=st.lists(st.binary(min_size=32, max_size=32), min_size=3, max_size=3),
+    outcome=st.text(),
+    label=st.none() | st.integers(0, 2**63 - 1),
+    cost=st.integers(0, 2**63 - 1),
+)
+def test_the_fast_hash_is_the_hash(
+    seq: int, created_at: datetime, digests: list[bytes], outcome: str, label: int | None, cost: int
+) -> None:
+    charge: dict[str, Any] = {
+        **dict.fromkeys(CHARGE_FIELDS, cost),
+        **{"project_id": 3, "seq": seq, "created_at": created_at, "outcome": outcome},
+        **{"query_digest": digests[0], "input_digest": digests[1], "label": label},
+    }
+    kind = frame(*(charge[name] for name in KIND_FIELDS))
+    fast = hasher(3)(digests[2], seq, iso(created_at), digests[0], digests[1], kind)
+    assert fast == charge_hash(digests[2], charge)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "infinity", "2026-01-01T00:00:00Z", "2026-01-01 00:00:00.000000Z"),
+        *("2026-02-30T00:00:00.000000Z", "2026-01-01T24:00:00.000000Z"),
+        "2026-01-01T00:00:00.000000+00:00",
+    ],
+)
+def test_no_other_text_is_taken_for_an_instant(text: str) -> None:
+    assert not is_instant(text)
+    assert is_instant("2026-01-01T00:00:00.000000Z")
