@@ -44,8 +44,8 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
         yield f"sqlite:///{tmp_path / 'terrine.sqlite'}"
         return
     server: Postgres = request.getfixturevalue("postgres")
-    with server.database() as url:
-        yield url
+    with server.database() as name:
+        yield server.url(name)
 
 
 @pytest.fixture(scope="session")

@@ -168,8 +168,36 @@ class StableSpec(Wire):
     ]
 
 
+class StableSVTSpec(Wire):
+    """Releases exact winners, paid by the epoch, which an abstention ends (sparse vector)."""
+
+    name: Literal["stable_svt"]
+    epsilon_per_epoch: Annotated[
+        float,
+        Field(strict=True, gt=0, allow_inf_nan=False, description="Pure ε of an epoch."),
+    ]
+    delta_per_query: Annotated[
+        float, Field(strict=True, gt=0, lt=1, description="Chance that an unstable winner passes.")
+    ]
+    answers_per_epoch: Annotated[
+        int,
+        Field(
+            strict=True,
+            ge=1,
+            le=1_000_000,
+            description="An epoch ends after so many; its δ is delta_per_query for each of them.",
+        ),
+    ]
+
+
 MechanismSpec = Annotated[
-    LNMaxSpec | GNMaxSpec | ConfidentGNMaxSpec | InteractiveGNMaxSpec | ImmutableSpec | StableSpec,
+    LNMaxSpec
+    | GNMaxSpec
+    | ConfidentGNMaxSpec
+    | InteractiveGNMaxSpec
+    | ImmutableSpec
+    | StableSpec
+    | StableSVTSpec,
     Field(discriminator="name"),
 ]
 
@@ -227,6 +255,15 @@ class Price(Reply):
 
     cost: Annotated[int, Field(ge=0, description="Units of 1e-12 of the rule's quantity.")]
     delta: Annotated[int, Field(ge=0, description="Units of 1e-18 of δ.")]
+
+
+Opening = Annotated[
+    Price | None,
+    Field(
+        description="Of stable_svt: what the first query of an epoch pays beside its own price. An "
+        "epoch ends with its request, an abstention or its last answer."
+    ),
+]
 
 
 class Published(Reply):
@@ -288,6 +325,7 @@ class Estimate(Reply):
         float, Field(description="ε spent after the plan, at worst price. Informational.")
     ]
     prices: dict[Outcome, Price]
+    opening: Opening = None
     budget: Budget
 
 
@@ -429,6 +467,7 @@ class ProjectInfo(Reply):
     delta_split: DeltaSplit
     rule: Rule
     prices: dict[Outcome, Price]
+    opening: Opening = None
     publishing: Annotated[
         PublishingTerms | None, Field(description="Of a data-dependent project.")
     ] = None

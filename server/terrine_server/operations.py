@@ -19,7 +19,7 @@ from terrine_server.privacy import (
 )
 from terrine_server.privacy.forecast import Consensus, Votes
 from terrine_server.privacy.proposal import DEFAULT_CONSENSUS, propose
-from terrine_server.privacy.terms import publication_z
+from terrine_server.privacy.terms import check_publishable, publication_z
 from terrine_server.settings import Settings
 
 
@@ -66,6 +66,7 @@ def _publishing(
     """
     if request.accounting == "worst_case":
         return None
+    check_publishable(mechanism)
     if ensemble.rdp_order is None:
         raise ParameterError(
             f"The cap of the ensemble {ensemble.name} adds up in {ensemble.rule}, where no "

@@ -84,6 +84,7 @@ PROJECT: dict[str, Any] = {
     "delta_split": SPLIT,
     "rule": {"name": "gdp", "order": None},
     "prices": {"answered": PRICE},
+    "opening": None,
     "publishing": PUBLISHING | {"order": 10.0, "z": 4.9, "price": PRICE},
     "opened_at": "2026-01-02T03:04:05Z",
     "closed_at": "2026-01-03T03:04:05Z",
@@ -102,6 +103,12 @@ MECHANISMS: list[dict[str, Any]] = [
     {"name": "immutable", "c": 10, "gamma": 0.05, "sigma": None, "pricing": "as_published"},
     {"name": "immutable", "c": 10, "gamma": None, "sigma": 40.0, "pricing": "honest"},
     {"name": "stable", "sigma": 40.0, "delta_per_query": 1e-9},
+    {
+        "name": "stable_svt",
+        "epsilon_per_epoch": 1.0,
+        "delta_per_query": 1e-9,
+        "answers_per_epoch": 100,
+    },
 ]
 EXAMPLES: dict[str, dict[str, Any]] = {
     "LNMaxSpec": MECHANISMS[0],
@@ -110,6 +117,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "InteractiveGNMaxSpec": MECHANISMS[3],
     "ImmutableSpec": MECHANISMS[4],
     "StableSpec": MECHANISMS[6],
+    "StableSVTSpec": MECHANISMS[7],
     "LabelRequest": {"inputs": [[0.1, 2.0]], "probabilities": [[0.25, 0.75]]},
     "LabelResult": RESULT,
     "Rule": {"name": "gdp", "order": None},
@@ -126,6 +134,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "fits": False,
         "epsilon_after": 0.9,
         "prices": {"answered": PRICE, "abstained": PRICE},
+        "opening": PRICE,
         "budget": BUDGET,
     },
     "InputSpec": INPUT,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from books import CONFIDENT, answered, open_ledger, open_project, unguarded
+from books import CONFIDENT, EPOCHS, answered, open_ledger, open_project, unguarded
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
@@ -19,10 +19,10 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 from forging import account, altered, cut, rebuild, remove, rewrite, rows_of, write
-from publishing import open_published, publishing_ledger, voted
 from sqlalchemy import Connection, delete, update
 from typer.testing import CliRunner, Result
 
+from publishing import open_published, publishing_ledger, voted
 from terrine_client.protocol import ProjectStatus
 from terrine_server.cli.console import CommandError
 from terrine_server.cli.ledger import app
@@ -223,6 +223,20 @@ def test_going_on_follows_published_figures(database_url: str) -> None:
         ledger.charge(project.id, voted(project, [f"{start} {i}" for i in range(step)]))
         whole.append(anchored(ledger))
     assert whole[-1].account.published >= 2
+    for anchor in whole:
+        resumed = ledger.verify("study", anchor, resume=True)
+        assert resumed.ok, resumed.problems
+        assert resumed.anchor == replaced(whole[-1], resumed.anchor)
+
+
+@ONE_DATABASE
+def test_going_on_follows_epochs(database_url: str) -> None:
+    ledger = open_ledger(database_url)
+    project = open_project(ledger, 6, EPOCHS)
+    whole = [anchored(ledger)]
+    for request in range(4):
+        ledger.charge(project.id, [answered(f"{request} {k}", epoch=0) for k in range(2)])
+        whole.append(anchored(ledger))
     for anchor in whole:
         resumed = ledger.verify("study", anchor, resume=True)
         assert resumed.ok, resumed.problems

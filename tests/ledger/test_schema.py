@@ -10,7 +10,8 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from books import answered, digest, open_ledger, open_project
-from ledger_workers import in_processes, migrate
+from ledger_workers import migrate
+from processes import in_processes
 from sqlalchemy import Engine, insert, inspect, text
 from sqlalchemy.exc import DBAPIError
 

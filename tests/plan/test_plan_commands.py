@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from books import CONFIDENT, LNMAX, abstained, answered, open_ledger, open_project
+from books import CONFIDENT, EPOCHS, LNMAX, abstained, answered, open_ledger, open_project
 from commands import Terrine
 
 from terrine_server.ledger import ProjectRecord
@@ -242,6 +242,33 @@ def test_pure_mechanisms_are_priced_by_adding_up_too(terrine: Terrine, tmp_path:
     assert document["order"] == project.terms.rule.order
     assert rules["basic"]["epsilon"] == pytest.approx(20 * 2 * 0.05)
     assert rules["basic"]["sound"]
+
+
+def test_epochs_are_opened_and_priced_from_the_command_line(
+    terrine: Terrine, tmp_path: Path
+) -> None:
+    assert terrine("init").code == 0
+    ledger = open_ledger(f"sqlite:///{tmp_path / 'terrine.sqlite'}")
+    options = ["--epsilon-per-epoch", 1, "--delta-per-query", 1e-10, "--answers-per-epoch", 3]
+    terms = ["--ensemble", "mnist", "--epsilon", 6, "--delta", 1e-6]
+    opened = terrine("project", "open", "study", "--mechanism", "stable_svt", *options, *terms)
+    assert "answers_per_epoch 3" in opened.fine
+    project = ledger.project("study")
+    assert project.mechanism == EPOCHS
+    for request in range(2):
+        epochs = [answered((request, k), epoch=0) for k in range(3)]
+        ledger.charge(project.id, [*epochs, abstained((request, 3), epoch=1)])
+    document = json.loads(terrine("price", "study", "--json").fine)
+    rules = {rule["rule"]: rule for rule in document["rules"]}
+    assert document["enforced"] == "fixed-order RDP"
+    assert document["outcomes"] == {"answered": 6, "abstained": 2}
+    assert rules["basic"]["epsilon"] == pytest.approx(4 * 1.0)  # four epochs of eight queries
+    path = str(tmp_path / "some.json")
+    assert terrine("ledger", "export", "study", "--output", path).code == 0
+    within = [line for line in Path(path).read_text().splitlines() if "composition" not in line]
+    Path(path).write_text("\n".join(within) + "\n")
+    said = terrine("price", "--file", path, "--epsilon", "8", "--delta", "1e-5").refused
+    assert "Nothing was charged" in said
 
 
 def test_a_ledger_that_cannot_be_priced_is_explained(

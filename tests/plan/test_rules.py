@@ -20,6 +20,7 @@ from terrine_server.privacy import (
     LaplaceNoisyMax,
     ParameterError,
     StabilityTest,
+    WithinEpoch,
     build_mechanism,
     quote,
 )
@@ -181,6 +182,8 @@ def test_repricing_needs_charges_and_a_delta_that_is_one() -> None:
         reprice({}, 1e-5, 2.0)
     with pytest.raises(ParameterError, match="delta = 2"):
         reprice({NOISY_MAX: 3}, 2.0, 2.0)
+    with pytest.raises(ParameterError, match="Nothing was charged"):
+        reprice({WithinEpoch(): 3}, 1e-5, 2.0)
 
 
 def test_repricing_p18s_own_transcript_gives_the_known_worst_case() -> None:

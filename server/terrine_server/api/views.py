@@ -66,6 +66,7 @@ def estimate(project: ledger.ProjectRecord, queries: int) -> Estimate:
         fits=queries <= project.affordable,
         epsilon_after=terms.epsilon_spent(project.spent + cost),
         prices=prices(project),
+        opening=_opening(project),
         budget=budget(project),
     )
 
@@ -130,10 +131,16 @@ def project(record: ledger.ProjectRecord, available: bool) -> ProjectInfo:
         delta_split=DeltaSplit(**asdict(record.terms.split)),
         rule=Rule(**asdict(record.terms.rule)),
         prices=prices(record),
+        opening=_opening(record),
         publishing=_publishing(record),
         opened_at=record.opened_at,
         closed_at=record.closed_at,
     )
+
+
+def _opening(record: ledger.ProjectRecord) -> Price | None:
+    price = record.terms.opening
+    return None if price is None else Price(cost=price.cost, delta=price.delta)
 
 
 def _publishing(record: ledger.ProjectRecord) -> PublishingTerms | None:

@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from terrine_server.audit.findings import Finding, Part
 from terrine_server.ledger import Ledger, ProjectRecord
+from terrine_server.ledger.events import events_of
 from terrine_server.privacy import (
     Account,
     ParameterError,
@@ -64,8 +65,7 @@ def _check_terms(project: ProjectRecord) -> Iterator[str]:
     mechanism = build_mechanism(
         project.mechanism, teachers=info["teachers"], classes=len(info["classes"])
     )
-    events = {outcome.value: event.to_json() for outcome, event in mechanism.events().items()}
-    if dict(project.events) != json.loads(json.dumps(events)):
+    if dict(project.events) != json.loads(json.dumps(events_of(mechanism))):
         yield "its cost events are not those of its mechanism"
     schedule = terms.schedule
     quoted = quote(
@@ -79,6 +79,8 @@ def _check_terms(project: ProjectRecord) -> Iterator[str]:
         yield f"its guarantee is {terms.guarantee}, but its mechanism's is {quoted.guarantee}"
     if set(terms.prices) != set(quoted.prices):
         yield "its price list names other outcomes than its mechanism has"
+    if (terms.opening is None) != (quoted.opening is None):
+        yield "its price list does not say what opening an epoch costs as its mechanism does"
     if terms.rule != quoted.rule:
         yield f"it adds up by {_rule(terms.rule)}, but {_rule(quoted.rule)} is quoted for it"
         return

@@ -118,7 +118,7 @@ def _from_ledger(name: str) -> Books:
 
 
 def _from_file(path: Path, epsilon: float | None, delta: float | None) -> Books:
-    from terrine_server.privacy.rules import enforced
+    from terrine_server.privacy.rules import check_charged, enforced
 
     if delta is None:
         fail("A file is priced at a δ of your choice: give --delta; and --epsilon to compare with.")
@@ -145,6 +145,7 @@ def _from_file(path: Path, epsilon: float | None, delta: float | None) -> Books:
     if len(projects) > 1:
         fail(f"{path} holds entries of {', '.join(sorted(projects))}: give one project's.")
     name, guarantee = next(iter(projects.items()))
+    check_charged(tally)
     # Published figures were refused by; entries alone do not say what they left.
     binding = None if "published" in outcomes else enforced(tally, delta, epsilon or 1.0).rule
     return Books(name, guarantee, tally, outcomes, epsilon, delta, binding, order=None)

@@ -34,7 +34,10 @@ def open_project(
     ensemble: Annotated[str, typer.Option(help="Name of the registered ensemble.")],
     mechanism: Annotated[
         str,
-        typer.Option(help="lnmax, gnmax, confident_gnmax, interactive_gnmax, immutable or stable."),
+        typer.Option(
+            help="lnmax, gnmax, confident_gnmax, interactive_gnmax, immutable, stable or "
+            "stable_svt."
+        ),
     ],
     epsilon: Annotated[float, typer.Option(help="Budget: ε.")],
     delta: Annotated[float, typer.Option(help="Budget: δ; below 1 / training records.")],
@@ -47,7 +50,19 @@ def open_project(
         float | None, typer.Option(help="Confirm the student's label above this.")
     ] = None,
     c: Annotated[int | None, typer.Option(help="Votes added to the winner (immutable).")] = None,
-    delta_per_query: Annotated[float | None, typer.Option(help="For stable.")] = None,
+    delta_per_query: Annotated[
+        float | None,
+        typer.Option(help="Chance that an unstable winner passes (stable, stable_svt)."),
+    ] = None,
+    epsilon_per_epoch: Annotated[
+        float | None, typer.Option(help="What opening an epoch costs (stable_svt).")
+    ] = None,
+    answers_per_epoch: Annotated[
+        int | None,
+        typer.Option(
+            help="An epoch ends after so many answers, an abstention or its request (stable_svt)."
+        ),
+    ] = None,
     pricing: Annotated[str | None, typer.Option(help="honest or as_published (immutable).")] = None,
     accounting: Annotated[
         Accounting,
@@ -85,6 +100,8 @@ def open_project(
         "confidence": confidence,
         "c": c,
         "delta_per_query": delta_per_query,
+        "epsilon_per_epoch": epsilon_per_epoch,
+        "answers_per_epoch": answers_per_epoch,
         "pricing": pricing,
     }
     request = ProjectOpen.model_validate(

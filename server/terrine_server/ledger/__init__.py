@@ -7,6 +7,7 @@ Ledger                              everything that is read from it or written t
 from terrine_server.ledger.database import connect
 from terrine_server.ledger.ledger import Ledger
 from terrine_server.ledger.records import (
+    Batch,
     ChargeRecord,
     EnsembleRecord,
     ProjectRecord,
@@ -22,6 +23,7 @@ from terrine_server.ledger.records import (
 from terrine_server.ledger.schema import check_schema, upgrade
 
 __all__ = [
+    "Batch",
     "ChargeRecord",
     "EnsembleRecord",
     "Ledger",

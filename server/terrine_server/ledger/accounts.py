@@ -14,6 +14,7 @@ from terrine_client.protocol import Name, ProjectStatus
 from terrine_server.errors import CapExceeded, Conflict, InvalidTerms, NotFound
 from terrine_server.ledger import rows, secrets
 from terrine_server.ledger.chain import canonical_json, genesis
+from terrine_server.ledger.events import events_of
 from terrine_server.ledger.records import EnsembleRecord, ProjectRecord
 from terrine_server.ledger.tables import ensembles, projects
 from terrine_server.privacy import Cap, ParameterError, Terms, build_mechanism
@@ -145,17 +146,18 @@ def set_status(
 
 
 def _events(mechanism: Mapping[str, Any], terms: Terms, ensemble: EnsembleRecord) -> dict[str, Any]:
-    """What each outcome is recorded as; refuses terms that were quoted for something else."""
+    """What entries are recorded as; refuses terms that were quoted for something else."""
     try:
         built = build_mechanism(
             mechanism, teachers=ensemble.info["teachers"], classes=len(ensemble.info["classes"])
         )
     except ParameterError as error:
         raise InvalidTerms(str(error)) from error
-    events = built.events()
-    if built.guarantee != terms.guarantee or set(events) != set(terms.prices):
+    same_prices = set(built.events()) == set(terms.prices)
+    same_epochs = (built.opening is None) == (terms.opening is None)
+    if built.guarantee != terms.guarantee or not (same_prices and same_epochs):
         raise InvalidTerms(f"The terms were not quoted for the mechanism {built.name}.")
-    return {str(outcome): event.to_json() for outcome, event in events.items()}
+    return events_of(built)
 
 
 def _reserve(connection: Connection, ensemble: EnsembleRecord, cost: int, delta_cost: int) -> None:

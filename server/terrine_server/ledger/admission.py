@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from terrine_client.protocol import Outcome
+from terrine_server.errors import Overtaken
 from terrine_server.ledger.records import Proposal, Result
 from terrine_server.privacy import Account, Price, Terms
 
@@ -32,13 +33,17 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Entry:
-    """What becomes the charge numbered `seq`: a query's `proposal`, or a published `figure`."""
+    """What becomes the charge numbered `seq`: a query's `proposal`, or a published `figure`.
+
+    `opens`: whether it pays for the epoch that starts with it.
+    """
 
     seq: int
     outcome: Outcome
     price: Price
     proposal: Proposal | None = None
     figure: int | None = None
+    opens: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,33 +77,42 @@ def admit(
     A query that is recorded, or that came earlier in this batch, is replayed. A new one is paid as
     long as one more at the worst price is certain to fit; from the first that is not, or that was
     not voted on, every further new one is refused. A data-dependent project's `secret` is published
-    wherever the terms say. Raises ValueError for an outcome that is not on the price list: nothing
-    unpriced is ever released.
+    wherever the terms say. The first paid query of each epoch pays for its opening; no epoch
+    outlives its batch. Raises ValueError for an outcome that is not on the price list, or without
+    an epoch where there is one to pay: nothing unpriced is ever released. Raises Overtaken for a
+    query of an epoch that is recorded: what was drawn for it decides where the next epoch starts,
+    so it may neither be told nor be left out.
     """
     queries, answered_inputs = dict(recorded.queries), dict(recorded.answered_inputs)
     known = Recorded(queries, answered_inputs)
     results: list[Result] = []
     entries: list[Entry] = []
-    refusing = False
+    refusing, epoch = False, None
     for proposal in proposals:
         earlier = known.find(proposal.query_digest, proposal.input_digest)
         if earlier is not None:
+            if proposal.epoch is not None:
+                raise Overtaken("Another request paid for one of these queries. Send them again.")
             results.append(replace(earlier, replayed=True))
             continue
-        refusing = refusing or proposal.outcome is None or not terms.admits(account)
+        opens = proposal.epoch != epoch
+        refusing = refusing or proposal.outcome is None or not terms.admits(account, opens)
         if refusing or proposal.outcome is None:
             results.append(REFUSED)
             continue
         if proposal.outcome not in terms.prices:
             raise ValueError(f"{proposal.outcome!r} is not on the project's price list")
-        outcome, price = Outcome(proposal.outcome), terms.prices[proposal.outcome]
+        if (proposal.epoch is None) != (terms.opening is None):
+            raise ValueError("a query has an epoch where epochs are paid for, and only there")
+        outcome, price = Outcome(proposal.outcome), terms.price(proposal.outcome, opens)
+        epoch = proposal.epoch
         account = account.plus(price)
         result = Result(outcome, proposal.label, account.charges, replayed=False)
         queries[proposal.query_digest] = result
         if outcome is Outcome.ANSWERED:
             answered_inputs[proposal.input_digest] = result
         results.append(result)
-        entries.append(Entry(account.charges, outcome, price, proposal=proposal))
+        entries.append(Entry(account.charges, outcome, price, proposal=proposal, opens=opens))
         if secret is not None:
             secret.add(proposal.places)
             if terms.schedule is not None and terms.due(account):

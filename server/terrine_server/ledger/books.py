@@ -216,9 +216,9 @@ class _Walk:
             if steady:
                 problems = kind.problems
             else:
-                numbered = {**kind.fields, "seq": seq}
-                problems = [*check_entry(project, rules, classes, numbered)]
-                problems += rules.follow(numbered)
+                whole = {**kind.fields, "seq": seq, "created_at": created_at}
+                problems = [*check_entry(project, rules, classes, whole)]
+                problems += rules.follow(whole)
             for problem in problems:
                 yield f"entry {seq}: {problem}"
             if seq == anchored and anchor is not None and hash.hex() != anchor.head:

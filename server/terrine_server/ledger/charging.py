@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from itertools import islice
 from typing import Any
 
 from sqlalchemy import Connection, delete, insert, literal, select, update
@@ -17,15 +18,18 @@ from terrine_server.errors import (
     BudgetExhausted,
     IdempotencyConflict,
     InvalidQuery,
+    Overtaken,
     ProjectClosed,
     ProjectPaused,
+    TerrineError,
 )
 from terrine_server.ledger import rows, secrets
 from terrine_server.ledger.admission import REFUSED, Admission, Recorded, admit
 from terrine_server.ledger.chain import canonical_json, charge_hash, publication_digest
+from terrine_server.ledger.events import entry_event
 from terrine_server.ledger.records import (
+    Batch,
     ProjectRecord,
-    Proposal,
     QueryDigest,
     Receipt,
     Result,
@@ -39,44 +43,52 @@ _CHUNK = 500
 
 
 def charge(
-    connection: Connection,
-    now: datetime,
-    project_id: int,
-    proposals: Sequence[Proposal],
-    key: tuple[str, bytes] | None,
-) -> Receipt:
-    """See `Ledger.charge`. The connection's transaction must be able to write."""
-    if not proposals:
-        raise InvalidQuery("The batch is empty; at least one query is expected.")
+    connection: Connection, now: datetime, project_id: int, batches: Sequence[Batch]
+) -> list[Receipt | TerrineError]:
+    """See `Ledger.charge_group`. The connection's transaction must be able to write."""
     condition = projects.c.id == project_id
     project = rows.lock_project(connection, condition, f"number {project_id}")
     check_active(project)
-    if key is not None:
-        earlier = recall(connection, project, *key)
-        if earlier is not None:
-            return earlier
+    fates = recall(connection, project, [batch.key for batch in batches])
+    for index, batch in enumerate(batches):
+        if not batch.proposals:
+            fates[index] = InvalidQuery("The batch is empty; at least one query is expected.")
+        elif fates[index] is not None and any(p.epoch is not None for p in batch.proposals):
+            # What was drawn for it decides where later epochs of the group start.
+            raise Overtaken("Another request came first with one of these keys. Ask again.")
+    fresh = [index for index, fate in enumerate(fates) if fate is None]
+    if not fresh:
+        return [fate for fate in fates if fate is not None]
+
     _check_head(connection, project)
+    proposals = [proposal for index in fresh for proposal in batches[index].proposals]
     recorded = find(
         connection, project_id, [QueryDigest(p.query_digest, p.input_digest) for p in proposals]
     )
     tally = secrets.load_tally(connection, project)
     admission = admit(project.terms, project.account, recorded, proposals, tally)
-    if all(result is REFUSED for result in admission.results):
-        raise BudgetExhausted(
-            f"The project {project.name} cannot pay for a new query: it has spent {project.spent} "
-            f"of {project.terms.budget} units and one more costs up to {project.terms.worst.cost}.",
-            spent=project.spent,
-            budget=project.terms.budget,
-        )
-    _append(connection, now, project, admission)
-    if tally is not None and admission.entries:
-        secrets.save_tally(connection, project, tally, admission.account.charges)
-    if key is not None:
-        _remember(connection, now, project_id, *key, admission.results)
-    after = rows.fetch_project(connection, condition, f"number {project_id}")
+    after = project
+    if admission.entries:
+        _append(connection, now, project, admission)
+        if tally is not None:
+            secrets.save_tally(connection, project, tally, admission.account.charges)
+        after = rows.fetch_project(connection, condition, f"number {project_id}")
     if after.account != admission.account:
         raise BrokenBooks(f"The balance of project {project.name} did not come out as reckoned.")
-    return Receipt(admission.results, after)
+    results = iter(admission.results)
+    remembered = []
+    for index in fresh:
+        told = list(islice(results, len(batches[index].proposals)))
+        if all(result is REFUSED for result in told):
+            fates[index] = _exhausted(project)
+            continue
+        fates[index] = Receipt(told, after)
+        key = batches[index].key
+        if key is not None:
+            remembered.append((*key, told))
+    if remembered:
+        _remember(connection, now, project_id, remembered)
+    return [fate for fate in fates if fate is not None]
 
 
 def check_active(project: ProjectRecord) -> None:
@@ -123,22 +135,46 @@ def find(connection: Connection, project_id: int, digests: Sequence[QueryDigest]
 
 
 def recall(
-    connection: Connection, project: ProjectRecord, key: str, body_digest: bytes
-) -> Receipt | None:
+    connection: Connection, project: ProjectRecord, keys: Sequence[tuple[str, bytes] | None]
+) -> list[Receipt | TerrineError | None]:
     """See `Ledger.recall`."""
+    names = [key[0] for key in keys if key is not None]
+    if len(set(names)) < len(names):
+        raise ValueError("requests with the same key go into groups of their own")
+    known: dict[str, Any] = {}
+    for start in range(0, len(names), _CHUNK):
+        for row in connection.execute(
+            select(idempotency).where(
+                idempotency.c.project_id == project.id,
+                idempotency.c.key.in_(names[start : start + _CHUNK]),
+            )
+        ):
+            known[row.key] = row
+    return [key and _recall(connection, project, *key, known.get(key[0])) for key in keys]
+
+
+def _recall(
+    connection: Connection, project: ProjectRecord, key: str, body_digest: bytes, row: Any
+) -> Receipt | TerrineError | None:
     if not 1 <= len(key) <= 255 or not key.isascii() or not key.isprintable():
-        raise InvalidQuery("An Idempotency-Key is 1 to 255 printable ASCII characters.")
-    row = connection.execute(
-        select(idempotency).where(idempotency.c.project_id == project.id, idempotency.c.key == key)
-    ).one_or_none()
+        return InvalidQuery("An Idempotency-Key is 1 to 255 printable ASCII characters.")
     if row is None:
         return None
     if row.body_digest != body_digest:
-        raise IdempotencyConflict(
+        return IdempotencyConflict(
             "This Idempotency-Key came before with a different request. "
             "Use a fresh key for every new request."
         )
     return Receipt(_recalled(connection, project.id, json.loads(row.results)), project)
+
+
+def _exhausted(project: ProjectRecord) -> BudgetExhausted:
+    return BudgetExhausted(
+        f"The project {project.name} cannot pay for a new query: it has spent {project.spent} "
+        f"of {project.terms.budget} units and one more costs up to {project.terms.worst.cost}.",
+        spent=project.spent,
+        budget=project.terms.budget,
+    )
 
 
 def _check_head(connection: Connection, project: ProjectRecord) -> None:
@@ -165,11 +201,13 @@ def _append(
         return
     head = bytes.fromhex(project.head)
     mechanism = canonical_json(project.mechanism)
-    events = {outcome: canonical_json(event) for outcome, event in project.events.items()}
+    events = dict(project.events)
     if project.terms.schedule is not None:
-        events[Outcome.PUBLISHED] = canonical_json(
-            project.terms.schedule.publication.event.to_json()
-        )
+        events[Outcome.PUBLISHED] = project.terms.schedule.publication.event.to_json()
+    recorded = {
+        (outcome, opens): canonical_json(entry_event(events, outcome, opens))
+        for outcome, opens in {(new.outcome, new.opens) for new in admission.entries}
+    }
     entries = []
     published: list[list[int | None]] = [[p.seq, p.figure] for p in project.published]
     for new in admission.entries:
@@ -192,7 +230,7 @@ def _append(
             "cap_cost": new.price.cap_cost,
             "guarantee": str(project.guarantee),
             "mechanism": mechanism,
-            "event": events[new.outcome],
+            "event": recorded[new.outcome, new.opens],
         }
         head = charge_hash(head, entry)
         entries.append({**entry, "hash": head})
@@ -220,25 +258,30 @@ def _remember(
     connection: Connection,
     now: datetime,
     project_id: int,
-    key: str,
-    body_digest: bytes,
-    results: Sequence[Result],
+    requests: Sequence[tuple[str, bytes, Sequence[Result]]],
 ) -> None:
     connection.execute(
         delete(idempotency).where(
             idempotency.c.project_id == project_id, idempotency.c.created_at < now - KEYS_KEPT
         )
     )
-    # A charge's number where it was paid, its negative where it was replayed, 0 where refused.
-    numbers = [0 if r.seq is None else -r.seq if r.replayed else r.seq for r in results]
+
+    def numbers(results: Sequence[Result]) -> list[int]:
+        """A charge's number where it was paid, its negative where replayed, 0 where refused."""
+        return [0 if r.seq is None else -r.seq if r.replayed else r.seq for r in results]
+
     connection.execute(
-        insert(idempotency).values(
-            project_id=project_id,
-            key=key,
-            body_digest=body_digest,
-            results=canonical_json(numbers),
-            created_at=now,
-        )
+        insert(idempotency),
+        [
+            {
+                "project_id": project_id,
+                "key": key,
+                "body_digest": body_digest,
+                "results": canonical_json(numbers(results)),
+                "created_at": now,
+            }
+            for key, body_digest, results in requests
+        ],
     )
 
 

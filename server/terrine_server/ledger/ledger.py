@@ -10,12 +10,13 @@ from sqlalchemy import Engine, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from terrine_client.protocol import Outcome, ProjectStatus, Role
-from terrine_server.errors import Conflict, NotFound
+from terrine_server.errors import Conflict, NotFound, TerrineError
 from terrine_server.ledger import accounts, archive, charging, rows, secrets
 from terrine_server.ledger.anchors import Anchor
 from terrine_server.ledger.books import Progress, verify_project
 from terrine_server.ledger.database import reading, snapshot, writing
 from terrine_server.ledger.records import (
+    Batch,
     ChargeRecord,
     EnsembleRecord,
     ProjectRecord,
@@ -143,16 +144,21 @@ class Ledger:
         found = {d.query: recorded.find(d.query, d.input) for d in digests}
         return {query: result for query, result in found.items() if result is not None}
 
-    def recall(self, project_id: int, key: str, body_digest: bytes) -> Receipt | None:
-        """Return the receipt of an earlier request with this key, or None. Locks nothing.
+    def recall(
+        self, project_id: int, keys: Sequence[tuple[str, bytes] | None]
+    ) -> list[Receipt | TerrineError | None]:
+        """Return what requests with these keys were told before; locks nothing.
 
-        Raises IdempotencyConflict when the earlier request's body was another one.
+        A key comes with the digest of its request. None for a key that is new, an
+        IdempotencyConflict for one that came with another request. No two may be the same.
         """
+        if not any(keys):
+            return [None] * len(keys)
         with reading(self._engine) as connection:
             project = rows.fetch_project(
                 connection, projects.c.id == project_id, f"number {project_id}"
             )
-            return charging.recall(connection, project, key, body_digest)
+            return charging.recall(connection, project, keys)
 
     def charge(
         self,
@@ -164,13 +170,28 @@ class Ledger:
 
         Queries that were paid before, or come twice, are replayed for free. New ones are paid in
         order while one more at the worst price is certain to fit; then all new ones are refused.
+        Where a mechanism has epochs, the first that is paid of each pays for opening it.
         `idempotency` is the request's key and the SHA-256 of its body: a request with a key that
         came before gets the earlier receipt. Raises ProjectPaused, ProjectClosed,
-        IdempotencyConflict, InvalidQuery for no query at all or a malformed key, and
-        BudgetExhausted when every query was refused.
+        IdempotencyConflict, InvalidQuery for no query at all or a malformed key, Overtaken where
+        a query of an epoch was paid meanwhile, and BudgetExhausted when every query was refused.
+        """
+        (fate,) = self.charge_group(project_id, [Batch(proposals, idempotency)])
+        if isinstance(fate, TerrineError):
+            raise fate
+        return fate
+
+    def charge_group(
+        self, project_id: int, batches: Sequence[Batch]
+    ) -> list[Receipt | TerrineError]:
+        """Pay for the batches of several requests, in order, all in one transaction.
+
+        Each gets its receipt, or what `charge` would have raised for it alone; one that is refused
+        does not touch the others. No two may have the same key. Raises what concerns all of them:
+        ProjectPaused, ProjectClosed, DatabaseUnavailable.
         """
         with writing(self._engine) as connection:
-            return charging.charge(connection, _now(), project_id, proposals, idempotency)
+            return charging.charge(connection, _now(), project_id, batches)
 
     def secret_spend(self, project: str) -> SecretAccount:
         """Return what a data-dependent project's queries cost at their votes. Secret.

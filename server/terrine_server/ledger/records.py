@@ -4,6 +4,7 @@ EnsembleRecord      an ensemble and how much of its cap is reserved
 ProjectRecord       a project's terms and balances
 QueryDigest         what identifies a query
 Proposal            a query with the outcome that its votes gave, not yet paid
+Batch               one request's proposals
 Result              a query's fate, paid or refused
 Receipt             a batch's results and the account after them
 Publication         a published bound on a data-dependent project's spend
@@ -69,7 +70,7 @@ class ProjectRecord:
     guarantee: Guarantee
     mechanism: Mapping[str, Any]
     events: Mapping[str, Any]
-    """The cost event of each outcome, as JSON."""
+    """The cost event of each outcome and, where there are epochs, of opening one, as JSON."""
     terms: Terms
     spent: int
     delta_spent: int
@@ -118,7 +119,8 @@ class Proposal:
     """A query that asks to be paid.
 
     `outcome` is None for a query that was not voted on: it can be replayed or refused, no more.
-    `places`: where a data-dependent project counts it in its tally; secret.
+    `places`: where a data-dependent project counts it in its tally; secret. `epoch`: to which of
+    its release's epochs it belongs; None where nothing outlives a query.
     """
 
     query_digest: bytes
@@ -126,12 +128,21 @@ class Proposal:
     outcome: PaidOutcome | None
     label: int | None
     places: tuple[int, ...] = field(default=(), repr=False)
+    epoch: int | None = None
 
     def __post_init__(self) -> None:
         if len(self.query_digest) != 32 or len(self.input_digest) != 32:
             raise ValueError("a digest is 32 bytes")
         if (self.label is None) != (self.outcome in (None, PaidOutcome.ABSTAINED)):
             raise ValueError(f"outcome {self.outcome} with label {self.label}")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One request's queries; `key` is its idempotency key and the SHA-256 of its body."""
+
+    proposals: Sequence[Proposal]
+    key: tuple[str, bytes] | None = None
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from terrine_server.errors import BrokenBooks
 from terrine_server.ledger import rows, secrets
 from terrine_server.ledger.anchors import Anchor
 from terrine_server.ledger.chain import genesis
+from terrine_server.ledger.events import Epochs, entry_event
 from terrine_server.ledger.tables import projects
 from terrine_server.privacy import Account, Price, Terms
 from terrine_server.privacy import Outcome as PaidOutcome
@@ -52,6 +53,7 @@ class Rules:
         self.terms = terms
         self.prices = {str(outcome): price for outcome, price in terms.prices.items()}
         self.events = dict(events)
+        self.epochs = Epochs(events)
         self.account = start.account if start else Account()
         self.published = list(start.published) if start else []
         self.outcomes: Counter[str] = Counter(start.outcomes if start else {})
@@ -62,7 +64,7 @@ class Rules:
     @property
     def steady(self) -> bool:
         """Whether what an entry must be never depends on those before it."""
-        return self.terms.schedule is None
+        return self.terms.schedule is None and self.terms.opening is None
 
     def add(self, entry: Raw, times: int) -> None:
         """Move a steady account on by so many equal entries."""
@@ -76,11 +78,19 @@ class Rules:
             fresh=True,
         )
 
+    def opens(self, entry: Raw) -> bool:
+        """Whether an entry must pay for opening an epoch, or says that it does."""
+        if self.terms.opening is None or entry["outcome"] not in self.prices:
+            return False
+        opened = entry_event(self.events, entry["outcome"], opens=True)
+        return self.epochs.must_open(entry) or _parsed(entry["event"]) == opened
+
     def follow(self, entry: Raw) -> Iterator[str]:
         """Yield what contradicts the schedule; then move the account on by the entry."""
         due = self.terms.due(self.account)
         paid = Price(*(_whole(entry[name]) for name in ("cost", "delta", "cap_cost")))
         self.outcomes[entry["outcome"]] += 1
+        self.epochs.follow(entry, self.opens(entry))
         if entry["outcome"] != Outcome.PUBLISHED:
             if due:
                 yield "a publication was due before it"
@@ -125,18 +135,22 @@ def check_balance(
 
 
 def check_entry(project: Raw, rules: Rules, classes: int, entry: Raw) -> Iterator[str]:
-    """An entry is what the terms allow, by its `chain.KIND_FIELDS` alone."""
+    """An entry is what the terms allow, going by its `chain.KIND_FIELDS` and the rules so far."""
     outcome, label = entry["outcome"], entry["label"]
     price = rules.prices.get(outcome)
     if price is None:
         yield f"outcome {outcome!r} is not on the project's price list"
         return
+    opens = rules.opens(entry)
+    if opens and rules.terms.opening is not None:
+        price += rules.terms.opening
+    what = f"{outcome!r}, opening an epoch," if opens else repr(outcome)
     if (entry["cost"], entry["delta"], entry["cap_cost"]) != (
         price.cost,
         price.delta,
         price.cap_cost,
     ):
-        yield f"not the price of {outcome!r} on the project's price list"
+        yield f"not the price of {what} on the project's price list"
     if outcome in (Outcome.ABSTAINED, Outcome.PUBLISHED):
         if label is not None:
             yield f"{outcome}, yet has label {label}"
@@ -146,8 +160,8 @@ def check_entry(project: Raw, rules: Rules, classes: int, entry: Raw) -> Iterato
         yield f"{outcome}, yet has a figure"
     if entry["guarantee"] != project["guarantee"] or entry["mechanism"] != project["mechanism"]:
         yield "guarantee or mechanism is not the project's"
-    if _parsed(entry["event"]) != rules.events[outcome]:
-        yield f"cost event is not that of {outcome!r}"
+    if _parsed(entry["event"]) != entry_event(rules.events, outcome, opens):
+        yield f"cost event is not that of {what}"
 
 
 def check_tally(connection: Connection, project: Raw, rules: Rules) -> Iterator[str]:

@@ -14,7 +14,6 @@ from terrine_server.privacy.outlook import Outlook
 from terrine_server.privacy.parameters import ParameterError
 from terrine_server.privacy.rules import enforced
 from terrine_server.privacy.sanitize import Publication
-from terrine_server.privacy.terms import CLAIMED_AND_PUBLISHED
 
 DEFAULT_CONSENSUS = (Consensus(0.95, 0.7), Consensus(0.8, 0.2), Consensus(0.5, 0.1))
 """What is expected where nobody says: teachers that mostly agree."""
@@ -35,8 +34,6 @@ def propose(
     `ParameterError` where publishing is not expected to reach more than the worst case does.
     """
     outlook = Outlook.of(spec, votes, delta)
-    if outlook.mechanism.guarantee != "proven":
-        raise ParameterError(CLAIMED_AND_PUBLISHED)
     worst_case = outlook.queries(enforced(outlook.shares, delta, epsilon), epsilon)
     model = outlook.data_dependent(votes, delta, orders=(order,))
     best = model.plan(epsilon) if given is None else model.follow(*given, epsilon)

@@ -32,6 +32,7 @@ from terrine_server.privacy.costs import (
     LaplaceNoisyMax,
     PublishedClaim,
     PublishedFigure,
+    SparseVectorEpoch,
 )
 from terrine_server.privacy.mechanisms.base import Mechanism, Outcome
 from terrine_server.privacy.parameters import (
@@ -56,7 +57,6 @@ SAMPLER_SHARE = Fraction(1, 1000)
 CAP_ADDITIVE_SHARE = Fraction(1, 10)
 PUBLISHING_CAP_ADDITIVE_SHARE = Fraction(1, 5)
 MAX_PUBLICATIONS = 64
-CLAIMED_AND_PUBLISHED = "A claimed price has no data-dependent analysis. Use worst_case."
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,11 @@ class Price:
     cost: int
     delta: int
     cap_cost: int
+
+    def __add__(self, other: Price) -> Price:
+        return Price(
+            self.cost + other.cost, self.delta + other.delta, self.cap_cost + other.cap_cost
+        )
 
 
 @dataclass(frozen=True)
@@ -141,7 +146,8 @@ class Terms:
     """Everything that decides whether a query is admitted and what it pays.
 
     `cap_budget` is what the project reserves of its ensemble's cap, in the units of `cap_rule`.
-    `schedule`: None where every query counts at its worst case for ever.
+    `schedule`: None where every query counts at its worst case for ever. `opening`: what the first
+    query of an epoch pays on top of its own price; None where there are no epochs.
     """
 
     epsilon: float
@@ -155,20 +161,24 @@ class Terms:
     prices: Mapping[Outcome, Price]
     cap_budget: int
     schedule: Schedule | None = None
+    opening: Price | None = None
 
     @property
     def worst(self) -> Price:
-        """The most that a query can cost, component by component."""
-        prices = self.prices.values()
-        return Price(
-            cost=max(price.cost for price in prices),
-            delta=max(price.delta for price in prices),
-            cap_cost=max(price.cap_cost for price in prices),
-        )
+        """The most that a query can cost, component by component. Any may open an epoch."""
+        return self._worst(opens=True)
 
-    def admits(self, account: Account) -> bool:
-        """Whether one more query at the worst price fits."""
-        worst = self.worst
+    def price(self, outcome: Outcome, opens: bool) -> Price:
+        """Return what a query of this outcome debits; `opens`: as the first of its epoch."""
+        own = self.prices[outcome]
+        return own + self.opening if opens and self.opening is not None else own
+
+    def admits(self, account: Account, opens: bool = True) -> bool:
+        """Whether one more query at the worst price fits.
+
+        `opens`: whether it would be the first of its epoch. That follows from earlier outcomes.
+        """
+        worst = self._worst(opens)
         return (
             account.spent + worst.cost <= self.budget
             and account.delta_spent + worst.delta <= self.delta_budget - self._kept(account)
@@ -236,6 +246,14 @@ class Terms:
                 epsilon = min(epsilon, epsilon_from_gdp(squared, delta))
         return min(epsilon, self.epsilon) if spent <= self.budget else epsilon
 
+    def _worst(self, opens: bool) -> Price:
+        prices = [self.price(outcome, opens) for outcome in self.prices]
+        return Price(
+            cost=max(price.cost for price in prices),
+            delta=max(price.delta for price in prices),
+            cap_cost=max(price.cap_cost for price in prices),
+        )
+
     def _to_come(self, account: Account) -> int:
         return len(self.schedule.counts) - account.published if self.schedule else 0
 
@@ -260,6 +278,7 @@ class Terms:
                 "cap_rule": Rule(**data["cap_rule"]),
                 "prices": {Outcome(key): Price(**price) for key, price in data["prices"].items()},
                 "schedule": data["schedule"] and _schedule(data["schedule"]),
+                "opening": data["opening"] and Price(**data["opening"]),
             }
         )
 
@@ -290,8 +309,9 @@ def quote(
     `ParameterError` where the budget is malformed or does not pay for a single query.
     """
     epsilon, delta = check_epsilon(epsilon), check_delta("delta", delta)
-    events = mechanism.events()
-    stable = any(additive_delta(event) > 0 for event in events.values())
+    events, opening = mechanism.events(), mechanism.opening
+    kinds = [*events.values(), *([] if opening is None else [opening])]
+    stable = any(additive_delta(event) > 0 for event in kinds)
     split = _split(
         delta,
         STABILITY_SHARE if stable else Fraction(0),
@@ -304,8 +324,8 @@ def quote(
     if publishing is not None:
         rule = Rule("rdp", publishing[0].order)
         schedule = _check_schedule(mechanism, rule, cap_rule, split, *publishing)
-    elif any(map(_is_pure, events.values())):
-        rule = Rule("rdp", _best_order(events.values(), epsilon, split.conversion))
+    elif any(map(_is_pure, kinds)):
+        rule = Rule("rdp", _best_order(kinds, epsilon, split.conversion))
     else:
         rule = GDP
     budget = _budget(rule, epsilon, split.conversion)
@@ -320,8 +340,13 @@ def quote(
         budget=budget,
         delta_budget=delta_budget,
         prices=prices,
-        cap_budget=budget if rule == cap_rule else _at_most(budget, prices.values()),
+        cap_budget=(
+            budget
+            if rule == cap_rule
+            else _at_most(budget, (price(event, rule, cap_rule) for event in kinds))
+        ),
         schedule=schedule,
+        opening=None if opening is None else price(opening, rule, cap_rule),
     )
     if terms.affordable(Account()) < 1:
         raise ParameterError(_too_dear(terms))
@@ -337,6 +362,17 @@ def price(event: CostEvent | PublishedFigure, rule: Rule, cap_rule: Rule = GDP) 
         delta=ceil_units(additive_delta(event), DELTA_UNITS) + SAMPLER_DELTA,
         cap_cost=_cost(event, cap_rule),
     )
+
+
+def check_publishable(mechanism: Mechanism) -> None:
+    """Raise `ParameterError` where no data-dependent analysis of the mechanism is known."""
+    if mechanism.guarantee != "proven":
+        raise ParameterError("A claimed price has no data-dependent analysis. Use worst_case.")
+    if mechanism.opening is not None:
+        raise ParameterError(
+            f"{mechanism.name} has no data-dependent analysis: an epoch is paid when it opens, and "
+            "costs the same whatever is asked. Use worst_case."
+        )
 
 
 def publication_z(delta: float, publications: int) -> float:
@@ -378,8 +414,8 @@ def _cost(event: CostEvent, rule: Rule) -> int:
 
 
 def _at_most(budget: int, prices: Iterable[Price]) -> int:
-    """Return what a whole budget can cost in the cap's units: no outcome has a worse ratio."""
-    return max(-(-budget * price.cap_cost // price.cost) for price in prices)
+    """Return what a whole budget can cost in the cap's units: no price has a worse ratio."""
+    return max(-(-budget * price.cap_cost // price.cost) for price in prices if price.cost)
 
 
 def _publication_price(publication: Publication) -> Price:
@@ -396,8 +432,7 @@ def _check_schedule(
     publication: Publication,
     counts: Sequence[int],
 ) -> Schedule:
-    if mechanism.guarantee != "proven":
-        raise ParameterError(CLAIMED_AND_PUBLISHED)
+    check_publishable(mechanism)
     if cap_rule != rule:
         raise ParameterError(
             f"What is published counts in {rule}, but the ensemble's cap adds up in {cap_rule}. "
@@ -435,7 +470,7 @@ def _split(delta: float, stability: Fraction, publication: Fraction) -> DeltaSpl
 
 def _is_pure(event: CostEvent) -> bool:
     """Whether the event is priced as pure DP, which Rényi DP adds up better than Gaussian DP."""
-    return isinstance(event, LaplaceNoisyMax | PublishedClaim)
+    return isinstance(event, LaplaceNoisyMax | PublishedClaim | SparseVectorEpoch)
 
 
 def _best_order(events: Iterable[CostEvent], epsilon: float, delta: float) -> float:
