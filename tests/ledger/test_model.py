@@ -252,7 +252,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
 # A PostgreSQL database takes a tenth of a second to copy.
 @pytest.mark.parametrize(
-    ("database_url", "examples"), [("sqlite", 40), ("postgresql", 12)], indirect=["database_url"]
+    ("database_url", "examples"), [("sqlite", 30), ("postgresql", 10)], indirect=["database_url"]
 )
 def test_a_ledger_does_as_the_reference_does(
     database_url: str, examples: int, tmp_path: Path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
@@ -407,3 +408,22 @@ def test_the_fast_hash_is_the_hash(
 def test_no_other_text_is_taken_for_an_instant(text: str) -> None:
     assert not is_instant(text)
     assert is_instant("2026-01-01T00:00:00.000000Z")
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)  # libpq's is not traced
+def test_verifying_a_longer_ledger_takes_no_more_memory(database_url: str) -> None:
+    ledger = open_ledger(database_url)
+
+    def peak(entries: int) -> int:
+        name = f"project{entries}"
+        project = open_project(ledger, entries, {"name": "gnmax", "sigma": 400.0}, name=name)
+        for start in range(0, entries, 1000):
+            ledger.charge(project.id, [answered(i) for i in range(start, start + 1000)])
+        tracemalloc.start()
+        assert ledger.verify(name).ok
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return most
+
+    peak(1000)  # what is read once and kept
+    assert peak(8000) < 1.3 * peak(2000)
