@@ -74,8 +74,8 @@ def databases(kind: str) -> Iterator[tuple[str, str]]:
         with tempfile.TemporaryDirectory() as directory:
             yield f"sqlite:///{directory}/long.sqlite", f"sqlite:///{directory}/empty.sqlite"
     else:
-        with running_postgres() as server, server.database() as url, server.database() as empty:
-            yield url, empty
+        with running_postgres() as server, server.database() as long, server.database() as empty:
+            yield server.url(long), server.url(empty)
 
 
 def measure(kind: str, url: str, empty_url: str, entries: int) -> bool:
@@ -107,9 +107,10 @@ def measure(kind: str, url: str, empty_url: str, entries: int) -> bool:
     print(f"  {'entries a second':<28}{'of a core':>12}{'of the clock':>14}")
     for name, core, clock in rows:
         print(f"  {name:<28}{core:>12,.0f}{clock:>14,.0f}")
+    share = verified[0] / rows[0][1]
     print(
-        f"  verify reaches {verified[0] / rows[0][1]:.0%} of the hash's limit (wanted: {WANTED:,}/s) "
-        f"and raised this process's peak memory by {grown / 1024:.0f} MiB"
+        f"  verify reaches {share:.0%} of the hash's limit (wanted: {WANTED:,} a second) "
+        f"and raised the peak of this process's memory by {grown / 1024:.0f} MiB"
     )
     return verified[0] >= WANTED and after <= SLOWER * before
 
