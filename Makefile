@@ -57,7 +57,7 @@ lint: venv ## Check style (ruff) and types (mypy)
 bench: venv ## Run each benchmark; each prints its figure and its peer's
 	@set -e; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file; done
 
-secrets: secrets/db_password secrets/secret_key ## Make the secrets that docker compose reads
+secrets: secrets/db_password secrets/service_password secrets/secret_key ## Make the secrets that docker compose reads
 
 # The directory keeps other users of this machine out. The files are readable, since the account
 # that reads them inside a container is none of this machine's.

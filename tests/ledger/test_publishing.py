@@ -31,9 +31,9 @@ from terrine_server.audit.books import check_project
 from terrine_server.errors import BrokenBooks, BudgetExhausted, Conflict, InvalidTerms
 from terrine_server.ledger import Ledger, ProjectRecord, Proposal, connect
 from terrine_server.ledger.admission import Admission, Recorded, admit
+from terrine_server.ledger.books import verify_project
 from terrine_server.ledger.secrets import SecretTally
 from terrine_server.ledger.tables import charges, projects, secret_spends
-from terrine_server.ledger.verify import verify_project
 from terrine_server.operations import open_project
 from terrine_server.privacy import Account, Terms, build_mechanism, quote
 from terrine_server.privacy import Outcome as PaidOutcome

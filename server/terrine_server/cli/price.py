@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from terrine_server.cli.console import console, fail
+from terrine_server.cli.console import console, fail, opened_ledger
 
 if TYPE_CHECKING:
     from terrine_server.privacy import CostEvent
@@ -87,16 +87,11 @@ def price(
 
 
 def _from_ledger(name: str) -> Books:
-    from terrine_server.ledger import check_schema, connect
-    from terrine_server.operations import open_ledger
     from terrine_server.privacy import GDP
     from terrine_server.privacy.plan import DATA_DEPENDENT
     from terrine_server.privacy.rules import Rule
-    from terrine_server.settings import Settings
 
-    settings = Settings()
-    check_schema(connect(settings.database, settings.database_password()))
-    ledger = open_ledger(settings)
+    ledger = opened_ledger()
     record = ledger.project(name)
     terms, account = record.terms, record.account
     tally, outcomes = _count((e.event, e.outcome) for e in ledger.stream_charges(name))
@@ -126,7 +121,7 @@ def _from_file(path: Path, epsilon: float | None, delta: float | None) -> Books:
     from terrine_server.privacy.rules import check_charged, enforced
 
     if delta is None:
-        fail("An export holds no budget: give --delta, and --epsilon if it is to be compared with.")
+        fail("A file is priced at a δ of your choice: give --delta; and --epsilon to compare with.")
     projects: dict[str, str] = {}
 
     def entries() -> Iterator[tuple[Mapping[str, Any], str]]:
@@ -134,6 +129,8 @@ def _from_file(path: Path, epsilon: float | None, delta: float | None) -> Books:
             for number, line in enumerate(lines, start=1):
                 try:
                     entry = json.loads(line)
+                    if number == 1 and "account" in entry:
+                        continue
                     projects[entry["project"]] = str(entry["guarantee"])
                     yield dict(entry["event"]), str(entry["outcome"])
                 except (ValueError, TypeError, KeyError, UnicodeDecodeError):
@@ -149,7 +146,7 @@ def _from_file(path: Path, epsilon: float | None, delta: float | None) -> Books:
         fail(f"{path} holds entries of {', '.join(sorted(projects))}: give one project's.")
     name, guarantee = next(iter(projects.items()))
     check_charged(tally)
-    # Published figures were refused by; what they left is in the project, not in its export.
+    # Published figures were refused by; entries alone do not say what they left.
     binding = None if "published" in outcomes else enforced(tally, delta, epsilon or 1.0).rule
     return Books(name, guarantee, tally, outcomes, epsilon, delta, binding, order=None)
 

@@ -11,7 +11,9 @@ from sqlalchemy.exc import IntegrityError
 
 from terrine_client.protocol import Outcome, ProjectStatus, Role
 from terrine_server.errors import Conflict, NotFound, TerrineError
-from terrine_server.ledger import accounts, charging, rows, secrets
+from terrine_server.ledger import accounts, archive, charging, rows, secrets
+from terrine_server.ledger.anchors import Anchor
+from terrine_server.ledger.books import Progress, verify_project
 from terrine_server.ledger.database import reading, snapshot, writing
 from terrine_server.ledger.records import (
     Batch,
@@ -27,7 +29,6 @@ from terrine_server.ledger.records import (
     Verification,
 )
 from terrine_server.ledger.tables import charges, ensembles, projects, tokens
-from terrine_server.ledger.verify import verify_project
 from terrine_server.privacy import Cap, Terms
 
 _PAGE = 1000
@@ -245,10 +246,37 @@ class Ledger:
             yield from page
             after = page[-1].seq
 
-    def verify(self, project: str) -> Verification:
-        """Recompute a project's books from its charges, in constant memory. Raises NotFound."""
+    def export(self, project: str) -> Iterator[dict[str, Any]]:
+        """Yield a project's books as `archive` keeps them: its account, then every entry.
+
+        As they are when the account is read, in constant memory. Raises NotFound.
+        """
+        with reading(self._engine) as connection:
+            query = rows.select_projects().where(projects.c.name == project)
+            row = connection.execute(query).one_or_none()
+            if row is None:
+                raise NotFound(f"There is no project called {project}.")
+        last = rows.project_record(row).charges
+        yield archive.account_line(row._mapping)
+        for entry in self.stream_charges(project):
+            if entry.seq > last:
+                return
+            yield archive.entry_line(entry)
+
+    def verify(
+        self,
+        project: str,
+        anchor: Anchor | None = None,
+        resume: bool = False,
+        progress: Progress | None = None,
+    ) -> Verification:
+        """Recompute a project's books from its charges, in constant memory. Raises NotFound.
+
+        With an `anchor`, its entry must still be there, the same. To `resume` from it is to take
+        its word for all up to that entry: only for an anchor whose signature was checked.
+        """
         with snapshot(self._engine) as connection:
-            return verify_project(connection, project)
+            return verify_project(connection, project, anchor, resume, progress)
 
     # --------------------------------------------------------------------- tokens
 

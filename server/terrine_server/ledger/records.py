@@ -22,6 +22,7 @@ from datetime import datetime
 from typing import Any
 
 from terrine_client.protocol import Guarantee, Outcome, ProjectStatus, Role
+from terrine_server.ledger.anchors import Anchor
 from terrine_server.privacy import GDP, Account, Rule, Terms
 from terrine_server.privacy import Outcome as PaidOutcome
 
@@ -226,12 +227,18 @@ class TokenRecord:
 
 @dataclass(frozen=True)
 class Verification:
-    """Whether a project's books are whole. `problems` names what is not, first finding first."""
+    """Whether a project's books are whole. `problems` names what is not, first finding first.
+
+    `vouched`: so many entries were taken on an anchor's word. `anchor`: where the books stand, if
+    they are whole.
+    """
 
     project: str
     charges: int
     head: str
     problems: Sequence[str]
+    vouched: int = 0
+    anchor: Anchor | None = None
 
     @property
     def ok(self) -> bool:
