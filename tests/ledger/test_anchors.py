@@ -19,10 +19,10 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 from forging import account, altered, cut, rebuild, remove, rewrite, rows_of, write
+from publishing import open_published, publishing_ledger, voted
 from sqlalchemy import Connection, delete, update
 from typer.testing import CliRunner, Result
 
-from publishing import open_published, publishing_ledger, voted
 from terrine_client.protocol import ProjectStatus
 from terrine_server.cli.console import CommandError
 from terrine_server.cli.ledger import app
