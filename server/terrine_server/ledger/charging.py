@@ -25,7 +25,13 @@ from terrine_server.errors import (
 )
 from terrine_server.ledger import rows, secrets
 from terrine_server.ledger.admission import REFUSED, Admission, Recorded, admit
-from terrine_server.ledger.chain import canonical_json, charge_hash, publication_digest
+from terrine_server.ledger.chain import (
+    KIND_FIELDS,
+    canonical_json,
+    frame,
+    hasher,
+    publication_digest,
+)
 from terrine_server.ledger.events import entry_event
 from terrine_server.ledger.records import (
     Batch,
@@ -34,7 +40,7 @@ from terrine_server.ledger.records import (
     Receipt,
     Result,
 )
-from terrine_server.ledger.tables import charges, idempotency, projects
+from terrine_server.ledger.tables import charges, idempotency, iso, projects
 
 KEYS_KEPT = timedelta(days=7)
 """How long an idempotency key is remembered. The charges behind it are for ever, so a later retry
@@ -202,32 +208,36 @@ def _append(
         (outcome, opens): canonical_json(entry_event(events, outcome, opens))
         for outcome, opens in {(new.outcome, new.opens) for new in admission.entries}
     }
-    entries = []
+    hashed, time, framed = hasher(project.id), iso(now), dict[tuple[Any, ...], bytes]()
+    entries: list[dict[str, Any]] = []
     published: list[list[int | None]] = [[p.seq, p.figure] for p in project.published]
     for new in admission.entries:
+        label = None
         if new.proposal is not None:
             query, input = new.proposal.query_digest, new.proposal.input_digest
+            label = new.proposal.label
         else:
             query = input = publication_digest(project.genesis, len(published))
             published.append([new.seq, new.figure])
-        entry: dict[str, Any] = {
-            "project_id": project.id,
-            "seq": new.seq,
-            "created_at": now,
-            "query_digest": query,
-            "input_digest": input,
-            "outcome": str(new.outcome),
-            "label": new.proposal.label if new.proposal is not None else None,
-            "figure": new.figure,
-            "cost": new.price.cost,
-            "delta": new.price.delta,
-            "cap_cost": new.price.cap_cost,
-            "guarantee": str(project.guarantee),
-            "mechanism": mechanism,
-            "event": recorded[new.outcome, new.opens],
-        }
-        head = charge_hash(head, entry)
-        entries.append({**entry, "hash": head})
+        kind = (
+            *(str(new.outcome), label, new.figure),
+            *(new.price.cost, new.price.delta, new.price.cap_cost),
+            *(str(project.guarantee), mechanism, recorded[new.outcome, new.opens]),
+        )
+        if kind not in framed:
+            framed[kind] = frame(*kind)
+        head = hashed(head, new.seq, time, query, input, framed[kind])
+        entries.append(
+            {
+                "project_id": project.id,
+                "seq": new.seq,
+                "created_at": now,
+                "query_digest": query,
+                "input_digest": input,
+                "hash": head,
+                **dict(zip(KIND_FIELDS, kind, strict=True)),
+            }
+        )
     connection.execute(insert(charges), entries)
     # The balance moves from exactly what was read under the lock.
     updated = connection.execute(
