@@ -28,7 +28,7 @@ def altered(value: Any) -> Any:
             return value + timedelta(microseconds=1)
         case str():
             middle = len(value) // 2
-            return value[:middle] + chr(ord(value[middle]) ^ 1) + value[middle + 1 :]
+            return value[:middle] + ("1" if value[middle] == "0" else "0") + value[middle + 1 :]
     raise TypeError(type(value))
 
 

@@ -9,7 +9,17 @@ from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any
 
-from sqlalchemy import Connection, Select, delete, insert, literal, select, union_all, update
+from sqlalchemy import (
+    Connection,
+    Select,
+    bindparam,
+    delete,
+    insert,
+    literal,
+    select,
+    union_all,
+    update,
+)
 from sqlalchemy.sql.elements import ColumnElement
 
 from terrine_client.protocol import Outcome, ProjectStatus
@@ -46,7 +56,37 @@ KEYS_KEPT = timedelta(days=7)
 """How long an idempotency key is remembered. The charges behind it are for ever, so a later retry
 is still free; what is forgotten is only that the key was used."""
 _CHUNK = 500
-_TOLD = (charges.c.seq, charges.c.outcome, charges.c.label)
+
+
+def _charged(
+    kind: int, digest: ColumnElement[bytes], wanted: str, *also: ColumnElement[bool]
+) -> Select[Any]:
+    return select(
+        literal(kind).label("kind"), digest, charges.c.seq, charges.c.outcome, charges.c.label
+    ).where(
+        charges.c.project_id == bindparam("project"),
+        digest.in_(bindparam(wanted, expanding=True)),
+        *also,
+    )
+
+
+# Made once: SQLAlchemy takes longer to make such statements than databases to answer them.
+_ANSWERING = union_all(
+    _charged(0, charges.c.query_digest, "queries"),
+    _charged(
+        1,
+        charges.c.input_digest,
+        "inputs",
+        # Spelled out, not bound: that is how the index of answered inputs is recognised.
+        charges.c.outcome == literal(str(Outcome.ANSWERED), literal_execute=True),
+    ),
+)
+_LAST = (
+    select(charges.c.seq, charges.c.hash)
+    .where(charges.c.project_id == bindparam("project"))
+    .order_by(charges.c.seq.desc())
+    .limit(1)
+)
 
 
 def charge(
@@ -108,27 +148,13 @@ def check_active(project: ProjectRecord) -> None:
 
 def find(connection: Connection, project_id: int, digests: Sequence[QueryDigest]) -> Recorded:
     """The project's charges that answer these queries."""
-
-    def charged(
-        kind: int, column: ColumnElement[bytes], values: list[bytes], *also: ColumnElement[bool]
-    ) -> Select[Any]:
-        return select(literal(kind).label("kind"), column, *_TOLD).where(
-            charges.c.project_id == project_id, column.in_(values), *also
-        )
-
     queries, inputs = sorted({d.query for d in digests}), sorted({d.input for d in digests})
     by_query: dict[bytes, Result] = {}
     by_input: dict[bytes, Result] = {}
     for start in range(0, max(len(queries), len(inputs)), _CHUNK):
         part = slice(start, start + _CHUNK)
-        # Spelled out, not bound: that is how the index of answered inputs is recognised.
-        answered = charges.c.outcome == literal(str(Outcome.ANSWERED), literal_execute=True)
-        for kind, digest, seq, outcome, label in connection.execute(
-            union_all(
-                charged(0, charges.c.query_digest, queries[part]),
-                charged(1, charges.c.input_digest, inputs[part], answered),
-            )
-        ):
+        given = {"project": project_id, "queries": queries[part], "inputs": inputs[part]}
+        for kind, digest, seq, outcome, label in connection.execute(_ANSWERING, given):
             result = Result(Outcome(outcome), label, seq, replayed=True)
             (by_input if kind else by_query)[digest] = result
     return Recorded(by_query, by_input)
@@ -179,12 +205,7 @@ def _exhausted(project: ProjectRecord) -> BudgetExhausted:
 
 def _check_head(connection: Connection, project: ProjectRecord) -> None:
     """The last charge must be the one that the project's balance was reckoned with."""
-    last = connection.execute(
-        select(charges.c.seq, charges.c.hash)
-        .where(charges.c.project_id == project.id)
-        .order_by(charges.c.seq.desc())
-        .limit(1)
-    ).one_or_none()
+    last = connection.execute(_LAST, {"project": project.id}).one_or_none()
     number, head = (last.seq, last.hash.hex()) if last else (0, project.genesis)
     if (number, head) != (project.charges, project.head):
         raise BrokenBooks(

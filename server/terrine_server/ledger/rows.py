@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from sqlalchemy import Connection, Row, Select, exists, select
@@ -43,6 +43,7 @@ def select_ensembles() -> Select[Any]:
     return select(*_ensemble_columns, _claimed).order_by(ensembles.c.name)
 
 
+@cache  # every charge needs it, and making it takes longer than asking
 def select_projects() -> Select[Any]:
     """All projects with their ensembles, by name."""
     return (
