@@ -11,14 +11,14 @@ INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo serve test test-fast lint bench secrets docker clean
+.PHONY: help venv demo serve test test-fast torture lint bench secrets docker clean
 
 help: ## Show this help
 	@echo "Terrine: private teachers vote, students learn, the ledger keeps count."
 	@echo
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
-	@echo 'ARGS="..." is passed on by demo, serve, test and test-fast, for example: make demo ARGS=--quick'
+	@echo 'ARGS="..." is passed on by demo, serve, test, test-fast and torture, for example: make demo ARGS=--quick'
 	@echo 'PYTHON=python3.12 chooses the interpreter (3.11 or newer).'
 	@echo 'TORCH="..." is what pip is asked for as PyTorch. On Linux the usual wheel brings CUDA, several'
 	@echo '  gigabytes; without a GPU, name the CPU index from the install page of pytorch.org:'
@@ -47,6 +47,9 @@ test: venv ## Run every test
 test-fast: venv ## Run the tests that take less than ten seconds each
 	$(BIN)/pytest -m 'not slow and not docker' $(ARGS)
 
+torture: venv ## Kill servers and databases 1,000 times under load, then audit (ARGS="--seed N")
+	$(BIN)/pytest tests/torture --kills 1000 $(ARGS)
+
 lint: venv ## Check style (ruff) and types (mypy)
 	@failed=0; for check in "ruff check" "ruff format --check" mypy; do \
 		echo "== $$check"; $(BIN)/$$check || failed=1; done; exit $$failed
@@ -54,7 +57,7 @@ lint: venv ## Check style (ruff) and types (mypy)
 bench: venv ## Run each benchmark; each prints its figure and its peer's
 	@set -e; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file; done
 
-secrets: secrets/db_password secrets/secret_key ## Make the secrets that docker compose reads
+secrets: secrets/db_password secrets/service_password secrets/secret_key ## Make the secrets that docker compose reads
 
 # The directory keeps other users of this machine out. The files are readable, since the account
 # that reads them inside a container is none of this machine's.

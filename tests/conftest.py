@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from commands import Terrine, commands
 from postgres import Postgres, running_postgres
 
 if TYPE_CHECKING:  # heavy: imported by the fixtures that need it, when they do
@@ -43,8 +44,8 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
         yield f"sqlite:///{tmp_path / 'terrine.sqlite'}"
         return
     server: Postgres = request.getfixturevalue("postgres")
-    with server.database() as url:
-        yield url
+    with server.database() as name:
+        yield server.url(name)
 
 
 @pytest.fixture(scope="session")
@@ -64,3 +65,12 @@ def terrine_server(
 
     with running_server(tmp_path / "data", database_url, digits_ensemble) as server:
         yield server
+
+
+@pytest.fixture
+def terrine(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Terrine:
+    """Run a command as the shell would, in this process, on the data directory `data`."""
+    monkeypatch.setenv("TERRINE_DATA_DIR", str(tmp_path / "data"))
+    return commands(monkeypatch, capsys)

@@ -88,13 +88,18 @@ def asking(
             paid.update(result.charge for result in reply.results if result.charge is not None)
         report(results, len(inputs))
         spent = spent or any(result.outcome is Outcome.REFUSED for result in results[start:])
-        if spent and account is not None and len(paid) >= account.charges:
+        if spent and account is not None and len(paid) >= _queries(account):
             results += [_REFUSED] * (len(inputs) - len(results))
     report(results, len(inputs))
     if account is None:
         assert exhausted is not None  # noqa: S101 - every batch was either answered or refused
         raise exhausted
     return Labels.gather(results, account)
+
+
+def _queries(account: Budget) -> int:
+    """How many entries paid for queries; the others published figures."""
+    return account.charges - len(account.publications)
 
 
 def _hand_over(

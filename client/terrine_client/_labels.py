@@ -17,7 +17,7 @@ from terrine_client.protocol import Budget, LabelResult, Outcome
 class Labels:
     """The answers to B inputs, in their order, and the project's account after them.
 
-    outcomes: [B] strings, one of `Outcome` each.
+    outcomes: [B] strings, one of `Outcome` each, none "published".
     labels: [B] int64, the class index; -1 where there is none.
     charges: [B] int64, number of the ledger entry that paid for the answer; -1 where refused.
     replayed: [B] bool, True where an earlier answer was repeated, at no cost.
@@ -52,7 +52,8 @@ class Labels:
     def counts(self) -> dict[Outcome, int]:
         """How many inputs met each outcome."""
         tally: Counter[Any] = Counter(self.outcomes.tolist())
-        return {outcome: tally[outcome.value] for outcome in Outcome}
+        fates = (outcome for outcome in Outcome if outcome is not Outcome.PUBLISHED)
+        return {outcome: tally[outcome.value] for outcome in fates}
 
     def __repr__(self) -> str:
         met = ", ".join(f"{count} {outcome}" for outcome, count in self.counts.items() if count)

@@ -76,6 +76,8 @@ class Outcome(StrEnum):
     ANSWERED = "answered"
     ABSTAINED = "abstained"
     REINFORCED = "reinforced"
+    PUBLISHED = "published"
+    """No query: an entry of the ledger that publishes a bound on what the queries cost so far."""
     REFUSED = "refused"
     """The budget does not reach this query. Nothing was looked at and nothing was charged."""
 
@@ -166,8 +168,36 @@ class StableSpec(Wire):
     ]
 
 
+class StableSVTSpec(Wire):
+    """Releases exact winners, paid by the epoch, which an abstention ends (sparse vector)."""
+
+    name: Literal["stable_svt"]
+    epsilon_per_epoch: Annotated[
+        float,
+        Field(strict=True, gt=0, allow_inf_nan=False, description="Pure ε of an epoch."),
+    ]
+    delta_per_query: Annotated[
+        float, Field(strict=True, gt=0, lt=1, description="Chance that an unstable winner passes.")
+    ]
+    answers_per_epoch: Annotated[
+        int,
+        Field(
+            strict=True,
+            ge=1,
+            le=1_000_000,
+            description="An epoch ends after so many; its δ is delta_per_query for each of them.",
+        ),
+    ]
+
+
 MechanismSpec = Annotated[
-    LNMaxSpec | GNMaxSpec | ConfidentGNMaxSpec | InteractiveGNMaxSpec | ImmutableSpec | StableSpec,
+    LNMaxSpec
+    | GNMaxSpec
+    | ConfidentGNMaxSpec
+    | InteractiveGNMaxSpec
+    | ImmutableSpec
+    | StableSpec
+    | StableSVTSpec,
     Field(discriminator="name"),
 ]
 
@@ -227,6 +257,23 @@ class Price(Reply):
     delta: Annotated[int, Field(ge=0, description="Units of 1e-18 of δ.")]
 
 
+Opening = Annotated[
+    Price | None,
+    Field(
+        description="Of stable_svt: what the first query of an epoch pays beside its own price. An "
+        "epoch ends with its request, an abstention or its last answer."
+    ),
+]
+
+
+class Published(Reply):
+    """A bound on what a data-dependent project's queries had cost, as it was published."""
+
+    charge: Annotated[int, Field(description="Number of its ledger entry.")]
+    queries: Annotated[int, Field(description="Queries that it covers.")]
+    figure: Annotated[int, Field(description="Units of 1e-12 of the rule's quantity.")]
+
+
 class Budget(Reply):
     """A project's public account. Every figure follows from public parameters and outcomes."""
 
@@ -244,7 +291,11 @@ class Budget(Reply):
         float,
         Field(description="ε of what is spent so far at the same δ. Informational."),
     ]
-    charges: Annotated[int, Field(ge=0, description="Queries paid for so far.")]
+    charges: Annotated[int, Field(ge=0, description="Ledger entries so far.")]
+    publications: Annotated[
+        list[Published],
+        Field(description="Of a data-dependent project: what stands for its queries' worst case."),
+    ] = []
     affordable: Annotated[
         int, Field(ge=0, description="Further queries that are certain to fit, at worst price.")
     ]
@@ -274,6 +325,7 @@ class Estimate(Reply):
         float, Field(description="ε spent after the plan, at worst price. Informational.")
     ]
     prices: dict[Outcome, Price]
+    opening: Opening = None
     budget: Budget
 
 
@@ -310,10 +362,57 @@ class EnsembleAccount(EnsembleInfo):
     ]
     epsilon: float
     delta: float
-    cap: Annotated[int, Field(description="Units of 1e-12 of μ².")]
+    rule: Annotated[Rule, Field(description="How the cap adds up what its projects spend.")]
+    cap: Annotated[int, Field(description="Units of 1e-12 of the rule's quantity.")]
     reserved: int
     delta_cap: Annotated[int, Field(description="Additive δ, in units of 1e-18.")]
     delta_reserved: int
+
+
+class ConsensusLevel(Wire):
+    """A kind of query that one expects: how many of the teachers agree, on how many of the queries.
+
+    A guess, or what public data show. Never what private teachers voted.
+    """
+
+    agreement: Annotated[float, Field(gt=0, le=1, description="Share of teachers that agree.")]
+    share: Annotated[float, Field(gt=0, le=1e9, description="Weight among the queries.")] = 1.0
+
+
+class Publishing(Wire):
+    """How a data-dependent project publishes bounds on its spend; see docs/privacy."""
+
+    beta: Annotated[float, Field(gt=0, lt=10, description="Rate of smoothing.")]
+    sigma: Annotated[float, Field(gt=0, description="Noise, in smooth sensitivities.")]
+    schedule: Annotated[
+        list[Annotated[int, Field(ge=1)]],
+        Field(min_length=1, max_length=64, description="Paid queries before each publication."),
+    ]
+
+
+class PublishingTerms(Reply):
+    """A data-dependent project's schedule and the release's parameters, fixed when it is opened."""
+
+    order: Annotated[float, Field(description="Rényi order, also the rule's and the cap's.")]
+    beta: float
+    sigma: float
+    z: Annotated[float, Field(description="Standard deviations by which figures are raised.")]
+    schedule: list[int]
+    price: Price
+
+
+class SecretSpend(Reply):
+    """What a data-dependent project's queries cost at their votes. For the data owner alone.
+
+    Secret: a function of private votes that no promise covers. Do not pass it on.
+    """
+
+    secret: Literal[True] = True
+    project: Name
+    queries: int
+    order: float
+    cost: Annotated[float, Field(description="Rényi divergence at the order.")]
+    smooth_sensitivity: float
 
 
 class ProjectOpen(Wire):
@@ -328,6 +427,25 @@ class ProjectOpen(Wire):
         bool,
         Field(description='Must be true for pricing "as_published": its guarantee is a claim.'),
     ] = False
+    accounting: Annotated[
+        Literal["worst_case", "data_dependent"],
+        Field(description="data_dependent publishes bounds on the spend and refuses by those."),
+    ] = "worst_case"
+    consensus: Annotated[
+        list[ConsensusLevel] | None,
+        Field(min_length=1, max_length=100, description="What data_dependent is planned for."),
+    ] = None
+    publishing: Annotated[
+        Publishing | None,
+        Field(description="For data_dependent; what suits the consensus, where left out."),
+    ] = None
+
+    @model_validator(mode="after")
+    def _publishing_goes_with_data_dependent(self) -> Self:
+        given = self.consensus is not None or self.publishing is not None
+        if given and self.accounting == "worst_case":
+            raise ValueError('consensus and publishing go with accounting "data_dependent".')
+        return self
 
 
 class ProjectUpdate(Wire):
@@ -349,6 +467,10 @@ class ProjectInfo(Reply):
     delta_split: DeltaSplit
     rule: Rule
     prices: dict[Outcome, Price]
+    opening: Opening = None
+    publishing: Annotated[
+        PublishingTerms | None, Field(description="Of a data-dependent project.")
+    ] = None
     opened_at: datetime
     closed_at: datetime | None = None
 
@@ -400,6 +522,9 @@ class Charge(Reply):
     created_at: datetime
     outcome: Outcome
     label: int | None
+    figure: Annotated[
+        int | None, Field(description="Of a publication: the bound, in units of 1e-12.")
+    ] = None
     cost: int
     delta: int
     guarantee: Guarantee

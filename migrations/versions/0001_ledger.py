@@ -42,6 +42,7 @@ def create_tables() -> None:
         sa.Column("records", sa.BigInteger(), nullable=False),
         sa.Column("epsilon", sa.Float(53), nullable=False),
         sa.Column("delta", sa.Float(53), nullable=False),
+        sa.Column("rdp_order", sa.Float(53)),
         sa.Column("cap", sa.BigInteger(), nullable=False),
         sa.Column("delta_cap", sa.BigInteger(), nullable=False),
         sa.Column("reserved", sa.BigInteger(), nullable=False),
@@ -72,6 +73,7 @@ def create_tables() -> None:
         sa.Column("delta_spent", sa.BigInteger(), nullable=False),
         sa.Column("cap_spent", sa.BigInteger(), nullable=False),
         sa.Column("charges", sa.BigInteger(), nullable=False),
+        sa.Column("published", sa.Text(), nullable=False),
         sa.Column("genesis", DIGEST, nullable=False),
         sa.Column("head", DIGEST, nullable=False),
         sa.Column("opened_at", TIMESTAMP, nullable=False),
@@ -101,6 +103,7 @@ def create_tables() -> None:
         sa.Column("input_digest", DIGEST, nullable=False),
         sa.Column("outcome", sa.String(10), nullable=False),
         sa.Column("label", sa.BigInteger()),
+        sa.Column("figure", sa.BigInteger()),
         sa.Column("cost", sa.BigInteger(), nullable=False),
         sa.Column("delta", sa.BigInteger(), nullable=False),
         sa.Column("cap_cost", sa.BigInteger(), nullable=False),
@@ -119,9 +122,13 @@ def create_tables() -> None:
         digest("charges", "input_digest"),
         digest("charges", "hash"),
         check("charges", "seq", "seq >= 1"),
-        check("charges", "outcome", "outcome IN ('answered', 'abstained', 'reinforced')"),
-        check("charges", "label", "(outcome = 'abstained') = (label IS NULL)"),
+        check(
+            "charges", "outcome", "outcome IN ('answered', 'abstained', 'reinforced', 'published')"
+        ),
+        check("charges", "label", "(outcome IN ('abstained', 'published')) = (label IS NULL)"),
         check("charges", "label_index", "label >= 0"),
+        check("charges", "figure", "(outcome = 'published') = (figure IS NOT NULL)"),
+        check("charges", "figure_amount", "figure >= 0"),
         check("charges", "price", "cost >= 0 AND delta >= 0 AND cap_cost >= 0"),
         check("charges", "guarantee", "guarantee IN ('proven', 'claimed')"),
         sqlite_with_rowid=False,
@@ -133,6 +140,17 @@ def create_tables() -> None:
         unique=True,
         sqlite_where=sa.text("outcome = 'answered'"),
         postgresql_where=sa.text("outcome = 'answered'"),
+    )
+    op.create_table(
+        "secret_spends",
+        sa.Column("project_id", ID, nullable=False),
+        sa.Column("charges", sa.BigInteger(), nullable=False),
+        sa.Column("tally", sa.LargeBinary(), nullable=False),
+        sa.PrimaryKeyConstraint("project_id", name=op.f("pk_secret_spends")),
+        sa.ForeignKeyConstraint(
+            ["project_id"], ["projects.id"], name=op.f("fk_secret_spends_project_id")
+        ),
+        check("secret_spends", "charges", "charges >= 0"),
     )
     op.create_table(
         "idempotency",
@@ -171,7 +189,7 @@ def create_tables() -> None:
 
 CHARGES_STAY = "charges are append-only: an entry is never changed or removed"
 FIXED = "what was fixed when this was opened cannot be changed"
-ONE_WAY = "a balance cannot shrink and a closed project stays closed"
+ONE_WAY = "a balance shrinks by a publication only, and a closed project stays closed"
 NO_REMOVAL = "accounts are never removed"
 
 FIXED_COLUMNS = {
@@ -183,6 +201,7 @@ FIXED_COLUMNS = {
         "records",
         "epsilon",
         "delta",
+        "rdp_order",
         "cap",
         "delta_cap",
         "registered_at",
@@ -203,8 +222,9 @@ FIXED_COLUMNS = {
     ),
 }
 SHRINKS = """
-    NEW.spent < OLD.spent OR NEW.delta_spent < OLD.delta_spent OR NEW.cap_spent < OLD.cap_spent
-    OR NEW.charges < OLD.charges OR (OLD.status = 'closed' AND NEW.status <> 'closed')
+    ((NEW.spent < OLD.spent OR NEW.cap_spent < OLD.cap_spent) AND NEW.published = OLD.published)
+    OR NEW.delta_spent < OLD.delta_spent OR NEW.charges < OLD.charges
+    OR (OLD.status = 'closed' AND NEW.status <> 'closed')
 """
 
 

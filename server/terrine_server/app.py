@@ -23,6 +23,7 @@ from terrine_server.errors import TerrineError
 from terrine_server.labeling import Labeling
 from terrine_server.ledger import Ledger, connect
 from terrine_server.metrics import Metrics
+from terrine_server.queueing import Queue
 from terrine_server.ratelimit import RateLimit
 from terrine_server.settings import Settings
 from terrine_server.voting.local import LocalVoters
@@ -40,13 +41,15 @@ def create_app(settings: Settings) -> FastAPI:
     ledger = Ledger(engine)
     voters = LocalVoters(settings.data_dir, settings.device)
     metrics = Metrics()
+    labeling = Labeling(ledger, voters, metrics, settings.max_batch)
     services = Services(
         settings=settings,
         engine=engine,
         ledger=ledger,
         tokens=Tokens(ledger, load_secret_key(settings.secret_key_path)),
         voters=voters,
-        labeling=Labeling(ledger, voters, metrics, settings.max_batch),
+        labeling=labeling,
+        queue=Queue(labeling.answer, metrics, settings.max_waiting),
         requests=RateLimit(settings.requests_per_minute),
         failed_logins=RateLimit(settings.failed_logins_per_minute),
         metrics=metrics,

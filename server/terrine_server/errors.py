@@ -9,12 +9,14 @@
     ├── Forbidden               a valid token that may not do that
     ├── NotFound
     ├── Conflict                a name is taken, a status cannot change that way
+    │   └── Overtaken           a query was paid by another request; it is voted on again
     ├── IdempotencyConflict     a key used again for another request
     ├── CapExceeded             the ensemble's cap does not allow this budget
     ├── BudgetExhausted         no new query fits
     ├── ProjectPaused
     ├── ProjectClosed
     ├── RateLimited
+    ├── Overloaded              too much waits already
     ├── EnsembleUnavailable     files missing, altered, or not those registered
     └── DatabaseUnavailable     without a durable charge there is no answer
         ├── SchemaMismatch      the database is not at this version's schema
@@ -93,6 +95,10 @@ class Conflict(TerrineError):
     problem = "conflict"
 
 
+class Overtaken(Conflict):
+    """Another request paid for one of the queries while they were voted on: vote again."""
+
+
 class IdempotencyConflict(TerrineError):
     """The same Idempotency-Key came before with a different body."""
 
@@ -127,6 +133,12 @@ class RateLimited(TerrineError):
     """The token has used its requests for this minute."""
 
     problem = "rate-limited"
+
+
+class Overloaded(TerrineError):
+    """Too many requests wait already; nothing was looked at."""
+
+    problem = "overloaded"
 
 
 class EnsembleUnavailable(TerrineError):

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from terrine_client.protocol import ProjectOpen
 from terrine_server.errors import InvalidTerms
 from terrine_server.ledger import EnsembleRecord, Ledger, ProjectRecord, connect
 from terrine_server.ledger.accounts import check_name
-from terrine_server.privacy import ParameterError, build_mechanism, cap, quote
+from terrine_server.privacy import (
+    Mechanism,
+    ParameterError,
+    Publication,
+    build_mechanism,
+    cap,
+    quote,
+)
+from terrine_server.privacy.forecast import Consensus, Votes
+from terrine_server.privacy.proposal import DEFAULT_CONSENSUS, propose
+from terrine_server.privacy.terms import check_publishable, publication_z
 from terrine_server.settings import Settings
 
 
@@ -28,7 +39,13 @@ def open_project(ledger: Ledger, request: ProjectOpen) -> ProjectRecord:
         mechanism = build_mechanism(
             spec, teachers=ensemble.info["teachers"], classes=len(ensemble.info["classes"])
         )
-        terms = quote(mechanism, request.epsilon, request.delta)
+        terms = quote(
+            mechanism,
+            request.epsilon,
+            request.delta,
+            cap_rule=ensemble.rule,
+            publishing=_publishing(request, spec, mechanism, ensemble),
+        )
     except ParameterError as error:
         raise InvalidTerms(str(error)) from error
     if terms.guarantee == "claimed" and not request.acknowledge_claimed:
@@ -40,10 +57,54 @@ def open_project(ledger: Ledger, request: ProjectOpen) -> ProjectRecord:
     return ledger.open_project(request.name, request.ensemble, spec, terms)
 
 
+def _publishing(
+    request: ProjectOpen, spec: Mapping[str, object], mechanism: Mechanism, ensemble: EnsembleRecord
+) -> tuple[Publication, Sequence[int]] | None:
+    """Choose how a data-dependent project publishes, or check what was asked for.
+
+    From the expected consensus alone: no vote is looked at.
+    """
+    if request.accounting == "worst_case":
+        return None
+    check_publishable(mechanism)
+    if ensemble.rdp_order is None:
+        raise ParameterError(
+            f"The cap of the ensemble {ensemble.name} adds up in {ensemble.rule}, where no "
+            "published figure counts. data_dependent needs an ensemble that was registered with "
+            '`terrine ensemble register --order ORDER`. Use accounting "worst_case" on this one.'
+        )
+    votes = Votes.synthetic(
+        [Consensus(level.agreement, level.share) for level in request.consensus or ()]
+        or DEFAULT_CONSENSUS,
+        teachers=ensemble.info["teachers"],
+        classes=len(ensemble.info["classes"]),
+    )
+    asked = request.publishing
+    publication = None
+    if asked is not None:
+        z = publication_z(request.delta, len(asked.schedule))
+        publication = Publication(ensemble.rdp_order, asked.beta, asked.sigma, z)
+    return propose(
+        spec,
+        votes,
+        epsilon=request.epsilon,
+        delta=request.delta,
+        order=ensemble.rdp_order,
+        given=None if asked is None or publication is None else (publication, asked.schedule),
+    )
+
+
 def register_ensemble(
-    ledger: Ledger, settings: Settings, name: str, epsilon: float, delta: float
+    ledger: Ledger,
+    settings: Settings,
+    name: str,
+    epsilon: float,
+    delta: float,
+    order: float | None = None,
 ) -> EnsembleRecord:
     """Enter a verified ensemble of the data directory in the ledger, with its cap.
+
+    `order`: the Rényi order of the cap, which data-dependent projects need.
 
     Raises `StoreError` (its files), `InvalidTerms` (the name or the cap) or `Conflict`
     (registered before).
@@ -56,7 +117,7 @@ def register_ensemble(
     verify(directory)
     manifest = load_manifest(directory)
     try:
-        limit = cap(epsilon, delta)
+        limit = cap(epsilon, delta, order)
     except ParameterError as error:
         raise InvalidTerms(str(error)) from error
     info = {

@@ -56,6 +56,10 @@ class Settings(BaseSettings):
         Field(description="Torch device that votes, such as `cpu` or `cuda`. Default: the best."),
     ] = None
     max_batch: Annotated[int, Field(ge=1, description="Most queries in one request.")] = 4096
+    max_waiting: Annotated[
+        int,
+        Field(ge=1, description="Most queries of one project that wait; further ones get a 503."),
+    ] = 16384
     max_body_bytes: Annotated[
         int,
         Field(ge=1024, description="Most bytes in one request body, packed and unpacked."),

@@ -8,69 +8,18 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
+from commands import Done, Terrine
 from digits import DigitsEnsemble
 
 from terrine_server.settings import Settings
 
 TERRINE = [sys.executable, "-c", "from terrine_server.cli import main; main()"]
-
-
-@dataclass(frozen=True)
-class Done:
-    """What became of a command."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def fine(self) -> str:
-        assert self.code == 0, self.err
-        return self.out
-
-    @property
-    def refused(self) -> str:
-        """The error, which must be for a person: on stderr alone, without a traceback."""
-        assert self.code == 1, self
-        assert self.out == ""
-        assert "Traceback" not in self.err
-        assert self.err.startswith("Error: ")
-        return self.err
-
-
-Terrine = Callable[..., Done]
-
-
-@pytest.fixture
-def terrine(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Terrine:
-    """Run a command as the shell would, but in this process, where everything is imported."""
-    from terrine_server.cli import main
-
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*arguments: str, **extra: str) -> Done:
-        monkeypatch.setenv("TERRINE_DATA_DIR", str(tmp_path / "data"))
-        for name, value in extra.items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setattr(sys, "argv", ["terrine", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        for name in extra:
-            monkeypatch.delenv(name)
-        return Done(int(ended.value.code or 0), said.out, said.err)
-
-    return run
 
 
 def test_help_and_version_need_none_of_the_heavy_libraries() -> None:

@@ -14,7 +14,7 @@ from server import RunningServer
 
 from terrine_client.protocol import LabelResponse, ProjectInfo
 from terrine_server.labeling import possible
-from terrine_server.privacy import build_mechanism, quote
+from terrine_server.privacy import Account, build_mechanism, quote
 
 Call = Callable[..., Caller]
 CONFIDENT = {"name": "confident_gnmax", "threshold": 25, "sigma1": 8.0, "sigma2": 4.0}
@@ -173,15 +173,14 @@ def test_no_query_that_the_gate_admits_goes_without_votes(
     mechanism = build_mechanism(spec, teachers=250, classes=10)
     terms = quote(mechanism, epsilon, 1e-5)
     prices = sorted(terms.prices.values(), key=lambda price: price.cost)
-    spent = delta = admitted = 0
-    for _ in range(min(earlier, terms.affordable(0, 0))):
-        spent, delta = spent + prices[-1].cost, delta + prices[-1].delta
-    most = possible(terms, spent, delta)
+    account, admitted = Account(), 0
+    for _ in range(min(earlier, terms.affordable(account))):
+        account = account.plus(prices[-1])
+    most = possible(terms, account)
     for choice in [*outcomes, *[0] * 10_000]:
-        if terms.affordable(spent, delta) < 1:
+        if not terms.admits(account):
             break
-        price = prices[choice % len(prices)]
-        spent, delta, admitted = spent + price.cost, delta + price.delta, admitted + 1
+        account, admitted = account.plus(prices[choice % len(prices)]), admitted + 1
     assert admitted <= most
     if not any(outcomes) and admitted < 10_000:
         assert admitted == most

@@ -116,7 +116,7 @@ def test_a_defect_is_a_problem_without_a_traceback_and_a_log_line_without_values
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("counts were [12, 28]")
 
-    monkeypatch.setattr(Ledger, "charge", broken)
+    monkeypatch.setattr(Ledger, "charge_group", broken)
     reply = student.label(terrine_server.ensemble.public[:2])
     assert slug(reply) == "internal"
     assert reply.status_code == 500

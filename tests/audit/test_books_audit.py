@@ -10,6 +10,7 @@ import pytest
 from books import (
     CLAIMED,
     CONFIDENT,
+    EPOCHS,
     GNMAX,
     LNMAX,
     STABLE,
@@ -34,9 +35,10 @@ def ledger(tmp_path: Path) -> Ledger:
 
 def open_and_ask(ledger: Ledger, name: str, mechanism: Any, opened: Terms) -> None:
     project = ledger.open_project(name, "mnist", mechanism, opened)
-    asked = [answered(f"{name} 1"), answered(f"{name} 2")]
+    epoch = None if opened.opening is None else 0
+    asked = [answered(f"{name} 1", epoch=epoch), answered(f"{name} 2", epoch=epoch)]
     if Outcome.ABSTAINED in opened.prices:
-        asked.append(abstained(f"{name} 3"))
+        asked.append(abstained(f"{name} 3", epoch=epoch))
     ledger.charge(project.id, asked)
 
 
@@ -44,7 +46,7 @@ def found(ledger: Ledger) -> list[Finding]:
     return list(audit_books(ledger))
 
 
-@pytest.mark.parametrize("mechanism", [GNMAX, CONFIDENT, LNMAX, STABLE, CLAIMED])
+@pytest.mark.parametrize("mechanism", [GNMAX, CONFIDENT, LNMAX, STABLE, EPOCHS, CLAIMED])
 def test_sound_books_pass(ledger: Ledger, mechanism: dict[str, Any]) -> None:
     open_and_ask(ledger, "study", mechanism, terms(3, mechanism))
     (finding,) = found(ledger)
@@ -73,6 +75,22 @@ def test_a_price_list_below_the_mechanism_is_found_though_the_books_verify(
     assert finding.verdict == "exceeded"
     assert f"entry 1 paid a {what} of" in finding.evidence
     assert "0 projects" in summary.evidence
+
+
+@pytest.mark.parametrize("what", ["cost", "delta", "cap_cost"])
+def test_a_price_of_opening_an_epoch_below_the_mechanisms_is_found(
+    ledger: Ledger, what: str
+) -> None:
+    opened = terms(3, EPOCHS)
+    assert opened.opening is not None
+    least = 2 if what == "delta" else 1  # the opening and its query pay a draw of δ each
+    cheap = replace(opened.opening, **{what: getattr(opened.opening, what) - least})
+    open_and_ask(ledger, "study", EPOCHS, replace(opened, opening=cheap))
+    assert ledger.verify("study").ok
+    finding, _ = found(ledger)
+    assert finding.verdict == "exceeded"
+    assert f"entry 1 paid a {what} of" in finding.evidence
+    assert "entry 2" not in finding.evidence
 
 
 def test_a_budget_above_what_epsilon_and_delta_allow_is_found(ledger: Ledger) -> None:

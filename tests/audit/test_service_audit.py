@@ -80,8 +80,8 @@ def test_too_little_noise_in_the_service_is_caught() -> None:
 
 
 def test_answers_sold_too_cheaply_are_caught_by_the_books(monkeypatch: pytest.MonkeyPatch) -> None:
-    def cheap(mechanism: Mechanism, epsilon: float, delta: float) -> Terms:
-        terms = quote(mechanism, epsilon, delta)
+    def cheap(mechanism: Mechanism, epsilon: float, delta: float, **more: Any) -> Terms:
+        terms = quote(mechanism, epsilon, delta, **more)
         prices = {
             outcome: replace(price, cost=price.cost // 2, cap_cost=price.cap_cost // 2)
             for outcome, price in terms.prices.items()

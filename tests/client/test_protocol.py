@@ -29,7 +29,7 @@ ENSEMBLE = {
     "teachers": 250,
     "available": True,
 }
-BUDGET = {
+BUDGET: dict[str, Any] = {
     "project": "study",
     "status": "active",
     "guarantee": "proven",
@@ -42,6 +42,7 @@ BUDGET = {
     "delta_spent": 3,
     "epsilon_spent": 0.1,
     "charges": 2,
+    "publications": [{"charge": 2, "queries": 1, "figure": 10**9}],
     "affordable": 40,
 }
 RESULT = {"outcome": "reinforced", "label": 3, "charge": 9, "replayed": True}
@@ -52,6 +53,7 @@ CHARGE = {
     "created_at": "2026-01-02T03:04:05.000006Z",
     "outcome": "abstained",
     "label": None,
+    "figure": None,
     "cost": 5,
     "delta": 1,
     "guarantee": "claimed",
@@ -70,7 +72,8 @@ TOKEN = {
     "revoked_at": None,
 }
 SPLIT = {"conversion": 9e-6, "stability": 0.0, "publication": 0.0, "sampler": 1e-8}
-PROJECT = {
+PUBLISHING = {"beta": 0.02, "sigma": 40.0, "schedule": [200, 400]}
+PROJECT: dict[str, Any] = {
     "name": "study",
     "status": "closed",
     "guarantee": "proven",
@@ -81,6 +84,8 @@ PROJECT = {
     "delta_split": SPLIT,
     "rule": {"name": "gdp", "order": None},
     "prices": {"answered": PRICE},
+    "opening": None,
+    "publishing": PUBLISHING | {"order": 10.0, "z": 4.9, "price": PRICE},
     "opened_at": "2026-01-02T03:04:05Z",
     "closed_at": "2026-01-03T03:04:05Z",
 }
@@ -98,6 +103,12 @@ MECHANISMS: list[dict[str, Any]] = [
     {"name": "immutable", "c": 10, "gamma": 0.05, "sigma": None, "pricing": "as_published"},
     {"name": "immutable", "c": 10, "gamma": None, "sigma": 40.0, "pricing": "honest"},
     {"name": "stable", "sigma": 40.0, "delta_per_query": 1e-9},
+    {
+        "name": "stable_svt",
+        "epsilon_per_epoch": 1.0,
+        "delta_per_query": 1e-9,
+        "answers_per_epoch": 100,
+    },
 ]
 EXAMPLES: dict[str, dict[str, Any]] = {
     "LNMaxSpec": MECHANISMS[0],
@@ -106,11 +117,13 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "InteractiveGNMaxSpec": MECHANISMS[3],
     "ImmutableSpec": MECHANISMS[4],
     "StableSpec": MECHANISMS[6],
+    "StableSVTSpec": MECHANISMS[7],
     "LabelRequest": {"inputs": [[0.1, 2.0]], "probabilities": [[0.25, 0.75]]},
     "LabelResult": RESULT,
     "Rule": {"name": "gdp", "order": None},
     "DeltaSplit": SPLIT,
     "Price": PRICE,
+    "Published": BUDGET["publications"][0],
     "Budget": BUDGET,
     "LabelResponse": {"results": [RESULT], "budget": BUDGET},
     "EstimateRequest": {"queries": 500},
@@ -121,6 +134,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "fits": False,
         "epsilon_after": 0.9,
         "prices": {"answered": PRICE, "abstained": PRICE},
+        "opening": PRICE,
         "budget": BUDGET,
     },
     "InputSpec": INPUT,
@@ -130,6 +144,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "guarantee": "proven",
         "epsilon": 2.0,
         "delta": 1e-5,
+        "rule": {"name": "gdp", "order": None},
         "cap": 10**12,
         "reserved": 10**11,
         "delta_cap": 10**12,
@@ -142,6 +157,20 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "epsilon": 1.0,
         "delta": 1e-5,
         "acknowledge_claimed": False,
+        "accounting": "data_dependent",
+        "consensus": [{"agreement": 0.9, "share": 3.0}],
+        "publishing": PUBLISHING,
+    },
+    "ConsensusLevel": {"agreement": 0.9, "share": 3.0},
+    "Publishing": PUBLISHING,
+    "PublishingTerms": PROJECT["publishing"],
+    "SecretSpend": {
+        "secret": True,
+        "project": "study",
+        "queries": 40,
+        "order": 10.0,
+        "cost": 0.01,
+        "smooth_sensitivity": 0.002,
     },
     "ProjectUpdate": {"status": "paused"},
     "ProjectInfo": PROJECT,
@@ -268,6 +297,15 @@ def test_senseless_terms_are_refused(changed: dict[str, Any]) -> None:
         ProjectOpen.model_validate(EXAMPLES["ProjectOpen"] | changed)
 
 
+@pytest.mark.parametrize("given", [{"consensus": [{"agreement": 0.9}]}, {"publishing": PUBLISHING}])
+def test_what_is_published_goes_with_data_dependent_accounting(given: dict[str, Any]) -> None:
+    plain = {
+        k: v for k, v in EXAMPLES["ProjectOpen"].items() if k not in ("consensus", "publishing")
+    }
+    with pytest.raises(ValidationError, match="data_dependent"):
+        ProjectOpen.model_validate(plain | {"accounting": "worst_case"} | given)
+
+
 @pytest.mark.parametrize("days", [0, -1, 4000, float("nan")])
 def test_every_token_expires(days: float) -> None:
     with pytest.raises(ValidationError):
@@ -276,7 +314,8 @@ def test_every_token_expires(days: float) -> None:
 
 def test_votes_have_no_field() -> None:
     fields = {field for model in MODELS.values() for field in model.model_fields}
-    assert not {name for name in fields if "vote" in name or "count" in name or "margin" in name}
+    words = {word.removesuffix("s") for field in fields for word in field.split("_")}
+    assert not words & {"vote", "count", "margin", "histogram", "tally"}
 
 
 @pytest.mark.parametrize(("slug", "kind"), list(PROBLEMS.items()), ids=list(PROBLEMS))
@@ -299,5 +338,6 @@ def test_outcomes_are_plain_words() -> None:
         "answered",
         "abstained",
         "reinforced",
+        "published",
         "refused",
     ]

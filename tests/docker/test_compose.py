@@ -20,6 +20,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+SECRETS = ("db_password", "service_password", "secret_key")
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -67,7 +68,7 @@ def engine() -> None:
 def compose(engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composition]:
     """The composition, up and healthy; removed with its volumes and image afterwards."""
     directory = tmp_path_factory.mktemp("compose")
-    for name in ("db_password", "secret_key"):
+    for name in SECRETS:
         (directory / name).write_text(secrets.token_hex(32))
         (directory / name).chmod(0o444)
     name = f"terrine-test-{secrets.token_hex(4)}"
@@ -81,6 +82,7 @@ services:
   proxy: {{image: "{name}-proxy"}}
 secrets:
   db_password: {{file: "{directory}/db_password"}}
+  service_password: {{file: "{directory}/service_password"}}
   secret_key: {{file: "{directory}/secret_key"}}
 """
     )
@@ -169,7 +171,9 @@ def test_migrating_again_changes_nothing(compose: Composition) -> None:
 
 
 def test_the_doctor_finds_nothing_to_mend_in_a_container(compose: Composition) -> None:
-    assert "Nothing stands in the way" in compose.terrine("doctor")
+    told = compose.terrine("doctor")
+    assert "Nothing stands in the way" in told
+    assert "The account terrine_service may add charges, and not change any." in told
 
 
 def test_a_container_refuses_a_newer_or_unmigrated_database_and_says_what_to_run(
@@ -218,7 +222,7 @@ def test_no_secret_is_in_the_environment(compose: Composition) -> None:
     inspected = subprocess.run(
         ["docker", "inspect", *containers], capture_output=True, text=True, check=True
     ).stdout
-    for name in ("db_password", "secret_key"):
+    for name in SECRETS:
         assert (compose.files[1].parent / name).read_text() not in inspected
 
 

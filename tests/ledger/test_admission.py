@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from books import CONFIDENT, STABLE, digest, terms
+import pytest
+from books import CONFIDENT, EPOCHS, STABLE, answered, digest, terms, unvoted
 from hypothesis import given
 from hypothesis import strategies as st
 
 from terrine_client.protocol import Outcome
-from terrine_server.ledger.admission import Balance, Recorded, admit
-from terrine_server.ledger.records import Proposal
+from terrine_server.errors import Overtaken
+from terrine_server.ledger.admission import Recorded, admit
+from terrine_server.ledger.records import Proposal, Result
+from terrine_server.privacy import Account, Terms
 from terrine_server.privacy import Outcome as PaidOutcome
 
 PRICED = terms(1, CONFIDENT)
@@ -37,17 +40,17 @@ def test_a_batch_is_decided_by_balances_alone(
     worst = PRICED.worst
     budget = queries * worst.cost + extra
     offered = replace(PRICED, budget=budget, cap_budget=budget)
-    admission = admit(offered, Balance(0, 0, 0, 0), Recorded({}, {}), batch)
+    admission = admit(offered, Account(), Recorded({}, {}), batch)
 
     assert len(admission.results) == len(batch)
-    assert admission.balance.spent <= budget
-    assert [paid.seq for paid in admission.paid] == list(range(1, len(admission.paid) + 1))
-    assert admission.balance.spent == sum(paid.price.cost for paid in admission.paid)
-    digests = [paid.proposal.query_digest for paid in admission.paid]
+    assert admission.account.spent <= budget
+    assert [paid.seq for paid in admission.entries] == list(range(1, len(admission.entries) + 1))
+    assert admission.account.spent == sum(paid.price.cost for paid in admission.entries)
+    digests = [p.query_digest for entry in admission.entries if (p := entry.proposal)]
     assert len(set(digests)) == len(digests), "no query is paid twice"
 
     spent, refusing = 0, False
-    by_seq = {paid.seq: paid for paid in admission.paid}
+    by_seq = {entry.seq: entry for entry in admission.entries}
     for proposal, result in zip(batch, admission.results, strict=True):
         if result.seq is None:
             assert result.outcome is Outcome.REFUSED
@@ -55,6 +58,7 @@ def test_a_batch_is_decided_by_balances_alone(
             refusing = True
         elif result.replayed:
             source = by_seq[result.seq]
+            assert source.proposal is not None
             same = source.proposal.query_digest == proposal.query_digest
             same_input = source.proposal.input_digest == proposal.input_digest
             assert same or (same_input and result.outcome is Outcome.ANSWERED)
@@ -74,29 +78,28 @@ def test_what_is_refused_does_not_depend_on_votes_beyond_what_was_told(
 ) -> None:
     """Change the outcome of the query at the first refusal: everything said stays the same."""
     offered = replace(PRICED, budget=queries * PRICED.worst.cost)
-    told = admit(offered, Balance(0, 0, 0, 0), Recorded({}, {}), batch).results
+    told = admit(offered, Account(), Recorded({}, {}), batch).results
     refused = [i for i, result in enumerate(told) if result.outcome is Outcome.REFUSED]
     for i in refused:
         if batch[i].outcome is not None:
             other = replace(batch[i], outcome=PaidOutcome.ABSTAINED, label=None)
             changed = [*batch[:i], other, *batch[i + 1 :]]
-            again = admit(offered, Balance(0, 0, 0, 0), Recorded({}, {}), changed).results
+            again = admit(offered, Account(), Recorded({}, {}), changed).results
             assert again == told
 
 
 @given(batch=proposals())
 def test_asking_a_batch_again_is_free(batch: list[Proposal]) -> None:
     offered = replace(PRICED, budget=100 * PRICED.worst.cost)
-    first = admit(offered, Balance(0, 0, 0, 0), Recorded({}, {}), batch)
-    paid = {p.proposal.query_digest: first.results[batch.index(p.proposal)] for p in first.paid}
+    first = admit(offered, Account(), Recorded({}, {}), batch)
+    asked = [(p, entry.outcome) for entry in first.entries if (p := entry.proposal)]
+    paid = {p.query_digest: first.results[batch.index(p)] for p, _ in asked}
     inputs = {
-        p.proposal.input_digest: paid[p.proposal.query_digest]
-        for p in first.paid
-        if p.outcome is Outcome.ANSWERED
+        p.input_digest: paid[p.query_digest] for p, outcome in asked if outcome is Outcome.ANSWERED
     }
-    again = admit(offered, first.balance, Recorded(paid, inputs), batch)
-    assert not again.paid
-    assert again.balance == first.balance
+    again = admit(offered, first.account, Recorded(paid, inputs), batch)
+    assert not again.entries
+    assert again.account == first.account
 
 
 def test_a_budget_is_spent_to_the_last_unit_and_no_further() -> None:
@@ -108,10 +111,124 @@ def test_a_budget_is_spent_to_the_last_unit_and_no_further() -> None:
         replace(offered, budget=3 * worst.cost - 1),
         replace(offered, delta_budget=3 * worst.delta - 1),
     ):
-        assert len(admit(short, Balance(0, 0, 0, 0), Recorded({}, {}), batch).paid) == 2
+        assert len(admit(short, Account(), Recorded({}, {}), batch).entries) == 2
     exact = replace(offered, budget=3 * worst.cost, delta_budget=3 * worst.delta)
-    admission = admit(exact, Balance(0, 0, 0, 0), Recorded({}, {}), batch)
-    assert (admission.balance.spent, admission.balance.delta_spent) == (
+    admission = admit(exact, Account(), Recorded({}, {}), batch)
+    assert (admission.account.spent, admission.account.delta_spent) == (
         exact.budget,
         exact.delta_budget,
     )
+
+
+# -------------------------------------------------------------------------------- epochs
+
+BY_EPOCH = terms(1, EPOCHS)
+MOST = int(EPOCHS["answers_per_epoch"])  # type: ignore[call-overload]
+
+
+def drawn(request: list[tuple[int, bool]], recorded: dict[bytes, Result]) -> list[Proposal]:
+    """What the mechanism makes of a request: queries, and whether each would be answered."""
+    made: list[Proposal] = []
+    epoch = answers = 0
+    seen = set(recorded)
+    for query, passed in request:
+        key = digest(query)
+        if key in seen:
+            made.append(unvoted(query))
+            continue
+        seen.add(key)
+        outcome = PaidOutcome.ANSWERED if passed else PaidOutcome.ABSTAINED
+        made.append(Proposal(key, key, outcome, 3 if passed else None, epoch=epoch))
+        answers += passed
+        if not passed or answers == MOST:
+            epoch, answers = epoch + 1, 0
+    return made
+
+
+requests = st.lists(
+    st.lists(st.tuples(st.integers(0, 40), st.booleans()), min_size=1, max_size=12), max_size=8
+)
+
+
+@given(requests=requests, epochs=st.integers(0, 6), draws=st.integers(0, 30))
+def test_whatever_is_asked_and_answered_every_epoch_is_paid_and_the_budget_holds(
+    requests: list[list[tuple[int, bool]]], epochs: int, draws: int
+) -> None:
+    """Whoever picks the queries and what becomes of them: against a reckoning by hand."""
+    opening = BY_EPOCH.opening
+    assert opening is not None
+    offered = replace(
+        BY_EPOCH, budget=epochs * opening.cost, delta_budget=epochs * opening.delta + draws
+    )
+    account, recorded = Account(), dict[bytes, Result]()
+    left, delta_left = offered.budget, offered.delta_budget
+    for request in requests:
+        batch = drawn(request, recorded)
+        admission = admit(offered, account, Recorded(recorded, {}), batch)
+        answers_left, refusing = 0, False
+        entries = iter(admission.entries)
+        for proposal, result in zip(batch, admission.results, strict=True):
+            if result.replayed:
+                continue
+            opens = answers_left == 0
+            cost = opening.cost if opens else 0
+            delta = 1 + (opening.delta if opens else 0)
+            refusing = refusing or proposal.outcome is None or left < cost or delta_left < delta
+            assert (result.outcome is Outcome.REFUSED) == refusing
+            if not refusing:
+                entry = next(entries)
+                assert (entry.price.cost, entry.price.delta) == (cost, delta)
+                assert entry.opens == opens
+                left, delta_left = left - cost, delta_left - delta
+                answers_left = (MOST if opens else answers_left) - 1
+                if result.outcome is Outcome.ABSTAINED:
+                    answers_left = 0
+                recorded[proposal.query_digest] = result
+        assert next(entries, None) is None
+        account = admission.account
+        assert (account.spent, account.delta_spent) == (
+            offered.budget - left,
+            offered.delta_budget - delta_left,
+        )
+        assert left >= 0
+        assert delta_left >= 0
+        if not offered.admits(account):
+            assert offered.affordable(account) == 0
+
+
+def test_the_last_epoch_of_a_budget_is_answered_to_its_end() -> None:
+    batch = [answered(k, epoch=k // MOST) for k in range(MOST + 1)]
+    admission = admit(BY_EPOCH, Account(), Recorded({}, {}), batch)
+    assert [entry.opens for entry in admission.entries] == [True, False, False]
+    assert admission.results[-1].outcome is Outcome.REFUSED
+    assert admission.account.spent == BY_EPOCH.budget
+
+
+def test_no_epoch_outlives_its_request() -> None:
+    first = admit(BY_EPOCH, Account(), Recorded({}, {}), [answered(1, epoch=0)])
+    second = admit(BY_EPOCH, first.account, Recorded({}, {}), [answered(2, epoch=0)])
+    assert second.results[0].outcome is Outcome.REFUSED
+
+
+def test_a_replay_neither_opens_an_epoch_nor_pays_for_one() -> None:
+    before = {digest("old"): Result(Outcome.ANSWERED, 3, 1, replayed=True)}
+    batch = [unvoted("old"), answered(1, epoch=0), unvoted("old"), answered(2, epoch=0), unvoted(1)]
+    admission = admit(BY_EPOCH, Account(), Recorded(before, {}), batch)
+    assert [r.replayed for r in admission.results] == [True, False, True, False, True]
+    assert [entry.opens for entry in admission.entries] == [True, False]
+
+
+def test_a_query_that_was_drawn_and_is_recorded_meanwhile_is_drawn_again() -> None:
+    """Its draw decided where later epochs start. Whether an opening is charged would tell of it."""
+    meanwhile = {digest(2): Result(Outcome.ANSWERED, 3, 1, replayed=True)}
+    batch = [answered(1, epoch=0), answered(2, epoch=0), answered(3, epoch=0)]
+    with pytest.raises(Overtaken):
+        admit(terms(3, EPOCHS), Account(), Recorded(meanwhile, {}), batch)
+
+
+@pytest.mark.parametrize(("offered", "epoch"), [(BY_EPOCH, None), (PRICED, 0)])
+def test_nothing_is_released_that_is_not_of_the_price_lists_kind(
+    offered: Terms, epoch: int | None
+) -> None:
+    with pytest.raises(ValueError, match="only there"):
+        admit(offered, Account(), Recorded({}, {}), [answered(1, epoch=epoch)])

@@ -10,8 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from books import answered, digest, open_ledger, open_project
-from ledger_workers import ask_and_tell, die_after_commit, die_before, in_processes, start
+from books import answered, digest, kept_keys, open_ledger, open_project
+from ledger_workers import ask_and_tell, die_after_commit, die_before
+from processes import in_processes, start
 from sqlalchemy import text
 
 from terrine_server.errors import DatabaseUnavailable
@@ -33,7 +34,7 @@ def test_killed_between_statements_leaves_nothing_half_written(
     else:
         assert process.exitcode == -signal.SIGKILL
         assert (after.charges, after.spent) == (0, 0)
-        assert ledger.recall(project.id, "key", digest("body")) is None
+        assert kept_keys(database_url) == set()
     assert ledger.verify("study").ok
     # Nobody is left holding a lock: the retry goes through, and is charged once in all.
     batch = [answered(i) for i in range(5)]
@@ -129,6 +130,24 @@ def test_connections_cut_by_the_server_are_replaced(database_url: str) -> None:
             )
         )
     assert ledger.charge(project.id, [answered(2)]).project.charges == 2
+
+
+def test_a_database_that_was_read_only_is_written_to_again(database_url: str) -> None:
+    """Sessions that began meanwhile, and cannot write for as long as they live, are replaced."""
+    if database_url.startswith("sqlite"):
+        pytest.skip("SQLite has no sessions")
+    ledger = open_ledger(database_url)
+    project = open_project(ledger, queries=10)
+    late = Ledger(connect(database_url))
+    with connect(database_url).connect() as connection:
+        name = connection.scalar(text("SELECT current_database()"))
+        connection.execute(text(f"ALTER DATABASE {name} SET default_transaction_read_only = on"))
+        connection.commit()
+        with pytest.raises(DatabaseUnavailable, match="cannot be written to"):
+            late.charge(project.id, [answered(1)])
+        connection.execute(text(f"ALTER DATABASE {name} RESET default_transaction_read_only"))
+        connection.commit()
+    assert late.charge(project.id, [answered(1)]).project.charges == 1
 
 
 def test_an_unreachable_server_is_a_clear_error() -> None:

@@ -10,7 +10,8 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from books import answered, digest, open_ledger, open_project
-from ledger_workers import in_processes, migrate
+from ledger_workers import migrate
+from processes import in_processes
 from sqlalchemy import Engine, insert, inspect, text
 from sqlalchemy.exc import DBAPIError
 
@@ -199,35 +200,3 @@ def test_the_database_itself_refuses_a_charge(changes: dict[str, Any], database_
     with pytest.raises(DBAPIError), engine.begin() as connection:
         connection.execute(command, {**last, **new, **changes})
     assert ledger.verify("study").ok
-
-
-def test_the_service_needs_no_right_to_change_charges(database_url: str) -> None:
-    if database_url.startswith("sqlite"):
-        pytest.skip("SQLite has no roles")
-    owner = open_ledger(database_url)
-    project = open_project(owner, queries=3)
-    role = f"service_{digest(database_url).hex()[:12]}"
-    engine = connect(database_url)
-    with engine.begin() as connection:
-        for statement in (
-            f"CREATE ROLE {role} LOGIN PASSWORD 'service'",
-            f"GRANT SELECT, INSERT, UPDATE ON ensembles, projects, tokens TO {role}",
-            f"GRANT SELECT, INSERT, DELETE ON idempotency TO {role}",
-            f"GRANT SELECT, INSERT ON charges TO {role}",
-            f"GRANT SELECT ON alembic_version TO {role}",
-            f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {role}",
-        ):
-            connection.execute(text(statement))
-    try:
-        url = engine.url.set(username=role).render_as_string(hide_password=False)
-        service = Ledger(restricted := connect(url, password="service"))
-        check_schema(restricted)
-        service.charge(project.id, [answered(1)], ("key", digest("body")))
-        assert service.verify("study").ok
-        with pytest.raises(DBAPIError, match="permission denied"), restricted.begin() as connection:
-            connection.execute(text("UPDATE charges SET label = 1"))
-        restricted.dispose()
-    finally:
-        with engine.begin() as connection:
-            connection.execute(text(f"DROP OWNED BY {role}"))
-            connection.execute(text(f"DROP ROLE {role}"))

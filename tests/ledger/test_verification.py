@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,37 @@ from books import (
     register,
     unguarded,
 )
-from sqlalchemy import Connection, insert, select, update
+from forging import (
+    account,
+    add,
+    altered,
+    cut,
+    rebuild,
+    rehash,
+    remove,
+    rewrite,
+    rows_of,
+    swap,
+    write,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy import Connection, Table, select, update
 
 from terrine_client.protocol import ProjectStatus
 from terrine_server.errors import DatabaseUnavailable, NotFound
 from terrine_server.ledger import Ledger, Verification, connect
-from terrine_server.ledger.chain import CHARGE_FIELDS, TERMS_FIELDS, charge_hash, frame
-from terrine_server.ledger.tables import charges, ensembles, projects
-from terrine_server.ledger.verify import verify_project
+from terrine_server.ledger.books import verify_project
+from terrine_server.ledger.chain import (
+    CHARGE_FIELDS,
+    KIND_FIELDS,
+    TERMS_FIELDS,
+    charge_hash,
+    frame,
+    hasher,
+)
+from terrine_server.ledger.entries import is_instant
+from terrine_server.ledger.tables import charges, ensembles, iso, projects
 
 ENTRIES = 6
 
@@ -49,37 +73,6 @@ def ledger(database_url: str) -> Ledger:
     return ledger
 
 
-def altered(value: Any) -> Any:
-    """The smallest change to a value of a column."""
-    match value:
-        case None:
-            return 0
-        case int():
-            return value ^ 1
-        case float():
-            return value * (1 + 2**-52)
-        case bytes():
-            return bytes([value[0] ^ 1]) + value[1:]
-        case datetime():
-            return value + timedelta(microseconds=1)
-        case str():
-            middle = len(value) // 2
-            return value[:middle] + chr(ord(value[middle]) ^ 1) + value[middle + 1 :]
-    raise TypeError(type(value))
-
-
-def rows_of(connection: Connection) -> list[dict[str, Any]]:
-    """The charges of `study`."""
-    query = select(charges).where(charges.c.project_id == 1).order_by(charges.c.seq)
-    return [dict(row._mapping) for row in connection.execute(query)]
-
-
-def write(connection: Connection, seq: int, values: Mapping[str, Any]) -> None:
-    connection.execute(
-        update(charges).where(charges.c.project_id == 1, charges.c.seq == seq).values(values)
-    )
-
-
 def test_the_hash_covers_every_column_of_a_charge() -> None:
     assert set(CHARGE_FIELDS) == {column.name for column in charges.columns} - {"hash"}
 
@@ -90,7 +83,8 @@ def test_the_genesis_covers_everything_fixed_at_opening() -> None:
         "ensemble_id",  # bound by the ensemble's own columns
         "genesis",
         # what charging and closing may change, and the balances bind
-        *("status", "closed_at", "spent", "delta_spent", "cap_spent", "charges", "head"),
+        *("status", "closed_at", "spent", "delta_spent", "cap_spent"),
+        *("charges", "published", "head"),
     }
     of_ensemble = {column.name for column in ensembles.columns} - {
         *("id", "path", "registered_at", "reserved", "delta_reserved")
@@ -144,55 +138,16 @@ def test_a_charge_moved_to_another_project_is_found_in_both(
     assert "entries 2 to 5: missing" in ledger.verify("other").problems
 
 
-def remove(connection: Connection, *seqs: int) -> None:
-    connection.execute(charges.delete().where(charges.c.project_id == 1, charges.c.seq.in_(seqs)))
-
-
-def swap(connection: Connection) -> None:
-    write(connection, 2, {"seq": 99})
-    write(connection, 3, {"seq": 2})
-    write(connection, 99, {"seq": 3})
-
-
-def add(connection: Connection, seq: int, entries: list[dict[str, Any]]) -> None:
-    """A well-made extra charge, chained to its predecessor."""
-    previous = entries[seq - 2]
-    new = digest("forged")
-    extra = {**previous, "seq": seq, "query_digest": new, "input_digest": new}
-    extra["hash"] = charge_hash(previous["hash"], extra)
-    connection.execute(insert(charges), extra)
-
-
-def rehash(connection: Connection, seq: int, **changes: Any) -> None:
-    """Alter one charge and make its own hash right again."""
-    entries = rows_of(connection)
-    previous = entries[seq - 2]["hash"]
-    forged = {**entries[seq - 1], **changes}
-    write(connection, seq, {**changes, "hash": charge_hash(previous, forged)})
-
-
-def rewrite(connection: Connection, seq: int, **changes: Any) -> None:
-    """Alter one charge and make every later hash right again, the head's too."""
-    entries = rows_of(connection)
-    head = entries[seq - 2]["hash"]
-    for entry in entries[seq - 1 :]:
-        forged = {**entry, **(changes if entry["seq"] == seq else {})}
-        head = charge_hash(head, forged)
-        write(connection, entry["seq"], {**forged, "hash": head})
-    connection.execute(update(projects).where(projects.c.id == 1).values(head=head))
-
-
-def account(**changes: Any) -> Callable[[Connection], object]:
-    return lambda connection: connection.execute(
-        update(projects).where(projects.c.id == 1).values(changes)
-    )
-
-
 def cheaper_terms(connection: Connection) -> None:
     text = connection.execute(select(projects.c.terms).where(projects.c.id == 1)).scalar_one()
     terms = json.loads(text)
     terms["prices"]["answered"]["cost"] -= 1
     account(terms=json.dumps(terms, sort_keys=True, separators=(",", ":")))(connection)
+
+
+def forged(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The same charge for a query that was never asked."""
+    return {**entry, "query_digest": digest("forged"), "input_digest": digest("forged")}
 
 
 FORGERIES: Mapping[str, tuple[Callable[[Connection], object], str]] = {
@@ -225,6 +180,14 @@ FORGERIES: Mapping[str, tuple[Callable[[Connection], object], str]] = {
     "outcome of no price, chain rewritten": (
         lambda c: rewrite(c, 3, outcome="reinforced"),
         "entry 3: outcome 'reinforced' is not on",
+    ),
+    "added in the middle, chain rewritten": (
+        lambda c: rebuild(c, [*rows_of(c)[:3], forged(rows_of(c)[2]), *rows_of(c)[3:]]),
+        "balance: charges is 6, but the entries make 7",
+    ),
+    "removed in the middle, chain rewritten": (
+        lambda c: rebuild(c, [*rows_of(c)[:2], *rows_of(c)[3:]]),
+        "balance: charges is 6, but the entries make 5",
     ),
     "spent lowered": (account(spent=0), "balance: spent is 0, but the entries make"),
     "delta spent lowered": (account(delta_spent=0), "balance: delta_spent is 0"),
@@ -273,6 +236,40 @@ def test_forgeries_are_found_and_named(forger: Connection) -> None:
     assert verify_project(forger, "study").ok
 
 
+NAMED = {
+    "spent": "balance: spent is ",
+    "delta_spent": "balance: delta_spent is ",
+    "cap_spent": "balance: cap_spent is ",
+    "charges": "balance: charges is ",
+    "published": "terms: they cannot be read",
+    "terms": "terms: ",
+    "events": "terms: ",
+    "head": "head: the project's last hash",
+    "reserved": "ensemble ",
+    "delta_reserved": "ensemble ",
+}
+NOT_IN_THE_BOOKS = {
+    *("id", "ensemble_id"),  # references, which the database itself keeps right
+    "status",  # an anchor tells whether a closed project was opened again
+    *("closed_at", "registered_at"),  # nothing follows from them
+    "path",  # the files there are compared with the digest when they are used
+}
+
+
+@pytest.mark.parametrize("table", [projects, ensembles], ids=["projects", "ensembles"])
+def test_one_altered_field_of_an_account_is_found(table: Table, forger: Connection) -> None:
+    row = dict(forger.execute(select(table).where(table.c.id == 1)).one()._mapping)
+    forger.rollback()
+    for column in row.keys() - NOT_IN_THE_BOOKS:
+        value = 2.0 if column == "rdp_order" else altered(row[column])
+        name = str(value) if (table, column) == (projects, "name") else "study"
+        change = update(table).where(table.c.id == 1).values({column: value})
+        found = verified(forger, partial(Connection.execute, statement=change), name)
+        assert found.problems, column
+        expected = NAMED.get(column, "terms: their hash is not the one")
+        assert found.problems[0].startswith(expected), f"{column}: {found.problems}"
+
+
 def test_a_project_moved_to_another_ensemble_is_found(ledger: Ledger, database_url: str) -> None:
     register(ledger, "second")
     second = ledger.ensemble("second").id
@@ -298,17 +295,8 @@ def test_a_truncated_tail_with_matching_balance_shows_only_in_the_head(
     """The documented limit: whoever rewrites charges and balance leaves a consistent shorter
     ledger. The head that an auditor wrote down is then nowhere to be found."""
     written_down = ledger.verify("study").head
-    price = ledger.charges("study", after_seq=5)[0]
     with unguarded(database_url) as connection:
-        head = rows_of(connection)[4]["hash"]
-        remove(connection, 6)
-        account(
-            head=head,
-            charges=5,
-            spent=projects.c.spent - price.cost,
-            delta_spent=projects.c.delta_spent - price.delta,
-            cap_spent=projects.c.cap_spent - price.cap_cost,
-        )(connection)
+        cut(connection, keep=5)
     found = ledger.verify("study")
     assert found.ok
     assert found.head != written_down
@@ -386,3 +374,56 @@ def test_any_flipped_bit_of_a_stored_charge_is_found(tmp_path: Path) -> None:
         assert found, f"byte {position - start} of {end - start}"
     path.write_bytes(original)
     assert Ledger(connect(url)).verify("study").ok
+
+
+@given(
+    seq=st.integers(1, 2**63 - 1),
+    created_at=st.datetimes(datetime(2000, 1, 1), timezones=st.just(UTC)),
+    digests=st.lists(st.binary(min_size=32, max_size=32), min_size=3, max_size=3),
+    outcome=st.text(),
+    label=st.none() | st.integers(0, 2**63 - 1),
+    cost=st.integers(0, 2**63 - 1),
+)
+def test_the_fast_hash_is_the_hash(
+    seq: int, created_at: datetime, digests: list[bytes], outcome: str, label: int | None, cost: int
+) -> None:
+    charge: dict[str, Any] = {
+        **dict.fromkeys(CHARGE_FIELDS, cost),
+        **{"project_id": 3, "seq": seq, "created_at": created_at, "outcome": outcome},
+        **{"query_digest": digests[0], "input_digest": digests[1], "label": label},
+    }
+    kind = frame(*(charge[name] for name in KIND_FIELDS))
+    fast = hasher(3)(digests[2], seq, iso(created_at), digests[0], digests[1], kind)
+    assert fast == charge_hash(digests[2], charge)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "infinity", "2026-01-01T00:00:00Z", "2026-01-01 00:00:00.000000Z"),
+        *("2026-02-30T00:00:00.000000Z", "2026-01-01T24:00:00.000000Z"),
+        "2026-01-01T00:00:00.000000+00:00",
+    ],
+)
+def test_no_other_text_is_taken_for_an_instant(text: str) -> None:
+    assert not is_instant(text)
+    assert is_instant("2026-01-01T00:00:00.000000Z")
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)  # libpq's is not traced
+def test_verifying_a_longer_ledger_takes_no_more_memory(database_url: str) -> None:
+    ledger = open_ledger(database_url)
+
+    def peak(entries: int) -> int:
+        name = f"project{entries}"
+        project = open_project(ledger, entries, {"name": "gnmax", "sigma": 400.0}, name=name)
+        for start in range(0, entries, 1000):
+            ledger.charge(project.id, [answered(i) for i in range(start, start + 1000)])
+        tracemalloc.start()
+        assert ledger.verify(name).ok
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return most
+
+    peak(1000)  # what is read once and kept
+    assert peak(8000) < 1.3 * peak(2000)

@@ -2,45 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import pytest
+from commands import Terrine
 
 from terrine_models.data import Dataset
-from terrine_server.cli import main
-
-
-@dataclass(frozen=True)
-class Finished:
-    returncode: object
-    stdout: str
-    stderr: str
-
-
-class Terrine(Protocol):
-    def __call__(self, *arguments: object) -> Finished: ...
-
-
-@pytest.fixture
-def terrine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Terrine:
-    """The command, run in this process: importing torch anew for each would take longer."""
-    monkeypatch.setenv("TERRINE_DATA_DIR", str(tmp_path))
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*arguments: object) -> Finished:
-        monkeypatch.setattr("sys.argv", ["terrine", "ensemble", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        return Finished(ended.value.code, said.out, said.err)
-
-    return run
 
 
 @pytest.fixture
@@ -57,37 +25,67 @@ def files(tmp_path: Path, digits: Dataset) -> Path:
 
 def test_train_show_verify(terrine: Terrine, files: Path) -> None:
     trained = terrine(
-        *("train", files / "private.npz", "--name", "digits", "--teachers", 20, "--copies", 1),
+        *(
+            "ensemble",
+            "train",
+            files / "private.npz",
+            "--name",
+            "digits",
+            "--teachers",
+            20,
+            "--copies",
+            1,
+        ),
         *("--public", files / "pool.npy"),
     )
-    assert trained.returncode == 0, trained.stderr
-    directory = files / "ensembles" / "digits"
-    shown = terrine("show", directory)
-    assert shown.returncode == 0
+    assert trained.code == 0, trained.err
+    directory = files / "data" / "ensembles" / "digits"
+    shown = terrine("ensemble", "show", directory)
+    assert shown.code == 0
     for expected in ("20 (heads, ridge)", "pool.npy (1197 public records)", "30 to 30 records"):
-        assert expected in shown.stdout
-    assert terrine("verify", directory).returncode == 0
+        assert expected in shown.out
+    assert terrine("ensemble", "verify", directory).code == 0
     weights = directory / "teachers-00000.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"!")
-    refused = terrine("verify", directory)
-    assert refused.returncode == 1
-    assert "teachers-00000.safetensors was altered" in refused.stderr
+    refused = terrine("ensemble", "verify", directory)
+    assert refused.code == 1
+    assert "teachers-00000.safetensors was altered" in refused.err
 
 
 def test_a_table_without_public_encoding_is_refused(terrine: Terrine, files: Path) -> None:
     (files / "private.csv").write_text("age,income\n1,low\n2,high\n")
     refused = terrine(
-        *("train", files / "private.csv", "--name", "t", "--teachers", 2, "--label", "income"),
+        *(
+            "ensemble",
+            "train",
+            files / "private.csv",
+            "--name",
+            "t",
+            "--teachers",
+            2,
+            "--label",
+            "income",
+        ),
     )
-    assert refused.returncode == 1
-    assert "cannot be taken from it" in refused.stderr
-    assert "Traceback" not in refused.stderr
+    assert refused.code == 1
+    assert "cannot be taken from it" in refused.err
+    assert "Traceback" not in refused.err
     accident = terrine(
-        *("train", files / "private.csv", "--name", "t", "--teachers", 2, "--label", "income"),
+        *(
+            "ensemble",
+            "train",
+            files / "private.csv",
+            "--name",
+            "t",
+            "--teachers",
+            2,
+            "--label",
+            "income",
+        ),
         *("--public", files / "private.csv"),
     )
-    assert accident.returncode == 1
-    assert "private" in accident.stderr
+    assert accident.code == 1
+    assert "private" in accident.err
 
 
 @pytest.mark.parametrize(
@@ -105,8 +103,8 @@ def test_mistakes_get_one_clear_line(
     terrine: Terrine, files: Path, arguments: tuple[object, ...], said: str
 ) -> None:
     path, *rest = arguments
-    refused = terrine("train", files / str(path), *rest)
-    assert refused.returncode == 1
-    assert said in refused.stderr
-    assert "Traceback" not in refused.stderr
-    assert not (files / "ensembles" / "t").exists()
+    refused = terrine("ensemble", "train", files / str(path), *rest)
+    assert refused.code == 1
+    assert said in refused.err
+    assert "Traceback" not in refused.err
+    assert not (files / "data" / "ensembles" / "t").exists()

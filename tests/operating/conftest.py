@@ -3,38 +3,21 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
+from commands import Terrine
 from digits import DigitsEnsemble
-from machine import Done, Machine
+from machine import Machine
 
 
 @pytest.fixture
 def machine(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    database_url: str,
+    terrine: Terrine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, database_url: str
 ) -> Machine:
-    """Nothing is prepared on it yet. Commands run in this process, where all is imported."""
-    from terrine_server.cli import main
-
-    monkeypatch.setenv("TERRINE_DATA_DIR", str(tmp_path / "data"))
+    """Nothing is prepared on it yet."""
     monkeypatch.setenv("TERRINE_DATABASE_URL", database_url)
-
-    def run(*arguments: str, **variables: str) -> Done:
-        with monkeypatch.context() as patched:
-            for name, value in variables.items():
-                patched.setenv(name, value)
-            patched.setattr(sys, "argv", ["terrine", *arguments])
-            with pytest.raises(SystemExit) as ended:
-                main()
-        said = capsys.readouterr()
-        return Done(int(ended.value.code or 0), said.out, said.err)
-
-    return Machine(tmp_path / "data", database_url, run)
+    return Machine(tmp_path / "data", database_url, terrine)
 
 
 @pytest.fixture

@@ -139,6 +139,8 @@ def test_metrics_hold_no_votes_outcomes_of_a_project_or_secrets(
         "terrine_request_seconds": {"method", "route"},
         "terrine_stage_seconds": {"stage"},
         "terrine_queries_total": {"outcome", "replayed"},
+        "terrine_waiting_queries": set(),
+        "terrine_group_requests": set(),
         "terrine_problems_total": {"problem"},
         "terrine_project_": {"project"},
     }

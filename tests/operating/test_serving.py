@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import httpx
@@ -14,7 +16,7 @@ import pytest
 from books import terms
 from machine import Machine
 from prometheus_client.parser import text_string_to_metric_families
-from serving import serving
+from serving import Serving, serving, until
 from sqlalchemy import text
 
 from terrine_client.protocol import Role, TokenCreate
@@ -97,6 +99,47 @@ def test_workers_share_one_port_one_budget_and_one_account_of_what_they_did(
             assert told_by_metrics == {"200": affordable, "403": clients * each - affordable}
         assert server.stop() == 0
     assert len({entry["pid"] for entry in server.entries("Finished server process")}) == 2
+
+
+def test_a_server_that_is_told_to_stop_answers_what_it_takes_payment_for(
+    served_machine: Machine,
+) -> None:
+    """Whoever was told nothing asks the next server with the same key, and pays nothing twice."""
+    headers, clients = student(served_machine, "ending", 400), 16
+    told: dict[int, dict[str, Any]] = {}
+
+    def ask(http: httpx.Client, number: int) -> int | None:
+        with suppress(httpx.TransportError):
+            key = {"Idempotency-Key": str(number)}
+            reply = http.post("/label", json=question(number), headers=key)
+            if reply.status_code == 200:
+                (told[number],) = reply.json()["results"]
+            return reply.status_code
+        return None
+
+    @contextmanager
+    def asking() -> Iterator[tuple[Serving, list[Future[int | None]]]]:
+        with (
+            serving(served_machine) as server,
+            httpx.Client(base_url=server.url, headers=headers, timeout=60) as http,
+            ThreadPoolExecutor(clients) as pool,
+        ):
+            yield server, [pool.submit(ask, http, number) for number in range(200)]
+
+    with asking() as (server, asked):
+        until(lambda: len(told), lambda answered: answered >= 10)
+        assert server.stop() in (0, -signal.SIGTERM)
+        statuses = {each.result() for each in asked}
+    assert statuses <= {200, 503, None}
+    before = dict(told)
+    assert 10 <= len(before) < 200, "the server was to stop in the midst of it"
+    ledger = Ledger(connect(served_machine.database_url))
+    assert ledger.project("ending").charges == len(before), "paid for, and told nobody"
+    with asking() as (_, asked):
+        assert {each.result() for each in asked} == {200}
+    assert {number: told[number] for number in before} == before
+    assert ledger.project("ending").charges == 200
+    assert ledger.verify("ending").ok
 
 
 @pytest.mark.slow

@@ -44,8 +44,8 @@ def test_secrets_are_random_closed_to_others_and_never_replaced(tmp_path: Path) 
     directory = tmp_path / "secrets"
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     made = {file.name: file.read_text() for file in directory.iterdir()}
-    assert set(made) == {"db_password", "secret_key"}
-    assert len(set(made.values())) == 2
+    assert set(made) == {"db_password", "service_password", "secret_key"}
+    assert len(set(made.values())) == 3
     assert all(re.fullmatch(r"[0-9a-f]{64}", value) for value in made.values())
 
     make(tmp_path, "secrets")

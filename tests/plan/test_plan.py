@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from terrine_server.privacy import Outcome, ParameterError, build_mechanism, quote, rdp
+from terrine_server.privacy import Account, Outcome, ParameterError, build_mechanism, quote, rdp
 from terrine_server.privacy.accounting import rdp_budget
 from terrine_server.privacy.forecast import Consensus, Votes, forecast
 from terrine_server.privacy.grid import default_grid, specifications
@@ -19,9 +19,10 @@ from terrine_server.privacy.plan import (
     frontier,
     plan,
 )
-from terrine_server.privacy.publishing import PUBLICATION_SHARE, DataDependent, Publishing
+from terrine_server.privacy.publishing import DataDependent, Publishing
 from terrine_server.privacy.sensitivity import Charged, secret_spend
-from terrine_server.privacy.terms import COST_UNITS
+from terrine_server.privacy.terms import PUBLICATION_SHARE as SHARE
+from terrine_server.privacy.units import COST_UNITS
 
 MIXED = (Consensus(0.95, 6), Consensus(0.8, 3), Consensus(0.5, 1))
 DELTA = 1e-5
@@ -166,7 +167,7 @@ def test_publishing_pays_for_many_teachers_and_not_for_few() -> None:
         mechanism = build_mechanism(
             {"name": "gnmax", "sigma": sigma}, teachers=teachers, classes=10
         )
-        worst = quote(mechanism, 4.0, DELTA).affordable(0, 0)
+        worst = quote(mechanism, 4.0, DELTA).affordable(Account())
         return 0.0 if found is None else found.queries / worst
 
     assert gain(1000, 40.0, 0.7) > 1.5
@@ -203,9 +204,9 @@ def test_a_schedule_is_followed_by_the_real_release_and_gate() -> None:
         {"name": "gnmax", "sigma": sigma}, teachers=teachers, classes=10
     ).events()[Outcome.ANSWERED]
     worst = float(rdp(event, release.order))
-    conversion = DELTA * (0.999 - PUBLICATION_SHARE)
+    conversion = DELTA * (0.999 - float(SHARE))
     budget = float(rdp_budget(release.order, epsilon, conversion))
-    assert release.failure <= PUBLICATION_SHARE * DELTA
+    assert release.failure <= float(SHARE) * DELTA
 
     votes = synthetic(teachers, Consensus(0.7)).counts
     bound, since, paid, answered, spread = 0.0, 0, 0.0, 0, 0.0
@@ -233,7 +234,7 @@ def test_more_publications_help_where_they_are_cheap() -> None:
     reached = []
     for count in (1, 4):
         model = DataDependent(
-            mechanism, votes, expected, delta=DELTA, publications=count, most=10**6
+            mechanism, votes, expected, delta=DELTA, publications=(count,), most=10**6
         )
         found = model.plan(2.0)
         assert found is not None

@@ -4,62 +4,23 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
-from books import CONFIDENT, LNMAX, abstained, answered, open_ledger, open_project
+from books import CONFIDENT, EPOCHS, LNMAX, abstained, answered, open_ledger, open_project
+from commands import Terrine
 
 from terrine_server.ledger import ProjectRecord
-
-
-@dataclass(frozen=True)
-class Done:
-    """What became of a command."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def fine(self) -> str:
-        assert self.code == 0, self.err
-        return self.out
-
-    @property
-    def refused(self) -> str:
-        assert self.code == 1, self
-        assert self.out == ""
-        assert "Traceback" not in self.err
-        assert self.err.startswith("Error: ")
-        return self.err
-
-
-Terrine = Callable[..., Done]
+from terrine_server.privacy.terms import Account
 
 
 @pytest.fixture
-def terrine(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Terrine:
-    """Run a command as the shell would, but in this process, where everything is imported."""
-    from terrine_server.cli import main
-
-    monkeypatch.setenv("COLUMNS", "200")
+def terrine(terrine: Terrine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Terrine:
+    """In a directory of its own, which also holds the data."""
     monkeypatch.setenv("TERRINE_DATA_DIR", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["terrine", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        return Done(int(ended.value.code or 0), said.out, said.err)
-
-    return run
+    return terrine
 
 
 SMALL = ("gnmax", "--teachers", "100", "--grid", "sigma=0.1n,20", "--epsilon", "2")
@@ -112,7 +73,7 @@ def test_the_recommended_command_is_one_that_project_open_takes(terrine: Terrine
         )
         spec = request.mechanism.model_dump(exclude_none=True)
         terms = quote(build_mechanism(spec, teachers=500, classes=10), epsilon, delta)
-        assert terms.affordable(0, 0) >= 1
+        assert terms.affordable(Account()) >= 1
 
 
 def test_json_and_table_say_the_same_and_json_is_json(terrine: Terrine) -> None:
@@ -281,6 +242,33 @@ def test_pure_mechanisms_are_priced_by_adding_up_too(terrine: Terrine, tmp_path:
     assert document["order"] == project.terms.rule.order
     assert rules["basic"]["epsilon"] == pytest.approx(20 * 2 * 0.05)
     assert rules["basic"]["sound"]
+
+
+def test_epochs_are_opened_and_priced_from_the_command_line(
+    terrine: Terrine, tmp_path: Path
+) -> None:
+    assert terrine("init").code == 0
+    ledger = open_ledger(f"sqlite:///{tmp_path / 'terrine.sqlite'}")
+    options = ["--epsilon-per-epoch", 1, "--delta-per-query", 1e-10, "--answers-per-epoch", 3]
+    terms = ["--ensemble", "mnist", "--epsilon", 6, "--delta", 1e-6]
+    opened = terrine("project", "open", "study", "--mechanism", "stable_svt", *options, *terms)
+    assert "answers_per_epoch 3" in opened.fine
+    project = ledger.project("study")
+    assert project.mechanism == EPOCHS
+    for request in range(2):
+        epochs = [answered((request, k), epoch=0) for k in range(3)]
+        ledger.charge(project.id, [*epochs, abstained((request, 3), epoch=1)])
+    document = json.loads(terrine("price", "study", "--json").fine)
+    rules = {rule["rule"]: rule for rule in document["rules"]}
+    assert document["enforced"] == "fixed-order RDP"
+    assert document["outcomes"] == {"answered": 6, "abstained": 2}
+    assert rules["basic"]["epsilon"] == pytest.approx(4 * 1.0)  # four epochs of eight queries
+    path = str(tmp_path / "some.json")
+    assert terrine("ledger", "export", "study", "--output", path).code == 0
+    within = [line for line in Path(path).read_text().splitlines() if "composition" not in line]
+    Path(path).write_text("\n".join(within) + "\n")
+    said = terrine("price", "--file", path, "--epsilon", "8", "--delta", "1e-5").refused
+    assert "Nothing was charged" in said
 
 
 def test_a_ledger_that_cannot_be_priced_is_explained(

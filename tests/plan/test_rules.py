@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from terrine_server.privacy import (
+    Account,
     Composition,
     CostEvent,
     GaussianNoisyMax,
@@ -19,6 +20,7 @@ from terrine_server.privacy import (
     LaplaceNoisyMax,
     ParameterError,
     StabilityTest,
+    WithinEpoch,
     build_mechanism,
     quote,
 )
@@ -65,7 +67,7 @@ def test_a_project_converts_with_999_permille_of_delta() -> None:
     mechanism = build_mechanism({"name": "gnmax", "sigma": 40.0}, teachers=250, classes=10)
     terms = quote(mechanism, 2.0, 1e-5)
     assert terms.split.conversion == pytest.approx(conversion_delta([NOISY_MAX], 1e-5), rel=1e-12)
-    assert terms.affordable(0, 0) == 201  # the same figure at 99.9 % of δ
+    assert terms.affordable(Account()) == 201  # the same figure at 99.9 % of δ
 
 
 def test_improved_rdp_agrees_with_an_independent_accountant() -> None:
@@ -180,6 +182,8 @@ def test_repricing_needs_charges_and_a_delta_that_is_one() -> None:
         reprice({}, 1e-5, 2.0)
     with pytest.raises(ParameterError, match="delta = 2"):
         reprice({NOISY_MAX: 3}, 2.0, 2.0)
+    with pytest.raises(ParameterError, match="Nothing was charged"):
+        reprice({WithinEpoch(): 3}, 1e-5, 2.0)
 
 
 def test_repricing_p18s_own_transcript_gives_the_known_worst_case() -> None:

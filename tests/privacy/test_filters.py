@@ -10,6 +10,7 @@ import numpy as np
 from exact_laws import gaussian_pmf, noisy_max_law, tail
 
 from terrine_server.privacy import (
+    Account,
     GaussianThreshold,
     build_mechanism,
     gdp_squared,
@@ -99,7 +100,7 @@ def test_a_whole_project_of_noisy_maxima_stays_within_its_epsilon_and_delta() ->
     """The true privacy loss of all affordable GNMax queries on the worst vote, by convolution."""
     spec = {"name": "gnmax", "sigma": 20.0}
     terms = quote(build_mechanism(spec, teachers=20, classes=2), 4.0, 1e-4)
-    queries = terms.affordable(0, 0)
+    queries = terms.affordable(Account())
     p, q = (noisy_max_law(votes, gaussian_pmf(20.0)) for votes in ([10, 10], [9, 11]))
     # The number of zeros is binomial under both; it is a sufficient statistic.
     k = np.arange(queries + 1)

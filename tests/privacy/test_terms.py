@@ -13,9 +13,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from terrine_server.privacy import (
+    Account,
     Mechanism,
     Outcome,
     ParameterError,
+    Publication,
+    Rule,
     Terms,
     additive_delta,
     build_mechanism,
@@ -47,6 +50,12 @@ SPECS: list[Spec] = [
     {"name": "immutable", "c": 2, "sigma": 40.0},
     {"name": "immutable", "c": 100, "gamma": 0.05, "pricing": "as_published"},
     {"name": "stable", "sigma": 8.0, "delta_per_query": 1e-10},
+    {
+        "name": "stable_svt",
+        "epsilon_per_epoch": 0.8,
+        "delta_per_query": 1e-10,
+        "answers_per_epoch": 20,
+    },
 ]
 every_mechanism = pytest.mark.parametrize("spec", SPECS, ids=str)
 
@@ -64,7 +73,7 @@ def test_terms_survive_being_written_down(spec: Spec) -> None:
 @every_mechanism
 def test_one_rule_for_a_project(spec: Spec) -> None:
     terms = quote(build(spec), 4.0, 1e-5)
-    laplace = spec["name"] == "lnmax" or "gamma" in spec
+    laplace = spec["name"] in ("lnmax", "stable_svt") or "gamma" in spec
     assert terms.rule.name == ("rdp" if laplace else "gdp")
     assert (terms.rule.order is not None) == laplace
     claimed = spec.get("pricing") == "as_published"
@@ -88,8 +97,11 @@ def test_rounding_is_never_in_our_favour(spec: Spec, epsilon: float, log_delta: 
         available = Fraction(float(rdp_budget(terms.rule.order, epsilon, conversion)))
     assert terms.budget <= available * COST
     assert terms.budget >= available * COST * (1 - Fraction(3, 10**9)) - 1
-    for outcome, event in mechanism.events().items():
-        price = terms.prices[outcome]
+    priced = [(terms.prices[outcome], event) for outcome, event in mechanism.events().items()]
+    if mechanism.opening is not None and terms.opening is not None:
+        priced.append((terms.opening, mechanism.opening))
+    assert (mechanism.opening is None) == (terms.opening is None)
+    for price, event in priced:
         exact = (
             gdp_squared(event) if terms.rule.order is None else float(rdp(event, terms.rule.order))
         )
@@ -106,16 +118,22 @@ def test_rounding_is_never_in_our_favour(spec: Spec, epsilon: float, log_delta: 
 @every_mechanism
 def test_the_affordable_queries_are_paid_in_full_and_not_one_more(spec: Spec) -> None:
     terms = quote(build(spec), 4.0, 1e-5)
-    queries = terms.affordable(0, 0)
+    queries = terms.affordable(Account())
     worst = terms.worst
     assert queries >= 1
     assert queries * worst.cost <= terms.budget
     assert queries * worst.delta <= terms.delta_budget
     beyond = (queries + 1) * worst.cost > terms.budget
     assert beyond or (queries + 1) * worst.delta > terms.delta_budget
-    assert terms.affordable(queries * worst.cost, queries * worst.delta) == 0
-    assert terms.affordable(terms.budget, 0) == terms.affordable(0, terms.delta_budget) == 0
-    assert terms.affordable(terms.budget + 5, terms.delta_budget + 5) == 0, "never negative"
+    for spent, delta_spent in [
+        (queries * worst.cost, queries * worst.delta),
+        (terms.budget, 0),
+        (0, terms.delta_budget),
+        (terms.budget + 5, terms.delta_budget + 5),
+    ]:
+        account = Account(spent, delta_spent)
+        assert terms.affordable(account) == 0, "never negative"
+        assert not terms.admits(account)
 
 
 @every_mechanism
@@ -132,7 +150,7 @@ def test_spent_epsilon_grows_from_zero_to_the_budget(spec: Spec) -> None:
 @every_mechanism
 def test_a_project_reserves_enough_of_the_cap_for_all_it_may_answer(spec: Spec) -> None:
     terms = quote(build(spec), 4.0, 1e-5)
-    assert terms.cap_budget >= terms.affordable(0, 0) * terms.worst.cap_cost
+    assert terms.cap_budget >= terms.affordable(Account()) * terms.worst.cap_cost
     if terms.rule.name == "gdp":
         assert terms.cap_budget == terms.budget
         assert all(price.cap_cost == price.cost for price in terms.prices.values())
@@ -141,13 +159,13 @@ def test_a_project_reserves_enough_of_the_cap_for_all_it_may_answer(spec: Spec) 
 @given(st.floats(0.1, 90), st.floats(1.0, 1.1), st.sampled_from([1e-9, 1e-6, 1e-5, 1e-3]))
 @settings(deadline=None)
 def test_more_epsilon_never_buys_less(epsilon: float, factor: float, delta: float) -> None:
-    for spec in (SPECS[0], SPECS[2], SPECS[7]):
+    for spec in (SPECS[0], SPECS[2], SPECS[7], SPECS[8]):
         try:
-            less = quote(build(spec), epsilon, delta).affordable(0, 0)
+            less = quote(build(spec), epsilon, delta).affordable(Account())
         except ParameterError:
             less = 0
         if less:
-            assert quote(build(spec), epsilon * factor, delta).affordable(0, 0) >= less
+            assert quote(build(spec), epsilon * factor, delta).affordable(Account()) >= less
 
 
 def test_the_rdp_order_is_the_best_for_the_mechanism() -> None:
@@ -155,7 +173,32 @@ def test_the_rdp_order_is_the_best_for_the_mechanism() -> None:
     terms = quote(mechanism, 4.0, 1e-5)
     (event,) = mechanism.events().values()
     budgets = rdp_budget(ORDERS, 4.0, terms.split.conversion)
-    assert terms.affordable(0, 0) >= int(max(budgets / rdp(event, ORDERS)))
+    assert terms.affordable(Account()) >= int(max(budgets / rdp(event, ORDERS)))
+
+
+def test_the_first_query_of_an_epoch_pays_for_it_and_the_others_only_their_draw() -> None:
+    terms = quote(build(SPECS[8]), 4.0, 1e-5)
+    assert terms.opening is not None
+    for outcome, own in terms.prices.items():
+        assert (own.cost, own.delta, own.cap_cost) == (0, 1, 0)
+        assert terms.price(outcome, opens=False) == own
+        assert terms.price(outcome, opens=True) == own + terms.opening == terms.worst
+
+
+def test_an_open_epoch_goes_on_where_no_other_could_be_opened() -> None:
+    """What it was opened for is paid. Whether it is still open follows from its outcomes."""
+    terms = quote(build(SPECS[8]), 4.0, 1e-5)
+    spent = Account(terms.budget)
+    assert terms.affordable(spent) == 0
+    assert not terms.admits(spent)
+    assert terms.admits(spent, opens=False)
+    assert not terms.admits(Account(terms.budget, terms.delta_budget), opens=False)
+
+
+def test_epochs_have_no_data_dependent_analysis() -> None:
+    publication = Publication(order=8.0, beta=0.01, sigma=20.0, z=5.0)
+    with pytest.raises(ParameterError, match="stable_svt has no data-dependent analysis"):
+        quote(build(SPECS[8]), 4.0, 1e-5, cap_rule=Rule("rdp", 8.0), publishing=(publication, [5]))
 
 
 @pytest.mark.parametrize(("gamma", "epsilon"), [(0.5, 3.001), (2.0, 4.001), (5.0, 10.001)])
@@ -163,7 +206,7 @@ def test_laplace_budgets_buy_at_least_what_adding_up_epsilon_would(
     gamma: float, epsilon: float
 ) -> None:
     terms = quote(build({"name": "lnmax", "gamma": gamma}), epsilon, 1e-6)
-    assert terms.affordable(0, 0) >= int(epsilon / (2 * gamma))
+    assert terms.affordable(Account()) >= int(epsilon / (2 * gamma))
 
 
 def test_an_abstention_is_cheaper_than_an_answer() -> None:
@@ -187,6 +230,7 @@ def test_the_papers_own_project_costs_what_the_design_says() -> None:
 def test_stability_takes_a_twentieth_of_delta_and_only_there() -> None:
     stable = quote(build(SPECS[7]), 8.0, 1e-5).split
     assert stable.stability == pytest.approx(5e-7)
+    assert quote(build(SPECS[8]), 8.0, 1e-5).split == stable
     assert quote(build(SPECS[1]), 8.0, 1e-5).split.stability == 0
     assert stable.sampler == pytest.approx(1e-8)
     assert stable.publication == 0

@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, inspect
+from sqlalchemy import Connection, inspect, select
 
 from terrine_server.ledger import Ledger, ProjectRecord, Proposal, connect, upgrade
-from terrine_server.privacy import Outcome, Terms, build_mechanism, cap, quote
+from terrine_server.ledger.tables import idempotency
+from terrine_server.privacy import Account, Outcome, Terms, build_mechanism, cap, quote
 
 TEACHERS, CLASSES, RECORDS = 250, 10, 60_000
 INFO = {
@@ -22,8 +23,16 @@ INFO = {
 }
 GNMAX = {"name": "gnmax", "sigma": 40.0}
 CONFIDENT = {"name": "confident_gnmax", "threshold": 200, "sigma1": 150.0, "sigma2": 40.0}
+NOISY = {"name": "confident_gnmax", "threshold": 200, "sigma1": 1500.0, "sigma2": 400.0}
+"""So cheap that tens of thousands of queries fit."""
 LNMAX = {"name": "lnmax", "gamma": 0.05}
 STABLE = {"name": "stable", "sigma": 8.0, "delta_per_query": 1e-10}
+EPOCHS = {
+    "name": "stable_svt",
+    "epsilon_per_epoch": 1.0,
+    "delta_per_query": 1e-10,
+    "answers_per_epoch": 3,
+}
 CLAIMED = {"name": "immutable", "c": 5, "gamma": 0.05, "pricing": "as_published"}
 
 
@@ -31,17 +40,17 @@ def digest(text: object) -> bytes:
     return hashlib.sha256(str(text).encode()).digest()
 
 
-def answered(query: object, label: int = 3, given: object = None) -> Proposal:
+def answered(
+    query: object, label: int = 3, given: object = None, epoch: int | None = None
+) -> Proposal:
     """A query that the teachers answered; `given` is its input where that is not all of it."""
-    return Proposal(
-        digest(query), digest(query if given is None else given), Outcome.ANSWERED, label
-    )
+    whole = digest(query if given is None else given)
+    return Proposal(digest(query), whole, Outcome.ANSWERED, label, epoch=epoch)
 
 
-def abstained(query: object, given: object = None) -> Proposal:
-    return Proposal(
-        digest(query), digest(query if given is None else given), Outcome.ABSTAINED, None
-    )
+def abstained(query: object, given: object = None, epoch: int | None = None) -> Proposal:
+    whole = digest(query if given is None else given)
+    return Proposal(digest(query), whole, Outcome.ABSTAINED, None, epoch=epoch)
 
 
 def unvoted(query: object, given: object = None) -> Proposal:
@@ -61,6 +70,15 @@ def register(ledger: Ledger, name: str, epsilon: float = 20.0) -> None:
     ledger.register_ensemble(
         name, f"ensembles/{name}", digest(name).hex(), INFO, RECORDS, cap(epsilon, 1e-5)
     )
+
+
+def kept_keys(url: str) -> set[str]:
+    """The idempotency keys that the ledger remembers."""
+    engine = connect(url)
+    with engine.connect() as connection:
+        keys = set(connection.execute(select(idempotency.c.key)).scalars())
+    engine.dispose()
+    return keys
 
 
 @contextmanager
@@ -92,7 +110,7 @@ def terms(
 ) -> Terms:
     """Terms whose budget pays for exactly `queries` at the worst price."""
     quoted = quote(build_mechanism(mechanism, teachers=TEACHERS, classes=CLASSES), epsilon, delta)
-    assert quoted.affordable(0, 0) >= queries, "ask for a larger epsilon"
+    assert quoted.affordable(Account()) >= queries, "ask for a larger epsilon"
     worst = quoted.worst
     return replace(quoted, budget=queries * worst.cost, cap_budget=queries * worst.cap_cost)
 

@@ -2,41 +2,20 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
+import random
 import signal
-from collections.abc import Callable
-from multiprocessing.process import BaseProcess
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection as PipeConnection
+from secrets import randbelow
 from typing import Any
 
-from books import answered, digest
+from books import abstained, answered, digest
 from sqlalchemy import Connection, event
 
-from terrine_server.errors import BudgetExhausted, CapExceeded
+from terrine_server.errors import BudgetExhausted, CapExceeded, TerrineError
 from terrine_server.ledger import Ledger, Receipt, check_schema, connect, upgrade
-
-# What is slow to import is imported once, by a process that then forks: a worker costs little.
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["terrine_server.ledger", "psycopg"])
-
-
-def in_processes(work: Callable[..., None], *arguments: tuple[Any, ...]) -> list[BaseProcess]:
-    """Run `work` in one process for each tuple of arguments, all at once, until all end."""
-    processes: list[BaseProcess] = [
-        _processes.Process(target=work, args=given) for given in arguments
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(timeout=120)
-    return processes
-
-
-def start(work: Callable[..., None], *arguments: Any) -> BaseProcess:
-    """Run `work` in another process, without waiting for it."""
-    process = _processes.Process(target=work, args=arguments)
-    process.start()
-    return process
 
 
 def migrate(url: str) -> None:
@@ -114,3 +93,73 @@ def die_after_commit(url: str, project_id: int, queries: int) -> None:
     )
     assert receipt
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def answer_requests(url: str, connection: PipeConnection, flaw: str | None) -> None:
+    """Charge what is asked through the pipe, one request at a time, until it is closed.
+
+    A request is a project's number, a key and queries; each vote is drawn anew, so an answer that
+    was not taken from the record shows. Replies a list of results, None where the budget is spent,
+    or the error's problem. A `flaw` is one of `FLAWS`.
+    """
+    engine = connect(url)
+    ledger = Ledger(engine)
+    if flaw == "loses commits":
+        event.listen(engine, "commit", lose)
+    while True:
+        try:
+            project_id, key, queries = connection.recv()
+        except EOFError:
+            return
+        batch = [
+            abstained(query) if randbelow(3) == 0 else answered(query, randbelow(10))
+            for query in queries
+        ]
+        try:
+            idempotency = None if flaw == "forgets keys" else (key, digest(queries))
+            receipt = ledger.charge(project_id, batch, idempotency)
+        except BudgetExhausted:
+            connection.send(None)
+        except TerrineError as error:
+            connection.send(error.problem)
+        else:
+            connection.send(_told(receipt))
+
+
+FLAWS = ("loses commits", "forgets keys")
+"""Defects to plant: those who look for defects must see them."""
+
+
+def lose(connection: Connection) -> None:
+    """Undo one commit in five, as a disk would that lies about what it has written."""
+    if randbelow(5) == 0:
+        connection.exec_driver_sql("ROLLBACK")
+        connection.exec_driver_sql("BEGIN")
+
+
+def race(url: str, project_id: int, name: str, clients: int, connection: PipeConnection) -> None:
+    """Let so many threads pay for ever new queries, one to three at a time, until refused.
+
+    Sends all that they were told, as pairs of queries and results.
+    """
+    ledger = Ledger(connect(url))
+    start = threading.Barrier(clients)
+
+    def ask(client: int) -> list[Any]:
+        rng = random.Random(f"{name} {client}")
+        told: list[Any] = []
+        start.wait()
+        while True:
+            queries = [rng.getrandbits(48) for _ in range(rng.randint(1, 3))]
+            try:
+                receipt = ledger.charge(project_id, [answered(query) for query in queries])
+            except BudgetExhausted:
+                return told
+            told.append((tuple(queries), _told(receipt)))
+
+    with ThreadPoolExecutor(clients) as pool:
+        connection.send([told for client in pool.map(ask, range(clients)) for told in client])
+
+
+def _told(receipt: Receipt) -> list[tuple[str, int | None, int | None, bool]]:
+    return [(str(r.outcome), r.label, r.seq, r.replayed) for r in receipt.results]

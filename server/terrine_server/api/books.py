@@ -31,13 +31,14 @@ Instant = Annotated[
     Query(ge=datetime(2000, 1, 1, tzinfo=UTC), lt=datetime(3000, 1, 1, tzinfo=UTC)),
 ]
 Limit = Annotated[int, Query(ge=1, le=1000, description="Most items on a page.")]
-PAID = Literal["answered", "abstained", "reinforced"]
+PAID = Literal["answered", "abstained", "reinforced", "published"]
 COLUMNS = [
     "project",
     "seq",
     "created_at",
     "outcome",
     "label",
+    "figure",
     "cost",
     "delta",
     "guarantee",

@@ -15,6 +15,7 @@ from terrine_client.protocol import (
     ProjectStatus,
     ProjectUpdate,
     Role,
+    SecretSpend,
     TokenCreate,
     TokenCreated,
     TokenInfo,
@@ -81,6 +82,16 @@ def project(house: House, holder: Anyone, name: Name) -> ProjectInfo:
         raise Forbidden("This token belongs to another project.")
     record = house.ledger.project(name)
     return views.project(record, house.available(record.ensemble))
+
+
+@router.get("/projects/{name}/secret-spend", responses=openapi.problems("not-found", "conflict"))
+def secret_spend(house: House, _: Admin, name: Name) -> SecretSpend:
+    """Return what a data-dependent project's queries cost at their votes.
+
+    Secret: for the data owner alone. Whoever else sees it learns of the private data, outside
+    every budget.
+    """
+    return views.secret_spend(name, house.ledger.secret_spend(name))
 
 
 @router.patch("/projects/{name}", responses=openapi.problems("not-found", "conflict"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -14,9 +14,10 @@ from sqlalchemy import Engine
 from terrine_client.protocol import Role
 from terrine_server.auth import Principal, Tokens
 from terrine_server.errors import Forbidden, Unauthorized
-from terrine_server.labeling import Labeling
-from terrine_server.ledger import EnsembleRecord, Ledger
+from terrine_server.labeling import Ask, Labeling
+from terrine_server.ledger import EnsembleRecord, Ledger, Receipt
 from terrine_server.metrics import Metrics
+from terrine_server.queueing import Queue
 from terrine_server.ratelimit import RateLimit
 from terrine_server.settings import Settings
 from terrine_server.voting.local import LocalVoters
@@ -32,6 +33,7 @@ class Services:
     tokens: Tokens
     voters: LocalVoters
     labeling: Labeling
+    queue: Queue[Ask, Receipt]
     requests: RateLimit
     failed_logins: RateLimit
     metrics: Metrics
@@ -41,7 +43,7 @@ class Services:
         return self.voters.available(ensemble)
 
 
-def services(request: Request) -> Services:
+async def services(request: Request) -> Services:
     """Return the app's services."""
     found: Services = request.app.state.services
     return found
@@ -50,7 +52,7 @@ def services(request: Request) -> Services:
 House = Annotated[Services, Depends(services)]
 
 
-def known_parameters(request: Request) -> None:
+async def known_parameters(request: Request) -> None:
     """Refuse query parameters that the route does not have, or that come twice.
 
     A misspelt filter must not turn into no filter.
@@ -95,10 +97,10 @@ def principal(
     return holder
 
 
-def allow(*roles: Role) -> Callable[..., Principal]:
+def allow(*roles: Role) -> Callable[..., Awaitable[Principal]]:
     """Return a dependency that lets tokens of these roles pass."""
 
-    def check(holder: Annotated[Principal, Depends(principal)]) -> Principal:
+    async def check(holder: Annotated[Principal, Depends(principal)]) -> Principal:
         if holder.role not in roles:
             needed = " or ".join(roles)
             raise Forbidden(f"This needs a token of role {needed}; yours is {holder.role}.")
@@ -107,7 +109,7 @@ def allow(*roles: Role) -> Callable[..., Principal]:
     return check
 
 
-def own_project(holder: Annotated[Principal, Depends(allow(Role.STUDENT))]) -> str:
+async def own_project(holder: Annotated[Principal, Depends(allow(Role.STUDENT))]) -> str:
     """Return the project that the student's token belongs to."""
     if holder.project is None:
         raise Forbidden("This token belongs to no project.")

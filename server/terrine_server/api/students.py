@@ -12,11 +12,12 @@ from terrine_client.protocol import Budget, Estimate, EstimateRequest, LabelResp
 from terrine_server.api import openapi, views
 from terrine_server.api.decoding import decode
 from terrine_server.api.services import House, OwnProject, Services
+from terrine_server.labeling import Ask
 
 router = APIRouter(tags=["students"])
 
-LABEL_THREADS = CapacityLimiter(16)
-"""Label requests worked on at a time. All other routes have threads of their own."""
+CHECKING = CapacityLimiter(8)
+"""Label requests decoded and checked at a time. All other routes have threads of their own."""
 
 
 @router.post(
@@ -47,17 +48,17 @@ async def label(
     """
     body = await request.body()
     content_type = request.headers.get("content-type", "")
-    text = await to_thread.run_sync(
-        _answer, house, project, content_type, body, idempotency_key, limiter=LABEL_THREADS
+    ask = await to_thread.run_sync(
+        _ask, house, project, content_type, body, idempotency_key, limiter=CHECKING
     )
-    return Response(text, media_type="application/json")
+    receipt = await house.queue.ask(project, ask)
+    return Response(views.receipt(receipt).model_dump_json(), media_type="application/json")
 
 
-def _answer(house: Services, project: str, content_type: str, body: bytes, key: str | None) -> str:
+def _ask(house: Services, project: str, content_type: str, body: bytes, key: str | None) -> Ask:
     with house.metrics.stage("decode"):
         sent = decode(content_type, body, house.settings.max_body_bytes)
-    receipt = house.labeling.label(project, sent.inputs, sent.probabilities, key)
-    return views.receipt(receipt).model_dump_json()
+        return house.labeling.check(project, sent.inputs, sent.probabilities, key)
 
 
 @router.post("/label/estimate", responses=openapi.problems("project-closed"))

@@ -20,7 +20,10 @@ from terrine_client.protocol import (
     Outcome,
     Price,
     ProjectInfo,
+    Published,
+    PublishingTerms,
     Rule,
+    SecretSpend,
     TokenInfo,
     Verification,
 )
@@ -45,6 +48,9 @@ def budget(project: ledger.ProjectRecord) -> Budget:
         delta_spent=project.delta_spent,
         epsilon_spent=terms.epsilon_spent(project.spent),
         charges=project.charges,
+        publications=[
+            Published(charge=p.seq, queries=p.queries, figure=p.figure) for p in project.published
+        ],
         affordable=project.affordable,
     )
 
@@ -60,6 +66,7 @@ def estimate(project: ledger.ProjectRecord, queries: int) -> Estimate:
         fits=queries <= project.affordable,
         epsilon_after=terms.epsilon_spent(project.spent + cost),
         prices=prices(project),
+        opening=_opening(project),
         budget=budget(project),
     )
 
@@ -103,6 +110,7 @@ def ensemble_account(record: ledger.EnsembleRecord, available: bool) -> Ensemble
         guarantee=record.guarantee,
         epsilon=record.epsilon,
         delta=record.delta,
+        rule=Rule(**asdict(record.rule)),
         cap=record.cap,
         reserved=record.reserved,
         delta_cap=record.delta_cap,
@@ -123,9 +131,31 @@ def project(record: ledger.ProjectRecord, available: bool) -> ProjectInfo:
         delta_split=DeltaSplit(**asdict(record.terms.split)),
         rule=Rule(**asdict(record.terms.rule)),
         prices=prices(record),
+        opening=_opening(record),
+        publishing=_publishing(record),
         opened_at=record.opened_at,
         closed_at=record.closed_at,
     )
+
+
+def _opening(record: ledger.ProjectRecord) -> Price | None:
+    price = record.terms.opening
+    return None if price is None else Price(cost=price.cost, delta=price.delta)
+
+
+def _publishing(record: ledger.ProjectRecord) -> PublishingTerms | None:
+    schedule = record.terms.schedule
+    if schedule is None:
+        return None
+    price = Price(cost=schedule.price.cost, delta=schedule.price.delta)
+    return PublishingTerms(
+        **asdict(schedule.publication), schedule=list(schedule.counts), price=price
+    )
+
+
+def secret_spend(project: str, record: ledger.SecretAccount) -> SecretSpend:
+    """Return a secret spend, for its owner."""
+    return SecretSpend(project=project, **asdict(record))
 
 
 def charge(record: ledger.ChargeRecord) -> Charge:
@@ -136,6 +166,7 @@ def charge(record: ledger.ChargeRecord) -> Charge:
         created_at=record.created_at,
         outcome=record.outcome,
         label=record.label,
+        figure=record.figure,
         cost=record.cost,
         delta=record.delta,
         guarantee=record.guarantee,

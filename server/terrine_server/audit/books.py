@@ -13,7 +13,9 @@ from functools import lru_cache
 
 from terrine_server.audit.findings import Finding, Part
 from terrine_server.ledger import Ledger, ProjectRecord
+from terrine_server.ledger.events import events_of
 from terrine_server.privacy import (
+    Account,
     ParameterError,
     Price,
     Rule,
@@ -63,14 +65,22 @@ def _check_terms(project: ProjectRecord) -> Iterator[str]:
     mechanism = build_mechanism(
         project.mechanism, teachers=info["teachers"], classes=len(info["classes"])
     )
-    events = {outcome.value: event.to_json() for outcome, event in mechanism.events().items()}
-    if dict(project.events) != json.loads(json.dumps(events)):
+    if dict(project.events) != json.loads(json.dumps(events_of(mechanism))):
         yield "its cost events are not those of its mechanism"
-    quoted = quote(mechanism, terms.epsilon, terms.delta)
+    schedule = terms.schedule
+    quoted = quote(
+        mechanism,
+        terms.epsilon,
+        terms.delta,
+        cap_rule=project.ensemble.rule,
+        publishing=None if schedule is None else (schedule.publication, schedule.counts),
+    )
     if terms.guarantee != quoted.guarantee:
         yield f"its guarantee is {terms.guarantee}, but its mechanism's is {quoted.guarantee}"
     if set(terms.prices) != set(quoted.prices):
         yield "its price list names other outcomes than its mechanism has"
+    if (terms.opening is None) != (quoted.opening is None):
+        yield "its price list does not say what opening an epoch costs as its mechanism does"
     if terms.rule != quoted.rule:
         yield f"it adds up by {_rule(terms.rule)}, but {_rule(quoted.rule)} is quoted for it"
         return
@@ -83,9 +93,9 @@ def _check_terms(project: ProjectRecord) -> Iterator[str]:
 
 
 def _check_charges(ledger: Ledger, project: ProjectRecord) -> Iterator[str]:
-    spent = delta_spent = cap_spent = 0
+    terms, account = project.terms, Account()
     for charge in ledger.stream_charges(project.name):
-        due = _price(json.dumps(dict(charge.event), sort_keys=True), project.terms.rule)
+        due = _price(json.dumps(dict(charge.event), sort_keys=True), terms.rule, terms.cap_rule)
         for name, paid, owed in [
             ("cost", charge.cost, due.cost),
             ("delta", charge.delta, due.delta),
@@ -93,21 +103,25 @@ def _check_charges(ledger: Ledger, project: ProjectRecord) -> Iterator[str]:
         ]:
             if paid < owed:
                 yield f"entry {charge.seq} paid a {name} of {paid}; its event costs {owed}"
-        spent, delta_spent = spent + due.cost, delta_spent + due.delta
-        cap_spent += due.cap_cost
-    terms = project.terms
+        if charge.figure is None:
+            account = account.plus(due)
+            continue
+        try:
+            account = terms.after_publishing(account, charge.figure)
+        except ValueError as error:
+            yield f"entry {charge.seq}: {error}"
     for name, total, budget in [
-        ("costs", spent, terms.budget),
-        ("deltas", delta_spent, terms.delta_budget),
-        ("cap costs", cap_spent, terms.cap_budget),
+        ("costs", account.spent, terms.budget),
+        ("deltas", account.delta_spent, terms.delta_budget),
+        ("cap costs", account.cap_spent, terms.cap_budget),
     ]:
         if total > budget:
             yield f"the {name} of its events add up to {total}, over its budget of {budget}"
 
 
 @lru_cache(maxsize=1024)
-def _price(event: str, rule: Rule) -> Price:
-    return price(event_from_json(json.loads(event)), rule)
+def _price(event: str, rule: Rule, cap_rule: Rule) -> Price:
+    return price(event_from_json(json.loads(event)), rule, cap_rule)
 
 
 def _rule(rule: Rule) -> str:

@@ -19,7 +19,7 @@ from terrine_server.audit.cases import CASES, Case, Request
 from terrine_server.audit.evidence import Limits, Promise, Sample, events, limits
 from terrine_server.audit.findings import Finding
 from terrine_server.privacy import Mechanism, Outcome, additive_delta, quote, rdp
-from terrine_server.privacy.terms import COST_UNITS, DELTA_UNITS
+from terrine_server.privacy.units import COST_UNITS, DELTA_UNITS
 
 FINALISTS = 3
 """Events that reach the second half; more would each be judged at a lower confidence."""

@@ -1,15 +1,20 @@
-"""What every command shares: the console, and errors that a person can act on."""
+"""What commands share: console, ledger, whole files, and errors that a person can act on."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
-from typing import Annotated, Any, NoReturn
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
 
 import typer
 from rich.console import Console
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from terrine_server.ledger import Ledger
 
 console = Console()
 errors = Console(stderr=True, highlight=False)
@@ -23,6 +28,8 @@ KNOWN = (
     ("terrine_models.data", "DataError"),
     ("terrine_models.teachers", "TrainingError"),
     ("terrine_server.auth", "SecretKeyError"),
+    ("terrine_server.ledger.anchors", "AnchorError"),
+    ("terrine_server.ledger.archive", "ArchiveError"),
     ("terrine_client.errors", "TerrineError"),
 )
 """Errors whose text was written for the user. Looked up only where already imported."""
@@ -35,6 +42,44 @@ class CommandError(Exception):
 def fail(message: str) -> NoReturn:
     """End the command with `message` on stderr and exit code 1."""
     raise CommandError(message)
+
+
+def consensus_levels(text: str) -> list[tuple[float, float]]:
+    """Return the levels of C[:SHARE],… as pairs: the share that agrees, and of how many queries."""
+    try:
+        parts = [part.partition(":") for part in text.split(",")]
+        return [(float(agreement), float(share or 1)) for agreement, _, share in parts]
+    except ValueError:
+        fail(f"--consensus takes numbers such as 0.9 or 0.95:6,0.8:3,0.5:1; not {text!r}.")
+
+
+def opened_ledger() -> Ledger:
+    """Return the ledger that the settings name. Raises SchemaMismatch, DatabaseUnavailable."""
+    from terrine_server.ledger import check_schema, connect
+    from terrine_server.operations import open_ledger
+    from terrine_server.settings import Settings
+
+    settings = Settings()
+    check_schema(connect(settings.database, settings.database_password()))
+    return open_ledger(settings)
+
+
+@contextmanager
+def writing(output: Path | None) -> Iterator[TextIO]:
+    """Standard output, or a file that appears under its name only when it is complete."""
+    if output is None:
+        yield sys.stdout
+        sys.stdout.flush()
+        return
+    partial = output.with_name(f"{output.name}.partial")
+    try:
+        with partial.open("w", newline="", encoding="utf-8") as file:
+            yield file
+        os.replace(partial, output)
+    except OSError as error:
+        fail(f"{output} cannot be written: {error.strerror}.")
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def print_json(value: object) -> None:

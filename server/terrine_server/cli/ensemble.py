@@ -179,6 +179,13 @@ def register(
     ],
     epsilon: Annotated[float, typer.Option(help="Cap: ε of all its projects together.")],
     delta: Annotated[float, typer.Option(help="Cap: δ of all its projects together.")],
+    order: Annotated[
+        float | None,
+        typer.Option(
+            help="Rényi order at which the cap adds up, as `terrine plan` names it. Needed by "
+            "projects with data-dependent accounting; without it, the cap adds up in Gaussian DP."
+        ),
+    ] = None,
 ) -> None:
     """Let projects be opened on an ensemble, under a cap that they share. The cap is final.
 
@@ -188,10 +195,10 @@ def register(
     from terrine_server.settings import Settings
 
     settings = Settings()
-    record = register_ensemble(open_ledger(settings), settings, name, epsilon, delta)
+    record = register_ensemble(open_ledger(settings), settings, name, epsilon, delta, order)
     console.print(
         f"Registered {record.name}: all its projects together stay within "
-        f"ε = {record.epsilon:g}, δ = {record.delta:g}. "
+        f"ε = {record.epsilon:g}, δ = {record.delta:g}, added up in {record.rule}. "
         f"Next: terrine project open --ensemble {record.name} …",
         soft_wrap=True,
     )
@@ -212,7 +219,9 @@ def list_ensembles(as_json: AsJson = False) -> None:
         voters = LocalVoters(settings.data_dir, settings.device)
         print_json([views.ensemble_account(record, voters.available(record)) for record in records])
         return
-    table = Table("ensemble", "teachers", "classes", "cap ε", "cap δ", "reserved", "guarantee")
+    table = Table("ensemble", "teachers", "classes", "cap ε", "cap δ", "order")
+    for heading in ("reserved", "guarantee"):
+        table.add_column(heading)
     for record in records:
         table.add_row(
             record.name,
@@ -220,6 +229,7 @@ def list_ensembles(as_json: AsJson = False) -> None:
             str(len(record.info["classes"])),
             f"{record.epsilon:g}",
             f"{record.delta:g}",
+            "–" if record.rdp_order is None else f"{record.rdp_order:g}",
             f"{record.reserved / record.cap:.1%}",
             record.guarantee,
         )

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
@@ -15,12 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 from rich.table import Table
 
-from terrine_server.cli.console import AsJson, console, fail, print_json
+from terrine_server.cli import verify
+from terrine_server.cli.console import AsJson, console, opened_ledger, print_json, writing
 
 if TYPE_CHECKING:
     from terrine_server.ledger import ChargeRecord, Ledger
 
-app = typer.Typer(no_args_is_help=True, help="Show, verify and export the ledger.")
+app = typer.Typer(no_args_is_help=True, help="Show, verify, anchor and export the ledger.")
+app.command()(verify.verify)
+app.command()(verify.anchor)
 
 LAST = 20
 
@@ -39,7 +38,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show all accounts, or one project's account and its last entries."""
-    ledger = _open()
+    ledger = opened_ledger()
     if project is None:
         _show_accounts(ledger, as_json)
     else:
@@ -47,62 +46,31 @@ def show(
 
 
 @app.command()
-def verify(
-    project: Annotated[str, typer.Argument(help="A project, or `all`.", show_default=True)] = "all",
-) -> None:
-    """Recompute every hash, number, price and balance. Exit code 1 when anything is wrong.
-
-    Keep the printed head elsewhere: entries cut from the end together with a balance set back to
-    match leave consistent books, and only a head that is no longer found tells.
-    """
-    ledger = _open()
-    names = ledger.project_names() if project == "all" else [project]
-    whole = True
-    for name in names:
-        found = ledger.verify(name)
-        whole = whole and found.ok
-        verdict = "[green]whole[/]" if found.ok else "[bold red]NOT WHOLE[/]"
-        console.print(f"{name}: {verdict}, {found.charges} charges", highlight=False)
-        console.print(f"  head {found.head}", highlight=False, soft_wrap=True)
-        for problem in found.problems:
-            console.print(f"  {problem}", markup=False, highlight=False, soft_wrap=True)
-    if not names:
-        console.print("No project was opened yet.")
-    if not whole:
-        raise typer.Exit(1)
-
-
-@app.command()
 def export(
     project: Annotated[str, typer.Argument(help="The project.")],
     format: Annotated[
-        Format, typer.Option(help="json: one JSON object a line; csv: with a header line.")
+        Format,
+        typer.Option(
+            help="json: the account, then the entries, one JSON object a line; csv: the entries."
+        ),
     ] = Format.JSON,
     output: Annotated[
         Path | None, typer.Option(help="File to write; default: standard output.")
     ] = None,
 ) -> None:
-    """Write down every entry of a project, with all that its hash covers."""
-    ledger = _open()
+    """Write down a project's books, with all that its hashes cover.
+
+    `terrine ledger verify --file` verifies JSON from the file alone, years later, anywhere.
+    """
+    ledger = opened_ledger()
     ledger.project(project)  # an unknown name leaves no file behind
-    count = 0
-    with _opened(output) as file:
-        write = _csv_writer(file) if format is Format.CSV else _json_writer(file)
-        for entry in ledger.stream_charges(project):
-            write(_fields(entry))
-            count += 1
+    with writing(output) as file:
+        count = _write_csv(ledger, project, file) if format is Format.CSV else 0
+        if format is Format.JSON:
+            for count, line in enumerate(ledger.export(project)):  # noqa: B007 - the account is 0
+                file.write(json.dumps(line) + "\n")
     if output is not None:
         console.print(f"Wrote {count} entries to {output}.", highlight=False, soft_wrap=True)
-
-
-def _open() -> Ledger:
-    from terrine_server.ledger import check_schema, connect
-    from terrine_server.operations import open_ledger
-    from terrine_server.settings import Settings
-
-    settings = Settings()
-    check_schema(connect(settings.database, settings.database_password()))
-    return open_ledger(settings)
 
 
 def _show_accounts(ledger: Ledger, as_json: bool) -> None:
@@ -149,6 +117,7 @@ def _show_accounts(ledger: Ledger, as_json: bool) -> None:
 
 def _show_project(ledger: Ledger, name: str, last: int, as_json: bool) -> None:
     from terrine_server.api import views
+    from terrine_server.ledger.archive import entry_line
 
     project = ledger.project(name)
     account = views.budget(project)
@@ -159,7 +128,7 @@ def _show_project(ledger: Ledger, name: str, last: int, as_json: bool) -> None:
                 "account": account,
                 "genesis": project.genesis,
                 "head": project.head,
-                "last_charges": [_fields(entry) for entry in entries],
+                "last_charges": [entry_line(entry) for entry in entries],
             }
         )
         return
@@ -179,7 +148,7 @@ def _show_project(ledger: Ledger, name: str, last: int, as_json: bool) -> None:
             str(entry.seq),
             f"{entry.created_at:%Y-%m-%d %H:%M:%S}",
             entry.outcome,
-            "" if entry.label is None else str(entry.label),
+            _told(entry),
             str(entry.cost),
             str(entry.delta),
             _guarantee(entry.guarantee),
@@ -187,6 +156,12 @@ def _show_project(ledger: Ledger, name: str, last: int, as_json: bool) -> None:
         )
     if entries:
         console.print(table)
+
+
+def _told(entry: ChargeRecord) -> str:
+    if entry.figure is not None:
+        return f"≤ {entry.figure}"
+    return "" if entry.label is None else str(entry.label)
 
 
 def _cap(ensemble: Any) -> dict[str, Any]:
@@ -202,43 +177,19 @@ def _guarantee(guarantee: str) -> str:
     return f"[bold yellow]{guarantee}[/]" if guarantee == "claimed" else str(guarantee)
 
 
-def _fields(entry: ChargeRecord) -> dict[str, Any]:
-    """An entry, with its time in the very form that is hashed."""
-    from terrine_server.ledger.tables import iso
-
-    return {**vars(entry), "created_at": iso(entry.created_at)}
-
-
-def _json_writer(file: TextIO) -> Callable[[dict[str, Any]], object]:
-    return lambda entry: file.write(json.dumps(entry) + "\n")
-
-
-def _csv_writer(file: TextIO) -> Callable[[dict[str, Any]], object]:
+def _write_csv(ledger: Ledger, project: str, file: TextIO) -> int:
     from dataclasses import fields
 
     from terrine_server.ledger import ChargeRecord
+    from terrine_server.ledger.archive import entry_line
     from terrine_server.ledger.chain import canonical_json
 
     writer = csv.DictWriter(file, [field.name for field in fields(ChargeRecord)])
     writer.writeheader()
-    return lambda entry: writer.writerow(
-        entry | {name: canonical_json(entry[name]) for name in ("mechanism", "event")}
-    )
-
-
-@contextmanager
-def _opened(output: Path | None) -> Iterator[TextIO]:
-    """Standard output, or a file that appears under its name only when it is complete."""
-    if output is None:
-        yield sys.stdout
-        sys.stdout.flush()
-        return
-    partial = output.with_name(f"{output.name}.partial")
-    try:
-        with partial.open("w", newline="", encoding="utf-8") as file:
-            yield file
-        os.replace(partial, output)
-    except OSError as error:
-        fail(f"{output} cannot be written: {error.strerror}.")
-    finally:
-        partial.unlink(missing_ok=True)
+    count = 0
+    for entry in map(entry_line, ledger.stream_charges(project)):
+        writer.writerow(
+            entry | {name: canonical_json(entry[name]) for name in ("mechanism", "event")}
+        )
+        count += 1
+    return count

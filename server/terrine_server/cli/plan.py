@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from terrine_server.cli.console import console, errors, fail
+from terrine_server.cli.console import consensus_levels, console, errors, fail
 from terrine_server.cli.plan_report import document, show
 
 if TYPE_CHECKING:
-    from terrine_server.privacy.forecast import Consensus, Votes
+    from terrine_server.privacy.forecast import Votes
     from terrine_server.privacy.grid import Grid
 
 
@@ -85,9 +85,6 @@ def plan(
             metavar="NAME=V,V,…", help="Values to try; 0.1n is a tenth of the teachers. Repeatable."
         ),
     ] = None,
-    publications: Annotated[
-        int, typer.Option(min=1, max=100, help="Figures published (data-dependent accounting).")
-    ] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw ε against answers, as a PNG.")
@@ -106,7 +103,7 @@ def plan(
 
       terrine plan gnmax --votes public.npz --votes-are public --epsilon 2 --grid sigma=0.05n,0.1n
     """
-    from terrine_server.privacy.forecast import Votes
+    from terrine_server.privacy.forecast import Consensus, Votes
     from terrine_server.privacy.plan import curves
     from terrine_server.privacy.plan import plan as make_plan
 
@@ -121,7 +118,7 @@ def plan(
     else:
         if not sizes:
             fail("Say how many teachers there are: --teachers 1000")
-        levels = _levels(consensus, runner_up)
+        levels = [Consensus(*level, runner_up) for level in consensus_levels(consensus)]
         ensembles = [Votes.synthetic(levels, teachers=n, classes=classes) for n in sizes]
     if mechanism == "interactive_gnmax":
         if student_accuracy is None:
@@ -138,7 +135,6 @@ def plan(
         answers=answers,
         accuracy=accuracy,
         grid=_grid(grid or []),
-        publications=publications,
     )
     if picture is not None:
         from terrine_server.cli.picture import draw
@@ -186,16 +182,6 @@ def _sizes(text: str | None) -> list[int]:
         return [int(part) for part in text.split(",")] if text else []
     except ValueError:
         fail(f"--teachers takes whole numbers, such as 250 or 250,1000; not {text!r}.")
-
-
-def _levels(text: str, runner_up: float) -> list[Consensus]:
-    from terrine_server.privacy.forecast import Consensus
-
-    try:
-        parts = [part.partition(":") for part in text.split(",")]
-        return [Consensus(float(c), float(share or 1), runner_up) for c, _, share in parts]
-    except ValueError:
-        fail(f"--consensus takes numbers such as 0.9 or 0.95:6,0.8:3,0.5:1; not {text!r}.")
 
 
 def _grid(given: Sequence[str]) -> Callable[[int], Grid]:

@@ -58,7 +58,9 @@ def _show_publishing(found: Plan) -> None:
         text = (
             f"Data-dependent accounting would answer {gain:.0%} more: order {published.order:g}, "
             f"β = {published.beta:.4g}, σ = {published.sigma:.4g}, z = {published.z:.4g}, "
-            f"published after {', '.join(f'{k:,}' for k in schedule)} charges."
+            f"published after {', '.join(f'{k:,}' for k in schedule)} queries. For it, register "
+            f"the ensemble with --order {published.order:g}, and open the project with "
+            "--accounting data_dependent and the --consensus of this plan."
         )
     console.print(text, highlight=False, soft_wrap=True)
 

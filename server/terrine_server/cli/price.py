@@ -5,23 +5,37 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from terrine_server.cli.console import console, fail
+from terrine_server.cli.console import console, fail, opened_ledger
 
 if TYPE_CHECKING:
     from terrine_server.privacy import CostEvent
-    from terrine_server.privacy.rules import Repriced, Rule
+    from terrine_server.privacy.rules import Rule
+
+
+@dataclass(frozen=True)
+class Line:
+    """What one way of accounting says of a ledger: ε of its entries, queries for its budget."""
+
+    rule: str
+    sound: bool
+    enforced: bool
+    epsilon: float
+    queries: int
 
 
 @dataclass(frozen=True)
 class Books:
-    """What was charged, and the terms that it was charged under; `order` where one was fixed."""
+    """What was charged, and the terms that it was charged under; `order` where one was fixed.
+
+    `published`: what a data-dependent project goes by in place of an `enforced` rule.
+    """
 
     project: str
     guarantee: str
@@ -29,8 +43,9 @@ class Books:
     outcomes: Mapping[str, int]
     epsilon: float | None
     delta: float
-    enforced: Rule
+    enforced: Rule | None
     order: float | None
+    published: Line | None = None
 
 
 def price(
@@ -53,8 +68,6 @@ def price(
 
       terrine price --file study.json --epsilon 2 --delta 1e-5
     """
-    from terrine_server.privacy.rules import reprice
-
     if (project is None) == (file is None):
         fail("Name a project, or give --file with an exported ledger.")
     if project is not None:
@@ -66,7 +79,7 @@ def price(
     if not books.tally:
         fail(f"{books.project} has no charges yet, so there is nothing to re-price.")
     budget = books.epsilon if books.epsilon is not None else _spent(books)
-    lines = reprice(books.tally, books.delta, budget, books.order)
+    lines = _lines(books, budget)
     if as_json:
         typer.echo(json.dumps(_document(books, budget, lines), indent=2, ensure_ascii=False))
     else:
@@ -74,17 +87,23 @@ def price(
 
 
 def _from_ledger(name: str) -> Books:
-    from terrine_server.ledger import check_schema, connect
-    from terrine_server.operations import open_ledger
+    from terrine_server.privacy import GDP
+    from terrine_server.privacy.plan import DATA_DEPENDENT
     from terrine_server.privacy.rules import Rule
-    from terrine_server.settings import Settings
 
-    settings = Settings()
-    check_schema(connect(settings.database, settings.database_password()))
-    ledger = open_ledger(settings)
+    ledger = opened_ledger()
     record = ledger.project(name)
-    terms = record.terms
+    terms, account = record.terms, record.account
     tally, outcomes = _count((e.event, e.outcome) for e in ledger.stream_charges(name))
+    published = None
+    if terms.schedule is not None:
+        published = Line(
+            DATA_DEPENDENT,
+            sound=True,
+            enforced=True,
+            epsilon=terms.epsilon_spent(account.spent),
+            queries=account.queries + terms.affordable(account),
+        )
     return Books(
         project=name,
         guarantee=record.guarantee,
@@ -92,16 +111,17 @@ def _from_ledger(name: str) -> Books:
         outcomes=outcomes,
         epsilon=terms.epsilon,
         delta=terms.delta,
-        enforced=Rule.GDP if terms.rule.name == "gdp" else Rule.FIXED_ORDER,
+        enforced=None if published else (Rule.GDP if terms.rule == GDP else Rule.FIXED_ORDER),
         order=terms.rule.order,
+        published=published,
     )
 
 
 def _from_file(path: Path, epsilon: float | None, delta: float | None) -> Books:
-    from terrine_server.privacy.rules import enforced
+    from terrine_server.privacy.rules import check_charged, enforced
 
     if delta is None:
-        fail("An export holds no budget: give --delta, and --epsilon if it is to be compared with.")
+        fail("A file is priced at a δ of your choice: give --delta; and --epsilon to compare with.")
     projects: dict[str, str] = {}
 
     def entries() -> Iterator[tuple[Mapping[str, Any], str]]:
@@ -109,6 +129,8 @@ def _from_file(path: Path, epsilon: float | None, delta: float | None) -> Books:
             for number, line in enumerate(lines, start=1):
                 try:
                     entry = json.loads(line)
+                    if number == 1 and "account" in entry:
+                        continue
                     projects[entry["project"]] = str(entry["guarantee"])
                     yield dict(entry["event"]), str(entry["outcome"])
                 except (ValueError, TypeError, KeyError, UnicodeDecodeError):
@@ -119,25 +141,30 @@ def _from_file(path: Path, epsilon: float | None, delta: float | None) -> Books:
 
     tally, outcomes = _count(entries())
     if not tally:
-        fail(f"{path} holds no entries.")
+        fail(f"{path} holds no entries of queries.")
     if len(projects) > 1:
         fail(f"{path} holds entries of {', '.join(sorted(projects))}: give one project's.")
     name, guarantee = next(iter(projects.items()))
-    binding = enforced(tally, delta, epsilon or 1.0)
-    return Books(name, guarantee, tally, outcomes, epsilon, delta, binding.rule, order=None)
+    check_charged(tally)
+    # Published figures were refused by; entries alone do not say what they left.
+    binding = None if "published" in outcomes else enforced(tally, delta, epsilon or 1.0).rule
+    return Books(name, guarantee, tally, outcomes, epsilon, delta, binding, order=None)
 
 
 def _count(
     entries: Iterable[tuple[Mapping[str, Any], str]],
 ) -> tuple[dict[CostEvent, int], dict[str, int]]:
-    from terrine_server.privacy import event_from_json
+    from terrine_server.privacy import PublishedFigure, event_from_json
 
     tally: Counter[str] = Counter()
     outcomes: Counter[str] = Counter()
     for event, outcome in entries:
         tally[json.dumps(event, sort_keys=True)] += 1
         outcomes[outcome] += 1
-    return {event_from_json(json.loads(text)): n for text, n in tally.items()}, dict(outcomes)
+    events = {event_from_json(json.loads(text)): count for text, count in tally.items()}
+    # Rules that count every query at its worst case have no use for what was published.
+    queries = {e: count for e, count in events.items() if not isinstance(e, PublishedFigure)}
+    return queries, dict(outcomes)
 
 
 def _spent(books: Books) -> float:
@@ -149,31 +176,40 @@ def _spent(books: Books) -> float:
     return accountant.epsilon(accountant.total(books.tally))
 
 
-def _show(books: Books, budget: float, lines: list[Repriced]) -> None:
+def _lines(books: Books, budget: float) -> list[Line]:
+    from terrine_server.privacy.rules import reprice
+
+    lines = [
+        Line(each.rule.value, each.sound, each.rule is books.enforced, each.epsilon, each.queries)
+        for each in reprice(books.tally, books.delta, budget, books.order)
+    ]
+    return lines if books.published is None else [*lines, books.published]
+
+
+def _show(books: Books, budget: float, lines: list[Line]) -> None:
     made = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(books.outcomes.items()))
     console.print(f"[bold]{books.project}[/]: {made}", highlight=False, soft_wrap=True)
     if books.guarantee == "claimed":
         console.print("[bold yellow]The price of these entries is claimed, not proven.[/]")
-    binding = next((line.queries for line in lines if line.rule is books.enforced), 0)
+    binding = next((line.queries for line in lines if line.enforced), 0)
     table = Table("accounting", "sound")
     for heading in (f"ε at δ = {books.delta:g}", f"queries for ε = {budget:.4g}", "gain"):
         table.add_column(heading, justify="right")
     for line in lines:
-        binds = line.rule is books.enforced
-        name = line.rule.value
-        if line.rule.value == "fixed-order RDP" and books.order is not None:
+        name, at_least = line.rule, "≥ " if line is books.published else ""
+        if name == "fixed-order RDP" and books.order is not None:
             name += f" (order {books.order:g})"
         table.add_row(
-            f"[bold]{name}, enforced[/]" if binds else name,
+            f"[bold]{name}, enforced[/]" if line.enforced else name,
             "yes" if line.sound else "no",
             f"{line.epsilon:.4f}",
-            f"{line.queries:,}",
-            "" if binds or not binding else f"{line.queries / binding - 1:+.1%}",
+            f"{at_least}{line.queries:,}",
+            "" if line.enforced or not binding else f"{line.queries / binding - 1:+.1%}",
         )
     console.print(table)
 
 
-def _document(books: Books, budget: float, lines: list[Repriced]) -> dict[str, Any]:
+def _document(books: Books, budget: float, lines: list[Line]) -> dict[str, Any]:
     return {
         "project": books.project,
         "guarantee": books.guarantee,
@@ -181,15 +217,7 @@ def _document(books: Books, budget: float, lines: list[Repriced]) -> dict[str, A
         "outcomes": dict(books.outcomes),
         "epsilon": budget,
         "delta": books.delta,
-        "enforced": books.enforced.value,
+        "enforced": next((line.rule for line in lines if line.enforced), None),
         "order": books.order,
-        "rules": [
-            {
-                "rule": line.rule.value,
-                "sound": line.sound,
-                "epsilon": line.epsilon,
-                "queries": line.queries,
-            }
-            for line in lines
-        ],
+        "rules": [asdict(line) for line in lines],
     }

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from terrine_server.cli.console import AsJson, console, print_json
+from terrine_server.cli.console import AsJson, consensus_levels, console, errors, print_json
 
 if TYPE_CHECKING:
     from terrine_client.protocol import ProjectInfo
@@ -18,7 +19,13 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Open, show and close projects.")
 
 Name = Annotated[str, typer.Argument(help="Name of the project.")]
-PARAMETERS = ("sigma", "sigma1", "sigma2", "gamma", "threshold", "confidence", "c")
+
+
+class Accounting(StrEnum):
+    """What a query counts as once it is paid."""
+
+    WORST_CASE = "worst_case"
+    DATA_DEPENDENT = "data_dependent"
 
 
 @app.command("open")
@@ -27,7 +34,10 @@ def open_project(
     ensemble: Annotated[str, typer.Option(help="Name of the registered ensemble.")],
     mechanism: Annotated[
         str,
-        typer.Option(help="lnmax, gnmax, confident_gnmax, interactive_gnmax, immutable or stable."),
+        typer.Option(
+            help="lnmax, gnmax, confident_gnmax, interactive_gnmax, immutable, stable or "
+            "stable_svt."
+        ),
     ],
     epsilon: Annotated[float, typer.Option(help="Budget: ε.")],
     delta: Annotated[float, typer.Option(help="Budget: δ; below 1 / training records.")],
@@ -40,8 +50,35 @@ def open_project(
         float | None, typer.Option(help="Confirm the student's label above this.")
     ] = None,
     c: Annotated[int | None, typer.Option(help="Votes added to the winner (immutable).")] = None,
-    delta_per_query: Annotated[float | None, typer.Option(help="For stable.")] = None,
+    delta_per_query: Annotated[
+        float | None,
+        typer.Option(help="Chance that an unstable winner passes (stable, stable_svt)."),
+    ] = None,
+    epsilon_per_epoch: Annotated[
+        float | None, typer.Option(help="What opening an epoch costs (stable_svt).")
+    ] = None,
+    answers_per_epoch: Annotated[
+        int | None,
+        typer.Option(
+            help="An epoch ends after so many answers, an abstention or its request (stable_svt)."
+        ),
+    ] = None,
     pricing: Annotated[str | None, typer.Option(help="honest or as_published (immutable).")] = None,
+    accounting: Annotated[
+        Accounting,
+        typer.Option(
+            help="data_dependent publishes noisy bounds on what queries cost at their votes, and "
+            "refuses by those; it needs an ensemble that was registered with --order."
+        ),
+    ] = Accounting.WORST_CASE,
+    consensus: Annotated[
+        str | None,
+        typer.Option(
+            metavar="C[:SHARE],…",
+            help="For data_dependent: how far teachers are expected to agree, as for "
+            "`terrine plan`. A guess or public knowledge, never what private teachers voted.",
+        ),
+    ] = None,
     acknowledge_claimed: Annotated[
         bool,
         typer.Option("--acknowledge-claimed", help="Accept a guarantee that is only claimed."),
@@ -63,6 +100,8 @@ def open_project(
         "confidence": confidence,
         "c": c,
         "delta_per_query": delta_per_query,
+        "epsilon_per_epoch": epsilon_per_epoch,
+        "answers_per_epoch": answers_per_epoch,
         "pricing": pricing,
     }
     request = ProjectOpen.model_validate(
@@ -73,6 +112,9 @@ def open_project(
             "epsilon": epsilon,
             "delta": delta,
             "acknowledge_claimed": acknowledge_claimed,
+            "accounting": accounting.value,
+            "consensus": consensus
+            and [{"agreement": c, "share": share} for c, share in consensus_levels(consensus)],
         }
     )
     settings = Settings()
@@ -132,6 +174,34 @@ def show(name: Name, as_json: AsJson = False) -> None:
         print_json(_infos(settings, [record])[0])
     else:
         _show(record)
+
+
+@app.command("secret-spend")
+def secret_spend(name: Name, as_json: AsJson = False) -> None:
+    """Show what a data-dependent project's queries cost at their votes. SECRET.
+
+    For the data owner alone: it is a function of the private data, and no promise covers who sees
+    it. Students see bounds on it, at counts that were fixed beforehand.
+    """
+    from terrine_server.api import views
+    from terrine_server.operations import open_ledger
+    from terrine_server.settings import Settings
+
+    found = views.secret_spend(name, open_ledger(Settings()).secret_spend(name))
+    errors.print(
+        "[bold red]SECRET:[/] this follows from private votes, outside every guarantee. "
+        "Show it to nobody.",
+        soft_wrap=True,
+    )
+    if as_json:
+        print_json(found)
+        return
+    table = Table(show_header=False)
+    table.add_row("project", found.project)
+    table.add_row("queries", f"{found.queries:,}")
+    table.add_row(f"Rényi divergence at order {found.order:g}", f"{found.cost:.6g}")
+    table.add_row("smooth sensitivity", f"{found.smooth_sensitivity:.3g}")
+    console.print(table)
 
 
 @app.command()
@@ -196,8 +266,19 @@ def _show(record: ProjectRecord) -> None:
         "ε spent": f"{account.epsilon_spent:.6g}",
         "charges": str(account.charges),
         "queries left": f"at least {account.affordable}",
+        "accounting": _accounting(record),
         "opened": f"{record.opened_at:%Y-%m-%d %H:%M} UTC",
     }
     for label, value in rows.items():
         table.add_row(label, value)
     console.print(table)
+
+
+def _accounting(record: ProjectRecord) -> str:
+    schedule = record.terms.schedule
+    if schedule is None:
+        return "worst case"
+    counts = ", ".join(f"{count:,}" for count in schedule.counts)
+    return (
+        f"data-dependent: bounds published after {counts} queries, {len(record.published)} so far"
+    )

@@ -14,13 +14,22 @@ WORKER_SECONDS = 20
 """A worker that has not shown a sign of life for so long is replaced."""
 
 
-def init() -> None:
+def init(
+    service_role: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ROLE",
+            help="PostgreSQL: role that `serve` will log in as; gets no right to change charges.",
+        ),
+    ] = None,
+) -> None:
     """Make the data directory, the secret key and the tables; migrate older ones.
 
     Safe to repeat: what exists is kept.
     """
     from terrine_server.auth import load_secret_key, make_secret_key
     from terrine_server.ledger import connect, upgrade
+    from terrine_server.ledger.roles import grant
     from terrine_server.settings import Settings
 
     settings = Settings()
@@ -28,7 +37,12 @@ def init() -> None:
     settings.ensembles_dir.mkdir(exist_ok=True)
     made = make_secret_key(settings.secret_key_path)
     load_secret_key(settings.secret_key_path)
-    upgrade(connect(settings.database, settings.database_password()))
+    engine = connect(settings.database, settings.database_password())
+    if service_role is not None and engine.dialect.name != "postgresql":
+        fail("--service-role is for PostgreSQL: SQLite has no roles.")
+    upgrade(engine)
+    if service_role is not None:
+        grant(engine, service_role)
     console.print(f"{'Made' if made else 'Kept'} the secret key {settings.secret_key_path}.")
     console.print(f"The ledger is ready. Data directory: {settings.data_dir.absolute()}")
 
@@ -48,9 +62,9 @@ def serve(
     Where things are: TERRINE_DATA_DIR, TERRINE_DATABASE_URL, TERRINE_DATABASE_PASSWORD_FILE,
     TERRINE_SECRET_KEY_FILE, TERRINE_HOST, TERRINE_PORT, TERRINE_FORWARDED_ALLOW_IPS,
     TERRINE_DEVICE.
-    Limits: TERRINE_MAX_BATCH, TERRINE_MAX_BODY_BYTES, TERRINE_REQUESTS_PER_MINUTE,
-    TERRINE_FAILED_LOGINS_PER_MINUTE, TERRINE_MAX_CONNECTIONS, TERRINE_KEEP_ALIVE_SECONDS,
-    TERRINE_BODY_SECONDS, TERRINE_SHUTDOWN_SECONDS.
+    Limits: TERRINE_MAX_BATCH, TERRINE_MAX_WAITING, TERRINE_MAX_BODY_BYTES,
+    TERRINE_REQUESTS_PER_MINUTE, TERRINE_FAILED_LOGINS_PER_MINUTE, TERRINE_MAX_CONNECTIONS,
+    TERRINE_KEEP_ALIVE_SECONDS, TERRINE_BODY_SECONDS, TERRINE_SHUTDOWN_SECONDS.
     Log: TERRINE_LOG_LEVEL.
     """
     import uvicorn

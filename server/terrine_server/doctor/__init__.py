@@ -57,6 +57,7 @@ def _with_database(settings: Settings, password: str | None) -> Iterator[Finding
         return
     try:
         yield from database.look(engine)
+        yield from database.rights(engine)
         check_schema(engine)
         yield Finding("schema", State.OK, "The tables are those of this Terrine.")
         yield from books.ensembles(Ledger(engine), settings)

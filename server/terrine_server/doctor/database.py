@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Engine, text
 from terrine_server.doctor.files import disk, private
 from terrine_server.doctor.finding import Finding, State
 from terrine_server.ledger.database import reading, sqlite_path
+from terrine_server.ledger.roles import missing, over_history
 
 OLDEST_POSTGRESQL = 14
 CLOCK_SKEW, CLOCK_BROKEN = timedelta(seconds=1), timedelta(minutes=1)
@@ -34,6 +35,28 @@ def look(engine: Engine) -> Iterator[Finding]:
     yield from postgresql(found, standby)
     assert isinstance(there, datetime)  # noqa: S101 - as PostgreSQL documents it
     yield skew(here, there)
+
+
+def rights(engine: Engine) -> Iterator[Finding]:
+    """Look at what this account may do to the tables; nothing where there are none, or no roles."""
+    if sqlite_path(engine) is not None:
+        return
+    with reading(engine) as connection:
+        if _value(connection, "SELECT to_regclass('charges')") is None:
+            return
+        account = _value(connection, "SELECT current_user")
+        lacking, excess = missing(connection), over_history(connection)
+    if lacking:
+        found = f"The account {account} may not {', '.join(lacking)}."
+        mend = f"terrine init --service-role {account}   (as the owner of the tables)"
+        yield Finding("rights", State.PROBLEM, found, mend)
+    elif excess:
+        found = f"The account {account} may {', '.join(excess)} charges: triggers alone forbid it."
+        mend = "Serve as another role: docs/ledger.md, A role with fewer rights"
+        yield Finding("rights", State.WARNING, found, mend)
+    else:
+        found = f"The account {account} may add charges, and not change any."
+        yield Finding("rights", State.OK, found)
 
 
 def _sqlite(engine: Engine, path: Path) -> Iterator[Finding]:

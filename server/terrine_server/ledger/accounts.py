@@ -12,8 +12,9 @@ from sqlalchemy.exc import IntegrityError
 
 from terrine_client.protocol import Name, ProjectStatus
 from terrine_server.errors import CapExceeded, Conflict, InvalidTerms, NotFound
-from terrine_server.ledger import rows
+from terrine_server.ledger import rows, secrets
 from terrine_server.ledger.chain import canonical_json, genesis
+from terrine_server.ledger.events import events_of
 from terrine_server.ledger.records import EnsembleRecord, ProjectRecord
 from terrine_server.ledger.tables import ensembles, projects
 from terrine_server.privacy import Cap, ParameterError, Terms, build_mechanism
@@ -44,6 +45,7 @@ def register_ensemble(
         "records": records,
         "epsilon": float(cap.epsilon),
         "delta": float(cap.delta),
+        "rdp_order": cap.rule.order,
         "cap": cap.budget,
         "delta_cap": cap.delta_budget,
         "reserved": 0,
@@ -98,6 +100,7 @@ def open_project(
         "delta_spent": 0,
         "cap_spent": 0,
         "charges": 0,
+        "published": "[]",
         "opened_at": now,
     }
     start = genesis({**row._mapping, **fields})
@@ -109,7 +112,10 @@ def open_project(
     except IntegrityError as error:
         raise Conflict(f"The project {name} was opened by someone else just now.") from error
     _reserve(connection, ensemble, terms.cap_budget, terms.delta_budget)
-    return rows.fetch_project(connection, projects.c.name == name, f"called {name}")
+    project = rows.fetch_project(connection, projects.c.name == name, f"called {name}")
+    if terms.schedule is not None:
+        secrets.open_tally(connection, project)
+    return project
 
 
 def set_status(
@@ -140,17 +146,18 @@ def set_status(
 
 
 def _events(mechanism: Mapping[str, Any], terms: Terms, ensemble: EnsembleRecord) -> dict[str, Any]:
-    """What each outcome is recorded as; refuses terms that were quoted for something else."""
+    """What entries are recorded as; refuses terms that were quoted for something else."""
     try:
         built = build_mechanism(
             mechanism, teachers=ensemble.info["teachers"], classes=len(ensemble.info["classes"])
         )
     except ParameterError as error:
         raise InvalidTerms(str(error)) from error
-    events = built.events()
-    if built.guarantee != terms.guarantee or set(events) != set(terms.prices):
+    same_prices = set(built.events()) == set(terms.prices)
+    same_epochs = (built.opening is None) == (terms.opening is None)
+    if built.guarantee != terms.guarantee or not (same_prices and same_epochs):
         raise InvalidTerms(f"The terms were not quoted for the mechanism {built.name}.")
-    return {str(outcome): event.to_json() for outcome, event in events.items()}
+    return events_of(built)
 
 
 def _reserve(connection: Connection, ensemble: EnsembleRecord, cost: int, delta_cost: int) -> None:
@@ -165,13 +172,18 @@ def _reserve(connection: Connection, ensemble: EnsembleRecord, cost: int, delta_
 
 
 def _check_cap(ensemble: EnsembleRecord, terms: Terms) -> None:
+    if terms.cap_rule != ensemble.rule:
+        raise InvalidTerms(
+            f"These terms count in {terms.cap_rule}, but the cap of the ensemble {ensemble.name} "
+            f"adds up in {ensemble.rule}."
+        )
     left, delta_left = (
         ensemble.cap - ensemble.reserved,
         ensemble.delta_cap - ensemble.delta_reserved,
     )
     if terms.cap_budget > left or terms.delta_budget > delta_left:
         raise CapExceeded(
-            f"This budget reserves {terms.cap_budget / 1e12:.6g} of μ² and "
+            f"This budget reserves {terms.cap_budget / 1e12:.6g} in {ensemble.rule} and "
             f"{terms.delta_budget / 1e18:.3g} of additive δ; the ensemble {ensemble.name} has "
             f"{left / 1e12:.6g} and {delta_left / 1e18:.3g} left of its cap "
             f"(ε = {ensemble.epsilon:g}, δ = {ensemble.delta:g}). "

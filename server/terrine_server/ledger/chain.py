@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -28,6 +28,7 @@ CHARGE_FIELDS = (
     "input_digest",
     "outcome",
     "label",
+    "figure",
     "cost",
     "delta",
     "cap_cost",
@@ -36,6 +37,9 @@ CHARGE_FIELDS = (
     "event",
 )
 """Every column of a charge but its hash, in the order in which they are hashed."""
+
+KIND_FIELDS = CHARGE_FIELDS[5:]
+"""Those that many charges share: what came out, what it cost, and why."""
 
 TERMS_FIELDS = (
     "name",
@@ -53,6 +57,7 @@ TERMS_FIELDS = (
     "ensemble__records",
     "ensemble__epsilon",
     "ensemble__delta",
+    "ensemble__rdp_order",
     "ensemble__cap",
     "ensemble__delta_cap",
 )
@@ -77,6 +82,37 @@ def genesis(project: Mapping[str, Any]) -> bytes:
 def charge_hash(previous: bytes, charge: Mapping[str, Any]) -> bytes:
     """Hash of a charge, from `CHARGE_FIELDS` and the hash before it."""
     return _sha256("terrine/charge/1", previous, *(charge[name] for name in CHARGE_FIELDS))
+
+
+def hasher(project_id: int) -> Callable[[bytes, int, str, bytes, bytes, bytes], bytes]:
+    """Return what hashes one project's charges as `charge_hash` does, in a fraction of the time.
+
+    It takes the hash before, the number, the time as `iso` writes it, both digests (32 bytes each)
+    and the frame of `KIND_FIELDS`, which a caller makes once for all charges that share them.
+    """
+    start = frame("terrine/charge/1") + frame(b"\0" * 32)[:9]
+    owner = frame(project_id) + b"i"
+    time, digest = frame("0" * 27)[:9].replace(b"s", b"t", 1), frame(b"\0" * 32)[:9]
+    lengths = [length.to_bytes(8, "big") for length in range(32)]
+    sha256, join = hashlib.sha256, b"".join
+
+    def hashed(
+        previous: bytes, seq: int, created_at: str, query: bytes, input: bytes, kind: bytes
+    ) -> bytes:
+        number, instant = str(seq).encode(), created_at.encode()
+        length = lengths[len(number)]
+        parts = (
+            *(start, previous, owner, length, number, time, instant),
+            *(digest, query, digest, input, kind),
+        )
+        return sha256(join(parts)).digest()
+
+    return hashed
+
+
+def publication_digest(genesis: str, number: int) -> bytes:
+    """What identifies a project's publication, numbered from 0, where a query's digest stands."""
+    return _sha256("terrine/publication/1", bytes.fromhex(genesis), number)
 
 
 def _sha256(*fields: Field) -> bytes:

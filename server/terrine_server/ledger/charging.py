@@ -6,9 +6,20 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from itertools import islice
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, literal, select, update
+from sqlalchemy import (
+    Connection,
+    Select,
+    bindparam,
+    delete,
+    insert,
+    literal,
+    select,
+    union_all,
+    update,
+)
 from sqlalchemy.sql.elements import ColumnElement
 
 from terrine_client.protocol import Outcome, ProjectStatus
@@ -17,20 +28,29 @@ from terrine_server.errors import (
     BudgetExhausted,
     IdempotencyConflict,
     InvalidQuery,
+    Overtaken,
     ProjectClosed,
     ProjectPaused,
+    TerrineError,
 )
-from terrine_server.ledger import rows
-from terrine_server.ledger.admission import REFUSED, Admission, Balance, Recorded, admit
-from terrine_server.ledger.chain import canonical_json, charge_hash
+from terrine_server.ledger import rows, secrets
+from terrine_server.ledger.admission import REFUSED, Admission, Recorded, admit
+from terrine_server.ledger.chain import (
+    KIND_FIELDS,
+    canonical_json,
+    frame,
+    hasher,
+    publication_digest,
+)
+from terrine_server.ledger.events import entry_event
 from terrine_server.ledger.records import (
+    Batch,
     ProjectRecord,
-    Proposal,
     QueryDigest,
     Receipt,
     Result,
 )
-from terrine_server.ledger.tables import charges, idempotency, projects
+from terrine_server.ledger.tables import charges, idempotency, iso, projects
 
 KEYS_KEPT = timedelta(days=7)
 """How long an idempotency key is remembered. The charges behind it are for ever, so a later retry
@@ -38,43 +58,84 @@ is still free; what is forgotten is only that the key was used."""
 _CHUNK = 500
 
 
+def _charged(
+    kind: int, digest: ColumnElement[bytes], wanted: str, *also: ColumnElement[bool]
+) -> Select[Any]:
+    return select(
+        literal(kind).label("kind"), digest, charges.c.seq, charges.c.outcome, charges.c.label
+    ).where(
+        charges.c.project_id == bindparam("project"),
+        digest.in_(bindparam(wanted, expanding=True)),
+        *also,
+    )
+
+
+# Made once: SQLAlchemy takes longer to make such statements than databases to answer them.
+_ANSWERING = union_all(
+    _charged(0, charges.c.query_digest, "queries"),
+    _charged(
+        1,
+        charges.c.input_digest,
+        "inputs",
+        # Spelled out, not bound: that is how the index of answered inputs is recognised.
+        charges.c.outcome == literal(str(Outcome.ANSWERED), literal_execute=True),
+    ),
+)
+_LAST = (
+    select(charges.c.seq, charges.c.hash)
+    .where(charges.c.project_id == bindparam("project"))
+    .order_by(charges.c.seq.desc())
+    .limit(1)
+)
+
+
 def charge(
-    connection: Connection,
-    now: datetime,
-    project_id: int,
-    proposals: Sequence[Proposal],
-    key: tuple[str, bytes] | None,
-) -> Receipt:
-    """See `Ledger.charge`. The connection's transaction must be able to write."""
-    if not proposals:
-        raise InvalidQuery("The batch is empty; at least one query is expected.")
+    connection: Connection, now: datetime, project_id: int, batches: Sequence[Batch]
+) -> list[Receipt | TerrineError]:
+    """See `Ledger.charge_group`. The connection's transaction must be able to write."""
     condition = projects.c.id == project_id
     project = rows.lock_project(connection, condition, f"number {project_id}")
     check_active(project)
-    if key is not None:
-        earlier = recall(connection, project, *key)
-        if earlier is not None:
-            return earlier
+    fates = recall(connection, project, [batch.key for batch in batches])
+    for index, batch in enumerate(batches):
+        if not batch.proposals:
+            fates[index] = InvalidQuery("The batch is empty; at least one query is expected.")
+        elif fates[index] is not None and any(p.epoch is not None for p in batch.proposals):
+            # What was drawn for it decides where later epochs of the group start.
+            raise Overtaken("Another request came first with one of these keys. Ask again.")
+    fresh = [index for index, fate in enumerate(fates) if fate is None]
+    if not fresh:
+        return [fate for fate in fates if fate is not None]
+
     _check_head(connection, project)
+    proposals = [proposal for index in fresh for proposal in batches[index].proposals]
     recorded = find(
         connection, project_id, [QueryDigest(p.query_digest, p.input_digest) for p in proposals]
     )
-    balance = Balance(project.spent, project.delta_spent, project.cap_spent, project.charges)
-    admission = admit(project.terms, balance, recorded, proposals)
-    if all(result is REFUSED for result in admission.results):
-        raise BudgetExhausted(
-            f"The project {project.name} cannot pay for a new query: it has spent {project.spent} "
-            f"of {project.terms.budget} units and one more costs up to {project.terms.worst.cost}.",
-            spent=project.spent,
-            budget=project.terms.budget,
-        )
-    _append(connection, now, project, admission)
-    if key is not None:
-        _remember(connection, now, project_id, *key, admission.results)
-    after = rows.fetch_project(connection, condition, f"number {project_id}")
-    if Balance(after.spent, after.delta_spent, after.cap_spent, after.charges) != admission.balance:
+    tally = secrets.load_tally(connection, project)
+    admission = admit(project.terms, project.account, recorded, proposals, tally)
+    after = project
+    if admission.entries:
+        _append(connection, now, project, admission)
+        if tally is not None:
+            secrets.save_tally(connection, project, tally, admission.account.charges)
+        after = rows.fetch_project(connection, condition, f"number {project_id}")
+    if after.account != admission.account:
         raise BrokenBooks(f"The balance of project {project.name} did not come out as reckoned.")
-    return Receipt(admission.results, after)
+    results = iter(admission.results)
+    remembered = []
+    for index in fresh:
+        told = list(islice(results, len(batches[index].proposals)))
+        if all(result is REFUSED for result in told):
+            fates[index] = _exhausted(project)
+            continue
+        fates[index] = Receipt(told, after)
+        key = batches[index].key
+        if key is not None:
+            remembered.append((*key, told))
+    if remembered:
+        _remember(connection, now, project_id, remembered)
+    return [fate for fate in fates if fate is not None]
 
 
 def check_active(project: ProjectRecord) -> None:
@@ -87,66 +148,64 @@ def check_active(project: ProjectRecord) -> None:
 
 def find(connection: Connection, project_id: int, digests: Sequence[QueryDigest]) -> Recorded:
     """The project's charges that answer these queries."""
-
-    def charged(
-        column: ColumnElement[bytes], values: set[bytes], *also: ColumnElement[bool]
-    ) -> Any:
-        wanted = sorted(values)
-        for start in range(0, len(wanted), _CHUNK):
-            yield from connection.execute(
-                select(column, charges.c.seq, charges.c.outcome, charges.c.label).where(
-                    charges.c.project_id == project_id,
-                    column.in_(wanted[start : start + _CHUNK]),
-                    *also,
-                )
-            )
-
-    def results(found: Any) -> dict[bytes, Result]:
-        return {
-            digest: Result(Outcome(outcome), label, seq, replayed=True)
-            for digest, seq, outcome, label in found
-        }
-
-    return Recorded(
-        results(charged(charges.c.query_digest, {d.query for d in digests})),
-        results(
-            charged(
-                charges.c.input_digest,
-                {d.input for d in digests},
-                # Spelled out, not bound: that is how the index of answered inputs is recognised.
-                charges.c.outcome == literal(str(Outcome.ANSWERED), literal_execute=True),
-            )
-        ),
-    )
+    queries, inputs = sorted({d.query for d in digests}), sorted({d.input for d in digests})
+    by_query: dict[bytes, Result] = {}
+    by_input: dict[bytes, Result] = {}
+    for start in range(0, max(len(queries), len(inputs)), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        given = {"project": project_id, "queries": queries[part], "inputs": inputs[part]}
+        for kind, digest, seq, outcome, label in connection.execute(_ANSWERING, given):
+            result = Result(Outcome(outcome), label, seq, replayed=True)
+            (by_input if kind else by_query)[digest] = result
+    return Recorded(by_query, by_input)
 
 
 def recall(
-    connection: Connection, project: ProjectRecord, key: str, body_digest: bytes
-) -> Receipt | None:
+    connection: Connection, project: ProjectRecord, keys: Sequence[tuple[str, bytes] | None]
+) -> list[Receipt | TerrineError | None]:
     """See `Ledger.recall`."""
+    names = [key[0] for key in keys if key is not None]
+    if len(set(names)) < len(names):
+        raise ValueError("requests with the same key go into groups of their own")
+    known: dict[str, Any] = {}
+    for start in range(0, len(names), _CHUNK):
+        for row in connection.execute(
+            select(idempotency).where(
+                idempotency.c.project_id == project.id,
+                idempotency.c.key.in_(names[start : start + _CHUNK]),
+            )
+        ):
+            known[row.key] = row
+    return [key and _recall(connection, project, *key, known.get(key[0])) for key in keys]
+
+
+def _recall(
+    connection: Connection, project: ProjectRecord, key: str, body_digest: bytes, row: Any
+) -> Receipt | TerrineError | None:
     if not 1 <= len(key) <= 255 or not key.isascii() or not key.isprintable():
-        raise InvalidQuery("An Idempotency-Key is 1 to 255 printable ASCII characters.")
-    row = connection.execute(
-        select(idempotency).where(idempotency.c.project_id == project.id, idempotency.c.key == key)
-    ).one_or_none()
+        return InvalidQuery("An Idempotency-Key is 1 to 255 printable ASCII characters.")
     if row is None:
         return None
     if row.body_digest != body_digest:
-        raise IdempotencyConflict(
+        return IdempotencyConflict(
             "This Idempotency-Key came before with a different request. "
             "Use a fresh key for every new request."
         )
     return Receipt(_recalled(connection, project.id, json.loads(row.results)), project)
 
 
+def _exhausted(project: ProjectRecord) -> BudgetExhausted:
+    return BudgetExhausted(
+        f"The project {project.name} cannot pay for a new query: it has spent {project.spent} "
+        f"of {project.terms.budget} units and one more costs up to {project.terms.worst.cost}.",
+        spent=project.spent,
+        budget=project.terms.budget,
+    )
+
+
 def _check_head(connection: Connection, project: ProjectRecord) -> None:
     """The last charge must be the one that the project's balance was reckoned with."""
-    last = connection.execute(
-        select(charges.c.seq, charges.c.hash)
-        .where(charges.c.project_id == project.id)
-        .order_by(charges.c.seq.desc())
-        .limit(1)
-    ).one_or_none()
+    last = connection.execute(_LAST, {"project": project.id}).one_or_none()
     number, head = (last.seq, last.hash.hex()) if last else (0, project.genesis)
     if (number, head) != (project.charges, project.head):
         raise BrokenBooks(
@@ -159,40 +218,60 @@ def _check_head(connection: Connection, project: ProjectRecord) -> None:
 def _append(
     connection: Connection, now: datetime, project: ProjectRecord, admission: Admission
 ) -> None:
-    if not admission.paid:
+    if not admission.entries:
         return
     head = bytes.fromhex(project.head)
     mechanism = canonical_json(project.mechanism)
-    events = {outcome: canonical_json(event) for outcome, event in project.events.items()}
-    entries = []
-    for paid in admission.paid:
-        entry: dict[str, Any] = {
-            "project_id": project.id,
-            "seq": paid.seq,
-            "created_at": now,
-            "query_digest": paid.proposal.query_digest,
-            "input_digest": paid.proposal.input_digest,
-            "outcome": str(paid.outcome),
-            "label": paid.proposal.label,
-            "cost": paid.price.cost,
-            "delta": paid.price.delta,
-            "cap_cost": paid.price.cap_cost,
-            "guarantee": str(project.guarantee),
-            "mechanism": mechanism,
-            "event": events[paid.outcome],
-        }
-        head = charge_hash(head, entry)
-        entries.append({**entry, "hash": head})
+    events = dict(project.events)
+    if project.terms.schedule is not None:
+        events[Outcome.PUBLISHED] = project.terms.schedule.publication.event.to_json()
+    recorded = {
+        (outcome, opens): canonical_json(entry_event(events, outcome, opens))
+        for outcome, opens in {(new.outcome, new.opens) for new in admission.entries}
+    }
+    hashed, time, framed = hasher(project.id), iso(now), dict[tuple[Any, ...], bytes]()
+    entries: list[dict[str, Any]] = []
+    published: list[list[int | None]] = [[p.seq, p.figure] for p in project.published]
+    for new in admission.entries:
+        label = None
+        if new.proposal is not None:
+            query, input = new.proposal.query_digest, new.proposal.input_digest
+            label = new.proposal.label
+        else:
+            query = input = publication_digest(project.genesis, len(published))
+            published.append([new.seq, new.figure])
+        kind = (
+            *(str(new.outcome), label, new.figure),
+            *(new.price.cost, new.price.delta, new.price.cap_cost),
+            *(str(project.guarantee), mechanism, recorded[new.outcome, new.opens]),
+        )
+        if kind not in framed:
+            framed[kind] = frame(*kind)
+        head = hashed(head, new.seq, time, query, input, framed[kind])
+        entries.append(
+            {
+                "project_id": project.id,
+                "seq": new.seq,
+                "created_at": now,
+                "query_digest": query,
+                "input_digest": input,
+                "hash": head,
+                **dict(zip(KIND_FIELDS, kind, strict=True)),
+            }
+        )
     connection.execute(insert(charges), entries)
-    # The balance moves by what was appended, from exactly what was read under the lock.
+    # The balance moves from exactly what was read under the lock.
     updated = connection.execute(
         update(projects)
         .where(projects.c.id == project.id, projects.c.charges == project.charges)
         .values(
-            spent=projects.c.spent + sum(entry["cost"] for entry in entries),
-            delta_spent=projects.c.delta_spent + sum(entry["delta"] for entry in entries),
-            cap_spent=projects.c.cap_spent + sum(entry["cap_cost"] for entry in entries),
+            spent=projects.c.spent + admission.account.spent - project.spent,
+            delta_spent=projects.c.delta_spent
+            + admission.account.delta_spent
+            - project.delta_spent,
+            cap_spent=projects.c.cap_spent + admission.account.cap_spent - project.cap_spent,
             charges=projects.c.charges + len(entries),
+            published=canonical_json(published),
             head=head,
         )
     )
@@ -204,25 +283,30 @@ def _remember(
     connection: Connection,
     now: datetime,
     project_id: int,
-    key: str,
-    body_digest: bytes,
-    results: Sequence[Result],
+    requests: Sequence[tuple[str, bytes, Sequence[Result]]],
 ) -> None:
     connection.execute(
         delete(idempotency).where(
             idempotency.c.project_id == project_id, idempotency.c.created_at < now - KEYS_KEPT
         )
     )
-    # A charge's number where it was paid, its negative where it was replayed, 0 where refused.
-    numbers = [0 if r.seq is None else -r.seq if r.replayed else r.seq for r in results]
+
+    def numbers(results: Sequence[Result]) -> list[int]:
+        """A charge's number where it was paid, its negative where replayed, 0 where refused."""
+        return [0 if r.seq is None else -r.seq if r.replayed else r.seq for r in results]
+
     connection.execute(
-        insert(idempotency).values(
-            project_id=project_id,
-            key=key,
-            body_digest=body_digest,
-            results=canonical_json(numbers),
-            created_at=now,
-        )
+        insert(idempotency),
+        [
+            {
+                "project_id": project_id,
+                "key": key,
+                "body_digest": body_digest,
+                "results": canonical_json(numbers(results)),
+                "created_at": now,
+            }
+            for key, body_digest, results in requests
+        ],
     )
 
 

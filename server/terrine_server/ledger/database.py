@@ -20,7 +20,7 @@ from urllib.parse import quote
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine, create_engine, event, exc
-from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine import URL, ExceptionContext, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from terrine_server.errors import BrokenBooks, DatabaseUnavailable, SchemaMismatch
@@ -36,6 +36,7 @@ _POOL: dict[str, Any] = {
 }
 # PostgreSQL's codes: lock_not_available, query_canceled, deadlock, serialization failure.
 _BUSY = {"55P03", "57014", "40P01", "40001"}
+_READ_ONLY = "25006"
 _NO_TABLE = {"42P01", "42703", "3F000"}
 _POSTGRESQL = {
     "synchronous_commit": "on",
@@ -193,7 +194,7 @@ def _postgresql(url: URL, password: str | None) -> Engine:
     url = url.set(drivername="postgresql+psycopg")
     if password is not None:
         url = url.set(password=password)
-    return create_engine(
+    engine = create_engine(
         url,
         **_POOL,
         pool_pre_ping=True,
@@ -203,6 +204,14 @@ def _postgresql(url: URL, password: str | None) -> Engine:
             "options": " ".join(f"-c {name}={value}" for name, value in _POSTGRESQL.items()),
         },
     )
+
+    @event.listens_for(engine, "handle_error")
+    def forget_read_only(context: ExceptionContext) -> None:
+        # A session that began while the database was read-only stays so; a new one need not.
+        if getattr(context.original_exception, "sqlstate", None) == _READ_ONLY:
+            context.is_disconnect = True
+
+    return engine
 
 
 @contextmanager
@@ -225,6 +234,8 @@ def _explanation(engine: Engine, error: SQLAlchemyError) -> DatabaseUnavailable:
     cause = f"{where}: {words}"
     if state in _BUSY or "database is locked" in words:
         return DatabaseUnavailable("The ledger is busy. Retry.", cause)
+    if state == _READ_ONLY or "readonly database" in words:
+        return DatabaseUnavailable("The ledger cannot be written to. Check it, then retry.", cause)
     path = sqlite_path(engine)
     if path is not None and not path.exists():
         return SchemaMismatch("There is no ledger yet. Run `terrine init`.", str(path))

@@ -10,10 +10,13 @@ from sqlalchemy import Engine, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from terrine_client.protocol import Outcome, ProjectStatus, Role
-from terrine_server.errors import Conflict, NotFound
-from terrine_server.ledger import accounts, charging, rows
+from terrine_server.errors import Conflict, NotFound, TerrineError
+from terrine_server.ledger import accounts, archive, charging, rows, secrets
+from terrine_server.ledger.anchors import Anchor
+from terrine_server.ledger.books import Progress, verify_project
 from terrine_server.ledger.database import reading, snapshot, writing
 from terrine_server.ledger.records import (
+    Batch,
     ChargeRecord,
     EnsembleRecord,
     ProjectRecord,
@@ -21,11 +24,11 @@ from terrine_server.ledger.records import (
     QueryDigest,
     Receipt,
     Result,
+    SecretAccount,
     TokenRecord,
     Verification,
 )
 from terrine_server.ledger.tables import charges, ensembles, projects, tokens
-from terrine_server.ledger.verify import verify_project
 from terrine_server.privacy import Cap, Terms
 
 _PAGE = 1000
@@ -141,16 +144,21 @@ class Ledger:
         found = {d.query: recorded.find(d.query, d.input) for d in digests}
         return {query: result for query, result in found.items() if result is not None}
 
-    def recall(self, project_id: int, key: str, body_digest: bytes) -> Receipt | None:
-        """Return the receipt of an earlier request with this key, or None. Locks nothing.
+    def recall(
+        self, project_id: int, keys: Sequence[tuple[str, bytes] | None]
+    ) -> list[Receipt | TerrineError | None]:
+        """Return what requests with these keys were told before; locks nothing.
 
-        Raises IdempotencyConflict when the earlier request's body was another one.
+        A key comes with the digest of its request. None for a key that is new, an
+        IdempotencyConflict for one that came with another request. No two may be the same.
         """
+        if not any(keys):
+            return [None] * len(keys)
         with reading(self._engine) as connection:
             project = rows.fetch_project(
                 connection, projects.c.id == project_id, f"number {project_id}"
             )
-            return charging.recall(connection, project, key, body_digest)
+            return charging.recall(connection, project, keys)
 
     def charge(
         self,
@@ -162,13 +170,39 @@ class Ledger:
 
         Queries that were paid before, or come twice, are replayed for free. New ones are paid in
         order while one more at the worst price is certain to fit; then all new ones are refused.
+        Where a mechanism has epochs, the first that is paid of each pays for opening it.
         `idempotency` is the request's key and the SHA-256 of its body: a request with a key that
         came before gets the earlier receipt. Raises ProjectPaused, ProjectClosed,
-        IdempotencyConflict, InvalidQuery for no query at all or a malformed key, and
-        BudgetExhausted when every query was refused.
+        IdempotencyConflict, InvalidQuery for no query at all or a malformed key, Overtaken where
+        a query of an epoch was paid meanwhile, and BudgetExhausted when every query was refused.
+        """
+        (fate,) = self.charge_group(project_id, [Batch(proposals, idempotency)])
+        if isinstance(fate, TerrineError):
+            raise fate
+        return fate
+
+    def charge_group(
+        self, project_id: int, batches: Sequence[Batch]
+    ) -> list[Receipt | TerrineError]:
+        """Pay for the batches of several requests, in order, all in one transaction.
+
+        Each gets its receipt, or what `charge` would have raised for it alone; one that is refused
+        does not touch the others. No two may have the same key. Raises what concerns all of them:
+        ProjectPaused, ProjectClosed, DatabaseUnavailable.
         """
         with writing(self._engine) as connection:
-            return charging.charge(connection, _now(), project_id, proposals, idempotency)
+            return charging.charge(connection, _now(), project_id, batches)
+
+    def secret_spend(self, project: str) -> SecretAccount:
+        """Return what a data-dependent project's queries cost at their votes. Secret.
+
+        For the data owner's eyes: no promise covers who sees it. Raises NotFound, and Conflict for
+        a project that is priced at the worst case.
+        """
+        with snapshot(self._engine) as connection:
+            condition = projects.c.name == project
+            account = rows.fetch_project(connection, condition, f"called {project}")
+            return secrets.secret_spend(connection, account)
 
     def charges(
         self,
@@ -212,10 +246,37 @@ class Ledger:
             yield from page
             after = page[-1].seq
 
-    def verify(self, project: str) -> Verification:
-        """Recompute a project's books from its charges, in constant memory. Raises NotFound."""
+    def export(self, project: str) -> Iterator[dict[str, Any]]:
+        """Yield a project's books as `archive` keeps them: its account, then every entry.
+
+        As they are when the account is read, in constant memory. Raises NotFound.
+        """
+        with reading(self._engine) as connection:
+            query = rows.select_projects().where(projects.c.name == project)
+            row = connection.execute(query).one_or_none()
+            if row is None:
+                raise NotFound(f"There is no project called {project}.")
+        last = rows.project_record(row).charges
+        yield archive.account_line(row._mapping)
+        for entry in self.stream_charges(project):
+            if entry.seq > last:
+                return
+            yield archive.entry_line(entry)
+
+    def verify(
+        self,
+        project: str,
+        anchor: Anchor | None = None,
+        resume: bool = False,
+        progress: Progress | None = None,
+    ) -> Verification:
+        """Recompute a project's books from its charges, in constant memory. Raises NotFound.
+
+        With an `anchor`, its entry must still be there, the same. To `resume` from it is to take
+        its word for all up to that entry: only for an anchor whose signature was checked.
+        """
         with snapshot(self._engine) as connection:
-            return verify_project(connection, project)
+            return verify_project(connection, project, anchor, resume, progress)
 
     # --------------------------------------------------------------------- tokens
 

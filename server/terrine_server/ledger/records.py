@@ -4,8 +4,11 @@ EnsembleRecord      an ensemble and how much of its cap is reserved
 ProjectRecord       a project's terms and balances
 QueryDigest         what identifies a query
 Proposal            a query with the outcome that its votes gave, not yet paid
+Batch               one request's proposals
 Result              a query's fate, paid or refused
 Receipt             a batch's results and the account after them
+Publication         a published bound on a data-dependent project's spend
+SecretAccount       that spend, for the data owner alone
 ChargeRecord        one entry
 TokenRecord         a token without its secret
 Verification        whether a project's books are whole
@@ -14,18 +17,19 @@ Verification        whether a project's books are whole
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from terrine_client.protocol import Guarantee, Outcome, ProjectStatus, Role
+from terrine_server.ledger.anchors import Anchor
+from terrine_server.privacy import GDP, Account, Rule, Terms
 from terrine_server.privacy import Outcome as PaidOutcome
-from terrine_server.privacy import Terms
 
 
 @dataclass(frozen=True)
 class EnsembleRecord:
-    """A registered ensemble. Cost in units of 1e-12 of μ², additive δ in units of 1e-18."""
+    """A registered ensemble. Cost in units of 1e-12 of the rule's quantity, δ in units of 1e-18."""
 
     id: int
     name: str
@@ -35,6 +39,7 @@ class EnsembleRecord:
     records: int
     epsilon: float
     delta: float
+    rdp_order: float | None
     cap: int
     delta_cap: int
     reserved: int
@@ -42,6 +47,11 @@ class EnsembleRecord:
     claimed: bool
     """True once any project on it was opened with a claimed guarantee; it never goes back."""
     registered_at: datetime
+
+    @property
+    def rule(self) -> Rule:
+        """How the cap adds up what its projects spend."""
+        return GDP if self.rdp_order is None else Rule("rdp", self.rdp_order)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -60,12 +70,14 @@ class ProjectRecord:
     guarantee: Guarantee
     mechanism: Mapping[str, Any]
     events: Mapping[str, Any]
-    """The cost event of each outcome, as JSON."""
+    """The cost event of each outcome and, where there are epochs, of opening one, as JSON."""
     terms: Terms
     spent: int
     delta_spent: int
     cap_spent: int
     charges: int
+    published: Sequence[Publication]
+    """The bounds on its spend that were published so far."""
     genesis: str
     """Hash of the terms, in hex: where the chain of charges starts."""
     head: str
@@ -74,9 +86,21 @@ class ProjectRecord:
     closed_at: datetime | None
 
     @property
+    def account(self) -> Account:
+        """What decides on the next query."""
+        return Account(
+            spent=self.spent,
+            delta_spent=self.delta_spent,
+            cap_spent=self.cap_spent,
+            queries=self.charges - len(self.published),
+            published=len(self.published),
+            fresh=self.charges > (self.published[-1].seq if self.published else 0),
+        )
+
+    @property
     def affordable(self) -> int:
         """Further queries that are certain to fit, at the worst price."""
-        return self.terms.affordable(self.spent, self.delta_spent)
+        return self.terms.affordable(self.account)
 
 
 @dataclass(frozen=True)
@@ -95,18 +119,30 @@ class Proposal:
     """A query that asks to be paid.
 
     `outcome` is None for a query that was not voted on: it can be replayed or refused, no more.
+    `places`: where a data-dependent project counts it in its tally; secret. `epoch`: to which of
+    its release's epochs it belongs; None where nothing outlives a query.
     """
 
     query_digest: bytes
     input_digest: bytes
     outcome: PaidOutcome | None
     label: int | None
+    places: tuple[int, ...] = field(default=(), repr=False)
+    epoch: int | None = None
 
     def __post_init__(self) -> None:
         if len(self.query_digest) != 32 or len(self.input_digest) != 32:
             raise ValueError("a digest is 32 bytes")
         if (self.label is None) != (self.outcome in (None, PaidOutcome.ABSTAINED)):
             raise ValueError(f"outcome {self.outcome} with label {self.label}")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One request's queries; `key` is its idempotency key and the SHA-256 of its body."""
+
+    proposals: Sequence[Proposal]
+    key: tuple[str, bytes] | None = None
 
 
 @dataclass(frozen=True)
@@ -128,6 +164,31 @@ class Receipt:
 
 
 @dataclass(frozen=True)
+class Publication:
+    """A published bound on what a project's queries had cost, after `queries` of them.
+
+    `figure` in units of 1e-12; `seq` is its entry.
+    """
+
+    seq: int
+    queries: int
+    figure: int
+
+
+@dataclass(frozen=True)
+class SecretAccount:
+    """What a project's queries cost at their votes, and its smooth sensitivity. Both are secret.
+
+    In Rényi divergence at the project's order.
+    """
+
+    queries: int
+    order: float
+    cost: float
+    smooth_sensitivity: float
+
+
+@dataclass(frozen=True)
 class ChargeRecord:
     """One entry of a project's ledger; digests and hash in hex."""
 
@@ -139,6 +200,7 @@ class ChargeRecord:
     input_digest: str
     outcome: Outcome
     label: int | None
+    figure: int | None
     cost: int
     delta: int
     cap_cost: int
@@ -165,12 +227,18 @@ class TokenRecord:
 
 @dataclass(frozen=True)
 class Verification:
-    """Whether a project's books are whole. `problems` names what is not, first finding first."""
+    """Whether a project's books are whole. `problems` names what is not, first finding first.
+
+    `vouched`: so many entries were taken on an anchor's word. `anchor`: where the books stand, if
+    they are whole.
+    """
 
     project: str
     charges: int
     head: str
     problems: Sequence[str]
+    vouched: int = 0
+    anchor: Anchor | None = None
 
     @property
     def ok(self) -> bool:

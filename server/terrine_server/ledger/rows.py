@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from sqlalchemy import Connection, Row, Select, exists, select
@@ -18,6 +18,7 @@ from terrine_server.ledger.records import (
     ChargeRecord,
     EnsembleRecord,
     ProjectRecord,
+    Publication,
     TokenRecord,
 )
 from terrine_server.ledger.tables import charges, ensembles, projects, tokens
@@ -42,6 +43,7 @@ def select_ensembles() -> Select[Any]:
     return select(*_ensemble_columns, _claimed).order_by(ensembles.c.name)
 
 
+@cache  # every charge needs it, and making it takes longer than asking
 def select_projects() -> Select[Any]:
     """All projects with their ensembles, by name."""
     return (
@@ -63,11 +65,17 @@ def lock_ensemble(connection: Connection, condition: ColumnElement[bool]) -> Row
 def lock_project(
     connection: Connection, condition: ColumnElement[bool], described: str
 ) -> ProjectRecord:
-    """Fetch a project and hold it until the transaction ends. Raises NotFound."""
-    # Locked before it is read: a row that was waited for is then read as its holder left it.
+    """Fetch a project and hold it until the transaction ends. Raises NotFound.
+
+    A row that had to be waited for is read as its holder left it (PostgreSQL reads a locked row
+    anew); the ensemble's columns are as they were before, and what changes of them is not for here.
+    """
     # key_share: rows that merely refer to it (a new token) need not wait.
-    connection.execute(select(projects.c.id).where(condition).with_for_update(key_share=True))
-    return fetch_project(connection, condition, described)
+    locked = select_projects().with_for_update(key_share=True, of=projects)
+    row = connection.execute(locked.where(condition)).one_or_none()
+    if row is None:
+        raise NotFound(f"There is no project {described}.")
+    return project_record(row)
 
 
 def fetch_project(
@@ -125,6 +133,10 @@ def project_record(row: Row[Any]) -> ProjectRecord:
             delta_spent=row.delta_spent,
             cap_spent=row.cap_spent,
             charges=row.charges,
+            published=[
+                Publication(seq, seq - number, figure)
+                for number, (seq, figure) in enumerate(json.loads(row.published), start=1)
+            ],
             genesis=row.genesis.hex(),
             head=row.head.hex(),
             opened_at=row.opened_at,

@@ -6,7 +6,7 @@ removed, and that terms and caps stay as they were opened.
 
 JSON is kept as canonical text, not as the databases' own JSON types: it is hashed, so it must come
 back byte for byte. Money is integers: cost in units of 1e-12 of the rule's quantity, additive δ in
-units of 1e-18, and the share of the ensemble's cap in units of 1e-12 of μ².
+units of 1e-18, and the share of the ensemble's cap in units of 1e-12 of its rule's quantity.
 """
 
 from __future__ import annotations
@@ -101,6 +101,7 @@ ensembles = Table(
     Column("records", BigInteger, nullable=False),
     Column("epsilon", Float(53), nullable=False),
     Column("delta", Float(53), nullable=False),
+    Column("rdp_order", Float(53)),
     Column("cap", BigInteger, nullable=False),
     Column("delta_cap", BigInteger, nullable=False),
     Column("reserved", BigInteger, nullable=False),
@@ -133,6 +134,7 @@ projects = Table(
     Column("delta_spent", BigInteger, nullable=False),
     Column("cap_spent", BigInteger, nullable=False),
     Column("charges", BigInteger, nullable=False),
+    Column("published", Text, nullable=False),
     Column("genesis", _Digest, nullable=False),
     Column("head", _Digest, nullable=False),
     Column("opened_at", Timestamp, nullable=False),
@@ -160,6 +162,7 @@ charges = Table(
     Column("input_digest", _Digest, nullable=False),
     Column("outcome", String(10), nullable=False),
     Column("label", BigInteger),
+    Column("figure", BigInteger),
     Column("cost", BigInteger, nullable=False),
     Column("delta", BigInteger, nullable=False),
     Column("cap_cost", BigInteger, nullable=False),
@@ -181,13 +184,27 @@ charges = Table(
     _digest("input_digest"),
     _digest("hash"),
     CheckConstraint("seq >= 1", name="seq"),
-    CheckConstraint("outcome IN ('answered', 'abstained', 'reinforced')", name="outcome"),
-    CheckConstraint("(outcome = 'abstained') = (label IS NULL)", name="label"),
+    CheckConstraint(
+        "outcome IN ('answered', 'abstained', 'reinforced', 'published')", name="outcome"
+    ),
+    CheckConstraint("(outcome IN ('abstained', 'published')) = (label IS NULL)", name="label"),
     CheckConstraint("label >= 0", name="label_index"),
+    CheckConstraint("(outcome = 'published') = (figure IS NOT NULL)", name="figure"),
+    CheckConstraint("figure >= 0", name="figure_amount"),
     CheckConstraint("cost >= 0 AND delta >= 0 AND cap_cost >= 0", name="price"),
     CheckConstraint("guarantee IN ('proven', 'claimed')", name="guarantee"),
     # An entry is stored once, in order of its number, not beside an index that repeats the number.
     sqlite_with_rowid=False,
+)
+
+# Functions of private votes, of data-dependent projects only: never shown but to the data owner.
+secret_spends = Table(
+    "secret_spends",
+    metadata,
+    Column("project_id", ForeignKey(projects.c.id), primary_key=True),
+    Column("charges", BigInteger, nullable=False),
+    Column("tally", LargeBinary, nullable=False),
+    CheckConstraint("charges >= 0", name="charges"),
 )
 
 idempotency = Table(

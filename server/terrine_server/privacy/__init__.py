@@ -16,7 +16,9 @@ from terrine_server.privacy.costs import (
     GaussianNoisyMax,
     GaussianThreshold,
     LaplaceNoisyMax,
+    LedgerEvent,
     PublishedClaim,
+    PublishedFigure,
     SparseVectorEpoch,
     StabilityTest,
     WithinEpoch,
@@ -27,10 +29,25 @@ from terrine_server.privacy.mechanisms.base import Mechanism, Outcome, Released
 from terrine_server.privacy.mechanisms.interactive_gnmax import InteractiveGNMax
 from terrine_server.privacy.noise import Entropy
 from terrine_server.privacy.parameters import ParameterError
-from terrine_server.privacy.terms import Cap, DeltaSplit, Price, Rule, Terms, cap, price, quote
+from terrine_server.privacy.sanitize import Publication
+from terrine_server.privacy.terms import (
+    GDP,
+    Account,
+    Cap,
+    DeltaSplit,
+    Price,
+    Rule,
+    Schedule,
+    Terms,
+    cap,
+    price,
+    quote,
+)
 
 __all__ = [
+    "GDP",
     "ORDERS",
+    "Account",
     "Cap",
     "Composition",
     "CostEvent",
@@ -40,13 +57,17 @@ __all__ = [
     "GaussianThreshold",
     "InteractiveGNMax",
     "LaplaceNoisyMax",
+    "LedgerEvent",
     "Mechanism",
     "Outcome",
     "ParameterError",
     "Price",
+    "Publication",
     "PublishedClaim",
+    "PublishedFigure",
     "Released",
     "Rule",
+    "Schedule",
     "SparseVectorEpoch",
     "StabilityTest",
     "Terms",

@@ -89,6 +89,16 @@ class PublishedClaim(_Json):
 
 
 @dataclass(frozen=True)
+class PublishedFigure(_Json):
+    """A bound on a secret spend, released as `sanitize.Publication` says. No query paid for it."""
+
+    order: float
+    beta: float
+    sigma: float
+    z: float
+
+
+@dataclass(frozen=True)
 class Composition(_Json):
     """Several events of one query, one after the other."""
 
@@ -105,8 +115,10 @@ CostEvent = (
     | PublishedClaim
     | Composition
 )
+LedgerEvent = CostEvent | PublishedFigure
+"""What an entry of a ledger records: a query's event, or a publication."""
 
-_KINDS: dict[str, type[CostEvent]] = {
+_KINDS: dict[str, type[LedgerEvent]] = {
     "gaussian_noisy_max": GaussianNoisyMax,
     "gaussian_threshold": GaussianThreshold,
     "stability_test": StabilityTest,
@@ -114,6 +126,7 @@ _KINDS: dict[str, type[CostEvent]] = {
     "within_epoch": WithinEpoch,
     "laplace_noisy_max": LaplaceNoisyMax,
     "published_claim": PublishedClaim,
+    "published_figure": PublishedFigure,
     "composition": Composition,
 }
 _NAMES: dict[type[_Json], str] = {kind: name for name, kind in _KINDS.items()}
@@ -123,7 +136,7 @@ def _plain(value: object) -> object:
     return [part.to_json() for part in value] if isinstance(value, tuple) else value
 
 
-def event_from_json(data: Mapping[str, Any]) -> CostEvent:
+def event_from_json(data: Mapping[str, Any]) -> LedgerEvent:
     """Return the event that `to_json` wrote; raises `ParameterError` on anything else."""
     fields = dict(data)
     try:

@@ -117,11 +117,16 @@ class Meter:
 
     def spend(self, tally: NDArray[np.int64] | Floats, beta: float) -> SecretSpend:
         """Return what the queries of a tally cost, and the β-smooth sensitivity of that. Secret."""
-        beta = check_beta(beta)
+        return self.spends(tally, [beta])[0]
+
+    def spends(
+        self, tally: NDArray[np.int64] | Floats, betas: Sequence[float]
+    ) -> list[SecretSpend]:
+        """Return the spend of a tally for each β. Secret."""
+        decay = np.exp(-np.outer([check_beta(beta) for beta in betas], np.arange(self.teachers)))
         cost = math.fsum(np.concatenate([part.costs for _, part in self._parts]) * tally)
-        decay = np.exp(-beta * np.arange(self.teachers))
-        smooth = float((self.local_sensitivities(tally) * decay).max()) * (1 + MARGIN)
-        return SecretSpend(cost * (1 + MARGIN), smooth + FLOOR)
+        smooth = (self.local_sensitivities(tally) * decay).max(axis=1) * (1 + MARGIN)
+        return [SecretSpend(cost * (1 + MARGIN), float(each) + FLOOR) for each in smooth]
 
     def local_sensitivities(self, tally: NDArray[np.int64] | Floats) -> Floats:
         """Return Σ LS(k, d) over the queries of a tally, float[teachers], for d = 0, 1, …"""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ from terrine_server.privacy.grid import Spec
 from terrine_server.privacy.mechanisms import build_mechanism
 from terrine_server.privacy.mechanisms.base import Mechanism
 from terrine_server.privacy.parameters import MAX_EPSILON
-from terrine_server.privacy.publishing import DataDependent
+from terrine_server.privacy.publishing import ORDERS, DataDependent
 from terrine_server.privacy.rules import Accountant
 from terrine_server.privacy.terms import quote
 
@@ -57,13 +57,10 @@ class Outlook:
         dearest = np.max([accountant.cost(event) for event in self.shares], axis=0)
         return accountant.epsilon((queries - 1) * accountant.total(self.shares) + dearest)
 
-    def data_dependent(self, votes: Votes, delta: float, publications: int) -> DataDependent:
-        """Return data-dependent accounting of the same."""
+    def data_dependent(
+        self, votes: Votes, delta: float, orders: Sequence[float] = ORDERS
+    ) -> DataDependent:
+        """Return data-dependent accounting of the same, at one of the orders."""
         return DataDependent(
-            self.mechanism,
-            votes,
-            self.expected,
-            delta=delta,
-            publications=publications,
-            most=self.most,
+            self.mechanism, votes, self.expected, delta=delta, most=self.most, orders=orders
         )

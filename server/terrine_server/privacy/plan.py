@@ -92,7 +92,6 @@ class Plan:
     labelled: bool
     lines: Sequence[Line]
     publishing: Publishing | None
-    publications: int
     candidates: Sequence[Candidate]
 
 
@@ -105,7 +104,6 @@ def plan(
     answers: int | None = None,
     accuracy: float | None = None,
     grid: Callable[[int], Grid] | None = None,
-    publications: int = 1,
 ) -> Plan:
     """Return the best parameters of a mechanism for one of the ensembles.
 
@@ -148,7 +146,6 @@ def plan(
         delta,
         epsilon,
         answers,
-        publications,
         candidates,
     )
 
@@ -187,7 +184,7 @@ def curves(found: Plan, votes: Votes) -> list[Curve]:
         epsilons = [outlook.epsilon(each, count) for count in answers]
         binds = any(line.enforced and line.name == each.rule.value for line in found.lines)
         drawn.append(Curve(each.rule.value, binds, answers.tolist(), epsilons))
-    model = outlook.data_dependent(votes, found.delta, found.publications)
+    model = outlook.data_dependent(votes, found.delta)
     if found.publishing is not None:
         epsilons = np.geomspace(found.epsilon / 8, found.epsilon * 2, 24).tolist()
         counts = [model.reach(epsilon) * answered for epsilon in epsilons]
@@ -248,7 +245,6 @@ def _account(
     delta: float,
     epsilon: float | None,
     answers: int | None,
-    publications: int,
     candidates: Sequence[Candidate],
 ) -> Plan:
     outlook = Outlook.of(chosen.spec, votes, delta)
@@ -268,7 +264,7 @@ def _account(
         )
         for each in rules
     ]
-    model = outlook.data_dependent(votes, delta, publications)
+    model = outlook.data_dependent(votes, delta)
     publishing = model.plan(asked)
     if publishing is not None:
         lines.append(
@@ -290,7 +286,6 @@ def _account(
         labelled=votes.labelled,
         lines=tuple(lines),
         publishing=publishing,
-        publications=publications,
         candidates=tuple(candidates),
     )
 

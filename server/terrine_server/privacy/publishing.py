@@ -13,35 +13,35 @@ counts of charges that are fixed beforehand (`sanitize`). Here λ, the smoothnes
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
-from terrine_server.privacy.accounting import SLACK, rdp, rdp_budget
+from terrine_server.privacy.accounting import rdp, rdp_budget
 from terrine_server.privacy.costs import CostEvent
 from terrine_server.privacy.forecast import Forecast, Votes
 from terrine_server.privacy.mechanisms.base import Mechanism
 from terrine_server.privacy.mechanisms.interactive_gnmax import InteractiveGNMax
-from terrine_server.privacy.parameters import MAX_EPSILON, ParameterError
+from terrine_server.privacy.meter import Meter
+from terrine_server.privacy.parameters import MAX_EPSILON
 from terrine_server.privacy.rules import conversion_delta
 from terrine_server.privacy.sanitize import GRID, Publication
-from terrine_server.privacy.sensitivity import FLOOR, Charged, secret_spend
-from terrine_server.privacy.terms import COST_UNITS
+from terrine_server.privacy.sensitivity import FLOOR, SecretSpend
+from terrine_server.privacy.terms import PUBLICATION_SHARE, publication_z
+from terrine_server.privacy.units import COST_UNITS
 
-PUBLICATION_SHARE = 0.1
-"""Of δ: the chance that any published figure is below the spend."""
+Floats = NDArray[np.float64]
 
 ORDERS = (2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 16.0, 20.0, 24.0, 32.0)
 SMOOTHNESS = (0.02, 0.05, 0.1, 0.15, 0.2)
 """β·λ. Beyond 1/4 a release gets dear fast."""
 SIGMAS = np.geomspace(0.5, 2000, 32)
 """Noise of a release, in smooth sensitivities."""
-
-_TYPICAL = 400
-"""Queries of the transcript from which the cost of one is estimated."""
+PUBLICATIONS = (1, 2, 3, 4, 6)
+"""How many figures are published."""
 
 
 @dataclass(frozen=True)
@@ -64,20 +64,21 @@ class _Worst:
     mean: float
     dearest: float
 
-    def fitting(self, left: float) -> int:
+    def fitting(self, left: Floats) -> Floats:
         """Return how many queries fit."""
-        return int((left - self.dearest) / self.mean) + 1 if left >= self.dearest else 0
+        return np.where(left >= self.dearest, np.floor((left - self.dearest) / self.mean) + 1, 0.0)
 
 
 @dataclass(frozen=True)
 class _Choice:
-    """A publication that may be chosen, and its price.
+    """A publication that may be chosen, how often, and its price.
 
     `secret`, `sensitivity`: the data-dependent cost of one query on average, and its share of the
     smooth sensitivity; both grow with the number of queries.
     """
 
     publication: Publication
+    times: int
     price: float
     secret: float
     sensitivity: float
@@ -86,7 +87,8 @@ class _Choice:
 class DataDependent:
     """Data-dependent accounting of one mechanism on the votes that one expects.
 
-    `most`: the number of queries that δ allows whatever they cost.
+    `most`: the number of queries that δ allows whatever they cost. `orders` and `publications` (how
+    many): to choose from.
     """
 
     def __init__(
@@ -96,20 +98,21 @@ class DataDependent:
         forecast: Forecast,
         *,
         delta: float,
-        publications: int = 1,
         most: int,
+        publications: Sequence[int] = PUBLICATIONS,
+        orders: Sequence[float] = ORDERS,
     ) -> None:
         events = mechanism.events()
-        self.publications, self.most = publications, most
-        self.conversion = conversion_delta(events.values(), delta) - PUBLICATION_SHARE * delta
-        self.z = -float(ndtri(PUBLICATION_SHARE * delta / publications / (1 + SLACK)))
-        shares: dict[CostEvent, float] = {}
+        self.delta, self.most = delta, most
+        self.publications, self.orders = publications, orders
+        self.conversion = conversion_delta(events.values(), delta)
+        self.conversion -= float(PUBLICATION_SHARE) * delta
+        self.shares: dict[CostEvent, float] = {}
         for outcome, share in forecast.shares.items():  # outcomes may share an event
-            shares[events[outcome]] = shares.get(events[outcome], 0.0) + share
-        self.worst = {order: _worst(shares, order) for order in ORDERS}
-        self.teachers = votes.teachers
-        self.transcript = _transcript(mechanism, votes, forecast)
-        self.queries = _TYPICAL * sum(shares.values())
+            event = events[outcome]
+            self.shares[event] = self.shares.get(event, 0.0) + share
+        self.worst = {order: _worst(self.shares, order) for order in orders}
+        self.mechanism, self.votes, self.forecast = mechanism, votes, forecast
         self.choices: dict[float, list[_Choice]] = {}
 
     def plan(self, epsilon: float) -> Publishing | None:
@@ -122,13 +125,21 @@ class DataDependent:
         most = self._unpublished(budgets)
         for order, budget in budgets.items():
             # Each publication frees at most the whole budget once more.
-            if (self.publications + 1) * self.worst[order].fitting(budget) <= most:
+            at_most = (max(self.publications) + 1) * self.worst[order].fitting(np.array(budget))
+            if at_most <= most:
                 continue
-            for choice in self._choices(order):
-                found = self._follow(choice, self.worst[order], budget)
-                if found is not None and found.queries > most:
-                    best, most = found, found.queries
+            found = self._best(self._choices(order), budget)
+            if found is not None and found.queries > most:
+                best, most = found, found.queries
         return best
+
+    def follow(
+        self, publication: Publication, schedule: Sequence[int], epsilon: float
+    ) -> Publishing | None:
+        """Return what a given schedule reaches within (ε, δ); None where nothing is published."""
+        meter, tally = self._expected(publication.order)
+        choice = _choice(publication, len(schedule), meter.spend(tally, publication.beta))
+        return self._best([choice], self._budget(publication.order, epsilon), schedule)
 
     def reach(self, epsilon: float) -> int:
         """Return how many queries (ε, δ) reaches, published or not."""
@@ -149,54 +160,100 @@ class DataDependent:
             low, high = (low, middle) if self.reach(middle) >= queries else (middle, high)
         return high
 
+    def _budget(self, order: float, epsilon: float) -> float:
+        return float(rdp_budget(order, epsilon, self.conversion))
+
     def _budgets(self, epsilon: float) -> dict[float, float]:
-        return {order: float(rdp_budget(order, epsilon, self.conversion)) for order in ORDERS}
+        return {order: self._budget(order, epsilon) for order in self.orders}
 
     def _unpublished(self, budgets: Mapping[float, float]) -> int:
-        return min(self.most, max(self.worst[o].fitting(budget) for o, budget in budgets.items()))
+        reached = (self.worst[o].fitting(np.array(budget)) for o, budget in budgets.items())
+        return min(self.most, int(max(reached)))
 
     def _choices(self, order: float) -> list[_Choice]:
-        """Return the publications at an order; none where its sensitivity is not known."""
+        """Return the publications at an order."""
         if order not in self.choices:
-            self.choices[order] = []
-            for product in SMOOTHNESS:
-                beta = product / order
-                try:
-                    spend = secret_spend(
-                        self.transcript, teachers=self.teachers, order=order, beta=beta
-                    )
-                except ParameterError:
-                    break  # the cost is not monotone here, so there is nothing to publish
-                secret = spend.cost / self.queries
-                sensitivity = (spend.smooth_sensitivity - FLOOR) / self.queries
-                for sigma in SIGMAS:
-                    publication = Publication(order, beta, float(sigma), self.z)
-                    choice = _Choice(publication, publication.cost, secret, sensitivity)
-                    self.choices[order].append(choice)
+            meter, tally = self._expected(order)
+            betas = [product / order for product in SMOOTHNESS]
+            raised = [(times, publication_z(self.delta, times)) for times in self.publications]
+            self.choices[order] = [
+                _choice(Publication(order, beta, float(sigma), z), times, spend)
+                for beta, spend in zip(betas, meter.spends(tally, betas), strict=True)
+                for sigma in SIGMAS
+                for times, z in raised
+            ]
         return self.choices[order]
 
-    def _follow(self, choice: _Choice, worst: _Worst, budget: float) -> Publishing | None:
-        """Publish whenever one more query at its worst would no longer fit, then go on."""
-        publication = choice.publication
-        charged, bound, paid = 0, 0.0, 0.0
-        schedule: list[int] = []
-        bounds: list[float] = []
-        for _ in range(self.publications):
-            more = worst.fitting(budget - bound - paid - choice.price)
-            if more == 0:
-                break
-            charged += more
-            paid += choice.price
-            excess = choice.sensitivity * charged + FLOOR
-            figure = choice.secret * charged + publication.sigma * publication.z * excess
-            figure = math.ceil(figure * COST_UNITS / GRID) * GRID / COST_UNITS
-            bound = min(figure, bound + worst.mean * more)
-            schedule.append(charged)
+    def _expected(self, order: float) -> tuple[Meter, Floats]:
+        """Return the meter at an order, and what one query is expected to add to its tally."""
+        mechanism, votes = self.mechanism, self.votes
+        classes = votes.counts.shape[1]
+        meter = Meter(mechanism.events(), teachers=votes.teachers, classes=classes, order=order)
+        baselines = None
+        if isinstance(mechanism, InteractiveGNMax) and votes.probabilities is not None:
+            baselines = mechanism.canonical_baseline(votes.probabilities)
+        tally = np.zeros(meter.size)
+        for outcome, probability in self.forecast.probability.items():
+            places = np.array(meter.places(outcome, votes.counts, baselines))
+            np.add.at(tally, places, (probability * self.forecast.weights)[:, None])
+        return meter, tally
+
+    def _best(
+        self, choices: Sequence[_Choice], budget: float, counts: Sequence[int] | None = None
+    ) -> Publishing | None:
+        """Publish at the given counts, or else whenever a query might leave no room; then go on.
+
+        Returns what the choice that reaches the most queries does, None where none can publish.
+        """
+        order = choices[0].publication.order
+        worst = self.worst.get(order) or _worst(self.shares, order)
+        price, secret = _column(c.price for c in choices), _column(c.secret for c in choices)
+        sensitivity = _column(c.sensitivity for c in choices)
+        noise = _column(c.publication.sigma * c.publication.z for c in choices)
+        times = _column(c.times for c in choices)
+        charged, bound, paid = np.zeros((3, len(choices)))
+        going = np.full(len(choices), True)
+        schedule: list[Floats] = []
+        bounds: list[Floats] = []
+        for index in range(max(c.times for c in choices)):
+            more = worst.fitting(budget - bound - paid - price)
+            if counts is not None:
+                more = np.minimum(more, np.maximum(0, counts[index] - charged))
+            going &= (more > 0) & (index < times)
+            charged = charged + np.where(going, more, 0)
+            paid = paid + np.where(going, price, 0)
+            figure = secret * charged + noise * (sensitivity * charged + FLOOR)
+            figure = np.ceil(figure * COST_UNITS / GRID) * GRID / COST_UNITS
+            bound = np.where(going, np.minimum(figure, bound + worst.mean * more), bound)
+            schedule.append(np.where(going, charged, 0))
             bounds.append(bound)
-        if not schedule:
+        reached = np.minimum(charged + worst.fitting(budget - bound - paid), self.most)
+        reached[schedule[0] == 0] = -1
+        best = int(np.argmax(reached))
+        if reached[best] < 0:
             return None
-        charged += worst.fitting(budget - bound - paid)
-        return Publishing(publication, tuple(schedule), tuple(bounds), min(charged, self.most))
+        done = [index for index, count in enumerate(schedule) if count[best]]
+        return Publishing(
+            choices[best].publication,
+            tuple(int(schedule[index][best]) for index in done),
+            tuple(float(bounds[index][best]) for index in done),
+            int(reached[best]),
+        )
+
+
+def _column(values: Iterable[float]) -> Floats:
+    return np.array(list(values), dtype=np.float64)
+
+
+@lru_cache(maxsize=8192)
+def _price(publication: Publication) -> float:
+    return publication.cost
+
+
+def _choice(publication: Publication, times: int, spend: SecretSpend) -> _Choice:
+    return _Choice(
+        publication, times, _price(publication), spend.cost, spend.smooth_sensitivity - FLOOR
+    )
 
 
 def _worst(shares: Mapping[CostEvent, float], order: float) -> _Worst:
@@ -205,25 +262,3 @@ def _worst(shares: Mapping[CostEvent, float], order: float) -> _Worst:
         mean=sum(share * costs[event] for event, share in shares.items()),
         dearest=max(costs.values()),
     )
-
-
-def _transcript(mechanism: Mechanism, votes: Votes, forecast: Forecast) -> list[Charged]:
-    """Return `_TYPICAL` queries, each kind and outcome as often as it is expected."""
-    events = mechanism.events()
-    baselines = None
-    if isinstance(mechanism, InteractiveGNMax) and votes.probabilities is not None:
-        baselines = mechanism.canonical_baseline(votes.probabilities)
-    transcript = []
-    for outcome, probability in forecast.probability.items():
-        rows = _systematic(probability * forecast.weights * _TYPICAL)
-        if len(rows):
-            theirs = None if baselines is None else baselines[rows]
-            transcript.append(Charged(events[outcome], votes.counts[rows], theirs))
-    return transcript
-
-
-def _systematic(expected: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return indices, each about as often as expected, in all as often as their sum says."""
-    cumulative = np.cumsum(expected)
-    picks = np.arange(round(float(cumulative[-1]))) + 0.5
-    return np.minimum(np.searchsorted(cumulative, picks), len(expected) - 1)

@@ -148,6 +148,12 @@ def conversion_delta(events: Iterable[CostEvent], delta: float) -> float:
     return delta * float(1 - SAMPLER_SHARE - (STABILITY_SHARE if stable else 0))
 
 
+def check_charged(events: Iterable[CostEvent]) -> None:
+    """Raise `ParameterError` where none of the events costs anything."""
+    if all(isinstance(event, WithinEpoch) for event in events):
+        raise ParameterError("Nothing was charged, so there is nothing to re-price.")
+
+
 def fixed_order(events: Iterable[CostEvent], epsilon: float, delta: float) -> float:
     """Return the order at which ε buys the most of the dearest event."""
     dearest = np.max([rdp(event, FINE_ORDERS) for event in events], axis=0)
@@ -201,9 +207,8 @@ def reprice(
     `order`: the one that was fixed beforehand; otherwise the best for the budget. Raises
     `ParameterError` where nothing was charged.
     """
+    check_charged(event for event, number in tally.items() if number > 0)
     count = sum(tally.values())
-    if count < 1:
-        raise ParameterError("Nothing was charged, so there is nothing to re-price.")
     shares = {event: number / count for event, number in tally.items() if number > 0}
     return [
         Repriced(

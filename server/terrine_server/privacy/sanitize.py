@@ -24,11 +24,12 @@ import mpmath
 from scipy.special import ndtr
 
 from terrine_server.privacy.accounting import SLACK
+from terrine_server.privacy.costs import PublishedFigure
 from terrine_server.privacy.data_dependent import MARGIN, check_orders
 from terrine_server.privacy.noise import BITS, Entropy
 from terrine_server.privacy.parameters import ParameterError, within
 from terrine_server.privacy.sensitivity import SecretSpend, check_beta
-from terrine_server.privacy.terms import COST_UNITS
+from terrine_server.privacy.units import COST_UNITS
 
 GRID = COST_UNITS // 1000
 """Published figures are multiples of this: 1e-3 of Rényi divergence, in units of 1e-12."""
@@ -61,6 +62,16 @@ class Publication:
                 f"{1 - _shrunk_variance(self.order, self.beta):g}: the release would have no "
                 f"finite price. Use a beta below {-math.log1p(-1 / self.order) / 2:.4g}."
             )
+
+    @classmethod
+    def of(cls, event: PublishedFigure) -> Publication:
+        """Return the release that an event records."""
+        return cls(event.order, event.beta, event.sigma, event.z)
+
+    @property
+    def event(self) -> PublishedFigure:
+        """What the ledger records of one release."""
+        return PublishedFigure(self.order, self.beta, self.sigma, self.z)
 
     @property
     def cost(self) -> float:

@@ -1,0 +1,122 @@
+"""What data-dependent accounting answers for the same (ε, δ), beside the worst case.
+
+The real ledger on a temporary SQLite database, the real release of figures, refusals included. The
+votes: 1,000 teachers on MNIST, 10,000 test images (recorded; looked up in TERRINE_SHARED_DATA, else
+in ../shared/data beside the repository). The release and its schedule are planned on synthetic
+levels of consensus, before any vote is seen. Each figure is drawn anew: several runs are shown.
+
+    python benchmarks/data_dependent.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from terrine_server.errors import BudgetExhausted
+from terrine_server.ledger import Ledger, ProjectRecord, Proposal, connect, upgrade
+from terrine_server.ledger.secrets import meter_of
+from terrine_server.privacy import build_mechanism, cap, quote
+from terrine_server.privacy.forecast import Consensus, Votes
+from terrine_server.privacy.proposal import propose
+
+EXPECTED = (Consensus(0.95, 8), Consensus(0.7, 1.5), Consensus(0.45, 0.5))
+BATCH, DELTA = 64, 1e-6
+CASES = [
+    ({"name": "gnmax", "sigma": 40.0}, 2.0, 10.0),
+    ({"name": "gnmax", "sigma": 80.0}, 2.0, 10.0),
+    ({"name": "gnmax", "sigma": 80.0}, 1.0, 20.0),
+    ({"name": "confident_gnmax", "threshold": 600, "sigma1": 150.0, "sigma2": 60.0}, 2.0, 10.0),
+]
+"""Mechanism, ε, and the Rényi order of the ensemble's cap."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=5, help="projects of each kind")
+    runs = parser.parse_args().runs
+    votes = recorded_votes()
+    print("Queries that were paid until refused, for the same (ε, δ); votes of 1,000 teachers.")
+    for spec, epsilon, order in CASES:
+        terms = ", ".join(f"{name} {value:g}" for name, value in spec.items() if name != "name")
+        print(f"\n{spec['name']} ({terms}), ε = {epsilon:g}, δ = {DELTA:g}, order {order:g}")
+        mechanism = build_mechanism(spec, teachers=1000, classes=10)
+        expected = Votes.synthetic(EXPECTED, teachers=1000, classes=10)
+        publishing = propose(spec, expected, epsilon=epsilon, delta=DELTA, order=order)
+        with tempfile.TemporaryDirectory() as directory:
+            ledger = new_ledger(Path(directory), order)
+            rule = ledger.ensemble("mnist").rule
+            worst_case = quote(mechanism, epsilon, DELTA, cap_rule=rule)
+            plain = ask(ledger, ledger.open_project("plain", "mnist", spec, worst_case), votes)
+            published = quote(mechanism, epsilon, DELTA, cap_rule=rule, publishing=publishing)
+            reached = [
+                ask(ledger, ledger.open_project(f"run-{run}", "mnist", spec, published), votes)
+                for run in range(runs)
+            ]
+        mean = np.mean(reached)
+        print(f"  worst case (Gaussian DP)                  {plain:6,}")
+        print(f"  data-dependent, published and refused by  {mean:6,.0f}   runs: {reached}")
+        print(f"  gain {mean / plain - 1:+.0%}, least {min(reached) / plain - 1:+.0%}")
+
+
+def recorded_votes() -> NDArray[np.int64]:
+    """int64[10000, 10]."""
+    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
+    folder = Path(os.environ.get("TERRINE_SHARED_DATA", beside))
+    path = folder / "mnist_1000_votes.npz"
+    if not path.exists():
+        raise SystemExit(f"NO VOTES: {path} is missing. Set TERRINE_SHARED_DATA.")
+    with np.load(path) as file:
+        return np.asarray(file["counts"], dtype=np.int64)
+
+
+def new_ledger(directory: Path, order: float) -> Ledger:
+    engine = connect(f"sqlite:///{directory / 'terrine.sqlite'}")
+    upgrade(engine)
+    ledger = Ledger(engine)
+    info = {
+        "kind": "networks",
+        "input": {"shape": [28, 28], "dtype": "uint8", "low": 0, "high": 255},
+        "classes": [str(digit) for digit in range(10)],
+        "teachers": 1000,
+    }
+    limit = cap(90.0, 1.5e-5, order)
+    ledger.register_ensemble("mnist", "ensembles/mnist", "ab" * 32, info, 60_000, limit)
+    return ledger
+
+
+def ask(ledger: Ledger, project: ProjectRecord, votes: NDArray[np.int64]) -> int:
+    """Ask image after image until the project refuses. Returns how many were paid."""
+    mechanism = build_mechanism(dict(project.mechanism), teachers=1000, classes=10)
+    meter = None if project.terms.schedule is None else meter_of(project)
+    paid = 0
+    for start in range(0, len(votes), BATCH):
+        rows = votes[start : start + BATCH]
+        released = mechanism.release(rows, None)
+        batch = []
+        for row, (outcome, label) in enumerate(
+            zip(released.outcomes, released.labels, strict=True)
+        ):
+            digest = hashlib.sha256(f"{start + row}".encode()).digest()
+            places = meter.places(outcome, rows[row : row + 1])[0] if meter else ()
+            told = None if label < 0 else int(label)
+            batch.append(Proposal(digest, digest, outcome, told, places))
+        try:
+            receipt = ledger.charge(project.id, batch)
+        except BudgetExhausted:
+            return paid
+        paid += sum(result.seq is not None for result in receipt.results)
+    return paid
+
+
+if __name__ == "__main__":
+    started = time.perf_counter()
+    main()
+    print(f"\n{time.perf_counter() - started:.0f} s")

@@ -1,0 +1,159 @@
+"""`terrine ledger verify` and `terrine ledger anchor`: are the books whole, and still the same?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from terrine_server.cli.console import console, errors, fail, opened_ledger, writing
+
+if TYPE_CHECKING:
+    from terrine_server.ledger import Verification
+    from terrine_server.ledger.anchors import Anchor
+    from terrine_server.ledger.books import Progress
+
+Project = Annotated[str | None, typer.Argument(help="A project, or `all`.", show_default="all")]
+
+
+def verify(
+    project: Project = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="What `export` wrote (JSON), in place of a project and a ledger.",
+        ),
+    ] = None,
+    anchor: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What `anchor` wrote: it must still hold.")
+    ] = None,
+    public_key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Ed25519 key that must have signed it.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Trust that signature for all up to the anchor.")
+    ] = False,
+) -> None:
+    """Recompute every hash, number, price and balance. Exit code 1 when anything is wrong.
+
+    An older backup, a chain written anew, or entries cut from the end together with a balance set
+    back to match, are consistent by themselves: only an anchor that was kept elsewhere tells.
+    """
+    from terrine_server.ledger.books import verify_export
+
+    if file is not None and project is not None:
+        fail("Name a project, or give --file with an export; not both.")
+    if resume and public_key is None:
+        fail("--resume takes an anchor's word, so it must be signed: give --public-key as well.")
+    if public_key is not None and anchor is None:
+        fail("--public-key checks the signature of an anchor: give --anchor as well.")
+    anchors = _read(anchor, public_key)
+    if file is not None:
+        with _progress(file.name) as progress:
+            found = verify_export(file, anchors or {}, resume, progress)
+        _check_anchored(found.project, anchors)
+        whole = _report(found)
+    else:
+        whole = _verify_ledger(project or "all", anchors, resume)
+    if not whole:
+        raise typer.Exit(1)
+
+
+def anchor(
+    project: Project = None,
+    key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Ed25519 key to sign with (PEM).")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="File to write; default: standard output.")
+    ] = None,
+) -> None:
+    """Verify the books, then write down where they stand, to be kept elsewhere.
+
+    Later, `terrine ledger verify --anchor FILE` tells whether they still hold all that they held.
+    Keep the file, and the key even more so, where nobody who writes the database can reach them.
+
+    A key:  openssl genpkey -algorithm ed25519 -out anchor.key
+            openssl pkey -in anchor.key -pubout -out anchor.pub
+    """
+    from terrine_server.ledger.anchors import load_private_key, write_anchors
+
+    signing = load_private_key(key) if key is not None else None
+    ledger = opened_ledger()
+    anchors = []
+    for name in ledger.project_names() if project in (None, "all") else [project]:
+        with _progress(name) as progress:
+            found = ledger.verify(name, progress=progress)
+        if found.anchor is None:
+            _report(found)
+            fail(f"The books of {name} are not whole, so there is nothing to anchor.")
+        anchors.append(found.anchor)
+    with writing(output) as file:
+        file.write(write_anchors(anchors, signing))
+    if output is not None:
+        said = f"Wrote where {len(anchors)} projects stand to {output}"
+        console.print(f"{said}{', signed' if key else ''}.", highlight=False, soft_wrap=True)
+
+
+def _read(path: Path | None, public_key: Path | None) -> dict[str, Anchor] | None:
+    from terrine_server.ledger.anchors import load_public_key, read_anchors
+
+    if path is None:
+        return None
+    anchors, signed = read_anchors(path, load_public_key(public_key) if public_key else None)
+    if signed and public_key is None:
+        errors.print(f"The signature of {path} was not checked: give --public-key.", soft_wrap=True)
+    return {anchor.project: anchor for anchor in anchors}
+
+
+def _check_anchored(project: str, anchors: dict[str, Anchor] | None) -> None:
+    if anchors is not None and project not in anchors:
+        fail(f"The file of anchors holds none of the project {project}.")
+
+
+def _verify_ledger(project: str, anchors: dict[str, Anchor] | None, resume: bool) -> bool:
+    ledger = opened_ledger()
+    there, anchored = ledger.project_names(), anchors or {}
+    if project != "all":
+        _check_anchored(project, anchors)
+    names = sorted({*there, *anchored}) if project == "all" else [project]
+    whole = True
+    for name in names:
+        if name in anchored and name not in there:
+            console.print(f"{name}: [bold red]NOT WHOLE[/], gone", highlight=False)
+            said = f"  anchor: there at {anchored[name].made_at}; an older backup was restored"
+            console.print(said, highlight=False, soft_wrap=True)
+            whole = False
+            continue
+        with _progress(name) as progress:
+            found = ledger.verify(name, anchored.get(name), resume, progress)
+        whole = _report(found) and whole
+    if not names:
+        console.print("No project was opened yet.")
+    return whole
+
+
+def _report(found: Verification) -> bool:
+    verdict = "[green]whole[/]" if found.ok else "[bold red]NOT WHOLE[/]"
+    vouched = f", the first {found.vouched} by the anchor's word" if found.vouched else ""
+    said = f"{found.project}: {verdict}, {found.charges} charges{vouched}"
+    console.print(said, highlight=False, soft_wrap=True)
+    console.print(f"  head {found.head}", highlight=False, soft_wrap=True)
+    for problem in found.problems:
+        console.print(f"  {problem}", markup=False, highlight=False, soft_wrap=True)
+    return found.ok
+
+
+@contextmanager
+def _progress(name: str) -> Iterator[Progress]:
+    """A bar on stderr, on a terminal only."""
+    columns = [TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
+    with Bar(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
+        task = bar.add_task(name, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

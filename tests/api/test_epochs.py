@@ -1,0 +1,139 @@
+"""A project that pays by the epoch, over HTTP: opened, asked, overtaken, exhausted, replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from caller import Caller, slug
+from server import RunningServer
+
+from terrine_client.protocol import Estimate, LabelResponse, Outcome, ProjectInfo
+from terrine_server.labeling import Labeling
+from terrine_server.ledger import EnsembleRecord, Receipt
+from terrine_server.metrics import Metrics
+from terrine_server.voting.local import LocalVoters
+
+Call = Callable[..., Caller]
+MECHANISM = {
+    "name": "stable_svt",
+    "epsilon_per_epoch": 3.0,
+    "delta_per_query": 1e-6,
+    "answers_per_epoch": 4,
+}
+TERMS = {
+    "name": "study",
+    "ensemble": "digits",
+    "mechanism": MECHANISM,
+    "epsilon": 9.1,
+    "delta": 2.5e-4,
+}
+EPOCHS = 3
+
+
+def of_epochs(results: list[Any]) -> list[bool]:
+    """Whether each paid result of one request opens an epoch, from the outcomes alone."""
+    left, opens = 0, []
+    for result in results:
+        if result.charge is not None and not result.replayed:
+            opens.append(left == 0)
+            left = (4 if left == 0 else left) - 1
+            left = left if result.outcome is Outcome.ANSWERED else 0
+    return opens
+
+
+def test_epochs_are_paid_as_they_open_until_no_other_fits(
+    terrine_server: RunningServer, call: Call
+) -> None:
+    opened = call("admin").http.post("/projects", json=TERMS)
+    assert opened.status_code == 201, opened.text
+    info = ProjectInfo.model_validate_json(opened.content)
+    assert info.mechanism.model_dump() == MECHANISM
+    assert info.opening is not None
+    assert {price.cost for price in info.prices.values()} == {0}
+    student, inputs = call(), terrine_server.ensemble.public
+    plan = student.http.post("/label/estimate", json={"queries": EPOCHS}).json()
+    estimate = Estimate.model_validate(plan)
+    assert estimate.fits
+    assert estimate.opening == info.opening
+    assert estimate.cost == EPOCHS * info.opening.cost
+    assert estimate.budget.affordable == EPOCHS, "certain, however they are sent"
+
+    replies = []
+    for start in range(0, 100, 6):
+        reply = student.label(inputs[start : start + 6])
+        if reply.status_code != 200:
+            assert slug(reply) == "budget-exhausted"
+            break
+        replies.append(LabelResponse.model_validate_json(reply.content))
+    else:
+        pytest.fail("the budget never ended")
+    assert sum(sum(of_epochs(reply.results)) for reply in replies) == EPOCHS
+    told = [result for reply in replies for result in reply.results if result.charge]
+    assert EPOCHS <= len(told) <= EPOCHS * 5
+    account = replies[-1].budget
+    assert account.spent == EPOCHS * info.opening.cost <= account.budget
+    assert account.affordable == 0
+    assert account.epsilon_spent <= account.epsilon
+
+    events = [entry.event["event"] for entry in terrine_server.ledger.charges("study")]
+    opens = [first for reply in replies for first in of_epochs(reply.results)]
+    assert events == ["composition" if first else "within_epoch" for first in opens]
+    assert terrine_server.ledger.verify("study").ok
+
+    again = LabelResponse.model_validate_json(student.label(inputs[:6]).content)
+    assert again.budget == account, "what was told is told again for nothing"
+    pairs = zip(again.results, replies[0].results, strict=True)
+    for result, before in pairs:
+        if before.charge is not None:
+            assert result.replayed
+            assert (result.outcome, result.label) == (before.outcome, before.label)
+
+
+class Overtaking(LocalVoters):
+    """While a request's queries are voted on, another request for one of them is answered."""
+
+    overtake: Callable[[], Receipt] | None = None
+
+    def votes(self, record: EnsembleRecord, inputs: np.ndarray) -> np.ndarray:
+        overtake, self.overtake = self.overtake, None
+        if overtake is not None:
+            overtake()
+        return super().votes(record, inputs)
+
+
+def test_a_request_that_another_one_overtakes_is_drawn_again(terrine_server: RunningServer) -> None:
+    terrine_server.open_project(mechanism=MECHANISM, epsilon=13.0, delta=4e-4)
+    settings, ledger = terrine_server.settings, terrine_server.ledger
+    voters = Overtaking(settings.data_dir)
+    service = Labeling(ledger, voters, Metrics(), settings.max_batch)
+    inputs = terrine_server.ensemble.public[:3]
+
+    def ask(inputs: np.ndarray, key: str | None = None) -> Receipt:
+        (told,) = service.answer("study", [service.check("study", inputs, key=key)])
+        assert isinstance(told, Receipt)
+        return told
+
+    voters.overtake = lambda: ask(inputs[1:2])
+    receipt = ask(inputs)
+    assert [result.replayed for result in receipt.results] == [False, True, False]
+    assert [result.seq for result in receipt.results] == [2, 1, 3]
+    entries = ledger.charges("study")
+    assert [entry.event["event"] for entry in entries[:2]] == ["composition", "composition"]
+    assert ledger.verify("study").ok
+
+    # Its own repetition, by the same key, overtakes a request too: both are told the same.
+    more = terrine_server.ensemble.public[3:4]
+    first: list[Receipt] = []
+
+    def repeat() -> Receipt:
+        first.append(ask(more, "key"))
+        return first[0]
+
+    voters.overtake = repeat
+    assert ask(more, "key").results == first[0].results
+    paid = [result for result in first[0].results if result.seq is not None]
+    assert ledger.project("study").charges == 3 + len(paid) > 3
+    assert ledger.verify("study").ok

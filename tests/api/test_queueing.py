@@ -1,0 +1,229 @@
+"""Lines of requests: what is grouped, who has a turn, and what happens when too many come."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from caller import Caller, slug
+from digits import DigitsEnsemble
+from server import RunningServer, running_server
+
+from terrine_server.errors import Overloaded
+from terrine_server.metrics import Metrics
+from terrine_server.queueing import GROUP_QUERIES, GROUPS, Queue
+
+
+@dataclass(frozen=True)
+class Asked:
+    """So many queries, perhaps with an idempotency key."""
+
+    queries: int = 1
+    name: str | None = None
+    number: int = 0
+
+    def __len__(self) -> int:
+        return self.queries
+
+
+class Teachers:
+    """Answers groups only when told to, and remembers what they were."""
+
+    def __init__(self) -> None:
+        self.groups: list[tuple[str, list[Asked]]] = []
+        self.open = threading.Event()
+
+    def __call__(self, project: str, group: Sequence[Asked]) -> list[int | Exception]:
+        self.groups.append((project, list(group)))
+        assert self.open.wait(10)
+        return [KeyError(a.number) if a.number < 0 else a.number for a in group]
+
+
+async def started(teachers: Teachers, groups: int) -> None:
+    for _ in range(1000):
+        if len(teachers.groups) >= groups:
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError(teachers.groups)
+
+
+async def occupied(queue: Queue[Asked, int], teachers: Teachers) -> list[asyncio.Task[int]]:
+    """Requests of "study" that keep as many groups busy as it may have at a time."""
+    tasks = []
+    for number in range(GROUPS):
+        tasks.append(asyncio.create_task(queue.ask("study", Asked(number=number))))
+        await started(teachers, number + 1)
+    return tasks
+
+
+def run(most_waiting: int = 10**6) -> tuple[Teachers, Queue[Asked, int]]:
+    teachers = Teachers()
+    return teachers, Queue(teachers, Metrics(), most_waiting)
+
+
+def test_what_waits_is_answered_together_and_nothing_waits_for_company() -> None:
+    async def ask() -> None:
+        teachers, queue = run()
+        first = await occupied(queue, teachers)
+        rest = [asyncio.create_task(queue.ask("study", Asked(number=n))) for n in range(10, 60)]
+        await asyncio.sleep(0)
+        teachers.open.set()
+        assert await asyncio.gather(*first, *rest) == [*range(GROUPS), *range(10, 60)]
+        assert len(teachers.groups) <= GROUPS + 2
+        assert max(len(group) for _, group in teachers.groups) >= 25
+
+    asyncio.run(ask())
+
+
+def test_groups_are_bounded_and_the_same_key_never_comes_twice_in_one() -> None:
+    async def ask() -> None:
+        teachers, queue = run()
+        half = GROUP_QUERIES // 2 + 1
+        requests = [Asked(1), Asked(1), Asked(half), Asked(half), Asked(3 * GROUP_QUERIES)]
+        requests += [Asked(1, "key"), Asked(1, "key"), Asked(1, "other")]
+        tasks = []
+        for request in requests:
+            tasks.append(asyncio.create_task(queue.ask("study", request)))
+            await asyncio.sleep(0)
+        teachers.open.set()
+        await asyncio.gather(*tasks)
+        for _, group in teachers.groups:
+            assert len(group) == 1 or sum(map(len, group)) <= GROUP_QUERIES
+            names = [request.name for request in group if request.name]
+            assert len(set(names)) == len(names)
+        assert sorted(len(a) for _, group in teachers.groups for a in group) == sorted(
+            map(len, requests)
+        )
+
+    asyncio.run(ask())
+
+
+def test_a_busy_project_does_not_keep_another_waiting() -> None:
+    async def ask() -> None:
+        teachers, queue = run()
+        busy = [asyncio.create_task(queue.ask("busy", Asked(GROUP_QUERIES))) for _ in range(200)]
+        await started(teachers, GROUPS)
+        asyncio.get_running_loop().call_later(0.01, teachers.open.set)
+        await queue.ask("quiet", Asked())
+        before = [project for project, _ in teachers.groups].index("quiet")
+        assert before <= 2 * GROUPS
+        await asyncio.gather(*busy)
+
+    asyncio.run(ask())
+
+
+def test_beyond_the_line_requests_are_refused_at_once() -> None:
+    async def ask() -> None:
+        teachers, queue = run(most_waiting=10)
+        served = await occupied(queue, teachers)
+        large = asyncio.create_task(queue.ask("study", Asked(50)))  # alone it may wait
+        await asyncio.sleep(0.05)
+        with pytest.raises(Overloaded):
+            await queue.ask("study", Asked())
+        elsewhere = asyncio.create_task(queue.ask("other", Asked()))
+        teachers.open.set()
+        await asyncio.gather(*served, large, elsewhere)
+
+    asyncio.run(ask())
+
+
+def test_one_failure_is_told_to_one_and_a_groups_failure_to_all() -> None:
+    async def ask() -> None:
+        teachers, queue = run()
+        teachers.open.set()
+        told = await asyncio.gather(
+            *(queue.ask("study", Asked(number=n)) for n in (1, -1, 2)), return_exceptions=True
+        )
+        assert [type(each) for each in told] == [int, KeyError, int]
+
+        def fails(project: str, group: Sequence[Asked]) -> list[int | Exception]:
+            raise ConnectionError
+
+        broken: Queue[Asked, int] = Queue(fails, Metrics(), 10)
+        told = await asyncio.gather(
+            *(broken.ask("study", Asked()) for _ in range(3)), return_exceptions=True
+        )
+        assert [type(each) for each in told] == [ConnectionError] * 3
+
+    asyncio.run(ask())
+
+
+def test_who_goes_away_while_waiting_is_not_asked_for() -> None:
+    async def ask() -> None:
+        teachers, queue = run()
+        served = await occupied(queue, teachers)
+        gone = asyncio.create_task(queue.ask("study", Asked(number=99)))
+        await asyncio.sleep(0.05)
+        gone.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await gone
+        teachers.open.set()
+        await asyncio.gather(*served)
+        await queue.ask("study", Asked())
+        assert 99 not in [a.number for _, group in teachers.groups for a in group]
+
+    asyncio.run(ask())
+
+
+# ---------------------------------------------------------------------------- the real service
+
+
+def test_clients_at_once_are_each_told_their_own_and_pay_once(
+    terrine_server: RunningServer,
+) -> None:
+    terrine_server.open_project("study", {"name": "gnmax", "sigma": 40.0}, epsilon=20.0)
+    token = terrine_server.token()
+    inputs = terrine_server.ensemble.public
+
+    def some(client: int) -> list[tuple[int, int, int]]:
+        caller = Caller(terrine_server, token)
+        told = []
+        for start in range(0, 40, 5):
+            first = (start + 40 * (client // 2)) % 160  # every input is asked for by two clients
+            reply = caller.label(inputs[first : first + 5], key=f"{client}-{start}")
+            assert reply.status_code == 200, reply.text
+            for row, result in enumerate(reply.json()["results"]):
+                told.append((first + row, result["charge"], result["label"]))
+            again = caller.label(inputs[first : first + 5], key=f"{client}-{start}").json()
+            assert again["results"] == reply.json()["results"]
+        return told
+
+    with ThreadPoolExecutor(8) as clients:
+        told = {row for rows in clients.map(some, range(8)) for row in rows}
+    # One charge and one label for each input, whoever asked and with whom it was grouped.
+    assert len(told) == 160
+    assert len({input for input, _, _ in told}) == len({charge for _, charge, _ in told}) == 160
+    assert terrine_server.ledger.project("study").charges == 160
+    assert terrine_server.ledger.verify("study").ok
+
+
+def test_too_many_waiting_queries_are_a_503_that_says_when_to_retry(
+    tmp_path: Path, digits_ensemble: DigitsEnsemble
+) -> None:
+    url = f"sqlite:///{tmp_path / 'terrine.sqlite'}"
+    with running_server(tmp_path / "data", url, digits_ensemble, max_waiting=1) as server:
+        server.open_project("study", {"name": "gnmax", "sigma": 40.0}, epsilon=20.0)
+        token, inputs = server.token(), np.tile(server.ensemble.public, (4, 1, 1))
+
+        def ask(client: int) -> list[int]:
+            caller = Caller(server, token)
+            replies = [caller.label(inputs[client * 100 : client * 100 + 100]) for _ in range(6)]
+            for reply in replies:
+                if reply.status_code == 503:
+                    assert slug(reply) == "overloaded"
+                    assert int(reply.headers["retry-after"]) > 0
+            return [reply.status_code for reply in replies]
+
+        with ThreadPoolExecutor(16) as clients:
+            statuses = [status for each in clients.map(ask, range(16)) for status in each]
+        assert set(statuses) <= {200, 503}
+        assert statuses.count(200) > 0
+        paid = server.ledger.project("study").charges
+        assert paid <= 400
+        assert server.ledger.verify("study").ok

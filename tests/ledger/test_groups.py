@@ -1,0 +1,141 @@
+"""Requests that share a transaction are charged as if each had come by itself."""
+
+from __future__ import annotations
+
+import pytest
+from books import CONFIDENT, abstained, answered, digest, kept_keys, open_ledger, open_project
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from terrine_client.protocol import ProjectStatus
+from terrine_server.errors import (
+    BudgetExhausted,
+    IdempotencyConflict,
+    InvalidQuery,
+    ProjectPaused,
+    TerrineError,
+)
+from terrine_server.ledger import Batch, Ledger, Proposal, Receipt
+
+
+@pytest.fixture
+def ledger(database_url: str) -> Ledger:
+    return open_ledger(database_url)
+
+
+def numbers(fate: Receipt | TerrineError) -> list[int | None]:
+    assert isinstance(fate, Receipt), fate
+    return [result.seq for result in fate.results]
+
+
+def test_each_request_of_a_group_gets_its_own_receipt(ledger: Ledger, database_url: str) -> None:
+    project = open_project(ledger, queries=10)
+    fates = ledger.charge_group(
+        project.id,
+        [
+            Batch([answered(0), answered(1)], ("a", digest("a"))),
+            Batch([answered(1), answered(2)]),
+            Batch([answered(0)], ("b", digest("b"))),
+        ],
+    )
+    assert [numbers(fate) for fate in fates] == [[1, 2], [2, 3], [1]]
+    assert [r.replayed for fate in fates for r in fate.results] == [  # type: ignore[union-attr]
+        *(False, False),
+        *(True, False),
+        True,
+    ]
+    assert ledger.project("study").charges == 3
+    assert kept_keys(database_url) == {"a", "b"}
+    assert {entry.created_at for entry in ledger.charges("study")} == {
+        ledger.charges("study")[0].created_at
+    }
+    assert ledger.verify("study").ok
+
+
+def test_what_is_wrong_with_one_request_does_not_touch_the_others(
+    ledger: Ledger, database_url: str
+) -> None:
+    project = open_project(ledger, queries=2)
+    ledger.charge(project.id, [answered("before")], ("old", digest("old")))
+    fates = ledger.charge_group(
+        project.id,
+        [
+            Batch([answered(0)], ("old", digest("another"))),
+            Batch([]),
+            Batch([answered(1)], ("tab\t", digest(1))),
+            Batch([answered("before")], ("old2", digest("x"))),
+            Batch([answered(2)], ("good", digest(2))),
+            Batch([answered(3)], ("late", digest(3))),
+        ],
+    )
+    assert [type(fate) for fate in fates] == [
+        *(IdempotencyConflict, InvalidQuery, InvalidQuery),
+        *(Receipt, Receipt, BudgetExhausted),
+    ]
+    assert numbers(fates[4]) == [2]
+    assert ledger.project("study").charges == 2
+    assert kept_keys(database_url) == {"old", "old2", "good"}
+
+
+def test_a_retry_in_a_group_is_told_what_it_was_told(ledger: Ledger) -> None:
+    project = open_project(ledger, queries=5)
+    key = ("key", digest("body"))
+    first = ledger.charge(project.id, [answered(0), answered(1)], key)
+    again, other = ledger.charge_group(
+        project.id, [Batch([answered(0), answered(1)], key), Batch([answered(2)])]
+    )
+    assert isinstance(again, Receipt)
+    assert again.results == first.results
+    assert numbers(other) == [3]
+    assert ledger.recall(project.id, [None, key, ("new", digest(1))])[::2] == [None, None]
+
+
+def test_what_concerns_the_project_concerns_all_of_them(ledger: Ledger) -> None:
+    project = open_project(ledger, queries=5)
+    ledger.set_status("study", ProjectStatus.PAUSED)
+    with pytest.raises(ProjectPaused):
+        ledger.charge_group(project.id, [Batch([answered(0)]), Batch([answered(1)])])
+    with pytest.raises(ValueError, match="same key"):
+        ledger.recall(project.id, [("key", digest(1)), ("key", digest(2))])
+
+
+def proposal(query: int, kind: int) -> Proposal:
+    return answered(query, query % 10) if kind else abstained(query)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    requests=st.lists(
+        st.lists(st.builds(proposal, st.integers(0, 9), st.integers(0, 2)), min_size=1, max_size=4),
+        min_size=1,
+        max_size=6,
+    ),
+    queries=st.integers(1, 8),
+    cut=st.integers(0, 6),
+)
+def test_grouping_changes_nothing(
+    tmp_path_factory: pytest.TempPathFactory,
+    requests: list[list[Proposal]],
+    queries: int,
+    cut: int,
+) -> None:
+    """The same requests one by one, and in two groups: the same fates, the same balance."""
+    directory = tmp_path_factory.mktemp("grouping")
+
+    def books(name: str) -> tuple[Ledger, int]:
+        ledger = open_ledger(f"sqlite:///{directory / name}")
+        return ledger, open_project(ledger, queries, CONFIDENT).id
+
+    def told(fate: Receipt | TerrineError) -> object:
+        return list(fate.results) if isinstance(fate, Receipt) else type(fate)
+
+    alone, grouped = books("alone"), books("grouped")
+    one_by_one = [alone[0].charge_group(alone[1], [Batch(request)])[0] for request in requests]
+    in_groups = [
+        fate
+        for part in (requests[:cut], requests[cut:])
+        for fate in grouped[0].charge_group(grouped[1], [Batch(request) for request in part])
+    ]
+    assert list(map(told, one_by_one)) == list(map(told, in_groups))
+    assert alone[0].project("study").account == grouped[0].project("study").account
+    assert grouped[0].verify("study").ok

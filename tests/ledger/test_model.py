@@ -1,0 +1,277 @@
+"""Whatever is done to a ledger, in whatever order, it is as a few obvious lines say."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import TypeVar
+
+import hypothesis.strategies as st
+import pytest
+from books import CONFIDENT, INFO, RECORDS, digest, terms
+from copies import Copies
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from reference_ledger import Answer, Book, Books, Refused
+from sqlalchemy import Connection, event
+
+from terrine_client.protocol import ProjectStatus
+from terrine_server import errors
+from terrine_server.ledger import Ledger, Proposal, connect, upgrade
+from terrine_server.ledger.anchors import Anchor
+from terrine_server.privacy import Outcome, cap
+
+REFUSALS: dict[type[errors.TerrineError], str] = {
+    errors.ProjectPaused: "paused",
+    errors.ProjectClosed: "closed",
+    errors.IdempotencyConflict: "key",
+    errors.BudgetExhausted: "exhausted",
+    errors.CapExceeded: "cap",
+    errors.Conflict: "closed for good",
+}
+CAP = cap(0.6, 1e-5)  # two or three of the projects that are opened here
+NUMBERS = count()
+STEPS = 40
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+queries = st.lists(
+    st.tuples(
+        st.sampled_from([f"q{i}" for i in range(9)]),
+        st.sampled_from(["answered", "answered", "abstained", "unvoted"]),
+    ),
+    min_size=1,
+    max_size=4,
+)
+keys = st.sampled_from(["a", "b", "c", "d", "e"])
+pick = st.integers(0, 10)
+
+
+@dataclass
+class State:
+    """What a backup holds: the books, and every charge's hash as it was when it was made."""
+
+    books: Books
+    hashes: dict[str, list[str]] = field(default_factory=dict)
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Does the same to a real ledger and to the reference; both must agree at every step."""
+
+    url: str
+    copies: Copies
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = self.connected()
+        self.ensemble = f"ensemble{next(NUMBERS)}"
+        self.state = State(Books(CAP.budget))
+        self.kept: tuple[str, State] | None = None
+        self.anchors: dict[str, Anchor] = {}
+        self.cut_off = False
+
+    def connected(self) -> Ledger:
+        self.engine = connect(self.url)
+
+        @event.listens_for(self.engine, "commit")
+        def cut(connection: Connection) -> None:
+            if self.cut_off:
+                self.cut_off = False
+                driver = connection.connection.driver_connection
+                assert driver is not None
+                driver.close()
+
+        return Ledger(self.engine)
+
+    def a_project(self, number: int) -> str:
+        names = sorted(self.state.books.projects)
+        return names[number % len(names)]
+
+    @initialize()
+    def register(self) -> None:
+        self.ledger.register_ensemble(
+            self.ensemble, "nowhere", digest(self.ensemble).hex(), INFO, RECORDS, CAP
+        )
+
+    def both(self, expected: Callable[[], T], done: Callable[[], U]) -> tuple[T, U] | None:
+        """Do the same to both; return what they say, or None where both refuse alike."""
+        refusal = refused = None
+        try:
+            wanted = expected()
+        except Refused as no:
+            refusal = str(no)
+        try:
+            got = done()
+        except tuple(REFUSALS) as error:
+            refused = REFUSALS[type(error)]
+        assert refused == refusal
+        return None if refusal else (wanted, got)
+
+    @rule(affords=st.integers(1, 6))
+    def open(self, affords: int) -> None:
+        name, agreed = f"project{next(NUMBERS)}", terms(affords, CONFIDENT)
+        prices = {str(o): (p.cost, p.cap_cost) for o, p in agreed.prices.items()}
+        opened = self.both(
+            lambda: self.books.open(name, Book(agreed.budget, prices, agreed.cap_budget)),
+            lambda: self.ledger.open_project(name, self.ensemble, CONFIDENT, agreed),
+        )
+        if opened:
+            self.state.hashes[name] = []
+
+    @precondition(lambda self: self.books.projects)
+    @rule(number=pick, batch=queries, key=keys)
+    def charge(self, number: int, batch: list[tuple[str, str]], key: str) -> None:
+        name = self.a_project(number)
+        answers = self.both(
+            lambda: self.books.projects[name].charge(batch, key),
+            lambda: self.asked(name, batch, key),
+        )
+        if answers:
+            assert answers[0] == answers[1]
+            self.note_hashes(name)
+
+    @precondition(lambda self: self.books.projects)
+    @rule(number=pick, batch=queries, key=keys)
+    def charge_on_a_connection_that_is_lost(
+        self, number: int, batch: list[tuple[str, str]], key: str
+    ) -> None:
+        """Before the commit, so nothing happened; where there is none, the refusal stands."""
+        name = self.a_project(number)
+        self.cut_off = True
+        with contextlib.suppress(*REFUSALS, errors.DatabaseUnavailable):
+            self.asked(name, batch, key)
+        self.cut_off = False
+
+    @precondition(lambda self: self.books.projects)
+    @rule(number=pick, status=st.sampled_from(["active", "active", "paused", "closed"]))
+    def set_status(self, number: int, status: str) -> None:
+        name = self.a_project(number)
+        self.both(
+            lambda: self.books.set_status(name, status),
+            lambda: self.ledger.set_status(name, ProjectStatus(status)),
+        )
+
+    @precondition(lambda self: self.kept is None and any(self.state.hashes.values()))
+    @rule()
+    def back_up(self) -> None:
+        self.engine.dispose()
+        self.kept = self.copies.make(), deepcopy(self.state)
+
+    @precondition(lambda self: self.kept)
+    @rule()
+    def restore(self) -> None:
+        assert self.kept is not None
+        for number in range(len(self.books.projects)):
+            self.anchor(number)
+        self.engine.dispose()
+        self.copies.restore(self.kept[0])
+        self.state = deepcopy(self.kept[1])
+        self.ledger = self.connected()
+        self.compare_with_anchors(resume=False)
+        self.compare_with_anchors(resume=True)
+
+    @precondition(lambda self: self.books.projects)
+    @rule(number=pick)
+    def anchor(self, number: int) -> None:
+        name = self.a_project(number)
+        anchor = self.ledger.verify(name).anchor
+        assert anchor is not None
+        self.anchors[name] = anchor
+
+    @rule(resume=st.booleans())
+    def compare_with_anchors(self, resume: bool) -> None:
+        """An anchor holds exactly as long as the entries that it was made of are there."""
+        for name, anchor in self.anchors.items():
+            if name not in self.books.projects:
+                with pytest.raises(errors.NotFound):
+                    self.ledger.verify(name, anchor, resume)
+                continue
+            hashes = self.state.hashes[name][: anchor.entries]
+            there = not anchor.entries or (
+                len(hashes) == anchor.entries and hashes[-1] == anchor.head
+            )
+            closed = self.books.projects[name].status == "closed"
+            found = self.ledger.verify(name, anchor, resume)
+            assert found.ok == (there and closed >= anchor.closed), found.problems
+
+    @invariant()
+    def the_books_are_those_of_the_reference(self) -> None:
+        for name, book in self.books.projects.items():
+            project = self.ledger.project(name)
+            said = (project.spent, project.cap_spent, project.charges, str(project.status))
+            assert said == (book.total(0), book.total(1), len(book.paid), book.status)
+            assert project.spent <= project.terms.budget
+        if self.books.projects:
+            assert self.ledger.ensemble(self.ensemble).reserved == self.books.reserved <= CAP.budget
+
+    def teardown(self) -> None:
+        for name in self.books.projects:
+            found = self.ledger.verify(name)
+            assert found.ok, found.problems
+        self.engine.dispose()
+        if self.kept:
+            self.copies.drop(self.kept[0])
+
+    @property
+    def books(self) -> Books:
+        return self.state.books
+
+    def asked(self, name: str, batch: list[tuple[str, str]], key: str) -> list[Answer]:
+        proposals = [
+            Proposal(
+                digest(query),
+                digest(query),
+                None if outcome == "unvoted" else Outcome(outcome),
+                3 if outcome == "answered" else None,
+            )
+            for query, outcome in batch
+        ]
+        project = self.ledger.project(name).id
+        receipt = self.ledger.charge(project, proposals, (key, digest(batch)))
+        return [
+            None if result.seq is None else (result.seq, str(result.outcome))
+            for result in receipt.results
+        ]
+
+    def note_hashes(self, name: str) -> None:
+        known = self.state.hashes[name]
+        known += [entry.hash for entry in self.ledger.charges(name, after_seq=len(known))]
+
+
+# A PostgreSQL database takes a tenth of a second to copy.
+@pytest.mark.parametrize(
+    ("database_url", "examples"), [("sqlite", 30), ("postgresql", 10)], indirect=["database_url"]
+)
+def test_a_ledger_does_as_the_reference_does(
+    database_url: str, examples: int, tmp_path: Path
+) -> None:
+    upgrade(engine := connect(database_url))
+    engine.dispose()
+    made = Copies(database_url, tmp_path)
+
+    class Machine(LedgerMachine):
+        url, copies = database_url, made
+
+    run_state_machine_as_test(
+        Machine,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=STEPS,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

@@ -1,0 +1,401 @@
+"""Data-dependent projects: refused by what was published alone, and their books."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from books import digest, unguarded
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from publishing import CLASSES as CLASS_COUNT
+from publishing import (
+    DELTA,
+    EPSILON,
+    GNMAX,
+    TEACHERS,
+    open_published,
+    published_terms,
+    publishing_ledger,
+    voted,
+)
+from sqlalchemy import Connection, delete, select, update
+
+from terrine_client.protocol import Outcome, ProjectOpen, ProjectStatus
+from terrine_server.audit.books import check_project
+from terrine_server.errors import BrokenBooks, BudgetExhausted, Conflict, InvalidTerms
+from terrine_server.ledger import Ledger, ProjectRecord, Proposal, connect
+from terrine_server.ledger.admission import Admission, Recorded, admit
+from terrine_server.ledger.books import verify_project
+from terrine_server.ledger.secrets import SecretTally
+from terrine_server.ledger.tables import charges, projects, secret_spends
+from terrine_server.operations import open_project
+from terrine_server.privacy import Account, Terms, build_mechanism, quote
+from terrine_server.privacy import Outcome as PaidOutcome
+from terrine_server.privacy.meter import Meter
+from terrine_server.privacy.sensitivity import SecretSpend
+
+TERMS = published_terms()
+WORST_CASE = quote(
+    build_mechanism(GNMAX, teachers=TEACHERS, classes=CLASS_COUNT), EPSILON, DELTA
+).affordable(Account())
+
+
+@pytest.fixture
+def ledger(database_url: str) -> Ledger:
+    return publishing_ledger(database_url)
+
+
+def ask(ledger: Ledger, project: ProjectRecord, most: int, agreement: float = 0.95) -> int:
+    """Ask in batches until the project refuses. Returns how many queries were paid."""
+    paid = 0
+    for start in range(0, most, 64):
+        batch = voted(project, range(start, min(start + 64, most)), agreement)
+        try:
+            receipt = ledger.charge(project.id, batch)
+        except BudgetExhausted:
+            break
+        paid += sum(result.seq is not None for result in receipt.results)
+    return paid
+
+
+# ------------------------------------------------------------------------------ what it is for
+
+
+def test_more_queries_are_answered_for_the_same_epsilon(ledger: Ledger) -> None:
+    project = open_published(ledger)
+    paid = ask(ledger, project, 5000)
+    assert paid > 1.25 * WORST_CASE
+    after = ledger.project("study")
+    assert len(after.published) == len(TERMS.schedule.counts if TERMS.schedule else ())
+    assert after.spent <= TERMS.budget
+    assert after.delta_spent <= TERMS.delta_budget
+    assert not TERMS.admits(after.account)
+    assert ledger.verify("study").ok
+    assert list(check_project(ledger, after)) == []
+    entries = list(ledger.stream_charges("study"))
+    assert [e.seq for e in entries if e.outcome == Outcome.PUBLISHED] == [
+        published.seq for published in after.published
+    ]
+    # What was published is a bound on what the votes cost, and far below the worst case.
+    spend = ledger.secret_spend("study")
+    assert spend.queries == paid
+    assert spend.cost * 1e12 <= after.published[-1].figure < paid * TERMS.worst.cost / 2
+
+
+# --------------------------------------------------------- refusals follow the published record
+
+
+class Script:
+    """In place of a secret spend: figures that were written down beforehand."""
+
+    def __init__(self, figures: list[int]) -> None:
+        self.figures = figures
+        self.counted = 0
+
+    def add(self, places: tuple[int, ...]) -> None:
+        self.counted += 1
+
+    def publish(self, bound: int) -> int:
+        return min(self.figures.pop(0), bound)
+
+
+MANY = 1500
+QUERIES = [
+    Proposal(digest(i), digest(i), PaidOutcome.ANSWERED, 0, places=(0,)) for i in range(MANY)
+]
+
+
+def admitted(terms: Terms, figures: list[int], sizes: list[int]) -> list[Admission]:
+    """Ask in batches of these sizes, each query new."""
+    account, made, first = Account(), [], 0
+    for size in sizes:
+        batch = QUERIES[first : first + size]
+        made.append(admit(terms, account, Recorded({}, {}), batch, Script(figures)))
+        account, first = made[-1].account, first + size
+    return made
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    figures=st.lists(st.integers(0, 2 * TERMS.budget), min_size=64, max_size=64),
+    sizes=st.lists(st.integers(1, 180), min_size=1, max_size=8),
+)
+def test_whatever_is_published_no_budget_is_overspent(figures: list[int], sizes: list[int]) -> None:
+    before = Account()
+    for admission in admitted(TERMS, figures, sizes):
+        after = admission.account
+        assert after.spent <= TERMS.budget
+        assert after.delta_spent <= TERMS.delta_budget
+        assert after.cap_spent <= TERMS.cap_budget
+        assert TERMS.schedule is not None
+        assert after.published <= len(TERMS.schedule.counts)
+        paid = after.queries - before.queries
+        assert paid >= min(len(admission.results), TERMS.affordable(before)), "a broken promise"
+        assert not TERMS.due(after), "what was due was not published"
+        before = after
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    figures=st.lists(st.integers(0, TERMS.budget), min_size=64, max_size=64),
+    size=st.integers(1, 300),
+)
+def test_batching_changes_nothing(figures: list[int], size: int) -> None:
+    (whole,) = admitted(TERMS, list(figures), [MANY])
+    parts = admitted(TERMS, list(figures), [size] * -(-MANY // size))
+    assert [result for part in parts for result in part.results] == list(whole.results)
+    assert parts[-1].account == whole.account
+
+
+def test_other_votes_with_the_same_published_record_are_refused_alike(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replace the votes and keep the published record: the same refusal, entry for entry.
+
+    Without the record the refusals differ, so the votes would have shown if anything looked.
+    """
+    free = {c: ask(ledger, open_published(ledger, f"free-{c}"), 3000, c / 100) for c in (95, 60)}
+    assert free[95] > 1.2 * free[60]
+
+    figures = [published.figure for published in ledger.project("free-95").published]
+    told: dict[str, Any] = {}
+    for name, agreement in (("agreeing", 0.99), ("split", 0.51)):
+        record = iter(figures)
+        monkeypatch.setattr(SecretTally, "publish", lambda _, bound, r=record: min(next(r), bound))
+        project = open_published(ledger, name)
+        paid = ask(ledger, project, 3000, agreement)
+        entries = [
+            (e.seq, e.outcome, e.label, e.figure, e.cost, e.delta, e.cap_cost, dict(e.event))
+            for e in ledger.stream_charges(name)
+        ]
+        told[name] = paid, entries, ledger.project(name).account
+    assert told["agreeing"] == told["split"]
+    assert told["agreeing"][0] == free[95]
+
+
+def test_the_secret_is_read_only_to_publish(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between publications nothing evaluates the tally: no time, branch or message tells of it."""
+    project = open_published(ledger)
+    assert TERMS.schedule is not None
+    looked: list[int] = []
+    spend = Meter.spend
+
+    def watched(self: Meter, tally: np.ndarray, beta: float) -> SecretSpend:
+        looked.append(1)
+        return spend(self, tally, beta)
+
+    monkeypatch.setattr(Meter, "spend", watched)
+    first = TERMS.schedule.counts[0]
+    ledger.charge(project.id, voted(project, range(first - 1)))
+    ledger.project("study"), ledger.verify("study"), ledger.charges("study")
+    assert not looked
+    ledger.charge(project.id, voted(project, [first]))
+    assert len(looked) == 1
+    assert ledger.project("study").published[0].queries == first
+
+
+def test_a_replay_counts_nothing(ledger: Ledger) -> None:
+    project = open_published(ledger)
+    batch = voted(project, range(20))
+    ledger.charge(project.id, batch + batch)
+    ledger.charge(project.id, batch)
+    assert ledger.project("study").charges == ledger.secret_spend("study").queries == 20
+
+
+def test_threads_count_every_query_once(ledger: Ledger) -> None:
+    project = open_published(ledger)
+
+    def some(worker: int) -> None:
+        for start in range(0, 60, 15):
+            asked = [(worker % 2, start + i) for i in range(15)]  # each asked by two workers
+            ledger.charge(project.id, voted(project, asked))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(some, range(4)))
+    assert ledger.project("study").account.queries == 120
+    assert ledger.verify("study").ok
+
+
+def test_a_charge_that_fails_publishes_nothing(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = open_published(ledger)
+    assert TERMS.schedule is not None
+    first = TERMS.schedule.counts[0]
+    ledger.charge(project.id, voted(project, range(first - 1)))
+    before = ledger.project("study")
+
+    def dies(*_: object) -> None:
+        raise ConnectionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("terrine_server.ledger.secrets.save_tally", dies)
+        with pytest.raises(ConnectionError):
+            ledger.charge(project.id, voted(project, ["last"]))
+    assert ledger.project("study") == before
+    assert ledger.verify("study").ok
+    ledger.charge(project.id, voted(project, ["last"]))
+    assert len(ledger.project("study").published) == 1
+    assert ledger.verify("study").ok
+
+
+# ------------------------------------------------------------------------- what makes no sense
+
+
+@pytest.mark.parametrize(
+    ("publishing", "why"),
+    [
+        ({"beta": 0.06, "sigma": 40, "schedule": [200]}, "must be below 1"),
+        ({"beta": 0.02, "sigma": 40, "schedule": [400, 200]}, "must grow"),
+        ({"beta": 0.02, "sigma": 40, "schedule": [200, 200]}, "must grow"),
+        ({"beta": 0.02, "sigma": 1e12, "schedule": [200]}, "sigma"),
+        ({"beta": 0.02, "sigma": 1e5, "schedule": [200]}, 'accounting "worst_case"'),
+        ({"beta": 0.02, "sigma": 0.01, "schedule": [200]}, 'accounting "worst_case"'),
+        ({"beta": 0.02, "sigma": 40, "schedule": [10**9]}, 'accounting "worst_case"'),
+    ],
+)
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_release_that_cannot_work_or_pay_is_refused(
+    ledger: Ledger, publishing: dict[str, Any], why: str
+) -> None:
+    asked = {
+        "name": "study",
+        "ensemble": "thousand",
+        "mechanism": GNMAX,
+        "epsilon": EPSILON,
+        "delta": DELTA,
+        "accounting": "data_dependent",
+        "publishing": publishing,
+    }
+    with pytest.raises(InvalidTerms, match=re.escape(why)):
+        open_project(ledger, ProjectOpen.model_validate(asked))
+    assert ledger.ensemble("thousand").reserved == 0
+    assert TERMS.schedule is not None
+    release = TERMS.schedule.publication
+    asked["publishing"] = {
+        "beta": release.beta,
+        "sigma": release.sigma,
+        "schedule": list(TERMS.schedule.counts),
+    }
+    assert open_project(ledger, ProjectOpen.model_validate(asked)).terms == TERMS
+
+
+# ------------------------------------------------------------------------------- what is forged
+
+
+def test_a_worst_case_project_has_no_secret_spend(ledger: Ledger) -> None:
+    mechanism = build_mechanism(GNMAX, teachers=TEACHERS, classes=CLASS_COUNT)
+    terms = quote(mechanism, 1.0, DELTA, cap_rule=TERMS.cap_rule)
+    ledger.open_project("plain", "thousand", GNMAX, terms)
+    with pytest.raises(Conflict, match="worst case"):
+        ledger.secret_spend("plain")
+
+
+def test_a_lost_tally_stops_the_answers(ledger: Ledger, database_url: str) -> None:
+    project = open_published(ledger)
+    with connect(database_url).begin() as connection:
+        connection.execute(delete(secret_spends))
+    with pytest.raises(BrokenBooks, match="tally"):
+        ledger.charge(project.id, voted(project, [1]))
+    assert ledger.project("study").charges == 0
+    assert ledger.verify("study").problems == [
+        "tally: The tally of project study is lost or damaged."
+    ]
+
+
+def published_entry(connection: Connection) -> int:
+    return int(
+        connection.execute(
+            select(charges.c.seq).where(charges.c.outcome == "published").limit(1)
+        ).scalar_one()
+    )
+
+
+def lower_the_figure(connection: Connection) -> None:
+    connection.execute(
+        update(charges).where(charges.c.outcome == "published").values(figure=charges.c.figure - 1)
+    )
+
+
+def lower_the_shown_figure(connection: Connection) -> None:
+    text = connection.execute(select(projects.c.published)).scalar_one()
+    connection.execute(update(projects).values(published=text[:-3] + "]]"))
+
+
+def forget_the_publication(connection: Connection) -> None:
+    connection.execute(delete(charges).where(charges.c.outcome == "published"))
+
+
+def count_less(connection: Connection) -> None:
+    row = connection.execute(select(secret_spends)).one()
+    tally = np.frombuffer(row.tally, "<u4").copy()
+    tally[np.flatnonzero(tally)[0]] -= 1
+    connection.execute(update(secret_spends).values(tally=tally.tobytes()))
+
+
+def of_other_charges(connection: Connection) -> None:
+    connection.execute(update(secret_spends).values(charges=secret_spends.c.charges - 1))
+
+
+def lower_the_balance(connection: Connection) -> None:
+    connection.execute(update(projects).values(spent=projects.c.spent - 1))
+
+
+FORGERIES: Mapping[str, tuple[Callable[[Connection], object], str]] = {
+    "figure lowered": (lower_the_figure, "entry {seq}: altered"),
+    "shown figure lowered": (lower_the_shown_figure, "balance: the figures that the project shows"),
+    "publication removed": (forget_the_publication, "entry {seq}: missing"),
+    "tally counts less": (count_less, "tally: it does not count as many queries"),
+    "tally of other charges": (of_other_charges, "tally: The tally of project study is not that"),
+    "balance lowered": (lower_the_balance, "balance: spent is"),
+}
+
+
+def test_forgeries_of_what_was_published_are_found_and_named(
+    ledger: Ledger, database_url: str
+) -> None:
+    project = open_published(ledger)
+    assert TERMS.schedule is not None
+    ledger.charge(project.id, voted(project, range(TERMS.schedule.counts[0] + 5)))
+    assert ledger.verify("study").ok
+    with unguarded(database_url) as connection:
+        connection.commit()
+        seq = published_entry(connection)
+        connection.rollback()
+        for name, (forge, first) in FORGERIES.items():
+            forge(connection)
+            found = verify_project(connection, "study").problems
+            connection.rollback()
+            assert found, name
+            assert found[0].startswith(first.format(seq=seq)), f"{name}: {found}"
+
+
+def test_a_figure_above_what_was_known_is_refused() -> None:
+    account = replace(Account(), spent=3 * TERMS.worst.cost, queries=3, fresh=True)
+    assert not TERMS.due(account)
+    with pytest.raises(ValueError, match="between 0 and"):
+        TERMS.after_publishing(account, TERMS.bound(account) + 1)
+
+
+def test_a_closed_project_returns_what_its_figures_left(ledger: Ledger) -> None:
+    project = open_published(ledger)
+    assert TERMS.schedule is not None
+    ledger.charge(project.id, voted(project, range(TERMS.schedule.counts[0])))
+    spent = ledger.project("study").cap_spent
+    assert spent < TERMS.schedule.counts[0] * TERMS.worst.cap_cost / 2
+    ledger.set_status("study", ProjectStatus.CLOSED)
+    assert ledger.ensemble("thousand").reserved == spent
+    assert ledger.verify("study").ok
+
+
+def test_the_schedule_is_part_of_the_terms() -> None:
+    assert TERMS.schedule is not None
+    assert Terms.from_json(TERMS.to_json()) == TERMS

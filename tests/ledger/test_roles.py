@@ -1,0 +1,165 @@
+"""The role that serves on PostgreSQL can do all that the service does, and cannot touch history."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from books import CONFIDENT, answered, digest, open_ledger, open_project, register
+from commands import Terrine
+from publishing import open_published, publishing_ledger, voted
+from sqlalchemy import Engine, text
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import DBAPIError
+
+from terrine_client.protocol import ProjectStatus, Role
+from terrine_server.doctor.database import rights
+from terrine_server.ledger import Ledger, check_schema, connect
+from terrine_server.ledger.roles import grant
+
+pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+
+
+@pytest.fixture
+def service(database_url: str) -> Iterator[URL]:
+    """A role with no rights yet, as a URL to log in with."""
+    owner, role = connect(database_url), f"service-{secrets.token_hex(6)}"
+    with owner.begin() as connection:
+        connection.execute(text(f"CREATE ROLE \"{role}\" LOGIN PASSWORD 'service'"))
+    yield make_url(database_url).set(username=role, password="service")
+    with owner.begin() as connection:
+        connection.execute(text(f'DROP OWNED BY "{role}"'))
+        connection.execute(text(f'DROP ROLE "{role}"'))
+
+
+@pytest.fixture
+def restricted(service: URL) -> Iterator[Engine]:
+    """Connections of that role."""
+    engine = connect(service.render_as_string(hide_password=False))
+    yield engine
+    engine.dispose()
+
+
+def role_of(service: URL) -> str:
+    assert service.username is not None
+    return service.username
+
+
+def test_the_service_needs_no_more_rights_than_it_is_given(
+    database_url: str, service: URL, restricted: Engine
+) -> None:
+    open_ledger(database_url)
+    grant(connect(database_url), role_of(service))
+    check_schema(restricted)
+    ledger = Ledger(restricted)
+    register(ledger, "second")
+    project = open_project(ledger, 10, CONFIDENT, ensemble="second")
+    batch, key = [answered(i) for i in range(5)], ("key", digest("body"))
+    assert ledger.charge(project.id, batch, key) == ledger.charge(project.id, batch, key)
+    assert ledger.verify("study").ok
+    assert len(list(ledger.export("study"))) == 6
+    token = ledger.create_token(
+        id="t",
+        hash=digest("t"),
+        role=Role.STUDENT,
+        project="study",
+        label="",
+        expires_at=datetime.now(UTC) + timedelta(days=1),
+    )
+    assert ledger.revoke_token(token.id).revoked_at is not None
+    for status in (ProjectStatus.PAUSED, ProjectStatus.ACTIVE, ProjectStatus.CLOSED):
+        assert ledger.set_status("study", status).status is status
+    assert ledger.verify("study").ok
+
+
+def test_publishing_needs_no_more_rights_either(
+    database_url: str, service: URL, restricted: Engine
+) -> None:
+    publishing_ledger(database_url)
+    grant(connect(database_url), role_of(service))
+    ledger = Ledger(restricted)
+    project = open_published(ledger)
+    ledger.charge(project.id, voted(project, range(5)))
+    assert ledger.secret_spend("study").queries == 5
+    assert ledger.verify("study").ok
+
+
+DENIED = (
+    "UPDATE charges SET label = 1",
+    "DELETE FROM charges",
+    "TRUNCATE charges",
+    "ALTER TABLE charges DISABLE TRIGGER USER",
+    "ALTER TABLE charges DROP CONSTRAINT ck_charges_price",
+    "DROP TRIGGER charges_no_update ON charges",
+    "CREATE OR REPLACE FUNCTION terrine_refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN END'",
+    "DROP TABLE charges",
+    "SET session_replication_role = replica",
+    "UPDATE projects SET budget = budget + 1",
+    "UPDATE projects SET genesis = head",
+    "DELETE FROM projects",
+    "UPDATE ensembles SET cap = cap + 1",
+    "DELETE FROM ensembles",
+    "UPDATE tokens SET expires_at = now()",
+    "DELETE FROM tokens",
+    "UPDATE idempotency SET results = ''",
+    "UPDATE alembic_version SET version_num = '9'",
+    "CREATE TABLE more (id int)",
+)
+
+
+def test_the_service_cannot_touch_history(
+    database_url: str, service: URL, restricted: Engine
+) -> None:
+    ledger = open_ledger(database_url)
+    ledger.charge(open_project(ledger, 5).id, [answered(1)])
+    grant(connect(database_url), role_of(service))
+    for statement in DENIED:
+        with (
+            pytest.raises(DBAPIError, match=r"permission denied|must be owner"),
+            restricted.begin() as connection,
+        ):
+            connection.execute(text(statement))
+    assert ledger.verify("study").ok
+
+
+def test_granting_again_takes_back_what_was_added(
+    database_url: str, service: URL, restricted: Engine
+) -> None:
+    open_ledger(database_url)
+    owner = connect(database_url)
+    grant(owner, role_of(service))
+    with owner.begin() as connection:
+        connection.execute(text(f'GRANT ALL ON charges TO "{role_of(service)}"'))
+    (said,) = rights(restricted)
+    assert (said.check, said.state) == ("rights", "warning")
+    assert "UPDATE, DELETE, TRUNCATE, TRIGGER charges" in said.found
+    grant(owner, role_of(service))
+    (said,) = rights(restricted)
+    assert said.state == "ok"
+
+
+def test_the_doctor_says_which_rights_are_missing(
+    database_url: str, service: URL, restricted: Engine
+) -> None:
+    assert list(rights(restricted)) == [], "there are no tables yet"
+    open_ledger(database_url)
+    (said,) = rights(restricted)
+    assert said.state == "problem"
+    assert "SELECT on charges" in said.found
+    assert f"terrine init --service-role {role_of(service)}" in said.mend
+    (said,) = rights(connect(database_url))
+    assert said.state == "warning", "the owner may do anything"
+
+
+def test_init_grants_the_rights(
+    database_url: str, service: URL, restricted: Engine, terrine: Terrine
+) -> None:
+    variables = {"TERRINE_DATABASE_URL": database_url}
+    assert terrine("init", "--service-role", role_of(service), **variables).code == 0
+    (said,) = rights(restricted)
+    assert said.state == "ok"
+    unknown = terrine("init", "--service-role", "nobody", **variables).refused
+    assert "CREATE ROLE nobody LOGIN" in unknown
+    assert "SQLite has no roles" in terrine("init", "--service-role", "nobody").refused

@@ -1,0 +1,184 @@
+"""A data-dependent project from its planning to its refusal: real teachers, commands, HTTP."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from caller import slug
+from commands import Terrine
+from machine import Machine
+from serving import Serving, serving
+
+from terrine_client import BudgetExhausted, Client
+from terrine_client.protocol import Outcome
+
+pytestmark = pytest.mark.slow
+
+CLASSES, WORST_CASE = 4, 171
+"""Queries that σ = 50, ε = 2 and δ = 1e-6 pay for at the worst case (Gaussian DP)."""
+OPEN = (
+    *("project", "open", "study", "--ensemble", "blobs", "--mechanism", "gnmax", "--sigma", "50"),
+    *("--epsilon", "2", "--delta", "1e-6"),
+)
+PUBLISHING = ("--accounting", "data_dependent", "--consensus", "0.95:9,0.6:1")
+
+
+def blobs(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Points around four centres, so far apart that teachers agree."""
+    source = np.random.default_rng(seed)
+    labels = source.integers(0, CLASSES, count)
+    centres = np.random.default_rng(0).normal(size=(CLASSES, 6)) * 3
+    points = np.clip(centres[labels] + source.normal(size=(count, 6)), -15, 15)
+    return points.astype(np.float32), labels
+
+
+@pytest.fixture(scope="module")
+def private(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("blobs")
+    points, labels = blobs(16_000, seed=1)
+    np.savez(directory / "private.npz", x=points, y=labels, low=-15.0, high=15.0)
+    np.save(directory / "pool.npy", blobs(2_000, seed=2)[0])
+    return directory
+
+
+@pytest.fixture
+def thousand(machine: Machine, private: Path) -> Machine:
+    """A thousand teachers, registered with a Rényi order."""
+    machine.run("init").fine  # noqa: B018 - asserts
+    trained = machine.run(
+        *("ensemble", "train", private / "private.npz", "--name", "blobs", "--teachers", 1000),
+        *("--public", private / "pool.npy", "--classes", CLASSES),
+    )
+    assert trained.code == 0, trained.err
+    cap = ("--epsilon", "6", "--delta", "2e-5", "--order", "12")
+    assert "Rényi DP at order 12" in machine.run("ensemble", "register", "blobs", *cap).fine
+    return machine
+
+
+@pytest.fixture
+def served(thousand: Machine) -> Iterator[Serving]:
+    assert "bounds published after" in thousand.run(*OPEN, *PUBLISHING).fine
+    with serving(thousand) as server:
+        yield server
+
+
+def token(machine: Machine, role: str) -> str:
+    of = ("--project", "study") if role == "student" else ()
+    made = json.loads(machine.run("token", "create", "--role", role, *of, "--json").fine)
+    return str(made["token"])
+
+
+def said_everywhere(url: str, tokens: list[str], server: Serving) -> str:
+    """Everything that students, auditors and readers of the log get to see."""
+    paths = ["/budget", "/ledger", "/ledger/study", "/projects/study", "/metrics"]
+    paths += ["/ensembles", "/healthz", "/readyz", "/openapi.json"]
+    replies = [
+        httpx.get(url + path, headers={"Authorization": f"Bearer {each}"})
+        for each in tokens
+        for path in paths
+    ]
+    return "".join(str(reply.headers) + reply.text for reply in replies) + "".join(server.lines)
+
+
+def test_more_is_answered_and_the_secret_stays_with_the_owner(
+    thousand: Machine, served: Serving
+) -> None:
+    student, auditor, admin = (token(thousand, role) for role in ("student", "auditor", "admin"))
+    inputs, truth = blobs(1_500, seed=3)
+    with Client(served.url, student) as client:
+        terms = client.project().publishing
+        assert terms is not None
+        assert terms.order == 12
+        assert client.budget().publications == []
+        labels = client.label(inputs)
+        budget = client.budget()
+        with pytest.raises(BudgetExhausted):
+            client.label(blobs(1, seed=4)[0])
+        again = client.label(inputs[:100])
+    told = labels.outcomes == Outcome.ANSWERED
+    assert told.sum() > 1.3 * WORST_CASE
+    assert (labels.labels[told] == truth[told]).mean() > 0.95
+    assert again.replayed.all()
+
+    # Figures came at their counts, in the public record and nowhere else.
+    assert [p.queries for p in budget.publications] == terms.schedule[: len(budget.publications)]
+    assert budget.charges == told.sum() + len(budget.publications)
+    with Client(served.url, auditor) as client:
+        entries = list(client.charges("study"))
+        published = [entry for entry in entries if entry.outcome is Outcome.PUBLISHED]
+        assert [(e.seq, e.figure) for e in published] == [
+            (p.charge, p.figure) for p in budget.publications
+        ]
+        assert list(client.charges("study", outcome=Outcome.PUBLISHED)) == published
+        assert client.verify("study").ok
+    header = {"Authorization": f"Bearer {auditor}", "Accept": "text/csv"}
+    text = httpx.get(f"{served.url}/ledger/study", headers=header).text
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert [int(row["figure"]) for row in rows if row["figure"]] == [e.figure for e in published]
+
+    # The owner may look at what it really cost; nobody else, and it is written nowhere.
+    path = f"{served.url}/projects/study/secret-spend"
+    for unentitled in (student, auditor):
+        reply = httpx.get(path, headers={"Authorization": f"Bearer {unentitled}"})
+        assert slug(reply) == "forbidden"
+    with Client(served.url, admin) as client:
+        secret = client.secret_spend("study")
+    assert secret.secret
+    assert secret.queries == told.sum()
+    assert secret.cost * 1e12 < budget.publications[-1].figure
+    seen = said_everywhere(served.url, [student, auditor], served)
+    for figure in (secret.cost, secret.smooth_sensitivity):
+        assert str(figure)[:8] not in seen
+    assert "secret-spend" in seen, "the document names the endpoint"
+
+    shown = thousand.run("project", "secret-spend", "study", "--json")
+    assert shown.err.startswith("SECRET: ")
+    assert json.loads(shown.out)["cost"] == secret.cost
+    assert thousand.run("ledger", "verify").code == 0
+    assert "data-dependent, enforced" in thousand.run("price", "study").fine
+    repriced: dict[str, Any] = json.loads(thousand.run("price", "study", "--json").fine)
+    assert repriced["enforced"] == "data-dependent"
+    assert repriced["rules"][-1]["queries"] >= told.sum()
+    assert "≤" in thousand.run("ledger", "show", "study", "--last", "1000").fine
+    assert thousand.run("audit", "ledger").code == 0
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_what_cannot_work_is_refused_with_what_would(thousand: Machine) -> None:
+    run: Terrine = thousand.run
+    wasteful = ("--mechanism", "gnmax", "--sigma", "400", "--epsilon", "2", "--delta", "1e-6")
+    said = run(*OPEN[:5], *wasteful, *PUBLISHING).refused
+    assert "Publishing cannot pay for itself here" in said
+    assert 'accounting "worst_case"' in said
+    assert "go with accounting" in run(*OPEN, "--consensus", "0.9").refused
+    assert "such as 0.9 or" in run(*OPEN, *PUBLISHING[:3], "high").refused
+    assert "agreement" in run(*OPEN, *PUBLISHING[:3], "1.5").refused
+    claimed = (
+        *("--mechanism", "immutable", "--c", "5", "--gamma", "0.05", "--pricing", "as_published"),
+        *("--epsilon", "2", "--delta", "1e-6", "--acknowledge-claimed"),
+    )
+    assert "data-dependent analysis" in run(*OPEN[:5], *claimed, *PUBLISHING).refused
+
+    # Nothing was reserved by all this, and the worst case still works on the same ensemble.
+    assert json.loads(run("ensemble", "list", "--json").fine)[0]["reserved"] == 0
+    assert "worst case" in run(*OPEN).fine
+    assert "worst case" in run("project", "secret-spend", "study").refused
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_without_an_order_the_cap_has_no_room_for_figures(served_machine: Machine) -> None:
+    run: Terrine = served_machine.run
+    digits = ("project", "open", "more", "--ensemble", "digits", "--mechanism", "gnmax")
+    budget = ("--sigma", "4", "--epsilon", "2", "--delta", "1e-6")
+    said = run(*digits, *budget, *PUBLISHING).refused
+    assert "terrine ensemble register --order" in said
+    cap = ("--epsilon", "6", "--delta", "2e-5")
+    assert "order" in run("ensemble", "register", "digits", *cap, "--order", "1").refused

@@ -1,0 +1,56 @@
+"""Commands as a person types them, run in the test's process, where everything is imported."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Protocol
+
+import pytest
+
+
+@dataclass(frozen=True)
+class Done:
+    """What became of a command."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def fine(self) -> str:
+        """What it printed; it must have succeeded."""
+        assert self.code == 0, self.err
+        return self.out
+
+    @property
+    def refused(self) -> str:
+        """The error, which must be for a person: on stderr alone, without a traceback."""
+        assert self.code == 1, self
+        assert self.out == ""
+        assert "Traceback" not in self.err
+        assert self.err.startswith("Error: ")
+        return self.err
+
+
+class Terrine(Protocol):
+    """Runs `terrine` with arguments, and with environment variables for this command alone."""
+
+    def __call__(self, *arguments: object, **variables: str) -> Done: ...
+
+
+def commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Terrine:
+    """Return what runs commands, on a terminal wide enough for any table."""
+    from terrine_server.cli import main
+
+    def run(*arguments: object, **variables: str) -> Done:
+        with monkeypatch.context() as patched:
+            for name, value in {"COLUMNS": "200", **variables}.items():
+                patched.setenv(name, value)
+            patched.setattr(sys, "argv", ["terrine", *map(str, arguments)])
+            with pytest.raises(SystemExit) as ended:
+                main()
+        said = capsys.readouterr()
+        return Done(int(ended.value.code or 0), said.out, said.err)
+
+    return run

@@ -1,0 +1,123 @@
+"""Clients that ask without end, ask again until they are told, and remember what they were told.
+
+They know nothing of the product: a query is a number, and `Ask` turns a request into its answers.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+PATIENCE_SECONDS = 90
+
+
+class Lost(Exception):  # noqa: N818 - what happened to the request
+    """No answer came, or only that there is none for now: whether it was paid is unknown."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One query's fate, as told."""
+
+    query: int
+    outcome: str
+    label: int | None
+    charge: int | None
+    replayed: bool
+
+
+@dataclass(frozen=True)
+class Told:
+    """One request's reply; None where all of it was refused because the budget is spent."""
+
+    project: str
+    key: str
+    queries: tuple[int, ...]
+    answers: tuple[Answer, ...] | None
+
+
+Ask = Callable[[str, str, Sequence[int]], tuple[Answer, ...] | None]
+"""From project, key and queries to the answers. Raises `Lost`."""
+
+
+def until_told(
+    ask: Ask, project: str, key: str, queries: tuple[int, ...], lost: list[Lost]
+) -> Told:
+    """Repeat a request until it is told; add what was lost on the way to `lost`."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            return Told(project, key, queries, ask(project, key, queries))
+        except Lost as reason:
+            lost.append(reason)
+            if time.monotonic() > deadline:
+                raise AssertionError("the service did not come back") from reason
+            time.sleep(0.05)
+
+
+@dataclass
+class Crowd:
+    """Clients of one or more projects; half of what they ask, another asks at the same time."""
+
+    seed: int
+    clients: Sequence[tuple[str, Ask]]
+    """Each client's project, and how it asks."""
+    told: list[Told] = field(default_factory=list)
+    lost: list[Lost] = field(default_factory=list)
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _asked: int = 0
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Let all ask during the block; at its end each still waits for its last reply."""
+        with ThreadPoolExecutor(len(self.clients)) as pool:
+            lives = [pool.submit(self._live, i, *c) for i, c in enumerate(self.clients)]
+            try:
+                yield
+            finally:
+                self._stop.set()
+                for life in lives:
+                    life.result()
+
+    def wait_for_answers(self, count: int) -> None:
+        """Wait until so many more requests have been told."""
+        enough, deadline = len(self.told) + count, time.monotonic() + PATIENCE_SECONDS
+        while len(self.told) < enough:
+            assert not self._stop.is_set(), "a client failed"
+            assert time.monotonic() < deadline, "the service answers nobody"
+            time.sleep(0.001)
+
+    def _live(self, client: int, project: str, ask: Ask) -> None:
+        rng = random.Random(f"{self.seed} {client}")
+        mine: list[Told] = []
+        try:
+            while not self._stop.is_set():
+                told = until_told(ask, project, *self._request(rng, client, mine), self.lost)
+                self.told.append(told)
+                if told.answers is None:
+                    time.sleep(0.01)
+                else:
+                    mine.append(told)
+        finally:
+            self._stop.set()
+
+    def _request(
+        self, rng: random.Random, client: int, mine: Sequence[Told]
+    ) -> tuple[str, tuple[int, ...]]:
+        earlier = rng.choice(mine) if mine else None
+        if earlier and rng.random() < 0.15:
+            return earlier.key, earlier.queries
+        queries = [self._new_query(rng) for _ in range(rng.randint(1, 4))]
+        if earlier and rng.random() < 0.2:
+            queries += earlier.queries
+        return f"{client}-{rng.getrandbits(64):x}", tuple(queries)
+
+    def _new_query(self, rng: random.Random) -> int:
+        """A number that no other client asks, or one that others ask at about this time."""
+        self._asked += 1
+        return rng.getrandbits(48) if rng.random() < 0.5 else self._asked // 6

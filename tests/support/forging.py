@@ -1,0 +1,114 @@
+"""What a forger does to `study` in a ledger whose guards are off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from books import digest
+from sqlalchemy import Connection, insert, select, update
+
+from terrine_server.ledger.chain import charge_hash
+from terrine_server.ledger.tables import charges, projects
+
+
+def altered(value: Any) -> Any:
+    """The smallest change to a value of a column."""
+    match value:
+        case None:
+            return 0
+        case int():
+            return value ^ 1
+        case float():
+            return value * (1 + 2**-52)
+        case bytes():
+            return bytes([value[0] ^ 1]) + value[1:]
+        case datetime():
+            return value + timedelta(microseconds=1)
+        case str():
+            middle = len(value) // 2
+            return value[:middle] + ("1" if value[middle] == "0" else "0") + value[middle + 1 :]
+    raise TypeError(type(value))
+
+
+def rows_of(connection: Connection) -> list[dict[str, Any]]:
+    """The charges of `study`."""
+    query = select(charges).where(charges.c.project_id == 1).order_by(charges.c.seq)
+    return [dict(row._mapping) for row in connection.execute(query)]
+
+
+def write(connection: Connection, seq: int, values: Mapping[str, Any]) -> None:
+    connection.execute(
+        update(charges).where(charges.c.project_id == 1, charges.c.seq == seq).values(values)
+    )
+
+
+def remove(connection: Connection, *seqs: int) -> None:
+    connection.execute(charges.delete().where(charges.c.project_id == 1, charges.c.seq.in_(seqs)))
+
+
+def swap(connection: Connection) -> None:
+    write(connection, 2, {"seq": 99})
+    write(connection, 3, {"seq": 2})
+    write(connection, 99, {"seq": 3})
+
+
+def add(connection: Connection, seq: int, entries: list[dict[str, Any]]) -> None:
+    """A well-made extra charge, chained to its predecessor."""
+    previous = entries[seq - 2]
+    new = digest("forged")
+    extra = {**previous, "seq": seq, "query_digest": new, "input_digest": new}
+    extra["hash"] = charge_hash(previous["hash"], extra)
+    connection.execute(insert(charges), extra)
+
+
+def rehash(connection: Connection, seq: int, **changes: Any) -> None:
+    """Alter one charge and make its own hash right again."""
+    entries = rows_of(connection)
+    previous = entries[seq - 2]["hash"]
+    forged = {**entries[seq - 1], **changes}
+    write(connection, seq, {**changes, "hash": charge_hash(previous, forged)})
+
+
+def rewrite(connection: Connection, seq: int, **changes: Any) -> None:
+    """Alter one charge and make every later hash right again, the head's too."""
+    entries = rows_of(connection)
+    head = entries[seq - 2]["hash"]
+    for entry in entries[seq - 1 :]:
+        forged = {**entry, **(changes if entry["seq"] == seq else {})}
+        head = charge_hash(head, forged)
+        write(connection, entry["seq"], {**forged, "hash": head})
+    connection.execute(update(projects).where(projects.c.id == 1).values(head=head))
+
+
+def account(**changes: Any) -> Callable[[Connection], object]:
+    return lambda connection: connection.execute(
+        update(projects).where(projects.c.id == 1).values(changes)
+    )
+
+
+def cut(connection: Connection, keep: int) -> None:
+    """Remove all after so many charges, and set count, head and balances back to match."""
+    entries = rows_of(connection)
+    gone = entries[keep:]
+    remove(connection, *[entry["seq"] for entry in gone])
+    account(
+        head=entries[keep - 1]["hash"],
+        charges=keep,
+        spent=projects.c.spent - sum(entry["cost"] for entry in gone),
+        delta_spent=projects.c.delta_spent - sum(entry["delta"] for entry in gone),
+        cap_spent=projects.c.cap_spent - sum(entry["cap_cost"] for entry in gone),
+    )(connection)
+
+
+def rebuild(connection: Connection, entries: Sequence[Mapping[str, Any]]) -> None:
+    """Replace all charges by these, numbered and chained as if they had always been so."""
+    connection.execute(charges.delete().where(charges.c.project_id == 1))
+    query = select(projects.c.genesis).where(projects.c.id == 1)
+    head = connection.execute(query).scalar_one()
+    for seq, entry in enumerate(entries, start=1):
+        new = {**entry, "seq": seq}
+        head = charge_hash(head, new)
+        connection.execute(insert(charges), {**new, "hash": head})
+    account(head=head)(connection)

@@ -1,0 +1,75 @@
+"""What a ledger with worst-case prices must do, in as few lines as it takes to say it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+Answer = tuple[int, str] | None
+"""Number and outcome of the charge that answers a query; None where it is refused."""
+
+
+class Refused(Exception):  # noqa: N818 - a refusal is no error
+    """The ledger says no; the text is which no."""
+
+
+@dataclass
+class Book:
+    """One project. Amounts in units; prices are (cost, share of the cap) by outcome."""
+
+    budget: int
+    prices: dict[str, tuple[int, int]]
+    reserved: int
+    status: str = "active"
+    paid: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """What answers a query, in the order in which they were paid."""
+    keys: dict[str, tuple[list[tuple[str, str]], list[Answer]]] = field(default_factory=dict)
+
+    def total(self, part: int) -> int:
+        return sum(self.prices[outcome][part] for _, outcome in self.paid.values())
+
+    def charge(self, queries: list[tuple[str, str]], key: str) -> list[Answer]:
+        """Pay for queries, each with the outcome that its votes would have."""
+        if self.status != "active":
+            raise Refused(self.status)
+        if key in self.keys:
+            before, answers = self.keys[key]
+            if before != queries:
+                raise Refused("key")
+            return answers
+        worst, full = max(cost for cost, _ in self.prices.values()), False
+        answers = []
+        for query, outcome in queries:
+            fits = outcome != "unvoted" and self.total(0) + worst <= self.budget
+            full = full or (query not in self.paid and not fits)
+            if not full and query not in self.paid:
+                self.paid[query] = len(self.paid) + 1, outcome
+            answers.append(self.paid.get(query))
+        if not any(answers):
+            raise Refused("exhausted")
+        self.keys[key] = queries, answers
+        return answers
+
+
+@dataclass
+class Books:
+    """All projects of one ensemble, which share its cap."""
+
+    cap: int
+    projects: dict[str, Book] = field(default_factory=dict)
+
+    @property
+    def reserved(self) -> int:
+        return sum(book.reserved for book in self.projects.values())
+
+    def open(self, name: str, book: Book) -> None:
+        if self.reserved + book.reserved > self.cap:
+            raise Refused("cap")
+        self.projects[name] = book
+
+    def set_status(self, name: str, status: str) -> None:
+        book = self.projects[name]
+        if book.status == "closed" and status != "closed":
+            raise Refused("closed for good")
+        if status == "closed" and book.status != "closed":
+            book.reserved = book.total(1)
+        book.status = status

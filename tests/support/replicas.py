@@ -1,0 +1,124 @@
+"""Whole servers, `terrine serve` each in a process of its own, made to be killed often."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import processes
+from books import terms
+from digits import DigitsEnsemble
+from server import installed
+from sqlalchemy import Engine
+
+from terrine_client.protocol import Role, TokenCreate
+from terrine_server.auth import Tokens, load_secret_key
+from terrine_server.ledger import Ledger
+from terrine_server.settings import Settings
+
+PATIENCE_SECONDS = 60
+NOISY = {"name": "gnmax", "sigma": 400.0}
+"""Among 40 teachers the noise decides: a label drawn twice is most likely two labels."""
+
+
+class Replicas:
+    """Servers of one data directory and one database, each on a port that it keeps."""
+
+    def __init__(self, settings: Settings, engine: Engine, count: int) -> None:
+        self.engine = engine
+        self.ledger = Ledger(engine)
+        self.database_url = settings.database
+        self.ports = [_free_port() for _ in range(count)]
+        self._settings = settings
+        self._log = settings.data_dir / "log"
+        self._running = [self._launch(port) for port in self.ports]
+
+    def __len__(self) -> int:
+        return len(self.ports)
+
+    def url(self, replica: int) -> str:
+        return f"http://127.0.0.1:{self.ports[replica]}"
+
+    def start(self, replica: int) -> None:
+        """Run `terrine serve` on the replica's port; do not wait for it."""
+        self._running[replica] = self._launch(self.ports[replica])
+
+    def kill(self, replica: int) -> None:
+        """SIGKILL it."""
+        self._running[replica].kill()
+        self._running[replica].join()
+
+    def refusal(self, replica: int) -> str:
+        """What it said last, when it ended by itself instead of serving."""
+        self._running[replica].join(PATIENCE_SECONDS)
+        assert self._running[replica].exitcode, "it ought to have refused to serve"
+        return self._log.read_text().splitlines()[-1]
+
+    def stop(self, replica: int) -> None:
+        """SIGTERM it, and wait for its end."""
+        self._running[replica].terminate()
+        self._running[replica].join()
+
+    def wait_until_ready(self, replica: int) -> None:
+        """Wait until it listens, which it does once its ensembles are loaded.
+
+        One that ends by itself, because its database is away, is started again as a supervisor
+        would.
+        """
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            with suppress(OSError, http.client.HTTPException):
+                connection = http.client.HTTPConnection("127.0.0.1", self.ports[replica], timeout=9)
+                connection.request("GET", "/healthz")
+                if connection.getresponse().status == 200:
+                    return
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"no server came up: {self._log.read_text()[-3000:]}")
+            if self._running[replica].exitcode is not None:
+                self.start(replica)
+            time.sleep(0.02)
+
+    def open_project(self, name: str, queries: int) -> str:
+        """Open a project that affords exactly so many queries; return a token for it."""
+        self.ledger.open_project(name, "digits", NOISY, terms(queries, NOISY))
+        tokens = Tokens(self.ledger, load_secret_key(self._settings.secret_key_path))
+        return tokens.create(TokenCreate(role=Role.STUDENT, project=name)).token
+
+    def close(self) -> None:
+        for replica in range(len(self)):
+            self.kill(replica)
+        self.engine.dispose()
+
+    def _launch(self, port: int) -> BaseProcess:
+        environment = {
+            "TERRINE_DATA_DIR": str(self._settings.data_dir),
+            "TERRINE_DATABASE_URL": self.database_url,
+            "TERRINE_REQUESTS_PER_MINUTE": "10000000",
+            "TERRINE_LOG_LEVEL": "warning",
+        }
+        return processes.start(processes.serve, port, environment, str(self._log))
+
+
+@contextmanager
+def replicas(
+    data_dir: Path, database_url: str, ensemble: DigitsEnsemble, count: int
+) -> Iterator[Replicas]:
+    """Prepare a data directory and a database with the digits; start `count` servers on them."""
+    started = Replicas(*installed(data_dir, database_url, ensemble), count)
+    try:
+        for replica in range(count):
+            started.wait_until_ready(replica)
+        yield started
+    finally:
+        started.close()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port

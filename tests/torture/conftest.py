@@ -1,0 +1,104 @@
+"""What all torture needs: a seed that can be given, and databases that may be broken."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from postgres import Database, Postgres, running_postgres
+
+if TYPE_CHECKING:  # heavy: imported by the fixtures that need it, when they do
+    from digits import DigitsEnsemble
+    from replicas import Replicas
+    from witness import Witness
+
+KILLS = 200
+"""Kills of a run unless told; `make torture` asks for 1,000."""
+TALLY = pytest.StashKey[list[str]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("torture")
+    group.addoption("--kills", type=int, help=f"kills in all (default {KILLS})")
+    group.addoption("--seed", type=int, help="repeat the schedule of an earlier run")
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    for line in config.stash.get(TALLY, []):
+        terminalreporter.write_line(f"TORTURE {line}")
+
+
+@pytest.fixture(scope="session")
+def tally(request: pytest.FixtureRequest) -> list[str]:
+    """Lines for the end of the report: what was done to whom."""
+    return request.config.stash.setdefault(TALLY, [])
+
+
+@pytest.fixture(scope="session")
+def seed(request: pytest.FixtureRequest, tally: list[str]) -> int:
+    # Absent where pytest learnt of these options only after it had read the command line.
+    given: int | None = request.config.getoption("seed", default=None)
+    drawn = random.SystemRandom().randrange(10**6) if given is None else given
+    tally.append(f"again with: make torture ARGS='--seed {drawn}'")
+    return drawn
+
+
+@pytest.fixture(scope="session")
+def kills(request: pytest.FixtureRequest) -> int:
+    return request.config.getoption("kills", default=None) or KILLS
+
+
+@pytest.fixture(scope="session")
+def mortal() -> Iterator[Postgres]:
+    """A PostgreSQL server that tests may kill, if they start it again; no other test's."""
+    with running_postgres() as server:
+        yield server
+
+
+@contextmanager
+def fresh(request: pytest.FixtureRequest, directory: Path) -> Iterator[Database]:
+    """An empty database of the kind that a fixture is to have."""
+    if request.param == "sqlite":
+        yield Database(f"sqlite:///{directory / 'terrine.sqlite'}")
+        return
+    server: Postgres = request.getfixturevalue("mortal")
+    with server.database() as name:
+        yield Database(server.url(name), name, server)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+    """A fresh database on a server that may be killed: each test runs on both kinds."""
+    with fresh(request, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def servers(
+    request: pytest.FixtureRequest,
+    digits_ensemble: DigitsEnsemble,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Replicas]:
+    """As many servers as the file says in `REPLICAS`, else one, for all its tests."""
+    from replicas import replicas
+
+    directory = tmp_path_factory.mktemp("servers")
+    count = getattr(request.module, "REPLICAS", 1)
+    with (
+        fresh(request, directory) as database,
+        replicas(directory / "data", database.url, digits_ensemble, count) as started,
+    ):
+        yield started
+
+
+@pytest.fixture
+def witness(servers: Replicas) -> Witness:
+    from witness import Witness
+
+    return Witness(servers)

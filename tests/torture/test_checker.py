@@ -1,0 +1,87 @@
+"""The auditor of the other tests finds what it is there to find."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from asking import Worker
+from books import NOISY, answered, digest, open_ledger, open_project, unguarded
+from checker import discrepancies
+from crowd import Answer, Crowd, Told
+from ledger_workers import FLAWS
+
+FIRST = Answer(1, "answered", 7, charge=1, replayed=False)
+SECOND = Answer(2, "answered", 7, charge=2, replayed=False)
+AGAIN = replace(FIRST, replayed=True)
+TRUTH = [Told("study", "a", (1,), (FIRST,)), Told("study", "b", (2, 1), (SECOND, AGAIN))]
+
+
+@pytest.fixture
+def books(database_url: str) -> str:
+    """Two charges, and the URL of the database that holds them."""
+    ledger = open_ledger(database_url)
+    project = open_project(ledger, queries=3)
+    ledger.charge(project.id, [answered(1, 7)], ("a", digest("a")))
+    ledger.charge(project.id, [answered(2, 7), answered(1, 7)], ("b", digest("b")))
+    return database_url
+
+
+def test_the_truth_passes(books: str) -> None:
+    assert discrepancies(books, "study", [*TRUTH, TRUTH[0]]) == []
+
+
+@pytest.mark.parametrize(
+    ("told", "found"),
+    [
+        (Told("study", "a", (1,), (replace(FIRST, label=8),)), "the books say"),
+        (Told("study", "a", (1,), (replace(FIRST, charge=3),)), "the books say None"),
+        (Told("study", "c", (1,), (replace(FIRST, charge=2),)), "query 1 was paid by"),
+        (Told("study", "c", (3,), (replace(FIRST, query=3),)), "charge 1 paid for"),
+        (Told("study", "c", (1,), (FIRST,)), "charge 1 was paid by"),
+        (Told("study", "a", (1,), (AGAIN,)), "request a was told"),
+        (Told("study", "a", (1, 2), (FIRST,)), "other answers than it asked for"),
+        (Told("study", "c", (3,), (Answer(3, "answered", 7, None, False),)), "without a charge"),
+    ],
+)
+def test_a_lie_to_a_client_is_found(books: str, told: Told, found: str) -> None:
+    assert any(found in problem for problem in discrepancies(books, "study", [*TRUTH, told]))
+
+
+def test_a_charge_that_nobody_was_told_is_found(books: str) -> None:
+    assert "paid, but told to no one who paid: [2]" in discrepancies(books, "study", TRUTH[:1])
+
+
+@pytest.mark.parametrize(
+    ("forgery", "found"),
+    [
+        ("DELETE FROM charges WHERE seq = 1", "without gaps"),
+        ("UPDATE projects SET charges = 3", "without gaps"),
+        ("UPDATE projects SET spent = spent + 1", "recorded"),
+        ("UPDATE projects SET budget = spent - 1", "budget"),
+        ("UPDATE charges SET cost = 0 WHERE seq = 1", "paid"),
+    ],
+)
+def test_books_that_do_not_balance_are_found(books: str, forgery: str, found: str) -> None:
+    with unguarded(books) as connection:
+        connection.exec_driver_sql(forgery)
+    assert any(found in problem for problem in discrepancies(books, "study", TRUTH))
+
+
+@pytest.mark.parametrize("flaw", [None, *FLAWS])
+def test_a_flawed_ledger_is_found_out_by_a_crowd_and_kills(
+    flaw: str | None, tmp_path: Path
+) -> None:
+    """The crash tests' clients, kills and auditor, on workers with a defect, and on sound ones."""
+    url = f"sqlite:///{tmp_path / 'terrine.sqlite'}"
+    project = open_project(open_ledger(url), queries=500, mechanism=NOISY)
+    workers = [Worker(url, {"study": project.id}, flaw) for _ in range(4)]
+    crowd = Crowd(1, [("study", worker) for worker in workers])
+    with crowd.asking():
+        for kill in range(20):
+            crowd.wait_for_answers(3)
+            workers[kill % len(workers)].kill()
+    for worker in workers:
+        worker.stop()
+    assert bool(discrepancies(url, "study", crowd.told)) == (flaw is not None)

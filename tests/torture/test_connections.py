@@ -1,0 +1,201 @@
+"""Cut, slow and repeated: connections and deliveries that go wrong, and a clock that does."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+from asking import read, request
+from books import answered, digest, open_ledger, open_project
+from cable import cable
+from checker import discrepancies
+from crowd import Told
+from postgres import Database
+from sqlalchemy import event, text
+
+from terrine_server.errors import DatabaseUnavailable
+from terrine_server.ledger import Ledger, connect
+
+if TYPE_CHECKING:
+    from replicas import Replicas
+    from witness import Witness
+
+
+@pytest.mark.parametrize("statement", [*range(14), -1])
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_a_connection_cut_between_statements_leaves_nothing_half_written(
+    statement: int, database: Database
+) -> None:
+    """Statement -1 is the COMMIT. The same ledger then goes on by itself."""
+    ledger = open_ledger(database.url)
+    project = open_project(ledger, queries=10)
+    engine = connect(database.url)
+    seen, cuts = 0, 0
+
+    def cut(at: int) -> None:
+        nonlocal cuts
+        if at == statement and not cuts:
+            assert database.server
+            database.server.end_sessions(database.name)
+            cuts += 1
+
+    def count(*_: object) -> None:
+        nonlocal seen
+        cut(seen)
+        seen += 1
+
+    event.listen(engine, "before_cursor_execute", count)
+    event.listen(engine, "commit", lambda _: cut(-1))
+    batch, key = [answered(i) for i in range(5)], ("key", digest("body"))
+    remote = Ledger(engine)
+    receipt = None
+    with suppress(DatabaseUnavailable):
+        receipt = remote.charge(project.id, batch, key)
+    assert cuts or statement > 5, "the transaction had fewer statements than the test reckons with"
+    assert (receipt is None) == bool(cuts)
+    assert ledger.project("study").charges == (0 if cuts else 5)
+    cuts = 1
+    assert [r.seq for r in remote.charge(project.id, batch, key).results] == [1, 2, 3, 4, 5]
+    assert ledger.project("study").charges == 5
+    assert ledger.verify("study").ok
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_a_commit_whose_reply_was_lost_is_found_by_the_retry(database: Database) -> None:
+    assert database.server
+    ledger = open_ledger(database.url)
+    project = open_project(ledger, queries=10)
+    batch, key = [answered(i, label=i) for i in range(5)], ("key", digest("body"))
+    with cable(database.server) as (link, sockets):
+        remote = Ledger(connect(database.server.url(database.name, sockets)))
+        assert remote.project("study").charges == 0
+        link.lose_next_reply_to_commit = True
+        with pytest.raises(DatabaseUnavailable):
+            remote.charge(project.id, batch, key)
+        assert not link.lose_next_reply_to_commit, "the cable never saw a COMMIT"
+        voted_anew = [answered(i, label=9) for i in range(5)]
+        receipt = remote.charge(project.id, voted_anew, key)
+        assert [(r.label, r.seq) for r in receipt.results] == [(i, i + 1) for i in range(5)]
+    assert ledger.project("study").charges == 5
+
+
+@pytest.mark.slow
+def test_nothing_is_told_while_its_commit_is_slow(witness: Witness) -> None:
+    """The reply waits for the disk, and the server goes on meanwhile."""
+    witness.ask()
+    with ThreadPoolExecutor(1) as pool:
+        with slow_commits(witness.servers.database_url):
+            reply = pool.submit(witness.ask)
+            time.sleep(1.5)
+            assert not reply.done()
+            assert witness.alive()
+            witness.ask_again(witness.told[0])
+        reply.result(timeout=10)
+    witness.judge()
+
+
+@contextmanager
+def slow_commits(url: str) -> Iterator[None]:
+    """PostgreSQL waits for a standby that does not exist; on SQLite another process writes."""
+    if url.startswith("sqlite"):
+        path = url.removeprefix("sqlite:///")
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            yield
+            other.execute("ROLLBACK")
+        return
+    with connect(url).execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+        for how in ("SET synchronous_standby_names = 'nobody'", "RESET synchronous_standby_names"):
+            connection.execute(text(f"ALTER SYSTEM {how}"))
+            connection.execute(text("SELECT pg_reload_conf()"))
+            if how.startswith("SET"):
+                time.sleep(0.3)
+                yield
+
+
+def test_a_clock_that_jumps_breaks_nothing(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Entries are ordered by number; their times are what the clock said, however wrong."""
+    ledger = open_ledger(database_url)
+    project = open_project(ledger, queries=10)
+    started = datetime.now(UTC)
+    hours = [0, -1, 24, -24, 24 * 365, -24 * 365 * 10]  # some beyond what keys are kept for
+    for label, jump in enumerate(hours):
+        set_clock(monkeypatch, started + timedelta(hours=jump))
+        receipt = ledger.charge(project.id, [answered(label, label)], (f"{label}", digest(label)))
+        assert receipt.results[0].seq == label + 1
+        assert ledger.verify("study").ok
+    for label, jump in enumerate(hours):
+        set_clock(monkeypatch, started - timedelta(hours=jump))
+        key = (f"{label}", digest(label))
+        [again] = ledger.charge(project.id, [answered(label, 9)], key).results
+        assert (again.seq, again.label) == (label + 1, label), "never paid or told anew"
+    entries = list(ledger.stream_charges("study"))
+    assert [entry.seq for entry in entries] == [1, 2, 3, 4, 5, 6]
+    assert [entry.created_at - started for entry in entries] == [timedelta(hours=h) for h in hours]
+    assert ledger.verify("study").ok
+
+
+def set_clock(monkeypatch: pytest.MonkeyPatch, instant: datetime) -> None:
+    monkeypatch.setattr("terrine_server.ledger.ledger._now", lambda: instant)
+
+
+@pytest.mark.slow
+def test_a_request_delivered_many_times_is_answered_once(witness: Witness) -> None:
+    """The same bytes, pipelined, at once on many connections, late, and after a restart."""
+    key, queries = "same", (1, 2, 3)
+    servers = witness.servers
+    deliver = delivery(servers, servers.open_project("again", 50), key, queries)
+    replies = deliver(copies=3)
+    with ThreadPoolExecutor(8) as pool:
+        for more in pool.map(lambda _: deliver(copies=2), range(8)):
+            replies += more
+    for _ in range(5):
+        witness.ask()
+    replies += deliver(copies=1)
+    servers.kill(0)
+    servers.start(0)
+    servers.wait_until_ready(0)
+    replies += deliver(copies=1)
+    told = [Told("again", key, queries, read(reply, queries)) for reply in replies]
+    assert len(told) == 3 + 16 + 1 + 1
+    assert discrepancies(servers.database_url, "again", told) == []
+    assert servers.ledger.project("again").charges == 3
+    witness.judge()
+
+
+def delivery(
+    servers: Replicas, token: str, key: str, queries: Sequence[int]
+) -> Callable[..., list[httpx.Response]]:
+    """A function that sends one request's bytes so many times down a connection of its own."""
+    sent = httpx.Request(
+        "POST",
+        f"{servers.url(0)}/label",
+        headers={"Authorization": f"Bearer {token}", "Idempotency-Key": key},
+        json=request(queries),
+    )
+    head = "".join(f"{name}: {value}\r\n" for name, value in sent.headers.items())
+    once = f"POST /label HTTP/1.1\r\n{head}\r\n".encode() + sent.content
+
+    def deliver(copies: int) -> list[httpx.Response]:
+        with socket.create_connection(("127.0.0.1", servers.ports[0]), timeout=30) as connection:
+            connection.sendall(once * copies)
+            return [_receive(connection) for _ in range(copies)]
+
+    return deliver
+
+
+def _receive(connection: socket.socket) -> httpx.Response:
+    reply = http.client.HTTPResponse(connection)
+    reply.begin()
+    return httpx.Response(reply.status, headers=reply.getheaders(), content=reply.read())

@@ -1,0 +1,152 @@
+"""SIGKILL at random instants under load: what was told is paid once, what was paid is told.
+
+Clients ask until they are told, and remember. What may die: the processes that charge, PostgreSQL's
+backends and its postmaster. At the end an auditor compares the clients' memory with plain SQL.
+
+The instants come from a seed, which is reported; `make torture ARGS="--seed N"` repeats them.
+Where in its work a victim then is, remains the machine's choice.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from asking import Student, Worker
+from books import NOISY, open_ledger, open_project
+from checker import discrepancies
+from crowd import Crowd
+from postgres import Database
+
+from terrine_server.ledger import Ledger, connect
+
+if TYPE_CHECKING:
+    from digits import DigitsEnsemble
+
+
+PROJECTS = {"small": 20, "wide": 20_000}
+"""Queries that each affords: one is spent while the killing goes on, the other never."""
+OF_WORKERS, OF_SERVERS = 0.36, 0.14
+"""Each test's share of all kills: half on SQLite and half on PostgreSQL."""
+
+
+@dataclass(frozen=True)
+class Kill:
+    """After so many answers and then seconds, kill the victim that the fraction points at."""
+
+    answers: int
+    seconds: float
+    victim: str
+    which: float
+
+
+def schedule(seed: int, kills: int, pause: float, databases: float) -> list[Kill]:
+    """Draw the kills; a share of `databases` of them hits PostgreSQL itself."""
+    rng = random.Random(seed)
+    return [
+        Kill(
+            rng.randint(1, 4),
+            rng.uniform(0, pause),
+            rng.choice(["backend", "postmaster"]) if rng.random() < databases else "process",
+            rng.random(),
+        )
+        for _ in range(kills)
+    ]
+
+
+def strike(database: Database, kill: Kill, process: Callable[[], None]) -> None:
+    """Carry out a kill; what is killed but a process of ours comes back before the next one."""
+    if kill.victim == "process" or database.server is None:
+        process()
+    elif kill.victim == "backend":
+        database.server.kill_backend(random.Random(kill.which), database.name)
+    else:
+        database.server.kill()
+        database.server.start()
+
+
+@contextmanager
+def judged(
+    database: Database, crowd: Crowd, kills: Sequence[Kill], what: str, tally: list[str]
+) -> Iterator[None]:
+    """Let the crowd ask during the block, then audit."""
+    began = time.monotonic()
+    try:
+        with crowd.asking():
+            yield
+    finally:
+        victims = Counter(kill.victim if database.server else "process" for kill in kills)
+        tally.append(
+            f"{database.url.partition(':')[0]}, {what}: {len(kills)} kills ({dict(victims)}),"
+            f" {len(crowd.told)} replies, {len(crowd.lost)} lost, {time.monotonic() - began:.0f} s"
+        )
+    ledger = Ledger(connect(database.url))
+    for project in PROJECTS:
+        assert discrepancies(database.url, project, crowd.told) == []
+        assert ledger.verify(project).ok
+    assert len(crowd.lost) >= len(kills) / 2, "the kills hit nobody at work"
+    assert any(reply.answers is None for reply in crowd.told), "the small budget was never spent"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_workers_killed_under_load(
+    database: Database, kills: int, seed: int, tally: list[str]
+) -> None:
+    """Six clients, each with a worker that charges for it and is killed."""
+    ledger = open_ledger(database.url)
+    ids = {name: open_project(ledger, n, NOISY, name).id for name, n in PROJECTS.items()}
+    workers = [Worker(database.url, ids) for _ in range(6)]
+    crowd = Crowd(seed, [(("small", "wide")[i % 3 > 0], w) for i, w in enumerate(workers)])
+    plan = schedule(seed, round(kills * OF_WORKERS), 0.05, databases=0.25)
+    with judged(database, crowd, plan, "workers", tally):
+        for kill in plan:
+            crowd.wait_for_answers(kill.answers)
+            time.sleep(kill.seconds)
+            strike(database, kill, workers[int(kill.which * len(workers))].kill)
+    for worker in workers:
+        worker.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_servers_killed_under_load(
+    database: Database,
+    digits_ensemble: DigitsEnsemble,
+    kills: int,
+    seed: int,
+    tally: list[str],
+    tmp_path: Path,
+) -> None:
+    """Five students of three servers; each server is killed once it listens, and started again."""
+    from replicas import replicas
+
+    with replicas(tmp_path / "data", database.url, digits_ensemble, 3) as servers:
+        tokens = {name: servers.open_project(name, n) for name, n in PROJECTS.items()}
+        clients = [("small", "wide")[i > 0] for i in range(5)]
+        students = [Student(servers, tokens[name], (seed, i)) for i, name in enumerate(clients)]
+        crowd = Crowd(seed, list(zip(clients, students, strict=True)))
+        plan = schedule(seed, round(kills * OF_SERVERS), 0.2, databases=0.3)
+        with judged(database, crowd, plan, "servers", tally):
+            for kill in plan:
+                server = int(kill.which * len(servers))
+                servers.wait_until_ready(server)
+                crowd.wait_for_answers(kill.answers)
+                time.sleep(kill.seconds)
+
+                def restart(server: int = server) -> None:
+                    servers.kill(server)
+                    servers.start(server)
+
+                strike(database, kill, restart)
+            for server in range(len(servers)):
+                servers.wait_until_ready(server)
+        for student in students:
+            student.stop()

@@ -1,0 +1,136 @@
+"""Many at once: a budget that affords N answers exactly N; asked by many at once is paid once."""
+
+from __future__ import annotations
+
+import random
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from multiprocessing import Pipe
+from typing import TYPE_CHECKING
+
+import pytest
+from asking import Student, answers
+from books import open_ledger, open_project
+from checker import discrepancies
+from crowd import Lost, Told, until_told
+from ledger_workers import race
+from postgres import Database
+from processes import start
+
+if TYPE_CHECKING:
+    from replicas import Replicas
+
+REPLICAS = PROCESSES = 4
+CLIENTS = 64
+"""Clients of each process."""
+
+
+@pytest.fixture
+def draw(seed: int) -> random.Random:
+    return random.Random(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_256_clients_in_4_processes_get_exactly_what_the_budget_affords(
+    database: Database, draw: random.Random, kills: int
+) -> None:
+    ledger = open_ledger(database.url)
+    for round in range(kills // 60):
+        queries, name = draw.randint(50, 150), f"study-{round}"
+        project = open_project(ledger, queries, name=name)
+        pipes, processes = [], []
+        for _ in range(PROCESSES):
+            ours, theirs = Pipe()
+            arguments = (database.url, project.id, f"{draw.random()}", CLIENTS, theirs)
+            processes.append(start(race, *arguments))
+            pipes.append(ours)
+            theirs.close()
+        replies = [reply for pipe in pipes for reply in pipe.recv()]
+        for process in processes:
+            process.join()
+        told = [Told(name, f"{i}", q, answers(q, r)) for i, (q, r) in enumerate(replies)]
+        assert sum(a.charge is not None for reply in told for a in reply.answers or ()) == queries
+        account = ledger.project(name)
+        assert account.spent == account.terms.budget
+        assert discrepancies(database.url, name, told) == []
+        assert ledger.verify(name).ok
+
+
+class Race:
+    """Clients of all servers that start together, each with connections of its own."""
+
+    def __init__(self, servers: Replicas, queries: int, clients: int) -> None:
+        self.project = f"race-{uuid.uuid4().hex[:8]}"
+        self.told: list[Told] = []
+        self.lost: list[Lost] = []
+        self._servers = servers
+        token = servers.open_project(self.project, queries)
+        self._students = [Student(servers, token, seed=i) for i in range(clients)]
+
+    def run(self, live: Callable[[int], None]) -> None:
+        """Let all clients live at once, then audit."""
+        start = threading.Barrier(len(self._students))
+
+        def wait_and_live(client: int) -> None:
+            start.wait()
+            live(client)
+
+        with ThreadPoolExecutor(len(self._students)) as pool:
+            list(pool.map(wait_and_live, range(len(self._students))))
+        assert discrepancies(self._servers.database_url, self.project, self.told) == []
+        assert self._servers.ledger.verify(self.project).ok
+
+    def ask(self, client: int, key: str, queries: Sequence[int]) -> Told:
+        told = until_told(self._students[client], self.project, key, tuple(queries), self.lost)
+        self.told.append(told)
+        return told
+
+    def close(self) -> None:
+        for student in self._students:
+            student.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_servers_give_256_clients_exactly_what_the_budget_affords(
+    servers: Replicas, draw: random.Random, kills: int
+) -> None:
+    for _ in range(kills // 100):
+        queries, seed = draw.randint(50, 150), draw.random()
+        with closing(Race(servers, queries, REPLICAS * CLIENTS)) as race:
+
+            def live(client: int, race: Race = race, seed: float = seed) -> None:
+                """Ask one to three new queries at a time, until refused."""
+                rng, told = random.Random(f"{seed} {client}"), True
+                while told:
+                    batch = [rng.getrandbits(48) for _ in range(rng.randint(1, 3))]
+                    told = race.ask(client, f"{rng.random()}", batch).answers is not None
+
+            race.run(live)
+            told = [a for told in race.told for a in told.answers or ()]
+            assert sum(a.charge is not None for a in told) == queries
+
+
+@pytest.mark.slow
+def test_what_servers_are_asked_at_once_is_paid_once(servers: Replicas, seed: int) -> None:
+    """Eight clients of four servers ask the same: with keys of their own, then with one key."""
+    with closing(Race(servers, queries=500, clients=2 * REPLICAS)) as race:
+
+        def live(client: int) -> None:
+            rng = random.Random(seed)
+            for round in range(10):
+                for key in (f"{round}-{client}", f"one-{round}"):
+                    race.ask(client, key, [rng.getrandbits(48) for _ in range(5)])
+
+        race.run(live)
+        assert servers.ledger.project(race.project).charges == 100
+        seen: dict[tuple[int, ...], set[tuple[tuple[int | None, int | None], ...]]] = {}
+        for told in race.told:
+            same = tuple((a.charge, a.label) for a in told.answers or ())
+            seen.setdefault(told.queries, set()).add(same)
+        assert len(race.told) == 10 * 2 * 2 * REPLICAS
+        assert all(len(replies) == 1 for replies in seen.values())
