@@ -42,6 +42,7 @@ class Postgres:
         self._sockets = Path(tempfile.mkdtemp(prefix="terrine-pg-sockets-"))
         self._sockets.chmod(0o777)
         self._postmaster: subprocess.Popen[bytes] | None = None
+        self._empty: list[str] = []
 
     def url(self, database: str, sockets: Path | None = None) -> str:
         """What SQLAlchemy connects to; `sockets` where something stands in between."""
@@ -62,14 +63,23 @@ class Postgres:
 
     @contextmanager
     def database(self) -> Iterator[str]:
-        """A fresh, empty database; yields its name and drops it afterwards."""
-        name = f"terrine_{uuid.uuid4().hex}"
-        self._run("CREATE DATABASE {}", name)
+        """An empty database; yields its name. Emptied for the next one: dropping takes longer."""
+        if self._empty:
+            name = self._empty.pop()
+        else:
+            name = f"terrine_{uuid.uuid4().hex}"
+            self._run("CREATE DATABASE {}", name)
         try:
             yield name
         finally:
             self.start()  # a test that failed may have left it killed
-            self._run("DROP DATABASE {} WITH (FORCE)", name)
+            self.end_sessions(name)
+            self._run("ALTER DATABASE {} RESET ALL", name)
+            with self.connect(name) as connection:
+                connection.execute("DROP SCHEMA public CASCADE")
+                connection.execute("CREATE SCHEMA public AUTHORIZATION pg_database_owner")
+                connection.execute("GRANT USAGE ON SCHEMA public TO PUBLIC")
+            self._empty.append(name)
 
     def alter(self, database: str, how: LiteralString) -> None:
         """Change what a database sets for its sessions to come."""
