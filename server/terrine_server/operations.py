@@ -79,18 +79,17 @@ def _publishing(
         teachers=ensemble.info["teachers"],
         classes=len(ensemble.info["classes"]),
     )
-    asked = request.publishing
-    publication = None
+    given, asked = None, request.publishing
     if asked is not None:
         z = publication_z(request.delta, len(asked.schedule))
-        publication = Publication(ensemble.rdp_order, asked.beta, asked.sigma, z)
+        given = Publication(ensemble.rdp_order, asked.beta, asked.sigma, z), asked.schedule
     return propose(
         spec,
         votes,
         epsilon=request.epsilon,
         delta=request.delta,
         order=ensemble.rdp_order,
-        given=None if asked is None or publication is None else (publication, asked.schedule),
+        given=given,
     )
 
 

@@ -138,7 +138,7 @@ class Queue(Generic[R, T]):
             answers = await to_thread.run_sync(
                 self._answer, project, requests, limiter=CapacityLimiter(1)
             )
-        except Exception as error:
+        except Exception as error:  # whatever it is: nobody in the group may wait for ever
             answers = [error] * len(group)
         for waiting, answer in zip(group, answers, strict=True):
             if waiting.told.done():

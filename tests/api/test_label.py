@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from caller import Caller, npy, npz, slug
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from server import RunningServer
 
 from terrine_client.protocol import LabelResponse, ProjectInfo
-from terrine_server.labeling import possible
+from terrine_server.errors import DatabaseUnavailable
+from terrine_server.labeling import Labeling, possible
+from terrine_server.ledger import Receipt
+from terrine_server.metrics import Metrics
 from terrine_server.privacy import Account, build_mechanism, quote
+from terrine_server.voting.local import LocalVoters
 
 Call = Callable[..., Caller]
 CONFIDENT = {"name": "confident_gnmax", "threshold": 25, "sigma1": 8.0, "sigma2": 4.0}
@@ -272,3 +278,21 @@ def test_an_input_with_two_baselines_takes_no_other_inputs_place(
     said = call().label(inputs, probabilities=np.concatenate([twice, uniform])).json()["results"]
     assert [r["outcome"] for r in said] == ["answered", "answered", "answered"]
     assert [r["replayed"] for r in said] == [False, True, False]
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_request_checked_for_another_ledgers_project_is_not_answered(
+    terrine_server: RunningServer,
+) -> None:
+    terrine_server.open_project()
+    settings = terrine_server.settings
+    service = Labeling(
+        terrine_server.ledger, LocalVoters(settings.data_dir), Metrics(), settings.max_batch
+    )
+    ask = service.check("study", terrine_server.ensemble.public[:2])
+    with pytest.raises(DatabaseUnavailable, match="exchanged"):
+        service.answer("study", [ask, replace(ask, genesis="00" * 32)])
+    assert terrine_server.ledger.project("study").charges == 0
+    (told,) = service.answer("study", [service.check("study", terrine_server.ensemble.public[:2])])
+    assert isinstance(told, Receipt)
+    assert terrine_server.ledger.project("study").charges == 2

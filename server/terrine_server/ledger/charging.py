@@ -218,8 +218,6 @@ def _check_head(connection: Connection, project: ProjectRecord) -> None:
 def _append(
     connection: Connection, now: datetime, project: ProjectRecord, admission: Admission
 ) -> None:
-    if not admission.entries:
-        return
     head = bytes.fromhex(project.head)
     mechanism = canonical_json(project.mechanism)
     events = dict(project.events)
