@@ -41,8 +41,8 @@ serve: venv ## Make ./terrine-data if it is not there, then serve on http://127.
 	$(BIN)/terrine init
 	$(BIN)/terrine serve --workers $(REPLICAS) $(ARGS)
 
-test: venv ## Run every test
-	$(BIN)/pytest $(ARGS)
+test: venv ## Run every test, two at a time (ARGS="-n 0": one)
+	$(BIN)/pytest -n 2 --dist worksteal $(ARGS)
 
 test-fast: venv ## Run the tests that take less than ten seconds each
 	$(BIN)/pytest -m 'not slow and not docker' $(ARGS)

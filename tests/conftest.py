@@ -17,6 +17,23 @@ if TYPE_CHECKING:  # heavy: imported by the fixtures that need it, when they do
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
+for size in ("COLUMNS", "LINES"):  # of the terminal that the tests are started from
+    os.environ.pop(size, None)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where tests are spread over processes, the long ones come first: none is left to wait for."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show what tests recorded under the name `torture`, from whichever process they ran in."""
+    reports = [report for kind in terminalreporter.stats.values() for report in kind]
+    properties = [pair for report in reports for pair in getattr(report, "user_properties", [])]
+    for line in dict.fromkeys(line for name, line in properties if name == "torture"):
+        terminalreporter.write_line(f"TORTURE {line}")
+
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:

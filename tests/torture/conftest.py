@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:  # heavy: imported by the fixtures that need it, when they do
 
 KILLS = 200
 """Kills of a run unless told; `make torture` asks for 1,000."""
-TALLY = pytest.StashKey[list[str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -27,26 +26,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--seed", type=int, help="repeat the schedule of an earlier run")
 
 
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
-    for line in config.stash.get(TALLY, []):
-        terminalreporter.write_line(f"TORTURE {line}")
+@pytest.fixture
+def tally(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
+    """Tells a line at the end of the report: what was done to whom."""
+    return partial(record_property, "torture")
 
 
-@pytest.fixture(scope="session")
-def tally(request: pytest.FixtureRequest) -> list[str]:
-    """Lines for the end of the report: what was done to whom."""
-    return request.config.stash.setdefault(TALLY, [])
-
-
-@pytest.fixture(scope="session")
-def seed(request: pytest.FixtureRequest, tally: list[str]) -> int:
+@pytest.fixture
+def seed(request: pytest.FixtureRequest, testrun_uid: str, tally: Callable[[str], None]) -> int:
+    """As given, or drawn once for all processes of a run."""
     # Absent where pytest learnt of these options only after it had read the command line.
     given: int | None = request.config.getoption("seed", default=None)
-    drawn = random.SystemRandom().randrange(10**6) if given is None else given
-    tally.append(f"again with: make torture ARGS='--seed {drawn}'")
-    return drawn
+    seed = int(testrun_uid, 16) % 10**6 if given is None else given
+    tally(f"again with: make torture ARGS='--seed {seed}'")
+    return seed
 
 
 @pytest.fixture(scope="session")

@@ -74,7 +74,7 @@ def strike(database: Database, kill: Kill, process: Callable[[], None]) -> None:
 
 @contextmanager
 def judged(
-    database: Database, crowd: Crowd, kills: Sequence[Kill], what: str, tally: list[str]
+    database: Database, crowd: Crowd, kills: Sequence[Kill], what: str, tally: Callable[[str], None]
 ) -> Iterator[None]:
     """Let the crowd ask during the block, then audit."""
     began = time.monotonic()
@@ -83,7 +83,7 @@ def judged(
             yield
     finally:
         victims = Counter(kill.victim if database.server else "process" for kill in kills)
-        tally.append(
+        tally(
             f"{database.url.partition(':')[0]}, {what}: {len(kills)} kills ({dict(victims)}),"
             f" {len(crowd.told)} replies, {len(crowd.lost)} lost, {time.monotonic() - began:.0f} s"
         )
@@ -98,7 +98,7 @@ def judged(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_workers_killed_under_load(
-    database: Database, kills: int, seed: int, tally: list[str]
+    database: Database, kills: int, seed: int, tally: Callable[[str], None]
 ) -> None:
     """Six clients, each with a worker that charges for it and is killed."""
     ledger = open_ledger(database.url)
@@ -122,7 +122,7 @@ def test_servers_killed_under_load(
     digits_ensemble: DigitsEnsemble,
     kills: int,
     seed: int,
-    tally: list[str],
+    tally: Callable[[str], None],
     tmp_path: Path,
 ) -> None:
     """Five students of three servers; each server is killed once it listens, and started again."""
