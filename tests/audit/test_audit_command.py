@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import Terrine
 from typer.testing import CliRunner
 
 from terrine_server.audit.run import QUICK, Effort
@@ -22,17 +23,6 @@ from terrine_server.privacy.noise import NoiseTable
 SMALL = Effort(draws=5_000, noise=50_000, students=3)
 
 
-def terrine(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", "from terrine_server.cli import main; main()", *arguments],
-        env={**os.environ, "COLUMNS": "100", **variables},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("terrine_server.audit.run.QUICK", SMALL)
@@ -40,31 +30,33 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("terrine_server.logs.configure", lambda level: None)
 
 
-def test_it_asks_what_to_audit() -> None:
-    done = terrine("audit")
-    assert done.returncode == 1
-    assert "mechanisms, service, ledger or --all" in done.stderr
+def test_it_asks_what_to_audit(terrine: Terrine) -> None:
+    assert "mechanisms, service, ledger or --all" in terrine("audit").refused
 
 
-def test_a_ledger_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    done = terrine("audit", "ledger", TERRINE_DATA_DIR=str(tmp_path / "none"))
-    assert done.returncode == 1
-    assert "There is no data directory" in done.stderr
+def test_a_ledger_that_is_not_there_is_an_error(terrine: Terrine) -> None:
+    assert "There is no data directory" in terrine("audit", "ledger").refused
 
 
-def test_a_fresh_ledger_passes(tmp_path: Path) -> None:
-    data = {"TERRINE_DATA_DIR": str(tmp_path / "data")}
-    assert terrine("init", **data).returncode == 0
-    done = terrine("audit", "ledger", **data)
+def test_a_fresh_ledger_passes(terrine: Terrine, tmp_path: Path) -> None:
+    terrine("init").fine  # noqa: B018 - asserts
+    done = subprocess.run(
+        [sys.executable, "-m", "terrine_server", "audit", "ledger"],
+        env={**os.environ, "COLUMNS": "100"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert "0 projects with 0 charges" in done.stdout
     assert done.stderr == ""
 
 
-def test_a_report_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
-    done = terrine("audit", "mechanisms", "--json", str(tmp_path / "no" / "report.json"))
-    assert done.returncode == 1
-    assert "there is no directory" in done.stderr
+def test_a_report_that_cannot_be_written_is_refused_before_the_work(
+    terrine: Terrine, tmp_path: Path
+) -> None:
+    nowhere = tmp_path / "no" / "report.json"
+    assert "there is no directory" in terrine("audit", "mechanisms", "--json", nowhere).refused
 
 
 def test_all_is_told_written_and_drawn(

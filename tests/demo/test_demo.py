@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from commands import Terrine
 from rich.console import Console
 
 from terrine_models.data import DataError
@@ -113,21 +114,20 @@ def test_an_interrupted_demo_leaves_no_process_behind(tmp_path: Path, stop: sign
     assert (tmp_path / "terrine-demo").is_dir()
 
 
-def test_what_an_earlier_run_made_is_not_touched(tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes").write_text("keep")
-    demo = start("demo", "--quick", "--out", "mine", cwd=tmp_path)
-    _, err = demo.communicate(timeout=60)
-    assert demo.returncode == 1
-    assert "mine exists and is not empty" in err
-    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes"]
+def test_what_an_earlier_run_made_is_not_touched(terrine: Terrine, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "notes").write_text("keep")
+    said = terrine("demo", "--quick", "--out", mine).refused
+    assert f"{mine} exists and is not empty" in said
+    assert [path.name for path in mine.iterdir()] == ["notes"]
 
 
-def test_data_that_is_not_there_is_not_replaced_by_other_data(tmp_path: Path) -> None:
-    demo = start("demo", "--data", "nowhere", cwd=tmp_path)
-    _, err = demo.communicate(timeout=60)
-    assert demo.returncode == 1
-    assert "nowhere is no directory" in err
+def test_data_that_is_not_there_is_not_replaced_by_other_data(
+    terrine: Terrine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "nowhere is no directory" in terrine("demo", "--data", "nowhere").refused
     assert not (tmp_path / "terrine-demo").exists()
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from commands import Terrine
 from digits import DigitsEnsemble
 from server import RunningServer, running_server
 
@@ -183,53 +181,30 @@ def test_a_spent_budget_leaves_nothing_to_learn_from(server: RunningServer, tmp_
             distill(client, unasked, tmp_path / "b", training=QUICK)
 
 
-def terrine(
-    *arguments: str | Path, token: str | None, **variables: str
-) -> subprocess.CompletedProcess[str]:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("TERRINE_")}
-    if token is not None:
-        environment["TERRINE_TOKEN"] = token
-    return subprocess.run(
-        [sys.executable, "-m", "terrine_server", *map(str, arguments)],
-        env={**environment, **variables},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
 def test_the_command_trains_a_student_and_the_others_help(
-    server: RunningServer, tmp_path: Path
+    terrine: Terrine, server: RunningServer, tmp_path: Path
 ) -> None:
     server.open_project(mechanism=CONFIDENT, epsilon=6.0)
     digits, token = server.ensemble, server.token()
     np.save(tmp_path / "pool.npy", digits.public)
     np.savez(tmp_path / "own.npz", x=digits.unseen, y=digits.unseen_labels)
-    done = terrine(
+    said = terrine(
         "student", "train", tmp_path / "pool.npy", "--url", server.url, "--steps", "40",
         "--method", "supervised", "--rounds", "2", "--queries", "8",
-        "--held-out", tmp_path / "own.npz", "--out", tmp_path / "student", token=token,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "of 197 held-out inputs" in done.stdout
+        "--held-out", tmp_path / "own.npz", "--out", tmp_path / "student", TERRINE_TOKEN=token,
+    ).fine  # fmt: skip
+    assert "of 197 held-out inputs" in said
     assert {path.name for path in (tmp_path / "student").iterdir()} == {
         "accuracy.png", "answers.npz", "model.json", "model.safetensors", "report.json",
     }  # fmt: skip
 
     (tmp_path / "token").write_text(token + "\n")
-    spent = terrine(
-        "student", "budget", "--token-file", tmp_path / "token", token=None, TERRINE_URL=server.url
-    )
-    assert spent.returncode == 0, spent.stderr
-    assert "charges" in spent.stdout
+    budget = ("student", "budget", "--token-file", tmp_path / "token")
+    assert "charges" in terrine(*budget, TERRINE_URL=server.url).fine
 
     np.save(tmp_path / "few.npy", digits.unseen[:3])
-    labels = terrine(
-        "student", "label", tmp_path / "few.npy", "--url", server.url,
-        "--out", tmp_path / "labels.npz", token=token,
-    )  # fmt: skip
-    assert labels.returncode == 0, labels.stderr
+    label = ("student", "label", tmp_path / "few.npy", "--out", tmp_path / "labels.npz")
+    terrine(*label, "--url", server.url, TERRINE_TOKEN=token).fine  # noqa: B018 - asserts
     with np.load(tmp_path / "labels.npz") as file:
         assert set(file.files) == {"outcomes", "labels", "charges"}
         assert len(file["labels"]) == 3
@@ -238,18 +213,16 @@ def test_the_command_trains_a_student_and_the_others_help(
 @pytest.mark.parametrize(
     ("public", "url", "token", "message"),
     [
-        ("missing.npy", "http://127.0.0.1:9", "terrine_x", "missing.npy"),
-        ("pool.npy", "http://127.0.0.1:9", None, "TERRINE_TOKEN"),
-        ("pool.npy", "nonsense", "x", "Expected a URL"),
-        ("pool.csv", "http://127.0.0.1:9", "x", "--schema"),
+        ("missing.npy", "http://127.0.0.1:9", {"TERRINE_TOKEN": "terrine_x"}, "missing.npy"),
+        ("pool.npy", "http://127.0.0.1:9", {}, "TERRINE_TOKEN"),
+        ("pool.npy", "nonsense", {"TERRINE_TOKEN": "x"}, "Expected a URL"),
+        ("pool.csv", "http://127.0.0.1:9", {"TERRINE_TOKEN": "x"}, "--schema"),
     ],
 )
 def test_a_wrong_command_says_what_is_wrong(
-    tmp_path: Path, public: str, url: str, token: str | None, message: str
+    terrine: Terrine, tmp_path: Path, public: str, url: str, token: dict[str, str], message: str
 ) -> None:
     np.save(tmp_path / "pool.npy", np.zeros((4, 8, 8), dtype=np.uint8))
     (tmp_path / "pool.csv").write_text("a,b\n1,2\n")
-    done = terrine("student", "train", tmp_path / public, "--url", url, token=token)
-    assert done.returncode != 0
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+    train = ("student", "train", tmp_path / public, "--url", url)
+    assert message in terrine(*train, **token).refused

@@ -48,14 +48,12 @@ def demo(
 
       terrine demo --data mnist/ --out my-demo
     """
+    directory = _fresh(out)
+
     from terrine_server.demo.material import choose
     from terrine_server.demo.process import ServerError
     from terrine_server.demo.story import Demo
 
-    for name in ("SIGTERM", "SIGHUP"):  # the server must not outlive us
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.default_int_handler)
-    directory = _fresh(out)
     material = choose(data, quick, mnist_url, console)
     material = replace(
         material,
@@ -63,6 +61,9 @@ def demo(
         epsilon=material.epsilon if epsilon is None else epsilon,
     )
     directory.mkdir(parents=True, exist_ok=True)
+    for name in ("SIGTERM", "SIGHUP"):  # the server must not outlive us
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.default_int_handler)
     try:
         Demo(material, directory, console).run()
     except ServerError as error:
