@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import shutil
-import socket
-import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from digits import DigitsEnsemble
 from sqlalchemy import Engine
 
 from terrine_client.protocol import ProjectOpen, Role, TokenCreate
-from terrine_server.api.connection import options
-from terrine_server.app import create_app
+from terrine_server.audit.world import serving
 from terrine_server.auth import Tokens, load_secret_key, make_secret_key
 from terrine_server.ledger import Ledger, ProjectRecord, connect, upgrade
 from terrine_server.operations import open_project, register_ensemble
 from terrine_server.settings import Settings
 
 CAP_EPSILON, CAP_DELTA = 50.0, 5e-4
-START_SECONDS = 30
 
 
 @dataclass(frozen=True)
@@ -89,27 +83,6 @@ def running_server(
 ) -> Iterator[RunningServer]:
     """Serve the digits from `data_dir` on a free port, in a thread; see `installed`."""
     made, engine = installed(data_dir, database_url, ensemble, **settings)
-    with _serving(made) as url:
+    with serving(made) as url:
         yield RunningServer(url, made, Ledger(engine), ensemble)
     engine.dispose()
-
-
-@contextmanager
-def _serving(settings: Settings) -> Iterator[str]:
-    listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        create_app(settings), **options(settings) | {"timeout_graceful_shutdown": 5}
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, args=([listener],), name="terrine-server")
-    thread.start()
-    try:
-        deadline = time.monotonic() + START_SECONDS
-        while not server.started:
-            if not thread.is_alive() or time.monotonic() > deadline:
-                raise RuntimeError("the server did not start; its log says why")
-            time.sleep(0.01)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()

@@ -34,6 +34,7 @@ from terrine_models.store import (
     save_tensors,
     versions,
 )
+from terrine_server.api.connection import options
 from terrine_server.app import create_app
 from terrine_server.auth import Tokens, load_secret_key, make_secret_key
 from terrine_server.ledger import Ledger, connect, upgrade
@@ -120,25 +121,26 @@ def running_service(data_dir: Path) -> Iterator[Service]:
     make_secret_key(settings.secret_key_path)
     engine = connect(settings.database)
     upgrade(engine)
-    with _serving(settings) as url:
+    with serving(settings) as url:
         yield Service(url, settings, Ledger(engine))
     engine.dispose()
 
 
 @contextmanager
-def _serving(settings: Settings) -> Iterator[str]:
+def serving(settings: Settings) -> Iterator[str]:
+    """Serve on a free port as `terrine serve` would, but in a thread; yield the URL."""
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
-        create_app(settings), log_config=None, access_log=False, timeout_graceful_shutdown=5
+        create_app(settings), **options(settings) | {"timeout_graceful_shutdown": 5}
     )
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, args=([listener],), name="audited-service")
+    thread = threading.Thread(target=server.run, args=([listener],), name="terrine-server")
     thread.start()
     try:
         deadline = time.monotonic() + START_SECONDS
         while not server.started:
             if not thread.is_alive() or time.monotonic() > deadline:
-                raise RuntimeError("the service to be audited did not start")
+                raise RuntimeError("the server did not start; its log says why")
             time.sleep(0.01)
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
