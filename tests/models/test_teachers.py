@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -228,9 +229,10 @@ train_ensemble(data, Path(sys.argv[1]), name="a", teachers=170, how=Heads(width=
 """
 
 
-@pytest.fixture
-def interrupted(out: Path) -> Path:
-    """An ensemble whose training was killed after its first file."""
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a training leaves that was killed after its first file."""
+    out = tmp_path_factory.mktemp("killed") / "ensemble"
     process = subprocess.Popen(
         [sys.executable, "-c", SLOW_TRAINING, str(out)], stdout=subprocess.PIPE
     )
@@ -239,6 +241,14 @@ def interrupted(out: Path) -> Path:
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     process.stdout.close()
+    assert [path.name for path in out.parent.iterdir()] == ["ensemble.partial"]
+    return out.with_name("ensemble.partial")
+
+
+@pytest.fixture
+def interrupted(killed: Path, out: Path) -> Path:
+    """An ensemble whose training was killed after its first file."""
+    shutil.copytree(killed, out.with_name("ensemble.partial"))
     return out
 
 

@@ -90,7 +90,7 @@ def test_fixmatch_learns_more_from_distorted_images_than_labels_alone(shared_dat
     spec = InputSpec(shape=(28, 28), dtype="uint8", low=0, high=255)
 
     def accuracy(method: Method) -> float:
-        training = Training(method=method, steps=150)
+        training = Training(method=method, steps=100)
         student = train_student(
             images[:2000], labels, inputs=spec, classes=DIGITS, training=training
         )
