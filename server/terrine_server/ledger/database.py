@@ -21,6 +21,7 @@ from urllib.parse import quote
 from weakref import WeakKeyDictionary
 
 import psycopg
+from psycopg.types.array import ListBinaryDumper
 from sqlalchemy import Connection, Engine, create_engine, event, exc
 from sqlalchemy.engine import URL, ExceptionContext, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
@@ -205,6 +206,10 @@ def _postgresql(url: URL, password: str | None) -> Engine:
             "options": " ".join(f"-c {name}={value}" for name, value in _POSTGRESQL.items()),
         },
     )
+
+    @event.listens_for(engine, "connect")
+    def prefer_binary(connection: psycopg.Connection[Any], _: object) -> None:
+        connection.adapters.register_dumper(list, ListBinaryDumper)  # lists of digests
 
     @event.listens_for(engine, "checkout")
     def check_open(connection: psycopg.Connection[Any], *_: object) -> None:

@@ -3,51 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cache
 from typing import Any
 
-from sqlalchemy import (
-    CompoundSelect,
-    Connection,
-    LargeBinary,
-    Select,
-    bindparam,
-    delete,
-    func,
-    insert,
-    literal,
-    select,
-    true,
-    union_all,
-)
-from sqlalchemy.dialects.postgresql import ARRAY
-from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy import Connection, TextClause, bindparam, delete, insert, text
 
 from terrine_client.protocol import Outcome
 from terrine_server.errors import BrokenBooks, IdempotencyConflict, InvalidQuery, TerrineError
 from terrine_server.ledger.admission import REFUSED, Recorded
 from terrine_server.ledger.chain import canonical_json
 from terrine_server.ledger.records import ProjectRecord, QueryDigest, Receipt, Result
-from terrine_server.ledger.tables import charges, idempotency
+from terrine_server.ledger.tables import idempotency
 
 KEYS_KEPT = timedelta(days=7)
 """How long an idempotency key is remembered. The charges behind it are for ever, so a later retry
 is still free; what is forgotten is only that the key was used."""
 _CHUNK = 5000
 _QUERY, _INPUT, _LAST = range(3)
-
-# Made once: SQLAlchemy takes longer to make statements than databases to answer them.
-_KEYS = select(idempotency).where(
-    idempotency.c.project_id == bindparam("project"),
-    idempotency.c.key.in_(bindparam("keys", expanding=True)),
-)
-_EXPIRED = delete(idempotency).where(
-    idempotency.c.project_id == bindparam("project"), idempotency.c.created_at < bindparam("before")
-)
-_REMEMBERED = insert(idempotency)
 
 
 def find(
@@ -58,60 +33,29 @@ def find(
     `held`: the transaction holds the project; its last charge must then be the one that its balance
     was reckoned with. Raises BrokenBooks.
     """
-    queries, inputs = sorted({d.query for d in digests}), sorted({d.input for d in digests})
     by_query: dict[bytes, Result] = {}
     by_input: dict[bytes, Result] = {}
-    last = []
-    statement = _recorded(connection.dialect.name, held)
-    for start in range(0, max(1, len(queries)), _CHUNK):
-        part = slice(start, start + _CHUNK)
-        given = {"project": project.id, "queries": queries[part], "inputs": inputs[part]}
-        if held:
-            given["last"] = project.charges
-        for kind, digest, seq, outcome, label in connection.execute(statement, given):
+    last = (0, project.genesis)
+    given = {"project": project.id, "last": project.charges} if held else {"project": project.id}
+    for part in _chunks(digests):
+        wanted = {
+            "queries": sorted({digest.query for digest in part}),
+            "inputs": sorted({digest.input for digest in part}),
+        }
+        what = "charged, and the last" if held else "charged"
+        for kind, digest, seq, outcome, label in _search(connection, what, given, wanted):
             if kind == _LAST:
-                last.append((seq, digest.hex()))
+                last = (seq, digest.hex())
                 continue
             result = Result(Outcome(outcome), label, seq, replayed=True)
-            (by_input if kind == _INPUT else by_query)[digest] = result
-    if held and set(last or [(0, project.genesis)]) != {(project.charges, project.head)}:
+            (by_query if kind == _QUERY else by_input)[digest] = result
+    if held and last != (project.charges, project.head):
         raise BrokenBooks(
             f"The last charge of project {project.name} is not the one its balance stands on; "
             f"nothing is answered. The server's operator should run "
             f"`terrine ledger verify {project.name}`."
         )
     return Recorded(by_query, by_input)
-
-
-@cache
-def _recorded(dialect: str, held: bool) -> CompoundSelect[Any]:
-    """Charges by query digest, by answered input digest and, if `held`, the last one."""
-
-    def charged(kind: int, digest: ColumnElement[bytes], *which: Any) -> Select[Any]:
-        return select(
-            literal(kind, literal_execute=True).label("kind"),
-            *(digest, charges.c.seq, charges.c.outcome, charges.c.label),
-        ).where(charges.c.project_id == bindparam("project"), *which)
-
-    def each(kind: int, digest: ColumnElement[bytes], wanted: str, *which: Any) -> Select[Any]:
-        if dialect != "postgresql":
-            return charged(kind, digest, digest.in_(bindparam(wanted, expanding=True)), *which)
-        # One search for each: without statistics, PostgreSQL would rather read all charges than
-        # search an index for any of several.
-        sought = bindparam(wanted, type_=ARRAY(LargeBinary))
-        given = func.unnest(sought).table_valued("digest").render_derived(wanted)
-        found = charged(kind, digest, digest == given.c.digest, *which).limit(1).lateral()
-        return select(*found.c).select_from(given.join(found, true()))
-
-    # Spelled out, not bound: that is how the index of answered inputs is recognised.
-    answered = charges.c.outcome == literal(str(Outcome.ANSWERED), literal_execute=True)
-    parts = [
-        each(_QUERY, charges.c.query_digest, "queries"),
-        each(_INPUT, charges.c.input_digest, "inputs", answered),
-    ]
-    if held:
-        parts.append(charged(_LAST, charges.c.hash, charges.c.seq == bindparam("last")))
-    return union_all(*parts)
 
 
 def recall(
@@ -122,9 +66,9 @@ def recall(
     if len(set(names)) < len(names):
         raise ValueError("requests with the same key go into groups of their own")
     known: dict[str, Any] = {}
-    for start in range(0, len(names), _CHUNK):
-        given = {"project": project.id, "keys": names[start : start + _CHUNK]}
-        known |= {row.key: row for row in connection.execute(_KEYS, given)}
+    for part in _chunks(names):
+        found = _search(connection, "keyed", {"project": project.id}, {"keys": part})
+        known |= {row.key: row for row in found}
     return [key and _recall(connection, project, *key, known.get(key[0])) for key in keys]
 
 
@@ -141,6 +85,12 @@ def _recall(
             "Use a fresh key for every new request."
         )
     return Receipt(_results(connection, project.id, json.loads(row.results)), project)
+
+
+_EXPIRED = delete(idempotency).where(
+    idempotency.c.project_id == bindparam("project"), idempotency.c.created_at < bindparam("before")
+)
+_REMEMBERED = insert(idempotency)
 
 
 def remember(
@@ -175,15 +125,78 @@ def _results(connection: Connection, project_id: int, numbers: Sequence[int]) ->
     """The inverse of `_numbers`."""
     wanted = sorted({abs(number) for number in numbers} - {0})
     by_seq: dict[int, Result] = {}
-    for start in range(0, len(wanted), _CHUNK):
-        for row in connection.execute(
-            select(charges.c.seq, charges.c.outcome, charges.c.label).where(
-                charges.c.project_id == project_id,
-                charges.c.seq.in_(wanted[start : start + _CHUNK]),
-            )
-        ):
+    for part in _chunks(wanted):
+        for row in _search(connection, "numbered", {"project": project_id}, {"numbers": part}):
             by_seq[row.seq] = Result(Outcome(row.outcome), row.label, row.seq, replayed=False)
     return [
         replace(by_seq[abs(number)], replayed=number < 0) if number else REFUSED
         for number in numbers
     ]
+
+
+def _chunks(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """As many at a time as a statement of SQLite may have parameters, and then some."""
+    return (values[start : start + _CHUNK] for start in range(0, len(values), _CHUNK))
+
+
+def _search(
+    connection: Connection,
+    what: str,
+    given: Mapping[str, int],
+    wanted: Mapping[str, Sequence[Any]],
+) -> Any:
+    if connection.dialect.name == "sqlite":
+        wanted = {name: [(value,) for value in values] for name, values in wanted.items()}
+    return connection.execute(searches(connection.dialect.name)[what], {**given, **wanted})
+
+
+@cache  # SQLAlchemy takes longer to make statements than databases to answer them
+def searches(dialect: str) -> Mapping[str, TextClause]:
+    """All statements that look up many values at a time, by what they find."""
+
+    def each(table: str, columns: str, wanted: str, type: str, condition: str) -> str:
+        """SQL that looks up every one of many values by itself.
+
+        Asked for any of them, both databases would rather read all rows of a project as long as
+        they lack statistics.
+        """
+        if dialect == "sqlite":
+            condition = condition.replace("?", "column1")
+            source = f":{wanted} CROSS JOIN {table} ON project_id = :project AND {condition}"
+            return f"SELECT {columns} FROM {source}"  # noqa: S608 - of constants, as all here
+        condition = condition.replace("?", "value")
+        one = f"SELECT {columns} FROM {table} WHERE project_id = :project AND {condition} LIMIT 1"  # noqa: S608
+        given = f"unnest(CAST(:{wanted} AS {type}[])) AS given (value)"
+        return f"SELECT found.* FROM {given} CROSS JOIN LATERAL ({one}) AS found"  # noqa: S608
+
+    def statement(*parts: str, wanted: Sequence[str]) -> TextClause:
+        made = text(" UNION ALL ".join(parts))
+        if dialect == "sqlite":
+            return made.bindparams(*(bindparam(name, expanding=True) for name in wanted))
+        return made
+
+    charged = "seq, outcome, label"
+    by_digest = (
+        each(
+            *("charges", f"{_QUERY}, query_digest, {charged}"),
+            *("queries", "bytea", "query_digest = ?"),
+        ),
+        each(
+            *("charges", f"{_INPUT}, input_digest, {charged}"),
+            *("inputs", "bytea", f"input_digest = ? AND outcome = '{Outcome.ANSWERED}'"),
+        ),
+    )
+    last = "project_id = :project AND seq = :last"
+    the_last = f"SELECT {_LAST}, hash, {charged} FROM charges WHERE {last}"  # noqa: S608
+    digests = ("queries", "inputs")
+    return {
+        "charged": statement(*by_digest, wanted=digests),
+        "charged, and the last": statement(*by_digest, the_last, wanted=digests),
+        "numbered": statement(
+            each("charges", charged, "numbers", "bigint", "seq = ?"), wanted=["numbers"]
+        ),
+        "keyed": statement(
+            each("idempotency", "key, body_digest, results", "keys", "text", "key = ?"),
+            wanted=["keys"],
+        ),
+    }

@@ -312,14 +312,13 @@ class Ledger:
                 )
             except IntegrityError as error:
                 raise Conflict(f"The token id {id} is taken.") from error
-            row = connection.execute(rows.select_tokens().where(tokens.c.id == id)).one()
+            row = connection.execute(rows.TOKEN, {"id": id}).one()
             return rows.token_record(row)
 
     def find_token(self, id: str) -> TokenRecord | None:
         """Return the token with this id, revoked and expired ones too, or None."""
         with reading(self._engine) as connection:
-            query = rows.select_tokens().where(tokens.c.id == id)
-            row = connection.execute(query).one_or_none()
+            row = connection.execute(rows.TOKEN, {"id": id}).one_or_none()
         return None if row is None else rows.token_record(row)
 
     def list_tokens(self, project: str | None = None) -> list[TokenRecord]:
@@ -338,7 +337,7 @@ class Ledger:
                 .where(tokens.c.id == id, tokens.c.revoked_at.is_(None))
                 .values(revoked_at=_now())
             )
-            row = connection.execute(rows.select_tokens().where(tokens.c.id == id)).one_or_none()
+            row = connection.execute(rows.TOKEN, {"id": id}).one_or_none()
         if row is None:
             raise NotFound(f"There is no token {id}.")
         return rows.token_record(row)

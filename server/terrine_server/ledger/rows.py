@@ -242,6 +242,10 @@ def select_tokens() -> Select[Any]:
     )
 
 
+TOKEN = select_tokens().where(tokens.c.id == bindparam("id"))
+"""One token. Made once, as every request needs it."""
+
+
 def token_record(row: Row[Any]) -> TokenRecord:
     """Record from a row of `select_tokens`."""
     return TokenRecord(**dict(row._mapping) | {"role": Role(row.role)})
