@@ -19,7 +19,7 @@ from terrine_server.privacy import (
 )
 from terrine_server.privacy.forecast import Consensus, Votes
 from terrine_server.privacy.proposal import DEFAULT_CONSENSUS, propose
-from terrine_server.privacy.terms import check_publishable, publication_z
+from terrine_server.privacy.quoting import check_publishable, publication_z
 from terrine_server.settings import Settings
 
 

@@ -20,8 +20,8 @@ from terrine_server.privacy.plan import (
     plan,
 )
 from terrine_server.privacy.publishing import DataDependent, Publishing
+from terrine_server.privacy.quoting import PUBLICATION_SHARE as SHARE
 from terrine_server.privacy.sensitivity import Charged, secret_spend
-from terrine_server.privacy.terms import PUBLICATION_SHARE as SHARE
 from terrine_server.privacy.units import COST_UNITS
 
 MIXED = (Consensus(0.95, 6), Consensus(0.8, 3), Consensus(0.5, 1))

@@ -73,7 +73,7 @@ def test_unlabelled_digits_teach_more_than_labels_alone() -> None:
             labels,
             inputs=SMALL,
             classes=DIGITS,
-            training=Training(method=method, steps=200),
+            training=Training(method=method, steps=120, batch=32, unlabelled_batch=64),
         )
         return student.accuracy(images[unseen], truth[unseen])
 

@@ -29,20 +29,10 @@ from terrine_server.privacy.mechanisms.base import Mechanism, Outcome, Released
 from terrine_server.privacy.mechanisms.interactive_gnmax import InteractiveGNMax
 from terrine_server.privacy.noise import Entropy
 from terrine_server.privacy.parameters import ParameterError
+from terrine_server.privacy.pricing import GDP, Price, Rule, price
+from terrine_server.privacy.quoting import Cap, cap, quote
 from terrine_server.privacy.sanitize import Publication
-from terrine_server.privacy.terms import (
-    GDP,
-    Account,
-    Cap,
-    DeltaSplit,
-    Price,
-    Rule,
-    Schedule,
-    Terms,
-    cap,
-    price,
-    quote,
-)
+from terrine_server.privacy.terms import Account, DeltaSplit, Schedule, Terms
 
 __all__ = [
     "GDP",

@@ -15,8 +15,8 @@ from terrine_server.privacy.mechanisms import build_mechanism
 from terrine_server.privacy.mechanisms.base import Mechanism
 from terrine_server.privacy.parameters import MAX_EPSILON
 from terrine_server.privacy.publishing import ORDERS, DataDependent
+from terrine_server.privacy.quoting import quote
 from terrine_server.privacy.rules import Accountant
-from terrine_server.privacy.terms import quote
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from terrine_server.privacy.parameters import (
     integer,
 )
 from terrine_server.privacy.publishing import Publishing
+from terrine_server.privacy.quoting import quote
 from terrine_server.privacy.rules import (
     FILTERS,
     Accountant,
@@ -30,7 +31,6 @@ from terrine_server.privacy.rules import (
     accountants,
     enforced,
 )
-from terrine_server.privacy.terms import quote
 
 TOLERANCE = 0.01
 """Accuracy that a plan may give up, against the most accurate candidate, for more answers."""

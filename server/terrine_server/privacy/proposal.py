@@ -12,9 +12,9 @@ from terrine_server.privacy.forecast import Consensus, Votes
 from terrine_server.privacy.grid import Spec
 from terrine_server.privacy.outlook import Outlook
 from terrine_server.privacy.parameters import ParameterError
+from terrine_server.privacy.quoting import check_counts
 from terrine_server.privacy.rules import enforced
 from terrine_server.privacy.sanitize import Publication
-from terrine_server.privacy.terms import check_counts
 
 DEFAULT_CONSENSUS = (Consensus(0.95, 0.7), Consensus(0.8, 0.2), Consensus(0.5, 0.1))
 """What is expected where nobody says: teachers that mostly agree."""

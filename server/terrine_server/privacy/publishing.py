@@ -27,10 +27,10 @@ from terrine_server.privacy.mechanisms.base import Mechanism
 from terrine_server.privacy.mechanisms.interactive_gnmax import InteractiveGNMax
 from terrine_server.privacy.meter import Meter
 from terrine_server.privacy.parameters import MAX_EPSILON
+from terrine_server.privacy.quoting import PUBLICATION_SHARE, publication_z
 from terrine_server.privacy.rules import conversion_delta
 from terrine_server.privacy.sanitize import GRID, Publication
 from terrine_server.privacy.sensitivity import FLOOR, SecretSpend
-from terrine_server.privacy.terms import PUBLICATION_SHARE, publication_z
 from terrine_server.privacy.units import COST_UNITS
 
 Floats = NDArray[np.float64]

@@ -1,8 +1,8 @@
 """The ways to add up what queries cost, side by side: what each says of the same queries.
 
-Terrine enforces one of them (`terms`). The others are what the literature would have said, so that
-the gain of one over the other is a figure. All are worst-case: a function of cost events alone.
-Data-dependent accounting, which needs votes, is in `publishing`.
+Terrine enforces one of them (`quoting`). The others are what the literature would have said, so
+that the gain of one over the other is a figure. All are worst-case: a function of cost events
+alone. Data-dependent accounting, which needs votes, is in `publishing`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from terrine_server.privacy.costs import (
     WithinEpoch,
 )
 from terrine_server.privacy.parameters import ParameterError, check_delta
-from terrine_server.privacy.terms import SAMPLER_SHARE, STABILITY_SHARE
+from terrine_server.privacy.quoting import SAMPLER_SHARE, STABILITY_SHARE
 
 Floats = NDArray[np.float64]
 
