@@ -28,7 +28,8 @@ class Postgres:
     """A PostgreSQL server, reached through a Unix socket, so that no port can clash.
 
     Its postmaster is a child of this process: a SIGKILL is seen at once, and no one restarts it.
-    Settings are the defaults, `fsync=on` among them. The write-ahead log may be on a disk of its own.
+    Settings are the defaults, `fsync=on` among them. Its write-ahead log goes to `log_disk`, where
+    given.
     """
 
     def __init__(self, directory: Path, log_disk: Path | None = None) -> None:

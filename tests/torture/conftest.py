@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,6 +78,14 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Databas
     """A fresh database on a server that may be killed: each test runs on both kinds."""
     with fresh(request, tmp_path) as made:
         yield made
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def fresh_database(
+    request: pytest.FixtureRequest,
+) -> Callable[[Path], AbstractContextManager[Database]]:
+    """Makes empty databases of one kind, those of SQLite in a directory."""
+    return partial(fresh, request)
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
