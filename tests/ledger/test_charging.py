@@ -140,17 +140,18 @@ def test_earlier_answers_are_free_after_the_budget_is_spent(ledger: Ledger) -> N
 def test_find_returns_what_was_answered_by_query(ledger: Ledger) -> None:
     project = open_project(ledger, queries=1200)
     ledger.charge(project.id, [answered(i, i % 10) for i in range(1100)])
-    found = ledger.find(project.id, [QueryDigest(digest(i), digest(i)) for i in range(1200)])
+    digests = [QueryDigest(digest(i), digest(i)) for i in range(1200)]
+    found = ledger.consult("study", [], digests).known
     assert len(found) == 1100
     assert found[digest(1099)] == Result(Outcome.ANSWERED, 9, seq=1100, replayed=True)
-    assert ledger.find(project.id, []) == {}
+    assert ledger.consult("study", [], []).known == {}
 
 
 def test_projects_do_not_see_each_others_answers(ledger: Ledger) -> None:
     first = open_project(ledger, queries=5, name="first")
     second = open_project(ledger, queries=5, name="second")
     ledger.charge(first.id, [answered(1)])
-    assert ledger.find(second.id, [QueryDigest(digest(1), digest(1))]) == {}
+    assert ledger.consult("second", [], [QueryDigest(digest(1), digest(1))]).known == {}
     assert fates(ledger.charge(second.id, [answered(1)]).results) == "P"
 
 

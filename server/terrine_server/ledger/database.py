@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import sqlite3
 import threading
 import time
@@ -19,6 +20,7 @@ from typing import Any
 from urllib.parse import quote
 from weakref import WeakKeyDictionary
 
+import psycopg
 from sqlalchemy import Connection, Engine, create_engine, event, exc
 from sqlalchemy.engine import URL, ExceptionContext, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
@@ -197,13 +199,20 @@ def _postgresql(url: URL, password: str | None) -> Engine:
     engine = create_engine(
         url,
         **_POOL,
-        pool_pre_ping=True,
         connect_args={
             "connect_timeout": 5,
             "application_name": "terrine",
             "options": " ".join(f"-c {name}={value}" for name, value in _POSTGRESQL.items()),
         },
     )
+
+    @event.listens_for(engine, "checkout")
+    def check_open(connection: psycopg.Connection[Any], *_: object) -> None:
+        # An idle connection has nothing to say unless the server ended it: cheaper than to ask.
+        waiting = select.poll()
+        waiting.register(connection.fileno(), select.POLLIN)
+        if connection.closed or waiting.poll(0):
+            raise exc.InvalidatePoolError("The server closed the connection.")
 
     @event.listens_for(engine, "handle_error")
     def forget_read_only(context: ExceptionContext) -> None:
