@@ -1,7 +1,7 @@
 """Two replicas beside one where the ensemble is the bottleneck, and what the machine allows.
 
 One PostgreSQL, one ensemble of CNNs, each an own network, and servers that may vote with one thread
-each, so that one replica can use one core. Eight clients keep a connection each and ask for 16 new
+each, so that one replica can use one core. Eight clients keep a connection each and ask for 32 new
 images at a time; for two replicas they are spread over both ports in turn, as a proxy would do. The
 peer is the bare ensemble in one process and in two, with one thread each and nothing else to do:
 more than that no second replica can bring on this machine, where clients, servers and PostgreSQL
@@ -42,7 +42,8 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
 from postgres import running_postgres
 
-CLIENTS, BATCH = 8, 16
+CLIENTS, BATCH = 8, 32
+"""CNNs vote on 32 images at a time, and on blank ones where there are fewer: here, never."""
 WANTED = 1.6
 RECORDS = 24
 """Training images of each teacher."""

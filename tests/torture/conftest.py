@@ -18,13 +18,13 @@ if TYPE_CHECKING:  # heavy: imported by the fixtures that need it, when they do
     from witness import Witness
 
 KILLS = 200
-"""Kills of a run unless told; `make torture` asks for 1,000."""
+"""Kills under load of a run unless told; `make torture` asks for 1,000."""
 TALLY = pytest.StashKey[list[str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("torture")
-    group.addoption("--kills", type=int, help=f"kills in all (default {KILLS})")
+    group.addoption("--kills", type=int, help=f"kills under load (default {KILLS})")
     group.addoption("--seed", type=int, help="repeat the schedule of an earlier run")
 
 
