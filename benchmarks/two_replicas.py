@@ -11,7 +11,7 @@ development extra, which brings a PostgreSQL.
 MNIST is looked up in TERRINE_SHARED_DATA, else in ../shared/data; without it scikit-learn's digits
 serve. Teachers see few images, for one epoch: how fast they vote does not depend on it.
 
-    python benchmarks/replicas.py [--teachers 100] [--seconds 10] [--rounds 3]
+    python benchmarks/two_replicas.py [--teachers 100] [--seconds 10] [--rounds 3]
 """
 
 from __future__ import annotations
