@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from teachers import SHARED, Material, digits, images_per_second, mnist, train
 from terrine_client.protocol import ProjectOpen, Role, TokenCreate
 from terrine_models.ensemble import Ensemble
-from terrine_models.teachers import Heads
+from terrine_models.teachers import Heads, Networks
 from terrine_server.auth import Tokens, load_secret_key, make_secret_key
 from terrine_server.ledger import Ledger, connect, upgrade
 from terrine_server.operations import open_project, register_ensemble
@@ -81,7 +81,7 @@ def main() -> None:
 def throughput(
     home: Path, material: Material, teachers: int, seconds: float, database_url: str | None
 ) -> None:
-    settings = opened(home, material, teachers, database_url)
+    settings = opened(home, material, teachers, Heads(), database_url)
     ensemble = Ensemble.load(settings.ensembles_dir / "bench")
     images = perturbed(material.images, 512, np.random.default_rng(0))
     bare = images_per_second(ensemble.votes, images)
@@ -110,7 +110,7 @@ def throughput(
 
 def latency(home: Path, seconds: float) -> None:
     material = digits()
-    settings = opened(home, material, 5, None)
+    settings = opened(home, material, 5, Heads(), None)
     source = np.random.default_rng(0)
     print("Single queries to 5 heads, one client: milliseconds")
     noop = [sys.executable, "-c", NOOP]
@@ -162,11 +162,14 @@ def perturbed(
     return chosen
 
 
-def opened(home: Path, material: Material, teachers: int, database_url: str | None) -> Settings:
+def opened(
+    home: Path, material: Material, teachers: int, how: Heads | Networks, database_url: str | None
+) -> Settings:
     """Train teachers and open a project that affords more than can be asked."""
     settings = Settings(data_dir=home, database_url=database_url, requests_per_minute=10**9)
     settings.ensembles_dir.mkdir(parents=True)
-    train(material.private, settings.ensembles_dir / "bench", teachers, Heads(), material.public)
+    public = material.public if isinstance(how, Heads) else None
+    train(material.private, settings.ensembles_dir / "bench", teachers, how, public)
     make_secret_key(settings.secret_key_path)
     engine = connect(settings.database)
     upgrade(engine)
@@ -193,14 +196,14 @@ def student(settings: Settings) -> str:
 
 
 @contextmanager
-def served(command: list[str], settings: Settings) -> Iterator[str]:
+def served(command: list[str], settings: Settings, log_name: str = "server.log") -> Iterator[str]:
     """Run a server in a process of its own; yields its address."""
     environment = os.environ | {
         "TERRINE_DATA_DIR": str(settings.data_dir),
         "TERRINE_DATABASE_URL": settings.database,
         "TERRINE_REQUESTS_PER_MINUTE": "1000000000",
     }
-    log = settings.data_dir / "server.log"
+    log = settings.data_dir / log_name
     with log.open("w") as file, subprocess.Popen(command, stderr=file, env=environment) as server:
         try:
             yield address(log, server)
