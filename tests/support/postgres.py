@@ -89,10 +89,10 @@ class Postgres:
         self._run("ALTER DATABASE {} " + how, database)
 
     def end_sessions(self, database: str) -> None:
-        """Cut every connection to a database."""
+        """Cut every connection to a database, and wait until they are."""
         with self.connect() as connection:
             connection.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s",
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s",
                 [database],
             )
 

@@ -52,6 +52,13 @@ _POSTGRESQL = {
 }
 
 
+# A server that fell silent, or a network that forgot us, is noticed within half a minute.
+_ALIVE = {
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 4,
+    "tcp_user_timeout": 30_000,
+}
 # SQLite has no queue for writers, they try again until they are lucky: within a process, wait here.
 _TURNS: WeakKeyDictionary[Engine, threading.Lock] = WeakKeyDictionary()
 
@@ -202,6 +209,7 @@ def _postgresql(url: URL, password: str | None) -> Engine:
         **_POOL,
         connect_args={
             "connect_timeout": 5,
+            **_ALIVE,
             "application_name": "terrine",
             "options": " ".join(f"-c {name}={value}" for name, value in _POSTGRESQL.items()),
         },
@@ -214,9 +222,7 @@ def _postgresql(url: URL, password: str | None) -> Engine:
     @event.listens_for(engine, "checkout")
     def check_open(connection: psycopg.Connection[Any], *_: object) -> None:
         # An idle connection has nothing to say unless the server ended it: cheaper than to ask.
-        waiting = select.poll()
-        waiting.register(connection.fileno(), select.POLLIN)
-        if connection.closed or waiting.poll(0):
+        if connection.closed or _readable(connection.fileno()):
             raise exc.InvalidatePoolError("The server closed the connection.")
 
     @event.listens_for(engine, "handle_error")
@@ -226,6 +232,12 @@ def _postgresql(url: URL, password: str | None) -> Engine:
             context.is_disconnect = True
 
     return engine
+
+
+def _readable(socket: int) -> bool:
+    poll = select.poll()
+    poll.register(socket, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 @contextmanager
