@@ -23,7 +23,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection as Pipe
@@ -32,7 +31,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from end_to_end import Connection, opened, perturbed, served, student
+from end_to_end import SERVE, asked_together, opened, served, student
 from teachers import SHARED, digits, first, mnist
 from terrine_models.ensemble import Ensemble
 from terrine_models.teachers import Networks
@@ -46,7 +45,6 @@ CLIENTS, BATCH = 8, 32
 WANTED = 1.6
 RECORDS = 24
 """Training images of each teacher."""
-SERVE = [sys.executable, "-m", "terrine_server", "serve", "--port", "0"]
 
 Rate = Callable[[int], float]
 """From how many processes are to work to images a second."""
@@ -74,7 +72,12 @@ def main() -> None:
             ensemble = settings.ensembles_dir / "bench"
             bare = stack.enter_context(voters(ensemble, material.images, options.seconds))
             urls = [stack.enter_context(served(SERVE, settings, f"{i}.log")) for i in range(2)]
-            asking = clients(urls, token, material.images, options.seconds)
+            sources = [np.random.default_rng(client) for client in range(CLIENTS)]
+
+            def asking(replicas: int) -> float:
+                served_by, seconds = urls[:replicas], options.seconds
+                return asked_together(served_by, token, material.images, BATCH, seconds, sources)
+
             rounds = [[bare(1), bare(2), asking(1), asking(2)] for _ in range(options.rounds)]
     best = [max(each) for each in zip(*rounds, strict=True)]
     report(f"{material.name}, {options.teachers} CNNs", best)
@@ -129,28 +132,6 @@ def vote(directory: Path, images: NDArray[np.uint8], seconds: float, pipe: Pipe)
             ensemble.votes(images)
             voted += len(images)
         pipe.send(voted / (time.perf_counter() - started))
-
-
-def clients(urls: Sequence[str], token: str, images: NDArray[np.uint8], seconds: float) -> Rate:
-    """Clients of the first so many servers; what of their requests' time lies within counts."""
-    sources = [np.random.default_rng(client) for client in range(CLIENTS)]
-
-    def rate(replicas: int) -> float:
-        start = time.perf_counter() + seconds / 5  # until then all is set in motion
-        end = start + seconds
-
-        def ask(client: int) -> float:
-            connection, answered = Connection(urls[client % replicas], token), 0.0
-            while (sent := time.perf_counter()) < end:
-                connection.label(perturbed(images, BATCH, sources[client]))
-                told = time.perf_counter()
-                answered += max(0, min(told, end) - max(sent, start)) / (told - sent)
-            return answered
-
-        with ThreadPoolExecutor(CLIENTS) as pool:
-            return sum(pool.map(ask, range(CLIENTS))) * BATCH / seconds
-
-    return rate
 
 
 if __name__ == "__main__":

@@ -7,11 +7,12 @@ exist between `votes` and `release`, in this function's memory, and nowhere else
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 
@@ -152,9 +153,7 @@ class Labeling:
             with self._metrics.stage("charge"), suppress(Overtaken):
                 told |= zip(waiting, self._ledger.charge_group(project.id, batches), strict=True)
                 waiting = []
-        for receipt in told.values():
-            if isinstance(receipt, Receipt):
-                self._count(receipt)
+        self._count(told.values())
         return [told[index] for index in range(len(asks))]
 
     def _terms(self, name: str) -> ProjectRecord:
@@ -172,10 +171,13 @@ class Labeling:
             self._opened.clear()
             raise DatabaseUnavailable("The ledger was exchanged for another one. Ask again.")
 
-    def _count(self, receipt: Receipt) -> None:
+    def _count(self, told: Iterable[Receipt | TerrineError]) -> None:
         """Count what is about to be told: outcomes, which are public, and nothing behind them."""
-        for result in receipt.results:
-            self._metrics.queries.labels(result.outcome, str(result.replayed).lower()).inc()
+        results = chain.from_iterable(r.results for r in told if isinstance(r, Receipt))
+        for (outcome, replayed), times in Counter(
+            (result.outcome, result.replayed) for result in results
+        ).items():
+            self._metrics.queries.labels(outcome, str(replayed).lower()).inc(times)
 
     def _fates(
         self, project: ProjectRecord, asks: Sequence[Ask], chosen: Sequence[int]
