@@ -19,6 +19,12 @@ from terrine_client.errors import ConfigurationError
 Http = TypeVar("Http", httpx.Client, httpx.AsyncClient)
 
 
+@cache
+def _tls() -> ssl.SSLContext:
+    """Shared by all clients: reading the certificates takes 20 ms, the rest of a client 0.1 ms."""
+    return httpx.create_ssl_context()
+
+
 class Connection(Generic[Http]):
     """Base of the two clients, which document its arguments."""
 
@@ -75,12 +81,6 @@ class Connection(Generic[Http]):
     def _attempts(self, call: Call[Any]) -> Any:
         """Stamina's attempts, with exponential backoff and jitter, or as long as Retry-After."""
         return stamina.retry_context(on=call.retry, attempts=self._retries + 1, timeout=None)
-
-
-@cache
-def _tls() -> ssl.SSLContext:
-    """Shared by all clients: reading the certificates takes 20 ms, the rest of a client 0.1 ms."""
-    return httpx.create_ssl_context()
 
 
 def _checked_url(text: str, insecure: bool) -> httpx.URL:
