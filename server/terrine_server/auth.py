@@ -13,6 +13,7 @@ import secrets
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 from terrine_client.protocol import Role, TokenCreate, TokenCreated
 from terrine_server.errors import Unauthorized
@@ -100,14 +101,18 @@ def load_secret_key(path: Path) -> bytes:
 
 
 def make_secret_key(path: Path) -> bool:
-    """Write a new secret key that only its owner may read; return False when there is one."""
-    try:
-        with open(path, "x", opener=_private) as file:
-            file.write(secrets.token_hex(32))
-    except FileExistsError:
+    """Write a new secret key that only its owner may read; return False when there is one.
+
+    It appears under its name when it is whole and on disk: half a key would be kept from then on.
+    """
+    if path.exists():
         return False
+    with NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.") as file:
+        file.write(secrets.token_hex(32))
+        file.flush()
+        os.fsync(file.fileno())
+        try:
+            os.link(file.name, path)
+        except FileExistsError:
+            return False
     return True
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

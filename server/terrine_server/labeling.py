@@ -7,20 +7,19 @@ exist between `votes` and `release`, in this function's memory, and nowhere else
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 
-from terrine_client.protocol import InputSpec, ProjectStatus
+from terrine_client.protocol import InputSpec
 from terrine_server.errors import (
     DatabaseUnavailable,
     Overtaken,
-    ProjectClosed,
-    ProjectPaused,
     TerrineError,
 )
 from terrine_server.ledger import (
@@ -30,6 +29,7 @@ from terrine_server.ledger import (
     Proposal,
     QueryDigest,
     Receipt,
+    check_active,
 )
 from terrine_server.ledger.secrets import meter_of
 from terrine_server.metrics import Metrics
@@ -129,23 +129,20 @@ class Labeling:
         Each gets its receipt, or the refusal that concerns it alone. Raises a `TerrineError` when
         nothing was answered; then nothing was charged, unless the database died while it committed.
         """
-        project = self._ledger.project(project_name)
-        require_active(project)
-        self._voters.check(project.ensemble)
-        if any(ask.genesis != project.genesis for ask in asks):
-            self._opened.clear()
-            raise DatabaseUnavailable("The ledger was exchanged for another one. Ask again.")
         told: dict[int, Receipt | TerrineError] = {}
         waiting = list(range(len(asks)))
         while waiting:
             with self._metrics.stage("replay"):
-                earlier = self._ledger.recall(project.id, [asks[index].key for index in waiting])
-                told |= {i: fate for i, fate in zip(waiting, earlier, strict=True) if fate}
-                waiting = [index for index in waiting if index not in told]
                 group = [asks[index] for index in waiting]
                 digests = [digest for ask in group for digest in ask.digests]
-                known = self._ledger.find(project.id, digests)
-            fates = self._fates(project, group, self._payable(project, digests, known))
+                record = self._ledger.consult(project_name, [ask.key for ask in group], digests)
+                project = record.project
+                self._check(project, group)
+                told |= {i: fate for i, fate in zip(waiting, record.told, strict=True) if fate}
+            if any(record.told):
+                waiting = [index for index in waiting if index not in told]
+                continue
+            fates = self._fates(project, group, self._payable(project, digests, record.known))
             proposals = iter(
                 Proposal(digest.query, digest.input, *fates.get(index, (None, None)))
                 for index, digest in enumerate(digests)
@@ -154,12 +151,9 @@ class Labeling:
             # Where another request came first, what was drawn is thrown away untold. More is on
             # record then, so this ends.
             with self._metrics.stage("charge"), suppress(Overtaken):
-                paid = self._ledger.charge_group(project.id, batches) if batches else []
-                told |= dict(zip(waiting, paid, strict=True))
+                told |= zip(waiting, self._ledger.charge_group(project.id, batches), strict=True)
                 waiting = []
-        for receipt in told.values():
-            if isinstance(receipt, Receipt):
-                self._count(receipt)
+        self._count(told.values())
         return [told[index] for index in range(len(asks))]
 
     def _terms(self, name: str) -> ProjectRecord:
@@ -169,10 +163,21 @@ class Labeling:
             project = self._opened[name] = self._ledger.project(name)
         return project
 
-    def _count(self, receipt: Receipt) -> None:
+    def _check(self, project: ProjectRecord, asks: Sequence[Ask]) -> None:
+        """Raise what concerns all requests of a group."""
+        check_active(project)
+        self._voters.check(project.ensemble)
+        if any(ask.genesis != project.genesis for ask in asks):
+            self._opened.clear()
+            raise DatabaseUnavailable("The ledger was exchanged for another one. Ask again.")
+
+    def _count(self, told: Iterable[Receipt | TerrineError]) -> None:
         """Count what is about to be told: outcomes, which are public, and nothing behind them."""
-        for result in receipt.results:
-            self._metrics.queries.labels(result.outcome, str(result.replayed).lower()).inc()
+        results = chain.from_iterable(r.results for r in told if isinstance(r, Receipt))
+        for (outcome, replayed), times in Counter(
+            (result.outcome, result.replayed) for result in results
+        ).items():
+            self._metrics.queries.labels(outcome, str(replayed).lower()).inc(times)
 
     def _fates(
         self, project: ProjectRecord, asks: Sequence[Ask], chosen: Sequence[int]
@@ -251,14 +256,6 @@ def possible(terms: Terms, account: Account) -> float:
         along(cost, terms.worst.cost, min(p.cost for p in prices)),
         along(delta, terms.worst.delta, min(p.delta for p in prices)),
     )
-
-
-def require_active(project: ProjectRecord) -> None:
-    """Raise `ProjectPaused` or `ProjectClosed` unless the project answers."""
-    if project.status is ProjectStatus.PAUSED:
-        raise ProjectPaused(f"The project {project.name} is paused. Ask the data owner, or later.")
-    if project.status is ProjectStatus.CLOSED:
-        raise ProjectClosed(f"The project {project.name} is closed and will not answer again.")
 
 
 def mechanism_of(project: ProjectRecord) -> Mechanism:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sqlite3
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -33,7 +35,7 @@ from terrine_server.errors import (
     ProjectClosed,
     ProjectPaused,
 )
-from terrine_server.ledger import Ledger, Proposal, QueryDigest, Result, connect
+from terrine_server.ledger import Batch, Ledger, Proposal, QueryDigest, Result, connect, earlier
 from terrine_server.ledger.tables import charges
 from terrine_server.privacy import Outcome as PaidOutcome
 
@@ -140,17 +142,18 @@ def test_earlier_answers_are_free_after_the_budget_is_spent(ledger: Ledger) -> N
 def test_find_returns_what_was_answered_by_query(ledger: Ledger) -> None:
     project = open_project(ledger, queries=1200)
     ledger.charge(project.id, [answered(i, i % 10) for i in range(1100)])
-    found = ledger.find(project.id, [QueryDigest(digest(i), digest(i)) for i in range(1200)])
+    digests = [QueryDigest(digest(i), digest(i)) for i in range(1200)]
+    found = ledger.consult("study", [], digests).known
     assert len(found) == 1100
     assert found[digest(1099)] == Result(Outcome.ANSWERED, 9, seq=1100, replayed=True)
-    assert ledger.find(project.id, []) == {}
+    assert ledger.consult("study", [], []).known == {}
 
 
 def test_projects_do_not_see_each_others_answers(ledger: Ledger) -> None:
     first = open_project(ledger, queries=5, name="first")
     second = open_project(ledger, queries=5, name="second")
     ledger.charge(first.id, [answered(1)])
-    assert ledger.find(second.id, [QueryDigest(digest(1), digest(1))]) == {}
+    assert ledger.consult("second", [], [QueryDigest(digest(1), digest(1))]).known == {}
     assert fates(ledger.charge(second.id, [answered(1)]).results) == "P"
 
 
@@ -249,11 +252,12 @@ def test_a_project_that_is_not_active_answers_nothing(
     assert ledger.project("study").charges == 1
 
 
-def test_the_thousandth_charge_is_as_quick_as_the_tenth(tmp_path: Path) -> None:
+@pytest.mark.parametrize("queries", [1, 64])
+def test_the_thousandth_charge_is_as_quick_as_the_tenth(queries: int, tmp_path: Path) -> None:
     """Balances stand on the project's row: no sum, and no scan, over what was charged before."""
     engine = connect(f"sqlite:///{tmp_path / 'terrine.sqlite'}")
     ledger = open_ledger(str(engine.url))
-    project = open_project(ledger, 2100, {"name": "gnmax", "sigma": 100.0})
+    project = open_project(ledger, 2300, {"name": "gnmax", "sigma": 100.0})
     steps = 0
 
     def count() -> None:
@@ -264,17 +268,45 @@ def test_the_thousandth_charge_is_as_quick_as_the_tenth(tmp_path: Path) -> None:
     def instrument(connection: sqlite3.Connection, _: object) -> None:
         connection.set_progress_handler(count, 10)
 
-    def work(query: object) -> int:
-        """Virtual machine instructions of one charge, in tens."""
+    def work(name: str) -> int:
+        """Virtual machine instructions of looking a batch up and charging it, in tens."""
         before = steps
-        Ledger(engine).charge(project.id, [answered(query)], (str(query), digest(query)))
+        batch = [answered(f"{name} {i}") for i in range(queries)]
+        key, asked = (
+            (name, digest(name)),
+            [QueryDigest(p.query_digest, p.input_digest) for p in batch],
+        )
+        Ledger(engine).consult("study", [key], asked)
+        Ledger(engine).charge(project.id, batch, key)
+        Ledger(engine).charge(project.id, batch, key)
         return steps - before
 
-    ledger.charge(project.id, [answered(i) for i in range(10)])
     work("warm up")
     early = work("early")
     ledger.charge(project.id, [answered(i) for i in range(2000)])
     assert work("late") <= 1.2 * early
+
+
+@pytest.mark.parametrize("what", ["charged, and the last", "numbered", "keyed"])
+def test_postgresql_looks_earlier_answers_up_by_an_index(what: str, database_url: str) -> None:
+    """Also while it has no statistics, when it would rather read whatever a project has."""
+    engine = connect(database_url)
+    if engine.dialect.name != "postgresql":
+        pytest.skip("SQLite's work is counted above")
+    ledger = open_ledger(database_url)
+    project = open_project(ledger, 2100, {"name": "gnmax", "sigma": 100.0})
+    keyed = [Batch([answered(i)], (f"key {i}", digest(i))) for i in range(2000)]
+    ledger.charge_group(project.id, keyed)
+    wanted = [digest(-i) for i in range(64)]
+    given = {
+        "project": project.id,
+        **{"last": 2000, "queries": wanted, "inputs": wanted},
+        **{"numbers": list(range(3000, 3064)), "keys": ["another", "key 7"]},
+    }
+    with engine.connect() as connection:
+        search = "EXPLAIN (ANALYZE, FORMAT JSON) " + earlier.searches("postgresql")[what].text
+        plan = connection.execute(text(search), given).scalar_one()
+    assert not re.search(r"Seq Scan|Rows Removed by Filter\": [1-9]", json.dumps(plan))
 
 
 def test_a_charge_records_everything_about_its_query(ledger: Ledger) -> None:

@@ -125,7 +125,7 @@ def test_connections_cut_by_the_server_are_replaced(database_url: str) -> None:
     with connect(database_url).connect() as connection:
         connection.execute(
             text(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
                 "WHERE datname = current_database() AND pid <> pg_backend_pid()"
             )
         )

@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection as PipeConnection
 from secrets import randbelow
 from typing import Any
 
+import psycopg
 from books import abstained, answered, digest
 from sqlalchemy import Connection, event
 
@@ -65,7 +66,7 @@ def open_projects(url: str, names: list[str], terms: Any, mechanism: dict[str, A
 def die_before(url: str, project_id: int, queries: int, statement: int) -> None:
     """Pay for a batch, but be killed just before the transaction's given statement is sent.
 
-    Statement -1 is the COMMIT.
+    Statement -1 is the COMMIT. On PostgreSQL entries are copied in: each row counts as a statement.
     """
     engine = connect(url)
     ledger = Ledger(engine)
@@ -76,6 +77,14 @@ def die_before(url: str, project_id: int, queries: int, statement: int) -> None:
         if seen == statement:
             os.kill(os.getpid(), signal.SIGKILL)
         seen += 1
+
+    write_row = psycopg.Copy.write_row
+
+    def write(copy: psycopg.Copy, row: Any) -> None:
+        count()
+        write_row(copy, row)
+
+    psycopg.Copy.write_row = write  # type: ignore[assignment,method-assign]
 
     def commit(_: Connection) -> None:
         if statement == -1:

@@ -28,16 +28,19 @@ class Postgres:
     """A PostgreSQL server, reached through a Unix socket, so that no port can clash.
 
     Its postmaster is a child of this process: a SIGKILL is seen at once, and no one restarts it.
-    Settings are the defaults, `fsync=on` among them.
+    Settings are the defaults, `fsync=on` among them. Its write-ahead log goes to `log_disk`, where
+    given.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, log_disk: Path | None = None) -> None:
         self._directory = directory
         data = directory / "data"
         data.mkdir()
         # The package knows how to make the files usable where it has to run as another user.
         self._setup = PostgresServer(data, cleanup_mode=None, postgres_version=POSTGRES_VERSION)
         self._setup.ensure_pgdata_inited()
+        if log_disk is not None:
+            self._keep_log_on(log_disk)
         # Apart, for a socket's path may not be long.
         self._sockets = Path(tempfile.mkdtemp(prefix="terrine-pg-sockets-"))
         self._sockets.chmod(0o777)
@@ -86,10 +89,10 @@ class Postgres:
         self._run("ALTER DATABASE {} " + how, database)
 
     def end_sessions(self, database: str) -> None:
-        """Cut every connection to a database."""
+        """Cut every connection to a database, and wait until they are."""
         with self.connect() as connection:
             connection.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s",
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s",
                 [database],
             )
 
@@ -112,6 +115,12 @@ class Postgres:
         assert self._postmaster is not None
         self._postmaster.kill()
         self._postmaster.wait()
+
+    def wait_for_end(self) -> str:
+        """Wait until the postmaster has given up by itself; return all that it ever said."""
+        assert self._postmaster is not None
+        self._postmaster.wait(PATIENCE_SECONDS)
+        return (self._directory / "log").read_text()
 
     def kill_backend(self, rng: random.Random, database: str) -> None:
         """SIGKILL one backend of a database; the postmaster then ends all of them and recovers."""
@@ -136,6 +145,18 @@ class Postgres:
     def _run(self, statement: LiteralString, database: str) -> None:
         with self.connect() as connection:
             connection.execute(sql.SQL(statement).format(sql.Identifier(database)))
+
+    def _keep_log_on(self, disk: Path) -> None:
+        """As `initdb --waldir --wal-segsize=1` would: what is allocated at a time is a megabyte."""
+        data = self._setup.pgdata
+        subprocess.run(
+            [self._setup.bin_path / "pg_resetwal", "--wal-segsize=1", data],
+            user=self._setup.system_user,
+            capture_output=True,
+            check=True,
+        )
+        subprocess.run(["mv", data / "pg_wal", disk], check=True)  # unlike Python's, keeps owners
+        (data / "pg_wal").symlink_to(disk / "pg_wal")
 
     def _launch(self) -> subprocess.Popen[bytes]:
         with (self._directory / "log").open("ab") as log:
@@ -162,7 +183,9 @@ class Database:
 
 
 @contextmanager
-def running_postgres(within: Path | None = None) -> Iterator[Postgres]:
+def running_postgres(
+    within: Path | None = None, log_disk: Path | None = None
+) -> Iterator[Postgres]:
     """A started server with its files in a temporary directory, in `within` where given.
 
     The directory is not pytest's own, whose parent is closed to other users: as root, PostgreSQL
@@ -170,7 +193,7 @@ def running_postgres(within: Path | None = None) -> Iterator[Postgres]:
     """
     directory = Path(tempfile.mkdtemp(prefix="terrine-pg-", dir=within))
     directory.chmod(0o755)
-    server = Postgres(directory)
+    server = Postgres(directory, log_disk)
     try:
         server.start()
         yield server

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.process import BaseProcess
+from types import FrameType, FunctionType
 from typing import Any
 
 _processes = multiprocessing.get_context("forkserver")
@@ -37,13 +39,30 @@ def in_processes(work: Callable[..., None], *arguments: tuple[Any, ...]) -> list
     return processes
 
 
-def serve(port: int, environment: Mapping[str, str], log: str) -> None:
-    """The whole life of a server: `terrine serve`, with what it says in a file."""
+def command(arguments: Sequence[str], environment: Mapping[str, str], log: str) -> None:
+    """The whole life of `terrine` with these arguments; what it says goes to a file."""
     from terrine_server.cli import main
 
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.environ.update(environment)
-    sys.argv = ["terrine", "serve", "--port", str(port)]
+    sys.argv = ["terrine", *arguments]
     main()
+
+
+def die_before_call(number: int, work: FunctionType, *arguments: Any) -> None:
+    """Do some work, but be killed just before the given one of the calls that it makes itself."""
+    seen = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal seen
+        caller = {"call": frame.f_back, "c_call": frame}.get(event)
+        if caller is not None and caller.f_code is work.__code__:
+            if seen == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            seen += 1
+
+    sys.setprofile(count)
+    work(*arguments)
+    sys.setprofile(None)

@@ -64,6 +64,12 @@ class Replicas:
         self._running[replica].terminate()
         self._running[replica].join()
 
+    def listens(self, replica: int) -> bool:
+        """Whether it does now."""
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self.ports[replica])):
+            return True
+        return False
+
     def wait_until_ready(self, replica: int) -> None:
         """Wait until it listens, which it does once its ensembles are loaded.
 
@@ -101,7 +107,8 @@ class Replicas:
             "TERRINE_REQUESTS_PER_MINUTE": "10000000",
             "TERRINE_LOG_LEVEL": "warning",
         }
-        return processes.start(processes.serve, port, environment, str(self._log))
+        serve = ("serve", "--port", str(port))
+        return processes.start(processes.command, serve, environment, str(self._log))
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,12 +17,12 @@ if TYPE_CHECKING:  # heavy: imported by the fixtures that need it, when they do
     from witness import Witness
 
 KILLS = 200
-"""Kills of a run unless told; `make torture` asks for 1,000."""
+"""Kills under load of a run unless told; `make torture` asks for 1,000."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("torture")
-    group.addoption("--kills", type=int, help=f"kills in all (default {KILLS})")
+    group.addoption("--kills", type=int, help=f"kills under load (default {KILLS})")
     group.addoption("--seed", type=int, help="repeat the schedule of an earlier run")
 
 
@@ -70,6 +70,14 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Databas
     """A fresh database on a server that may be killed: each test runs on both kinds."""
     with fresh(request, tmp_path) as made:
         yield made
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def fresh_database(
+    request: pytest.FixtureRequest,
+) -> Callable[[Path], AbstractContextManager[Database]]:
+    """Makes empty databases of one kind, those of SQLite in a directory."""
+    return partial(fresh, request)
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])

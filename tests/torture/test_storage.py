@@ -6,30 +6,44 @@ gone, the same request is answered, and nobody had to help.
 
 from __future__ import annotations
 
+import re
 import subprocess
+import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import httpx
 import pytest
-from crowd import Lost
+from asking import Student
+from checker import discrepancies
+from crowd import Crowd, Lost
 from digits import DigitsEnsemble
 from postgres import Postgres, running_postgres
 from replicas import replicas
-from witness import Witness
+from serving import until
+from witness import RECOVERY_SECONDS, Witness
 
 
 @contextmanager
-def small_disk(directory: Path, size: str) -> Iterator[Path]:
-    """A disk of its own, or a loud skip."""
-    directory.mkdir()
+def small_disk(size: str) -> Iterator[Path]:
+    """A disk of its own, or a loud skip.
+
+    Not in pytest's own directory, which every run of pytest closes to other users: PostgreSQL's.
+    """
+    directory = Path(tempfile.mkdtemp(prefix="terrine-disk-"))
+    directory.chmod(0o755)
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=755", "tmpfs", str(directory)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("NO RIGHT TO MOUNT a small disk: full disks are not tested here. Run as root.")
+    mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
     try:
+        if not mounted:
+            pytest.skip("NO RIGHT TO MOUNT a small disk: it is not tested here. Run as root.")
         yield directory
     finally:
-        subprocess.run(["umount", "--lazy", str(directory)], check=True)
+        if mounted:
+            subprocess.run(["umount", "--lazy", str(directory)], check=True)
+        directory.rmdir()
 
 
 def fill(disk: Path) -> Path:
@@ -46,7 +60,7 @@ def fill(disk: Path) -> Path:
 def test_a_full_disk_is_a_503_until_there_is_room(
     kind: str, digits_ensemble: DigitsEnsemble, tmp_path: Path
 ) -> None:
-    with small_disk(tmp_path / "disk", "4m" if kind == "sqlite" else "256m") as disk:
+    with small_disk("4m" if kind == "sqlite" else "256m") as disk:
         if kind == "sqlite":
             check_full_disk(f"sqlite:///{disk}/terrine.sqlite", digits_ensemble, tmp_path, disk)
         else:
@@ -71,12 +85,47 @@ def check_full_disk(url: str, ensemble: DigitsEnsemble, directory: Path, disk: P
 
 
 @pytest.mark.slow
+def test_without_room_for_its_log_postgresql_gives_up_and_the_service_does_not(
+    digits_ensemble: DigitsEnsemble, seed: int, tmp_path: Path
+) -> None:
+    """It panics in mid-commit, cannot recover, and ends, until its operator makes room."""
+    with (
+        small_disk("64m") as disk,
+        running_postgres(log_disk=disk) as server,
+        server.database() as name,
+        replicas(tmp_path / "data", server.url(name), digits_ensemble, 1) as servers,
+    ):
+        token = servers.open_project("study", 50_000)
+        students = [Student(servers, token, (seed, i)) for i in range(4)]
+        crowd = Crowd(seed, [("study", student) for student in students])
+        with crowd.asking():
+            crowd.wait_for_answers(20)
+            filler = fill(disk)  # a started segment is left, of a megabyte
+            said = server.wait_for_end()
+            assert re.search("PANIC: .*No space left on device", said), said[-2000:]
+            told, lost = len(crowd.told), len(crowd.lost)
+            until(lambda: len(crowd.lost), lambda now: now >= lost + 20)
+            assert len(crowd.told) == told
+            assert httpx.get(f"{servers.url(0)}/healthz").status_code == 200
+            filler.unlink()
+            server.start()
+            began = time.monotonic()
+            crowd.wait_for_answers(20)
+            assert time.monotonic() - began < RECOVERY_SECONDS
+        assert {str(reason) for reason in crowd.lost} == {"/problems/database-unavailable"}
+        assert discrepancies(servers.database_url, "study", crowd.told) == []
+        assert servers.ledger.verify("study").ok
+        for student in students:
+            student.stop()
+
+
+@pytest.mark.slow
 def test_a_read_only_disk_is_refused_at_the_start(
     digits_ensemble: DigitsEnsemble, tmp_path: Path
 ) -> None:
     """A server does not start on a SQLite file that it cannot write, and says so."""
     with (
-        small_disk(tmp_path / "disk", "4m") as disk,
+        small_disk("4m") as disk,
         replicas(
             tmp_path / "data", f"sqlite:///{disk}/terrine.sqlite", digits_ensemble, 1
         ) as servers,

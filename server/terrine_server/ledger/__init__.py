@@ -1,15 +1,18 @@
 """The ledger: append-only charges, and the balances that follow from them.
 
 connect, upgrade, check_schema      opening a database
+check_active                        whether a project answers
 Ledger                              everything that is read from it or written to it
 """
 
+from terrine_server.ledger.charging import check_active
 from terrine_server.ledger.database import connect
 from terrine_server.ledger.ledger import Ledger
 from terrine_server.ledger.records import (
     Batch,
     ChargeRecord,
     EnsembleRecord,
+    OnRecord,
     ProjectRecord,
     Proposal,
     Publication,
@@ -27,6 +30,7 @@ __all__ = [
     "ChargeRecord",
     "EnsembleRecord",
     "Ledger",
+    "OnRecord",
     "ProjectRecord",
     "Proposal",
     "Publication",
@@ -36,6 +40,7 @@ __all__ = [
     "SecretAccount",
     "TokenRecord",
     "Verification",
+    "check_active",
     "check_schema",
     "connect",
     "upgrade",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import sqlite3
 import threading
 import time
@@ -19,6 +20,8 @@ from typing import Any
 from urllib.parse import quote
 from weakref import WeakKeyDictionary
 
+import psycopg
+from psycopg.types.array import ListBinaryDumper
 from sqlalchemy import Connection, Engine, create_engine, event, exc
 from sqlalchemy.engine import URL, ExceptionContext, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
@@ -49,6 +52,13 @@ _POSTGRESQL = {
 }
 
 
+# A server that fell silent, or a network that forgot us, is noticed within half a minute.
+_ALIVE = {
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 4,
+    "tcp_user_timeout": 30_000,
+}
 # SQLite has no queue for writers, they try again until they are lucky: within a process, wait here.
 _TURNS: WeakKeyDictionary[Engine, threading.Lock] = WeakKeyDictionary()
 
@@ -197,13 +207,23 @@ def _postgresql(url: URL, password: str | None) -> Engine:
     engine = create_engine(
         url,
         **_POOL,
-        pool_pre_ping=True,
         connect_args={
             "connect_timeout": 5,
+            **_ALIVE,
             "application_name": "terrine",
             "options": " ".join(f"-c {name}={value}" for name, value in _POSTGRESQL.items()),
         },
     )
+
+    @event.listens_for(engine, "connect")
+    def prefer_binary(connection: psycopg.Connection[Any], _: object) -> None:
+        connection.adapters.register_dumper(list, ListBinaryDumper)  # lists of digests
+
+    @event.listens_for(engine, "checkout")
+    def check_open(connection: psycopg.Connection[Any], *_: object) -> None:
+        # An idle connection has nothing to say unless the server ended it: cheaper than to ask.
+        if connection.closed or _readable(connection.fileno()):
+            raise exc.InvalidatePoolError("The server closed the connection.")
 
     @event.listens_for(engine, "handle_error")
     def forget_read_only(context: ExceptionContext) -> None:
@@ -212,6 +232,12 @@ def _postgresql(url: URL, password: str | None) -> Engine:
             context.is_disconnect = True
 
     return engine
+
+
+def _readable(socket: int) -> bool:
+    poll = select.poll()
+    poll.register(socket, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 @contextmanager

@@ -1,6 +1,7 @@
-"""A project's entries as plain tuples, in order, as fast as the database gives them.
+"""Entries as plain tuples, as fast as the database gives and takes them.
 
-No value is converted: what is hashed is what is stored.
+From the driver itself: SQLAlchemy's rows and parameters cost more than all the rest. No value that
+is read is converted: what is hashed is what is stored.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import Connection
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError
 
 from terrine_server.ledger.chain import CHARGE_FIELDS
+from terrine_server.ledger.tables import charges, iso
 
 COLUMNS = (*CHARGE_FIELDS[1:], "hash")
 """What an entry's tuple holds. `created_at` is text as `tables.iso` writes it."""
@@ -26,6 +29,14 @@ PAGE = 1000
 Entry = Sequence[Any]
 Pages = Iterable[Sequence[Entry]]
 
+_FIELDS = (*CHARGE_FIELDS, "hash")
+_MARKS = ", ".join("?" * len(_FIELDS))
+_INSERT = f"INSERT INTO charges ({', '.join(_FIELDS)}) VALUES ({_MARKS})"  # noqa: S608 - constant
+_COPY = f"COPY charges ({', '.join(_FIELDS)}) FROM STDIN (FORMAT BINARY)"
+_DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]
+_POSTGRESQL_TYPES = [
+    charges.c[name].type.compile(_DIALECT).partition("(")[0].lower() for name in _FIELDS
+]
 # SQLite keeps that very text.
 _POSTGRESQL_ISO = """to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')"""
 _INSTANT = re.compile(
@@ -34,14 +45,13 @@ _INSTANT = re.compile(
 
 
 def stored(connection: Connection, project_id: int, after: int | None) -> Pages:
-    """Yield the entries, or those numbered above `after`, a page at a time.
+    """Yield the entries in order, or those numbered above `after`, a page at a time.
 
-    From the driver itself, whose tuples cost half of what SQLAlchemy's rows do. Integers are
-    written into the query, since the two drivers disagree on how to mark parameters.
+    Integers are written into the query, since the two drivers disagree on how to mark parameters.
     """
-    postgresql = connection.dialect.name == "postgresql"
+    on_postgresql = connection.dialect.name == "postgresql"
     columns = ", ".join(COLUMNS)
-    if postgresql:
+    if on_postgresql:
         columns = columns.replace("created_at", _POSTGRESQL_ISO)
     wanted = f"project_id = {int(project_id)}"
     if after is not None:
@@ -50,13 +60,30 @@ def stored(connection: Connection, project_id: int, after: int | None) -> Pages:
     driver: Any = connection.connection.driver_connection
     try:
         # A named cursor stays in PostgreSQL; any other would hold all entries here at once.
-        named = {"name": "entries", "scrollable": False} if postgresql else {}
+        named = {"name": "entries", "scrollable": False} if on_postgresql else {}
         with closing(driver.cursor(**named)) as cursor:
             cursor.execute(query)
             while page := cursor.fetchmany(PAGE):
                 yield page
     except connection.dialect.loaded_dbapi.Error as error:
         raise DBAPIError(query, None, error) from error
+
+
+def append(connection: Connection, entries: Sequence[Entry]) -> None:
+    """Append entries: tuples of `CHARGE_FIELDS` and the hash, digests as bytes, times aware."""
+    dialect = connection.dialect
+    if dialect.name == "sqlite":
+        kept = [(*entry[:2], iso(entry[2]), *entry[3:]) for entry in entries]
+        connection.exec_driver_sql(_INSERT, kept)
+        return
+    driver: Any = connection.connection.driver_connection
+    try:
+        with driver.cursor() as cursor, cursor.copy(_COPY) as copy:
+            copy.set_types(_POSTGRESQL_TYPES)
+            for entry in entries:
+                copy.write_row(entry)
+    except dialect.loaded_dbapi.Error as error:
+        raise DBAPIError.instance(_COPY, None, error, dialect.loaded_dbapi.Error) from error
 
 
 def is_instant(text: str) -> bool:

@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError
 
 from terrine_client.protocol import Outcome, ProjectStatus, Role
 from terrine_server.errors import Conflict, NotFound, TerrineError
-from terrine_server.ledger import accounts, archive, charging, rows, secrets
+from terrine_server.ledger import accounts, archive, charging, earlier, rows, secrets
 from terrine_server.ledger.anchors import Anchor
 from terrine_server.ledger.books import Progress, verify_project
 from terrine_server.ledger.database import reading, snapshot, writing
@@ -19,11 +19,11 @@ from terrine_server.ledger.records import (
     Batch,
     ChargeRecord,
     EnsembleRecord,
+    OnRecord,
     ProjectRecord,
     Proposal,
     QueryDigest,
     Receipt,
-    Result,
     SecretAccount,
     TokenRecord,
     Verification,
@@ -45,6 +45,7 @@ class Ledger:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._accounts = rows.Accounts()
 
     # ------------------------------------------------------------------ ensembles
 
@@ -137,28 +138,23 @@ class Ledger:
 
     # -------------------------------------------------------------------- charges
 
-    def find(self, project_id: int, digests: Sequence[QueryDigest]) -> dict[bytes, Result]:
-        """Return what these queries were answered before, by query digest. Locks nothing."""
-        with reading(self._engine) as connection:
-            recorded = charging.find(connection, project_id, digests)
-        found = {d.query: recorded.find(d.query, d.input) for d in digests}
-        return {query: result for query, result in found.items() if result is not None}
+    def consult(
+        self,
+        project: str,
+        keys: Sequence[tuple[str, bytes] | None],
+        digests: Sequence[QueryDigest],
+    ) -> OnRecord:
+        """Return how a project stands and what is on record of requests to it; locks nothing.
 
-    def recall(
-        self, project_id: int, keys: Sequence[tuple[str, bytes] | None]
-    ) -> list[Receipt | TerrineError | None]:
-        """Return what requests with these keys were told before; locks nothing.
-
-        A key comes with the digest of its request. None for a key that is new, an
-        IdempotencyConflict for one that came with another request. No two may be the same.
+        Of requests with `keys`, which come with the digest of what they ask and no two of which
+        may be the same, and of queries with `digests`. Raises NotFound.
         """
-        if not any(keys):
-            return [None] * len(keys)
         with reading(self._engine) as connection:
-            project = rows.fetch_project(
-                connection, projects.c.id == project_id, f"number {project_id}"
-            )
-            return charging.recall(connection, project, keys)
+            account = self._accounts.called(connection, project)
+            told = earlier.recall(connection, account, keys)
+            recorded = earlier.find(connection, account, digests, held=False)
+        found = {d.query: recorded.find(d.query, d.input) for d in digests}
+        return OnRecord(account, told, {query: r for query, r in found.items() if r is not None})
 
     def charge(
         self,
@@ -191,7 +187,8 @@ class Ledger:
         ProjectPaused, ProjectClosed, DatabaseUnavailable.
         """
         with writing(self._engine) as connection:
-            return charging.charge(connection, _now(), project_id, batches)
+            project = self._accounts.held(connection, project_id)
+            return charging.charge(connection, _now(), project, batches)
 
     def secret_spend(self, project: str) -> SecretAccount:
         """Return what a data-dependent project's queries cost at their votes. Secret.
@@ -315,14 +312,13 @@ class Ledger:
                 )
             except IntegrityError as error:
                 raise Conflict(f"The token id {id} is taken.") from error
-            row = connection.execute(rows.select_tokens().where(tokens.c.id == id)).one()
+            row = connection.execute(rows.TOKEN, {"id": id}).one()
             return rows.token_record(row)
 
     def find_token(self, id: str) -> TokenRecord | None:
         """Return the token with this id, revoked and expired ones too, or None."""
         with reading(self._engine) as connection:
-            query = rows.select_tokens().where(tokens.c.id == id)
-            row = connection.execute(query).one_or_none()
+            row = connection.execute(rows.TOKEN, {"id": id}).one_or_none()
         return None if row is None else rows.token_record(row)
 
     def list_tokens(self, project: str | None = None) -> list[TokenRecord]:
@@ -341,7 +337,7 @@ class Ledger:
                 .where(tokens.c.id == id, tokens.c.revoked_at.is_(None))
                 .values(revoked_at=_now())
             )
-            row = connection.execute(rows.select_tokens().where(tokens.c.id == id)).one_or_none()
+            row = connection.execute(rows.TOKEN, {"id": id}).one_or_none()
         if row is None:
             raise NotFound(f"There is no token {id}.")
         return rows.token_record(row)

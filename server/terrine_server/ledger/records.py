@@ -7,6 +7,7 @@ Proposal            a query with the outcome that its votes gave, not yet paid
 Batch               one request's proposals
 Result              a query's fate, paid or refused
 Receipt             a batch's results and the account after them
+OnRecord            what is known of requests before they are paid
 Publication         a published bound on a data-dependent project's spend
 SecretAccount       that spend, for the data owner alone
 ChargeRecord        one entry
@@ -22,6 +23,7 @@ from datetime import datetime
 from typing import Any
 
 from terrine_client.protocol import Guarantee, Outcome, ProjectStatus, Role
+from terrine_server.errors import TerrineError
 from terrine_server.ledger.anchors import Anchor
 from terrine_server.privacy import GDP, Account, Rule, Terms
 from terrine_server.privacy import Outcome as PaidOutcome
@@ -161,6 +163,20 @@ class Receipt:
 
     results: Sequence[Result]
     project: ProjectRecord
+
+
+@dataclass(frozen=True)
+class OnRecord:
+    """A project as it stands, and what is on record of some requests to it.
+
+    `told`: for each request the receipt that came before under its key, None for a new one, an
+    IdempotencyConflict for a key that came with another request. `known`: earlier answers by query
+    digest.
+    """
+
+    project: ProjectRecord
+    told: Sequence[Receipt | TerrineError | None]
+    known: Mapping[bytes, Result]
 
 
 @dataclass(frozen=True)

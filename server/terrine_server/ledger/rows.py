@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from functools import cache, lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, exists, select
+from sqlalchemy import Connection, Row, Select, bindparam, exists, select
 from sqlalchemy.sql.elements import ColumnElement
 
 from terrine_client.protocol import Guarantee, Outcome, ProjectStatus, Role
@@ -133,15 +134,83 @@ def project_record(row: Row[Any]) -> ProjectRecord:
             delta_spent=row.delta_spent,
             cap_spent=row.cap_spent,
             charges=row.charges,
-            published=[
-                Publication(seq, seq - number, figure)
-                for number, (seq, figure) in enumerate(json.loads(row.published), start=1)
-            ],
+            published=publications(json.loads(row.published)),
             genesis=row.genesis.hex(),
             head=row.head.hex(),
             opened_at=row.opened_at,
             closed_at=row.closed_at,
         )
+
+
+def publications(entries: Iterable[tuple[int, int]]) -> list[Publication]:
+    """Records from the number and figure of each entry that publishes."""
+    return [
+        Publication(seq, seq - number, figure)
+        for number, (seq, figure) in enumerate(entries, start=1)
+    ]
+
+
+class Accounts:
+    """Projects' accounts as they stand. What was fixed when one was opened is read once.
+
+    It is remembered under the hash of all of it. Of the ensemble, too, what may change (how much of
+    its cap is reserved) is as it was then.
+    """
+
+    def __init__(self) -> None:
+        self._opened: dict[tuple[int, bytes], ProjectRecord] = {}
+
+    def called(self, connection: Connection, name: str) -> ProjectRecord:
+        """Return the project called so. Raises NotFound."""
+        row = connection.execute(_CALLED, {"name": name}).one_or_none()
+        return self._current(connection, row, f"called {name}")
+
+    def held(self, connection: Connection, id: int) -> ProjectRecord:
+        """Return the project with this id, held until the transaction ends. Raises NotFound.
+
+        A row that had to be waited for is read as its holder left it (PostgreSQL reads it anew).
+        """
+        row = connection.execute(_HELD, {"id": id}).one_or_none()
+        return self._current(connection, row, f"number {id}")
+
+    def _current(
+        self, connection: Connection, row: Row[Any] | None, described: str
+    ) -> ProjectRecord:
+        if row is None:
+            raise NotFound(f"There is no project {described}.")
+        opened = self._opened.get((row.id, row.genesis))
+        if opened is None:
+            opened = fetch_project(connection, projects.c.id == row.id, described)
+            self._opened[row.id, row.genesis] = opened
+        with _readable(f"the account of project {opened.name!r}"):
+            return replace(
+                opened,
+                status=ProjectStatus(row.status),
+                spent=row.spent,
+                delta_spent=row.delta_spent,
+                cap_spent=row.cap_spent,
+                charges=row.charges,
+                published=publications(json.loads(row.published)),
+                head=row.head.hex(),
+                closed_at=row.closed_at,
+            )
+
+
+_ACCOUNTS: Select[Any] = select(
+    projects.c.id,
+    projects.c.genesis,
+    projects.c.status,
+    projects.c.spent,
+    projects.c.delta_spent,
+    projects.c.cap_spent,
+    projects.c.charges,
+    projects.c.published,
+    projects.c.head,
+    projects.c.closed_at,
+)
+_CALLED = _ACCOUNTS.where(projects.c.name == bindparam("name"))
+# key_share: rows that merely refer to it (a new token) need not wait.
+_HELD = _ACCOUNTS.where(projects.c.id == bindparam("id")).with_for_update(key_share=True)
 
 
 def charge_record(row: Row[Any], project: str) -> ChargeRecord:
@@ -171,6 +240,10 @@ def select_tokens() -> Select[Any]:
         .outerjoin(projects, tokens.c.project_id == projects.c.id)
         .order_by(tokens.c.created_at, tokens.c.id)
     )
+
+
+TOKEN = select_tokens().where(tokens.c.id == bindparam("id"))
+"""One token. Made once, as every request needs it."""
 
 
 def token_record(row: Row[Any]) -> TokenRecord:

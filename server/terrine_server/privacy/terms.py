@@ -62,12 +62,12 @@ class Account:
 
     def plus(self, price: Price) -> Account:
         """Return the account after one more query at this price."""
-        return replace(
-            self,
+        return Account(
             spent=self.spent + price.cost,
             delta_spent=self.delta_spent + price.delta,
             cap_spent=self.cap_spent + price.cap_cost,
             queries=self.queries + 1,
+            published=self.published,
             fresh=True,
         )
 

@@ -1,0 +1,138 @@
+"""SIGKILL while something starts: the next start finds nothing half-done and no lock of the dead.
+
+What is slow to import is imported already, so that the instants hit the work that a start does.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from asking import Student
+from books import answered, open_ledger, open_project
+from checker import discrepancies
+from commands import Terrine
+from crowd import Crowd
+from postgres import Database
+from processes import command, die_before_call, in_processes, start
+from witness import RECOVERY_SECONDS
+
+from terrine_server.auth import load_secret_key, make_secret_key
+
+if TYPE_CHECKING:
+    from digits import DigitsEnsemble
+
+OF_STARTS = 0.05
+"""Kills of each test and database, as a share of those under load."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_servers_killed_while_they_start(
+    database: Database,
+    digits_ensemble: DigitsEnsemble,
+    kills: int,
+    seed: int,
+    tally: Callable[[str], None],
+    tmp_path: Path,
+) -> None:
+    """Between the start of the process and its first answers, for which clients already wait."""
+    from replicas import replicas
+
+    rng, count, listening = random.Random(seed), round(kills * OF_STARTS), 0
+    with replicas(tmp_path / "data", database.url, digits_ensemble, 1) as servers:
+        token = servers.open_project("study", 20_000)
+        students = [Student(servers, token, (seed, i)) for i in range(3)]
+        crowd = Crowd(seed, [("study", student) for student in students])
+
+        def restart() -> float:
+            """Return how long it takes, in seconds, until it listens."""
+            began = time.monotonic()
+            servers.kill(0)
+            servers.start(0)
+            servers.wait_until_ready(0)
+            return time.monotonic() - began
+
+        with crowd.asking():
+            crowd.wait_for_answers(len(students))
+            usual = restart()
+            for _ in range(count):
+                servers.kill(0)
+                servers.start(0)
+                instant = rng.uniform(0, 1.5 * usual)
+                time.sleep(instant)
+                if servers.listens(0):
+                    listening += 1
+                    usual = min(usual, instant)
+            assert restart() < RECOVERY_SECONDS
+            crowd.wait_for_answers(2 * len(students))
+        for student in students:
+            student.stop()
+        tally(
+            f"{database.url.partition(':')[0]}, starting: {count} kills,"
+            f" {listening} of them after the {usual:.1f} s until it listens"
+        )
+        assert listening < count, "every kill came too late"
+        assert discrepancies(database.url, "study", crowd.told) == []
+        assert servers.ledger.verify("study").ok
+
+
+@pytest.mark.slow
+def test_what_a_killed_init_leaves_the_next_one_completes(
+    fresh_database: Callable[[Path], AbstractContextManager[Database]],
+    terrine: Terrine,
+    kills: int,
+    seed: int,
+    tally: Callable[[str], None],
+    tmp_path: Path,
+) -> None:
+    rng, count, interrupted, usual = random.Random(seed), round(kills * OF_STARTS), 0, 0.0
+    in_processes(time.sleep, (0,))  # now everything that processes share is imported
+    for kill in range(count + 1):
+        home = tmp_path / str(kill)
+        home.mkdir()
+        with fresh_database(home) as database:
+            place = {
+                "TERRINE_DATA_DIR": str(home / "data"),
+                "TERRINE_DATABASE_URL": database.url,
+            }
+            began = time.monotonic()
+            process = start(command, ("init",), place, str(home / "log"))
+            process.join(rng.uniform(0, usual) if kill else None)  # the first one lives
+            took = time.monotonic() - began
+            process.kill()
+            process.join()
+            if process.exitcode == -signal.SIGKILL:
+                interrupted += 1
+            else:
+                assert process.exitcode == 0, (home / "log").read_text()
+                usual = min(usual or took, took)
+            terrine("init", **place).fine  # noqa: B018 - asserts
+            assert json.loads(terrine("doctor", "--json", **place).out)["ok"]
+            ledger = open_ledger(database.url)
+            ledger.charge(open_project(ledger, queries=10).id, [answered(1)])
+            assert ledger.verify("study").ok
+            kind = database.url.partition(":")[0]
+    tally(f"{kind}, init: {count} kills, {interrupted} within the {usual:.1f} s it takes")
+    assert interrupted, "every kill came too late"
+
+
+def test_a_secret_key_is_whole_or_not_there(tmp_path: Path) -> None:
+    """Killed before each of the calls that making one consists of."""
+    path, call, ended = tmp_path / "secret.key", 0, -signal.SIGKILL
+    while ended == -signal.SIGKILL:
+        path.unlink(missing_ok=True)
+        [process] = in_processes(die_before_call, (call, make_secret_key, path))
+        assert not path.exists() or len(load_secret_key(path)) == 64
+        assert process.exitcode is not None
+        ended, call = process.exitcode, call + 1
+    assert ended == 0
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert call > 10, "it consists of more calls"
