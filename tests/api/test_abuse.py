@@ -437,3 +437,25 @@ def test_a_crowd_of_bombs_holds_nobody_and_costs_nothing(
             said = [slug(bomb.result()) for bomb in sent]
         assert said == ["invalid-query", "payload-too-large"] * 40
         assert charges(server) == 1
+
+
+def test_beside_bodies_that_fill_the_memory_allowed_another_is_told_so(
+    tmp_path: Path, digits_ensemble: DigitsEnsemble
+) -> None:
+    """One alone is read, however little is allowed; what was held is free once it is answered."""
+    with impatient(tmp_path, digits_ensemble, max_held_bytes=1024, body_seconds=30) as server:
+        token, body = server.token(), npy(np.zeros((100, 8, 8), np.uint8))
+        asked = label(token, body, f"Content-Length: {len(body)}")
+        first, second = Wire(server), Wire(server)
+        first.send(asked[:-1])
+        time.sleep(0.3)
+        second.send(asked)
+        told = second.reply()
+        assert (told.status, told.slug) == (503, "overloaded")
+        assert int(told.headers["retry-after"]) > 0
+        assert charges(server) == 0
+        first.send(asked[-1:])
+        assert first.reply().status == 200
+        first.send(asked)
+        assert first.reply().status == 200
+        assert charges(server) == 1

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
@@ -24,6 +25,10 @@ from postgres import Postgres, running_postgres
 from replicas import replicas
 from serving import until
 from witness import RECOVERY_SECONDS, Witness
+
+from terrine_client.protocol import Role
+from terrine_server.errors import DatabaseUnavailable
+from terrine_server.ledger import Ledger, connect
 
 
 @contextmanager
@@ -77,11 +82,25 @@ def check_full_disk(url: str, ensemble: DigitsEnsemble, directory: Path, disk: P
         for _ in range(3):
             with pytest.raises(Lost):
                 witness.ask()
+        with pytest.raises(DatabaseUnavailable, match="disk is full"):
+            make_tokens(Ledger(connect(url)), 2000)
         assert witness.alive()
         witness.ask_again(witness.told[0])  # what is paid can be told
         filler.unlink()
         witness.ask_until_told()
         witness.judge()
+
+
+def make_tokens(ledger: Ledger, count: int) -> None:
+    for number in range(count):
+        ledger.create_token(
+            id=f"{number:016x}",
+            hash=bytes(32),
+            role=Role.AUDITOR,
+            project=None,
+            label="fills what room is left",
+            expires_at=datetime.now(UTC),
+        )
 
 
 @pytest.mark.slow

@@ -40,12 +40,20 @@ class Envelope:
     """ASGI middleware around all routes."""
 
     def __init__(
-        self, app: ASGIApp, metrics: Metrics, max_body_bytes: int, body_seconds: float
+        self,
+        app: ASGIApp,
+        metrics: Metrics,
+        max_body_bytes: int,
+        max_held_bytes: int,
+        body_seconds: float,
     ) -> None:
         self.app = app
         self.metrics = metrics
         self.max_body_bytes = max_body_bytes
+        self.max_held_bytes = max_held_bytes
         self.body_seconds = body_seconds
+        self.held = 0
+        """Bytes of the bodies of all requests that are not answered yet."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -99,13 +107,13 @@ class Envelope:
         """Run the app on a body of bounded size and duration, whatever its Content-Length says."""
         limit = self.max_body_bytes if scope["path"] == "/label" else SMALL_BODY
         body = _Body(receive, headers, limit, self.body_seconds)
-        refusal = _refusal(scope, headers, limit)
+        refusal, held = _refusal(scope, headers, limit), 0
 
         async def answer(message: Message) -> None:
             await body.before_the_end(message, send)
 
         async def receive_limited() -> Message:
-            nonlocal refusal
+            nonlocal refusal, held
             try:
                 message = await body.receive()
             except TimeoutError:
@@ -117,6 +125,13 @@ class Envelope:
                 raise ClientDisconnect from None
             if body.received > limit:
                 refusal = _too_large(limit)
+                raise ClientDisconnect
+            size = len(message.get("body", b""))
+            held, self.held = held + size, self.held + size
+            if self.max_held_bytes < self.held != held:
+                refusal = Refusal(
+                    "overloaded", "Too much is being sent at a time. Nothing was charged."
+                )
                 raise ClientDisconnect
             return message
 
@@ -130,6 +145,8 @@ class Envelope:
             except ClientDisconnect:
                 if refusal is None:
                     raise
+            finally:
+                self.held -= held
         if refusal is not None:
             scope["state"]["problem"] = refusal.slug
             reply = problem(scope["state"]["request_id"], scope["path"], *refusal)

@@ -37,9 +37,10 @@ _POOL: dict[str, Any] = {
     "pool_timeout": 20,
     "hide_parameters": True,
 }
-# PostgreSQL's codes: lock_not_available, query_canceled, deadlock, serialization failure.
+# PostgreSQL's codes, for one: lock_not_available, query_canceled, deadlock, serialization failure.
 _BUSY = {"55P03", "57014", "40P01", "40001"}
 _READ_ONLY = "25006"
+_DISK = {"53100", "58030"}
 _NO_TABLE = {"42P01", "42703", "3F000"}
 _POSTGRESQL = {
     "synchronous_commit": "on",
@@ -273,7 +274,11 @@ def _explanation(engine: Engine, error: SQLAlchemyError) -> DatabaseUnavailable:
             "`terrine ledger verify all`.",
             cause,
         )
-    if re.search(r"malformed|not a database|disk I/O", words):
+    if state in _DISK or re.search(r"disk is full|disk I/O", words):
+        return DatabaseUnavailable(
+            "The ledger's disk is full or fails. Mend it, then retry.", cause
+        )
+    if re.search(r"malformed|not a database", words):
         return DatabaseUnavailable("The ledger's file is damaged. Restore a backup.", cause)
     return DatabaseUnavailable("The ledger cannot be reached. Check it, then retry.", cause)
 

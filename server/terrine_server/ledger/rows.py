@@ -150,6 +150,10 @@ def publications(entries: Iterable[tuple[int, int]]) -> list[Publication]:
     ]
 
 
+MOST_REMEMBERED = 1024
+"""Projects whose terms a process keeps at hand."""
+
+
 class Accounts:
     """Projects' accounts as they stand. What was fixed when one was opened is read once.
 
@@ -181,6 +185,8 @@ class Accounts:
         opened = self._opened.get((row.id, row.genesis))
         if opened is None:
             opened = fetch_project(connection, projects.c.id == row.id, described)
+            if len(self._opened) >= MOST_REMEMBERED:
+                self._opened.clear()
             self._opened[row.id, row.genesis] = opened
         with _readable(f"the account of project {opened.name!r}"):
             return replace(
