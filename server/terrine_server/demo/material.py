@@ -125,7 +125,7 @@ def digits(why: str) -> Material:
         agreement=0.6,
         sigma1=0.2,
         sigma2=0.1,
-        training=Training(steps=200, batch=32, unlabelled_batch=64),
+        training=Training(steps=300),
     )
 
 
