@@ -13,7 +13,7 @@ from postgres import Postgres
 
 
 class Cable:
-    """A Unix socket that leads to a server's. It speaks no protocol but finds the word COMMIT."""
+    """A Unix socket that leads to a server's. It speaks no protocol but finds the statement COMMIT."""
 
     def __init__(self, server: Postgres, directory: Path) -> None:
         self.lose_next_reply_to_commit = False
@@ -39,7 +39,7 @@ class Cable:
     def _ask(self, program: socket.socket, server: socket.socket) -> None:
         with suppress(OSError):
             while data := program.recv(65536):
-                if b"COMMIT" in data and self.lose_next_reply_to_commit:
+                if b"COMMIT\0" in data and self.lose_next_reply_to_commit:
                     self.lose_next_reply_to_commit = False
                     program.shutdown(socket.SHUT_RDWR)
                 server.sendall(data)
