@@ -13,7 +13,7 @@ from postgres import Postgres
 
 
 class Cable:
-    """A Unix socket that leads to a server's. It speaks no protocol but finds the statement COMMIT."""
+    """A Unix socket that leads to a server's. Of what is said it knows the statement COMMIT."""
 
     def __init__(self, server: Postgres, directory: Path) -> None:
         self.lose_next_reply_to_commit = False
