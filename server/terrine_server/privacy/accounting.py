@@ -185,6 +185,7 @@ def gdp_budget(epsilon: float, delta: float) -> float:
     return float(root**2 * (1 - SLACK))
 
 
+@lru_cache(maxsize=1024)  # all receipts of a group, and all looks at a budget, ask for the same
 def epsilon_from_gdp(mu_squared: float, delta: float) -> float:
     """Return ε of a μ-GDP interaction at `delta`, rounded up; 0 where nothing was spent."""
     if mu_squared <= 0:
