@@ -1,7 +1,7 @@
 # syntax=docker/dockerfile:1
 
 FROM python:3.11-slim-bookworm AS build
-ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PIP_CACHE_DIR=/var/cache/pip
 RUN python -m venv /opt/terrine
 ENV PATH=/opt/terrine/bin:$PATH
 
@@ -10,7 +10,7 @@ ARG TORCH=torch==2.13.0
 ARG TORCH_INDEX=
 ARG ALLOW_CUDA=no
 COPY docker/refuse_cuda.py /build/
-RUN --mount=type=cache,target=/root/.cache/pip <<'EOS'
+RUN --mount=type=cache,target=/var/cache/pip <<'EOS'
 set -eu
 if [ -n "$TORCH_INDEX" ]; then set -- --index-url "$TORCH_INDEX"; fi
 set -- "$@" "$TORCH"
@@ -27,7 +27,7 @@ COPY server server
 COPY client client
 COPY models models
 COPY migrations migrations
-RUN --mount=type=cache,target=/root/.cache/pip <<'EOS'
+RUN --mount=type=cache,target=/var/cache/pip <<'EOS'
 set -eu
 pip wheel --no-deps --wheel-dir /build .
 pip install "$(ls /build/terrine-*.whl)[server]"

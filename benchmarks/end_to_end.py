@@ -8,8 +8,7 @@ A durable commit, a dozen statements and a check of the token are what the diffe
 
 On SQLite, in a temporary directory, or with `--postgresql` on PostgreSQL (needs the development
 extra). MNIST is looked up in TERRINE_SHARED_DATA, else in ../shared/data; without it scikit-learn's
-digits serve.
-Networks see few images, for one epoch: how fast they vote does not depend on it.
+digits serve. Networks see few images, for one epoch: how fast they vote does not depend on it.
 
     python benchmarks/end_to_end.py [--seconds 10] [--postgresql]
 """

@@ -21,7 +21,7 @@ Http = TypeVar("Http", httpx.Client, httpx.AsyncClient)
 
 @cache
 def _tls() -> ssl.SSLContext:
-    """Shared by all clients: reading the certificates takes 20 ms, the rest of a client 0.1 ms."""
+    """Shared by all clients: to read the certificates takes most of the time of opening one."""
     return httpx.create_ssl_context()
 
 

@@ -67,9 +67,8 @@ def test_the_quick_demo_tells_the_whole_story(tmp_path: Path) -> None:
     made = tmp_path / "made"
     figures = json.loads((made / "demo.json").read_text())
     assert figures["epsilon"] * 0.9 < figures["epsilon_spent"] <= figures["epsilon"]
-    # Usually 0.83 to 0.91, as the noise on some fifty labels falls; from wrong ones, 0.1.
-    assert figures["student"] > 0.65
-    assert figures["folds"] > 0.65
+    assert figures["student"] > 0.8
+    assert figures["folds"] > 0.75
     assert figures["without_privacy"] > 0.93
     assert figures["labels_right"] > 0.9
     assert figures["ledger_whole"]

@@ -21,9 +21,10 @@ from books import (
     kept_keys,
     open_ledger,
     open_project,
+    unguarded,
     unvoted,
 )
-from sqlalchemy import event, select, text
+from sqlalchemy import event, select, text, update
 
 from terrine_client.protocol import Guarantee, Outcome, ProjectStatus
 from terrine_server.errors import (
@@ -36,7 +37,9 @@ from terrine_server.errors import (
     ProjectPaused,
 )
 from terrine_server.ledger import Batch, Ledger, Proposal, QueryDigest, Result, connect, earlier
-from terrine_server.ledger.tables import charges
+from terrine_server.ledger.chain import canonical_json
+from terrine_server.ledger.rows import ACCOUNTS
+from terrine_server.ledger.tables import charges, projects
 from terrine_server.privacy import Outcome as PaidOutcome
 
 
@@ -411,3 +414,29 @@ def test_a_balance_that_lost_its_last_charge_answers_nothing(database_url: str) 
         assert len(connection.execute(select(charges)).all()) == 2
     with pytest.raises(BrokenBooks, match="terrine ledger verify study"):
         ledger.charge(project.id, [answered("new")])
+
+
+def test_terms_altered_under_a_running_server_make_nothing_cheaper(database_url: str) -> None:
+    """They are remembered as they were opened; the books that no longer agree are found."""
+    ledger = open_ledger(database_url)
+    project = open_project(ledger, queries=5)
+    ledger.charge(project.id, [answered(1)])
+    with unguarded(database_url) as connection:
+        kept = connection.execute(select(projects.c.terms)).scalar_one()
+        terms = json.loads(kept)
+        terms["prices"]["answered"]["cost"] = 1
+        connection.execute(update(projects).values(terms=canonical_json(terms)))
+    ledger.charge(project.id, [answered(2)])
+    first, second = ledger.charges("study")
+    assert second.cost == first.cost
+    assert ledger.project("study").spent == 2 * first.cost
+    assert ledger.verify("study").problems
+
+
+def test_what_is_read_again_for_a_charge_is_all_that_may_change() -> None:
+    """All else is remembered under the genesis, which covers it."""
+    again = {column.name for column in ACCOUNTS.selected_columns}
+    assert again - {"id", "genesis"} == {
+        *("status", "closed_at", "spent", "delta_spent", "cap_spent"),
+        *("charges", "published", "head"),
+    }

@@ -70,6 +70,7 @@ def die_before(url: str, project_id: int, queries: int, statement: int) -> None:
     """
     engine = connect(url)
     ledger = Ledger(engine)
+    ledger.project("study")  # on the connection that pays: what reading changes of it must not stay
     seen = 0
 
     def count(*_: object) -> None:

@@ -37,7 +37,7 @@ _POOL: dict[str, Any] = {
     "pool_timeout": 20,
     "hide_parameters": True,
 }
-# PostgreSQL's codes, for one: lock_not_available, query_canceled, deadlock, serialization failure.
+# PostgreSQL's codes: lock_not_available, query_canceled, deadlock, serialization failure.
 _BUSY = {"55P03", "57014", "40P01", "40001"}
 _READ_ONLY = "25006"
 _DISK = {"53100", "58030"}
@@ -51,8 +51,6 @@ _POSTGRESQL = {
     # A plan made while the table was empty scans all of it for as long as it is kept.
     "plan_cache_mode": "force_custom_plan",
 }
-
-
 # A server that fell silent, or a network that forgot us, is noticed within half a minute.
 _ALIVE = {
     "keepalives_idle": 10,

@@ -202,7 +202,7 @@ class Accounts:
             )
 
 
-_ACCOUNTS: Select[Any] = select(
+ACCOUNTS: Select[Any] = select(
     projects.c.id,
     projects.c.genesis,
     projects.c.status,
@@ -214,9 +214,10 @@ _ACCOUNTS: Select[Any] = select(
     projects.c.head,
     projects.c.closed_at,
 )
-_CALLED = _ACCOUNTS.where(projects.c.name == bindparam("name"))
+"""What may change of a project, and what tells which one it is."""
+_CALLED = ACCOUNTS.where(projects.c.name == bindparam("name"))
 # key_share: rows that merely refer to it (a new token) need not wait.
-_HELD = _ACCOUNTS.where(projects.c.id == bindparam("id")).with_for_update(key_share=True)
+_HELD = ACCOUNTS.where(projects.c.id == bindparam("id")).with_for_update(key_share=True)
 
 
 def charge_record(row: Row[Any], project: str) -> ChargeRecord:
