@@ -416,6 +416,20 @@ def test_a_balance_that_lost_its_last_charge_answers_nothing(database_url: str) 
         ledger.charge(project.id, [answered("new")])
 
 
+def test_beside_an_entry_that_no_balance_counts_nothing_is_answered(database_url: str) -> None:
+    """Not even that entry's own query, which would be an answer that nobody paid for."""
+    ledger = open_ledger(database_url)
+    project = open_project(ledger, queries=5)
+    ledger.charge(project.id, [answered(i) for i in range(3)])
+    with unguarded(database_url) as connection:
+        last = connection.execute(select(charges).where(charges.c.seq == 3)).one()._mapping
+        unpaid = {"seq": 9, "query_digest": digest("unpaid"), "input_digest": digest("unpaid")}
+        connection.execute(charges.insert().values({**last, **unpaid}))
+    for query in ("unpaid", 1, "new"):
+        with pytest.raises(BrokenBooks, match="terrine ledger verify study"):
+            ledger.charge(project.id, [answered(query)])
+
+
 def test_terms_altered_under_a_running_server_make_nothing_cheaper(database_url: str) -> None:
     """They are remembered as they were opened; the books that no longer agree are found."""
     ledger = open_ledger(database_url)
