@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import httpx
 import pytest
@@ -190,12 +190,15 @@ def delivery(
     def deliver(copies: int) -> list[httpx.Response]:
         with socket.create_connection(("127.0.0.1", servers.ports[0]), timeout=30) as connection:
             connection.sendall(once * copies)
-            return [_receive(connection) for _ in range(copies)]
+            with connection.makefile("rb") as stream:
+                return [_receive(stream) for _ in range(copies)]
 
     return deliver
 
 
-def _receive(connection: socket.socket) -> httpx.Response:
-    reply = http.client.HTTPResponse(connection)
-    reply.begin()
-    return httpx.Response(reply.status, headers=reply.getheaders(), content=reply.read())
+def _receive(stream: BinaryIO) -> httpx.Response:
+    """The next of several replies; all are read from one buffer, which may hold the one after."""
+    status = int(stream.readline().split()[1])
+    headers = http.client.parse_headers(stream)
+    content = stream.read(int(headers["Content-Length"]))
+    return httpx.Response(status, headers=headers.items(), content=content)
