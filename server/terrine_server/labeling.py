@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -29,6 +29,7 @@ from terrine_server.ledger import (
     Proposal,
     QueryDigest,
     Receipt,
+    Recorded,
     check_active,
 )
 from terrine_server.ledger.secrets import meter_of
@@ -142,7 +143,7 @@ class Labeling:
             if any(record.told):
                 waiting = [index for index in waiting if index not in told]
                 continue
-            fates = self._fates(project, group, self._payable(project, digests, record.known))
+            fates = self._fates(project, group, self._payable(project, digests, record.recorded))
             proposals = iter(
                 Proposal(digest.query, digest.input, *fates.get(index, (None, None)))
                 for index, digest in enumerate(digests)
@@ -151,7 +152,8 @@ class Labeling:
             # Where another request came first, what was drawn is thrown away untold. More is on
             # record then, so this ends.
             with self._metrics.stage("charge"), suppress(Overtaken):
-                told |= zip(waiting, self._ledger.charge_group(project.id, batches), strict=True)
+                paid = self._ledger.charge_group(project.id, batches, record)
+                told |= zip(waiting, paid, strict=True)
                 waiting = []
         self._count(told.values())
         return [told[index] for index in range(len(asks))]
@@ -207,7 +209,7 @@ class Labeling:
         return dict(zip(chosen, fates, strict=True))
 
     def _payable(
-        self, project: ProjectRecord, digests: list[QueryDigest], known: Mapping[bytes, object]
+        self, project: ProjectRecord, digests: list[QueryDigest], recorded: Recorded
     ) -> list[int]:
         """Return the first new queries, up to where the budget ends even at the lowest prices.
 
@@ -215,9 +217,9 @@ class Labeling:
         """
         most = possible(project.terms, project.account)
         chosen: list[int] = []
-        seen, inputs = set(known), set[bytes]()
+        seen, inputs = set[bytes](), set[bytes]()
         for index, digest in enumerate(digests):
-            if digest.query in seen:
+            if digest.query in seen or recorded.find(digest.query, digest.input):
                 continue
             if len(inputs) >= most and digest.input not in inputs:
                 break

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from terrine_client.protocol import Outcome
 from terrine_server.errors import Overtaken
-from terrine_server.ledger.admission import Recorded, admit
+from terrine_server.ledger import Recorded
+from terrine_server.ledger.admission import admit
 from terrine_server.ledger.records import Proposal, Result
 from terrine_server.privacy import Account, Terms
 from terrine_server.privacy import Outcome as PaidOutcome

@@ -29,8 +29,8 @@ from sqlalchemy import Connection, delete, select, update
 from terrine_client.protocol import Outcome, ProjectOpen, ProjectStatus
 from terrine_server.audit.books import check_project
 from terrine_server.errors import BrokenBooks, BudgetExhausted, Conflict, InvalidTerms
-from terrine_server.ledger import Ledger, ProjectRecord, Proposal, connect
-from terrine_server.ledger.admission import Admission, Recorded, admit
+from terrine_server.ledger import Ledger, ProjectRecord, Proposal, Recorded, connect
+from terrine_server.ledger.admission import Admission, admit
 from terrine_server.ledger.books import verify_project
 from terrine_server.ledger.secrets import SecretTally
 from terrine_server.ledger.tables import charges, projects, secret_spends

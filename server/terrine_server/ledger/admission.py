@@ -5,30 +5,16 @@ A refusal depends on nothing but the account and the worst price, which the stud
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from terrine_client.protocol import Outcome
 from terrine_server.errors import Overtaken
-from terrine_server.ledger.records import Proposal, Result
+from terrine_server.ledger.records import Proposal, Recorded, Result
 from terrine_server.privacy import Account, Price, Terms
 
 REFUSED = Result(Outcome.REFUSED, label=None, seq=None, replayed=False)
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """Earlier charges that answer queries of a batch, by query and by input digest."""
-
-    queries: Mapping[bytes, Result]
-    answered_inputs: Mapping[bytes, Result]
-    """Charges that were answered with the teachers' label: it holds for any later query of the
-    same input, whatever else the student sent along."""
-
-    def find(self, query_digest: bytes, input_digest: bytes) -> Result | None:
-        """Return the charge that answers this query for free. The identical query comes first."""
-        return self.queries.get(query_digest) or self.answered_inputs.get(input_digest)
 
 
 @dataclass(frozen=True)

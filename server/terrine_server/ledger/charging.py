@@ -1,4 +1,4 @@
-"""Paying for answers: one transaction for the batches of one project."""
+"""Paying for answers: the batches of one project at a time."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from datetime import datetime
 from itertools import islice
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, update
+from sqlalchemy import Connection
 
 from terrine_client.protocol import Outcome, ProjectStatus
 from terrine_server.errors import (
-    BrokenBooks,
     BudgetExhausted,
     InvalidQuery,
     Overtaken,
@@ -22,37 +21,29 @@ from terrine_server.errors import (
 )
 from terrine_server.ledger import secrets
 from terrine_server.ledger.admission import REFUSED, Admission, admit
+from terrine_server.ledger.appending import append
 from terrine_server.ledger.chain import canonical_json, frame, hasher, publication_digest
-from terrine_server.ledger.earlier import find, recall, remember
-from terrine_server.ledger.entries import append
 from terrine_server.ledger.events import entry_event
-from terrine_server.ledger.records import Batch, ProjectRecord, QueryDigest, Receipt
+from terrine_server.ledger.records import Batch, OnRecord, ProjectRecord, Receipt
 from terrine_server.ledger.rows import publications
-from terrine_server.ledger.tables import iso, projects
+from terrine_server.ledger.tables import iso
 
-# From exactly what was read under the lock.
-_MOVE = (
-    update(projects)
-    .where(
-        projects.c.id == bindparam("project"),
-        projects.c.charges == bindparam("from_charges"),
-        projects.c.head == bindparam("from_head"),
-    )
-    .values(
-        {
-            name: bindparam(f"to_{name}")
-            for name in ("spent", "delta_spent", "cap_spent", "charges", "published", "head")
-        }
-    )
-)
+
+class Moved(Exception):  # noqa: N818 - no error: it is tried again
+    """Other charges came between: nothing was written."""
 
 
 def charge(
-    connection: Connection, now: datetime, project: ProjectRecord, batches: Sequence[Batch]
-) -> list[Receipt | TerrineError]:
-    """See `Ledger.charge_group`. The transaction must hold the project."""
+    connection: Connection, now: datetime, record: OnRecord, batches: Sequence[Batch]
+) -> tuple[ProjectRecord, list[Receipt | TerrineError]]:
+    """Pay for the requests and queries that `record` is about, and return the project after that.
+
+    See `Ledger.charge_group`. Raises Moved where the project is no longer as `record` says. One
+    whose spend is tallied must be held: its tally is read and written apart from its balance.
+    """
+    project = record.project
     check_active(project)
-    fates = recall(connection, project, [batch.key for batch in batches])
+    fates = list(record.told)
     for index, batch in enumerate(batches):
         if not batch.proposals:
             fates[index] = InvalidQuery("The batch is empty; at least one query is expected.")
@@ -60,33 +51,26 @@ def charge(
             # What was drawn for it decides where later epochs of the group start.
             raise Overtaken("Another request came first with one of these keys. Ask again.")
     fresh = [index for index, fate in enumerate(fates) if fate is None]
-    if not fresh:
-        return [fate for fate in fates if fate is not None]
-
     proposals = [proposal for index in fresh for proposal in batches[index].proposals]
-    digests = [QueryDigest(p.query_digest, p.input_digest) for p in proposals]
-    recorded = find(connection, project, digests, held=True)
-    tally = secrets.load_tally(connection, project)
-    admission = admit(project.terms, project.account, recorded, proposals, tally)
-    after = project
-    if admission.entries:
-        after = _append(connection, now, project, admission)
-        if tally is not None:
-            secrets.save_tally(connection, project, tally, after.charges)
+    tally = secrets.load_tally(connection, project) if fresh else None
+    admission = admit(project.terms, project.account, record.recorded, proposals, tally)
+    after, entries = _entries(now, project, admission)
     results = iter(admission.results)
-    remembered = []
+    told = []
     for index in fresh:
-        told = list(islice(results, len(batches[index].proposals)))
-        if all(result is REFUSED for result in told):
+        results_of_batch = list(islice(results, len(batches[index].proposals)))
+        if all(result is REFUSED for result in results_of_batch):
             fates[index] = _exhausted(project)
             continue
-        fates[index] = Receipt(told, after)
+        fates[index] = Receipt(results_of_batch, after)
         key = batches[index].key
         if key is not None:
-            remembered.append((*key, told))
-    if remembered:
-        remember(connection, now, project.id, remembered)
-    return [fate for fate in fates if fate is not None]
+            told.append((*key, results_of_batch))
+    if (entries or told) and not append(connection, now, project, after, entries, told):
+        raise Moved
+    if entries and tally is not None:
+        secrets.save_tally(connection, project, tally, after.charges)
+    return after, [fate for fate in fates if fate is not None]
 
 
 def check_active(project: ProjectRecord) -> None:
@@ -106,10 +90,12 @@ def _exhausted(project: ProjectRecord) -> BudgetExhausted:
     )
 
 
-def _append(
-    connection: Connection, now: datetime, project: ProjectRecord, admission: Admission
-) -> ProjectRecord:
-    """Append the entries of an admission, move the balance, and return the project after that."""
+def _entries(
+    now: datetime, project: ProjectRecord, admission: Admission
+) -> tuple[ProjectRecord, list[tuple[Any, ...]]]:
+    """Return the project after an admission, and its entries as `append` takes them."""
+    if not admission.entries:
+        return project, []
     head = bytes.fromhex(project.head)
     mechanism = canonical_json(project.mechanism)
     events = dict(project.events)
@@ -138,8 +124,7 @@ def _append(
         if kind not in framed:
             framed[kind] = frame(*kind)
         head = hashed(head, new.seq, time, query, input, framed[kind])
-        entries.append((project.id, new.seq, now, query, input, *kind, head))
-    append(connection, entries)
+        entries.append((new.seq, query, input, *kind, head))
     account = admission.account
     after = replace(
         project,
@@ -150,20 +135,4 @@ def _append(
         published=publications(published),
         head=head.hex(),
     )
-    moved = connection.execute(
-        _MOVE,
-        {
-            "project": project.id,
-            "from_charges": project.charges,
-            "from_head": bytes.fromhex(project.head),
-            "to_spent": after.spent,
-            "to_delta_spent": after.delta_spent,
-            "to_cap_spent": after.cap_spent,
-            "to_charges": after.charges,
-            "to_published": canonical_json(published),
-            "to_head": head,
-        },
-    )
-    if moved.rowcount != 1:
-        raise BrokenBooks(f"The project {project.name} was changed while it was locked.")
-    return after
+    return after, entries

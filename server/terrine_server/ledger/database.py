@@ -58,6 +58,7 @@ _ALIVE = {
     "keepalives_count": 4,
     "tcp_user_timeout": 30_000,
 }
+_WRITE = "BEGIN IMMEDIATE"
 # SQLite has no queue for writers, they try again until they are lucky: within a process, wait here.
 _TURNS: WeakKeyDictionary[Engine, threading.Lock] = WeakKeyDictionary()
 
@@ -89,21 +90,15 @@ def reading(engine: Engine) -> Iterator[Connection]:
     On SQLite one transaction. On PostgreSQL each statement is its own: it would see a moment of its
     own anyway, and a transaction around it costs two more round trips.
     """
-    with _explained(engine), engine.connect() as connection:
-        if engine.dialect.name == "postgresql":
-            connection = connection.execution_options(isolation_level="AUTOCOMMIT")
-        with connection.begin():
-            yield connection
+    with _explained(engine), _transaction(engine, "AUTOCOMMIT") as connection:
+        yield connection
 
 
 @contextmanager
 def snapshot(engine: Engine) -> Iterator[Connection]:
     """Like `reading`, and every statement sees the database of one moment."""
-    with _explained(engine), engine.connect() as connection:
-        if engine.dialect.name == "postgresql":
-            connection = connection.execution_options(isolation_level="REPEATABLE READ")
-        with connection.begin():
-            yield connection
+    with _explained(engine), _transaction(engine, "REPEATABLE READ") as connection:
+        yield connection
 
 
 @contextmanager
@@ -113,8 +108,31 @@ def writing(engine: Engine) -> Iterator[Connection]:
     Any failure of the database is DatabaseUnavailable. When the connection breaks during COMMIT
     it is unknown which of the two happened: only a retry with the same idempotency key tells.
     """
-    with _turn(engine), _explained(engine), engine.connect() as connection:
-        connection = connection.execution_options(terrine_begin="BEGIN IMMEDIATE")
+    with _turn(engine), _explained(engine), _transaction(engine, begin=_WRITE) as connection:
+        yield connection
+
+
+@contextmanager
+def appending(engine: Engine) -> Iterator[Connection]:
+    """Like `writing`, for what is one statement on PostgreSQL, which is then its own transaction.
+
+    That, too, is committed as a whole or not at all; it spares the round trips of BEGIN and COMMIT.
+    """
+    transaction = _transaction(engine, "AUTOCOMMIT", begin=_WRITE)
+    with _turn(engine), _explained(engine), transaction as connection:
+        yield connection
+
+
+@contextmanager
+def _transaction(
+    engine: Engine, level: str | None = None, begin: str = "BEGIN"
+) -> Iterator[Connection]:
+    """`level`: how PostgreSQL isolates it. `begin`: how SQLite begins it."""
+    with engine.connect() as connection:
+        if engine.dialect.name == "sqlite":
+            connection = connection.execution_options(terrine_begin=begin)
+        elif level is not None:
+            connection = connection.execution_options(isolation_level=level)
         with connection.begin():
             yield connection
 

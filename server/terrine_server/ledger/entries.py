@@ -1,6 +1,6 @@
-"""Entries as plain tuples, as fast as the database gives and takes them.
+"""Entries as plain tuples, as fast as the database gives them.
 
-From the driver itself: SQLAlchemy's rows and parameters cost more than all the rest. No value that
+From the driver itself: SQLAlchemy's rows cost more than all the rest. No value that
 is read is converted: what is hashed is what is stored.
 """
 
@@ -14,11 +14,9 @@ from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import Connection
-from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError
 
 from terrine_server.ledger.chain import CHARGE_FIELDS
-from terrine_server.ledger.tables import charges, iso
 
 COLUMNS = (*CHARGE_FIELDS[1:], "hash")
 """What an entry's tuple holds. `created_at` is text as `tables.iso` writes it."""
@@ -29,14 +27,6 @@ PAGE = 1000
 Entry = Sequence[Any]
 Pages = Iterable[Sequence[Entry]]
 
-_FIELDS = (*CHARGE_FIELDS, "hash")
-_MARKS = ", ".join("?" * len(_FIELDS))
-_INSERT = f"INSERT INTO charges ({', '.join(_FIELDS)}) VALUES ({_MARKS})"  # noqa: S608 - constant
-_COPY = f"COPY charges ({', '.join(_FIELDS)}) FROM STDIN (FORMAT BINARY)"
-_DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]
-_POSTGRESQL_TYPES = [
-    charges.c[name].type.compile(_DIALECT).partition("(")[0].lower() for name in _FIELDS
-]
 # SQLite keeps that very text.
 _POSTGRESQL_ISO = """to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')"""
 _INSTANT = re.compile(
@@ -67,23 +57,6 @@ def stored(connection: Connection, project_id: int, after: int | None) -> Pages:
                 yield page
     except connection.dialect.loaded_dbapi.Error as error:
         raise DBAPIError(query, None, error) from error
-
-
-def append(connection: Connection, entries: Sequence[Entry]) -> None:
-    """Append entries: tuples of `CHARGE_FIELDS` and the hash, digests as bytes, times aware."""
-    dialect = connection.dialect
-    if dialect.name == "sqlite":
-        kept = [(*entry[:2], iso(entry[2]), *entry[3:]) for entry in entries]
-        connection.exec_driver_sql(_INSERT, kept)
-        return
-    driver: Any = connection.connection.driver_connection
-    try:
-        with driver.cursor() as cursor, cursor.copy(_COPY) as copy:
-            copy.set_types(_POSTGRESQL_TYPES)
-            for entry in entries:
-                copy.write_row(entry)
-    except dialect.loaded_dbapi.Error as error:
-        raise DBAPIError.instance(_COPY, None, error, dialect.loaded_dbapi.Error) from error
 
 
 def is_instant(text: str) -> bool:

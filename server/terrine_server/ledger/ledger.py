@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any
 
 from sqlalchemy import Engine, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from terrine_client.protocol import Outcome, ProjectStatus, Role
-from terrine_server.errors import Conflict, NotFound, TerrineError
+from terrine_server.errors import BrokenBooks, Conflict, NotFound, TerrineError
 from terrine_server.ledger import accounts, archive, charging, earlier, rows, secrets
 from terrine_server.ledger.anchors import Anchor
 from terrine_server.ledger.books import Progress, verify_project
-from terrine_server.ledger.database import reading, snapshot, writing
+from terrine_server.ledger.database import appending, reading, snapshot, writing
 from terrine_server.ledger.records import (
     Batch,
     ChargeRecord,
@@ -46,6 +48,9 @@ class Ledger:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._accounts = rows.Accounts()
+        # How many charges a project had when one was last paid here. What was read before that is
+        # out of date; whether what was read later is, the database says.
+        self._charged: dict[int, int] = {}
 
     # ------------------------------------------------------------------ ensembles
 
@@ -150,11 +155,7 @@ class Ledger:
         may be the same, and of queries with `digests`. Raises NotFound.
         """
         with reading(self._engine) as connection:
-            account = self._accounts.called(connection, project)
-            told = earlier.recall(connection, account, keys)
-            recorded = earlier.find(connection, account, digests, held=False)
-        found = {d.query: recorded.find(d.query, d.input) for d in digests}
-        return OnRecord(account, told, {query: r for query, r in found.items() if r is not None})
+            return earlier.look_up(connection, self._accounts, project, keys, digests)
 
     def charge(
         self,
@@ -178,17 +179,34 @@ class Ledger:
         return fate
 
     def charge_group(
-        self, project_id: int, batches: Sequence[Batch]
+        self, project_id: int, batches: Sequence[Batch], record: OnRecord | None = None
     ) -> list[Receipt | TerrineError]:
         """Pay for the batches of several requests, in order, all in one transaction.
 
         Each gets its receipt, or what `charge` would have raised for it alone; one that is refused
-        does not touch the others. No two may have the same key. Raises what concerns all of them:
-        ProjectPaused, ProjectClosed, DatabaseUnavailable.
+        does not touch the others. No two may have the same key. `record`: what `consult` said of
+        their keys and queries; where nothing was charged since, it is not looked up again. Raises
+        what concerns all of them: ProjectPaused, ProjectClosed, DatabaseUnavailable.
         """
-        with writing(self._engine) as connection:
-            project = self._accounts.held(connection, project_id)
-            return charging.charge(connection, _now(), project, batches)
+        keys = [batch.key for batch in batches]
+        proposals = chain.from_iterable(batch.proposals for batch in batches)
+        digests = [QueryDigest(p.query_digest, p.input_digest) for p in proposals]
+        if record is None or record.project.charges < self._charged.get(project_id, 0):
+            with reading(self._engine) as connection:
+                record = earlier.look_up(connection, self._accounts, project_id, keys, digests)
+        paid = None
+        if record.project.terms.schedule is None:  # else there is a tally to be counted up
+            # What does not fit the books is looked at again while nobody can change them.
+            with suppress(charging.Moved, BrokenBooks), appending(self._engine) as connection:
+                paid = charging.charge(connection, _now(), record, batches)
+        if paid is None:
+            with writing(self._engine) as connection:
+                connection.execute(rows.HOLD, {"id": project_id})
+                record = earlier.look_up(connection, self._accounts, project_id, keys, digests)
+                paid = charging.charge(connection, _now(), record, batches)
+        project, fates = paid
+        self._charged[project_id] = project.charges
+        return fates
 
     def secret_spend(self, project: str) -> SecretAccount:
         """Return what a data-dependent project's queries cost at their votes. Secret.

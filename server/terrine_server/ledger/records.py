@@ -7,6 +7,7 @@ Proposal            a query with the outcome that its votes gave, not yet paid
 Batch               one request's proposals
 Result              a query's fate, paid or refused
 Receipt             a batch's results and the account after them
+Recorded            earlier answers
 OnRecord            what is known of requests before they are paid
 Publication         a published bound on a data-dependent project's spend
 SecretAccount       that spend, for the data owner alone
@@ -166,17 +167,30 @@ class Receipt:
 
 
 @dataclass(frozen=True)
+class Recorded:
+    """Earlier charges that answer queries of a batch, by query and by input digest."""
+
+    queries: Mapping[bytes, Result]
+    answered_inputs: Mapping[bytes, Result]
+    """Charges that were answered with the teachers' label: it holds for any later query of the
+    same input, whatever else the student sent along."""
+
+    def find(self, query_digest: bytes, input_digest: bytes) -> Result | None:
+        """Return the charge that answers this query for free. The identical query comes first."""
+        return self.queries.get(query_digest) or self.answered_inputs.get(input_digest)
+
+
+@dataclass(frozen=True)
 class OnRecord:
-    """A project as it stands, and what is on record of some requests to it.
+    """A project as it stands, and what is on record of some requests to it, all at one moment.
 
     `told`: for each request the receipt that came before under its key, None for a new one, an
-    IdempotencyConflict for a key that came with another request. `known`: earlier answers by query
-    digest.
+    IdempotencyConflict for a key that came with another request. `recorded`: earlier answers.
     """
 
     project: ProjectRecord
     told: Sequence[Receipt | TerrineError | None]
-    known: Mapping[bytes, Result]
+    recorded: Recorded
 
 
 @dataclass(frozen=True)

@@ -150,6 +150,10 @@ def publications(entries: Iterable[tuple[int, int]]) -> list[Publication]:
     ]
 
 
+# key_share: rows that merely refer to it (a new token) need not wait.
+HOLD = select(projects.c.id).where(projects.c.id == bindparam("id")).with_for_update(key_share=True)
+"""Holds a project until the transaction ends: what is read then is as its last holder left it."""
+
 MOST_REMEMBERED = 1024
 """Projects whose terms a process keeps at hand."""
 
@@ -164,27 +168,11 @@ class Accounts:
     def __init__(self) -> None:
         self._opened: dict[tuple[int, bytes], ProjectRecord] = {}
 
-    def called(self, connection: Connection, name: str) -> ProjectRecord:
-        """Return the project called so. Raises NotFound."""
-        row = connection.execute(_CALLED, {"name": name}).one_or_none()
-        return self._current(connection, row, f"called {name}")
-
-    def held(self, connection: Connection, id: int) -> ProjectRecord:
-        """Return the project with this id, held until the transaction ends. Raises NotFound.
-
-        A row that had to be waited for is read as its holder left it (PostgreSQL reads it anew).
-        """
-        row = connection.execute(_HELD, {"id": id}).one_or_none()
-        return self._current(connection, row, f"number {id}")
-
-    def _current(
-        self, connection: Connection, row: Row[Any] | None, described: str
-    ) -> ProjectRecord:
-        if row is None:
-            raise NotFound(f"There is no project {described}.")
+    def current(self, connection: Connection, row: Any) -> ProjectRecord:
+        """Record from a row of `searches.find`."""
         opened = self._opened.get((row.id, row.genesis))
         if opened is None:
-            opened = fetch_project(connection, projects.c.id == row.id, described)
+            opened = fetch_project(connection, projects.c.id == row.id, f"number {row.id}")
             if len(self._opened) >= MOST_REMEMBERED:
                 self._opened.clear()
             self._opened[row.id, row.genesis] = opened
@@ -200,24 +188,6 @@ class Accounts:
                 head=row.head.hex(),
                 closed_at=row.closed_at,
             )
-
-
-ACCOUNTS: Select[Any] = select(
-    projects.c.id,
-    projects.c.genesis,
-    projects.c.status,
-    projects.c.spent,
-    projects.c.delta_spent,
-    projects.c.cap_spent,
-    projects.c.charges,
-    projects.c.published,
-    projects.c.head,
-    projects.c.closed_at,
-)
-"""What may change of a project, and what tells which one it is."""
-_CALLED = ACCOUNTS.where(projects.c.name == bindparam("name"))
-# key_share: rows that merely refer to it (a new token) need not wait.
-_HELD = ACCOUNTS.where(projects.c.id == bindparam("id")).with_for_update(key_share=True)
 
 
 def charge_record(row: Row[Any], project: str) -> ChargeRecord:
