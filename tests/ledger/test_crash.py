@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import threading
 import time
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -20,26 +21,30 @@ from terrine_server.ledger import Ledger, connect
 from terrine_server.ledger import database as database_module
 
 
-@pytest.mark.parametrize("statement", [*range(14), -1])
-def test_killed_between_statements_leaves_nothing_half_written(
-    statement: int, database_url: str
-) -> None:
-    ledger = open_ledger(database_url)
-    project = open_project(ledger, queries=10)
-    [process] = in_processes(die_before, (database_url, project.id, 5, statement))
-    after = ledger.project("study")
-    if process.exitcode == 0:
-        assert statement > 8, "the transaction had fewer statements than the test reckons with"
-        assert after.charges == 5
-    else:
+@pytest.mark.parametrize("between", [False, True], ids=["alone", "another came between"])
+def test_killed_at_any_step_leaves_nothing_half_written(between: bool, database_url: str) -> None:
+    """Before each statement and each COMMIT, until there is none left to be killed before."""
+    ledger = open_ledger(database_url, epsilon=80)
+    killed = 0
+    for step in count():
+        project = open_project(ledger, queries=6, name=f"study{step}")
+        [process] = in_processes(die_before, (database_url, project.id, 5, step, between))
+        others = sum(
+            entry.query_digest == digest("between").hex() for entry in ledger.charges(project.name)
+        )
+        key, after = f"key {project.id}", ledger.project(project.name)
+        assert (after.charges - others, key in kept_keys(database_url)) in [(0, False), (5, True)]
+        assert ledger.verify(project.name).ok
+        # Nobody is left holding a lock: the retry goes through, and is charged once in all.
+        ledger.charge(project.id, [answered(i) for i in range(5)], (key, digest("body")))
+        assert ledger.project(project.name).charges == 5 + others
+        assert ledger.verify(project.name).ok
+        if process.exitcode == 0:
+            assert others == between
+            break
         assert process.exitcode == -signal.SIGKILL
-        assert (after.charges, after.spent) == (0, 0)
-        assert kept_keys(database_url) == set()
-    assert ledger.verify("study").ok
-    # Nobody is left holding a lock: the retry goes through, and is charged once in all.
-    batch = [answered(i) for i in range(5)]
-    ledger.charge(project.id, batch, ("key", digest("body")))
-    assert ledger.project("study").charges == 5
+        killed += 1
+    assert killed >= (8 if between else 5), "it took fewer steps than the test reckons with"
 
 
 def test_killed_after_the_commit_the_retry_is_free(database_url: str) -> None:

@@ -85,9 +85,9 @@ class LedgerMachine(RuleBasedStateMachine):
     def connected(self) -> Ledger:
         self.engine = connect(self.url)
 
-        @event.listens_for(self.engine, "commit")
-        def cut(connection: Connection) -> None:
-            if self.cut_off:
+        @event.listens_for(self.engine, "before_cursor_execute")
+        def cut(connection: Connection, _: object, statement: str, *__: object) -> None:
+            if self.cut_off and "UPDATE projects" in statement:
                 self.cut_off = False
                 driver = connection.connection.driver_connection
                 assert driver is not None
@@ -147,7 +147,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def charge_on_a_connection_that_is_lost(
         self, number: int, batch: list[tuple[str, str]], key: str
     ) -> None:
-        """Before the commit, so nothing happened; where there is none, the refusal stands."""
+        """Before anything is written, so nothing happened; where nothing is, the refusal stands."""
         name = self.a_project(number)
         self.cut_off = True
         with contextlib.suppress(*REFUSALS, errors.DatabaseUnavailable):

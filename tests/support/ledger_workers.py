@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection as PipeConnection
 from secrets import randbelow
 from typing import Any
 
-import psycopg
+from between import come_between
 from books import abstained, answered, digest
 from sqlalchemy import Connection, event
 
@@ -63,37 +63,27 @@ def open_projects(url: str, names: list[str], terms: Any, mechanism: dict[str, A
             return
 
 
-def die_before(url: str, project_id: int, queries: int, statement: int) -> None:
-    """Pay for a batch, but be killed just before the transaction's given statement is sent.
+def die_before(url: str, project_id: int, queries: int, step: int, between: bool) -> None:
+    """Pay for a batch, but be killed just before the given step: a statement or a COMMIT.
 
-    Statement -1 is the COMMIT. On PostgreSQL entries are copied in: each row counts as a statement.
+    `between`: another charge comes between, so that it is done anew, holding the project.
     """
     engine = connect(url)
-    ledger = Ledger(engine)
-    ledger.project("study")  # on the connection that pays: what reading changes of it must not stay
+    if between:
+        other = Ledger(connect(url))
+        come_between(engine, lambda: other.charge(project_id, [answered("between")]))
     seen = 0
 
     def count(*_: object) -> None:
         nonlocal seen
-        if seen == statement:
+        if seen == step:
             os.kill(os.getpid(), signal.SIGKILL)
         seen += 1
 
-    write_row = psycopg.Copy.write_row
-
-    def write(copy: psycopg.Copy, row: Any) -> None:
-        count()
-        write_row(copy, row)
-
-    psycopg.Copy.write_row = write  # type: ignore[assignment,method-assign]
-
-    def commit(_: Connection) -> None:
-        if statement == -1:
-            os.kill(os.getpid(), signal.SIGKILL)
-
     event.listen(engine, "before_cursor_execute", count)
-    event.listen(engine, "commit", commit)
-    ledger.charge(project_id, [answered(i) for i in range(queries)], ("key", digest("body")))
+    event.listen(engine, "commit", count)
+    key = (f"key {project_id}", digest("body"))
+    Ledger(engine).charge(project_id, [answered(i) for i in range(queries)], key)
 
 
 def die_after_commit(url: str, project_id: int, queries: int) -> None:

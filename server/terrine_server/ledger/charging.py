@@ -22,7 +22,7 @@ from terrine_server.errors import (
 from terrine_server.ledger import secrets
 from terrine_server.ledger.admission import REFUSED, Admission, admit
 from terrine_server.ledger.appending import append
-from terrine_server.ledger.chain import canonical_json, frame, hasher, publication_digest
+from terrine_server.ledger.chain import canonical_json, frame_kind, hasher, publication_digest
 from terrine_server.ledger.events import entry_event
 from terrine_server.ledger.records import Batch, OnRecord, ProjectRecord, Receipt
 from terrine_server.ledger.rows import publications
@@ -105,7 +105,7 @@ def _entries(
         (outcome, opens): canonical_json(entry_event(events, outcome, opens))
         for outcome, opens in {(new.outcome, new.opens) for new in admission.entries}
     }
-    hashed, time, framed = hasher(project.id), iso(now), dict[tuple[Any, ...], bytes]()
+    hashed, time = hasher(project.id), iso(now)
     entries: list[tuple[Any, ...]] = []
     published: list[tuple[int, Any]] = [(p.seq, p.figure) for p in project.published]
     for new in admission.entries:
@@ -121,9 +121,7 @@ def _entries(
             *(new.price.cost, new.price.delta, new.price.cap_cost),
             *(str(project.guarantee), mechanism, recorded[new.outcome, new.opens]),
         )
-        if kind not in framed:
-            framed[kind] = frame(*kind)
-        head = hashed(head, new.seq, time, query, input, framed[kind])
+        head = hashed(head, new.seq, time, query, input, frame_kind(*kind))
         entries.append((new.seq, query, input, *kind, head))
     account = admission.account
     after = replace(

@@ -1,0 +1,154 @@
+"""A charge is made of what was looked up before, or, if something came between, of what is so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+from between import come_between
+from books import answered, digest, kept_keys, open_ledger, open_project
+from sqlalchemy import event
+
+from terrine_client.protocol import ProjectStatus
+from terrine_server.errors import (
+    BudgetExhausted,
+    IdempotencyConflict,
+    ProjectClosed,
+    ProjectPaused,
+    TerrineError,
+)
+from terrine_server.ledger import (
+    Batch,
+    Ledger,
+    OnRecord,
+    Proposal,
+    QueryDigest,
+    Receipt,
+    connect,
+)
+
+Key = tuple[str, bytes]
+
+
+class Two:
+    """Two servers on one database, where a project affords three queries and one is paid."""
+
+    def __init__(self, url: str) -> None:
+        self.project = open_project(open_ledger(url), queries=3).id
+        self.engine = connect(url)
+        self.ours, self.theirs = Ledger(self.engine), Ledger(connect(url))
+        self.theirs.charge(self.project, [answered(0)], ("zero", digest("zero")))
+
+    def look(self, proposals: Sequence[Proposal], key: Key | None = None) -> OnRecord:
+        digests = [QueryDigest(p.query_digest, p.input_digest) for p in proposals]
+        return self.ours.consult("study", [key], digests)
+
+    def pay(
+        self,
+        proposals: Sequence[Proposal],
+        key: Key | None = None,
+        record: OnRecord | None = None,
+    ) -> list[tuple[int | None, bool]] | TerrineError:
+        """Number of each charge, and whether it was made before."""
+        [fate] = self.ours.charge_group(self.project, [Batch(proposals, key)], record)
+        if isinstance(fate, TerrineError):
+            return fate
+        return [(result.seq, result.replayed) for result in fate.results]
+
+
+@pytest.fixture
+def two(database_url: str) -> Two:
+    return Two(database_url)
+
+
+def test_what_nothing_came_between_is_not_looked_up_again(two: Two) -> None:
+    batch, key = [answered(1), answered(0)], ("key", digest("body"))
+    record = two.look(batch, key)
+    statements: list[str] = []
+    event.listen(two.engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
+    assert two.pay(batch, key, record) == [(2, False), (1, True)]
+    assert not [statement for statement in statements if statement.startswith("SELECT")]
+    assert len(statements) == (1 if two.engine.dialect.name == "postgresql" else 5)
+    statements.clear()
+    assert two.pay([answered(1)], None, two.look([answered(1)])) == [(2, True)]
+    assert not [text for text in statements if not text.startswith(("SELECT", "BEGIN"))]
+
+
+# When another server acts: after the look, or just before what follows from it is written.
+WHEN: dict[str, Callable[[Two, Callable[[], object]], object]] = {
+    "after looking": lambda two, act: act(),
+    "before writing": lambda two, act: come_between(two.engine, act),
+}
+
+
+@pytest.mark.parametrize("when", WHEN)
+def test_a_charge_that_came_between_is_counted(two: Two, when: str) -> None:
+    record = two.look([answered(1)])
+    WHEN[when](two, lambda: two.theirs.charge(two.project, [answered(2)]))
+    assert two.pay([answered(1)], None, record) == [(3, False)]
+    assert two.ours.project("study").charges == 3
+    assert two.ours.verify("study").ok
+
+
+@pytest.mark.parametrize("when", WHEN)
+def test_a_query_that_was_paid_between_is_told_as_it_was_paid(two: Two, when: str) -> None:
+    record = two.look([answered(1, label=5)])
+    WHEN[when](two, lambda: two.theirs.charge(two.project, [answered(1, label=7)]))
+    [fate] = two.ours.charge_group(two.project, [Batch([answered(1, label=5)])], record)
+    assert isinstance(fate, Receipt)
+    [told] = fate.results
+    assert (told.label, told.seq, told.replayed) == (7, 2, True)
+    assert two.ours.project("study").charges == 2
+
+
+@pytest.mark.parametrize("when", WHEN)
+def test_a_budget_that_was_spent_between_pays_for_nothing(two: Two, when: str) -> None:
+    record = two.look([answered(1)], ("key", digest("body")))
+    WHEN[when](two, lambda: two.theirs.charge(two.project, [answered(2), answered(3)]))
+    refusal = two.pay([answered(1)], ("key", digest("body")), record)
+    assert isinstance(refusal, BudgetExhausted)
+    assert two.ours.project("study").charges == 3
+
+
+@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize("queries", [[1], [0]], ids=["new", "paid before"])
+def test_a_key_that_was_used_between_is_found(
+    two: Two, database_url: str, when: str, queries: list[int]
+) -> None:
+    """Also where the other request with the key was told what was paid before, and paid nothing."""
+    key, batch = ("key", digest("body")), [answered(query) for query in queries]
+    record = two.look(batch, key)
+    WHEN[when](two, lambda: two.theirs.charge(two.project, batch, key))
+    assert two.pay(batch, key, record) == ([(2, False)] if queries == [1] else [(1, True)])
+    assert two.ours.project("study").charges == (2 if queries == [1] else 1)
+    assert kept_keys(database_url) == {"zero", "key"}
+
+
+@pytest.mark.parametrize("when", WHEN)
+def test_a_key_that_was_used_between_for_another_request_is_refused(two: Two, when: str) -> None:
+    record = two.look([answered(0)], ("key", digest("body")))
+    WHEN[when](two, lambda: two.theirs.charge(two.project, [answered(0)], ("key", digest("other"))))
+    refusal = two.pay([answered(0)], ("key", digest("body")), record)
+    assert isinstance(refusal, IdempotencyConflict)
+
+
+@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize(
+    ("status", "refusal"),
+    [(ProjectStatus.PAUSED, ProjectPaused), (ProjectStatus.CLOSED, ProjectClosed)],
+)
+def test_a_project_that_was_stopped_between_pays_nothing(
+    two: Two, when: str, status: ProjectStatus, refusal: type[TerrineError]
+) -> None:
+    record = two.look([answered(1)])
+    WHEN[when](two, lambda: two.theirs.set_status("study", status))
+    with pytest.raises(refusal):
+        two.pay([answered(1)], None, record)
+    assert two.ours.project("study").charges == 1
+    assert two.ours.verify("study").ok
+
+
+def test_what_this_server_charged_since_is_looked_up_before_anything_is_tried(two: Two) -> None:
+    record = two.look([answered(1)])
+    two.ours.charge(two.project, [answered(1)])
+    assert two.pay([answered(1)], None, record) == [(2, True)]
