@@ -13,10 +13,13 @@ from postgres import Postgres
 
 
 class Cable:
-    """A Unix socket that leads to a server's. Of what is said it knows the statement COMMIT."""
+    """A Unix socket that leads to a server's.
+
+    `lose_next_reply_to`: when a program says these bytes, it will not hear what the server replies.
+    """
 
     def __init__(self, server: Postgres, directory: Path) -> None:
-        self.lose_next_reply_to_commit = False
+        self.lose_next_reply_to: bytes | None = None
         self._target = server.socket
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(directory / server.socket.name))
@@ -39,8 +42,8 @@ class Cable:
     def _ask(self, program: socket.socket, server: socket.socket) -> None:
         with suppress(OSError):
             while data := program.recv(65536):
-                if b"COMMIT\0" in data and self.lose_next_reply_to_commit:
-                    self.lose_next_reply_to_commit = False
+                if self.lose_next_reply_to is not None and self.lose_next_reply_to in data:
+                    self.lose_next_reply_to = None
                     program.shutdown(socket.SHUT_RDWR)
                 server.sendall(data)
         with suppress(OSError):

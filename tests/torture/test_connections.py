@@ -10,17 +10,20 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, BinaryIO
 
 import httpx
 import pytest
 from asking import read, request
+from between import come_between
 from books import answered, digest, open_ledger, open_project
 from cable import cable
 from checker import discrepancies
 from crowd import Told
 from postgres import Database
-from sqlalchemy import event, text
+from sqlalchemy import Engine, event, text
 
 from terrine_server.errors import DatabaseUnavailable
 from terrine_server.ledger import Ledger, connect
@@ -30,62 +33,83 @@ if TYPE_CHECKING:
     from witness import Witness
 
 
-@pytest.mark.parametrize("statement", [*range(14), -1])
+@pytest.mark.parametrize("between", [False, True], ids=["alone", "another came between"])
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-def test_a_connection_cut_between_statements_leaves_nothing_half_written(
-    statement: int, database: Database
+def test_a_connection_cut_at_any_step_leaves_nothing_half_written(
+    between: bool, database: Database
 ) -> None:
-    """Statement -1 is the COMMIT. The same ledger then goes on by itself."""
-    ledger = open_ledger(database.url)
-    project = open_project(ledger, queries=10)
-    engine = connect(database.url)
-    seen, cuts = 0, 0
+    """Before each statement and each COMMIT. The same ledger then goes on by itself."""
+    ledger = open_ledger(database.url, epsilon=80)
+    batch, key = [answered(i) for i in range(5)], ("key", digest("body"))
+    lost = 0
+    for last in count():
+        project = open_project(ledger, queries=6, name=f"study{last}")
+        engine = connect(database.url)
+        if between:
+            come_between(engine, partial(ledger.charge, project.id, [answered("between")]))
+        remote, receipt = Ledger(engine), None
+        with cut_before(engine, database, step=last) as cuts, suppress(DatabaseUnavailable):
+            receipt = remote.charge(project.id, batch, key)
+        lost += receipt is None
+        charged = {entry.query_digest for entry in ledger.charges(project.name)}
+        ours = len(charged - {digest("between").hex()})
+        assert ours in ((5,) if receipt else (0, 5))
+        results = remote.charge(project.id, batch, key).results
+        first = results[0].seq
+        assert first is not None
+        assert [result.seq for result in results] == [*range(first, first + 5)]
+        assert ledger.project(project.name).charges == 5 + between
+        assert ledger.verify(project.name).ok
+        engine.dispose()
+        if not cuts:
+            break
+    assert lost >= (5 if between else 3), "it took fewer steps than the test reckons with"
 
-    def cut(at: int) -> None:
-        nonlocal cuts
-        if at == statement and not cuts:
+
+@contextmanager
+def cut_before(engine: Engine, database: Database, step: int) -> Iterator[list[int]]:
+    """Cut all connections before this step of what the engine does; yield the cuts so far."""
+    steps, cuts = count(), list[int]()
+
+    def cut(*_: object) -> None:
+        if next(steps) == step:
             assert database.server
             database.server.end_sessions(database.name)
-            cuts += 1
+            cuts.append(step)
 
-    def count(*_: object) -> None:
-        nonlocal seen
-        cut(seen)
-        seen += 1
-
-    event.listen(engine, "before_cursor_execute", count)
-    event.listen(engine, "commit", lambda _: cut(-1))
-    batch, key = [answered(i) for i in range(5)], ("key", digest("body"))
-    remote = Ledger(engine)
-    receipt = None
-    with suppress(DatabaseUnavailable):
-        receipt = remote.charge(project.id, batch, key)
-    assert cuts or statement > 5, "the transaction had fewer statements than the test reckons with"
-    assert (receipt is None) == bool(cuts)
-    assert ledger.project("study").charges == (0 if cuts else 5)
-    cuts = 1
-    assert [r.seq for r in remote.charge(project.id, batch, key).results] == [1, 2, 3, 4, 5]
-    assert ledger.project("study").charges == 5
-    assert ledger.verify("study").ok
+    for what in ("before_cursor_execute", "commit"):
+        event.listen(engine, what, cut)
+    yield cuts
+    for what in ("before_cursor_execute", "commit"):
+        event.remove(engine, what, cut)
 
 
+@pytest.mark.parametrize("between", [False, True], ids=["alone", "another came between"])
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-def test_a_commit_whose_reply_was_lost_is_found_by_the_retry(database: Database) -> None:
+def test_a_charge_whose_reply_was_lost_is_found_by_the_retry(
+    between: bool, database: Database
+) -> None:
+    """The reply to the one statement that charges, or to the COMMIT of a transaction."""
     assert database.server
     ledger = open_ledger(database.url)
     project = open_project(ledger, queries=10)
     batch, key = [answered(i, label=i) for i in range(5)], ("key", digest("body"))
     with cable(database.server) as (link, sockets):
-        remote = Ledger(connect(database.server.url(database.name, sockets)))
+        engine = connect(database.server.url(database.name, sockets))
+        if between:
+            come_between(engine, lambda: ledger.charge(project.id, [answered("between")]))
+        remote = Ledger(engine)
         assert remote.project("study").charges == 0
-        link.lose_next_reply_to_commit = True
+        link.lose_next_reply_to = b"COMMIT\0" if between else b"INSERT INTO charges"
         with pytest.raises(DatabaseUnavailable):
             remote.charge(project.id, batch, key)
-        assert not link.lose_next_reply_to_commit, "the cable never saw a COMMIT"
+        assert link.lose_next_reply_to is None, "the cable never saw it"
         voted_anew = [answered(i, label=9) for i in range(5)]
         receipt = remote.charge(project.id, voted_anew, key)
-        assert [(r.label, r.seq) for r in receipt.results] == [(i, i + 1) for i in range(5)]
-    assert ledger.project("study").charges == 5
+        assert [(r.label, r.seq) for r in receipt.results] == [
+            (i, i + 1 + between) for i in range(5)
+        ]
+    assert ledger.project("study").charges == 5 + between
 
 
 @pytest.mark.slow
