@@ -16,7 +16,7 @@ from books import abstained, answered, digest
 from sqlalchemy import Connection, event
 
 from terrine_server.errors import BudgetExhausted, CapExceeded, TerrineError
-from terrine_server.ledger import Ledger, Receipt, check_schema, connect, upgrade
+from terrine_server.ledger import Ledger, Proposal, Receipt, check_schema, connect, upgrade
 
 
 def migrate(url: str) -> None:
@@ -63,7 +63,9 @@ def open_projects(url: str, names: list[str], terms: Any, mechanism: dict[str, A
             return
 
 
-def die_before(url: str, project_id: int, queries: int, step: int, between: bool) -> None:
+def die_before(
+    url: str, project_id: int, batch: list[Proposal], key: str, step: int, between: bool
+) -> None:
     """Pay for a batch, but be killed just before the given step: a statement or a COMMIT.
 
     `between`: another charge comes between, so that it is done anew, holding the project.
@@ -71,7 +73,7 @@ def die_before(url: str, project_id: int, queries: int, step: int, between: bool
     engine = connect(url)
     if between:
         other = Ledger(connect(url))
-        come_between(engine, lambda: other.charge(project_id, [answered("between")]))
+        come_between(engine, lambda: other.charge(project_id, [answered(f"between {step}")]))
     seen = 0
 
     def count(*_: object) -> None:
@@ -82,8 +84,7 @@ def die_before(url: str, project_id: int, queries: int, step: int, between: bool
 
     event.listen(engine, "before_cursor_execute", count)
     event.listen(engine, "commit", count)
-    key = (f"key {project_id}", digest("body"))
-    Ledger(engine).charge(project_id, [answered(i) for i in range(queries)], key)
+    Ledger(engine).charge(project_id, batch, (key, digest("body")))
 
 
 def die_after_commit(url: str, project_id: int, queries: int) -> None:
