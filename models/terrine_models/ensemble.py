@@ -60,6 +60,7 @@ class Ensemble:
             }
         self._fastest: Choose | None = None
         self._measuring = threading.Lock()
+        self._voting = threading.Lock()  # one batch at a time, or they would share its memory
 
     @classmethod
     def load(cls, directory: Path, device: str | None = None, *, memory: int = MEMORY) -> Ensemble:
@@ -117,8 +118,9 @@ class Ensemble:
         if self.device == "cpu":
             side_by_side(vote, starts)
         else:
-            for start in starts:
-                vote(start)
+            with self._voting:
+                for start in starts:
+                    vote(start)
         return counts
 
     def fastest(self) -> Choose:

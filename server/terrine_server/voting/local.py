@@ -27,10 +27,9 @@ FileStamp = tuple[tuple[int, int, int], ...]
 
 @dataclass
 class _Slot:
-    """One ensemble. One batch votes at a time, so that requests do not compete for the cores."""
+    """One ensemble."""
 
     loading: Lock = field(default_factory=Lock)
-    voting: Lock = field(default_factory=Lock)
     stamp: FileStamp = ()
     ensemble: Ensemble | None = None
 
@@ -62,8 +61,7 @@ class LocalVoters:
         Raises `EnsembleUnavailable`, also for counts that cannot be an honest tally.
         """
         ensemble = self._verified(record)
-        with self._slot(record).voting:
-            counts = ensemble.votes(inputs)
+        counts = ensemble.votes(inputs)
         teachers, classes = ensemble.manifest.teachers, len(ensemble.manifest.classes)
         if (
             counts.shape != (len(inputs), classes)
