@@ -44,10 +44,10 @@ def charge(
     project = record.project
     check_active(project)
     fates = list(record.told)
-    for index, batch in enumerate(batches):
+    for index, (fate, batch) in enumerate(zip(record.told, batches, strict=True)):
         if not batch.proposals:
             fates[index] = InvalidQuery("The batch is empty; at least one query is expected.")
-        elif fates[index] is not None and any(p.epoch is not None for p in batch.proposals):
+        elif fate is not None and any(p.epoch is not None for p in batch.proposals):
             # What was drawn for it decides where later epochs of the group start.
             raise Overtaken("Another request came first with one of these keys. Ask again.")
     fresh = [index for index, fate in enumerate(fates) if fate is None]
