@@ -1,9 +1,9 @@
 """Durable charges a second of one project on PostgreSQL, beside pgbench on the same server.
 
 The peer is pgbench's simple-update, what a payment costs at least: in one transaction two rows are
-changed and one is appended. Ours holds the project's row, looks for the query in all earlier ones,
-checks the last entry, appends a hashed entry and moves the balance. Clients of pgbench wait for
-different rows; all of ours for one, which is why their requests are charged in groups. Needs the
+changed and one is appended. Ours looks for the query in all earlier ones and checks the last entry,
+then appends a hashed entry and moves the balance, if that is still what it was. Clients of pgbench
+write to different rows; all of ours to one, which is why their requests are charged in groups. Needs the
 development extra, which brings a PostgreSQL with pgbench; every commit is on disk.
 
     python benchmarks/charging.py [--seconds 5]
