@@ -76,7 +76,8 @@ def test_every_mechanism_is_audited() -> None:
 
 @pytest.mark.parametrize("title", SOUND)
 def test_no_mechanism_reveals_more_than_its_price(title: str) -> None:
-    for finding in findings(title):
+    # So many draws that the bounds below are many standard deviations away.
+    for finding in findings(title, 4 * DRAWS):
         assert finding.verdict == "holds"
         assert finding.measured is not None
         assert finding.price is not None
