@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 from between import come_between
 from books import answered, digest, kept_keys, open_ledger, open_project
-from sqlalchemy import event
+from sqlalchemy import event, make_url, text
 
 from terrine_client.protocol import ProjectStatus
 from terrine_server.errors import (
     BudgetExhausted,
+    DatabaseUnavailable,
     IdempotencyConflict,
     ProjectClosed,
     ProjectPaused,
@@ -152,3 +156,35 @@ def test_what_this_server_charged_since_is_looked_up_before_anything_is_tried(tw
     record = two.look([answered(1)])
     two.ours.charge(two.project, [answered(1)])
     assert two.pay([answered(1)], None, record) == [(2, True)]
+
+
+@pytest.mark.parametrize("when", WHEN)
+def test_what_was_asked_of_one_ledger_is_not_paid_from_another(
+    two: Two, database_url: str, tmp_path: Path, when: str
+) -> None:
+    """A project of the same name and number, but other terms, was put in its place."""
+    record = two.look([answered(1)])
+    WHEN[when](two, lambda: exchange(database_url, tmp_path))
+    with pytest.raises(DatabaseUnavailable, match="exchanged"):
+        two.pay([answered(1)], None, record)
+    assert two.ours.project("study").charges == 0
+    assert two.pay([answered(1)]) == [(1, False)]
+
+
+def exchange(url: str, directory: Path) -> None:
+    """Restore another ledger's backup in place of this one."""
+    if url.startswith("sqlite"):
+        other = directory / "other.sqlite"
+        open_project(open_ledger(f"sqlite:///{other}"), queries=5)
+        with (
+            closing(sqlite3.connect(other)) as backup,
+            closing(sqlite3.connect(make_url(url).database or "")) as ours,
+        ):
+            backup.backup(ours)
+        return
+    engine = connect(url)
+    with engine.begin() as connection:
+        connection.execute(text("DROP SCHEMA public CASCADE"))
+        connection.execute(text("CREATE SCHEMA public"))
+    engine.dispose()
+    open_project(open_ledger(url), queries=5)
