@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from between import come_between
 from books import answered, digest, kept_keys, open_ledger, open_project
-from sqlalchemy import event, make_url, text
+from sqlalchemy import Connection, event, make_url, text
 
 from terrine_client.protocol import ProjectStatus
 from terrine_server.errors import (
+    BrokenBooks,
     BudgetExhausted,
     DatabaseUnavailable,
     IdempotencyConflict,
@@ -156,6 +157,25 @@ def test_what_this_server_charged_since_is_looked_up_before_anything_is_tried(tw
     record = two.look([answered(1)])
     two.ours.charge(two.project, [answered(1)])
     assert two.pay([answered(1)], None, record) == [(2, True)]
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_what_a_commit_refuses_is_not_told(two: Two) -> None:
+    """SQLite may be told to look at references only then."""
+    record, tries = two.look([answered(1)]), list[int]()
+
+    @event.listens_for(two.engine, "commit")
+    def refer_to_nothing(connection: Connection) -> None:
+        connection.exec_driver_sql("PRAGMA defer_foreign_keys = ON")
+        connection.exec_driver_sql(
+            "INSERT INTO secret_spends (project_id, charges, tally) VALUES (99, 0, x'')"
+        )
+        tries.append(1)
+
+    with pytest.raises(BrokenBooks):
+        two.pay([answered(1)], None, record)
+    assert len(tries) == 2
+    assert two.theirs.project("study").charges == 1
 
 
 @pytest.mark.parametrize("when", WHEN)

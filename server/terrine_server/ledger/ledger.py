@@ -207,8 +207,10 @@ class Ledger:
         paid = None
         if record.project.terms.schedule is None:  # else there is a tally to be counted up
             # What does not fit the books is looked at again while nobody can change them.
-            with suppress(charging.Moved, BrokenBooks), appending(self._engine) as connection:
-                paid = charging.charge(connection, _now(), record, batches)
+            with suppress(charging.Moved, BrokenBooks):
+                with appending(self._engine) as connection:
+                    tried = charging.charge(connection, _now(), record, batches)
+                paid = tried  # not before the commit, which may be what does not fit
         if paid is None:
             with writing(self._engine) as connection:
                 connection.execute(rows.HOLD, {"id": project_id})
