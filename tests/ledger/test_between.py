@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from between import come_between
+from between import come_between, come_first
 from books import answered, digest, kept_keys, open_ledger, open_project
 from sqlalchemy import Connection, event, make_url, text
 
@@ -33,6 +33,7 @@ from terrine_server.ledger import (
 )
 
 Key = tuple[str, bytes]
+KEY: Key = ("key", digest("body"))
 
 
 class Two:
@@ -157,6 +158,54 @@ def test_what_this_server_charged_since_is_looked_up_before_anything_is_tried(tw
     record = two.look([answered(1)])
     two.ours.charge(two.project, [answered(1)])
     assert two.pay([answered(1)], None, record) == [(2, True)]
+
+
+# What another server does, and what becomes of a request for query 1, told label 3 if it is paid.
+FIRST: dict[str, tuple[Callable[[Two], object], object]] = {
+    "another query": (lambda two: two.theirs.charge(two.project, [answered(2)]), [(3, 3, False)]),
+    "the same query": (
+        lambda two: two.theirs.charge(two.project, [answered(1, label=7)]),
+        [(2, 7, True)],
+    ),
+    "all of the budget": (
+        lambda two: two.theirs.charge(two.project, [answered(2), answered(4)]),
+        BudgetExhausted,
+    ),
+    "the same request": (
+        lambda two: two.theirs.charge(two.project, [answered(1, label=7)], KEY),
+        [(2, 7, False)],
+    ),
+    "the key alone": (
+        lambda two: two.theirs.charge(two.project, [answered(0)], (KEY[0], digest("other"))),
+        IdempotencyConflict,
+    ),
+    "pause": (lambda two: two.theirs.set_status("study", ProjectStatus.PAUSED), ProjectPaused),
+    "close": (lambda two: two.theirs.set_status("study", ProjectStatus.CLOSED), ProjectClosed),
+}
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("first", FIRST)
+def test_a_charge_that_waited_for_another_server_goes_by_what_that_has_written(
+    two: Two, first: str
+) -> None:
+    """Its statement began before the other's was committed, and does not see it by itself."""
+    act, expected = FIRST[first]
+    record, told = two.look([answered(1)], KEY), list[object]()
+
+    def ask() -> None:
+        try:
+            [fate] = two.ours.charge_group(two.project, [Batch([answered(1)], KEY)], record)
+        except TerrineError as error:
+            fate = error
+        if isinstance(fate, Receipt):
+            told.extend((r.seq, r.label, r.replayed) for r in fate.results)
+        else:
+            told.append(type(fate))
+
+    come_first(two.engine, lambda: act(two), ask)
+    assert told == (expected if isinstance(expected, list) else [expected])
+    assert two.ours.verify("study").ok
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
