@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
 
 import pytest
-from between import come_between
+from between import come_between, come_first
 from books import answered, digest, kept_keys, open_ledger, open_project
-from sqlalchemy import event
+from sqlalchemy import Connection, event, make_url, text
 
 from terrine_client.protocol import ProjectStatus
 from terrine_server.errors import (
+    BrokenBooks,
     BudgetExhausted,
+    DatabaseUnavailable,
     IdempotencyConflict,
     ProjectClosed,
     ProjectPaused,
@@ -28,6 +33,7 @@ from terrine_server.ledger import (
 )
 
 Key = tuple[str, bytes]
+KEY: Key = ("key", digest("body"))
 
 
 class Two:
@@ -152,3 +158,102 @@ def test_what_this_server_charged_since_is_looked_up_before_anything_is_tried(tw
     record = two.look([answered(1)])
     two.ours.charge(two.project, [answered(1)])
     assert two.pay([answered(1)], None, record) == [(2, True)]
+
+
+# What another server does, and what becomes of a request for query 1, told label 3 if it is paid.
+FIRST: dict[str, tuple[Callable[[Two], object], object]] = {
+    "another query": (lambda two: two.theirs.charge(two.project, [answered(2)]), [(3, 3, False)]),
+    "the same query": (
+        lambda two: two.theirs.charge(two.project, [answered(1, label=7)]),
+        [(2, 7, True)],
+    ),
+    "all of the budget": (
+        lambda two: two.theirs.charge(two.project, [answered(2), answered(4)]),
+        BudgetExhausted,
+    ),
+    "the same request": (
+        lambda two: two.theirs.charge(two.project, [answered(1, label=7)], KEY),
+        [(2, 7, False)],
+    ),
+    "the key alone": (
+        lambda two: two.theirs.charge(two.project, [answered(0)], (KEY[0], digest("other"))),
+        IdempotencyConflict,
+    ),
+    "pause": (lambda two: two.theirs.set_status("study", ProjectStatus.PAUSED), ProjectPaused),
+    "close": (lambda two: two.theirs.set_status("study", ProjectStatus.CLOSED), ProjectClosed),
+}
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("first", FIRST)
+def test_a_charge_that_waited_for_another_server_goes_by_what_that_has_written(
+    two: Two, first: str
+) -> None:
+    """Its statement began before the other's was committed, and does not see it by itself."""
+    act, expected = FIRST[first]
+    record, told = two.look([answered(1)], KEY), list[object]()
+
+    def ask() -> None:
+        try:
+            [fate] = two.ours.charge_group(two.project, [Batch([answered(1)], KEY)], record)
+        except TerrineError as error:
+            fate = error
+        if isinstance(fate, Receipt):
+            told.extend((r.seq, r.label, r.replayed) for r in fate.results)
+        else:
+            told.append(type(fate))
+
+    come_first(two.engine, lambda: act(two), ask)
+    assert told == (expected if isinstance(expected, list) else [expected])
+    assert two.ours.verify("study").ok
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_what_a_commit_refuses_is_not_told(two: Two) -> None:
+    """SQLite may be told to look at references only then."""
+    record, tries = two.look([answered(1)]), list[int]()
+
+    @event.listens_for(two.engine, "commit")
+    def refer_to_nothing(connection: Connection) -> None:
+        connection.exec_driver_sql("PRAGMA defer_foreign_keys = ON")
+        connection.exec_driver_sql(
+            "INSERT INTO secret_spends (project_id, charges, tally) VALUES (99, 0, x'')"
+        )
+        tries.append(1)
+
+    with pytest.raises(BrokenBooks):
+        two.pay([answered(1)], None, record)
+    assert len(tries) == 2
+    assert two.theirs.project("study").charges == 1
+
+
+@pytest.mark.parametrize("when", WHEN)
+def test_what_was_asked_of_one_ledger_is_not_paid_from_another(
+    two: Two, database_url: str, tmp_path: Path, when: str
+) -> None:
+    """A project of the same name and number, but other terms, was put in its place."""
+    record = two.look([answered(1)])
+    WHEN[when](two, lambda: exchange(database_url, tmp_path))
+    with pytest.raises(DatabaseUnavailable, match="exchanged"):
+        two.pay([answered(1)], None, record)
+    assert two.ours.project("study").charges == 0
+    assert two.pay([answered(1)]) == [(1, False)]
+
+
+def exchange(url: str, directory: Path) -> None:
+    """Restore another ledger's backup in place of this one."""
+    if url.startswith("sqlite"):
+        other = directory / "other.sqlite"
+        open_project(open_ledger(f"sqlite:///{other}"), queries=5)
+        with (
+            closing(sqlite3.connect(other)) as backup,
+            closing(sqlite3.connect(make_url(url).database or "")) as ours,
+        ):
+            backup.backup(ours)
+        return
+    engine = connect(url)
+    with engine.begin() as connection:
+        connection.execute(text("DROP SCHEMA public CASCADE"))
+        connection.execute(text("CREATE SCHEMA public"))
+    engine.dispose()
+    open_project(open_ledger(url), queries=5)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine, event, text
 
 
 def come_between(engine: Engine, act: Callable[[], object]) -> None:
@@ -17,3 +19,46 @@ def come_between(engine: Engine, act: Callable[[], object]) -> None:
         if not acted and statement.startswith(("BEGIN IMMEDIATE", "WITH moved")):
             acted = True
             act()
+
+
+def come_first(engine: Engine, act: Callable[[], object], then: Callable[[], object]) -> None:
+    """Act, and do `then` so that it waits for what the act has written and not yet committed.
+
+    PostgreSQL only. What changes a project waits at its end for a lock that is held here.
+    """
+    with engine.begin() as connection:
+        connection.execute(
+            text(
+                "CREATE FUNCTION wait_here() RETURNS trigger LANGUAGE plpgsql AS "
+                "$$ BEGIN PERFORM pg_advisory_xact_lock(1); RETURN NULL; END $$"
+            )
+        )
+        connection.execute(
+            text(
+                "CREATE TRIGGER wait_here AFTER UPDATE ON projects "
+                "FOR EACH ROW EXECUTE FUNCTION wait_here()"
+            )
+        )
+    with ThreadPoolExecutor(2) as pool:
+        with engine.begin() as holder:
+            holder.execute(text("SELECT pg_advisory_xact_lock(1)"))
+            first = pool.submit(act)
+            _until_waiting(engine, 1)
+            second = pool.submit(then)
+            _until_waiting(engine, 2)
+        first.result()
+        second.result()
+
+
+def _until_waiting(engine: Engine, sessions: int) -> None:
+    waiting = text(
+        "SELECT count(*) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    )
+    deadline = time.monotonic() + 15
+    while True:
+        with engine.connect() as connection:
+            if connection.execute(waiting).scalar_one() == sessions:
+                return
+        assert time.monotonic() < deadline, "it did not wait"
+        time.sleep(0.01)

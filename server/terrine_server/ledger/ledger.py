@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from itertools import chain
 from typing import Any
 
-from sqlalchemy import Engine, insert, select, update
+from sqlalchemy import Connection, Engine, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from terrine_client.protocol import Outcome, ProjectStatus, Role
-from terrine_server.errors import BrokenBooks, Conflict, NotFound, TerrineError
+from terrine_server.errors import BrokenBooks, Conflict, DatabaseUnavailable, NotFound, TerrineError
 from terrine_server.ledger import accounts, archive, charging, earlier, rows, secrets
 from terrine_server.ledger.anchors import Anchor
 from terrine_server.ledger.books import Progress, verify_project
@@ -186,23 +186,35 @@ class Ledger:
         Each gets its receipt, or what `charge` would have raised for it alone; one that is refused
         does not touch the others. No two may have the same key. `record`: what `consult` said of
         their keys and queries; where nothing was charged since, it is not looked up again. Raises
-        what concerns all of them: ProjectPaused, ProjectClosed, DatabaseUnavailable.
+        what concerns all of them: ProjectPaused, ProjectClosed, DatabaseUnavailable (also where the
+        project is another than that of the `record`).
         """
         keys = [batch.key for batch in batches]
         proposals = chain.from_iterable(batch.proposals for batch in batches)
         digests = [QueryDigest(p.query_digest, p.input_digest) for p in proposals]
+        genesis = None if record is None else record.project.genesis
+
+        def look_up(connection: Connection) -> OnRecord:
+            found = earlier.look_up(connection, self._accounts, project_id, keys, digests)
+            if genesis not in (None, found.project.genesis):
+                # The outcomes were drawn for a project with other terms, of the same number.
+                raise DatabaseUnavailable("The ledger was exchanged for another one. Ask again.")
+            return found
+
         if record is None or record.project.charges < self._charged.get(project_id, 0):
             with reading(self._engine) as connection:
-                record = earlier.look_up(connection, self._accounts, project_id, keys, digests)
+                record = look_up(connection)
         paid = None
         if record.project.terms.schedule is None:  # else there is a tally to be counted up
             # What does not fit the books is looked at again while nobody can change them.
-            with suppress(charging.Moved, BrokenBooks), appending(self._engine) as connection:
-                paid = charging.charge(connection, _now(), record, batches)
+            with suppress(charging.Moved, BrokenBooks):
+                with appending(self._engine) as connection:
+                    tried = charging.charge(connection, _now(), record, batches)
+                paid = tried  # not before the commit, which may be what does not fit
         if paid is None:
             with writing(self._engine) as connection:
                 connection.execute(rows.HOLD, {"id": project_id})
-                record = earlier.look_up(connection, self._accounts, project_id, keys, digests)
+                record = look_up(connection)
                 paid = charging.charge(connection, _now(), record, batches)
         project, fates = paid
         self._charged[project_id] = project.charges

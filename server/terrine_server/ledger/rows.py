@@ -172,7 +172,8 @@ class Accounts:
         """Record from a row of `searches.find`."""
         opened = self._opened.get((row.id, row.genesis))
         if opened is None:
-            opened = fetch_project(connection, projects.c.id == row.id, f"number {row.id}")
+            same = (projects.c.id == row.id) & (projects.c.genesis == row.genesis)
+            opened = fetch_project(connection, same, f"number {row.id}")
             if len(self._opened) >= MOST_REMEMBERED:
                 self._opened.clear()
             self._opened[row.id, row.genesis] = opened
