@@ -6,6 +6,8 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -87,6 +89,26 @@ def test_all_ways_to_vote_agree(networks: Path, digits: Dataset) -> None:
     with torch.inference_mode():
         loop, batched = (ensemble.ways[way](x) for way in ("loop", "batched"))
     assert (loop == batched).float().mean() > 0.999, "more than rounding tells them apart"
+
+
+def test_the_fastest_way_is_found_as_votes_are_computed(networks: Path, digits: Dataset) -> None:
+    """By a worker with one thread: what is quick with all of them to itself may not be so there."""
+    ensemble = Ensemble.load(networks, device="cpu")
+    loop, seen = ensemble.ways["loop"], set[tuple[str, int]]()
+
+    def watched(x: torch.Tensor) -> torch.Tensor:
+        name = threading.current_thread().name.rpartition("_")[0]
+        seen.add((name, torch.get_num_threads()))
+        return loop(x)
+
+    def slow(x: torch.Tensor) -> torch.Tensor:
+        time.sleep(1)
+        return watched(x)
+
+    ensemble.ways = {"slow": slow, "watched": watched}
+    assert ensemble.fastest() is watched
+    ensemble.votes(digits.inputs[:64])
+    assert seen == {("terrine-worker", 1)}
 
 
 def test_equal_scores_go_to_the_lowest_class(copy: Path, digits: Dataset) -> None:
