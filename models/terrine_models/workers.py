@@ -34,6 +34,7 @@ def _pool() -> ThreadPoolExecutor:
     all_here = threading.Barrier(size + 1)
 
     def compute_alone() -> None:
+        torch.get_num_threads()  # or torch would take the number anew when it first computes here
         torch.set_num_threads(1)  # for this thread, and for every thread started hereafter
         all_here.wait()
 
