@@ -39,10 +39,11 @@ _PAGE = 1000
 class Ledger:
     """Ensembles, projects, charges and tokens in one database.
 
-    Every method is one transaction. Methods that write lock what they touch, ensemble before
-    project, so that no interleaving of threads, processes or machines overspends a budget or a
-    cap. Safe to share between threads. Any method raises DatabaseUnavailable when the database
-    cannot be reached, is busy for too long, or contradicts itself; nothing is then half-written.
+    What a method writes is one transaction. Methods that write lock what they touch, ensemble
+    before project, and charges go by accounts that nobody changed since they were looked up: no
+    interleaving of threads, processes or machines overspends a budget or a cap. Safe to share
+    between threads. Any method raises DatabaseUnavailable when the database cannot be reached, is
+    busy for too long, or contradicts itself; nothing is then half-written.
     """
 
     def __init__(self, engine: Engine) -> None:
