@@ -43,7 +43,11 @@ def test_killed_at_any_step_leaves_nothing_half_written(
         [process] = in_processes(die_before, (database_url, project.id, batch, key, step, between))
         new = {entry.query_digest for entry in ledger.charges("study", after_seq=paid)}
         ours = len(new - {digest(others).hex()})
-        assert (ours, key in kept_keys(database_url)) in [(0, False), (5, True)]
+        written = ours == 5
+        assert (ours, key in kept_keys(database_url)) == ((5, True) if written else (0, False))
+        # Only the one statement of PostgreSQL is durable before SQLAlchemy tells of a commit.
+        alone = what == "alone" and not database_url.startswith("sqlite")
+        assert alone or written == (process.exitcode == 0)
         assert ledger.verify("study").ok
         # Nobody is left holding a lock: the retry goes through, and is charged once in all.
         ledger.charge(project.id, batch, (key, digest("body")))
