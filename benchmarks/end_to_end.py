@@ -40,13 +40,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from teachers import SHARED, Material, digits, first, mnist, train
-from terrine_client.protocol import ProjectOpen, Role, TokenCreate
 from terrine_models.ensemble import Ensemble
 from terrine_models.features import PublicData
 from terrine_models.teachers import Heads, Networks
-from terrine_server.auth import Tokens, load_secret_key, make_secret_key
+from terrine_protocol import ProjectOpen, Role, TokenCreate
 from terrine_server.ledger import Ledger, connect, upgrade
-from terrine_server.operations import open_project, register_ensemble
+from terrine_server.owner.operations import open_project, register_ensemble
+from terrine_server.owner.tokens import Tokens, load_secret_key, make_secret_key
 from terrine_server.settings import Settings
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))

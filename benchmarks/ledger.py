@@ -34,17 +34,17 @@ from books import answered, open_ledger, open_project
 from postgres import running_postgres
 
 from terrine_server.ledger import Ledger, ProjectRecord, connect
-from terrine_server.ledger.chain import (
+from terrine_server.ledger.store.chain import (
     CHARGE_FIELDS,
     KIND_FIELDS,
     canonical_json,
     frame,
     hasher,
 )
-from terrine_server.ledger.database import snapshot
-from terrine_server.ledger.entries import stored
-from terrine_server.ledger.tables import iso, projects
-from terrine_server.privacy import Outcome
+from terrine_server.ledger.store.database import snapshot
+from terrine_server.ledger.store.tables import iso, projects
+from terrine_server.ledger.verifying.entries import stored
+from terrine_server.privacy import VoteOutcome
 
 # Noise so large that the budget pays for tens of millions of queries.
 MECHANISM = {"name": "confident_gnmax", "threshold": 200, "sigma1": 10000.0, "sigma2": 10000.0}
@@ -159,7 +159,7 @@ def charging(*ledgers: Ledger) -> list[float]:
 
 def made(project: ProjectRecord) -> Iterator[dict[str, Any]]:
     """Charges of ever new queries, for ever, hashed and chained as the ledger does."""
-    price, hashed = project.terms.prices[Outcome.ANSWERED], hasher(project.id)
+    price, hashed = project.terms.prices[VoteOutcome.ANSWERED], hasher(project.id)
     charge: dict[str, Any] = {
         "project_id": project.id,
         "outcome": "answered",
@@ -199,7 +199,7 @@ def fill(url: str, project: ProjectRecord, entries: int) -> None:
             yield tuple(charge[name] for name in COLUMNS)
 
     fill_sqlite(url, rows()) if url.startswith("sqlite") else fill_postgresql(url, rows())
-    price = project.terms.prices[Outcome.ANSWERED]
+    price = project.terms.prices[VoteOutcome.ANSWERED]
     with connect(url).begin() as connection:
         connection.execute(
             update(projects).values(

@@ -18,17 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import erfc, erfcinv, log_ndtr
 
-from terrine_server.privacy import GaussianNoisyMax, GaussianThreshold
-from terrine_server.privacy.data_dependent import gnmax_log_q, gnmax_rdp
-from terrine_server.privacy.local_sensitivity import (
+from reference.costs import gnmax_log_q
+from reference.local_sensitivity import (
     NoisyMaxSensitivity,
     gaussian_curve,
 )
-from terrine_server.privacy.sensitivity import (
-    Charged,
-    secret_spend,
-    smooth_sensitivity,
-)
+from reference.sensitivity import Charged, secret_spend, smooth_sensitivity
+from terrine_server.privacy import GaussianNoisyMax, GaussianThreshold
+from terrine_server.privacy.published.noisy_max import gnmax_rdp
 
 SIGMA, ORDER, BETA = 40.0, 14.0, 0.0179
 ORDERS = np.linspace(1.5, 50.5, 50)

@@ -28,14 +28,15 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtri
 
+from reference.costs import ORDERS, data_dependent_rdp, gnmax_log_q
+from reference.sensitivity import Charged, secret_spend
 from terrine_server.privacy import (
-    ORDERS,
     Composition,
     GaussianNoisyMax,
     GaussianThreshold,
     LaplaceNoisyMax,
     Mechanism,
-    Outcome,
+    VoteOutcome,
     additive_delta,
     build_mechanism,
     epsilon_from_gdp,
@@ -45,19 +46,9 @@ from terrine_server.privacy import (
     rdp,
     rdp_budget,
 )
-from terrine_server.privacy.data_dependent import (
-    data_dependent_rdp,
-    gnmax_log_q,
-    gnmax_rdp,
-    lnmax_rdp,
-)
 from terrine_server.privacy.noise import discrete_gaussian
-from terrine_server.privacy.sanitize import Publication, gnss_rdp
-from terrine_server.privacy.sensitivity import (
-    Charged,
-    SecretSpend,
-    secret_spend,
-)
+from terrine_server.privacy.published.noisy_max import gnmax_rdp, lnmax_rdp
+from terrine_server.privacy.published.release import BoundRelease, SecretSpend, gnss_rdp
 
 SHARED = Path(
     os.environ.get("TERRINE_SHARED_DATA", Path(__file__).resolve().parents[2] / "shared" / "data")
@@ -188,23 +179,23 @@ def answer_once(row: Row, votes: Votes) -> list[Charged]:
     return [Charged(test, votes[~passed]), Charged(answer, votes[passed])]
 
 
-def choose_publication(row: Row, rehearsal: Votes, scale: float) -> Publication:
+def choose_publication(row: Row, rehearsal: Votes, scale: float) -> BoundRelease:
     """Return the parameters with the least ε for `scale` times as many queries as rehearsed."""
     transcript, teachers = answer_once(row, rehearsal), int(rehearsal[0].sum())
     z = float(-ndtri(row.delta / 10))  # a publication below the spend takes a tenth of delta
-    found: list[tuple[float, Publication]] = []
+    found: list[tuple[float, BoundRelease]] = []
     for order in (3.0, 4.0, 6.0, 8.0, 10.0, 14.0, 20.0, 28.0):
         for share in (0.05, 0.1, 0.15, 0.2, 0.25):
             beta = share / order
             spend = secret_spend(transcript, teachers=teachers, order=order, beta=beta)
             larger = SecretSpend(spend.cost * scale, spend.smooth_sensitivity * scale)
             for sigma in np.geomspace(2, 500, 40):
-                publication = Publication(order, beta, float(sigma), z)
+                publication = BoundRelease(order, beta, float(sigma), z)
                 found.append((epsilon_with(publication, larger, row.delta), publication))
     return min(found, key=lambda item: item[0])[1]
 
 
-def epsilon_with(publication: Publication, spend: SecretSpend, delta: float) -> float:
+def epsilon_with(publication: BoundRelease, spend: SecretSpend, delta: float) -> float:
     """ε of the median publication and its own price, at δ less its chance of failure."""
     median = spend.cost + spend.smooth_sensitivity * publication.sigma * publication.z
     return epsilon_from_rdp(
@@ -255,9 +246,9 @@ def reproduce_near_zero() -> None:
         delta_query = delta / 20 / queries
         spec = {"name": "stable", "sigma": sigma, "delta_per_query": delta_query}
         mechanism = build_mechanism(spec, teachers=teachers, classes=10)
-        event = mechanism.events()[Outcome.ANSWERED]
+        event = mechanism.events()[VoteOutcome.ANSWERED]
         released = mechanism.release(votes)
-        answered = released.outcomes == Outcome.ANSWERED
+        answered = released.outcomes == VoteOutcome.ANSWERED
         right = np.mean(released.labels[answered] == labels[answered])
         print(
             f"    `stable` instead: {teachers:,} teachers on MNIST, sigma={sigma:g}: "
@@ -287,7 +278,7 @@ def answers_at_equal_epsilon() -> None:
             asked = gdp_budget(epsilon, delta * 0.95) * sigma**2  # 5 % of delta is for the tests
             spec = {"name": "stable", "sigma": sigma, "delta_per_query": delta / 20 / asked}
             stable = build_mechanism(spec, teachers=teachers, classes=10)
-            share = np.mean(stable.release(votes).outcomes == Outcome.ANSWERED)
+            share = np.mean(stable.release(votes).outcomes == VoteOutcome.ANSWERED)
             line(f"    stable, sigma={sigma:g}", "answers", f"{asked * share:,.0f}")
             for each in (0.5, 1.0, 2.0):
                 if each > epsilon:
@@ -311,7 +302,7 @@ def answers_within(mechanism: Mechanism, epochs: int, votes: Votes, seed: int) -
         released = mechanism.release(queries[start : start + 1_000])
         assert released.epochs is not None
         paid = released.epochs < epochs
-        answers += int(np.sum(released.outcomes[paid] == Outcome.ANSWERED))
+        answers += int(np.sum(released.outcomes[paid] == VoteOutcome.ANSWERED))
         epochs -= int(released.epochs[-1]) + 1
         if epochs <= 0:
             break

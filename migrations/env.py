@@ -1,8 +1,8 @@
-"""Runs the migrations on the connection that `terrine_server.ledger.schema.upgrade` opened."""
+"""Runs the migrations on the connection that `ledger.store.schema.upgrade` opened."""
 
 from alembic import context
 
-from terrine_server.ledger.tables import metadata
+from terrine_server.ledger.store.tables import metadata
 
 context.configure(
     connection=context.config.attributes["connection"],

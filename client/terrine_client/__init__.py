@@ -4,7 +4,7 @@
         labels = client.label(x)                     # x: [B, …] as the ensemble asks
         student.fit(x[labels.answered], labels.labels[labels.answered])
 
-What the server says, field by field, is in `terrine_client.protocol`; every error, as a tree, in
+What the server says, field by field, is in `terrine_protocol`; every error, as a tree, in
 `terrine_client.errors`.
 """
 
@@ -41,7 +41,7 @@ from terrine_client.errors import (
     UnexpectedReply,
     UnsupportedMediaType,
 )
-from terrine_client.protocol import Budget, Estimate, Outcome
+from terrine_protocol import Budget, Estimate, Outcome
 
 __all__ = [
     "AsyncClient",

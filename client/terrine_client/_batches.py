@@ -25,7 +25,7 @@ from terrine_client.errors import (
     TerrineError,
     UnexpectedReply,
 )
-from terrine_client.protocol import Budget, LabelResponse, LabelResult, Outcome
+from terrine_protocol import Budget, LabelResponse, LabelResult, Outcome
 
 Array = npt.NDArray[Any]
 Plan = Generator[Call[LabelResponse], LabelResponse, Labels]

@@ -22,7 +22,7 @@ from terrine_client.errors import (
     UnexpectedReply,
     problem_error,
 )
-from terrine_client.protocol import (
+from terrine_protocol import (
     Budget,
     BudgetPage,
     EnsembleAccount,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from terrine_client.protocol import Budget, LabelResult, Outcome
+from terrine_protocol import Budget, LabelResult, Outcome
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from terrine_client._labels import Labels
 from terrine_client.errors import ConfigurationError
-from terrine_client.protocol import ProjectInfo
+from terrine_protocol import ProjectInfo
 
 FILE = "answers.npz"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from terrine_client._batches import Report
-from terrine_client.protocol import LabelResult, Outcome
+from terrine_protocol import LabelResult, Outcome
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from terrine_client._connection import Connection
 from terrine_client._labels import Labels
 from terrine_client._progress import progress_bar
 from terrine_client.errors import TerrineError
-from terrine_client.protocol import (
+from terrine_protocol import (
     Budget,
     BudgetPage,
     Charge,

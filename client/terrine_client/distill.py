@@ -25,7 +25,7 @@ from terrine_client._picture import draw
 from terrine_client._report import Report, Round, continued, told
 from terrine_client.client import Client
 from terrine_client.errors import BudgetExhausted, TerrineError
-from terrine_client.protocol import ProjectInfo
+from terrine_protocol import ProjectInfo
 
 if TYPE_CHECKING:
     from terrine_models.learning import Training

@@ -41,7 +41,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import TYPE_CHECKING, ClassVar
 
-from terrine_client.protocol import Problem
+from terrine_protocol import Problem
 
 if TYPE_CHECKING:
     from terrine_client._labels import Labels

@@ -16,17 +16,18 @@ from anyio import to_thread
 from fastapi import Depends, FastAPI
 
 from terrine_server import logs
-from terrine_server.api import books, health, middleware, openapi, owner, problems, students
+from terrine_server.api import health, middleware, openapi, owner, problems, students
+from terrine_server.api import ledger as books
 from terrine_server.api.services import Services, known_parameters
-from terrine_server.auth import Tokens, load_secret_key
 from terrine_server.errors import TerrineError
-from terrine_server.labeling import Labeling
+from terrine_server.labeling.local_voters import LocalVoters
+from terrine_server.labeling.pipeline import Labeling
+from terrine_server.labeling.queue import Queue
 from terrine_server.ledger import Ledger, connect
 from terrine_server.metrics import Metrics
-from terrine_server.queueing import Queue
+from terrine_server.owner.tokens import Tokens, load_secret_key
 from terrine_server.ratelimit import RateLimit
 from terrine_server.settings import Settings
-from terrine_server.voting.local import LocalVoters
 
 log = structlog.get_logger("terrine")
 

@@ -22,7 +22,7 @@
         ├── SchemaMismatch      the database is not at this version's schema
         └── BrokenBooks         a balance, number or hash does not match its charges
 
-Each class names one entry of `terrine_client.protocol.PROBLEMS`; the API turns any of them into an
+Each class names one entry of `terrine_protocol.PROBLEMS`; the API turns any of them into an
 RFC 9457 problem in one place, and the command line into one line on stderr.
 """
 

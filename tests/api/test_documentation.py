@@ -15,8 +15,8 @@ import pytest
 from pydantic import BaseModel
 from server import RunningServer
 
-from terrine_client import protocol
-from terrine_client.protocol import PROBLEMS
+import terrine_protocol as protocol
+from terrine_protocol import PROBLEMS
 from terrine_server.settings import Settings
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "api.md"

@@ -10,11 +10,11 @@ import pytest
 from caller import Caller, slug
 from server import RunningServer
 
-from terrine_client.protocol import Estimate, LabelResponse, Outcome, ProjectInfo
-from terrine_server.labeling import Labeling
+from terrine_protocol import Estimate, LabelResponse, Outcome, ProjectInfo
+from terrine_server.labeling.local_voters import LocalVoters
+from terrine_server.labeling.pipeline import Labeling
 from terrine_server.ledger import EnsembleRecord, Receipt
 from terrine_server.metrics import Metrics
-from terrine_server.voting.local import LocalVoters
 
 Call = Callable[..., Caller]
 MECHANISM = {

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from server import RunningServer
 
-from terrine_client.protocol import LabelResponse, ProjectInfo
+from terrine_protocol import LabelResponse, ProjectInfo
 from terrine_server.errors import DatabaseUnavailable
-from terrine_server.labeling import Labeling, possible
+from terrine_server.labeling.local_voters import LocalVoters
+from terrine_server.labeling.pipeline import Labeling, possible
 from terrine_server.ledger import Receipt
 from terrine_server.metrics import Metrics
 from terrine_server.privacy import Account, build_mechanism, quote
-from terrine_server.voting.local import LocalVoters
 
 Call = Callable[..., Caller]
 CONFIDENT = {"name": "confident_gnmax", "threshold": 25, "sigma1": 8.0, "sigma2": 4.0}

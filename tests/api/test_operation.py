@@ -17,7 +17,7 @@ from caller import Caller, npy, slug
 from server import RunningServer
 from sqlalchemy import make_url
 
-from terrine_client.protocol import PROBLEMS
+from terrine_protocol import PROBLEMS
 from terrine_server import logs
 from terrine_server.errors import RateLimited
 from terrine_server.ledger import Ledger

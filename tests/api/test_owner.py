@@ -11,7 +11,7 @@ from typing import Any
 from caller import Caller, slug
 from server import CAP_DELTA, CAP_EPSILON, RunningServer
 
-from terrine_client.protocol import (
+from terrine_protocol import (
     BudgetPage,
     EnsembleAccount,
     EnsembleInfo,

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from terrine_client.protocol import InputSpec
+from terrine_protocol import InputSpec
 from terrine_server.errors import InvalidQuery, PayloadTooLarge
-from terrine_server.queries import (
+from terrine_server.labeling.queries import (
     batch_digest,
     canonical_inputs,
     check_probabilities,

@@ -16,8 +16,8 @@ from digits import DigitsEnsemble
 from server import RunningServer, running_server
 
 from terrine_server.errors import Overloaded
+from terrine_server.labeling.queue import GROUP_QUERIES, GROUPS, Queue
 from terrine_server.metrics import Metrics
-from terrine_server.queueing import GROUP_QUERIES, GROUPS, Queue
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,10 @@ from books import (
 )
 from sqlalchemy import text
 
-from terrine_server.audit.books import audit_books
 from terrine_server.audit.findings import Finding
+from terrine_server.audit.ledger import audit_books
 from terrine_server.ledger import Ledger
-from terrine_server.privacy import Outcome, Terms
+from terrine_server.privacy import Terms, VoteOutcome
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def open_and_ask(ledger: Ledger, name: str, mechanism: Any, opened: Terms) -> No
     project = ledger.open_project(name, "mnist", mechanism, opened)
     epoch = None if opened.opening is None else 0
     asked = [answered(f"{name} 1", epoch=epoch), answered(f"{name} 2", epoch=epoch)]
-    if Outcome.ABSTAINED in opened.prices:
+    if VoteOutcome.ABSTAINED in opened.prices:
         asked.append(abstained(f"{name} 3", epoch=epoch))
     ledger.charge(project.id, asked)
 

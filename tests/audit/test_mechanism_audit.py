@@ -27,8 +27,8 @@ from terrine_server.privacy import (
     GaussianNoisyMax,
     LaplaceNoisyMax,
     Mechanism,
-    Outcome,
     Released,
+    VoteOutcome,
     quote,
 )
 from terrine_server.privacy.mechanisms import MECHANISMS
@@ -89,8 +89,8 @@ def test_no_mechanism_reveals_more_than_its_price(title: str) -> None:
 def test_an_abstention_must_be_worth_its_own_lower_price() -> None:
     answer, test = findings("confident_gnmax")
     prices = quote(BY_TITLE["confident_gnmax"].build(), 100.0, 0.5).prices
-    assert answer.price == pytest.approx(math.sqrt(prices[Outcome.ANSWERED].cost / 1e12))
-    assert test.price == pytest.approx(math.sqrt(prices[Outcome.ABSTAINED].cost / 1e12))
+    assert answer.price == pytest.approx(math.sqrt(prices[VoteOutcome.ANSWERED].cost / 1e12))
+    assert test.price == pytest.approx(math.sqrt(prices[VoteOutcome.ABSTAINED].cost / 1e12))
 
 
 def test_the_published_price_of_immutable_is_refuted() -> None:
@@ -163,7 +163,7 @@ class TestPlantedDefects:
     def test_a_price_for_one_count_that_moves_where_two_do(
         self, title: str, event: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        prices: Mapping[Outcome, Any] = {Outcome.ANSWERED: event}
+        prices: Mapping[VoteOutcome, Any] = {VoteOutcome.ANSWERED: event}
         monkeypatch.setattr(type(BY_TITLE[title].build()), "events", lambda self: prices)
         assert caught(title)
 

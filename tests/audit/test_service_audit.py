@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from terrine_models.ensemble import Ensemble
-from terrine_server import operations
 from terrine_server.audit import service
 from terrine_server.audit.findings import Finding
 from terrine_server.audit.service import SPLIT, audit_service
 from terrine_server.audit.world import TEACHERS, input_with, save_world
+from terrine_server.owner import operations
 from terrine_server.privacy import Mechanism, Terms, quote
 from terrine_server.privacy.noise import NoiseTable
 

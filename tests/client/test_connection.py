@@ -25,7 +25,7 @@ from terrine_client import (
     UnexpectedReply,
 )
 from terrine_client.errors import problem_error
-from terrine_client.protocol import PROBLEMS, Outcome, Problem
+from terrine_protocol import PROBLEMS, Outcome, Problem
 
 TOKEN = "terrine_id_verysecret"
 

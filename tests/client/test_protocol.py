@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from terrine_client import protocol
-from terrine_client.protocol import (
+import terrine_protocol as protocol
+from terrine_protocol import (
     PROBLEMS,
     MechanismSpec,
     Outcome,

@@ -33,7 +33,7 @@ from terrine_client import (
     TimedOut,
     UnexpectedReply,
 )
-from terrine_client.protocol import GNMaxSpec, ProjectOpen, Role, TokenCreate
+from terrine_protocol import GNMaxSpec, ProjectOpen, Role, TokenCreate
 
 TOKEN = "terrine_id_secret"
 X = np.arange(1, 7, dtype=np.uint8).repeat(4).reshape(6, 2, 2)

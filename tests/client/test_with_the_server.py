@@ -24,7 +24,7 @@ from terrine_client import (
     ProjectPaused,
     Unauthorized,
 )
-from terrine_client.protocol import (
+from terrine_protocol import (
     ConfidentGNMaxSpec,
     EnsembleAccount,
     EnsembleInfo,

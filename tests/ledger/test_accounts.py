@@ -24,7 +24,7 @@ from books import (
     terms,
 )
 
-from terrine_client.protocol import Guarantee, ProjectStatus
+from terrine_protocol import Guarantee, ProjectStatus
 from terrine_server.errors import CapExceeded, Conflict, InvalidTerms, NotFound
 from terrine_server.ledger import Ledger
 from terrine_server.privacy import build_mechanism, cap, quote

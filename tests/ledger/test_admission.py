@@ -9,13 +9,12 @@ from books import CONFIDENT, EPOCHS, STABLE, answered, digest, terms, unvoted
 from hypothesis import given
 from hypothesis import strategies as st
 
-from terrine_client.protocol import Outcome
+from terrine_protocol import Outcome
 from terrine_server.errors import Overtaken
 from terrine_server.ledger import Recorded
-from terrine_server.ledger.admission import admit
+from terrine_server.ledger.charging.admission import admit
 from terrine_server.ledger.records import Proposal, Result
-from terrine_server.privacy import Account, Terms
-from terrine_server.privacy import Outcome as PaidOutcome
+from terrine_server.privacy import Account, Terms, VoteOutcome
 
 PRICED = terms(1, CONFIDENT)
 
@@ -23,8 +22,8 @@ PRICED = terms(1, CONFIDENT)
 @st.composite
 def proposals(draw: st.DrawFn) -> list[Proposal]:
     def proposal(query: int, given_input: int, kind: int) -> Proposal:
-        outcome = [None, PaidOutcome.ABSTAINED, PaidOutcome.ANSWERED][kind]
-        label = query % 10 if outcome is PaidOutcome.ANSWERED else None
+        outcome = [None, VoteOutcome.ABSTAINED, VoteOutcome.ANSWERED][kind]
+        label = query % 10 if outcome is VoteOutcome.ANSWERED else None
         # A query determines its input.
         return Proposal(digest((query, given_input)), digest(given_input), outcome, label)
 
@@ -83,7 +82,7 @@ def test_what_is_refused_does_not_depend_on_votes_beyond_what_was_told(
     refused = [i for i, result in enumerate(told) if result.outcome is Outcome.REFUSED]
     for i in refused:
         if batch[i].outcome is not None:
-            other = replace(batch[i], outcome=PaidOutcome.ABSTAINED, label=None)
+            other = replace(batch[i], outcome=VoteOutcome.ABSTAINED, label=None)
             changed = [*batch[:i], other, *batch[i + 1 :]]
             again = admit(offered, Account(), Recorded({}, {}), changed).results
             assert again == told
@@ -107,7 +106,7 @@ def test_a_budget_is_spent_to_the_last_unit_and_no_further() -> None:
     """Both axes: the cost, and the additive δ of the stability test."""
     offered = terms(3, STABLE)
     worst = offered.worst
-    batch = [Proposal(digest(i), digest(i), PaidOutcome.ANSWERED, 1) for i in range(4)]
+    batch = [Proposal(digest(i), digest(i), VoteOutcome.ANSWERED, 1) for i in range(4)]
     for short in (
         replace(offered, budget=3 * worst.cost - 1),
         replace(offered, delta_budget=3 * worst.delta - 1),
@@ -138,7 +137,7 @@ def drawn(request: list[tuple[int, bool]], recorded: dict[bytes, Result]) -> lis
             made.append(unvoted(query))
             continue
         seen.add(key)
-        outcome = PaidOutcome.ANSWERED if passed else PaidOutcome.ABSTAINED
+        outcome = VoteOutcome.ANSWERED if passed else VoteOutcome.ABSTAINED
         made.append(Proposal(key, key, outcome, 3 if passed else None, epoch=epoch))
         answers += passed
         if not passed or answers == MOST:

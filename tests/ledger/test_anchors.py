@@ -23,11 +23,12 @@ from publishing import open_published, publishing_ledger, voted
 from sqlalchemy import Connection, delete, update
 from typer.testing import CliRunner, Result
 
-from terrine_client.protocol import ProjectStatus
+from terrine_protocol import ProjectStatus
 from terrine_server.cli.console import CommandError
 from terrine_server.cli.ledger import app
 from terrine_server.ledger import Ledger
-from terrine_server.ledger.anchors import (
+from terrine_server.ledger.store.tables import ensembles, projects
+from terrine_server.ledger.verifying.anchors import (
     Anchor,
     AnchorError,
     load_private_key,
@@ -35,8 +36,7 @@ from terrine_server.ledger.anchors import (
     read_anchors,
     write_anchors,
 )
-from terrine_server.ledger.books import verify_project
-from terrine_server.ledger.tables import ensembles, projects
+from terrine_server.ledger.verifying.walk import verify_project
 
 ENTRIES = 6
 ONE_DATABASE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

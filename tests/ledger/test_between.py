@@ -12,7 +12,7 @@ from between import come_between, come_first
 from books import answered, digest, kept_keys, open_ledger, open_project
 from sqlalchemy import Connection, event, make_url, text
 
-from terrine_client.protocol import ProjectStatus
+from terrine_protocol import ProjectStatus
 from terrine_server.errors import (
     BrokenBooks,
     BudgetExhausted,

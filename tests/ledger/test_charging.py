@@ -27,7 +27,7 @@ from books import (
 )
 from sqlalchemy import event, select, text, update
 
-from terrine_client.protocol import Guarantee, Outcome, ProjectStatus
+from terrine_protocol import Guarantee, Outcome, ProjectStatus
 from terrine_server.errors import (
     BrokenBooks,
     BudgetExhausted,
@@ -37,19 +37,11 @@ from terrine_server.errors import (
     ProjectClosed,
     ProjectPaused,
 )
-from terrine_server.ledger import (
-    Batch,
-    Ledger,
-    Proposal,
-    QueryDigest,
-    Recorded,
-    Result,
-    connect,
-    searches,
-)
-from terrine_server.ledger.chain import canonical_json
-from terrine_server.ledger.tables import charges, projects
-from terrine_server.privacy import Outcome as PaidOutcome
+from terrine_server.ledger import Batch, Ledger, Proposal, QueryDigest, Recorded, Result, connect
+from terrine_server.ledger.store import searches
+from terrine_server.ledger.store.chain import canonical_json
+from terrine_server.ledger.store.tables import charges, projects
+from terrine_server.privacy import VoteOutcome
 
 
 @pytest.fixture
@@ -107,7 +99,7 @@ def test_each_outcome_pays_its_own_price(ledger: Ledger) -> None:
     project = open_project(ledger, 2, CONFIDENT)
     prices = project.terms.prices
     after = ledger.charge(project.id, [abstained(1), answered(2)]).project
-    assert after.spent == sum(prices[o].cost for o in (PaidOutcome.ABSTAINED, PaidOutcome.ANSWERED))
+    assert after.spent == sum(prices[o].cost for o in (VoteOutcome.ABSTAINED, VoteOutcome.ANSWERED))
 
 
 def test_admission_reckons_with_the_worst_price_whatever_the_outcome(ledger: Ledger) -> None:
@@ -116,7 +108,7 @@ def test_admission_reckons_with_the_worst_price_whatever_the_outcome(ledger: Led
     receipt = ledger.charge(project.id, [answered(1), abstained(2), abstained(3)])
     assert fates(receipt.results) == "PP-"
     left = receipt.project.terms.budget - receipt.project.spent
-    assert left >= project.terms.prices[PaidOutcome.ABSTAINED].cost
+    assert left >= project.terms.prices[VoteOutcome.ABSTAINED].cost
 
 
 def test_after_one_refusal_every_later_new_query_is_refused(ledger: Ledger) -> None:
@@ -343,7 +335,7 @@ def test_a_charge_records_everything_about_its_query(ledger: Ledger) -> None:
     before = datetime.now(UTC)
     ledger.charge(project.id, [answered("q", 3, given="x"), abstained("r")])
     first, second = ledger.charges("study")
-    price = project.terms.prices[PaidOutcome.ANSWERED]
+    price = project.terms.prices[VoteOutcome.ANSWERED]
     assert (first.project, first.seq, first.outcome, first.label) == ("study", 1, "answered", 3)
     assert (first.cost, first.delta, first.cap_cost) == (price.cost, price.delta, price.cap_cost)
     assert first.mechanism == CONFIDENT
@@ -394,10 +386,10 @@ def test_an_outcome_without_a_price_is_never_released(ledger: Ledger) -> None:
 
 @pytest.mark.parametrize(
     ("outcome", "label"),
-    [(PaidOutcome.ANSWERED, None), (PaidOutcome.ABSTAINED, 1), (None, 1)],
+    [(VoteOutcome.ANSWERED, None), (VoteOutcome.ABSTAINED, 1), (None, 1)],
 )
 def test_a_proposal_that_contradicts_itself_cannot_be_made(
-    outcome: PaidOutcome | None, label: int | None
+    outcome: VoteOutcome | None, label: int | None
 ) -> None:
     with pytest.raises(ValueError, match="label"):
         Proposal(digest(1), digest(1), outcome, label)

@@ -13,7 +13,7 @@ from books import GNMAX, answered, digest, open_ledger, open_project, terms
 from ledger_workers import ask_same, ask_until_exhausted, open_projects
 from processes import in_processes
 
-from terrine_client.protocol import ProjectStatus
+from terrine_protocol import ProjectStatus
 from terrine_server.errors import BudgetExhausted, CapExceeded, ProjectClosed, TerrineError
 from terrine_server.ledger import Ledger, connect
 

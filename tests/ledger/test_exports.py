@@ -13,12 +13,12 @@ from forging import altered
 from publishing import open_published, publishing_ledger, voted
 from typer.testing import CliRunner, Result
 
-from terrine_client.protocol import ProjectStatus
+from terrine_protocol import ProjectStatus
 from terrine_server.cli.ledger import app
 from terrine_server.ledger import Ledger
-from terrine_server.ledger.anchors import Anchor
-from terrine_server.ledger.archive import ArchiveError
-from terrine_server.ledger.books import verify_export
+from terrine_server.ledger.verifying.anchors import Anchor
+from terrine_server.ledger.verifying.archive import ArchiveError
+from terrine_server.ledger.verifying.walk import verify_export
 
 ENTRIES = 6
 ONE_DATABASE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

@@ -7,7 +7,7 @@ from books import CONFIDENT, abstained, answered, digest, kept_keys, open_ledger
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from terrine_client.protocol import ProjectStatus
+from terrine_protocol import ProjectStatus
 from terrine_server.errors import (
     BudgetExhausted,
     IdempotencyConflict,

@@ -18,8 +18,8 @@ from typer.testing import CliRunner, Result
 from terrine_server.cli.ledger import app
 from terrine_server.errors import NotFound, SchemaMismatch
 from terrine_server.ledger import Ledger
-from terrine_server.ledger.chain import canonical_json, charge_hash
-from terrine_server.ledger.tables import charges
+from terrine_server.ledger.store.chain import canonical_json, charge_hash
+from terrine_server.ledger.store.tables import charges
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_verify_fails_on_any_finding(ledger: Ledger, database_url: str) -> None:
 def test_verify_reports_accounts_that_nothing_else_can_read(
     ledger: Ledger, database_url: str
 ) -> None:
-    from terrine_server.ledger.tables import projects
+    from terrine_server.ledger.store.tables import projects
 
     with unguarded(database_url) as connection:
         connection.execute(update(projects).where(projects.c.id == 1).values(terms="{"))

@@ -26,11 +26,11 @@ from hypothesis.stateful import (
 from reference_ledger import Answer, Book, Books, Refused
 from sqlalchemy import Connection, event
 
-from terrine_client.protocol import ProjectStatus
+from terrine_protocol import ProjectStatus
 from terrine_server import errors
 from terrine_server.ledger import Ledger, Proposal, connect, upgrade
-from terrine_server.ledger.anchors import Anchor
-from terrine_server.privacy import Outcome, cap
+from terrine_server.ledger.verifying.anchors import Anchor
+from terrine_server.privacy import VoteOutcome, cap
 
 REFUSALS: dict[type[errors.TerrineError], str] = {
     errors.ProjectPaused: "paused",
@@ -233,7 +233,7 @@ class LedgerMachine(RuleBasedStateMachine):
             Proposal(
                 digest(query),
                 digest(query),
-                None if outcome == "unvoted" else Outcome(outcome),
+                None if outcome == "unvoted" else VoteOutcome(outcome),
                 3 if outcome == "answered" else None,
             )
             for query, outcome in batch

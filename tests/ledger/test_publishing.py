@@ -26,19 +26,18 @@ from publishing import (
 )
 from sqlalchemy import Connection, delete, select, update
 
-from terrine_client.protocol import Outcome, ProjectOpen, ProjectStatus
-from terrine_server.audit.books import check_project
+from terrine_protocol import Outcome, ProjectOpen, ProjectStatus
+from terrine_server.audit.ledger import check_project
 from terrine_server.errors import BrokenBooks, BudgetExhausted, Conflict, InvalidTerms
 from terrine_server.ledger import Ledger, ProjectRecord, Proposal, Recorded, connect
-from terrine_server.ledger.admission import Admission, admit
-from terrine_server.ledger.books import verify_project
-from terrine_server.ledger.secrets import SecretTally
-from terrine_server.ledger.tables import charges, projects, secret_spends
-from terrine_server.operations import open_project
-from terrine_server.privacy import Account, Terms, build_mechanism, quote
-from terrine_server.privacy import Outcome as PaidOutcome
-from terrine_server.privacy.meter import Meter
-from terrine_server.privacy.sensitivity import SecretSpend
+from terrine_server.ledger.charging.admission import Admission, admit
+from terrine_server.ledger.charging.tallies import SecretTally
+from terrine_server.ledger.store.tables import charges, projects, secret_spends
+from terrine_server.ledger.verifying.walk import verify_project
+from terrine_server.owner.operations import open_project
+from terrine_server.privacy import Account, Terms, VoteOutcome, build_mechanism, quote
+from terrine_server.privacy.published.release import SecretSpend
+from terrine_server.privacy.published.tally import Meter
 
 TERMS = published_terms()
 WORST_CASE = quote(
@@ -107,7 +106,7 @@ class Script:
 
 MANY = 1500
 QUERIES = [
-    Proposal(digest(i), digest(i), PaidOutcome.ANSWERED, 0, places=(0,)) for i in range(MANY)
+    Proposal(digest(i), digest(i), VoteOutcome.ANSWERED, 0, places=(0,)) for i in range(MANY)
 ]
 
 
@@ -237,7 +236,7 @@ def test_a_charge_that_fails_publishes_nothing(
         raise ConnectionError
 
     with monkeypatch.context() as patch:
-        patch.setattr("terrine_server.ledger.secrets.save_tally", dies)
+        patch.setattr("terrine_server.ledger.charging.tallies.save_tally", dies)
         with pytest.raises(ConnectionError):
             ledger.charge(project.id, voted(project, ["last"]))
     assert ledger.project("study") == before

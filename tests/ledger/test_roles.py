@@ -14,10 +14,10 @@ from sqlalchemy import Engine, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DBAPIError
 
-from terrine_client.protocol import ProjectStatus, Role
+from terrine_protocol import ProjectStatus, Role
 from terrine_server.doctor.database import rights
 from terrine_server.ledger import Ledger, check_schema, connect
-from terrine_server.ledger.roles import grant
+from terrine_server.ledger.store.roles import grant
 
 pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 

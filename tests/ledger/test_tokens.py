@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from books import digest, open_ledger, open_project
 
-from terrine_client.protocol import Role
+from terrine_protocol import Role
 from terrine_server.errors import Conflict, NotFound
 from terrine_server.ledger import Ledger, TokenRecord
 

@@ -40,11 +40,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import Connection, Table, select, update
 
-from terrine_client.protocol import ProjectStatus
+from terrine_protocol import ProjectStatus
 from terrine_server.errors import DatabaseUnavailable, NotFound
 from terrine_server.ledger import Ledger, Verification, connect
-from terrine_server.ledger.books import verify_project
-from terrine_server.ledger.chain import (
+from terrine_server.ledger.store.chain import (
     CHARGE_FIELDS,
     KIND_FIELDS,
     TERMS_FIELDS,
@@ -52,8 +51,9 @@ from terrine_server.ledger.chain import (
     frame,
     hasher,
 )
-from terrine_server.ledger.entries import is_instant
-from terrine_server.ledger.tables import charges, ensembles, iso, projects
+from terrine_server.ledger.store.tables import charges, ensembles, iso, projects
+from terrine_server.ledger.verifying.entries import is_instant
+from terrine_server.ledger.verifying.walk import verify_project
 
 ENTRIES = 6
 

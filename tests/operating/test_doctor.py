@@ -16,9 +16,9 @@ from books import answered, unguarded
 from machine import Machine
 from sqlalchemy import make_url, text
 
-from terrine_server.doctor.books import dated
 from terrine_server.doctor.database import POSTGRESQL, POSTGRESQL_WAITS, postgresql, skew
 from terrine_server.doctor.files import FULL_DISK, LOW_DISK, disk
+from terrine_server.doctor.ledger import dated
 from terrine_server.ledger import Ledger, connect, upgrade
 
 SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

@@ -11,7 +11,7 @@ from caller import Caller, slug
 from prometheus_client.parser import text_string_to_metric_families
 from server import RunningServer
 
-from terrine_client.protocol import ProjectStatus
+from terrine_protocol import ProjectStatus
 
 SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]

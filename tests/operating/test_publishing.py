@@ -18,7 +18,7 @@ from machine import Machine
 from serving import Serving, serving
 
 from terrine_client import BudgetExhausted, Client
-from terrine_client.protocol import Outcome
+from terrine_protocol import Outcome
 
 pytestmark = pytest.mark.slow
 

@@ -19,9 +19,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from serving import Serving, serving, until
 from sqlalchemy import text
 
-from terrine_client.protocol import Role, TokenCreate
-from terrine_server.auth import Tokens, load_secret_key
+from terrine_protocol import Role, TokenCreate
 from terrine_server.ledger import Ledger, connect
+from terrine_server.owner.tokens import Tokens, load_secret_key
 
 NOISY = {"name": "gnmax", "sigma": 60.0}
 

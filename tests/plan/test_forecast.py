@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from terrine_server.privacy import Outcome, ParameterError, build_mechanism
-from terrine_server.privacy.forecast import (
+from terrine_server.planning.forecast import (
     Consensus,
     Noise,
     Votes,
@@ -19,6 +18,7 @@ from terrine_server.privacy.forecast import (
     laplace,
     wins,
 )
+from terrine_server.privacy import ParameterError, VoteOutcome, build_mechanism
 
 TEACHERS, CLASSES, DRAWS = 200, 5, 6000
 
@@ -58,14 +58,14 @@ def test_a_forecast_agrees_with_what_the_mechanism_releases(name: str) -> None:
         if votes.probabilities is not None:
             student = np.tile(votes.probabilities[row], (DRAWS, 1))
         released = mechanism.release(many, student)
-        for outcome in (Outcome.ANSWERED, Outcome.REINFORCED, Outcome.ABSTAINED):
+        for outcome in (VoteOutcome.ANSWERED, VoteOutcome.REINFORCED, VoteOutcome.ABSTAINED):
             here = released.outcomes == outcome
             predicted = expected.probability.get(outcome, np.zeros(len(votes.counts)))[row]
             assert (
                 abs(here.mean() - predicted)
                 < 5 * (predicted * (1 - predicted) / DRAWS) ** 0.5 + 1e-3
             )
-            if outcome is not Outcome.ABSTAINED:
+            if outcome is not VoteOutcome.ABSTAINED:
                 right = (here & (released.labels == votes.labels[row])).mean()
                 predicted = expected.right.get(outcome, np.zeros(len(votes.counts)))[row]
                 assert (

@@ -7,22 +7,22 @@ import math
 import numpy as np
 import pytest
 
-from terrine_server.privacy import Account, Outcome, ParameterError, build_mechanism, quote, rdp
-from terrine_server.privacy.accounting import rdp_budget
-from terrine_server.privacy.forecast import Consensus, Votes, forecast
-from terrine_server.privacy.grid import default_grid, specifications
-from terrine_server.privacy.mechanisms import MECHANISMS
-from terrine_server.privacy.plan import (
+from reference.sensitivity import Charged, secret_spend
+from terrine_server.planning.forecast import Consensus, Votes, forecast
+from terrine_server.planning.grid import default_grid, specifications
+from terrine_server.planning.plan import (
     DATA_DEPENDENT,
     Plan,
     curves,
     frontier,
     plan,
 )
-from terrine_server.privacy.publishing import DataDependent, Publishing
-from terrine_server.privacy.quoting import PUBLICATION_SHARE as SHARE
-from terrine_server.privacy.sensitivity import Charged, secret_spend
-from terrine_server.privacy.units import COST_UNITS
+from terrine_server.planning.publishing import DataDependent, Publishing
+from terrine_server.privacy import Account, ParameterError, VoteOutcome, build_mechanism, quote, rdp
+from terrine_server.privacy.accounting.conversions import rdp_budget
+from terrine_server.privacy.accounting.units import COST_UNITS
+from terrine_server.privacy.budget.quoting import PUBLICATION_SHARE as SHARE
+from terrine_server.privacy.mechanisms import MECHANISMS
 
 MIXED = (Consensus(0.95, 6), Consensus(0.8, 3), Consensus(0.5, 1))
 DELTA = 1e-5
@@ -203,7 +203,7 @@ def test_a_schedule_is_followed_by_the_real_release_and_gate() -> None:
     release = found.publication
     event = build_mechanism(
         {"name": "gnmax", "sigma": sigma}, teachers=teachers, classes=10
-    ).events()[Outcome.ANSWERED]
+    ).events()[VoteOutcome.ANSWERED]
     worst = float(rdp(event, release.order))
     conversion = DELTA * (0.999 - float(SHARE))
     budget = float(rdp_budget(release.order, epsilon, conversion))

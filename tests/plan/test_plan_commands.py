@@ -12,7 +12,7 @@ from books import CONFIDENT, EPOCHS, LNMAX, abstained, answered, open_ledger, op
 from commands import Terrine
 
 from terrine_server.ledger import ProjectRecord
-from terrine_server.privacy.terms import Account
+from terrine_server.privacy.budget.terms import Account
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_a_plan_shows_every_rule_and_the_command_to_type(terrine: Terrine) -> No
 
 
 def test_the_recommended_command_is_one_that_project_open_takes(terrine: Terrine) -> None:
-    from terrine_client.protocol import ProjectOpen
+    from terrine_protocol import ProjectOpen
     from terrine_server.cli.project import open_project as command
     from terrine_server.privacy import build_mechanism, quote
 

@@ -11,6 +11,16 @@ from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from terrine_server.planning.accountants import (
+    FINE_ORDERS,
+    Accountant,
+    Method,
+    accountants,
+    conversion_delta,
+    enforced,
+    published_rdp,
+    reprice,
+)
 from terrine_server.privacy import (
     Account,
     Composition,
@@ -24,23 +34,13 @@ from terrine_server.privacy import (
     build_mechanism,
     quote,
 )
-from terrine_server.privacy.rules import (
-    FINE_ORDERS,
-    Accountant,
-    Rule,
-    accountants,
-    conversion_delta,
-    enforced,
-    published_rdp,
-    reprice,
-)
 
 NOISY_MAX = GaussianNoisyMax(40.0)
 TEST = GaussianThreshold(150.0, 200, 0, 250)
 ANSWER = Composition((TEST, NOISY_MAX))
 
 
-def queries(event: CostEvent, epsilon: float, delta: float) -> dict[Rule, int]:
+def queries(event: CostEvent, epsilon: float, delta: float) -> dict[Method, int]:
     """What each rule buys if the whole of δ converts."""
     fixed = accountants([event], delta / conversion_delta([event], 1.0), epsilon)
     return {each.rule: each.queries({event: 1.0}, epsilon) for each in fixed}
@@ -54,10 +54,10 @@ def test_the_known_figures_of_gnmax_at_sigma_40_come_out(
     epsilon: float, gdp: int, improved: int, classic: int
 ) -> None:
     bought = queries(NOISY_MAX, epsilon, 1e-5)
-    assert bought[Rule.GDP] == gdp
-    assert bought[Rule.CLASSIC] == classic
+    assert bought[Method.GDP] == gdp
+    assert bought[Method.CLASSIC] == classic
     # 400 orders come within a query of the continuous optimum.
-    assert improved - 1 <= bought[Rule.IMPROVED] <= improved
+    assert improved - 1 <= bought[Method.IMPROVED] <= improved
 
 
 def test_a_project_converts_with_999_permille_of_delta() -> None:
@@ -76,7 +76,7 @@ def test_improved_rdp_agrees_with_an_independent_accountant() -> None:
         gaussian = dp_accounting.GaussianDpEvent(40.0 / math.sqrt(2))
         theirs = RdpAccountant(orders=FINE_ORDERS.tolist())
         theirs.compose(dp_accounting.SelfComposedDpEvent(gaussian, count))
-        ours = Accountant(Rule.IMPROVED, 1e-5)
+        ours = Accountant(Method.IMPROVED, 1e-5)
         epsilon = ours.epsilon(ours.total({NOISY_MAX: count}))
         assert epsilon == pytest.approx(theirs.get_epsilon(1e-5), rel=1e-6)
 
@@ -86,7 +86,7 @@ def test_gdp_agrees_with_an_independent_accountant() -> None:
     theirs = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-4)
     gaussian = dp_accounting.GaussianDpEvent(100.0 / math.sqrt(2))
     theirs.compose(dp_accounting.SelfComposedDpEvent(gaussian, 500))
-    ours = Accountant(Rule.GDP, 1e-5)
+    ours = Accountant(Method.GDP, 1e-5)
     assert ours.epsilon(ours.total({event: 500})) == pytest.approx(
         theirs.get_epsilon(1e-5), rel=1e-2
     )
@@ -123,7 +123,7 @@ def test_every_rule_charges_more_for_more_and_buys_more_with_more(
 @settings(max_examples=15, deadline=None)
 @given(EVENTS)
 def test_published_curves_are_never_below_the_exact_ones(event: CostEvent) -> None:
-    exact = Accountant(Rule.IMPROVED, 1e-5).cost(event)
+    exact = Accountant(Method.IMPROVED, 1e-5).cost(event)
     assert np.all(published_rdp(event, FINE_ORDERS) >= exact * (1 - 1e-6))
 
 
@@ -131,7 +131,7 @@ def test_published_curves_are_never_below_the_exact_ones(event: CostEvent) -> No
 @given(EVENTS, st.integers(1, 200))
 def test_the_classic_conversion_is_never_the_cheaper_one(event: CostEvent, count: int) -> None:
     by_rule = {each.rule: each for each in accountants([event], 1e-5, 2.0)}
-    classic, improved = by_rule[Rule.CLASSIC], by_rule[Rule.IMPROVED]
+    classic, improved = by_rule[Method.CLASSIC], by_rule[Method.IMPROVED]
     assert classic.epsilon(classic.total({event: count})) >= (
         improved.epsilon(improved.total({event: count})) * (1 - 1e-9)
     )
@@ -140,15 +140,15 @@ def test_the_classic_conversion_is_never_the_cheaper_one(event: CostEvent, count
 def test_the_fixed_order_never_buys_more_than_the_best_one_afterwards() -> None:
     shares: dict[CostEvent, float] = {TEST: 0.6, ANSWER: 0.4}
     by_rule = {e.rule: e.queries(shares, 2.0) for e in accountants(shares, 1e-5, 2.0)}
-    assert 0 < by_rule[Rule.FIXED_ORDER] <= by_rule[Rule.IMPROVED]
-    assert by_rule[Rule.CLASSIC] < by_rule[Rule.IMPROVED]
+    assert 0 < by_rule[Method.FIXED_ORDER] <= by_rule[Method.IMPROVED]
+    assert by_rule[Method.CLASSIC] < by_rule[Method.IMPROVED]
 
 
 def test_pure_composition_is_offered_for_pure_events_only() -> None:
     laplace = LaplaceNoisyMax(0.05)
     by_rule = {each.rule: each for each in accountants([laplace], 1e-5, 1.0)}
-    assert by_rule[Rule.BASIC].queries({laplace: 1.0}, 1.0) == 10
-    assert Rule.BASIC not in {each.rule for each in accountants([TEST, ANSWER], 1e-5, 1.0)}
+    assert by_rule[Method.BASIC].queries({laplace: 1.0}, 1.0) == 10
+    assert Method.BASIC not in {each.rule for each in accountants([TEST, ANSWER], 1e-5, 1.0)}
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_the_enforced_rule_says_what_a_project_really_affords(
     terms = quote(mechanism, epsilon, 1e-5)
     events = list(mechanism.events().values())
     binding = enforced(events, 1e-5, epsilon)
-    assert (binding.rule is Rule.GDP) == (terms.rule.name == "gdp")
+    assert (binding.rule is Method.GDP) == (terms.rule.name == "gdp")
     dearest = max(events, key=lambda event: float(binding.cost(event)[0]))
     by_cost = terms.budget // terms.worst.cost
     assert abs(binding.queries({dearest: 1.0}, epsilon) - by_cost) <= 1 + by_cost // 500
@@ -189,7 +189,9 @@ def test_repricing_needs_charges_and_a_delta_that_is_one() -> None:
 def test_repricing_p18s_own_transcript_gives_the_known_worst_case() -> None:
     # 640 queries, 286 answered, σ1 = 150, σ2 = 40: ε ≈ 2.54 at δ = 1e-5 under GDP.
     lines = {line.rule: line for line in reprice({TEST: 354, ANSWER: 286}, 1e-5, 2.54)}
-    assert lines[Rule.GDP].epsilon == pytest.approx(2.54, abs=0.01)
-    assert lines[Rule.GDP].epsilon < lines[Rule.IMPROVED].epsilon < lines[Rule.CLASSIC].epsilon
-    assert lines[Rule.GDP].sound
-    assert not lines[Rule.IMPROVED].sound
+    assert lines[Method.GDP].epsilon == pytest.approx(2.54, abs=0.01)
+    assert (
+        lines[Method.GDP].epsilon < lines[Method.IMPROVED].epsilon < lines[Method.CLASSIC].epsilon
+    )
+    assert lines[Method.GDP].sound
+    assert not lines[Method.IMPROVED].sound

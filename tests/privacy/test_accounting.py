@@ -16,15 +16,15 @@ from exact_laws import laplace_pmf, noisy_max_law
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reference.costs import ORDERS
 from terrine_server.privacy import (
-    ORDERS,
+    ClaimedRelease,
     Composition,
     CostEvent,
     GaussianNoisyMax,
     GaussianThreshold,
     LaplaceNoisyMax,
     ParameterError,
-    PublishedClaim,
     StabilityTest,
     additive_delta,
     build_mechanism,
@@ -36,8 +36,9 @@ from terrine_server.privacy import (
     rdp,
     rdp_budget,
 )
-from terrine_server.privacy.accounting import gdp_log_delta, shift_mu
-from terrine_server.privacy.bits import log_tails
+from terrine_server.privacy.accounting.bits import log_tails
+from terrine_server.privacy.accounting.conversions import gdp_log_delta
+from terrine_server.privacy.accounting.curves import shift_mu
 from terrine_server.privacy.noise import discrete_gaussian
 
 Golden = dict[str, Any]
@@ -161,7 +162,7 @@ class TestPublishedFigures:
                 .events()
                 .values()
             )
-            assert claim == PublishedClaim(case["claimed_eps"])
+            assert claim == ClaimedRelease(case["claimed_eps"])
 
     @pytest.mark.parametrize(("epsilon", "queries"), [(1, 57), (2, 201), (4, 684)])
     def test_gaussian_budget_buys_the_queries_the_design_promises(
@@ -242,7 +243,7 @@ class TestGaussianDP:
 
     @pytest.mark.parametrize("epsilon", [1e-3, 0.1, 1.0, 10.0, 80.0])
     def test_pure_dp_lies_above_its_gaussian_curve_and_touches_it(self, epsilon: float) -> None:
-        mu_squared = gdp_squared(PublishedClaim(epsilon))
+        mu_squared = gdp_squared(ClaimedRelease(epsilon))
         with mpmath.workdps(80):
             mu = mpmath.sqrt(mpmath.mpf(mu_squared))
             corner = 1 / (1 + mpmath.exp(mpmath.mpf(epsilon)))
@@ -310,7 +311,7 @@ class TestRenyi:
     @settings(deadline=None)
     @given(st.floats(1e-4, 200), st.floats(1.01, 1e6))
     def test_pure_dp_curve_is_randomised_response(self, epsilon: float, order: float) -> None:
-        ours = float(rdp(PublishedClaim(epsilon), order))
+        ours = float(rdp(ClaimedRelease(epsilon), order))
         with mpmath.workdps(60):
             e, a = mpmath.mpf(epsilon), mpmath.mpf(order)
             p = 1 / (1 + mpmath.exp(-e))
@@ -340,7 +341,7 @@ class TestEvents:
         GaussianThreshold(150.0, 200, low=-250, high=250),
         StabilityTest(8.0, 51, 124, 1e-10),
         LaplaceNoisyMax(0.05, shift=2),
-        PublishedClaim(0.1),
+        ClaimedRelease(0.1),
     )
 
     @pytest.mark.parametrize(

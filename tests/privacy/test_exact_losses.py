@@ -25,14 +25,14 @@ from scipy.special import ndtri
 
 from terrine_server.privacy import (
     CostEvent,
-    Outcome,
+    VoteOutcome,
     additive_delta,
     build_mechanism,
     gdp_squared,
     quote,
     rdp,
 )
-from terrine_server.privacy.costs import GaussianThreshold
+from terrine_server.privacy.accounting.events import GaussianThreshold
 
 Spec = Mapping[str, Any]
 ORDERS = [1.1, 2.0, 8.0, 64.0]
@@ -62,7 +62,7 @@ STUDENTS = {2: [0.5, 0.5], 3: [0.1, 0.75, 0.15], 4: [0.25, 0.25, 0.25, 0.25]}
 
 def worst_event(spec: Spec, teachers: int, classes: int) -> CostEvent:
     events = build_mechanism(spec, teachers=teachers, classes=classes).events()
-    return events[Outcome.ANSWERED]
+    return events[VoteOutcome.ANSWERED]
 
 
 def pairs(spec: Spec, teachers: int, classes: int) -> list[tuple[Law, Law]]:
@@ -144,15 +144,15 @@ def test_an_unstable_winner_passes_with_at_most_the_charged_delta() -> None:
         passed = law(spec, [125, 125])["answered", 0]
         assert passed <= delta
         terms = quote(build_mechanism(spec, teachers=250, classes=2), 20.0, 0.99)
-        assert terms.prices[Outcome.ANSWERED].delta >= delta * 10**18
-        assert terms.prices[Outcome.ABSTAINED] == terms.prices[Outcome.ANSWERED]
+        assert terms.prices[VoteOutcome.ANSWERED].delta >= delta * 10**18
+        assert terms.prices[VoteOutcome.ABSTAINED] == terms.prices[VoteOutcome.ANSWERED]
 
 
 def test_several_stability_tests_stay_within_epsilon_and_the_sum_of_deltas() -> None:
     """End to end: four queries, stable and unstable mixed, against the filter's promise."""
     spec = {"name": "stable", "sigma": 0.9, "delta_per_query": 0.02}
     mechanism = build_mechanism(spec, teachers=9, classes=2)
-    event = mechanism.events()[Outcome.ANSWERED]
+    event = mechanism.events()[VoteOutcome.ANSWERED]
     left, right = {"stable": (8, 1), "tied": (5, 4)}, {"stable": (7, 2), "tied": (4, 5)}
     epsilon = 2.0
     for plan in [("stable",) * 4, ("tied",) * 4, ("stable", "tied") * 2]:

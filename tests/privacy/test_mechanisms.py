@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 from scipy.stats import chi2
 
-from terrine_client.protocol import MechanismSpec
+from terrine_protocol import MechanismSpec
 from terrine_server.privacy import (
     InteractiveGNMax,
     Mechanism,
-    Outcome,
     ParameterError,
+    VoteOutcome,
     build_mechanism,
 )
 
@@ -95,9 +95,9 @@ def test_releases_follow_the_exact_law(spec: Spec, votes: tuple[int, ...]) -> No
 def test_outcomes_are_those_with_a_price(spec: Spec) -> None:
     mechanism = build(spec)
     for outcome, label in release(mechanism, VOTES * 500):
-        assert isinstance(outcome, Outcome)
+        assert isinstance(outcome, VoteOutcome)
         assert outcome in mechanism.events()
-        assert (label == -1) == (outcome is Outcome.ABSTAINED)
+        assert (label == -1) == (outcome is VoteOutcome.ABSTAINED)
 
 
 @every_mechanism
@@ -114,7 +114,7 @@ def test_renaming_the_classes_renames_the_answers(
 ) -> None:
     mechanism = build(spec)
 
-    def answer(names: list[int]) -> tuple[Outcome, int]:
+    def answer(names: list[int]) -> tuple[VoteOutcome, int]:
         student = np.array([[STUDENT[j] for j in names]]) if mechanism.needs_probabilities else None
         counts = np.array([[votes[j] for j in names]])
         released = mechanism.release(counts, student, no_noise)
@@ -210,7 +210,7 @@ class TestAlgorithms:
         outcomes = release(mechanism, [(4, 5, 1), (3, 7, 0)], no_noise)
         assert outcomes == [("answered", 1), ("reinforced", 1)]
         unsure = mechanism.release(np.array([[3, 4, 3]]), np.array([[0.3, 0.4, 0.3]]), no_noise)
-        assert unsure.outcomes[0] is Outcome.ABSTAINED
+        assert unsure.outcomes[0] is VoteOutcome.ABSTAINED
 
     def test_interactive_rounds_the_students_baseline_half_up(self) -> None:
         mechanism = build(SPECS[3])

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from scipy.stats import chi2
 
 from terrine_server.privacy import ParameterError
+from terrine_server.privacy.accounting.units import DELTA_UNITS, SAMPLER_DELTA
 from terrine_server.privacy.noise import NoiseTable, discrete_gaussian, discrete_laplace
 from terrine_server.privacy.parameters import MAX_CLASSES, MAX_EPSILON, MAX_SIGMA, MIN_GAMMA
-from terrine_server.privacy.units import DELTA_UNITS, SAMPLER_DELTA
 
 FALSE_ALARM = 1e-9  # chance that one statistical test here fails although nothing is wrong
 BYTES = 32

@@ -16,12 +16,13 @@ import pytest
 from exact_laws import RequestLaw, histograms, neighbours, request_law
 from scipy.stats import chi2
 
+from reference.costs import data_dependent_rdp
 from terrine_server.privacy import (
     LaplaceNoisyMax,
     Mechanism,
-    Outcome,
     ParameterError,
     SparseVectorEpoch,
+    VoteOutcome,
     WithinEpoch,
     additive_delta,
     build_mechanism,
@@ -29,7 +30,6 @@ from terrine_server.privacy import (
     gdp_squared,
     rdp,
 )
-from terrine_server.privacy.data_dependent import data_dependent_rdp
 from terrine_server.privacy.mechanisms.base import distance_to_instability
 from terrine_server.privacy.mechanisms.stable_svt import log_tail
 from terrine_server.privacy.noise import BITS, NoiseTable, discrete_laplace
@@ -124,12 +124,12 @@ def test_an_epoch_costs_what_it_says_and_its_queries_nothing() -> None:
     pure = LaplaceNoisyMax(0.75)
     assert rdp(epoch, ORDERS) == pytest.approx(rdp(pure, ORDERS), rel=1e-12)
     assert gdp_squared(epoch) == pytest.approx(gdp_squared(pure), rel=1e-12)
-    for outcome in (Outcome.ANSWERED, Outcome.ABSTAINED):
+    for outcome in (VoteOutcome.ANSWERED, VoteOutcome.ABSTAINED):
         within = mechanism.events()[outcome]
         assert within == WithinEpoch()
         assert gdp_squared(within) == additive_delta(within) == 0
         assert rdp(within, ORDERS).tolist() == [0.0] * 4
-    assert set(mechanism.events()) == {Outcome.ANSWERED, Outcome.ABSTAINED}
+    assert set(mechanism.events()) == {VoteOutcome.ANSWERED, VoteOutcome.ABSTAINED}
 
 
 @pytest.mark.parametrize(("delta", "most"), [(1e-10, 1000), (0.1, 3), (1e-7, 7), (1e-12, 999_999)])

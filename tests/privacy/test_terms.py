@@ -12,14 +12,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from reference.costs import ORDERS
 from terrine_server.privacy import (
     Account,
+    BoundRelease,
     Mechanism,
-    Outcome,
     ParameterError,
-    Publication,
     Rule,
     Terms,
+    VoteOutcome,
     additive_delta,
     build_mechanism,
     cap,
@@ -30,7 +31,6 @@ from terrine_server.privacy import (
     rdp,
     rdp_budget,
 )
-from terrine_server.privacy.accounting import ORDERS
 
 Spec = Mapping[str, Any]
 COST, DELTA = 10**12, 10**18
@@ -196,7 +196,7 @@ def test_an_open_epoch_goes_on_where_no_other_could_be_opened() -> None:
 
 
 def test_epochs_have_no_data_dependent_analysis() -> None:
-    publication = Publication(order=8.0, beta=0.01, sigma=20.0, z=5.0)
+    publication = BoundRelease(order=8.0, beta=0.01, sigma=20.0, z=5.0)
     with pytest.raises(ParameterError, match="stable_svt has no data-dependent analysis"):
         quote(build(SPECS[8]), 4.0, 1e-5, cap_rule=Rule("rdp", 8.0), publishing=(publication, [5]))
 
@@ -212,17 +212,17 @@ def test_laplace_budgets_buy_at_least_what_adding_up_epsilon_would(
 def test_an_abstention_is_cheaper_than_an_answer() -> None:
     for spec in SPECS[2:4]:
         prices = quote(build(spec), 4.0, 1e-5).prices
-        assert prices[Outcome.ABSTAINED].cost < prices[Outcome.ANSWERED].cost
-        assert Outcome.REINFORCED not in prices or (
-            prices[Outcome.REINFORCED] == prices[Outcome.ABSTAINED]
+        assert prices[VoteOutcome.ABSTAINED].cost < prices[VoteOutcome.ANSWERED].cost
+        assert VoteOutcome.REINFORCED not in prices or (
+            prices[VoteOutcome.REINFORCED] == prices[VoteOutcome.ABSTAINED]
         )
 
 
 def test_the_papers_own_project_costs_what_the_design_says() -> None:
     """640 queries of which 286 are answered, P18's MNIST row: ε ≈ 2.54 in the worst case."""
     terms = quote(build(SPECS[2]), 8.0, 1e-5)
-    spent = 640 * terms.prices[Outcome.ABSTAINED].cost + 286 * (
-        terms.prices[Outcome.ANSWERED].cost - terms.prices[Outcome.ABSTAINED].cost
+    spent = 640 * terms.prices[VoteOutcome.ABSTAINED].cost + 286 * (
+        terms.prices[VoteOutcome.ANSWERED].cost - terms.prices[VoteOutcome.ABSTAINED].cost
     )
     assert terms.epsilon_spent(spent) == pytest.approx(2.54, abs=0.01)
 

@@ -9,8 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reference.costs import ORDERS, data_dependent_rdp
+from reference.local_sensitivity import (
+    gaussian_curve,
+)
+from reference.sensitivity import Charged, noisy_max_sensitivity, secret_spend
 from terrine_server.privacy import (
-    ORDERS,
     CostEvent,
     GaussianNoisyMax,
     GaussianThreshold,
@@ -19,16 +23,8 @@ from terrine_server.privacy import (
     StabilityTest,
     rdp,
 )
-from terrine_server.privacy.data_dependent import data_dependent_rdp, gnmax_rdp, lnmax_rdp
-from terrine_server.privacy.local_sensitivity import (
-    gaussian_curve,
-)
-from terrine_server.privacy.sensitivity import (
-    FLOOR,
-    Charged,
-    noisy_max_sensitivity,
-    secret_spend,
-)
+from terrine_server.privacy.published.noisy_max import gnmax_rdp, lnmax_rdp
+from terrine_server.privacy.published.tally import FLOOR
 
 MAX_VOTES = 400
 

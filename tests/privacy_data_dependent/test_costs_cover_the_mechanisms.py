@@ -24,24 +24,19 @@ from exact_laws import (
 )
 from scipy.special import log_ndtr, ndtr
 
+from reference.costs import data_dependent_rdp, gnmax_log_q, lnmax_log_q
 from terrine_server.privacy import (
     Composition,
     CostEvent,
     GaussianNoisyMax,
     GaussianThreshold,
     LaplaceNoisyMax,
-    Outcome,
     StabilityTest,
+    VoteOutcome,
     build_mechanism,
     rdp,
 )
-from terrine_server.privacy.data_dependent import (
-    data_dependent_rdp,
-    gnmax_log_q,
-    gnmax_rdp,
-    laplace_log_tails,
-    lnmax_log_q,
-)
+from terrine_server.privacy.published.noisy_max import gnmax_rdp, laplace_log_tails
 
 ORDERS = np.array([1.5, 2.0, 4.0, 10.0, 25.0])
 SPECS: list[dict[str, Any]] = [
@@ -59,7 +54,7 @@ def divergence(here: Law, there: Law) -> list[float]:
     ("teachers", "classes"), [(1, 2), (4, 2), (12, 2), (5, 3), (12, 3), (6, 4)]
 )
 def test_noisy_maxima(spec: dict[str, Any], teachers: int, classes: int) -> None:
-    event = build_mechanism(spec, teachers=teachers, classes=classes).events()[Outcome.ANSWERED]
+    event = build_mechanism(spec, teachers=teachers, classes=classes).events()[VoteOutcome.ANSWERED]
     votes = list(histograms(teachers, classes))
     laws = {row: law(spec, row) for row in votes}
     costs = data_dependent_rdp(event, np.array(votes), ORDERS)
@@ -148,8 +143,10 @@ def test_confident_and_interactive_queries_as_a_whole(
     baselines = None
     if probabilities is not None:
         baselines = np.floor(12 * np.array([probabilities]) + 0.5).astype(np.int64)
-    cost = data_dependent_rdp(events[Outcome.ANSWERED], np.array([votes]), ORDERS, baselines)[0]
-    test_only = data_dependent_rdp(events[Outcome.ABSTAINED], np.array([votes]), ORDERS, baselines)
+    cost = data_dependent_rdp(events[VoteOutcome.ANSWERED], np.array([votes]), ORDERS, baselines)[0]
+    test_only = data_dependent_rdp(
+        events[VoteOutcome.ABSTAINED], np.array([votes]), ORDERS, baselines
+    )
     assert np.all(test_only[0] < cost)
     here = law(spec, votes, probabilities)
     for other in neighbours(votes):

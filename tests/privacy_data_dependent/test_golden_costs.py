@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 from scipy.special import log_ndtr
 
-from terrine_server.privacy.data_dependent import (
-    MARGIN,
-    bit_rdp,
-    gnmax_log_q,
+from reference.costs import gnmax_log_q, lnmax_log_q
+from terrine_server.privacy.accounting.bits import bit_rdp
+from terrine_server.privacy.accounting.checks import MARGIN
+from terrine_server.privacy.published.noisy_max import (
     gnmax_rdp,
     laplace_log_tails,
-    lnmax_log_q,
     lnmax_rdp,
     noisy_max_order,
 )

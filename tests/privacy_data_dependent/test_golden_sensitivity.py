@@ -14,16 +14,14 @@ from numpy.typing import NDArray
 from scipy.special import log_ndtr
 from vote_distances import full_walk
 
-from terrine_server.privacy.data_dependent import gnmax_rdp
-from terrine_server.privacy.local_sensitivity import (
+from reference.local_sensitivity import (
     BitSensitivity,
     NoisyMaxSensitivity,
     gaussian_curve,
 )
-from terrine_server.privacy.sanitize import Publication, gnss_rdp
-from terrine_server.privacy.sensitivity import (
-    smooth_sensitivity,
-)
+from reference.sensitivity import smooth_sensitivity
+from terrine_server.privacy.published.noisy_max import gnmax_rdp
+from terrine_server.privacy.published.release import BoundRelease, gnss_rdp
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +92,7 @@ def test_prices_of_publications(golden: dict[str, Any]) -> None:
         price = gnss_rdp(case["order"], case["beta"], case["sigma_ss"])
         assert price == pytest.approx(case["own_rdp_corrected"], rel=1e-9)
     for case in golden["own_gnss_ucb"]:
-        publication = Publication(case["order"], case["beta"], case["sigma_ss"], case["z"])
+        publication = BoundRelease(case["order"], case["beta"], case["sigma_ss"], case["z"])
         assert publication.cost == pytest.approx(case["rdp"], rel=1e-9)
 
 
@@ -105,4 +103,4 @@ def test_a_few_values_without_the_shared_data() -> None:
     np.testing.assert_allclose(bounds, expected, rtol=1e-7)
     assert sensitivity.ceiling == pytest.approx(0.009624956977781166, rel=1e-9)
     assert gnss_rdp(14, 0.0329, 6.23) == pytest.approx(1.6070558409164086, rel=1e-9)
-    assert Publication(6, 0.025, 31.2, 4.753424).cost == pytest.approx(0.09829753243649031, 1e-9)
+    assert BoundRelease(6, 0.025, 31.2, 4.753424).cost == pytest.approx(0.09829753243649031, 1e-9)

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from vote_distances import VoteGraph
 
-from terrine_server.privacy import Outcome, ParameterError, build_mechanism
-from terrine_server.privacy.data_dependent import data_dependent_rdp
-from terrine_server.privacy.meter import Meter
-from terrine_server.privacy.sensitivity import FLOOR, Charged, secret_spend
+from reference.costs import data_dependent_rdp
+from reference.sensitivity import Charged, secret_spend
+from terrine_server.privacy import ParameterError, VoteOutcome, build_mechanism
+from terrine_server.privacy.published.tally import FLOOR, Meter
 
 Spec = dict[str, Any]
 SPECS: list[Spec] = [
@@ -34,7 +34,7 @@ def meter(spec: Spec, teachers: int, classes: int, order: float = 4.0) -> Meter:
     return Meter(events, teachers=teachers, classes=classes, order=order)
 
 
-def tally_of(reader: Meter, outcome: Outcome, votes: np.ndarray) -> np.ndarray:
+def tally_of(reader: Meter, outcome: VoteOutcome, votes: np.ndarray) -> np.ndarray:
     tally = np.zeros(reader.size, dtype=np.int64)
     np.add.at(tally, np.array(reader.places(outcome, votes)), 1)
     return tally
@@ -85,9 +85,9 @@ def test_a_tally_loses_little_against_the_analysis_query_by_query() -> None:
     reader = meter({"name": "gnmax", "sigma": 15.0}, 300, 4, 6.0)
     event = build_mechanism({"name": "gnmax", "sigma": 15.0}, teachers=300, classes=4).events()
     exact = secret_spend(
-        [Charged(event[Outcome.ANSWERED], votes)], teachers=300, order=6.0, beta=0.025
+        [Charged(event[VoteOutcome.ANSWERED], votes)], teachers=300, order=6.0, beta=0.025
     )
-    counted = reader.spend(tally_of(reader, Outcome.ANSWERED, votes), 0.025)
+    counted = reader.spend(tally_of(reader, VoteOutcome.ANSWERED, votes), 0.025)
     assert exact.cost <= counted.cost <= 1.01 * exact.cost
     assert counted.smooth_sensitivity <= 2 * exact.smooth_sensitivity
 
@@ -96,10 +96,10 @@ def test_a_tally_says_how_many_queries_it_counts_and_nothing_is_counted_twice() 
     spec = SPECS[4]
     reader = meter(spec, 12, 3)
     votes = VoteGraph(12, 3).votes
-    tally = tally_of(reader, Outcome.ANSWERED, votes[:4]) + tally_of(
-        reader, Outcome.ABSTAINED, votes[4:9]
+    tally = tally_of(reader, VoteOutcome.ANSWERED, votes[:4]) + tally_of(
+        reader, VoteOutcome.ABSTAINED, votes[4:9]
     )
-    outcomes = {Outcome.ANSWERED: 4, Outcome.ABSTAINED: 5}
+    outcomes = {VoteOutcome.ANSWERED: 4, VoteOutcome.ABSTAINED: 5}
     assert reader.queries(tally) == reader.expected_queries(outcomes)
     assert sorted(reader.queries(tally)) == [4, 9]
 
@@ -113,7 +113,7 @@ def test_an_empty_tally_costs_nothing_and_has_no_sensitivity() -> None:
 
 def test_strong_consensus_underflows_to_next_to_nothing() -> None:
     reader = meter({"name": "gnmax", "sigma": 20.0}, 2000, 2, 8.0)
-    spend = reader.spend(tally_of(reader, Outcome.ANSWERED, np.array([[2000, 0]])), 0.02)
+    spend = reader.spend(tally_of(reader, VoteOutcome.ANSWERED, np.array([[2000, 0]])), 0.02)
     assert 0 < spend.cost < 1e-100
     assert spend.smooth_sensitivity < 1e-6
 
@@ -122,6 +122,6 @@ def test_bad_votes_and_orders_are_refused() -> None:
     with pytest.raises(ParameterError, match="above 1"):
         meter(SPECS[0], 12, 3, 1.0)
     with pytest.raises(ParameterError, match="sum to 12"):
-        meter(SPECS[0], 12, 3).places(Outcome.ANSWERED, np.array([[5, 5, 5]]))
+        meter(SPECS[0], 12, 3).places(VoteOutcome.ANSWERED, np.array([[5, 5, 5]]))
     with pytest.raises(ParameterError, match="beta"):
         meter(SPECS[0], 12, 3).spend(np.zeros(12 * 16 + 1), 0.0)

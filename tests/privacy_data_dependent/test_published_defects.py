@@ -15,24 +15,17 @@ from exact_laws import law, neighbours, renyi
 from numpy.typing import NDArray
 from vote_distances import VoteGraph, full_walk
 
-from terrine_server.privacy import GaussianNoisyMax, GaussianThreshold, LaplaceNoisyMax, rdp
-from terrine_server.privacy.data_dependent import (
-    bit_table,
-    data_dependent_rdp,
-    gnmax_log_q,
-    lnmax_rdp,
-)
-from terrine_server.privacy.local_sensitivity import (
+from reference.costs import data_dependent_rdp, gnmax_log_q
+from reference.local_sensitivity import (
     BitSensitivity,
     NoisyMaxSensitivity,
     gaussian_curve,
 )
-from terrine_server.privacy.sanitize import gnss_rdp
-from terrine_server.privacy.sensitivity import (
-    Charged,
-    noisy_max_sensitivity,
-    secret_spend,
-)
+from reference.sensitivity import Charged, noisy_max_sensitivity, secret_spend
+from terrine_server.privacy import GaussianNoisyMax, GaussianThreshold, LaplaceNoisyMax, rdp
+from terrine_server.privacy.published.noisy_max import lnmax_rdp
+from terrine_server.privacy.published.release import gnss_rdp
+from terrine_server.privacy.published.statistics import bit_table
 
 ROUNDING = 1e-9
 

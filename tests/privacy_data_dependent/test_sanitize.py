@@ -12,10 +12,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from terrine_server.privacy import ParameterError
-from terrine_server.privacy.sanitize import GRID, Publication, gnss_rdp
-from terrine_server.privacy.sensitivity import (
-    SecretSpend,
-)
+from terrine_server.privacy.published.release import GRID, BoundRelease, SecretSpend, gnss_rdp
 
 PARAMETERS = [
     (order, share / order, sigma)
@@ -68,7 +65,7 @@ def test_no_function_pays_too_little_for_its_upper_bound(
     shift, here, there = allowed_pairs(beta, np.random.default_rng(2))
     leak = gaussian_renyi(order, shift + z * sigma * (there - here), sigma * here, sigma * there)
     leak2 = gaussian_renyi(order, shift - z * sigma * (there - here), sigma * here, sigma * there)
-    assert np.all(np.maximum(leak, leak2) <= Publication(order, beta, sigma, z).cost * (1 + 1e-12))
+    assert np.all(np.maximum(leak, leak2) <= BoundRelease(order, beta, sigma, z).cost * (1 + 1e-12))
 
 
 def published_gnss(order: float, beta: float, sigma: float) -> float:
@@ -89,15 +86,15 @@ def test_the_published_price_suffices_only_for_little_smoothing(
 @pytest.mark.parametrize("beta", [0.0, -0.1, math.nan, 10.0])
 def test_smoothing_outside_the_valid_range_is_refused(order: float, beta: float) -> None:
     with pytest.raises(ParameterError, match="beta"):
-        Publication(order, beta, 6.0, 4.75)
+        BoundRelease(order, beta, 6.0, 4.75)
 
 
 def test_the_refusal_says_which_beta_would_do() -> None:
     limit = -math.log1p(-1 / 14) / 2
     with pytest.raises(ParameterError, match=f"beta below {limit:.4g}"):
-        Publication(14, limit * 1.001, 6.0, 4.75)
+        BoundRelease(14, limit * 1.001, 6.0, 4.75)
     assert math.isinf(gnss_rdp(14, limit * 1.001, 6.0))
-    assert math.isfinite(Publication(14, limit * 0.999, 6.0, 4.75).cost)
+    assert math.isfinite(BoundRelease(14, limit * 0.999, 6.0, 4.75).cost)
 
 
 @pytest.mark.parametrize(
@@ -105,21 +102,21 @@ def test_the_refusal_says_which_beta_would_do() -> None:
 )
 def test_malformed_publications_are_refused(order: float, sigma: float, z: float) -> None:
     with pytest.raises(ParameterError):
-        Publication(order, 0.01, sigma, z)
+        BoundRelease(order, 0.01, sigma, z)
 
 
 @pytest.mark.parametrize(("cost", "smooth"), [(math.nan, 1.0), (-1.0, 1.0), (1.0, 0.0)])
 def test_malformed_spends_are_refused(cost: float, smooth: float) -> None:
     with pytest.raises(ParameterError, match="smooth sensitivity > 0"):
-        Publication(6, 0.025, 31.2, 4.75).release(SecretSpend(cost, smooth), WORST)
+        BoundRelease(6, 0.025, 31.2, 4.75).release(SecretSpend(cost, smooth), WORST)
 
 
-def release(publication: Publication, uniform: int, worst: int = WORST) -> int:
+def release(publication: BoundRelease, uniform: int, worst: int = WORST) -> int:
     return publication.release(SPEND, worst, lambda count: uniform.to_bytes(count))
 
 
 def test_the_release_is_the_inverse_normal_of_a_256_bit_uniform() -> None:
-    publication = Publication(6, 0.025, 31.2, 4.75)
+    publication = BoundRelease(6, 0.025, 31.2, 4.75)
     quantiles = (np.arange(64) + 0.5) / 64
     uniforms = [(2 * k + 1) << 249 for k in range(64)]  # (k + ½)/64 of 2²⁵⁶
     expected = SPEND.cost + SPEND.smooth_sensitivity * 31.2 * (ndtri(quantiles) + 4.75)
@@ -130,7 +127,7 @@ def test_the_release_is_the_inverse_normal_of_a_256_bit_uniform() -> None:
 
 def test_even_the_rarest_draw_is_within_range() -> None:
     """Φ⁻¹(2⁻²⁵⁷) is about −18.7, a point that no double-precision uniform can reach."""
-    publication = Publication(6, 0.025, 31.2, 4.75)
+    publication = BoundRelease(6, 0.025, 31.2, 4.75)
     lowest, highest = release(publication, 0), release(publication, 2**256 - 1)
     assert lowest == 0
     with mpmath.workdps(100):
@@ -141,7 +138,7 @@ def test_even_the_rarest_draw_is_within_range() -> None:
 
 
 def test_fresh_randomness_every_time_and_none_twice() -> None:
-    publication = Publication(6, 0.025, 31.2, 4.75)
+    publication = BoundRelease(6, 0.025, 31.2, 4.75)
     wide = SecretSpend(500.0, 2.0)
     assert len({publication.release(wide, 10**16) for _ in range(20)}) > 15
     requests: list[int] = []
@@ -157,7 +154,7 @@ def test_fresh_randomness_every_time_and_none_twice() -> None:
 
 
 def test_another_threads_precision_does_not_matter() -> None:
-    publication = Publication(6, 0.025, 31.2, 4.75)
+    publication = BoundRelease(6, 0.025, 31.2, 4.75)
     expected = release(publication, 3 << 200)
     with mpmath.workprec(20):
         assert release(publication, 3 << 200) == expected
@@ -165,7 +162,7 @@ def test_another_threads_precision_does_not_matter() -> None:
 
 def test_the_bound_fails_as_rarely_as_promised() -> None:
     """z = 1: U < f in Φ(−1) = 15.9 % of draws; rounding up only helps."""
-    publication = Publication(6, 0.025, 31.2, 1.0)
+    publication = BoundRelease(6, 0.025, 31.2, 1.0)
     below = sum(
         release(publication, ((2 * k + 1) << 256) // 1000) < SPEND.cost * 1e12 for k in range(500)
     )

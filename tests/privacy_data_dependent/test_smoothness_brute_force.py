@@ -10,22 +10,22 @@ import pytest
 from numpy.typing import NDArray
 from vote_distances import VoteGraph, full_walk
 
-from terrine_server.privacy import (
-    GaussianNoisyMax,
-    GaussianThreshold,
-    LaplaceNoisyMax,
-    StabilityTest,
-)
-from terrine_server.privacy.data_dependent import data_dependent_rdp
-from terrine_server.privacy.sensitivity import (
-    FLOOR,
+from reference.costs import data_dependent_rdp
+from reference.sensitivity import (
     Charged,
     bit_sensitivity,
     noisy_max_sensitivity,
     secret_spend,
     smooth_sensitivity,
 )
-from terrine_server.privacy.vote_paths import levels_away, levels_towards
+from reference.vote_paths import levels_away, levels_towards
+from terrine_server.privacy import (
+    GaussianNoisyMax,
+    GaussianThreshold,
+    LaplaceNoisyMax,
+    StabilityTest,
+)
+from terrine_server.privacy.published.tally import FLOOR
 
 SIZES = [(1, 2), (2, 3), (5, 3), (9, 2), (12, 2), (12, 3), (12, 4)]
 ROUNDING = 1e-9

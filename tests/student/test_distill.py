@@ -16,9 +16,9 @@ from server import RunningServer, running_server
 from terrine_client import Client
 from terrine_client.distill import Distilled, DistillError, distill
 from terrine_client.errors import BudgetExhausted, ConfigurationError, ProjectPaused
-from terrine_client.protocol import ProjectStatus
 from terrine_models.learning import Training
 from terrine_models.students import Student
+from terrine_protocol import ProjectStatus
 
 QUICK = Training(method="supervised", steps=40)
 CONFIDENT = {"name": "confident_gnmax", "threshold": 24, "sigma1": 8.0, "sigma2": 4.0}

@@ -11,8 +11,8 @@ from typing import Any
 from sqlalchemy import Connection, inspect, select
 
 from terrine_server.ledger import Ledger, ProjectRecord, Proposal, connect, upgrade
-from terrine_server.ledger.tables import idempotency
-from terrine_server.privacy import Account, Outcome, Terms, build_mechanism, cap, quote
+from terrine_server.ledger.store.tables import idempotency
+from terrine_server.privacy import Account, Terms, VoteOutcome, build_mechanism, cap, quote
 
 TEACHERS, CLASSES, RECORDS = 250, 10, 60_000
 INFO = {
@@ -45,12 +45,12 @@ def answered(
 ) -> Proposal:
     """A query that the teachers answered; `given` is its input where that is not all of it."""
     whole = digest(query if given is None else given)
-    return Proposal(digest(query), whole, Outcome.ANSWERED, label, epoch=epoch)
+    return Proposal(digest(query), whole, VoteOutcome.ANSWERED, label, epoch=epoch)
 
 
 def abstained(query: object, given: object = None, epoch: int | None = None) -> Proposal:
     whole = digest(query if given is None else given)
-    return Proposal(digest(query), whole, Outcome.ABSTAINED, None, epoch=epoch)
+    return Proposal(digest(query), whole, VoteOutcome.ABSTAINED, None, epoch=epoch)
 
 
 def unvoted(query: object, given: object = None) -> Proposal:

@@ -9,8 +9,8 @@ from typing import Any
 from books import digest
 from sqlalchemy import Connection, insert, select, update
 
-from terrine_server.ledger.chain import charge_hash
-from terrine_server.ledger.tables import charges, projects
+from terrine_server.ledger.store.chain import charge_hash
+from terrine_server.ledger.store.tables import charges, projects
 
 
 def altered(value: Any) -> Any:

@@ -9,10 +9,10 @@ import numpy as np
 from books import INFO, RECORDS, digest
 
 from terrine_server.ledger import Ledger, ProjectRecord, Proposal, connect, upgrade
-from terrine_server.ledger.secrets import meter_of
-from terrine_server.privacy import Outcome, Terms, build_mechanism, cap, quote
-from terrine_server.privacy.forecast import Consensus, Votes
-from terrine_server.privacy.proposal import propose
+from terrine_server.ledger.charging.tallies import meter_of
+from terrine_server.planning.forecast import Consensus, Votes
+from terrine_server.planning.proposal import propose
+from terrine_server.privacy import Terms, VoteOutcome, build_mechanism, cap, quote
 
 TEACHERS, CLASSES, ORDER = 1000, 10, 10.0
 EPSILON, DELTA = 2.0, 1e-6
@@ -57,7 +57,7 @@ def voted(
     """Queries that the teachers answered, so many of them with the winner."""
     votes = np.zeros((1, CLASSES), dtype=np.int64)
     votes[0, :2] = round(agreement * TEACHERS), TEACHERS - round(agreement * TEACHERS)
-    (places,) = meter_of(project).places(Outcome.ANSWERED, votes)
+    (places,) = meter_of(project).places(VoteOutcome.ANSWERED, votes)
     return [
-        Proposal(digest(query), digest(query), Outcome.ANSWERED, 0, places) for query in queries
+        Proposal(digest(query), digest(query), VoteOutcome.ANSWERED, 0, places) for query in queries
     ]

@@ -16,9 +16,9 @@ from digits import DigitsEnsemble
 from server import installed
 from sqlalchemy import Engine
 
-from terrine_client.protocol import Role, TokenCreate
-from terrine_server.auth import Tokens, load_secret_key
+from terrine_protocol import Role, TokenCreate
 from terrine_server.ledger import Ledger
+from terrine_server.owner.tokens import Tokens, load_secret_key
 from terrine_server.settings import Settings
 
 PATIENCE_SECONDS = 60

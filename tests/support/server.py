@@ -12,11 +12,11 @@ from typing import Any
 from digits import DigitsEnsemble
 from sqlalchemy import Engine
 
-from terrine_client.protocol import ProjectOpen, Role, TokenCreate
+from terrine_protocol import ProjectOpen, Role, TokenCreate
 from terrine_server.audit.world import serving
-from terrine_server.auth import Tokens, load_secret_key, make_secret_key
 from terrine_server.ledger import Ledger, ProjectRecord, connect, upgrade
-from terrine_server.operations import open_project, register_ensemble
+from terrine_server.owner.operations import open_project, register_ensemble
+from terrine_server.owner.tokens import Tokens, load_secret_key, make_secret_key
 from terrine_server.settings import Settings
 
 CAP_EPSILON, CAP_DELTA = 50.0, 5e-4

@@ -24,7 +24,7 @@ from postgres import Database
 from processes import command, die_before_call, in_processes, start
 from witness import RECOVERY_SECONDS
 
-from terrine_server.auth import load_secret_key, make_secret_key
+from terrine_server.owner.tokens import load_secret_key, make_secret_key
 
 if TYPE_CHECKING:
     from digits import DigitsEnsemble

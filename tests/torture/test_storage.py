@@ -26,7 +26,7 @@ from replicas import replicas
 from serving import until
 from witness import RECOVERY_SECONDS, Witness
 
-from terrine_client.protocol import Role
+from terrine_protocol import Role
 from terrine_server.errors import DatabaseUnavailable
 from terrine_server.ledger import Ledger, connect
 

@@ -22,7 +22,7 @@ import numpy as np
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
-from terrine_client.protocol import LabelRequest
+from terrine_protocol import LabelRequest
 from terrine_server.errors import InvalidQuery, PayloadTooLarge, UnsupportedMediaType
 
 MAX_HEADER = 1024

@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 from starlette.responses import PlainTextResponse, Response
 
-from terrine_client.protocol import ProjectStatus
+from terrine_protocol import ProjectStatus
 from terrine_server.api import openapi, views
 from terrine_server.api.services import Auditor, House
 from terrine_server.ledger import Ledger, ProjectRecord, check_schema

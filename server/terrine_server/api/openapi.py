@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import Body, FastAPI
 from pydantic.json_schema import models_json_schema
 
-from terrine_client.protocol import PROBLEMS, LabelRequest, Problem
+from terrine_protocol import PROBLEMS, LabelRequest, Problem
 
 Responses = dict[int | str, dict[str, Any]]
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Response
 
-from terrine_client.protocol import (
+from terrine_protocol import (
     EnsembleAccount,
     EnsembleInfo,
     Name,
@@ -20,10 +20,10 @@ from terrine_client.protocol import (
     TokenCreated,
     TokenInfo,
 )
-from terrine_server import operations
 from terrine_server.api import openapi, views
 from terrine_server.api.services import Admin, Anyone, Auditor, House
 from terrine_server.errors import Forbidden
+from terrine_server.owner import operations
 
 router = APIRouter(tags=["owner"])
 

@@ -13,7 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
-from terrine_client.protocol import PROBLEMS, Problem, ProblemType
+from terrine_protocol import PROBLEMS, Problem, ProblemType
 from terrine_server.api import openapi
 from terrine_server.errors import NotFound, TerrineError
 

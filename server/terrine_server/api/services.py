@@ -11,16 +11,16 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from sqlalchemy import Engine
 
-from terrine_client.protocol import Role
-from terrine_server.auth import Principal, Tokens
+from terrine_protocol import Role
 from terrine_server.errors import Forbidden, Unauthorized
-from terrine_server.labeling import Ask, Labeling
+from terrine_server.labeling.local_voters import LocalVoters
+from terrine_server.labeling.pipeline import Ask, Labeling
+from terrine_server.labeling.queue import Queue
 from terrine_server.ledger import EnsembleRecord, Ledger, Receipt
 from terrine_server.metrics import Metrics
-from terrine_server.queueing import Queue
+from terrine_server.owner.tokens import Principal, Tokens
 from terrine_server.ratelimit import RateLimit
 from terrine_server.settings import Settings
-from terrine_server.voting.local import LocalVoters
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Header, Request
 from starlette.responses import Response
 
-from terrine_client.protocol import Budget, Estimate, EstimateRequest, LabelResponse, ProjectInfo
+from terrine_protocol import Budget, Estimate, EstimateRequest, LabelResponse, ProjectInfo
 from terrine_server.api import openapi, views
 from terrine_server.api.decoding import decode
 from terrine_server.api.services import House, OwnProject, Services
-from terrine_server.labeling import Ask
+from terrine_server.labeling.pipeline import Ask
 
 router = APIRouter(tags=["students"])
 

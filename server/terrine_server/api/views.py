@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from pydantic import TypeAdapter
 
-from terrine_client.protocol import (
+from terrine_protocol import (
     Budget,
     Charge,
     DeltaSplit,

@@ -18,8 +18,8 @@ import numpy as np
 from terrine_server.audit.cases import CASES, Case, Request
 from terrine_server.audit.evidence import Limits, Promise, Sample, events, limits
 from terrine_server.audit.findings import Finding
-from terrine_server.privacy import Mechanism, Outcome, additive_delta, quote, rdp
-from terrine_server.privacy.units import COST_UNITS, DELTA_UNITS
+from terrine_server.privacy import Mechanism, VoteOutcome, additive_delta, quote, rdp
+from terrine_server.privacy.accounting.units import COST_UNITS, DELTA_UNITS
 
 FINALISTS = 3
 """Events that reach the second half; more would each be judged at a lower confidence."""
@@ -66,11 +66,11 @@ def aspects(mechanism: Mechanism) -> list[Aspect]:
         epsilon = max(float(rdp(event, INFINITE)) for event in mechanism.events().values())
         return [Aspect("", Promise("ε", epsilon), lambda seen: seen)]
 
-    def promise(outcome: Outcome) -> Promise:
+    def promise(outcome: VoteOutcome) -> Promise:
         price = terms.prices[outcome]
         return Promise("μ", math.sqrt(price.cost / COST_UNITS), price.delta / DELTA_UNITS)
 
-    found = [Aspect("", promise(Outcome.ANSWERED), lambda seen: seen)]
+    found = [Aspect("", promise(VoteOutcome.ANSWERED), lambda seen: seen)]
     cheaper = [o for o, price in terms.prices.items() if price.cost < terms.worst.cost]
     if cheaper:
         cheapest = min(cheaper, key=lambda outcome: terms.prices[outcome].cost)
@@ -115,7 +115,7 @@ def observe(mechanism: Mechanism, case: Case, request: Request, draws: int) -> C
     count that an epoch begins with, and they are seen up to where that epoch ends. Such a request
     is as good as the first of a call, whatever came before; the first `draws` of them are counted.
     """
-    length, width = len(request), len(Outcome) * (case.classes + 1) + 1
+    length, width = len(request), len(VoteOutcome) * (case.classes + 1) + 1
     size = min(draws, AT_A_TIME // length)
     votes = np.tile(np.array(request), (size, 1))
     student = None if case.student is None else np.tile(case.student, (len(votes), 1))
@@ -127,7 +127,7 @@ def observe(mechanism: Mechanism, case: Case, request: Request, draws: int) -> C
         epochs = epochs.reshape(size, length)
         visible = epochs == epochs[:, :1]
 
-        kinds = sum(i * (released.outcomes == outcome) for i, outcome in enumerate(Outcome))
+        kinds = sum(i * (released.outcomes == outcome) for i, outcome in enumerate(VoteOutcome))
         codes = kinds * (case.classes + 1) + released.labels + 2
         codes = np.where(visible, codes.reshape(size, length), 0)
         _, first, counts = np.unique(

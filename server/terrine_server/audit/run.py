@@ -9,8 +9,8 @@ from typing import Literal
 
 import numpy as np
 
-from terrine_server.audit.books import audit_books
 from terrine_server.audit.findings import Finding, Report
+from terrine_server.audit.ledger import audit_books
 from terrine_server.audit.mechanisms import audit_mechanisms
 from terrine_server.audit.noise import audit_noise
 from terrine_server.audit.service import audit_service

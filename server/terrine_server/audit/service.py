@@ -19,12 +19,12 @@ from pathlib import Path
 import numpy as np
 
 from terrine_client import BudgetExhausted, Client
-from terrine_client.protocol import ProjectOpen
-from terrine_server.audit.books import audit_books
+from terrine_protocol import ProjectOpen
 from terrine_server.audit.evidence import Promise, Sample, limits
 from terrine_server.audit.findings import Finding
+from terrine_server.audit.ledger import audit_books
 from terrine_server.audit.world import WORLDS, Service, World, input_with, running_service
-from terrine_server.privacy.units import COST_UNITS, DELTA_UNITS
+from terrine_server.privacy.accounting.units import COST_UNITS, DELTA_UNITS
 
 MECHANISM = {"name": "confident_gnmax", "threshold": 3, "sigma1": 4.0, "sigma2": 1.0}
 EPSILON, DELTA = 14.0, 1e-5

@@ -22,7 +22,6 @@ import torch
 import uvicorn
 from numpy.typing import NDArray
 
-from terrine_client.protocol import ProjectOpen, Role, TokenCreate
 from terrine_models.features import public_features
 from terrine_models.store import (
     Architecture,
@@ -34,11 +33,12 @@ from terrine_models.store import (
     save_tensors,
     versions,
 )
+from terrine_protocol import ProjectOpen, Role, TokenCreate
 from terrine_server.api.connection import options
 from terrine_server.app import create_app
-from terrine_server.auth import Tokens, load_secret_key, make_secret_key
 from terrine_server.ledger import Ledger, connect, upgrade
-from terrine_server.operations import open_project, register_ensemble
+from terrine_server.owner.operations import open_project, register_ensemble
+from terrine_server.owner.tokens import Tokens, load_secret_key, make_secret_key
 from terrine_server.settings import Settings
 
 World = Literal["here", "there"]

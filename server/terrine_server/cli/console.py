@@ -27,9 +27,9 @@ KNOWN = (
     ("terrine_models.store", "StoreError"),
     ("terrine_models.data", "DataError"),
     ("terrine_models.teachers", "TrainingError"),
-    ("terrine_server.auth", "SecretKeyError"),
-    ("terrine_server.ledger.anchors", "AnchorError"),
-    ("terrine_server.ledger.archive", "ArchiveError"),
+    ("terrine_server.owner.tokens", "SecretKeyError"),
+    ("terrine_server.ledger.verifying.anchors", "AnchorError"),
+    ("terrine_server.ledger.verifying.archive", "ArchiveError"),
     ("terrine_client.errors", "TerrineError"),
 )
 """Errors whose text was written for the user. Looked up only where already imported."""
@@ -56,7 +56,7 @@ def consensus_levels(text: str) -> list[tuple[float, float]]:
 def opened_ledger() -> Ledger:
     """Return the ledger that the settings name. Raises SchemaMismatch, DatabaseUnavailable."""
     from terrine_server.ledger import check_schema, connect
-    from terrine_server.operations import open_ledger
+    from terrine_server.owner.operations import open_ledger
     from terrine_server.settings import Settings
 
     settings = Settings()

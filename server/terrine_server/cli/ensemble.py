@@ -191,7 +191,7 @@ def register(
 
     [bold]Example[/bold]: terrine ensemble register digits --epsilon 4 --delta 1e-5
     """
-    from terrine_server.operations import open_ledger, register_ensemble
+    from terrine_server.owner.operations import open_ledger, register_ensemble
     from terrine_server.settings import Settings
 
     settings = Settings()
@@ -207,14 +207,14 @@ def register(
 @app.command("list")
 def list_ensembles(as_json: AsJson = False) -> None:
     """List the registered ensembles, their caps, and how much of them projects have reserved."""
-    from terrine_server.operations import open_ledger
+    from terrine_server.owner.operations import open_ledger
     from terrine_server.settings import Settings
 
     settings = Settings()
     records = open_ledger(settings).ensembles()
     if as_json:
         from terrine_server.api import views
-        from terrine_server.voting.local import LocalVoters
+        from terrine_server.labeling.local_voters import LocalVoters
 
         voters = LocalVoters(settings.data_dir, settings.device)
         print_json([views.ensemble_account(record, voters.available(record)) for record in records])

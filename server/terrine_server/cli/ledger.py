@@ -117,7 +117,7 @@ def _show_accounts(ledger: Ledger, as_json: bool) -> None:
 
 def _show_project(ledger: Ledger, name: str, last: int, as_json: bool) -> None:
     from terrine_server.api import views
-    from terrine_server.ledger.archive import entry_line
+    from terrine_server.ledger.verifying.archive import entry_line
 
     project = ledger.project(name)
     account = views.budget(project)
@@ -181,8 +181,8 @@ def _write_csv(ledger: Ledger, project: str, file: TextIO) -> int:
     from dataclasses import fields
 
     from terrine_server.ledger import ChargeRecord
-    from terrine_server.ledger.archive import entry_line
-    from terrine_server.ledger.chain import canonical_json
+    from terrine_server.ledger.store.chain import canonical_json
+    from terrine_server.ledger.verifying.archive import entry_line
 
     writer = csv.DictWriter(file, [field.name for field in fields(ChargeRecord)])
     writer.writeheader()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from terrine_server.privacy.plan import Candidate, Curve, Plan
+    from terrine_server.planning.plan import Candidate, Curve, Plan
 
 COLORS = {
     "basic": "#888888",

@@ -14,8 +14,8 @@ from terrine_server.cli.console import consensus_levels, console, errors, fail
 from terrine_server.cli.plan_report import document, show
 
 if TYPE_CHECKING:
-    from terrine_server.privacy.forecast import Votes
-    from terrine_server.privacy.grid import Grid
+    from terrine_server.planning.forecast import Votes
+    from terrine_server.planning.grid import Grid
 
 
 class VotesAre(StrEnum):
@@ -103,9 +103,9 @@ def plan(
 
       terrine plan gnmax --votes public.npz --votes-are public --epsilon 2 --grid sigma=0.05n,0.1n
     """
-    from terrine_server.privacy.forecast import Consensus, Votes
-    from terrine_server.privacy.plan import curves
-    from terrine_server.privacy.plan import plan as make_plan
+    from terrine_server.planning.forecast import Consensus, Votes
+    from terrine_server.planning.plan import curves
+    from terrine_server.planning.plan import plan as make_plan
 
     if picture is not None and picture.suffix.lower() != ".png":
         fail(f"--picture writes a PNG file; call it something like {picture.with_suffix('.png')}.")
@@ -207,7 +207,7 @@ def _load(path: Path, sizes: Sequence[int]) -> Votes:
 
     import numpy as np
 
-    from terrine_server.privacy.forecast import Votes
+    from terrine_server.planning.forecast import Votes
 
     try:
         with np.load(path, allow_pickle=False) as file:

@@ -12,7 +12,7 @@ from rich.table import Table
 from terrine_server.cli.console import console
 
 if TYPE_CHECKING:
-    from terrine_server.privacy.plan import Candidate, Plan
+    from terrine_server.planning.plan import Candidate, Plan
 
 ALTERNATIVES = 8
 """About so many candidates of the frontier are shown."""
@@ -66,7 +66,7 @@ def _show_publishing(found: Plan) -> None:
 
 
 def _show_alternatives(found: Plan) -> None:
-    from terrine_server.privacy.plan import frontier
+    from terrine_server.planning.plan import frontier
 
     if len(found.by_teachers) > 1:
         console.print("The best for each number of teachers:")

@@ -15,8 +15,8 @@ from rich.table import Table
 from terrine_server.cli.console import console, fail, opened_ledger
 
 if TYPE_CHECKING:
+    from terrine_server.planning.accountants import Method
     from terrine_server.privacy import CostEvent
-    from terrine_server.privacy.rules import Rule
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Books:
     outcomes: Mapping[str, int]
     epsilon: float | None
     delta: float
-    enforced: Rule | None
+    enforced: Method | None
     order: float | None
     published: Line | None = None
 
@@ -87,9 +87,9 @@ def price(
 
 
 def _from_ledger(name: str) -> Books:
+    from terrine_server.planning.accountants import Method
+    from terrine_server.planning.plan import DATA_DEPENDENT
     from terrine_server.privacy import GDP
-    from terrine_server.privacy.plan import DATA_DEPENDENT
-    from terrine_server.privacy.rules import Rule
 
     ledger = opened_ledger()
     record = ledger.project(name)
@@ -111,14 +111,14 @@ def _from_ledger(name: str) -> Books:
         outcomes=outcomes,
         epsilon=terms.epsilon,
         delta=terms.delta,
-        enforced=None if published else (Rule.GDP if terms.rule == GDP else Rule.FIXED_ORDER),
+        enforced=None if published else (Method.GDP if terms.rule == GDP else Method.FIXED_ORDER),
         order=terms.rule.order,
         published=published,
     )
 
 
 def _from_file(path: Path, epsilon: float | None, delta: float | None) -> Books:
-    from terrine_server.privacy.rules import check_charged, enforced
+    from terrine_server.planning.accountants import check_charged, enforced
 
     if delta is None:
         fail("A file is priced at a δ of your choice: give --delta; and --epsilon to compare with.")
@@ -154,7 +154,7 @@ def _from_file(path: Path, epsilon: float | None, delta: float | None) -> Books:
 def _count(
     entries: Iterable[tuple[Mapping[str, Any], str]],
 ) -> tuple[dict[CostEvent, int], dict[str, int]]:
-    from terrine_server.privacy import PublishedFigure, event_from_json
+    from terrine_server.privacy import PublishedBound, event_from_json
 
     tally: Counter[str] = Counter()
     outcomes: Counter[str] = Counter()
@@ -163,21 +163,21 @@ def _count(
         outcomes[outcome] += 1
     events = {event_from_json(json.loads(text)): count for text, count in tally.items()}
     # Rules that count every query at its worst case have no use for what was published.
-    queries = {e: count for e, count in events.items() if not isinstance(e, PublishedFigure)}
+    queries = {e: count for e, count in events.items() if not isinstance(e, PublishedBound)}
     return queries, dict(outcomes)
 
 
 def _spent(books: Books) -> float:
     """The ε of all that was charged, under the rule that binds at its best order."""
-    from terrine_server.privacy.rules import Accountant, Rule, conversion_delta
+    from terrine_server.planning.accountants import Accountant, Method, conversion_delta
 
-    rule = Rule.GDP if books.enforced is Rule.GDP else Rule.IMPROVED
+    rule = Method.GDP if books.enforced is Method.GDP else Method.IMPROVED
     accountant = Accountant(rule, conversion_delta(books.tally, books.delta))
     return accountant.epsilon(accountant.total(books.tally))
 
 
 def _lines(books: Books, budget: float) -> list[Line]:
-    from terrine_server.privacy.rules import reprice
+    from terrine_server.planning.accountants import reprice
 
     lines = [
         Line(each.rule.value, each.sound, each.rule is books.enforced, each.epsilon, each.queries)

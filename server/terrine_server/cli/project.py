@@ -12,7 +12,7 @@ from rich.table import Table
 from terrine_server.cli.console import AsJson, consensus_levels, console, errors, print_json
 
 if TYPE_CHECKING:
-    from terrine_client.protocol import ProjectInfo
+    from terrine_protocol import ProjectInfo
     from terrine_server.ledger import ProjectRecord
     from terrine_server.settings import Settings
 
@@ -86,8 +86,8 @@ def open_project(
     as_json: AsJson = False,
 ) -> None:
     """Open a project. Its mechanism, prices and budget are fixed from then on."""
-    from terrine_client.protocol import ProjectOpen
-    from terrine_server.operations import open_ledger, open_project
+    from terrine_protocol import ProjectOpen
+    from terrine_server.owner.operations import open_ledger, open_project
     from terrine_server.settings import Settings
 
     given = {
@@ -135,7 +135,7 @@ def list_projects(
 ) -> None:
     """List all projects."""
     from terrine_server.api.views import budget
-    from terrine_server.operations import open_ledger
+    from terrine_server.owner.operations import open_ledger
     from terrine_server.settings import Settings
 
     settings = Settings()
@@ -165,7 +165,7 @@ def list_projects(
 @app.command()
 def show(name: Name, as_json: AsJson = False) -> None:
     """Show a project's terms and account; as JSON the terms, `terrine ledger show` the account."""
-    from terrine_server.operations import open_ledger
+    from terrine_server.owner.operations import open_ledger
     from terrine_server.settings import Settings
 
     settings = Settings()
@@ -184,7 +184,7 @@ def secret_spend(name: Name, as_json: AsJson = False) -> None:
     it. Students see bounds on it, at counts that were fixed beforehand.
     """
     from terrine_server.api import views
-    from terrine_server.operations import open_ledger
+    from terrine_server.owner.operations import open_ledger
     from terrine_server.settings import Settings
 
     found = views.secret_spend(name, open_ledger(Settings()).secret_spend(name))
@@ -222,7 +222,7 @@ def close(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Close a project for good, and return what it did not spend to its ensemble's cap."""
-    from terrine_server.operations import open_ledger
+    from terrine_server.owner.operations import open_ledger
     from terrine_server.settings import Settings
 
     open_ledger(Settings()).project(name)  # an unknown name is refused before anything is asked
@@ -232,8 +232,8 @@ def close(
 
 
 def _set_status(name: str, status: str) -> None:
-    from terrine_client.protocol import ProjectStatus
-    from terrine_server.operations import open_ledger
+    from terrine_protocol import ProjectStatus
+    from terrine_server.owner.operations import open_ledger
     from terrine_server.settings import Settings
 
     record = open_ledger(Settings()).set_status(name, ProjectStatus(status))
@@ -243,7 +243,7 @@ def _set_status(name: str, status: str) -> None:
 def _infos(settings: Settings, records: Sequence[ProjectRecord]) -> list[ProjectInfo]:
     """Projects as the HTTP API gives them."""
     from terrine_server.api import views
-    from terrine_server.voting.local import LocalVoters
+    from terrine_server.labeling.local_voters import LocalVoters
 
     voters = LocalVoters(settings.data_dir, settings.device)
     return [views.project(record, voters.available(record.ensemble)) for record in records]

@@ -27,9 +27,9 @@ def init(
 
     Safe to repeat: what exists is kept.
     """
-    from terrine_server.auth import load_secret_key, make_secret_key
     from terrine_server.ledger import connect, upgrade
-    from terrine_server.ledger.roles import grant
+    from terrine_server.ledger.store.roles import grant
+    from terrine_server.owner.tokens import load_secret_key, make_secret_key
     from terrine_server.settings import Settings
 
     settings = Settings()

@@ -22,10 +22,10 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Make a token and print it, this once, as the only thing on stdout."""
-    from terrine_client.protocol import TokenCreate
-    from terrine_server.auth import Tokens, load_secret_key
+    from terrine_protocol import TokenCreate
     from terrine_server.cli.console import errors
-    from terrine_server.operations import open_ledger
+    from terrine_server.owner.operations import open_ledger
+    from terrine_server.owner.tokens import Tokens, load_secret_key
     from terrine_server.settings import Settings
 
     settings = Settings()
@@ -49,7 +49,7 @@ def create(
 def list_tokens(as_json: AsJson = False) -> None:
     """List all tokens, without their secrets."""
     from terrine_server.api import views
-    from terrine_server.operations import open_ledger
+    from terrine_server.owner.operations import open_ledger
     from terrine_server.settings import Settings
 
     tokens = open_ledger(Settings()).list_tokens()
@@ -72,7 +72,7 @@ def list_tokens(as_json: AsJson = False) -> None:
 @app.command()
 def revoke(token_id: Annotated[str, typer.Argument(help="Id of the token.")]) -> None:
     """Revoke a token, at once and for good."""
-    from terrine_server.operations import open_ledger
+    from terrine_server.owner.operations import open_ledger
     from terrine_server.settings import Settings
 
     open_ledger(Settings()).revoke_token(token_id)

@@ -15,8 +15,8 @@ from terrine_server.cli.console import console, errors, fail, opened_ledger, wri
 
 if TYPE_CHECKING:
     from terrine_server.ledger import Verification
-    from terrine_server.ledger.anchors import Anchor
-    from terrine_server.ledger.books import Progress
+    from terrine_server.ledger.verifying.anchors import Anchor
+    from terrine_server.ledger.verifying.walk import Progress
 
 Project = Annotated[str | None, typer.Argument(help="A project, or `all`.", show_default="all")]
 
@@ -45,7 +45,7 @@ def verify(
     An older backup, a chain written anew, or entries cut from the end together with a balance set
     back to match, are consistent by themselves: only an anchor that was kept elsewhere tells.
     """
-    from terrine_server.ledger.books import verify_export
+    from terrine_server.ledger.verifying.walk import verify_export
 
     if file is not None and project is not None:
         fail("Name a project, or give --file with an export; not both.")
@@ -82,7 +82,7 @@ def anchor(
     A key:  openssl genpkey -algorithm ed25519 -out anchor.key
             openssl pkey -in anchor.key -pubout -out anchor.pub
     """
-    from terrine_server.ledger.anchors import load_private_key, write_anchors
+    from terrine_server.ledger.verifying.anchors import load_private_key, write_anchors
 
     signing = load_private_key(key) if key is not None else None
     ledger = opened_ledger()
@@ -102,7 +102,7 @@ def anchor(
 
 
 def _read(path: Path | None, public_key: Path | None) -> dict[str, Anchor] | None:
-    from terrine_server.ledger.anchors import load_public_key, read_anchors
+    from terrine_server.ledger.verifying.anchors import load_public_key, read_anchors
 
     if path is None:
         return None

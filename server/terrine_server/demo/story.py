@@ -18,19 +18,19 @@ from rich.table import Table
 
 from terrine_client import BudgetExhausted, Client
 from terrine_client.distill import Distilled, distill
-from terrine_client.protocol import ConfidentGNMaxSpec, ProjectOpen, Role, TokenCreate
 from terrine_models.features import PublicData
 from terrine_models.learning import Training, train_student
 from terrine_models.students import Student
 from terrine_models.teachers import train_ensemble
 from terrine_models.workers import side_by_side
-from terrine_server.auth import Tokens, load_secret_key, make_secret_key
+from terrine_protocol import ConfidentGNMaxSpec, ProjectOpen, Role, TokenCreate
 from terrine_server.cli.ensemble import teachers_bar
 from terrine_server.cli.student import steps_bar
 from terrine_server.demo.material import DELTA, Material
 from terrine_server.demo.process import running_server
 from terrine_server.ledger import connect, upgrade
-from terrine_server.operations import open_ledger, open_project, register_ensemble
+from terrine_server.owner.operations import open_ledger, open_project, register_ensemble
+from terrine_server.owner.tokens import Tokens, load_secret_key, make_secret_key
 from terrine_server.settings import Settings
 
 ENSEMBLE, PROJECT = "demo-teachers", "demo-study"

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 from pydantic import ValidationError
 
-from terrine_server.doctor import books, database, files
+from terrine_server.doctor import database, files
+from terrine_server.doctor import ledger as books
 from terrine_server.doctor.files import device
 from terrine_server.doctor.finding import Finding, State
 from terrine_server.errors import BrokenBooks, DatabaseUnavailable, SchemaMismatch

@@ -12,8 +12,8 @@ from sqlalchemy import Connection, Engine, text
 
 from terrine_server.doctor.files import disk, private
 from terrine_server.doctor.finding import Finding, State
-from terrine_server.ledger.database import reading, sqlite_path
-from terrine_server.ledger.roles import missing, over_history
+from terrine_server.ledger.store.database import reading, sqlite_path
+from terrine_server.ledger.store.roles import missing, over_history
 
 OLDEST_POSTGRESQL = 14
 CLOCK_SKEW, CLOCK_BROKEN = timedelta(seconds=1), timedelta(minutes=1)

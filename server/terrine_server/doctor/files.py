@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from terrine_server.auth import SecretKeyError, load_secret_key
 from terrine_server.doctor.finding import Finding, State
+from terrine_server.owner.tokens import SecretKeyError, load_secret_key
 from terrine_server.settings import Settings
 
 LOW_DISK, FULL_DISK = 2**30, 2**26

@@ -5,8 +5,7 @@ check_active                        whether a project answers
 Ledger                              everything that is read from it or written to it
 """
 
-from terrine_server.ledger.charging import check_active
-from terrine_server.ledger.database import connect
+from terrine_server.ledger.charging.charge import check_active
 from terrine_server.ledger.ledger import Ledger
 from terrine_server.ledger.records import (
     Batch,
@@ -24,7 +23,8 @@ from terrine_server.ledger.records import (
     TokenRecord,
     Verification,
 )
-from terrine_server.ledger.schema import check_schema, upgrade
+from terrine_server.ledger.store.database import connect
+from terrine_server.ledger.store.schema import check_schema, upgrade
 
 __all__ = [
     "Batch",

@@ -11,12 +11,12 @@ from typing import Any
 from sqlalchemy import Connection, Engine, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from terrine_client.protocol import Outcome, ProjectStatus, Role
+from terrine_protocol import Outcome, ProjectStatus, Role
 from terrine_server.errors import BrokenBooks, Conflict, DatabaseUnavailable, NotFound, TerrineError
-from terrine_server.ledger import accounts, archive, charging, earlier, rows, secrets
-from terrine_server.ledger.anchors import Anchor
-from terrine_server.ledger.books import Progress, verify_project
-from terrine_server.ledger.database import appending, reading, snapshot, writing
+from terrine_server.ledger import accounts
+from terrine_server.ledger.charging import charge as charging
+from terrine_server.ledger.charging import earlier
+from terrine_server.ledger.charging import tallies as secrets
 from terrine_server.ledger.records import (
     Batch,
     ChargeRecord,
@@ -30,7 +30,12 @@ from terrine_server.ledger.records import (
     TokenRecord,
     Verification,
 )
-from terrine_server.ledger.tables import charges, ensembles, projects, tokens
+from terrine_server.ledger.store import rows
+from terrine_server.ledger.store.database import appending, reading, snapshot, writing
+from terrine_server.ledger.store.tables import charges, ensembles, projects, tokens
+from terrine_server.ledger.verifying import archive
+from terrine_server.ledger.verifying.anchors import Anchor
+from terrine_server.ledger.verifying.walk import Progress, verify_project
 from terrine_server.privacy import Cap, Terms
 
 _PAGE = 1000

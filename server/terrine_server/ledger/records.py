@@ -23,11 +23,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from terrine_client.protocol import Guarantee, Outcome, ProjectStatus, Role
+from terrine_protocol import Guarantee, Outcome, ProjectStatus, Role
 from terrine_server.errors import TerrineError
-from terrine_server.ledger.anchors import Anchor
-from terrine_server.privacy import GDP, Account, Rule, Terms
-from terrine_server.privacy import Outcome as PaidOutcome
+from terrine_server.ledger.verifying.anchors import Anchor
+from terrine_server.privacy import GDP, Account, Rule, Terms, VoteOutcome
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,7 @@ class Proposal:
 
     query_digest: bytes
     input_digest: bytes
-    outcome: PaidOutcome | None
+    outcome: VoteOutcome | None
     label: int | None
     places: tuple[int, ...] = field(default=(), repr=False)
     epoch: int | None = None
@@ -136,7 +135,7 @@ class Proposal:
     def __post_init__(self) -> None:
         if len(self.query_digest) != 32 or len(self.input_digest) != 32:
             raise ValueError("a digest is 32 bytes")
-        if (self.label is None) != (self.outcome in (None, PaidOutcome.ABSTAINED)):
+        if (self.label is None) != (self.outcome in (None, VoteOutcome.ABSTAINED)):
             raise ValueError(f"outcome {self.outcome} with label {self.label}")
 
 

@@ -1,44 +1,43 @@
 """Mechanisms, what they cost, and how a budget is kept. Pure: no I/O, no clock, no database."""
 
-from terrine_server.privacy.accounting import (
-    ORDERS,
-    additive_delta,
+from terrine_server.privacy.accounting.conversions import (
     epsilon_from_gdp,
     epsilon_from_rdp,
     gdp_budget,
-    gdp_squared,
-    rdp,
     rdp_budget,
 )
-from terrine_server.privacy.costs import (
+from terrine_server.privacy.accounting.curves import additive_delta, gdp_squared, rdp
+from terrine_server.privacy.accounting.events import (
+    ClaimedRelease,
     Composition,
     CostEvent,
     GaussianNoisyMax,
     GaussianThreshold,
     LaplaceNoisyMax,
     LedgerEvent,
-    PublishedClaim,
-    PublishedFigure,
+    PublishedBound,
     SparseVectorEpoch,
     StabilityTest,
     WithinEpoch,
     event_from_json,
 )
+from terrine_server.privacy.budget.prices import Price, price
+from terrine_server.privacy.budget.quoting import Cap, cap, quote
+from terrine_server.privacy.budget.rules import GDP, Rule
+from terrine_server.privacy.budget.terms import Account, DeltaSplit, Schedule, Terms
 from terrine_server.privacy.mechanisms import build_mechanism
-from terrine_server.privacy.mechanisms.base import Mechanism, Outcome, Released
+from terrine_server.privacy.mechanisms.base import Mechanism, Released, VoteOutcome
 from terrine_server.privacy.mechanisms.interactive_gnmax import InteractiveGNMax
 from terrine_server.privacy.noise import Entropy
 from terrine_server.privacy.parameters import ParameterError
-from terrine_server.privacy.pricing import GDP, Price, Rule, price
-from terrine_server.privacy.quoting import Cap, cap, quote
-from terrine_server.privacy.sanitize import Publication
-from terrine_server.privacy.terms import Account, DeltaSplit, Schedule, Terms
+from terrine_server.privacy.published.release import BoundRelease
 
 __all__ = [
     "GDP",
-    "ORDERS",
     "Account",
+    "BoundRelease",
     "Cap",
+    "ClaimedRelease",
     "Composition",
     "CostEvent",
     "DeltaSplit",
@@ -49,18 +48,16 @@ __all__ = [
     "LaplaceNoisyMax",
     "LedgerEvent",
     "Mechanism",
-    "Outcome",
     "ParameterError",
     "Price",
-    "Publication",
-    "PublishedClaim",
-    "PublishedFigure",
+    "PublishedBound",
     "Released",
     "Rule",
     "Schedule",
     "SparseVectorEpoch",
     "StabilityTest",
     "Terms",
+    "VoteOutcome",
     "WithinEpoch",
     "additive_delta",
     "build_mechanism",

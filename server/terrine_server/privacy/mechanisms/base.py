@@ -11,14 +11,14 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from terrine_server.privacy.costs import CostEvent
+from terrine_server.privacy.accounting.events import CostEvent
 from terrine_server.privacy.noise import Entropy, NoiseTable
 
 Counts = NDArray[np.int64]
 Probabilities = NDArray[np.float64]
 
 
-class Outcome(StrEnum):
+class VoteOutcome(StrEnum):
     """What became of a query that was paid for."""
 
     ANSWERED = "answered"
@@ -40,16 +40,16 @@ class Released:
 
     @classmethod
     def where(
-        cls, answered: NDArray[np.bool_], labels: NDArray[np.int64], otherwise: Outcome
+        cls, answered: NDArray[np.bool_], labels: NDArray[np.int64], otherwise: VoteOutcome
     ) -> Released:
         """Return `labels` where `answered`; elsewhere no label and the outcome `otherwise`."""
-        choices = np.array([otherwise, Outcome.ANSWERED], dtype=object)
+        choices = np.array([otherwise, VoteOutcome.ANSWERED], dtype=object)
         return cls(choices[answered.astype(np.intp)], np.where(answered, labels, -1))
 
     def reinforced(self, confirmed: NDArray[np.bool_], labels: NDArray[np.int64]) -> Released:
         """Return the same, with abstentions that are `confirmed` turned into those labels."""
         here = confirmed & (self.labels < 0)
-        outcomes = np.where(here, np.array(Outcome.REINFORCED, dtype=object), self.outcomes)
+        outcomes = np.where(here, np.array(VoteOutcome.REINFORCED, dtype=object), self.outcomes)
         return Released(outcomes, np.where(here, labels, self.labels))
 
 
@@ -72,7 +72,7 @@ class Mechanism(Protocol):
     def opening(self) -> CostEvent | None:
         """What the first query of an epoch is charged on top; None where there are no epochs."""
 
-    def events(self) -> Mapping[Outcome, CostEvent]:
+    def events(self) -> Mapping[VoteOutcome, CostEvent]:
         """Return what each possible outcome is charged for."""
 
     def release(

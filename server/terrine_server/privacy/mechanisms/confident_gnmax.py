@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from terrine_server.privacy.costs import (
+from terrine_server.privacy.accounting.events import (
     Composition,
     CostEvent,
     GaussianNoisyMax,
@@ -15,9 +15,9 @@ from terrine_server.privacy.costs import (
 )
 from terrine_server.privacy.mechanisms.base import (
     Counts,
-    Outcome,
     Probabilities,
     Released,
+    VoteOutcome,
     checked_counts,
     noisy_max,
 )
@@ -51,11 +51,11 @@ class ConfidentGNMax:
         check_sigma("sigma1", self.sigma1)
         check_sigma("sigma2", self.sigma2)
 
-    def events(self) -> Mapping[Outcome, CostEvent]:
+    def events(self) -> Mapping[VoteOutcome, CostEvent]:
         """An abstention pays for the test; an answer also for the noisy maximum."""
         test = GaussianThreshold(self.sigma1, self.threshold, low=0, high=self.teachers)
         answer = Composition((test, GaussianNoisyMax(self.sigma2)))
-        return {Outcome.ABSTAINED: test, Outcome.ANSWERED: answer}
+        return {VoteOutcome.ABSTAINED: test, VoteOutcome.ANSWERED: answer}
 
     def release(
         self,
@@ -68,5 +68,5 @@ class ConfidentGNMax:
         noise = discrete_gaussian(self.sigma1).sample((len(votes),), entropy)
         labels = noisy_max(votes, discrete_gaussian(self.sigma2), entropy)
         return Released.where(
-            votes.max(axis=1) + noise >= self.threshold, labels, Outcome.ABSTAINED
+            votes.max(axis=1) + noise >= self.threshold, labels, VoteOutcome.ABSTAINED
         )

@@ -13,17 +13,17 @@ from typing import ClassVar, Literal, cast
 
 import numpy as np
 
-from terrine_server.privacy.costs import (
+from terrine_server.privacy.accounting.events import (
+    ClaimedRelease,
     CostEvent,
     GaussianNoisyMax,
     LaplaceNoisyMax,
-    PublishedClaim,
 )
 from terrine_server.privacy.mechanisms.base import (
     Counts,
-    Outcome,
     Probabilities,
     Released,
+    VoteOutcome,
     checked_counts,
     noisy_max,
 )
@@ -82,16 +82,16 @@ class Immutable:
         """`claimed` where the authors' own price is charged, `proven` otherwise."""
         return "claimed" if self.pricing == "as_published" else "proven"
 
-    def events(self) -> Mapping[Outcome, CostEvent]:
+    def events(self) -> Mapping[VoteOutcome, CostEvent]:
         """Every query is answered, at the price of a noisy maximum that moves by 1 + c votes."""
         event: CostEvent
         if self.gamma is None:
             event = GaussianNoisyMax(cast("float", self.sigma), shift=1 + self.c)
         elif self.pricing == "as_published":
-            event = PublishedClaim(epsilon=2 * self.gamma)
+            event = ClaimedRelease(epsilon=2 * self.gamma)
         else:
             event = LaplaceNoisyMax(self.gamma, shift=1 + self.c)
-        return {Outcome.ANSWERED: event}
+        return {VoteOutcome.ANSWERED: event}
 
     def release(
         self,
@@ -107,4 +107,4 @@ class Immutable:
         else:
             table = discrete_laplace(self.gamma)
         labels = noisy_max(votes, table, entropy)
-        return Released.where(np.full(len(labels), True), labels, Outcome.ABSTAINED)
+        return Released.where(np.full(len(labels), True), labels, VoteOutcome.ABSTAINED)

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from terrine_server.privacy.costs import (
+from terrine_server.privacy.accounting.events import (
     Composition,
     CostEvent,
     GaussianNoisyMax,
@@ -17,9 +17,9 @@ from terrine_server.privacy.costs import (
 )
 from terrine_server.privacy.mechanisms.base import (
     Counts,
-    Outcome,
     Probabilities,
     Released,
+    VoteOutcome,
     checked_counts,
     noisy_max,
 )
@@ -67,13 +67,17 @@ class InteractiveGNMax:
         check_sigma("sigma2", self.sigma2)
         within("confidence", self.confidence, 0, 1, "it is compared with a probability")
 
-    def events(self) -> Mapping[Outcome, CostEvent]:
+    def events(self) -> Mapping[VoteOutcome, CostEvent]:
         """A failed test pays for the test; an answer also for the noisy maximum."""
         test = GaussianThreshold(
             self.sigma1, self.threshold, low=-self.teachers, high=self.teachers
         )
         answer = Composition((test, GaussianNoisyMax(self.sigma2)))
-        return {Outcome.ABSTAINED: test, Outcome.REINFORCED: test, Outcome.ANSWERED: answer}
+        return {
+            VoteOutcome.ABSTAINED: test,
+            VoteOutcome.REINFORCED: test,
+            VoteOutcome.ANSWERED: answer,
+        }
 
     def canonical_baseline(self, probabilities: Probabilities) -> Counts:
         """Return floor(n·p + 1/2), int64[B, m]: all of p that the votes are compared with.
@@ -99,7 +103,7 @@ class InteractiveGNMax:
         noise = discrete_gaussian(self.sigma1).sample((len(votes),), entropy)
         labels = noisy_max(votes, discrete_gaussian(self.sigma2), entropy)
         passed = difference + noise >= self.threshold
-        released = Released.where(passed, labels, Outcome.ABSTAINED)
+        released = Released.where(passed, labels, VoteOutcome.ABSTAINED)
         return released.reinforced(student.max(axis=1) > self.confidence, student.argmax(axis=1))
 
     def _checked(self, probabilities: Probabilities) -> Probabilities:

@@ -9,12 +9,12 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from terrine_server.privacy.costs import CostEvent, LaplaceNoisyMax
+from terrine_server.privacy.accounting.events import CostEvent, LaplaceNoisyMax
 from terrine_server.privacy.mechanisms.base import (
     Counts,
-    Outcome,
     Probabilities,
     Released,
+    VoteOutcome,
     checked_counts,
     noisy_max,
 )
@@ -43,9 +43,9 @@ class LNMax:
         check_ensemble(self.teachers, self.classes)
         check_gamma("gamma", self.gamma)
 
-    def events(self) -> Mapping[Outcome, CostEvent]:
+    def events(self) -> Mapping[VoteOutcome, CostEvent]:
         """Every query is answered, at the price of one noisy maximum."""
-        return {Outcome.ANSWERED: LaplaceNoisyMax(self.gamma)}
+        return {VoteOutcome.ANSWERED: LaplaceNoisyMax(self.gamma)}
 
     def release(
         self,
@@ -56,4 +56,4 @@ class LNMax:
         """Answer each row of counts, int64[B, m], with the noisy maximum."""
         votes = checked_counts(counts, self.teachers, self.classes)
         labels = noisy_max(votes, discrete_laplace(self.gamma), entropy)
-        return Released.where(np.full(len(labels), True), labels, Outcome.ABSTAINED)
+        return Released.where(np.full(len(labels), True), labels, VoteOutcome.ABSTAINED)

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from terrine_server.privacy.costs import CostEvent, StabilityTest
+from terrine_server.privacy.accounting.events import CostEvent, StabilityTest
 from terrine_server.privacy.mechanisms.base import (
     Counts,
-    Outcome,
     Probabilities,
     Released,
+    VoteOutcome,
     checked_counts,
     distance_to_instability,
 )
@@ -70,12 +70,12 @@ class StableArgmax:
         """The distance to instability of a unanimous vote."""
         return (self.teachers - 1) // 2
 
-    def events(self) -> Mapping[Outcome, CostEvent]:
+    def events(self) -> Mapping[VoteOutcome, CostEvent]:
         """Answered or not, a query pays for its test."""
         test = StabilityTest(
             self.sigma, self.threshold, self.largest_distance, self.delta_per_query
         )
-        return {Outcome.ABSTAINED: test, Outcome.ANSWERED: test}
+        return {VoteOutcome.ABSTAINED: test, VoteOutcome.ANSWERED: test}
 
     def release(
         self,
@@ -87,4 +87,4 @@ class StableArgmax:
         votes = checked_counts(counts, self.teachers, self.classes)
         noise = discrete_gaussian(self.sigma).sample((len(votes),), entropy)
         passed = distance_to_instability(votes) + noise >= self.threshold
-        return Released.where(passed, votes.argmax(axis=1), Outcome.ABSTAINED)
+        return Released.where(passed, votes.argmax(axis=1), VoteOutcome.ABSTAINED)

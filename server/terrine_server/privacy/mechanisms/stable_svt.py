@@ -13,13 +13,13 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from terrine_server.privacy.accounting import SLACK
-from terrine_server.privacy.costs import CostEvent, SparseVectorEpoch, WithinEpoch
+from terrine_server.privacy.accounting.events import CostEvent, SparseVectorEpoch, WithinEpoch
+from terrine_server.privacy.accounting.units import SLACK
 from terrine_server.privacy.mechanisms.base import (
     Counts,
-    Outcome,
     Probabilities,
     Released,
+    VoteOutcome,
     checked_counts,
     distance_to_instability,
 )
@@ -106,9 +106,9 @@ class StableSVT:
             delta=nearest if Fraction(nearest) >= delta else math.nextafter(nearest, math.inf),
         )
 
-    def events(self) -> Mapping[Outcome, CostEvent]:
+    def events(self) -> Mapping[VoteOutcome, CostEvent]:
         """Answered or not, a query adds nothing to what its epoch has paid."""
-        return {Outcome.ABSTAINED: WithinEpoch(), Outcome.ANSWERED: WithinEpoch()}
+        return {VoteOutcome.ABSTAINED: WithinEpoch(), VoteOutcome.ANSWERED: WithinEpoch()}
 
     def release(
         self,
@@ -133,7 +133,7 @@ class StableSVT:
             if not answered or answers == self.answers_per_epoch:
                 epoch, answers = epoch + 1, 0
         return replace(
-            Released.where(passed, votes.argmax(axis=1), Outcome.ABSTAINED), epochs=epochs
+            Released.where(passed, votes.argmax(axis=1), VoteOutcome.ABSTAINED), epochs=epochs
         )
 
 

@@ -1,0 +1,1 @@
+"""Reference implementations, which benchmarks and tests compare with the product."""

@@ -1,0 +1,110 @@
+"""The wire contract: what students, auditors and the server send to each other.
+
+Client and server import these models, and this package imports neither. Requests forbid unknown
+fields, so that a misspelt option is an error and never a silent default; replies may grow. The
+terms of a project are strict numbers: neither `true` nor "1" is taken for 1. No model has a field
+for vote counts.
+"""
+
+from terrine_protocol.base import (
+    DeltaSplit,
+    Guarantee,
+    Name,
+    Opening,
+    Outcome,
+    Price,
+    ProjectStatus,
+    Reply,
+    Role,
+    Rule,
+    Wire,
+)
+from terrine_protocol.labeling import (
+    Budget,
+    Estimate,
+    EstimateRequest,
+    LabelRequest,
+    LabelResponse,
+    LabelResult,
+    Published,
+)
+from terrine_protocol.ledger import BudgetPage, Charge, LedgerPage, Verification
+from terrine_protocol.mechanisms import (
+    ConfidentGNMaxSpec,
+    Gamma,
+    GNMaxSpec,
+    ImmutableSpec,
+    InteractiveGNMaxSpec,
+    LNMaxSpec,
+    MechanismSpec,
+    Sigma,
+    StableSpec,
+    StableSVTSpec,
+    Threshold,
+)
+from terrine_protocol.problems import PROBLEMS, Problem, ProblemType
+from terrine_protocol.projects import (
+    ConsensusLevel,
+    EnsembleAccount,
+    EnsembleInfo,
+    InputSpec,
+    ProjectInfo,
+    ProjectOpen,
+    ProjectUpdate,
+    Publishing,
+    PublishingTerms,
+    SecretSpend,
+)
+from terrine_protocol.tokens import TokenCreate, TokenCreated, TokenInfo
+
+__all__ = [
+    "PROBLEMS",
+    "Budget",
+    "BudgetPage",
+    "Charge",
+    "ConfidentGNMaxSpec",
+    "ConsensusLevel",
+    "DeltaSplit",
+    "EnsembleAccount",
+    "EnsembleInfo",
+    "Estimate",
+    "EstimateRequest",
+    "GNMaxSpec",
+    "Gamma",
+    "Guarantee",
+    "ImmutableSpec",
+    "InputSpec",
+    "InteractiveGNMaxSpec",
+    "LNMaxSpec",
+    "LabelRequest",
+    "LabelResponse",
+    "LabelResult",
+    "LedgerPage",
+    "MechanismSpec",
+    "Name",
+    "Opening",
+    "Outcome",
+    "Price",
+    "Problem",
+    "ProblemType",
+    "ProjectInfo",
+    "ProjectOpen",
+    "ProjectStatus",
+    "ProjectUpdate",
+    "Published",
+    "Publishing",
+    "PublishingTerms",
+    "Reply",
+    "Role",
+    "Rule",
+    "SecretSpend",
+    "Sigma",
+    "StableSVTSpec",
+    "StableSpec",
+    "Threshold",
+    "TokenCreate",
+    "TokenCreated",
+    "TokenInfo",
+    "Verification",
+    "Wire",
+]

@@ -1,0 +1,100 @@
+"""What all subjects share: base models, names, states, rules and prices."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Name = Annotated[
+    str,
+    Field(
+        pattern=r"^[a-z0-9]([a-z0-9_-]{0,62}[a-z0-9])?$",
+        description="Lower-case letters, digits, '-' and '_'; at most 64 characters.",
+        examples=["diabetes-study"],
+    ),
+]
+
+
+class Wire(BaseModel):
+    """Base of what is sent to the server: immutable, and closed to unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Reply(BaseModel):
+    """Base of what the server sends: a newer server may add fields that older clients ignore."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Guarantee(StrEnum):
+    """How far a stated (ε, δ) may be trusted."""
+
+    PROVEN = "proven"
+    CLAIMED = "claimed"
+    """A published claim that is known to fail for some neighbouring data sets."""
+
+
+class Outcome(StrEnum):
+    """What became of one query."""
+
+    ANSWERED = "answered"
+    ABSTAINED = "abstained"
+    REINFORCED = "reinforced"
+    PUBLISHED = "published"
+    """No query: an entry of the ledger that publishes a bound on what the queries cost so far."""
+    REFUSED = "refused"
+    """The budget does not reach this query. Nothing was looked at and nothing was charged."""
+
+
+class ProjectStatus(StrEnum):
+    """Whether a project answers."""
+
+    ACTIVE = "active"
+    PAUSED = "paused"
+    CLOSED = "closed"
+
+
+class Role(StrEnum):
+    """What the holder of a token may do."""
+
+    STUDENT = "student"
+    AUDITOR = "auditor"
+    ADMIN = "admin"
+
+
+class Rule(Reply):
+    """How a project adds up what it spends; fixed when it is opened."""
+
+    name: Annotated[
+        Literal["gdp", "rdp"],
+        Field(description="Gaussian-DP filter on μ², or Rényi-DP filter at one order."),
+    ]
+    order: Annotated[float | None, Field(description="Rényi order, for the rdp rule.")] = None
+
+
+class DeltaSplit(Reply):
+    """How a project's δ is divided; the four parts add up to at most δ."""
+
+    conversion: float
+    stability: float
+    publication: float
+    sampler: float
+
+
+class Price(Reply):
+    """What one outcome debits, in the project's integer units."""
+
+    cost: Annotated[int, Field(ge=0, description="Units of 1e-12 of the rule's quantity.")]
+    delta: Annotated[int, Field(ge=0, description="Units of 1e-18 of δ.")]
+
+
+Opening = Annotated[
+    Price | None,
+    Field(
+        description="Of stable_svt: what the first query of an epoch pays beside its own price. An "
+        "epoch ends with its request, an abstention or its last answer."
+    ),
+]

@@ -1,0 +1,58 @@
+"""The ledger's entries, its accounts, and whether they verify."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from terrine_protocol.base import Guarantee, Name, Outcome, Reply
+from terrine_protocol.labeling import Budget
+from terrine_protocol.mechanisms import MechanismSpec
+
+
+class Charge(Reply):
+    """One entry of a project's ledger."""
+
+    project: Name
+    seq: Annotated[int, Field(ge=1, description="Numbered from 1 without gaps.")]
+    created_at: datetime
+    outcome: Outcome
+    label: int | None
+    figure: Annotated[
+        int | None, Field(description="Of a publication: the bound, in units of 1e-12.")
+    ] = None
+    cost: int
+    delta: int
+    guarantee: Guarantee
+    mechanism: MechanismSpec
+    event: Annotated[dict[str, Any], Field(description="What happened, for any accountant.")]
+    query_digest: Annotated[str, Field(description="SHA-256 of the canonical query.")]
+    hash: Annotated[str, Field(description="SHA-256 over this entry and the previous hash.")]
+
+
+class LedgerPage(Reply):
+    """A page of charges, oldest first."""
+
+    items: list[Charge]
+    next: Annotated[
+        str | None, Field(description="Pass as `cursor` for the next page; null at the end.")
+    ] = None
+
+
+class BudgetPage(Reply):
+    """A page of projects' accounts, by name."""
+
+    items: list[Budget]
+    next: str | None = None
+
+
+class Verification(Reply):
+    """Whether a project's books are whole."""
+
+    project: Name
+    ok: bool
+    charges: int
+    head: Annotated[str, Field(description="Hash of the last entry.")]
+    problems: Annotated[list[str], Field(description="What is wrong, first finding first.")]

@@ -1,0 +1,141 @@
+"""The mechanisms that a project can be opened with, and their parameters."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from terrine_protocol.base import Wire
+
+Sigma = Annotated[
+    float,
+    Field(
+        strict=True,
+        gt=0,
+        allow_inf_nan=False,
+        description="Standard deviation of the noise, in votes.",
+    ),
+]
+
+
+Gamma = Annotated[
+    float,
+    Field(
+        strict=True,
+        gt=0,
+        allow_inf_nan=False,
+        description="Laplace noise has scale 1/gamma, in votes.",
+    ),
+]
+
+
+Threshold = Annotated[
+    int,
+    Field(
+        strict=True,
+        ge=0,
+        description="Votes that the noisy maximum must reach; at most the teachers.",
+    ),
+]
+
+
+class LNMaxSpec(Wire):
+    """Noisy max with Laplace noise (Papernot et al. 2017)."""
+
+    name: Literal["lnmax"]
+    gamma: Gamma
+
+
+class GNMaxSpec(Wire):
+    """Noisy max with Gaussian noise (Papernot et al. 2018, section 4.1)."""
+
+    name: Literal["gnmax"]
+    sigma: Sigma
+
+
+class ConfidentGNMaxSpec(Wire):
+    """Answers only when the noisy maximum reaches a threshold (Papernot et al. 2018, Alg. 1)."""
+
+    name: Literal["confident_gnmax"]
+    threshold: Threshold
+    sigma1: Sigma
+    sigma2: Sigma
+
+
+class InteractiveGNMaxSpec(Wire):
+    """Answers where teachers disagree with the student (Papernot et al. 2018, Alg. 2)."""
+
+    name: Literal["interactive_gnmax"]
+    threshold: Threshold
+    sigma1: Sigma
+    sigma2: Sigma
+    confidence: Annotated[
+        float,
+        Field(
+            strict=True, ge=0, le=1, description="The student's own label is confirmed above this."
+        ),
+    ]
+
+
+class ImmutableSpec(Wire):
+    """Immutable noisy argmax: the winner gets `c` extra votes before the noise.
+
+    `pricing="as_published"` charges the paper's own (2γ, 0), which does not hold for every
+    neighbouring data set; everything said about such a project carries `guarantee: "claimed"`.
+    """
+
+    name: Literal["immutable"]
+    c: Annotated[
+        int, Field(strict=True, ge=0, le=1_000_000_000, description="Votes added to the winner.")
+    ]
+    gamma: Gamma | None = None
+    sigma: Sigma | None = None
+    pricing: Literal["honest", "as_published"] = "honest"
+
+
+class StableSpec(Wire):
+    """Releases the exact winner after a private test of its margin (propose-test-release)."""
+
+    name: Literal["stable"]
+    sigma: Sigma
+    delta_per_query: Annotated[
+        float,
+        Field(
+            strict=True, gt=0, lt=1, description="Chance that an unstable winner passes the test."
+        ),
+    ]
+
+
+class StableSVTSpec(Wire):
+    """Releases exact winners, paid by the epoch, which an abstention ends (sparse vector)."""
+
+    name: Literal["stable_svt"]
+    epsilon_per_epoch: Annotated[
+        float,
+        Field(strict=True, gt=0, allow_inf_nan=False, description="Pure ε of an epoch."),
+    ]
+    delta_per_query: Annotated[
+        float, Field(strict=True, gt=0, lt=1, description="Chance that an unstable winner passes.")
+    ]
+    answers_per_epoch: Annotated[
+        int,
+        Field(
+            strict=True,
+            ge=1,
+            le=1_000_000,
+            description="An epoch ends after so many; its δ is delta_per_query for each of them.",
+        ),
+    ]
+
+
+MechanismSpec = Annotated[
+    LNMaxSpec
+    | GNMaxSpec
+    | ConfidentGNMaxSpec
+    | InteractiveGNMaxSpec
+    | ImmutableSpec
+    | StableSpec
+    | StableSVTSpec,
+    Field(discriminator="name"),
+]

@@ -1,0 +1,169 @@
+"""Every kind of problem that the server answers with (RFC 9457)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Problem(BaseModel):
+    """RFC 9457 problem details. `type` ends in one of the names in `PROBLEMS`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Annotated[str, Field(examples=["/problems/budget-exhausted"])]
+    title: str
+    status: int
+    detail: str
+    instance: str | None = None
+
+
+class ProblemType(BaseModel):
+    """One stable kind of problem, with its documentation."""
+
+    model_config = ConfigDict(frozen=True)
+
+    status: int
+    title: str
+    meaning: str
+
+
+PROBLEMS: dict[str, ProblemType] = {
+    slug: ProblemType(status=status, title=title, meaning=meaning)
+    for slug, status, title, meaning in [
+        (
+            "malformed-http",
+            400,
+            "This is no HTTP request",
+            "The request line, headers or chunks are malformed, too long or contradict each other.",
+        ),
+        (
+            "invalid-request",
+            422,
+            "The request is malformed",
+            "A field is missing, unknown or out of range. `errors` names each one.",
+        ),
+        (
+            "invalid-query",
+            422,
+            "The inputs are not what the ensemble takes",
+            "Shape, dtype, finiteness or range of the inputs or probabilities is wrong, or the "
+            "bytes are not a plain array. Nothing was charged.",
+        ),
+        (
+            "invalid-terms",
+            422,
+            "The project cannot be opened on these terms",
+            "A mechanism's parameter, ε or δ is outside what can be proved or makes no sense.",
+        ),
+        (
+            "unsupported-media-type",
+            415,
+            "Content type not supported",
+            "Send application/json, application/x-npy or application/x-npz.",
+        ),
+        (
+            "payload-too-large",
+            413,
+            "Too much in one request",
+            "The body or the batch exceeds the server's limits, which `limit` names. Split it.",
+        ),
+        (
+            "request-timeout",
+            408,
+            "The body took too long",
+            "It did not arrive whole in the time allowed. Nothing was charged. Send less at once.",
+        ),
+        (
+            "unauthorized",
+            401,
+            "No valid token",
+            "The bearer token is missing, unknown, expired or revoked.",
+        ),
+        (
+            "forbidden",
+            403,
+            "This token may not do that",
+            "The token's role or project does not cover the request.",
+        ),
+        (
+            "not-found",
+            404,
+            "No such thing",
+            "The named project, ensemble, token or page does not exist.",
+        ),
+        (
+            "method-not-allowed",
+            405,
+            "Method not allowed",
+            "The path exists, but not with this method.",
+        ),
+        (
+            "conflict",
+            409,
+            "In conflict with what exists",
+            "A name is taken, or a status cannot be changed that way.",
+        ),
+        (
+            "idempotency-conflict",
+            409,
+            "Idempotency key used for another request",
+            "The same Idempotency-Key came before with a different body. Use a fresh key.",
+        ),
+        (
+            "cap-exceeded",
+            409,
+            "The ensemble's cap does not allow this budget",
+            "Projects share the cap of their ensemble, because students can collude.",
+        ),
+        (
+            "budget-exhausted",
+            403,
+            "The privacy budget is spent",
+            "No new query fits the project's budget. Earlier answers remain free to repeat.",
+        ),
+        (
+            "project-paused",
+            403,
+            "The project is paused",
+            "The data owner has paused it. Ask again later.",
+        ),
+        (
+            "project-closed",
+            403,
+            "The project is closed",
+            "The data owner has closed it. It will not answer again.",
+        ),
+        (
+            "rate-limited",
+            429,
+            "Too many requests",
+            "The token has used its requests for this minute. See Retry-After.",
+        ),
+        (
+            "overloaded",
+            503,
+            "The server is busy",
+            "It takes on no more for the moment. Nothing was charged. See Retry-After.",
+        ),
+        (
+            "ensemble-unavailable",
+            503,
+            "The ensemble cannot be used",
+            "Its files are missing, altered, or not the ones that were registered.",
+        ),
+        (
+            "database-unavailable",
+            503,
+            "The ledger cannot be reached",
+            "Without a durable charge there is no answer. Retry with the same Idempotency-Key.",
+        ),
+        (
+            "internal",
+            500,
+            "Internal error",
+            "A defect in the server. Nothing was answered; the request id finds it in the log.",
+        ),
+    ]
+}

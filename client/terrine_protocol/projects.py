@@ -1,0 +1,165 @@
+"""Ensembles, and projects: how one is opened and what its terms are."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from terrine_protocol.base import (
+    DeltaSplit,
+    Guarantee,
+    Name,
+    Opening,
+    Outcome,
+    Price,
+    ProjectStatus,
+    Reply,
+    Rule,
+    Wire,
+)
+from terrine_protocol.mechanisms import MechanismSpec
+
+
+class InputSpec(Reply):
+    """What an ensemble's inputs must look like."""
+
+    shape: Annotated[list[int], Field(description="Shape of one input, without the batch.")]
+    dtype: Literal["uint8", "float32"]
+    low: Annotated[float, Field(description="Smallest allowed value.")]
+    high: Annotated[float, Field(description="Largest allowed value.")]
+
+
+class EnsembleInfo(Reply):
+    """An ensemble as students may know it."""
+
+    name: Name
+    manifest_sha256: str
+    kind: Annotated[str, Field(examples=["heads"])]
+    input: InputSpec
+    classes: list[str]
+    teachers: int
+    available: Annotated[bool, Field(description="False when its files do not verify.")]
+
+
+class EnsembleAccount(EnsembleInfo):
+    """An ensemble as its owner sees it: with the cap that all its projects share."""
+
+    guarantee: Annotated[
+        Guarantee,
+        Field(description="`claimed` once any project on it was priced as published."),
+    ]
+    epsilon: float
+    delta: float
+    rule: Annotated[Rule, Field(description="How the cap adds up what its projects spend.")]
+    cap: Annotated[int, Field(description="Units of 1e-12 of the rule's quantity.")]
+    reserved: int
+    delta_cap: Annotated[int, Field(description="Additive δ, in units of 1e-18.")]
+    delta_reserved: int
+
+
+class ConsensusLevel(Wire):
+    """A kind of query that one expects: how many of the teachers agree, on how many of the queries.
+
+    A guess, or what public data show. Never what private teachers voted.
+    """
+
+    agreement: Annotated[float, Field(gt=0, le=1, description="Share of teachers that agree.")]
+    share: Annotated[float, Field(gt=0, le=1e9, description="Weight among the queries.")] = 1.0
+
+
+class Publishing(Wire):
+    """How a data-dependent project publishes bounds on its spend; see docs/privacy."""
+
+    beta: Annotated[float, Field(gt=0, lt=10, description="Rate of smoothing.")]
+    sigma: Annotated[float, Field(gt=0, description="Noise, in smooth sensitivities.")]
+    schedule: Annotated[
+        list[Annotated[int, Field(ge=1)]],
+        Field(min_length=1, max_length=64, description="Paid queries before each publication."),
+    ]
+
+
+class PublishingTerms(Reply):
+    """A data-dependent project's schedule and the release's parameters, fixed when it is opened."""
+
+    order: Annotated[float, Field(description="Rényi order, also the rule's and the cap's.")]
+    beta: float
+    sigma: float
+    z: Annotated[float, Field(description="Standard deviations by which figures are raised.")]
+    schedule: list[int]
+    price: Price
+
+
+class SecretSpend(Reply):
+    """What a data-dependent project's queries cost at their votes. For the data owner alone.
+
+    Secret: a function of private votes that no promise covers. Do not pass it on.
+    """
+
+    secret: Literal[True] = True
+    project: Name
+    queries: int
+    order: float
+    cost: Annotated[float, Field(description="Rényi divergence at the order.")]
+    smooth_sensitivity: float
+
+
+class ProjectOpen(Wire):
+    """`POST /projects`. Everything here is fixed for the project's life."""
+
+    name: Name
+    ensemble: Name
+    mechanism: MechanismSpec
+    epsilon: Annotated[float, Field(strict=True, gt=0, le=100, allow_inf_nan=False)]
+    delta: Annotated[float, Field(strict=True, gt=0, lt=1)]
+    acknowledge_claimed: Annotated[
+        bool,
+        Field(description='Must be true for pricing "as_published": its guarantee is a claim.'),
+    ] = False
+    accounting: Annotated[
+        Literal["worst_case", "data_dependent"],
+        Field(description="data_dependent publishes bounds on the spend and refuses by those."),
+    ] = "worst_case"
+    consensus: Annotated[
+        list[ConsensusLevel] | None,
+        Field(min_length=1, max_length=100, description="What data_dependent is planned for."),
+    ] = None
+    publishing: Annotated[
+        Publishing | None,
+        Field(description="For data_dependent; what suits the consensus, where left out."),
+    ] = None
+
+    @model_validator(mode="after")
+    def _publishing_goes_with_data_dependent(self) -> Self:
+        given = self.consensus is not None or self.publishing is not None
+        if given and self.accounting == "worst_case":
+            raise ValueError('consensus and publishing go with accounting "data_dependent".')
+        return self
+
+
+class ProjectUpdate(Wire):
+    """`PATCH /projects/{name}`. Closing is final and returns what was not spent."""
+
+    status: ProjectStatus
+
+
+class ProjectInfo(Reply):
+    """A project's terms. A student may read those of its own project."""
+
+    name: Name
+    status: ProjectStatus
+    guarantee: Guarantee
+    ensemble: EnsembleInfo
+    mechanism: MechanismSpec
+    epsilon: float
+    delta: float
+    delta_split: DeltaSplit
+    rule: Rule
+    prices: dict[Outcome, Price]
+    opening: Opening = None
+    publishing: Annotated[
+        PublishingTerms | None, Field(description="Of a data-dependent project.")
+    ] = None
+    opened_at: datetime
+    closed_at: datetime | None = None

@@ -1,0 +1,46 @@
+"""Tokens: how one is made, and what is kept of it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from terrine_protocol.base import Name, Reply, Role, Wire
+
+
+class TokenCreate(Wire):
+    """`POST /tokens`. A student's token belongs to one project; the others to none."""
+
+    role: Role
+    project: Name | None = None
+    label: Annotated[
+        str,
+        Field(max_length=100, pattern=r"^[^\x00-\x1f\x7f]*$", description="For your own records."),
+    ] = ""
+    expires_in_days: Annotated[float, Field(gt=0, le=3650)] = 90
+
+    @model_validator(mode="after")
+    def _project_goes_with_the_role(self) -> Self:
+        if (self.role is Role.STUDENT) != (self.project is not None):
+            raise ValueError("A student's token needs a project, and no other token has one.")
+        return self
+
+
+class TokenInfo(Reply):
+    """A token as it is remembered: its secret is not."""
+
+    id: str
+    role: Role
+    project: Name | None
+    label: str
+    created_at: datetime
+    expires_at: datetime
+    revoked_at: datetime | None = None
+
+
+class TokenCreated(TokenInfo):
+    """The one time the secret is shown."""
+
+    token: str

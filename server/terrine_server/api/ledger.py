@@ -1,0 +1,129 @@
+"""The ledger, for auditors and admins: accounts, charges page by page, CSV, verification."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Request
+from pydantic import AwareDatetime
+from starlette.responses import StreamingResponse
+
+from terrine_protocol import (
+    BudgetPage,
+    LedgerPage,
+    Name,
+    Outcome,
+    ProjectStatus,
+    Verification,
+)
+from terrine_server.api import openapi, views
+from terrine_server.api.services import Auditor, House
+from terrine_server.ledger import ChargeRecord
+
+router = APIRouter(prefix="/ledger", tags=["ledger"])
+
+Instant = Annotated[
+    AwareDatetime,
+    Query(ge=datetime(2000, 1, 1, tzinfo=UTC), lt=datetime(3000, 1, 1, tzinfo=UTC)),
+]
+Limit = Annotated[int, Query(ge=1, le=1000, description="Most items on a page.")]
+PAID = Literal["answered", "abstained", "reinforced", "published"]
+COLUMNS = [
+    "project",
+    "seq",
+    "created_at",
+    "outcome",
+    "label",
+    "figure",
+    "cost",
+    "delta",
+    "guarantee",
+    "query_digest",
+    "hash",
+]
+
+
+@router.get("", responses=openapi.problems())
+def accounts(
+    house: House,
+    _: Auditor,
+    cursor: Annotated[Name | None, Query(description="`next` of the page before.")] = None,
+    limit: Limit = 100,
+    ensemble: Annotated[Name | None, Query()] = None,
+    status: Annotated[ProjectStatus | None, Query()] = None,
+) -> BudgetPage:
+    """List the accounts of all projects, by name."""
+    found = house.ledger.projects(cursor, limit + 1, ensemble=ensemble, status=status)
+    page = found[:limit]
+    return BudgetPage(
+        items=[views.budget(project) for project in page],
+        next=page[-1].name if len(found) > limit else None,
+    )
+
+
+@router.get("/{project}", response_model=LedgerPage, responses=openapi.CSV_RESPONSES)
+def charges(
+    request: Request,
+    house: House,
+    _: Auditor,
+    project: Name,
+    cursor: Annotated[
+        str | None, Query(pattern=r"^[0-9]{1,18}$", description="`next` of the page before.")
+    ] = None,
+    limit: Limit = 100,
+    outcome: Annotated[PAID | None, Query()] = None,
+    since: Annotated[Instant | None, Query(description="From this instant on.")] = None,
+    until: Annotated[Instant | None, Query(description="Before this instant.")] = None,
+) -> LedgerPage | StreamingResponse:
+    """List a project's charges, oldest first.
+
+    With `Accept: text/csv`, stream them all; `cursor` and `limit` then have no effect.
+    """
+    record = house.ledger.project(project)
+    paid = None if outcome is None else Outcome(outcome)
+    if _prefers_csv(request.headers.get("accept", "")):
+        entries = house.ledger.stream_charges(record.name, paid, since, until)
+        return StreamingResponse(
+            _csv(entries),
+            media_type="text/csv; charset=utf-8",
+            headers={"Content-Disposition": f'attachment; filename="{record.name}.csv"'},
+        )
+    found = house.ledger.charges(record.name, int(cursor or 0), limit + 1, paid, since, until)
+    page = found[:limit]
+    return LedgerPage(
+        items=[views.charge(entry) for entry in page],
+        next=str(page[-1].seq) if len(found) > limit else None,
+    )
+
+
+@router.get("/{project}/verify", responses=openapi.problems("not-found"))
+def verify(house: House, _: Auditor, project: Name) -> Verification:
+    """Recompute every hash, number, price and balance of a project's books."""
+    return views.verification(house.ledger.verify(project))
+
+
+def _prefers_csv(accept: str) -> bool:
+    """Whether text/csv is named, and before JSON."""
+    kinds = [part.partition(";")[0].strip().lower() for part in accept.split(",")]
+    named = [kind for kind in kinds if kind in ("text/csv", "application/json")]
+    return named[:1] == ["text/csv"]
+
+
+def _csv(entries: Iterable[ChargeRecord]) -> Iterator[str]:
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\r\n")
+    writer.writerow(COLUMNS)
+    for number, entry in enumerate(entries):
+        writer.writerow(
+            entry.created_at.isoformat() if column == "created_at" else getattr(entry, column)
+            for column in COLUMNS
+        )
+        if number % 1000 == 999:
+            yield buffer.getvalue()
+            buffer.seek(0)
+            buffer.truncate()
+    yield buffer.getvalue()

@@ -1,0 +1,135 @@
+"""The ledger, re-priced: every charge from its recorded event, every price list from its terms.
+
+`terrine ledger verify` asks whether the books agree with themselves. This asks whether they agree
+with the mathematics: that the events are those of the recorded mechanism, that the price list and
+the budget are what is quoted for it today, and that no entry was charged less than its event costs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import lru_cache
+
+from terrine_server.audit.findings import Finding, Part
+from terrine_server.ledger import Ledger, ProjectRecord
+from terrine_server.ledger.epochs import events_of
+from terrine_server.privacy import (
+    Account,
+    ParameterError,
+    Price,
+    Rule,
+    build_mechanism,
+    event_from_json,
+    price,
+    quote,
+)
+
+PAGE = 100
+MOST = 3
+"""Problems of one project that are told; the first is the one to look at."""
+
+
+def audit_books(ledger: Ledger, part: Part = "ledger") -> Iterator[Finding]:
+    """Yield one finding for all projects that are sound, and one for each that is not."""
+    sound = charges = 0
+    for project in _projects(ledger):
+        problems = list(check_project(ledger, project))
+        if problems:
+            told = "; ".join(problems[:MOST])
+            more = f"; and {len(problems) - MOST} more" if len(problems) > MOST else ""
+            yield Finding(part, f"books of {project.name}", "exceeded", told + more)
+        else:
+            sound, charges = sound + 1, charges + project.charges
+    yield Finding(
+        part,
+        "books",
+        "holds",
+        f"{sound:,} projects with {charges:,} charges: whole, and every price follows from its "
+        "event",
+    )
+
+
+def check_project(ledger: Ledger, project: ProjectRecord) -> Iterator[str]:
+    """Yield what is wrong with one project: its chain and balances, its terms, its charges."""
+    yield from ledger.verify(project.name).problems
+    try:
+        yield from _check_terms(project)
+        yield from _check_charges(ledger, project)
+    except ParameterError as error:
+        yield f"it cannot be re-priced: {error}"
+
+
+def _check_terms(project: ProjectRecord) -> Iterator[str]:
+    info, terms = project.ensemble.info, project.terms
+    mechanism = build_mechanism(
+        project.mechanism, teachers=info["teachers"], classes=len(info["classes"])
+    )
+    if dict(project.events) != json.loads(json.dumps(events_of(mechanism))):
+        yield "its cost events are not those of its mechanism"
+    schedule = terms.schedule
+    quoted = quote(
+        mechanism,
+        terms.epsilon,
+        terms.delta,
+        cap_rule=project.ensemble.rule,
+        publishing=None if schedule is None else (schedule.publication, schedule.counts),
+    )
+    if terms.guarantee != quoted.guarantee:
+        yield f"its guarantee is {terms.guarantee}, but its mechanism's is {quoted.guarantee}"
+    if set(terms.prices) != set(quoted.prices):
+        yield "its price list names other outcomes than its mechanism has"
+    if (terms.opening is None) != (quoted.opening is None):
+        yield "its price list does not say what opening an epoch costs as its mechanism does"
+    if terms.rule != quoted.rule:
+        yield f"it adds up by {_rule(terms.rule)}, but {_rule(quoted.rule)} is quoted for it"
+        return
+    for name in ("budget", "delta_budget"):
+        if getattr(terms, name) > getattr(quoted, name):
+            yield (
+                f"its {name} is {getattr(terms, name)}, but ε = {terms.epsilon:g}, "
+                f"δ = {terms.delta:g} allow {getattr(quoted, name)}"
+            )
+
+
+def _check_charges(ledger: Ledger, project: ProjectRecord) -> Iterator[str]:
+    terms, account = project.terms, Account()
+    for charge in ledger.stream_charges(project.name):
+        due = _price(json.dumps(dict(charge.event), sort_keys=True), terms.rule, terms.cap_rule)
+        for name, paid, owed in [
+            ("cost", charge.cost, due.cost),
+            ("delta", charge.delta, due.delta),
+            ("cap_cost", charge.cap_cost, due.cap_cost),
+        ]:
+            if paid < owed:
+                yield f"entry {charge.seq} paid a {name} of {paid}; its event costs {owed}"
+        if charge.figure is None:
+            account = account.plus(due)
+            continue
+        try:
+            account = terms.after_publishing(account, charge.figure)
+        except ValueError as error:
+            yield f"entry {charge.seq}: {error}"
+    for name, total, budget in [
+        ("costs", account.spent, terms.budget),
+        ("deltas", account.delta_spent, terms.delta_budget),
+        ("cap costs", account.cap_spent, terms.cap_budget),
+    ]:
+        if total > budget:
+            yield f"the {name} of its events add up to {total}, over its budget of {budget}"
+
+
+@lru_cache(maxsize=1024)
+def _price(event: str, rule: Rule, cap_rule: Rule) -> Price:
+    return price(event_from_json(json.loads(event)), rule, cap_rule)
+
+
+def _rule(rule: Rule) -> str:
+    return rule.name if rule.order is None else f"{rule.name} at order {rule.order:g}"
+
+
+def _projects(ledger: Ledger) -> Iterator[ProjectRecord]:
+    after = None
+    while page := ledger.projects(after, PAGE):
+        yield from page
+        after = page[-1].name

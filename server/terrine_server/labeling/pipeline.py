@@ -1,0 +1,271 @@
+"""The one pipeline: check → replay? → vote → mechanism → charge → answer.
+
+Each request is checked by itself; a group of requests of one project then shares the rest. Votes
+exist between `votes` and `release`, in this function's memory, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain, islice
+
+import numpy as np
+
+from terrine_protocol import InputSpec
+from terrine_server.errors import (
+    DatabaseUnavailable,
+    Overtaken,
+    TerrineError,
+)
+from terrine_server.labeling.local_voters import LocalVoters
+from terrine_server.labeling.queries import (
+    batch_digest,
+    canonical_inputs,
+    check_probabilities,
+    input_digests,
+    query_digests,
+)
+from terrine_server.ledger import (
+    Batch,
+    Ledger,
+    ProjectRecord,
+    Proposal,
+    QueryDigest,
+    Receipt,
+    Recorded,
+    check_active,
+)
+from terrine_server.ledger.charging.tallies import meter_of
+from terrine_server.metrics import Metrics
+from terrine_server.privacy import (
+    Account,
+    InteractiveGNMax,
+    Mechanism,
+    Terms,
+    VoteOutcome,
+    build_mechanism,
+)
+
+_Fate = tuple[VoteOutcome, int | None, tuple[int, ...], int | None]
+"""A query's outcome, its label and epoch where it has one, and (third) where a tally counts it,
+which is secret."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ask:
+    """One request, checked: canonical inputs `[B, …]`, probabilities and baselines `[B, m]`.
+
+    `key`: its idempotency key, and the digest of what it asks. `genesis`: of the project that it
+    was checked for.
+    """
+
+    queries: np.ndarray
+    probabilities: np.ndarray | None
+    baselines: np.ndarray | None
+    digests: Sequence[QueryDigest]
+    key: tuple[str, bytes] | None
+    genesis: str
+
+    def __len__(self) -> int:
+        return len(self.queries)
+
+    @property
+    def name(self) -> str | None:
+        """The idempotency key."""
+        return None if self.key is None else self.key[0]
+
+
+class Labeling:
+    """Answers queries of projects, and sees that each answer is paid before it is told."""
+
+    def __init__(
+        self, ledger: Ledger, voters: LocalVoters, metrics: Metrics, max_batch: int
+    ) -> None:
+        self._ledger = ledger
+        self._voters = voters
+        self._metrics = metrics
+        self._max_batch = max_batch
+        self._opened: dict[str, ProjectRecord] = {}
+
+    def check(
+        self,
+        project_name: str,
+        inputs: np.ndarray,
+        probabilities: np.ndarray | None = None,
+        key: str | None = None,
+    ) -> Ask:
+        """Check one request: inputs `[B, …]`, with probabilities `[B, m]` where they are needed.
+
+        `key` is its idempotency key. Raises a `TerrineError` that concerns it alone.
+        """
+        project = self._terms(project_name)
+        info, mechanism = project.ensemble.info, mechanism_of(project)
+        spec = InputSpec.model_validate(info["input"])
+        queries = canonical_inputs(inputs, spec, self._max_batch)
+        checked = check_probabilities(
+            probabilities, mechanism.needs_probabilities, len(queries), len(info["classes"])
+        )
+        baselines = None
+        if isinstance(mechanism, InteractiveGNMax) and checked is not None:
+            baselines = mechanism.canonical_baseline(checked)
+        inputs_sha256 = input_digests(queries, project.ensemble.manifest_sha256)
+        queries_sha256 = query_digests(inputs_sha256, baselines)
+        return Ask(
+            queries,
+            checked,
+            baselines,
+            [QueryDigest(*pair) for pair in zip(queries_sha256, inputs_sha256, strict=True)],
+            None if key is None else (key, batch_digest(queries_sha256)),
+            project.genesis,
+        )
+
+    def answer(self, project_name: str, asks: Sequence[Ask]) -> list[Receipt | TerrineError]:
+        """Answer a group of requests, no two with the same key: by one vote and one commit.
+
+        Each gets its receipt, or the refusal that concerns it alone. Raises a `TerrineError` when
+        nothing was answered; then nothing was charged, unless the database died while it committed.
+        """
+        told: dict[int, Receipt | TerrineError] = {}
+        waiting = list(range(len(asks)))
+        while waiting:
+            with self._metrics.stage("replay"):
+                group = [asks[index] for index in waiting]
+                digests = [digest for ask in group for digest in ask.digests]
+                record = self._ledger.consult(project_name, [ask.key for ask in group], digests)
+                project = record.project
+                self._check(project, group)
+                told |= {i: fate for i, fate in zip(waiting, record.told, strict=True) if fate}
+            if any(record.told):
+                waiting = [index for index in waiting if index not in told]
+                continue
+            fates = self._fates(project, group, self._payable(project, digests, record.recorded))
+            proposals = iter(
+                Proposal(digest.query, digest.input, *fates.get(index, (None, None)))
+                for index, digest in enumerate(digests)
+            )
+            batches = [Batch(list(islice(proposals, len(ask))), ask.key) for ask in group]
+            # Where another request came first, what was drawn is thrown away untold. More is on
+            # record then, so this ends.
+            with self._metrics.stage("charge"), suppress(Overtaken):
+                paid = self._ledger.charge_group(project.id, batches, record)
+                told |= zip(waiting, paid, strict=True)
+                waiting = []
+        self._count(told.values())
+        return [told[index] for index in range(len(asks))]
+
+    def _terms(self, name: str) -> ProjectRecord:
+        """Return the project as it was opened: what never changes of it is read once."""
+        project = self._opened.get(name)
+        if project is None:
+            project = self._opened[name] = self._ledger.project(name)
+        return project
+
+    def _check(self, project: ProjectRecord, asks: Sequence[Ask]) -> None:
+        """Raise what concerns all requests of a group."""
+        check_active(project)
+        self._voters.check(project.ensemble)
+        if any(ask.genesis != project.genesis for ask in asks):
+            self._opened.clear()
+            raise DatabaseUnavailable("The ledger was exchanged for another one. Ask again.")
+
+    def _count(self, told: Iterable[Receipt | TerrineError]) -> None:
+        """Count what is about to be told: outcomes, which are public, and nothing behind them."""
+        results = chain.from_iterable(r.results for r in told if isinstance(r, Receipt))
+        for (outcome, replayed), times in Counter(
+            (result.outcome, result.replayed) for result in results
+        ).items():
+            self._metrics.queries.labels(outcome, str(replayed).lower()).inc(times)
+
+    def _fates(
+        self, project: ProjectRecord, asks: Sequence[Ask], chosen: Sequence[int]
+    ) -> dict[int, _Fate]:
+        """Vote on the chosen queries of a group, and release what the mechanism lets out."""
+        if not chosen:
+            return {}
+        mechanism = mechanism_of(project)
+        queries = np.concatenate([ask.queries for ask in asks])[chosen]
+        probabilities = _rows([ask.probabilities for ask in asks], chosen)
+        baselines = _rows([ask.baselines for ask in asks], chosen)
+        with self._metrics.stage("vote"):
+            votes = self._voters.votes(project.ensemble, queries)
+        with self._metrics.stage("release"):
+            released = mechanism.release(votes, probabilities)
+            labels = [None if label < 0 else int(label) for label in released.labels]
+            places: list[tuple[int, ...]] = [()] * len(queries)
+            if project.terms.schedule is not None:
+                for outcome in mechanism.events():
+                    rows = np.flatnonzero(released.outcomes == outcome)
+                    theirs = None if baselines is None else baselines[rows]
+                    counted = meter_of(project).places(outcome, votes[rows], theirs)
+                    for row, place in zip(rows, counted, strict=True):
+                        places[row] = place
+            epochs = [None] * len(queries) if released.epochs is None else released.epochs.tolist()
+        fates = zip(released.outcomes, labels, places, epochs, strict=True)
+        return dict(zip(chosen, fates, strict=True))
+
+    def _payable(
+        self, project: ProjectRecord, digests: list[QueryDigest], recorded: Recorded
+    ) -> list[int]:
+        """Return the first new queries, up to where the budget ends even at the lowest prices.
+
+        Inputs are counted, not queries: once an input is answered, it is free with any baseline.
+        """
+        most = possible(project.terms, project.account)
+        chosen: list[int] = []
+        seen, inputs = set[bytes](), set[bytes]()
+        for index, digest in enumerate(digests):
+            if digest.query in seen or recorded.find(digest.query, digest.input):
+                continue
+            if len(inputs) >= most and digest.input not in inputs:
+                break
+            seen.add(digest.query)
+            inputs.add(digest.input)
+            chosen.append(index)
+        return chosen
+
+
+def _rows(arrays: Sequence[np.ndarray | None], chosen: Sequence[int]) -> np.ndarray | None:
+    """Rows of arrays that every request of a project has, or none."""
+    given = [array for array in arrays if array is not None]
+    return np.concatenate(given)[chosen] if given else None
+
+
+def possible(terms: Terms, account: Account) -> float:
+    """Return how many new queries the gate could admit if each had its cheapest outcome.
+
+    The gate asks that the dearest outcome fits before each query, so the last one needs that much
+    room and the others as little as the cheapest. A figure that is still to be published may free
+    any amount. All that is known here is public.
+    """
+    prices = terms.prices.values()
+    if not terms.admits(account):
+        return 0
+    if terms.schedule is not None and account.published < len(terms.schedule.counts):
+        return float("inf")
+
+    def along(left: int, worst: int, least: int) -> float:
+        if left < worst:
+            return 0
+        return 1 + (left - worst) // least if least else float("inf")
+
+    cost, delta = terms.budget - account.spent, terms.delta_budget - account.delta_spent
+    return min(
+        along(cost, terms.worst.cost, min(p.cost for p in prices)),
+        along(delta, terms.worst.delta, min(p.delta for p in prices)),
+    )
+
+
+def mechanism_of(project: ProjectRecord) -> Mechanism:
+    """Return the project's mechanism, with its noise tables built once."""
+    info = project.ensemble.info
+    return _mechanism(json.dumps(dict(project.mechanism)), info["teachers"], len(info["classes"]))
+
+
+@lru_cache(maxsize=64)
+def _mechanism(spec: str, teachers: int, classes: int) -> Mechanism:
+    return build_mechanism(json.loads(spec), teachers=teachers, classes=classes)

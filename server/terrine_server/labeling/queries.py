@@ -1,0 +1,120 @@
+"""Canonical queries: what an ensemble takes, checked and identified.
+
+Two queries are the same query exactly when their digests are equal, whatever encoding, byte order
+or number type they arrived in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import numpy as np
+
+from terrine_protocol import InputSpec
+from terrine_server.errors import InvalidQuery, PayloadTooLarge
+from terrine_server.privacy.mechanisms.interactive_gnmax import ROW_SUM_TOLERANCE
+
+
+def canonical_inputs(inputs: np.ndarray, spec: InputSpec, max_batch: int) -> np.ndarray:
+    """Check inputs against the manifest; return them `[B, *shape]`, C order, manifest's dtype.
+
+    Conversions that would change a value beyond its float32 rounding are refused.
+    Raises `InvalidQuery` or `PayloadTooLarge`.
+    """
+    expected = ", ".join(["B", *map(str, spec.shape)])
+    if inputs.ndim == 0 or list(inputs.shape[1:]) != spec.shape:
+        raise InvalidQuery(
+            f"Inputs of shape [{expected}] are expected; these have shape {list(inputs.shape)}."
+        )
+    if len(inputs) == 0:
+        raise InvalidQuery("The batch is empty; at least one query is expected.")
+    if len(inputs) > max_batch:
+        raise PayloadTooLarge(
+            f"The batch holds {len(inputs)} queries; at most {max_batch} are taken at a time. "
+            "Split it.",
+            limit=max_batch,
+        )
+    if inputs.dtype.kind == "f" and not np.isfinite(inputs).all():
+        raise InvalidQuery("Inputs must be finite; NaN or infinity was found.")
+    if spec.dtype == "uint8":
+        if inputs.dtype.kind == "f" and (inputs != np.trunc(inputs)).any():
+            raise InvalidQuery("Inputs must be whole numbers: the ensemble takes uint8.")
+        _check_range(inputs, spec.low, spec.high)
+        return np.ascontiguousarray(inputs, dtype=np.uint8)
+    with np.errstate(over="ignore"):
+        converted = np.ascontiguousarray(inputs, dtype=np.dtype("<f4"))
+    # Compared as float32, so that a float32 0.1 is not above a limit of 0.1.
+    _check_range(converted, np.float32(spec.low), np.float32(spec.high))
+    return converted + np.float32(0)  # -0.0 and 0.0 are one number, hence one query
+
+
+def _check_range(inputs: np.ndarray, low: float | np.float32, high: float | np.float32) -> None:
+    if inputs.min() < low or inputs.max() > high:
+        raise InvalidQuery(f"Inputs must lie between {low:g} and {high:g}.")
+
+
+def check_probabilities(
+    probabilities: np.ndarray | None, needed: bool, batch: int, classes: int
+) -> np.ndarray | None:
+    """Check a student's probabilities; return them float64 `[B, m]`, or None where none are due.
+
+    Rows must sum to 1 within `ROW_SUM_TOLERANCE`. A certainty that rounding took above 1, as
+    float32 softmax does, counts as 1; nothing else is changed.
+    """
+    if not needed:
+        if probabilities is not None:
+            raise InvalidQuery(
+                "This project takes no probabilities; only interactive_gnmax does. Leave them out."
+            )
+        return None
+    if probabilities is None:
+        raise InvalidQuery(
+            f"interactive_gnmax needs `probabilities` of shape [{batch}, {classes}] "
+            "beside the inputs."
+        )
+    if probabilities.shape != (batch, classes):
+        raise InvalidQuery(
+            f"Probabilities of shape [{batch}, {classes}] are expected; "
+            f"these have shape {list(probabilities.shape)}."
+        )
+    checked = np.ascontiguousarray(probabilities, dtype=np.float64)
+    if not ((checked >= 0) & (checked <= 1 + ROW_SUM_TOLERANCE)).all():  # also refuses NaN
+        raise InvalidQuery("Probabilities must be finite numbers between 0 and 1.")
+    if (np.abs(checked.sum(axis=1) - 1) > ROW_SUM_TOLERANCE).any():
+        raise InvalidQuery(
+            f"Each row of probabilities must sum to 1, within {ROW_SUM_TOLERANCE:g}."
+        )
+    return np.minimum(checked, 1)
+
+
+def input_digests(inputs: np.ndarray, manifest_sha256: str) -> list[bytes]:
+    """Return the SHA-256 of each canonical input, bound to its ensemble."""
+    header = json.dumps(
+        ["terrine input 1", manifest_sha256, inputs.dtype.str, list(inputs.shape[1:])]
+    )
+    common = hashlib.sha256(header.encode() + b"\0")
+    return [_digest(common, row.tobytes()) for row in inputs]
+
+
+def query_digests(inputs: list[bytes], baselines: np.ndarray | None) -> list[bytes]:
+    """Return the SHA-256 of each query: its input and, for Interactive, its integer baseline."""
+    common = hashlib.sha256(b"terrine query 1\0")
+    if baselines is None:
+        return [_digest(common, digest) for digest in inputs]
+    rows = np.ascontiguousarray(baselines, dtype="<i8")
+    return [
+        _digest(common, digest, row.tobytes()) for digest, row in zip(inputs, rows, strict=True)
+    ]
+
+
+def batch_digest(queries: list[bytes]) -> bytes:
+    """Return the SHA-256 of a whole request: what its idempotency key stands for."""
+    return hashlib.sha256(b"terrine batch 1\0" + b"".join(queries)).digest()
+
+
+def _digest(common: hashlib._Hash, *parts: bytes) -> bytes:
+    digest = common.copy()
+    for part in parts:
+        digest.update(part)
+    return digest.digest()

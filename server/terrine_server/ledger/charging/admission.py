@@ -1,0 +1,109 @@
+"""Who in a batch is replayed, paid or refused. Pure: no database, no clock, no votes.
+
+A refusal depends on nothing but the account and the worst price, which the student knows too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from terrine_protocol import Outcome
+from terrine_server.errors import Overtaken
+from terrine_server.ledger.records import Proposal, Recorded, Result
+from terrine_server.privacy import Account, Price, Terms
+
+REFUSED = Result(Outcome.REFUSED, label=None, seq=None, replayed=False)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What becomes the charge numbered `seq`: a query's `proposal`, or a published `figure`.
+
+    `opens`: whether it pays for the epoch that starts with it.
+    """
+
+    seq: int
+    outcome: Outcome
+    price: Price
+    proposal: Proposal | None = None
+    figure: int | None = None
+    opens: bool = False
+
+
+@dataclass(frozen=True)
+class Admission:
+    """What becomes of a batch: its results in order, the new entries, the account after them."""
+
+    results: Sequence[Result]
+    entries: Sequence[Entry]
+    account: Account
+
+
+class Secret(Protocol):
+    """A project's secret spend, as far as a batch changes it."""
+
+    def add(self, places: tuple[int, ...]) -> None:
+        """Count one paid query."""
+
+    def publish(self, bound: int) -> int:
+        """Draw a figure that is at least the spend, and at most what is known already."""
+
+
+def admit(
+    terms: Terms,
+    account: Account,
+    recorded: Recorded,
+    proposals: Sequence[Proposal],
+    secret: Secret | None = None,
+) -> Admission:
+    """Decide a batch in its order.
+
+    A query that is recorded, or that came earlier in this batch, is replayed. A new one is paid as
+    long as one more at the worst price is certain to fit; from the first that is not, or that was
+    not voted on, every further new one is refused. A data-dependent project's `secret` is published
+    wherever the terms say. The first paid query of each epoch pays for its opening; no epoch
+    outlives its batch. Raises ValueError for an outcome that is not on the price list, or without
+    an epoch where there is one to pay: nothing unpriced is ever released. Raises Overtaken for a
+    query of an epoch that is recorded: what was drawn for it decides where the next epoch starts,
+    so it may neither be told nor be left out.
+    """
+    queries, answered_inputs = dict(recorded.queries), dict(recorded.answered_inputs)
+    known = Recorded(queries, answered_inputs)
+    results: list[Result] = []
+    entries: list[Entry] = []
+    refusing, epoch = False, None
+    for proposal in proposals:
+        earlier = known.find(proposal.query_digest, proposal.input_digest)
+        if earlier is not None:
+            if proposal.epoch is not None:
+                raise Overtaken("Another request paid for one of these queries. Send them again.")
+            results.append(replace(earlier, replayed=True))
+            continue
+        opens = proposal.epoch != epoch
+        refusing = refusing or proposal.outcome is None or not terms.admits(account, opens)
+        if refusing or proposal.outcome is None:
+            results.append(REFUSED)
+            continue
+        if proposal.outcome not in terms.prices:
+            raise ValueError(f"{proposal.outcome!r} is not on the project's price list")
+        if (proposal.epoch is None) != (terms.opening is None):
+            raise ValueError("a query has an epoch where epochs are paid for, and only there")
+        outcome, price = Outcome(proposal.outcome), terms.price(proposal.outcome, opens)
+        epoch = proposal.epoch
+        account = account.plus(price)
+        result = Result(outcome, proposal.label, account.charges, replayed=False)
+        queries[proposal.query_digest] = result
+        if outcome is Outcome.ANSWERED:
+            answered_inputs[proposal.input_digest] = result
+        results.append(result)
+        entries.append(Entry(account.charges, outcome, price, proposal=proposal, opens=opens))
+        if secret is not None:
+            secret.add(proposal.places)
+            if terms.schedule is not None and terms.due(account):
+                figure = secret.publish(terms.bound(account))
+                account = terms.after_publishing(account, figure)
+                price = terms.schedule.price
+                entries.append(Entry(account.charges, Outcome.PUBLISHED, price, figure=figure))
+    return Admission(results, entries, account)

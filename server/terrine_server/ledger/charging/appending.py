@@ -1,0 +1,146 @@
+"""What a charge writes: new entries, the balance after them, and what requests with keys are told.
+
+All of it moves the project on from exactly where it was read, or is not written at all. PostgreSQL
+does it in one statement, which needs no transaction and no lock held from before.
+"""
+
+# ruff: noqa: S608 - statements are made of constants
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import cache
+from typing import Any
+
+from sqlalchemy import Connection, TextClause, text
+from sqlalchemy.dialects import postgresql
+
+from terrine_protocol import ProjectStatus
+from terrine_server.ledger.charging.earlier import numbers
+from terrine_server.ledger.records import ProjectRecord, Result
+from terrine_server.ledger.store.chain import CHARGE_FIELDS, canonical_json
+from terrine_server.ledger.store.tables import charges, iso
+
+KEYS_KEPT = timedelta(days=7)
+"""How long an idempotency key is remembered. The charges behind it are for ever, so a later retry
+is still free; what is forgotten is only that the key was used."""
+
+COLUMNS = ("seq", "query_digest", "input_digest", *CHARGE_FIELDS[5:], "hash")
+"""What an entry's tuple holds; its project and its time come with the charge."""
+_TOLD = ("key", "body_digest", "results")
+
+_MOVE = f"""
+    UPDATE projects SET spent = :spent, delta_spent = :delta_spent, cap_spent = :cap_spent,
+        charges = :charges, published = :published, head = :head
+    WHERE id = :project AND status = '{ProjectStatus.ACTIVE}'
+        AND charges = :from_charges AND head = :from_head
+"""
+
+
+def append(
+    connection: Connection,
+    now: datetime,
+    before: ProjectRecord,
+    after: ProjectRecord,
+    entries: Sequence[Sequence[Any]],
+    told: Sequence[tuple[str, bytes, Sequence[Result]]],
+) -> bool:
+    """Append entries (tuples of `COLUMNS`), move the balance, and keep what keys are told.
+
+    Returns False, and has written nothing, when the project is not active or not as `before`: other
+    charges came between. IntegrityError, when a key was used meanwhile, leaves nothing written
+    either, once the transaction, if there is one, is rolled back.
+    """
+    move = {
+        "project": before.id,
+        "from_charges": before.charges,
+        "from_head": bytes.fromhex(before.head),
+        "spent": after.spent,
+        "delta_spent": after.delta_spent,
+        "cap_spent": after.cap_spent,
+        "charges": after.charges,
+        "published": canonical_json([(p.seq, p.figure) for p in after.published]),
+        "head": bytes.fromhex(after.head),
+    }
+    keys = [(key, digest, canonical_json(numbers(results))) for key, digest, results in told]
+    write = _in_sqlite if connection.dialect.name == "sqlite" else _in_postgresql
+    return write(connection, now, move, entries, keys)
+
+
+def _in_sqlite(
+    connection: Connection,
+    now: datetime,
+    move: Mapping[str, Any],
+    entries: Sequence[Sequence[Any]],
+    keys: Sequence[tuple[str, bytes, str]],
+) -> bool:
+    project, time = move["project"], iso(now)
+    if connection.exec_driver_sql(_MOVE, dict(move)).rowcount != 1:
+        return False
+    if entries:
+        connection.exec_driver_sql(_SQLITE_APPEND, [(project, time, *entry) for entry in entries])
+    if keys:
+        connection.exec_driver_sql(_SQLITE_FORGET, (project, iso(now - KEYS_KEPT)))
+        connection.exec_driver_sql(_SQLITE_KEEP, [(project, time, *key) for key in keys])
+    return True
+
+
+def _insert(table: str, columns: Sequence[str]) -> str:
+    marks = ", ".join("?" * (2 + len(columns)))
+    return f"INSERT INTO {table} (project_id, created_at, {', '.join(columns)}) VALUES ({marks})"
+
+
+_SQLITE_APPEND = _insert("charges", COLUMNS)
+_SQLITE_KEEP = _insert("idempotency", _TOLD)
+_SQLITE_FORGET = "DELETE FROM idempotency WHERE project_id = ? AND created_at < ?"
+
+
+def _in_postgresql(
+    connection: Connection,
+    now: datetime,
+    move: Mapping[str, Any],
+    entries: Sequence[Sequence[Any]],
+    keys: Sequence[tuple[str, bytes, str]],
+) -> bool:
+    given = {**move, "now": now, "before": now - KEYS_KEPT}
+    if len(entries) == 1:
+        given |= zip(COLUMNS, entries[0], strict=True)
+    else:
+        given |= zip(COLUMNS, map(list, zip(*entries, strict=True)), strict=False)
+    given |= zip(_TOLD, map(list, zip(*keys, strict=True)), strict=False)
+    statement = _statement(min(len(entries), 2), bool(keys))
+    return connection.execute(statement, given).one_or_none() is not None
+
+
+@cache
+def _statement(entries: int, keys: bool) -> TextClause:
+    """For no entry, one, or many: given as values, which are quicker for one, or as arrays."""
+    parts = [f"moved AS ({_MOVE} RETURNING id)"]
+    if entries:
+        one, types = entries == 1, [_TYPES[name] for name in COLUMNS]
+        form = "CAST(:{} AS {})" if one else "CAST(:{} AS {}[])"
+        values = ", ".join(map(form.format, COLUMNS, types))
+        source = f"(VALUES ({values}))" if one else f"unnest({values})"
+        parts.append(f"appended AS ({_from_moved('charges', COLUMNS, source)})")
+    if keys:
+        parts.append(
+            "forgotten AS (DELETE FROM idempotency USING moved "
+            "WHERE project_id = moved.id AND created_at < :before)"
+        )
+        source = (
+            "unnest(CAST(:key AS text[]), CAST(:body_digest AS bytea[]), CAST(:results AS text[]))"
+        )
+        parts.append(f"kept AS ({_from_moved('idempotency', _TOLD, source)})")
+    return text(f"WITH {', '.join(parts)} SELECT id FROM moved")
+
+
+def _from_moved(table: str, columns: Sequence[str], source: str) -> str:
+    names = ", ".join(columns)
+    return (
+        f"INSERT INTO {table} (project_id, created_at, {names}) "
+        f"SELECT moved.id, :now, {names} FROM moved CROSS JOIN {source} AS given ({names})"
+    )
+
+
+_DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]
+_TYPES = {column.name: column.type.compile(_DIALECT) for column in charges.c}

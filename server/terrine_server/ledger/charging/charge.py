@@ -1,0 +1,136 @@
+"""Paying for answers: the batches of one project at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from itertools import islice
+from typing import Any
+
+from sqlalchemy import Connection
+
+from terrine_protocol import Outcome, ProjectStatus
+from terrine_server.errors import (
+    BudgetExhausted,
+    InvalidQuery,
+    Overtaken,
+    ProjectClosed,
+    ProjectPaused,
+    TerrineError,
+)
+from terrine_server.ledger.charging import tallies as secrets
+from terrine_server.ledger.charging.admission import REFUSED, Admission, admit
+from terrine_server.ledger.charging.appending import append
+from terrine_server.ledger.epochs import entry_event
+from terrine_server.ledger.records import Batch, OnRecord, ProjectRecord, Receipt
+from terrine_server.ledger.store.chain import canonical_json, frame_kind, hasher, publication_digest
+from terrine_server.ledger.store.rows import publications
+from terrine_server.ledger.store.tables import iso
+
+
+class Moved(Exception):  # noqa: N818 - no error: it is tried again
+    """Other charges came between: nothing was written."""
+
+
+def charge(
+    connection: Connection, now: datetime, record: OnRecord, batches: Sequence[Batch]
+) -> tuple[ProjectRecord, list[Receipt | TerrineError]]:
+    """Pay for the requests and queries that `record` is about, and return the project after that.
+
+    See `Ledger.charge_group`. Raises Moved where the project is no longer as `record` says. One
+    whose spend is tallied must be held: its tally is read and written apart from its balance.
+    """
+    project = record.project
+    check_active(project)
+    fates = list(record.told)
+    for index, (fate, batch) in enumerate(zip(record.told, batches, strict=True)):
+        if not batch.proposals:
+            fates[index] = InvalidQuery("The batch is empty; at least one query is expected.")
+        elif fate is not None and any(p.epoch is not None for p in batch.proposals):
+            # What was drawn for it decides where later epochs of the group start.
+            raise Overtaken("Another request came first with one of these keys. Ask again.")
+    fresh = [index for index, fate in enumerate(fates) if fate is None]
+    proposals = [proposal for index in fresh for proposal in batches[index].proposals]
+    tally = secrets.load_tally(connection, project) if fresh else None
+    admission = admit(project.terms, project.account, record.recorded, proposals, tally)
+    after, entries = _entries(now, project, admission)
+    results = iter(admission.results)
+    told = []
+    for index in fresh:
+        results_of_batch = list(islice(results, len(batches[index].proposals)))
+        if all(result is REFUSED for result in results_of_batch):
+            fates[index] = _exhausted(project)
+            continue
+        fates[index] = Receipt(results_of_batch, after)
+        key = batches[index].key
+        if key is not None:
+            told.append((*key, results_of_batch))
+    if (entries or told) and not append(connection, now, project, after, entries, told):
+        raise Moved
+    if entries and tally is not None:
+        secrets.save_tally(connection, project, tally, after.charges)
+    return after, [fate for fate in fates if fate is not None]
+
+
+def check_active(project: ProjectRecord) -> None:
+    """Raise ProjectPaused or ProjectClosed unless the project answers."""
+    if project.status is ProjectStatus.PAUSED:
+        raise ProjectPaused(f"The project {project.name} is paused. Ask the data owner, or later.")
+    if project.status is ProjectStatus.CLOSED:
+        raise ProjectClosed(f"The project {project.name} is closed and will not answer again.")
+
+
+def _exhausted(project: ProjectRecord) -> BudgetExhausted:
+    return BudgetExhausted(
+        f"The project {project.name} cannot pay for a new query: it has spent {project.spent} "
+        f"of {project.terms.budget} units and one more costs up to {project.terms.worst.cost}.",
+        spent=project.spent,
+        budget=project.terms.budget,
+    )
+
+
+def _entries(
+    now: datetime, project: ProjectRecord, admission: Admission
+) -> tuple[ProjectRecord, list[tuple[Any, ...]]]:
+    """Return the project after an admission, and its entries as `append` takes them."""
+    if not admission.entries:
+        return project, []
+    head = bytes.fromhex(project.head)
+    mechanism = canonical_json(project.mechanism)
+    events = dict(project.events)
+    if project.terms.schedule is not None:
+        events[Outcome.PUBLISHED] = project.terms.schedule.publication.event.to_json()
+    recorded = {
+        (outcome, opens): canonical_json(entry_event(events, outcome, opens))
+        for outcome, opens in {(new.outcome, new.opens) for new in admission.entries}
+    }
+    hashed, time = hasher(project.id), iso(now)
+    entries: list[tuple[Any, ...]] = []
+    published: list[tuple[int, Any]] = [(p.seq, p.figure) for p in project.published]
+    for new in admission.entries:
+        label = None
+        if new.proposal is not None:
+            query, input = new.proposal.query_digest, new.proposal.input_digest
+            label = new.proposal.label
+        else:
+            query = input = publication_digest(project.genesis, len(published))
+            published.append((new.seq, new.figure))
+        kind = (
+            *(str(new.outcome), label, new.figure),
+            *(new.price.cost, new.price.delta, new.price.cap_cost),
+            *(str(project.guarantee), mechanism, recorded[new.outcome, new.opens]),
+        )
+        head = hashed(head, new.seq, time, query, input, frame_kind(*kind))
+        entries.append((new.seq, query, input, *kind, head))
+    account = admission.account
+    after = replace(
+        project,
+        spent=account.spent,
+        delta_spent=account.delta_spent,
+        cap_spent=account.cap_spent,
+        charges=account.charges,
+        published=publications(published),
+        head=head.hex(),
+    )
+    return after, entries

@@ -1,0 +1,126 @@
+"""The secret spend of data-dependent projects: kept, counted up, and turned into published figures.
+
+Everything here is a function of private votes. It reaches the data owner through
+`Ledger.secret_spend`, and students as noisy figures at times that the public record fixes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+
+import numpy as np
+from sqlalchemy import Connection, insert, select, update
+
+from terrine_server.errors import BrokenBooks, Conflict
+from terrine_server.ledger.records import ProjectRecord, SecretAccount
+from terrine_server.ledger.store.chain import canonical_json
+from terrine_server.ledger.store.tables import secret_spends
+from terrine_server.privacy import BoundRelease, PublishedBound, VoteOutcome, event_from_json
+from terrine_server.privacy.published.release import SecretSpend
+from terrine_server.privacy.published.tally import Meter, Tally
+
+_COUNTS = np.dtype("<u4")
+
+
+class SecretTally:
+    """How many queries of one project had each cost. Not safe to share."""
+
+    def __init__(self, meter: Meter, publication: BoundRelease, tally: Tally) -> None:
+        self._meter, self._publication, self.tally = meter, publication, tally
+
+    def add(self, places: tuple[int, ...]) -> None:
+        """Count one paid query."""
+        if not places:
+            raise ValueError("a data-dependent project counts every query that it charges")
+        for place in places:
+            self.tally[place] += 1
+
+    def counts(self, outcomes: Mapping[VoteOutcome, int]) -> bool:
+        """Whether it counts as many queries as had these outcomes, which are public."""
+        return self._meter.queries(self.tally) == self._meter.expected_queries(outcomes)
+
+    def publish(self, bound: int) -> int:
+        """Draw a figure that is at least the spend, and at most what is known already."""
+        return self._publication.release(self.spend(), bound)
+
+    def spend(self) -> SecretSpend:
+        """Return what the counted queries cost at their votes."""
+        return self._meter.spend(self.tally, self._publication.beta)
+
+
+def meter_of(project: ProjectRecord) -> Meter:
+    """Return what reads the votes of a data-dependent project. ValueError for any other."""
+    if project.terms.schedule is None:
+        raise ValueError("a project that is priced at the worst case has no secret spend")
+    info = project.ensemble.info
+    return _meter(
+        canonical_json(dict(project.events)),
+        info["teachers"],
+        len(info["classes"]),
+        project.terms.schedule.publication.order,
+    )
+
+
+@lru_cache(maxsize=64)
+def _meter(events: str, teachers: int, classes: int, order: float) -> Meter:
+    known = {}
+    for outcome, event in json.loads(events).items():
+        charged = event_from_json(event)
+        if isinstance(charged, PublishedBound):
+            raise TypeError("no query is charged for a publication")
+        known[VoteOutcome(outcome)] = charged
+    return Meter(known, teachers=teachers, classes=classes, order=order)
+
+
+def open_tally(connection: Connection, project: ProjectRecord) -> None:
+    """Start to count for a project that was just opened."""
+    empty = np.zeros(meter_of(project).size, dtype=_COUNTS)
+    connection.execute(
+        insert(secret_spends).values(project_id=project.id, charges=0, tally=empty.tobytes())
+    )
+
+
+def load_tally(connection: Connection, project: ProjectRecord) -> SecretTally | None:
+    """Return a project's tally; None where it has none. Raises BrokenBooks."""
+    schedule = project.terms.schedule
+    if schedule is None:
+        return None
+    meter = meter_of(project)
+    row = connection.execute(
+        select(secret_spends).where(secret_spends.c.project_id == project.id)
+    ).one_or_none()
+    if row is None or len(row.tally) != meter.size * _COUNTS.itemsize:
+        raise BrokenBooks(f"The tally of project {project.name} is lost or damaged.")
+    if row.charges != project.charges:
+        raise BrokenBooks(f"The tally of project {project.name} is not that of its charges.")
+    counts = np.frombuffer(row.tally, dtype=_COUNTS).astype(np.int64)
+    return SecretTally(meter, schedule.publication, counts)
+
+
+def save_tally(
+    connection: Connection, project: ProjectRecord, tally: SecretTally, charges: int
+) -> None:
+    """Keep a tally that covers so many charges."""
+    connection.execute(
+        update(secret_spends)
+        .where(secret_spends.c.project_id == project.id)
+        .values(charges=charges, tally=tally.tally.astype(_COUNTS).tobytes())
+    )
+
+
+def secret_spend(connection: Connection, project: ProjectRecord) -> SecretAccount:
+    """See `Ledger.secret_spend`."""
+    tally = load_tally(connection, project)
+    if tally is None:
+        raise Conflict(
+            f"The project {project.name} is priced at the worst case; it has no secret spend."
+        )
+    spend = tally.spend()
+    return SecretAccount(
+        queries=project.account.queries,
+        order=meter_of(project).order,
+        cost=spend.cost,
+        smooth_sensitivity=spend.smooth_sensitivity,
+    )

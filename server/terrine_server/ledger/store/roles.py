@@ -1,0 +1,75 @@
+"""The rights that the service needs in PostgreSQL, and no more: charges are never its to change."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, Engine, text
+
+from terrine_server.errors import NotFound
+from terrine_server.ledger.store.database import writing
+
+RIGHTS: dict[str, dict[str, tuple[str, ...]]] = {
+    "alembic_version": {"SELECT": ()},
+    "charges": {"SELECT": (), "INSERT": ()},
+    "ensembles": {"SELECT": (), "INSERT": (), "UPDATE": ("reserved", "delta_reserved")},
+    "idempotency": {"SELECT": (), "INSERT": (), "DELETE": ()},
+    "projects": {
+        "SELECT": (),
+        "INSERT": (),
+        "UPDATE": (
+            *("status", "closed_at", "spent", "delta_spent", "cap_spent"),
+            *("charges", "published", "head"),
+        ),
+    },
+    "secret_spends": {"SELECT": (), "INSERT": (), "UPDATE": ("charges", "tally")},
+    "tokens": {"SELECT": (), "INSERT": (), "UPDATE": ("revoked_at",)},
+}
+"""By table and right; the columns where it is not all of them."""
+SEQUENCES = ("ensembles_id_seq", "projects_id_seq")
+HISTORY = ("UPDATE", "DELETE", "TRUNCATE", "TRIGGER")
+"""Whoever has one of these on charges can change what was paid, or switch off what forbids it."""
+
+
+def grant(engine: Engine, role: str) -> None:
+    """Give a role these rights, and take all others on the ledger from it.
+
+    PostgreSQL only, by the tables' owner. Raises NotFound when there is no such role.
+    """
+    with writing(engine) as connection:
+        known = text("SELECT 1 FROM pg_roles WHERE rolname = :role")
+        if connection.execute(known, {"role": role}).first() is None:
+            raise NotFound(
+                f"PostgreSQL has no role {role}. Make it: CREATE ROLE {role} LOGIN PASSWORD '…';"
+            )
+        quoted = connection.dialect.identifier_preparer.quote_identifier(role)
+        for table, rights in RIGHTS.items():
+            connection.execute(text(f"REVOKE ALL ON {table} FROM {quoted}"))
+            listed = ", ".join(
+                f"{right} ({', '.join(columns)})" if columns else right
+                for right, columns in rights.items()
+            )
+            connection.execute(text(f"GRANT {listed} ON {table} TO {quoted}"))
+        connection.execute(text(f"GRANT USAGE ON SEQUENCE {', '.join(SEQUENCES)} TO {quoted}"))
+
+
+def missing(connection: Connection) -> list[str]:
+    """Return which of the rights this account lacks, such as "INSERT on charges"."""
+    lacking = []
+    for table, rights in RIGHTS.items():
+        for right, columns in rights.items():
+            if not all(_has(connection, right, table, column) for column in columns or (None,)):
+                lacking.append(f"{right} on {table}")
+    return lacking
+
+
+def over_history(connection: Connection) -> list[str]:
+    """Return which rights this account has that could change what was charged."""
+    return [right for right in HISTORY if _has(connection, right, "charges")]
+
+
+def _has(connection: Connection, right: str, table: str, column: str | None = None) -> bool:
+    if column is None:
+        query = text("SELECT has_table_privilege(:table, :right)")
+    else:
+        query = text("SELECT has_column_privilege(:table, :column, :right)")
+    given = {"table": table, "right": right} | ({"column": column} if column else {})
+    return bool(connection.execute(query, given).scalar_one())

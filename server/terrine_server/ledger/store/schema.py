@@ -1,0 +1,93 @@
+"""Bringing a database to this version's schema, and refusing to run on any other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine, text
+
+from terrine_server.errors import DatabaseUnavailable, SchemaMismatch
+from terrine_server.ledger.store.database import reading, sqlite_path, use_write_ahead_log, writing
+
+# Any number will do as long as it is Terrine's own: it names the lock under which migrations run.
+_MIGRATION_LOCK = 0x7E221E
+
+
+def upgrade(engine: Engine) -> None:
+    """Create the tables, or bring them to this version. Changes nothing when they are.
+
+    Several processes may do so at once: one migrates, the others wait for it. Raises
+    SchemaMismatch when the database is newer than this version, DatabaseUnavailable when it
+    cannot be reached; either way nothing is half-migrated.
+    """
+    path = sqlite_path(engine)
+    if path is not None:
+        _create_file(path)
+        use_write_ahead_log(engine)
+    config = _config()
+    with writing(engine) as connection:
+        if path is None:
+            connection.execute(
+                text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATION_LOCK}
+            )
+        if _state(connection) == "newer":
+            raise _newer()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+
+
+def check_schema(engine: Engine) -> None:
+    """Raise SchemaMismatch, with the command to run, unless the tables are this version's."""
+    with reading(engine) as connection:
+        state = _state(connection)
+    if state == "newer":
+        raise _newer()
+    if state != "current":
+        raise SchemaMismatch(
+            "The ledger has no tables yet. Run `terrine init`."
+            if state == "empty"
+            else "The ledger's tables are of an older Terrine. Run `terrine init` to migrate them."
+        )
+
+
+def _state(connection: Connection) -> str:
+    scripts = ScriptDirectory.from_config(_config())
+    revision = MigrationContext.configure(connection).get_current_revision()
+    if revision is None:
+        return "empty"
+    if revision == scripts.get_current_head():
+        return "current"
+    return "older" if revision in {s.revision for s in scripts.walk_revisions()} else "newer"
+
+
+def _newer() -> SchemaMismatch:
+    return SchemaMismatch(
+        "This database is newer than this Terrine. Install the version that migrated it, or newer."
+    )
+
+
+def _create_file(path: Path) -> None:
+    try:
+        path.touch(mode=0o600, exist_ok=True)
+    except OSError as error:
+        raise DatabaseUnavailable(
+            f"The ledger's file {path} cannot be created: {error.strerror}. "
+            "Create its directory, or check who may write there."
+        ) from error
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(_migrations()).replace("%", "%%"))
+    return config
+
+
+def _migrations() -> Path:
+    """`terrine_server/migrations` when installed, the repository's `migrations/` in a checkout."""
+    here = Path(__file__).resolve()
+    installed = here.parents[2] / "migrations"
+    return installed if installed.is_dir() else here.parents[4] / "migrations"

@@ -1,0 +1,152 @@
+"""Anchors: where a project's books stood, kept where nobody who writes the database can reach.
+
+Whoever may rewrite a whole database can leave books that are consistent and wrong, and an older
+backup is consistent by itself. Neither still holds the entry that an anchor names. An anchor that
+the owner signed (Ed25519, RFC 8032) also vouches for all before it: verification may go on from it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from terrine_server.ledger.store.chain import canonical_json
+from terrine_server.privacy import Account
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+        Ed25519PrivateKey,
+        Ed25519PublicKey,
+    )
+
+FORMAT = "terrine-anchor/1"
+
+
+class AnchorError(Exception):
+    """An anchor or a key that cannot be used. The text says what to do."""
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """Where the books of one project stood when all of them were verified.
+
+    `account`, `outcomes` (entries by outcome) and `published` (number and figure of each
+    publication) are what the rules for further entries depend on. All of it is in the ledger that
+    auditors read; nothing follows from votes.
+    """
+
+    project: str
+    made_at: str
+    genesis: str
+    entries: int
+    head: str
+    closed: bool
+    account: Account
+    outcomes: Mapping[str, int]
+    published: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Anchor:
+        """Return the anchor that `asdict` made JSON of. ValueError, TypeError, KeyError."""
+        anchor = cls(
+            **dict(data)
+            | {
+                "account": Account(**data["account"]),
+                "outcomes": {str(o): int(n) for o, n in data["outcomes"].items()},
+                "published": tuple((int(seq), int(figure)) for seq, figure in data["published"]),
+            }
+        )
+        if len(bytes.fromhex(anchor.genesis)) != 32 or len(bytes.fromhex(anchor.head)) != 32:
+            raise ValueError("a hash is 32 bytes")
+        if not anchor.entries == anchor.account.charges == sum(anchor.outcomes.values()):
+            raise ValueError("the account is not that of so many entries")
+        return anchor
+
+
+def write_anchors(anchors: Iterable[Anchor], key: Ed25519PrivateKey | None) -> str:
+    """Return anchors as a JSON document, signed if there is a key.
+
+    What is signed is the document without `signature`, as JSON with sorted keys and no spaces.
+    """
+    document: dict[str, Any] = {
+        "format": FORMAT,
+        "version": version("terrine"),
+        "anchors": [asdict(anchor) for anchor in anchors],
+    }
+    if key is not None:
+        document["signature"] = key.sign(canonical_json(document).encode()).hex()
+    return json.dumps(document, indent=2) + "\n"
+
+
+def read_anchors(path: Path, key: Ed25519PublicKey | None) -> tuple[list[Anchor], bool]:
+    """Return what `write_anchors` wrote, and whether it is signed; a key checks by whom.
+
+    Raises AnchorError when it is malformed, or, with a key, not signed by it.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        signature = document.pop("signature", None)
+        if document["format"] != FORMAT:
+            raise ValueError(document["format"])
+        if key is not None:
+            _check_signature(path, canonical_json(document).encode(), signature, key)
+        anchors = [Anchor.from_json(data) for data in document["anchors"]]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise AnchorError(
+            f"{path} is not what `terrine ledger anchor` of this version writes. Was it altered?"
+        ) from error
+    return anchors, signature is not None
+
+
+def _check_signature(path: Path, signed: bytes, signature: Any, key: Ed25519PublicKey) -> None:
+    from cryptography.exceptions import InvalidSignature
+
+    if signature is None:
+        raise AnchorError(
+            f"{path} is not signed, so no key can vouch for it. Leave --public-key out to compare "
+            "with it all the same, or make signed anchors with `terrine ledger anchor --key FILE`."
+        )
+    try:
+        key.verify(bytes.fromhex(signature), signed)
+    except InvalidSignature:
+        raise AnchorError(
+            f"{path} was not signed with this key, or altered since. Trust nothing in it."
+        ) from None
+
+
+def load_private_key(path: Path) -> Ed25519PrivateKey:
+    """Read the key that signs. Raises AnchorError, or OSError when it cannot be read."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        key = load_pem_private_key(path.read_bytes(), password=None)
+    except (ValueError, TypeError):
+        key = None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise AnchorError(
+            f"{path} is no Ed25519 private key in PEM without a passphrase. "
+            f"Make one: openssl genpkey -algorithm ed25519 -out {path}"
+        )
+    return key
+
+
+def load_public_key(path: Path) -> Ed25519PublicKey:
+    """Read the key that signatures are checked with. Raises as `load_private_key` does."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+    try:
+        key = load_pem_public_key(path.read_bytes())
+    except ValueError:
+        key = None
+    if not isinstance(key, Ed25519PublicKey):
+        raise AnchorError(
+            f"{path} is no Ed25519 public key in PEM. "
+            f"Make it from the private one: openssl pkey -in KEY -pubout -out {path}"
+        )
+    return key

@@ -1,0 +1,118 @@
+"""A project's books as a file: JSON objects, one a line; first the account, then every entry.
+
+It holds all that the hashes cover, so the books can be verified from the file alone, years after
+the database that they came from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import RowMapping
+
+from terrine_server.ledger.records import ChargeRecord
+from terrine_server.ledger.store.chain import TERMS_FIELDS, canonical_json
+from terrine_server.ledger.store.tables import iso
+from terrine_server.ledger.verifying.entries import COLUMNS, PAGE, Entry, Pages
+
+FORMAT = "terrine-export/1"
+ACCOUNT_FIELDS = (
+    "id",
+    *TERMS_FIELDS,
+    *("status", "closed_at", "spent", "delta_spent", "cap_spent", "charges", "published"),
+    *("genesis", "head"),
+)
+_DIGESTS = {"ensemble__manifest_sha256", "genesis", "head"}
+_TIMES = {"opened_at", "closed_at"}
+_FIELDS = ("project", "project_id", *COLUMNS)
+
+
+class ArchiveError(Exception):
+    """A file that is not what an export writes. The text says where."""
+
+
+def account_line(project: RowMapping) -> dict[str, Any]:
+    """Return the first line of an export, from a row of `rows.select_projects`."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, datetime):
+            return iso(value)
+        return value.hex() if isinstance(value, bytes) else value
+
+    return {
+        "format": FORMAT,
+        "version": version("terrine"),
+        "account": {name: plain(project[name]) for name in ACCOUNT_FIELDS},
+    }
+
+
+def entry_line(entry: ChargeRecord) -> dict[str, Any]:
+    """Return an entry's line, its time in the very form that is hashed."""
+    return {**vars(entry), "created_at": iso(entry.created_at)}
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[tuple[dict[str, Any], Iterator[Entry]]]:
+    """Open an export: the account as `account_line` took it, and its entries one by one.
+
+    Raises ArchiveError for what is no export, or where an entry is none; OSError.
+    """
+    with path.open(encoding="utf-8", errors="surrogateescape") as lines:
+        try:
+            first = json.loads(next(lines, ""))
+            if first["format"] != FORMAT or first["account"].keys() != set(ACCOUNT_FIELDS):
+                raise ValueError(first["format"])
+            project = {name: _stored(name, value) for name, value in first["account"].items()}
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise ArchiveError(
+                f"{path} does not begin with an account; expected what "
+                "`terrine ledger export --format json` of this version writes."
+            ) from None
+        yield project, _entries(path, project, lines)
+
+
+def pages(entries: Iterator[Entry], after: int | None) -> Pages:
+    """Gather the entries, or those numbered above `after`, into pages."""
+    wanted = (entry for entry in entries if after is None or entry[0] > after)
+    while page := list(islice(wanted, PAGE)):
+        yield page
+
+
+def _entries(path: Path, project: Mapping[str, Any], lines: Iterable[str]) -> Iterator[Entry]:
+    for number, line in enumerate(lines, start=2):
+        try:
+            yield _entry(project, line)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise ArchiveError(
+                f"{path}, line {number}: not an entry of the project {project['name']}."
+            ) from None
+
+
+def _entry(project: Mapping[str, Any], line: str) -> Entry:
+    entry = json.loads(line)
+    if entry.keys() != set(_FIELDS):
+        raise KeyError("other fields than an entry's")
+    if (entry["project"], entry["project_id"]) != (project["name"], project["id"]):
+        raise ValueError("an entry of another project")
+    for name in ("seq", "label", "figure", "cost", "delta", "cap_cost"):
+        missing = name in ("label", "figure") and entry[name] is None
+        if type(entry[name]) is not int and not missing:
+            raise TypeError(name)
+    for name in ("query_digest", "input_digest", "hash"):
+        entry[name] = bytes.fromhex(entry[name])
+    for name in ("mechanism", "event"):
+        entry[name] = canonical_json(entry[name])
+    return tuple(entry[name] for name in COLUMNS)
+
+
+def _stored(name: str, value: Any) -> Any:
+    if name in _DIGESTS:
+        return bytes.fromhex(value)
+    return datetime.fromisoformat(value) if name in _TIMES and value is not None else value

@@ -1,0 +1,212 @@
+"""What makes a project's books whole: each check yields what does not agree.
+
+What they find: any altered, missing, swapped, added or re-priced charge, altered terms, and any
+balance, number, hash or reservation that does not follow from the charges. What no look at the
+books alone can find: a tail of charges removed together with a balance, count and head that were
+all set back to match, which an older backup is, too; or a chain rewritten from some entry on to its
+end. An anchor that was kept elsewhere finds both.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy import Connection, case, func, select
+
+from terrine_protocol import Outcome
+from terrine_server.errors import BrokenBooks
+from terrine_server.ledger.charging import tallies as secrets
+from terrine_server.ledger.epochs import Epochs, entry_event
+from terrine_server.ledger.store import rows
+from terrine_server.ledger.store.chain import genesis
+from terrine_server.ledger.store.tables import projects
+from terrine_server.ledger.verifying.anchors import Anchor
+from terrine_server.privacy import Account, Price, Terms, VoteOutcome
+
+Raw = Mapping[str, Any]
+
+
+def check_terms(project: Raw, terms: Terms) -> Iterator[str]:
+    """The terms are those that the project was opened with."""
+    try:
+        start = genesis(project)
+    except (TypeError, ValueError):
+        start = None  # a value of a type that was never written
+    if start != project["genesis"]:
+        yield "terms: their hash is not the one the project was opened with"
+    stated = (terms.guarantee, terms.budget, terms.delta_budget, terms.cap_budget)
+    if stated != tuple(
+        project[name] for name in ("guarantee", "budget", "delta_budget", "cap_budget")
+    ):
+        yield "terms: the project's guarantee or budgets are not those of its terms"
+
+
+class Rules:
+    """What the terms say an entry must be; follows the account from entry to entry."""
+
+    def __init__(self, terms: Terms, events: Mapping[str, Any], start: Anchor | None) -> None:
+        self.terms = terms
+        self.prices = {str(outcome): price for outcome, price in terms.prices.items()}
+        self.events = dict(events)
+        self.epochs = Epochs(events)
+        self.account = start.account if start else Account()
+        self.published = list(start.published) if start else []
+        self.outcomes: Counter[str] = Counter(start.outcomes if start else {})
+        if terms.schedule is not None:
+            self.prices[Outcome.PUBLISHED] = terms.schedule.price
+            self.events[Outcome.PUBLISHED] = terms.schedule.publication.event.to_json()
+
+    @property
+    def steady(self) -> bool:
+        """Whether what an entry must be never depends on those before it."""
+        return self.terms.schedule is None and self.terms.opening is None
+
+    def add(self, entry: Raw, times: int) -> None:
+        """Move a steady account on by so many equal entries."""
+        self.outcomes[entry["outcome"]] += times
+        self.account = replace(
+            self.account,
+            spent=self.account.spent + times * _whole(entry["cost"]),
+            delta_spent=self.account.delta_spent + times * _whole(entry["delta"]),
+            cap_spent=self.account.cap_spent + times * _whole(entry["cap_cost"]),
+            queries=self.account.queries + times,
+            fresh=True,
+        )
+
+    def opens(self, entry: Raw) -> bool:
+        """Whether an entry must pay for opening an epoch, or says that it does."""
+        if self.terms.opening is None or entry["outcome"] not in self.prices:
+            return False
+        opened = entry_event(self.events, entry["outcome"], opens=True)
+        return self.epochs.must_open(entry) or _parsed(entry["event"]) == opened
+
+    def follow(self, entry: Raw) -> Iterator[str]:
+        """Yield what contradicts the schedule; then move the account on by the entry."""
+        due = self.terms.due(self.account)
+        paid = Price(*(_whole(entry[name]) for name in ("cost", "delta", "cap_cost")))
+        self.outcomes[entry["outcome"]] += 1
+        self.epochs.follow(entry, self.opens(entry))
+        if entry["outcome"] != Outcome.PUBLISHED:
+            if due:
+                yield "a publication was due before it"
+            self.account = self.account.plus(paid)
+            return
+        figure = _whole(entry["figure"])
+        self.published.append((entry["seq"], figure))
+        if not due:
+            yield "published when nothing was due"
+        try:
+            self.account = self.terms.after_publishing(self.account, figure)
+        except ValueError:
+            yield f"figure {figure} is not between 0 and what the queries are known to have cost"
+
+
+def check_balance(
+    project: Raw, rules: Rules, last: int, head: bytes, published: Sequence[tuple[int, ...]]
+) -> Iterator[str]:
+    """The account is that of its entries, of which `last` and `head` are the last number and hash.
+
+    And within its budget.
+    """
+    if head != project["head"]:
+        yield f"head: the project's last hash is not that of its last entry, {last}"
+    if list(published) != rules.published:
+        yield "balance: the figures that the project shows are not those of its entries"
+    for name, recomputed in [
+        ("charges", rules.account.charges),
+        ("spent", rules.account.spent),
+        ("delta_spent", rules.account.delta_spent),
+        ("cap_spent", rules.account.cap_spent),
+    ]:
+        if project[name] != recomputed:
+            yield f"balance: {name} is {project[name]}, but the entries make {recomputed}"
+    for name, budget in [
+        ("spent", "budget"),
+        ("delta_spent", "delta_budget"),
+        ("cap_spent", "cap_budget"),
+    ]:
+        if project[name] > project[budget]:
+            yield f"balance: {name} {project[name]} exceeds {budget} {project[budget]}"
+
+
+def check_entry(project: Raw, rules: Rules, classes: int, entry: Raw) -> Iterator[str]:
+    """An entry is what the terms allow, going by its `chain.KIND_FIELDS` and the rules so far."""
+    outcome, label = entry["outcome"], entry["label"]
+    price = rules.prices.get(outcome)
+    if price is None:
+        yield f"outcome {outcome!r} is not on the project's price list"
+        return
+    opens = rules.opens(entry)
+    if opens and rules.terms.opening is not None:
+        price += rules.terms.opening
+    what = f"{outcome!r}, opening an epoch," if opens else repr(outcome)
+    if (entry["cost"], entry["delta"], entry["cap_cost"]) != (
+        price.cost,
+        price.delta,
+        price.cap_cost,
+    ):
+        yield f"not the price of {what} on the project's price list"
+    if outcome in (Outcome.ABSTAINED, Outcome.PUBLISHED):
+        if label is not None:
+            yield f"{outcome}, yet has label {label}"
+    elif not isinstance(label, int) or not 0 <= label < classes:
+        yield f"label {label} is not one of the {classes} classes"
+    if outcome != Outcome.PUBLISHED and entry["figure"] is not None:
+        yield f"{outcome}, yet has a figure"
+    if entry["guarantee"] != project["guarantee"] or entry["mechanism"] != project["mechanism"]:
+        yield "guarantee or mechanism is not the project's"
+    if _parsed(entry["event"]) != entry_event(rules.events, outcome, opens):
+        yield f"cost event is not that of {what}"
+
+
+def check_tally(connection: Connection, project: Raw, rules: Rules) -> Iterator[str]:
+    """The secret tally counts as many queries as were charged; which ones, nobody can recompute."""
+    if rules.terms.schedule is None:
+        return
+    record = rows.fetch_project(connection, projects.c.id == project["id"], "at all")
+    try:
+        tally = secrets.load_tally(connection, record)
+    except BrokenBooks as error:
+        yield f"tally: {error}"
+        return
+    outcomes = {VoteOutcome(o): n for o, n in rules.outcomes.items() if o != Outcome.PUBLISHED}
+    if tally is not None and not tally.counts(outcomes):
+        yield "tally: it does not count as many queries as were charged"
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def check_reservation(connection: Connection, project: Raw) -> Iterator[str]:
+    """What the ensemble has reserved: whole budgets of open projects, the spend of closed ones."""
+    closed = projects.c.status == "closed"
+    cost, delta = connection.execute(
+        select(
+            func.sum(case((closed, projects.c.cap_spent), else_=projects.c.cap_budget)),
+            func.sum(case((closed, projects.c.delta_spent), else_=projects.c.delta_budget)),
+        ).where(projects.c.ensemble_id == project["ensemble_id"])
+    ).one()
+    for name, recomputed in [("reserved", cost), ("delta_reserved", delta)]:
+        recorded = project[f"ensemble__{name}"]
+        if recorded != recomputed:
+            yield (
+                f"ensemble {project['ensemble__name']}: {name} is {recorded}, "
+                f"but its projects make {recomputed}"
+            )
+    for reserved, cap in [("reserved", "cap"), ("delta_reserved", "delta_cap")]:
+        if project[f"ensemble__{reserved}"] > project[f"ensemble__{cap}"]:
+            yield f"ensemble {project['ensemble__name']}: {reserved} exceeds {cap}"
+
+
+@lru_cache(maxsize=1024)
+def _parsed(text: object) -> object:
+    try:
+        return json.loads(text) if isinstance(text, str) else None
+    except ValueError:
+        return None

@@ -1,0 +1,268 @@
+"""A project's books, in the database or in an export: walked once, entry by entry, and judged.
+
+Constant memory. Nearly all the time goes into reading entries and hashing them: what follows from
+fields that many entries share is worked out once for all of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection
+
+from terrine_server.errors import NotFound
+from terrine_server.ledger.records import Verification
+from terrine_server.ledger.store import rows
+from terrine_server.ledger.store.chain import KIND_FIELDS, frame, hasher
+from terrine_server.ledger.store.tables import iso, projects
+from terrine_server.ledger.verifying import archive
+from terrine_server.ledger.verifying.anchors import Anchor
+from terrine_server.ledger.verifying.checks import (
+    Raw,
+    Rules,
+    check_balance,
+    check_entry,
+    check_reservation,
+    check_tally,
+    check_terms,
+)
+from terrine_server.ledger.verifying.entries import KIND, Entry, Pages, is_instant, stored
+from terrine_server.privacy import Terms
+
+MOST_PROBLEMS = 100
+"""A report names this many findings; the first is the one to look at."""
+_KINDS = 10_000
+_UNREADABLE = (ValueError, TypeError, KeyError, AttributeError)
+
+Progress = Callable[[int, int], object]
+"""Told how many entries were looked at so far, and how many there should be."""
+
+
+def verify_project(
+    connection: Connection,
+    name: str,
+    anchor: Anchor | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> Verification:
+    """See `Ledger.verify`. The connection's transaction must read one snapshot throughout."""
+    row = connection.execute(rows.select_projects().where(projects.c.name == name)).one_or_none()
+    if row is None:
+        raise NotFound(f"There is no project called {name}.")
+    project = dict(row._mapping)
+
+    def beside(rules: Rules) -> Iterator[str]:
+        yield from check_tally(connection, project, rules)
+        yield from check_reservation(connection, project)
+
+    walk = _Walk(project, anchor, resume, progress)
+    return walk.verified(stored(connection, project["id"], walk.after), beside)
+
+
+def verify_export(
+    path: Path,
+    anchors: Mapping[str, Anchor],
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> Verification:
+    """Verify an export from the file alone: all but what lies outside a project's own books.
+
+    Raises ArchiveError when the file is no export.
+    """
+    with archive.opened(path) as (project, entries):
+        walk = _Walk(project, anchors.get(project["name"]), resume, progress)
+        return walk.verified(archive.pages(entries, walk.after), lambda _: ())
+
+
+class _Kind:
+    """What many entries share."""
+
+    def __init__(self, fields: Sequence[Any]) -> None:
+        self.fields = dict(zip(KIND_FIELDS, fields, strict=True))
+        try:
+            self.framed: bytes | None = frame(*fields)
+        except TypeError:
+            self.framed = None  # a value of a type that was never written
+        self.problems: Sequence[str] = ()
+        self.count = 0
+
+
+class _Walk:
+    """One look at a project's books, from their beginning or from an anchor on."""
+
+    def __init__(
+        self, project: Raw, anchor: Anchor | None, resume: bool, progress: Progress | None
+    ) -> None:
+        self._project, self._anchor, self._progress = project, anchor, progress
+        self._start = anchor if resume and anchor is not None and anchor.entries else None
+
+    @property
+    def after(self) -> int | None:
+        """Entries up to this number need not be read: one that was signed vouches for them."""
+        return self._start.entries - 1 if self._start is not None else None
+
+    def verified(self, pages: Pages, beside: Callable[[Rules], Iterable[str]]) -> Verification:
+        """Judge the entries of `pages`, and with `beside` what lies outside a project's books."""
+        project, rules, found = self._project, None, list[str]()
+        try:
+            terms = Terms.from_json(json.loads(project["terms"]))
+            rules = Rules(terms, json.loads(project["events"]), self._start)
+            published = [tuple(pair) for pair in json.loads(project["published"])]
+        except _UNREADABLE:
+            found.append("terms: they cannot be read")
+        else:
+            findings = self._findings(pages, terms, rules, published, beside)
+            try:
+                found.extend(islice(findings, MOST_PROBLEMS))
+            except _UNREADABLE as error:
+                found.append(f"account: a value is not of the kind that was written ({error})")
+        head = project["head"]
+        return Verification(
+            project=project["name"],
+            charges=project["charges"],
+            head=head.hex() if isinstance(head, bytes) else str(head),
+            problems=found,
+            vouched=self._start.entries if self._start is not None else 0,
+            anchor=None if found or rules is None else self._new_anchor(rules),
+        )
+
+    def _new_anchor(self, rules: Rules) -> Anchor:
+        return Anchor(
+            project=self._project["name"],
+            made_at=iso(datetime.now(UTC)),
+            genesis=self._project["genesis"].hex(),
+            entries=self._project["charges"],
+            head=self._project["head"].hex(),
+            closed=self._project["status"] == "closed",
+            account=rules.account,
+            outcomes=dict(sorted(rules.outcomes.items())),
+            published=tuple(rules.published),
+        )
+
+    def _findings(
+        self,
+        pages: Pages,
+        terms: Terms,
+        rules: Rules,
+        published: Sequence[tuple[int, ...]],
+        beside: Callable[[Rules], Iterable[str]],
+    ) -> Iterator[str]:
+        yield from check_terms(self._project, terms)
+        yield from self._check_anchored_account()
+        last = yield from self._check_entries(rules, self._counted(pages))
+        if last is not None:
+            yield from check_balance(self._project, rules, *last, published)
+            yield from beside(rules)
+
+    def _check_anchored_account(self) -> Iterator[str]:
+        anchor, project = self._anchor, self._project
+        if anchor is None:
+            return
+        if anchor.genesis != project["genesis"].hex():
+            yield f"anchor: the terms are not those anchored at {anchor.made_at}"
+        if anchor.closed and project["status"] != "closed":
+            yield f"anchor: it was closed at {anchor.made_at}, and is {project['status']} now"
+
+    def _check_entries(
+        self, rules: Rules, entries: Iterator[Entry]
+    ) -> Generator[str, None, tuple[int, bytes] | None]:
+        """Yield what is wrong; return the last entry's number and hash.
+
+        None where the entry to go on from is not there: nothing vouches for what was skipped.
+        """
+        project, anchor = self._project, self._anchor
+        last, head = 0, project["genesis"]
+        if self._start is not None:
+            first = next(entries, None)
+            if first is None or first[0] != self._start.entries:
+                yield _gone(self._start)
+                return None
+            if first[-1].hex() != self._start.head:
+                yield _another(self._start)
+                return None
+            last, head = first[0], first[-1]
+        anchored = anchor.entries if anchor is not None else None
+        classes = len(json.loads(project["ensemble__info"])["classes"])
+        hashed, steady = hasher(project["id"]), rules.steady
+        kinds: dict[Sequence[Any], _Kind] = {}
+        for entry in entries:
+            seq, created_at, query, input = entry[:4]
+            shared, hash = entry[KIND], entry[-1]
+            if seq != last + 1:
+                yield _misnumbered(seq, last)
+            kind = kinds.get(shared)
+            if kind is None:
+                if len(kinds) == _KINDS:
+                    _count(rules, kinds)
+                kind = kinds[shared] = _Kind(shared)
+                if steady:
+                    kind.problems = list(check_entry(project, rules, classes, kind.fields))
+            kind.count += 1
+            try:
+                intact = (
+                    is_instant(created_at)
+                    and len(query) == len(input) == 32
+                    and kind.framed is not None
+                    and hashed(head, seq, created_at, query, input, kind.framed) == hash
+                )
+            except (TypeError, AttributeError):
+                intact = False  # a value of a type that was never written
+            if not intact:
+                yield f"entry {seq}: altered, or not the one that followed the entry before it"
+            if steady:
+                problems = kind.problems
+            else:
+                whole = {**kind.fields, "seq": seq, "created_at": created_at}
+                problems = [*check_entry(project, rules, classes, whole)]
+                problems += rules.follow(whole)
+            for problem in problems:
+                yield f"entry {seq}: {problem}"
+            if seq == anchored and anchor is not None and hash.hex() != anchor.head:
+                yield _another(anchor)
+            head, last = hash, seq
+        if steady:
+            _count(rules, kinds)
+        if anchor is not None and last < anchor.entries:
+            yield _gone(anchor)
+        return last, head
+
+    def _counted(self, pages: Pages) -> Iterator[Entry]:
+        done, total = self.after or 0, self._project["charges"]
+        for page in pages:
+            yield from page
+            done += len(page)
+            if self._progress is not None:
+                self._progress(done, total)
+
+
+def _count(rules: Rules, kinds: dict[Sequence[Any], _Kind]) -> None:
+    for kind in kinds.values():
+        rules.add(kind.fields, kind.count)
+    kinds.clear()
+
+
+def _misnumbered(seq: int, last: int) -> str:
+    if seq <= last:
+        return f"entry {seq}: entries are numbered from 1"
+    if seq == last + 2:
+        return f"entry {last + 1}: missing"
+    return f"entries {last + 1} to {seq - 1}: missing"
+
+
+def _gone(anchor: Anchor) -> str:
+    return (
+        f"anchor: entry {anchor.entries}, there at {anchor.made_at}, is gone: "
+        "an older backup was restored, or the end was cut off"
+    )
+
+
+def _another(anchor: Anchor) -> str:
+    return (
+        f"anchor: entry {anchor.entries} is not the one of {anchor.made_at}: "
+        "it, or entries before it, were written anew"
+    )

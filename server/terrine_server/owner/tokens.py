@@ -1,0 +1,118 @@
+"""Bearer tokens: 256 random bits, shown once, remembered as a keyed hash.
+
+A token reads `terrine_<id>_<secret>`. The id finds it in the database; its HMAC-SHA256 under the
+server's secret key proves it. Without that key, a copy of the database opens nothing.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import re
+import secrets
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+from terrine_protocol import Role, TokenCreate, TokenCreated
+from terrine_server.errors import Unauthorized
+from terrine_server.ledger import Ledger
+
+TOKEN = re.compile(r"terrine_([0-9a-f]{16})_[0-9a-f]{64}")
+MIN_KEY_BYTES = 32
+
+
+class SecretKeyError(Exception):
+    """The secret key is missing or too short; the message says how to make one."""
+
+
+@dataclass(frozen=True)
+class Principal:
+    """Who asks: a token's id, what it may do, and the one project that a student's token covers."""
+
+    token_id: str
+    role: Role
+    project: str | None
+
+
+class Tokens:
+    """Makes tokens and recognises them."""
+
+    def __init__(self, ledger: Ledger, key: bytes) -> None:
+        self._ledger = ledger
+        self._key = key
+
+    def create(self, request: TokenCreate) -> TokenCreated:
+        """Make a token. The reply is the only place where it ever appears."""
+        token_id = secrets.token_hex(8)
+        token = f"terrine_{token_id}_{secrets.token_hex(32)}"
+        record = self._ledger.create_token(
+            id=token_id,
+            role=request.role,
+            project=request.project,
+            label=request.label,
+            expires_at=datetime.now(UTC) + timedelta(days=request.expires_in_days),
+            hash=self._hash(token),
+        )
+        return TokenCreated(
+            id=record.id,
+            role=record.role,
+            project=record.project,
+            label=record.label,
+            created_at=record.created_at,
+            expires_at=record.expires_at,
+            token=token,
+        )
+
+    def authenticate(self, token: str) -> Principal:
+        """Return whose token this is. Raises `Unauthorized` when it is not valid now."""
+        match = TOKEN.fullmatch(token)
+        record = self._ledger.find_token(match[1]) if match else None
+        if record is None or not hmac.compare_digest(record.hash, self._hash(token)):
+            raise Unauthorized("The bearer token is not known here. Ask the data owner for one.")
+        if record.revoked_at is not None:
+            raise Unauthorized("This token was revoked. Ask the data owner for a new one.")
+        if record.expires_at <= datetime.now(UTC):
+            raise Unauthorized(
+                f"This token expired at {record.expires_at:%Y-%m-%d %H:%M} UTC. "
+                "Ask the data owner for a new one."
+            )
+        return Principal(record.id, record.role, record.project)
+
+    def _hash(self, token: str) -> bytes:
+        return hmac.digest(self._key, token.encode(), "sha256")
+
+
+def load_secret_key(path: Path) -> bytes:
+    """Read the secret key. Raises `SecretKeyError` with what to do."""
+    try:
+        key = path.read_bytes().strip()
+    except OSError as error:
+        raise SecretKeyError(
+            f"The secret key {path} cannot be read ({error.strerror}). Run `terrine init`."
+        ) from None
+    if len(key) < MIN_KEY_BYTES:
+        raise SecretKeyError(
+            f"The secret key {path} holds {len(key)} bytes; at least {MIN_KEY_BYTES} are needed. "
+            "Make one with `openssl rand -hex 32`."
+        )
+    return key
+
+
+def make_secret_key(path: Path) -> bool:
+    """Write a new secret key that only its owner may read; return False when there is one.
+
+    It appears under its name when it is whole and on disk: half a key would be kept from then on.
+    """
+    if path.exists():
+        return False
+    with NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.") as file:
+        file.write(secrets.token_hex(32))
+        file.flush()
+        os.fsync(file.fileno())
+        try:
+            os.link(file.name, path)
+        except FileExistsError:
+            return False
+    return True

@@ -1,0 +1,252 @@
+"""The ways to add up what queries cost, side by side: what each says of the same queries.
+
+Terrine enforces one of them (`quoting`). The others are what the literature would have said, so
+that the gain of one over the other is a figure. All are worst-case: a function of cost events
+alone. Data-dependent accounting, which needs votes, is in `publishing`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from terrine_server.privacy.accounting.conversions import epsilon_from_gdp, gdp_budget, rdp_budget
+from terrine_server.privacy.accounting.curves import additive_delta, gdp_squared, rdp
+from terrine_server.privacy.accounting.events import (
+    ClaimedRelease,
+    Composition,
+    CostEvent,
+    GaussianNoisyMax,
+    GaussianThreshold,
+    LaplaceNoisyMax,
+    SparseVectorEpoch,
+    StabilityTest,
+    WithinEpoch,
+)
+from terrine_server.privacy.budget.quoting import SAMPLER_SHARE, STABILITY_SHARE
+from terrine_server.privacy.parameters import ParameterError, check_delta
+
+Floats = NDArray[np.float64]
+
+FINE_ORDERS = 1 + np.geomspace(0.02, 1e4, 400)
+"""Rényi orders, 3.3 % apart in α − 1: the best of them is within 1e-3 of the best of all."""
+
+
+class Method(StrEnum):
+    """A way to add up costs and to convert their sum into (ε, δ)."""
+
+    BASIC = "basic"
+    """Pure ε added up (Dwork et al. 2006); only where every event is pure."""
+    CLASSIC = "classic RDP"
+    """The curves that P17 and P18 print and Mironov 2017's conversion; the best order afterwards.
+    Not a filter: where students adapt, the order must be fixed beforehand."""
+    IMPROVED = "improved RDP"
+    """Exact curves and the conversion of Canonne, Kamath & Steinke 2020; the best order afterwards.
+    Not a filter either."""
+    FIXED_ORDER = "fixed-order RDP"
+    """The same at one order fixed beforehand: a filter for adaptive students (Feldman & Zrnic)."""
+    GDP = "GDP"
+    """Σμ² (Smith & Thakurta 2022): a filter, and exact for Gaussian noise."""
+
+
+FILTERS = (Method.BASIC, Method.FIXED_ORDER, Method.GDP)
+"""Rules that keep the promise when queries are refused by them and students adapt."""
+
+
+@dataclass(frozen=True)
+class Accountant:
+    """One rule at one δ, which is what the conversion may use.
+
+    `order` is the one of `FIXED_ORDER`; `fixed_order` chooses it.
+    """
+
+    rule: Method
+    delta: float
+    order: float | None = None
+
+    @property
+    def orders(self) -> Floats:
+        """The orders that costs are known at; GDP and basic composition have a single cost."""
+        if self.rule in (Method.CLASSIC, Method.IMPROVED):
+            return FINE_ORDERS
+        return np.array([math.nan if self.order is None else self.order])
+
+    def cost(self, event: CostEvent) -> Floats:
+        """Return what one event costs, float[A]; infinite where the rule does not apply."""
+        return _cost(self.rule, event, self.order)
+
+    def total(self, tally: Mapping[CostEvent, float]) -> Floats:
+        """Return what so many of each event cost together, float[A]."""
+        return np.asarray(sum(count * self.cost(event) for event, count in tally.items()))
+
+    def budget(self, epsilon: float) -> Floats:
+        """Return the largest total that implies (ε, δ)-DP, float[A]; not positive: none does."""
+        match self.rule:
+            case Method.BASIC:
+                return np.array([epsilon])
+            case Method.GDP:
+                return np.array([gdp_budget(epsilon, self.delta)])
+            case Method.CLASSIC:
+                return np.asarray(epsilon + math.log(self.delta) / (self.orders - 1))
+            case _:
+                return rdp_budget(self.orders, epsilon, self.delta)
+
+    def epsilon(self, total: Floats) -> float:
+        """Return ε of a total at δ, the least over the orders; infinite if it does not apply."""
+        if not np.any(total > 0):
+            return 0.0
+        if not np.any(np.isfinite(total)):
+            return math.inf
+        if self.rule is Method.GDP:
+            return epsilon_from_gdp(float(total[0]), self.delta)
+        offset = 0.0 if self.rule is Method.BASIC else self.budget(0.0)
+        return max(0.0, float(np.min(total - offset)))
+
+    def queries(self, shares: Mapping[CostEvent, float], epsilon: float) -> int:
+        """Return how many queries an ε pays for if they are charged in these shares.
+
+        A query is admitted while the dearest event fits; the last may therefore leave a rest.
+        """
+        mean, budget = self.total(shares), self.budget(epsilon)
+        dearest = np.max([self.cost(event) for event in shares], axis=0)
+        fits = np.isfinite(mean) & (budget >= dearest)
+        if not np.any(fits):
+            return 0
+        ratio = (budget[fits] - dearest[fits]) / mean[fits]
+        return int(np.max(np.floor(ratio * (1 + 1e-12)))) + 1
+
+
+def accountants(
+    events: Iterable[CostEvent], delta: float, epsilon: float, order: float | None = None
+) -> list[Accountant]:
+    """Return the rules that apply to these events, at the share of δ that converts.
+
+    The fixed order is `order`, or the one at which ε buys the most of the dearest event.
+    """
+    kinds = list(events)
+    share = conversion_delta(kinds, delta)
+    fixed = fixed_order(kinds, epsilon, share) if order is None else order
+    found = [
+        Accountant(rule, share, fixed if rule is Method.FIXED_ORDER else None) for rule in Method
+    ]
+    return [each for each in found if all(np.isfinite(each.cost(event)[0]) for event in kinds)]
+
+
+def conversion_delta(events: Iterable[CostEvent], delta: float) -> float:
+    """Return the share of δ that converts costs into ε: all but the sampler's and the tests'."""
+    stable = any(additive_delta(event) > 0 for event in events)
+    return delta * float(1 - SAMPLER_SHARE - (STABILITY_SHARE if stable else 0))
+
+
+def check_charged(events: Iterable[CostEvent]) -> None:
+    """Raise `ParameterError` where none of the events costs anything."""
+    if all(isinstance(event, WithinEpoch) for event in events):
+        raise ParameterError("Nothing was charged, so there is nothing to re-price.")
+
+
+def fixed_order(events: Iterable[CostEvent], epsilon: float, delta: float) -> float:
+    """Return the order at which ε buys the most of the dearest event."""
+    dearest = np.max([rdp(event, FINE_ORDERS) for event in events], axis=0)
+    return float(FINE_ORDERS[np.argmax(rdp_budget(FINE_ORDERS, epsilon, delta) / dearest)])
+
+
+def enforced(events: Iterable[CostEvent], delta: float, epsilon: float) -> Accountant:
+    """Return the rule that a project with these events and budget is opened under."""
+    kinds = list(events)
+    share = conversion_delta(kinds, delta)
+    if any(math.isfinite(pure_epsilon(event)) for event in kinds):
+        return Accountant(Method.FIXED_ORDER, share, fixed_order(kinds, epsilon, share))
+    return Accountant(Method.GDP, share)
+
+
+def pure_epsilon(event: CostEvent) -> float:
+    """Return ε of a purely ε-DP event, infinity for any other."""
+    match event:
+        case LaplaceNoisyMax(gamma, shift):
+            return 2 * gamma * shift
+        case SparseVectorEpoch(epsilon_threshold, epsilon_query):
+            return epsilon_threshold + epsilon_query
+        case WithinEpoch():
+            return 0.0
+        case ClaimedRelease(epsilon):
+            return epsilon
+        case Composition(events):
+            return sum(pure_epsilon(part) for part in events)
+        case _:
+            return math.inf
+
+
+@dataclass(frozen=True)
+class Repriced:
+    """What one rule says of queries that were charged.
+
+    `queries`: how many of the same kinds, in the same shares, `epsilon_budget` would pay for.
+    """
+
+    rule: Method
+    sound: bool
+    epsilon: float
+    queries: int
+
+
+def reprice(
+    tally: Mapping[CostEvent, int], delta: float, epsilon_budget: float, order: float | None = None
+) -> list[Repriced]:
+    """Return what so many of each event cost under every rule that applies to them, at δ.
+
+    `order`: the one that was fixed beforehand; otherwise the best for the budget. Raises
+    `ParameterError` where nothing was charged.
+    """
+    check_charged(event for event, number in tally.items() if number > 0)
+    count = sum(tally.values())
+    shares = {event: number / count for event, number in tally.items() if number > 0}
+    return [
+        Repriced(
+            each.rule,
+            each.rule in FILTERS,
+            each.epsilon(each.total(tally)),
+            each.queries(shares, epsilon_budget),
+        )
+        for each in accountants(shares, check_delta("delta", delta), epsilon_budget, order)
+    ]
+
+
+def published_rdp(event: CostEvent, orders: Floats) -> Floats:
+    """Return the data-independent curve that the event's paper prints.
+
+    P18, Propositions 8 and 10: α/σ² for the noisy maximum, α/2σ² for a test. P17, Theorem 2:
+    2γ²α for Laplace noise, and never more than pure 2γ-DP.
+    """
+    match event:
+        case GaussianNoisyMax(sigma, shift):
+            return np.asarray(orders * (shift / sigma) ** 2)
+        case GaussianThreshold(sigma) | StabilityTest(sigma):
+            return np.asarray(orders / (2 * sigma**2))
+        case Composition(events):
+            return np.asarray(sum(published_rdp(part, orders) for part in events))
+        case _:
+            epsilon = pure_epsilon(event)
+            return np.minimum(epsilon, epsilon**2 * orders / 2)
+
+
+@lru_cache(maxsize=256)
+def _cost(rule: Method, event: CostEvent, order: float | None) -> Floats:
+    match rule:
+        case Method.BASIC:
+            cost = np.array([pure_epsilon(event)])
+        case Method.GDP:
+            cost = np.array([gdp_squared(event)])
+        case Method.CLASSIC:
+            cost = published_rdp(event, FINE_ORDERS)
+        case Method.IMPROVED:
+            cost = rdp(event, FINE_ORDERS)
+        case Method.FIXED_ORDER:
+            cost = rdp(event, [math.nan if order is None else order])
+    cost.flags.writeable = False
+    return cost

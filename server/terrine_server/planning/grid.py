@@ -1,0 +1,90 @@
+"""Which parameters of a mechanism a plan tries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+
+from terrine_server.planning.accountants import conversion_delta
+from terrine_server.privacy.mechanisms import MECHANISMS
+from terrine_server.privacy.parameters import (
+    MAX_GAMMA,
+    MAX_SIGMA,
+    MIN_GAMMA,
+    MIN_SIGMA,
+    ParameterError,
+)
+
+Grid = Mapping[str, Sequence[float]]
+Spec = Mapping[str, object]
+
+SPREADS = (0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25, 0.3)
+"""Noise in shares of the teachers: below, it is dear; above, it drowns the vote."""
+
+
+def default_grid(name: str, teachers: int, delta: float) -> dict[str, Sequence[float]]:
+    """Return the values of each parameter that a plan tries unless told otherwise."""
+    sigmas = _rounded(teachers, SPREADS)
+    match name:
+        case "gnmax":
+            return {"sigma": sigmas}
+        case "lnmax":
+            scales = [1 / (teachers * spread) for spread in SPREADS]
+            return {"gamma": _distinct(_clip(g, MIN_GAMMA, MAX_GAMMA) for g in scales)}
+        case "confident_gnmax" | "interactive_gnmax":
+            shares = (0.5, 0.6, 0.7, 0.8, 0.9) if name == "confident_gnmax" else (0.3, 0.5, 0.7)
+            grid: dict[str, Sequence[float]] = {
+                "threshold": sorted({round(share * teachers) for share in shares}),
+                "sigma1": _rounded(teachers, (0.1, 0.2, 0.3, 0.6)),
+                "sigma2": _rounded(teachers, SPREADS[2:]),
+            }
+            return grid if name == "confident_gnmax" else grid | {"confidence": [0.9]}
+        case "stable":
+            each = [conversion_delta([], delta) / 20 / queries for queries in (50, 500, 5000)]
+            return {"sigma": sigmas, "delta_per_query": _distinct(each)}
+        case "stable_svt":
+            raise ParameterError(
+                "stable_svt is not planned: what its queries cost depends on the order in which "
+                "they come and on how many come in one request, which no level of consensus tells."
+            )
+        case "immutable":
+            return {"sigma": sigmas, "c": [0, 1, 2, 5]}
+    raise ParameterError(f"No mechanism is called {name!r}; there are {', '.join(MECHANISMS)}.")
+
+
+def specifications(name: str, teachers: int, delta: float, given: Grid) -> list[Spec]:
+    """Return every combination of a grid's values; `given` ones replace the default ones.
+
+    Raises `ParameterError` on a parameter that the mechanism does not have.
+    """
+    grid = default_grid(name, teachers, delta)
+    if name == "immutable" and "gamma" in given:
+        del grid["sigma"]
+        grid["gamma"] = []
+    if unknown := given.keys() - grid.keys():
+        raise ParameterError(
+            f"{name} has no parameter {', '.join(sorted(unknown))}; it has {', '.join(grid)}."
+        )
+    grid |= given
+    names = list(grid)
+    return [
+        {"name": name} | {k: _typed(k, v) for k, v in zip(names, values, strict=True)}
+        for values in product(*grid.values())
+    ]
+
+
+def _typed(parameter: str, value: float) -> float:
+    return round(value) if parameter in ("threshold", "c") else float(value)
+
+
+def _rounded(teachers: int, shares: Iterable[float]) -> list[float]:
+    return _distinct(_clip(teachers * share, MIN_SIGMA, MAX_SIGMA) for share in shares)
+
+
+def _distinct(values: Iterable[float]) -> list[float]:
+    """Three digits are enough to choose by, and to type."""
+    return sorted({float(f"{value:.3g}") for value in values})
+
+
+def _clip(value: float, low: float, high: float) -> float:
+    return min(max(value, low), high)

@@ -1,0 +1,50 @@
+"""How a data-dependent project publishes: proposed from expected votes before the first query.
+
+The votes are synthetic or public. Whatever was chosen by looking at private votes would tell of
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from terrine_server.planning.accountants import enforced
+from terrine_server.planning.forecast import Consensus, Votes
+from terrine_server.planning.grid import Spec
+from terrine_server.planning.outlook import Outlook
+from terrine_server.privacy.budget.quoting import check_counts
+from terrine_server.privacy.parameters import ParameterError
+from terrine_server.privacy.published.release import BoundRelease
+
+DEFAULT_CONSENSUS = (Consensus(0.95, 0.7), Consensus(0.8, 0.2), Consensus(0.5, 0.1))
+"""What is expected where nobody says: teachers that mostly agree."""
+
+
+def propose(
+    spec: Spec,
+    votes: Votes,
+    *,
+    epsilon: float,
+    delta: float,
+    order: float,
+    given: tuple[BoundRelease, Sequence[int]] | None = None,
+) -> tuple[BoundRelease, Sequence[int]]:
+    """Return the release and the schedule that are expected to reach the most queries.
+
+    `given`: a release and a schedule that were asked for; they are checked in the same way. Raises
+    `ParameterError` where publishing is not expected to reach more than the worst case does.
+    """
+    if given is not None:
+        check_counts(given[1])
+    outlook = Outlook.of(spec, votes, delta)
+    worst_case = outlook.queries(enforced(outlook.shares, delta, epsilon), epsilon)
+    model = outlook.data_dependent(votes, delta, orders=(order,))
+    best = model.plan(epsilon) if given is None else model.follow(*given, epsilon)
+    if best is None or best.queries <= worst_case:
+        reach = "is of no use" if best is None else f"reaches about {best.queries} queries"
+        raise ParameterError(
+            f"Publishing cannot pay for itself here: on the expected consensus it {reach}, where "
+            f'worst-case accounting reaches {worst_case}. Use accounting "worst_case"; more '
+            "teachers, less noise, a larger epsilon or another order of the cap may change that."
+        )
+    return (best.publication, best.schedule) if given is None else given

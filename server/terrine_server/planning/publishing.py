@@ -1,0 +1,264 @@
+"""What data-dependent accounting would buy, refusals included, on public or synthetic votes.
+
+A data-dependent project is refused on published figures alone: at a fixed Rényi order λ it goes on
+while
+
+    U_last + Σ worst-case costs since + Σ publications ≤ B_λ(ε, δ_conv),
+
+where U_last ≥ the secret data-dependent spend (with failure η, which adds to δ) is released at
+counts of charges that are fixed beforehand (`sanitize`). Here λ, the smoothness β, the release's
+σ and the schedule are chosen for the votes that one expects.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from terrine_server.planning.accountants import conversion_delta
+from terrine_server.planning.forecast import Forecast, Votes
+from terrine_server.privacy.accounting.conversions import rdp_budget
+from terrine_server.privacy.accounting.curves import rdp
+from terrine_server.privacy.accounting.events import CostEvent
+from terrine_server.privacy.accounting.units import COST_UNITS
+from terrine_server.privacy.budget.quoting import PUBLICATION_SHARE, publication_z
+from terrine_server.privacy.mechanisms.base import Mechanism
+from terrine_server.privacy.mechanisms.interactive_gnmax import InteractiveGNMax
+from terrine_server.privacy.parameters import MAX_EPSILON
+from terrine_server.privacy.published.release import GRID, BoundRelease, SecretSpend
+from terrine_server.privacy.published.tally import FLOOR, Meter
+
+Floats = NDArray[np.float64]
+
+ORDERS = (2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 16.0, 20.0, 24.0, 32.0)
+SMOOTHNESS = (0.02, 0.05, 0.1, 0.15, 0.2)
+"""β·λ. Beyond 1/4 a release gets dear fast."""
+SIGMAS = np.geomspace(0.5, 2000, 32)
+"""Noise of a release, in smooth sensitivities."""
+PUBLICATIONS = (1, 2, 3, 4, 6)
+"""How many figures are published."""
+
+
+@dataclass(frozen=True)
+class Publishing:
+    """A schedule: after so many charges each, a figure is published; then `queries` are reached.
+
+    `bounds`: the figures to expect, in Rényi divergence at `publication.order`.
+    """
+
+    publication: BoundRelease
+    schedule: tuple[int, ...]
+    bounds: tuple[float, ...]
+    queries: int
+
+
+@dataclass(frozen=True)
+class _Worst:
+    """What one query costs at one order, whatever its votes: on average, and at the dearest."""
+
+    mean: float
+    dearest: float
+
+    def fitting(self, left: Floats) -> Floats:
+        """Return how many queries fit."""
+        return np.where(left >= self.dearest, np.floor((left - self.dearest) / self.mean) + 1, 0.0)
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """A publication that may be chosen, how often, and its price.
+
+    `secret`, `sensitivity`: the data-dependent cost of one query on average, and its share of the
+    smooth sensitivity; both grow with the number of queries.
+    """
+
+    publication: BoundRelease
+    times: int
+    price: float
+    secret: float
+    sensitivity: float
+
+
+class DataDependent:
+    """Data-dependent accounting of one mechanism on the votes that one expects.
+
+    `most`: the number of queries that δ allows whatever they cost. `orders` and `publications` (how
+    many): to choose from.
+    """
+
+    def __init__(
+        self,
+        mechanism: Mechanism,
+        votes: Votes,
+        forecast: Forecast,
+        *,
+        delta: float,
+        most: int,
+        publications: Sequence[int] = PUBLICATIONS,
+        orders: Sequence[float] = ORDERS,
+    ) -> None:
+        events = mechanism.events()
+        self.delta, self.most = delta, most
+        self.publications, self.orders = publications, orders
+        self.conversion = conversion_delta(events.values(), delta)
+        self.conversion -= float(PUBLICATION_SHARE) * delta
+        self.shares: dict[CostEvent, float] = {}
+        for outcome, share in forecast.shares.items():  # outcomes may share an event
+            event = events[outcome]
+            self.shares[event] = self.shares.get(event, 0.0) + share
+        self.worst = {order: _worst(self.shares, order) for order in orders}
+        self.mechanism, self.votes, self.forecast = mechanism, votes, forecast
+        self.choices: dict[float, list[_Choice]] = {}
+
+    def plan(self, epsilon: float) -> Publishing | None:
+        """Return the schedule that reaches the most queries within (ε, δ).
+
+        None where the best is to publish nothing.
+        """
+        budgets = self._budgets(epsilon)
+        best: Publishing | None = None
+        most = self._unpublished(budgets)
+        for order, budget in budgets.items():
+            # Each publication frees at most the whole budget once more.
+            at_most = (max(self.publications) + 1) * self.worst[order].fitting(np.array(budget))
+            if at_most <= most:
+                continue
+            found = self._best(self._choices(order), budget)
+            if found is not None and found.queries > most:
+                best, most = found, found.queries
+        return best
+
+    def follow(
+        self, publication: BoundRelease, schedule: Sequence[int], epsilon: float
+    ) -> Publishing | None:
+        """Return what a given schedule reaches within (ε, δ); None where nothing is published."""
+        meter, tally = self._expected(publication.order)
+        choice = _choice(publication, len(schedule), meter.spend(tally, publication.beta))
+        return self._best([choice], self._budget(publication.order, epsilon), schedule)
+
+    def reach(self, epsilon: float) -> int:
+        """Return how many queries (ε, δ) reaches, published or not."""
+        found = self.plan(epsilon)
+        return self._unpublished(self._budgets(epsilon)) if found is None else found.queries
+
+    def epsilon(self, queries: float) -> float:
+        """Return the least ε (to 0.1 %) that reaches so many queries; infinite above 100."""
+        if queries > self.most:
+            return math.inf
+        low, high = 0.0, 1.0
+        while self.reach(high) < queries:
+            low, high = high, 2 * high
+            if low > MAX_EPSILON:
+                return math.inf
+        while high - low > 1e-3 * high:
+            middle = (low + high) / 2
+            low, high = (low, middle) if self.reach(middle) >= queries else (middle, high)
+        return high
+
+    def _budget(self, order: float, epsilon: float) -> float:
+        return float(rdp_budget(order, epsilon, self.conversion))
+
+    def _budgets(self, epsilon: float) -> dict[float, float]:
+        return {order: self._budget(order, epsilon) for order in self.orders}
+
+    def _unpublished(self, budgets: Mapping[float, float]) -> int:
+        reached = (self.worst[o].fitting(np.array(budget)) for o, budget in budgets.items())
+        return min(self.most, int(max(reached)))
+
+    def _choices(self, order: float) -> list[_Choice]:
+        """Return the publications at an order."""
+        if order not in self.choices:
+            meter, tally = self._expected(order)
+            betas = [product / order for product in SMOOTHNESS]
+            raised = [(times, publication_z(self.delta, times)) for times in self.publications]
+            self.choices[order] = [
+                _choice(BoundRelease(order, beta, float(sigma), z), times, spend)
+                for beta, spend in zip(betas, meter.spends(tally, betas), strict=True)
+                for sigma in SIGMAS
+                for times, z in raised
+            ]
+        return self.choices[order]
+
+    def _expected(self, order: float) -> tuple[Meter, Floats]:
+        """Return the meter at an order, and what one query is expected to add to its tally."""
+        mechanism, votes = self.mechanism, self.votes
+        classes = votes.counts.shape[1]
+        meter = Meter(mechanism.events(), teachers=votes.teachers, classes=classes, order=order)
+        baselines = None
+        if isinstance(mechanism, InteractiveGNMax) and votes.probabilities is not None:
+            baselines = mechanism.canonical_baseline(votes.probabilities)
+        tally = np.zeros(meter.size)
+        for outcome, probability in self.forecast.probability.items():
+            places = np.array(meter.places(outcome, votes.counts, baselines))
+            np.add.at(tally, places, (probability * self.forecast.weights)[:, None])
+        return meter, tally
+
+    def _best(
+        self, choices: Sequence[_Choice], budget: float, counts: Sequence[int] | None = None
+    ) -> Publishing | None:
+        """Publish at the given counts, or else whenever a query might leave no room; then go on.
+
+        Returns what the choice that reaches the most queries does, None where none can publish.
+        """
+        order = choices[0].publication.order
+        worst = self.worst.get(order) or _worst(self.shares, order)
+        price, secret = _column(c.price for c in choices), _column(c.secret for c in choices)
+        sensitivity = _column(c.sensitivity for c in choices)
+        noise = _column(c.publication.sigma * c.publication.z for c in choices)
+        times = _column(c.times for c in choices)
+        charged, bound, paid = np.zeros((3, len(choices)))
+        going = np.full(len(choices), True)
+        schedule: list[Floats] = []
+        bounds: list[Floats] = []
+        for index in range(max(c.times for c in choices)):
+            more = worst.fitting(budget - bound - paid - price)
+            if counts is not None:
+                more = np.minimum(more, np.maximum(0, counts[index] - charged))
+            going &= (more > 0) & (index < times)
+            charged = charged + np.where(going, more, 0)
+            paid = paid + np.where(going, price, 0)
+            figure = secret * charged + noise * (sensitivity * charged + FLOOR)
+            figure = np.ceil(figure * COST_UNITS / GRID) * GRID / COST_UNITS
+            bound = np.where(going, np.minimum(figure, bound + worst.mean * more), bound)
+            schedule.append(np.where(going, charged, 0))
+            bounds.append(bound)
+        reached = np.minimum(charged + worst.fitting(budget - bound - paid), self.most)
+        reached[schedule[0] == 0] = -1
+        best = int(np.argmax(reached))
+        if reached[best] < 0:
+            return None
+        done = [index for index, count in enumerate(schedule) if count[best]]
+        return Publishing(
+            choices[best].publication,
+            tuple(int(schedule[index][best]) for index in done),
+            tuple(float(bounds[index][best]) for index in done),
+            int(reached[best]),
+        )
+
+
+def _column(values: Iterable[float]) -> Floats:
+    return np.array(list(values), dtype=np.float64)
+
+
+@lru_cache(maxsize=8192)
+def _price(publication: BoundRelease) -> float:
+    return publication.cost
+
+
+def _choice(publication: BoundRelease, times: int, spend: SecretSpend) -> _Choice:
+    return _Choice(
+        publication, times, _price(publication), spend.cost, spend.smooth_sensitivity - FLOOR
+    )
+
+
+def _worst(shares: Mapping[CostEvent, float], order: float) -> _Worst:
+    costs = {event: float(rdp(event, order)) for event in shares}
+    return _Worst(
+        mean=sum(share * costs[event] for event, share in shares.items()),
+        dearest=max(costs.values()),
+    )

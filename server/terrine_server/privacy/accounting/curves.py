@@ -1,0 +1,128 @@
+"""What a cost event costs, whatever the votes: μ² in Gaussian DP, a curve D_α in Rényi DP."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import erfinv, ndtri, ndtri_exp
+
+from terrine_server.privacy.accounting.bits import bit_rdp, log_tails
+from terrine_server.privacy.accounting.events import (
+    ClaimedRelease,
+    Composition,
+    CostEvent,
+    GaussianNoisyMax,
+    GaussianThreshold,
+    LaplaceNoisyMax,
+    SparseVectorEpoch,
+    StabilityTest,
+    WithinEpoch,
+)
+from terrine_server.privacy.accounting.units import SLACK
+from terrine_server.privacy.noise import BITS, discrete_gaussian
+
+ULPS = 1e-14
+"""Relative margin for a single special function, which is good to a few units in the last place."""
+
+
+def gdp_squared(event: CostEvent) -> float:
+    """Return μ² such that the event is μ-GDP, whatever the votes (plus `additive_delta`)."""
+    match event:
+        case GaussianNoisyMax(sigma, shift):
+            return 2 * (shift * shift_mu(sigma)) ** 2
+        case GaussianThreshold(sigma) | StabilityTest(sigma):
+            return shift_mu(sigma) ** 2
+        case LaplaceNoisyMax(gamma, shift):
+            return _pure_gdp(2 * gamma * shift) ** 2
+        case SparseVectorEpoch(epsilon_threshold, epsilon_query):
+            return _pure_gdp(epsilon_threshold + epsilon_query) ** 2
+        case ClaimedRelease(epsilon):
+            return _pure_gdp(epsilon) ** 2
+        case WithinEpoch():
+            return 0.0
+        case Composition(events):
+            return sum(gdp_squared(part) for part in events)
+
+
+def rdp(event: CostEvent, orders: ArrayLike) -> NDArray[np.float64]:
+    """Return the Rényi divergence bound at each order α > 1, whatever the votes."""
+    alpha = np.asarray(orders, dtype=np.float64)
+    match event:
+        case GaussianNoisyMax(sigma, shift):
+            # P18 section 4.1; an integer shift of N_Z costs no more than one of N (CKS 2020).
+            return np.asarray(alpha * (shift / sigma) ** 2)
+        case GaussianThreshold(sigma, threshold, low, high):
+            return _test_rdp(sigma, low - threshold, high - threshold, alpha)
+        case StabilityTest(sigma, threshold, high):
+            return _test_rdp(sigma, -threshold, high - threshold, alpha)
+        case LaplaceNoisyMax(gamma, shift):
+            return _pure_rdp(2 * gamma * shift, alpha)
+        case SparseVectorEpoch(epsilon_threshold, epsilon_query):
+            # Dwork & Roth 2014, Theorem 3.23; proved for integers in docs/privacy/stable_svt.md.
+            return _pure_rdp(epsilon_threshold + epsilon_query, alpha)
+        case ClaimedRelease(epsilon):
+            return _pure_rdp(epsilon, alpha)
+        case WithinEpoch():
+            return np.zeros_like(alpha)
+        case Composition(events):
+            return np.asarray(sum(rdp(part, alpha) for part in events))
+
+
+def additive_delta(event: CostEvent) -> float:
+    """Return the δ that the event adds on its own, beside what the conversion takes."""
+    match event:
+        case StabilityTest(delta=delta) | SparseVectorEpoch(delta=delta):
+            return delta
+        case Composition(events):
+            return sum(additive_delta(part) for part in events)
+        case _:
+            return 0.0
+
+
+@lru_cache(maxsize=64)
+def shift_mu(sigma: float) -> float:
+    """Return μ such that N_Z(0, sigma²) shifted by 1 is μ-GDP; a shift of s is then sμ-GDP.
+
+    With z(k) = Q⁻¹(Pr[Y ≥ k]), the trade-off function is made of chords between the points where
+    the threshold k rejects, and G_μ is convex: it lies below iff z(k+1) − z(k) ≤ μ for all k. The
+    widest step is the central one, 2·Q⁻¹(Pr[Y ≥ 1]) = 2√2·erf⁻¹(Pr[Y = 0]). It is computed from
+    the very table that is sampled, rounded up, and every other step is checked against it. Tails
+    below 2⁻¹⁹² are beyond the check: with outcomes there merged into one the proof holds, and that
+    they occur at all has a chance of 2⁻¹⁹¹, within the sampler's δ.
+    """
+    table = discrete_gaussian(sigma)
+    mass_at_zero = ((1 << BITS) - 2 * table.tail(1)) / (1 << BITS)
+    mu = float(2 * math.sqrt(2) * erfinv(mass_at_zero) * (1 + ULPS))
+    tails = table.tails()
+    steps = np.diff(-ndtri(tails[tails > 2.0**-192]))
+    if np.any(steps > mu * (1 + SLACK)):
+        raise ArithmeticError(f"The discrete Gaussian of sigma = {sigma} is not {mu}-GDP.")
+    return mu
+
+
+def _pure_gdp(epsilon: float) -> float:
+    """Return μ of pure ε-DP: the corner of f_ε at 1/(1+e^ε) is the only point to be covered."""
+    return float(-2 * ndtri_exp(-np.logaddexp(0.0, epsilon)))
+
+
+def _pure_rdp(epsilon: float, alpha: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Tight curve of pure ε-DP, attained by randomised response (Bun & Steinke 2016, Prop. 3.3).
+
+    ln[(e^{αε} + e^{(1−α)ε}) / (1 + e^ε)]/(α−1), arranged so that nothing cancels for small ε.
+    """
+    log_rare = -np.logaddexp(0.0, epsilon)  # of randomised response's smaller probability
+    rare, up = np.exp(log_rare), (alpha - 1) * epsilon
+    gentle = np.minimum(up, 1.0)
+    small = np.log1p((1 - rare) * np.expm1(gentle) + rare * np.expm1(-gentle))
+    large = np.logaddexp(up + np.log1p(-rare), -up + log_rare)
+    return np.asarray(np.where(up <= 1.0, small, large) / (alpha - 1))
+
+
+def _test_rdp(sigma: float, low: int, high: int, alpha: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Worst case, over integers v and v ± 1 in [low, high], of the bit [v + Y ≥ 0]."""
+    margins = np.arange(low, high + 1)
+    costs = bit_rdp(log_tails(sigma, -margins), log_tails(sigma, margins + 1), alpha.ravel())
+    return np.asarray(costs.max(axis=1).reshape(alpha.shape))

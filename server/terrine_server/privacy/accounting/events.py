@@ -1,0 +1,148 @@
+"""Cost events: what a mechanism did, frozen, without an opinion on what it costs.
+
+`accounting` prices events; the ledger stores them as JSON, so that a better accountant can
+re-price old entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from terrine_server.privacy.parameters import ParameterError
+
+
+class _Json:
+    """What all events share: they can be written down."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON, with the kind of event under "event"."""
+        return {"event": _NAMES[type(self)], **{k: _plain(v) for k, v in vars(self).items()}}
+
+
+@dataclass(frozen=True)
+class GaussianNoisyMax(_Json):
+    """argmax(counts + N_Z(0, sigma²)); neighbours move two counts by at most `shift` votes."""
+
+    sigma: float
+    shift: int = 1
+
+
+@dataclass(frozen=True)
+class GaussianThreshold(_Json):
+    """The bit [v + N_Z(0, sigma²) ≥ threshold] for an integer v in [low, high]; v moves by ≤ 1."""
+
+    sigma: float
+    threshold: int
+    low: int
+    high: int
+
+
+@dataclass(frozen=True)
+class StabilityTest(_Json):
+    """The bit [d + N_Z(0, sigma²) ≥ threshold], d in [0, high], and on success the exact winner.
+
+    `delta` bounds the chance that a winner which a neighbour could change passes the test.
+    """
+
+    sigma: float
+    threshold: int
+    high: int
+    delta: float
+
+
+@dataclass(frozen=True)
+class SparseVectorEpoch(_Json):
+    """Bits [d + ν > threshold + ρ], d moving by ≤ 1, until one is 0 or `most` of them are 1.
+
+    Where a bit is 1, the exact winner as well. ρ is discrete Laplace of scale 1/epsilon_threshold,
+    drawn once; each ν is one of scale 2/epsilon_query. `delta` bounds the chance that a winner
+    which a neighbour could change passes anywhere in the epoch.
+    """
+
+    epsilon_threshold: float
+    epsilon_query: float
+    threshold: int
+    most: int
+    delta: float
+
+
+@dataclass(frozen=True)
+class WithinEpoch(_Json):
+    """A query that the open `SparseVectorEpoch` has paid for."""
+
+
+@dataclass(frozen=True)
+class LaplaceNoisyMax(_Json):
+    """argmax(counts + discrete Laplace of scale 1/gamma); two counts move by ≤ `shift` votes."""
+
+    gamma: float
+    shift: int = 1
+
+
+@dataclass(frozen=True)
+class ClaimedRelease(_Json):
+    """A release whose authors claim pure `epsilon`-DP, charged as claimed and known not to hold."""
+
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class PublishedBound(_Json):
+    """A bound on a secret spend, released as `sanitize.Publication` says. No query paid for it."""
+
+    order: float
+    beta: float
+    sigma: float
+    z: float
+
+
+@dataclass(frozen=True)
+class Composition(_Json):
+    """Several events of one query, one after the other."""
+
+    events: tuple[CostEvent, ...]
+
+
+CostEvent = (
+    GaussianNoisyMax
+    | GaussianThreshold
+    | StabilityTest
+    | SparseVectorEpoch
+    | WithinEpoch
+    | LaplaceNoisyMax
+    | ClaimedRelease
+    | Composition
+)
+LedgerEvent = CostEvent | PublishedBound
+"""What an entry of a ledger records: a query's event, or a publication."""
+
+_KINDS: dict[str, type[LedgerEvent]] = {
+    "gaussian_noisy_max": GaussianNoisyMax,
+    "gaussian_threshold": GaussianThreshold,
+    "stability_test": StabilityTest,
+    "sparse_vector_epoch": SparseVectorEpoch,
+    "within_epoch": WithinEpoch,
+    "laplace_noisy_max": LaplaceNoisyMax,
+    "published_claim": ClaimedRelease,
+    "published_figure": PublishedBound,
+    "composition": Composition,
+}
+_NAMES: dict[type[_Json], str] = {kind: name for name, kind in _KINDS.items()}
+
+
+def _plain(value: object) -> object:
+    return [part.to_json() for part in value] if isinstance(value, tuple) else value
+
+
+def event_from_json(data: Mapping[str, Any]) -> LedgerEvent:
+    """Return the event that `to_json` wrote; raises `ParameterError` on anything else."""
+    fields = dict(data)
+    try:
+        kind = _KINDS[fields.pop("event")]
+        if kind is Composition:
+            fields["events"] = tuple(event_from_json(part) for part in fields["events"])
+        return kind(**fields)
+    except (KeyError, TypeError) as error:
+        raise ParameterError(f"Not a cost event: {data!r}.") from error

@@ -1,0 +1,28 @@
+"""Money: integers, so that sums are exact. Prices are rounded up and budgets down."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+COST_UNITS = 10**12
+"""Costs are counted in 1e-12 of a rule's quantity (μ² or Rényi divergence)."""
+
+DELTA_UNITS = 10**18
+"""Additive δ is counted in 1e-18."""
+
+SAMPLER_DELTA = 1
+"""Units of δ that every draw pays for the sampler's distance from the ideal noise (`noise`)."""
+
+SLACK = 1e-9
+"""Relative margin, against ourselves, for the rounding of floating-point formulas."""
+
+
+def floor_units(value: float, units: int) -> int:
+    """Return a budget in whole units, rounded down; none is negative."""
+    return max(0, math.floor(Fraction(value) * units))
+
+
+def ceil_units(value: float, units: int) -> int:
+    """Return a price in whole units, rounded up."""
+    return math.ceil(Fraction(value) * units)

@@ -1,0 +1,227 @@
+"""How terms come about: a budget is divided, turned into the rule's quantity, and priced.
+
+Budgets are rounded down, as prices are rounded up (`pricing`). What results is fixed (`terms`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+
+from scipy.special import ndtri
+
+from terrine_server.privacy.accounting.checks import check_orders
+from terrine_server.privacy.accounting.conversions import gdp_budget, rdp_budget
+from terrine_server.privacy.accounting.curves import additive_delta
+from terrine_server.privacy.accounting.events import CostEvent
+from terrine_server.privacy.accounting.units import (
+    COST_UNITS,
+    DELTA_UNITS,
+    SAMPLER_DELTA,
+    SLACK,
+    floor_units,
+)
+from terrine_server.privacy.budget.prices import Price, price, publication_price
+from terrine_server.privacy.budget.rules import GDP, Rule, opening_rule
+from terrine_server.privacy.budget.terms import Account, DeltaSplit, Schedule, Terms
+from terrine_server.privacy.mechanisms.base import Mechanism
+from terrine_server.privacy.parameters import (
+    ParameterError,
+    check_delta,
+    check_epsilon,
+    integer,
+)
+from terrine_server.privacy.published.release import BoundRelease
+
+STABILITY_SHARE = Fraction(1, 20)
+PUBLICATION_SHARE = Fraction(1, 10)
+"""Of δ: the chance that any published figure is below the spend."""
+SAMPLER_SHARE = Fraction(1, 1000)
+CAP_ADDITIVE_SHARE = Fraction(1, 10)
+PUBLISHING_CAP_ADDITIVE_SHARE = Fraction(1, 5)
+MAX_PUBLICATIONS = 64
+
+
+@dataclass(frozen=True)
+class Cap:
+    """What all projects of one ensemble may spend together, in units of the rule's quantity."""
+
+    epsilon: float
+    delta: float
+    rule: Rule
+    budget: int
+    delta_budget: int
+
+
+def quote(
+    mechanism: Mechanism,
+    epsilon: float,
+    delta: float,
+    *,
+    cap_rule: Rule = GDP,
+    publishing: tuple[BoundRelease, Sequence[int]] | None = None,
+) -> Terms:
+    """Return the terms of a project with this mechanism and an (ε, δ) budget.
+
+    `cap_rule` is that of the ensemble's cap. `publishing`: how, and after how many paid queries
+    each, the project publishes a bound on its spend; the cap must then have the same order. Raises
+    `ParameterError` where the budget is malformed or does not pay for a single query.
+    """
+    epsilon, delta = check_epsilon(epsilon), check_delta("delta", delta)
+    events, opening = mechanism.events(), mechanism.opening
+    kinds = [*events.values(), *([] if opening is None else [opening])]
+    split = split_delta(kinds, delta, publishing=publishing is not None)
+    shares = (split.stability, split.publication, split.sampler)
+    delta_budget = sum(floor_units(share, DELTA_UNITS) for share in shares)
+
+    schedule = None
+    if publishing is not None:
+        rule = Rule("rdp", publishing[0].order)
+        schedule = _check_schedule(mechanism, rule, cap_rule, split, *publishing)
+    else:
+        rule = opening_rule(kinds, epsilon, split.conversion)
+    budget = _budget(rule, epsilon, split.conversion)
+    prices = {outcome: price(event, rule, cap_rule) for outcome, event in events.items()}
+    terms = Terms(
+        epsilon=epsilon,
+        delta=delta,
+        guarantee=mechanism.guarantee,
+        split=split,
+        rule=rule,
+        cap_rule=cap_rule,
+        budget=budget,
+        delta_budget=delta_budget,
+        prices=prices,
+        cap_budget=(
+            budget
+            if rule == cap_rule
+            else _at_most(budget, (price(event, rule, cap_rule) for event in kinds))
+        ),
+        schedule=schedule,
+        opening=None if opening is None else price(opening, rule, cap_rule),
+    )
+    if terms.affordable(Account()) < 1:
+        raise ParameterError(_too_dear(terms))
+    return terms
+
+
+def split_delta(
+    events: Iterable[CostEvent], delta: float, *, publishing: bool = False
+) -> DeltaSplit:
+    """Return how a project that charges these events divides its δ; each part is rounded down."""
+    stable = any(additive_delta(event) > 0 for event in events)
+    stability = STABILITY_SHARE if stable else Fraction(0)
+    publication = PUBLICATION_SHARE if publishing else Fraction(0)
+    whole = Fraction(delta)
+    return DeltaSplit(
+        conversion=_down(whole * (1 - stability - publication - SAMPLER_SHARE)),
+        stability=_down(whole * stability),
+        publication=_down(whole * publication),
+        sampler=_down(whole * SAMPLER_SHARE),
+    )
+
+
+def check_publishable(mechanism: Mechanism) -> None:
+    """Raise `ParameterError` where no data-dependent analysis of the mechanism is known."""
+    if mechanism.guarantee != "proven":
+        raise ParameterError("A claimed price has no data-dependent analysis. Use worst_case.")
+    if mechanism.opening is not None:
+        raise ParameterError(
+            f"{mechanism.name} has no data-dependent analysis: an epoch is paid when it opens, and "
+            "costs the same whatever is asked. Use worst_case."
+        )
+
+
+def publication_z(delta: float, publications: int) -> float:
+    """Return z such that so many figures are all above the spend, but for their share of δ."""
+    each = float(PUBLICATION_SHARE) * delta / publications
+    return -float(ndtri(each / (1 + SLACK) ** 2))
+
+
+def check_counts(counts: Sequence[int]) -> None:
+    """Raise `ParameterError` unless a project could publish after so many queries each."""
+    integer("the number of publications", len(counts), 1, MAX_PUBLICATIONS, "each has its price")
+    for count in counts:
+        integer("a count of the schedule", count, 1, 10**15, "figures follow paid queries")
+    if any(later <= earlier for earlier, later in pairwise(counts)):
+        raise ParameterError("The counts of a schedule must grow from one to the next.")
+
+
+def cap(epsilon: float, delta: float, order: float | None = None) -> Cap:
+    """Return the cap of an ensemble: a filter over all its projects.
+
+    Without an order in Gaussian DP, the better rule for Gaussian noise. With one in Rényi DP at
+    that order, in which published figures count: data-dependent projects need it. A tenth of δ (a
+    fifth, with an order) is for what projects add up on their own, the rest for the conversion.
+    Raises `ParameterError` where the budget is malformed.
+    """
+    epsilon, delta = check_epsilon(epsilon), check_delta("delta", delta)
+    rule = GDP if order is None else Rule("rdp", float(check_orders(order)[0]))
+    share = CAP_ADDITIVE_SHARE if order is None else PUBLISHING_CAP_ADDITIVE_SHARE
+    additive = Fraction(delta) * share
+    budget = _budget(rule, epsilon, _down(Fraction(delta) - additive))
+    delta_budget = math.floor(additive * DELTA_UNITS)
+    if budget < 1 or delta_budget < 1:
+        raise ParameterError(
+            f"epsilon = {epsilon:g}, delta = {delta:g} is too small to share out in {rule}."
+        )
+    return Cap(epsilon, delta, rule, budget, delta_budget)
+
+
+def _budget(rule: Rule, epsilon: float, delta: float) -> int:
+    if rule.order is None:
+        return floor_units(gdp_budget(epsilon, delta), COST_UNITS)
+    return floor_units(float(rdp_budget(rule.order, epsilon, delta)) * (1 - SLACK), COST_UNITS)
+
+
+def _at_most(budget: int, prices: Iterable[Price]) -> int:
+    """Return what a whole budget can cost in the cap's units: no price has a worse ratio."""
+    return max(-(-budget * price.cap_cost // price.cost) for price in prices if price.cost)
+
+
+def _check_schedule(
+    mechanism: Mechanism,
+    rule: Rule,
+    cap_rule: Rule,
+    split: DeltaSplit,
+    publication: BoundRelease,
+    counts: Sequence[int],
+) -> Schedule:
+    check_publishable(mechanism)
+    if cap_rule != rule:
+        raise ParameterError(
+            f"What is published counts in {rule}, but the ensemble's cap adds up in {cap_rule}. "
+            "Both must be the same; an ensemble's order is given when it is registered."
+        )
+    check_counts(counts)
+    each = publication_price(publication)
+    if (each.delta - SAMPLER_DELTA) * len(counts) > split.publication * DELTA_UNITS:
+        raise ParameterError(
+            f"z = {publication.z:g} lets {len(counts)} figures fail more often than δ allows: use "
+            f"at least {publication_z(split.publication / float(PUBLICATION_SHARE), len(counts))}."
+        )
+    return Schedule(publication, tuple(counts), each)
+
+
+def _too_dear(terms: Terms) -> str:
+    worst = terms.worst
+    if worst.delta > terms.delta_budget:
+        return (
+            f"delta = {terms.delta:g} leaves {terms.delta_budget / DELTA_UNITS:.3g} for what every "
+            f"query adds to δ, but one query adds {worst.delta / DELTA_UNITS:.3g}. "
+            "Lower delta_per_query or raise delta."
+        )
+    return (
+        f"epsilon = {terms.epsilon:g}, delta = {terms.delta:g} does not pay for a single query: "
+        f"one costs {worst.cost / COST_UNITS:.6g} of {terms.budget / COST_UNITS:.6g}. "
+        "Use more noise or a larger epsilon."
+    )
+
+
+def _down(value: Fraction) -> float:
+    """Return the largest float that is not above a fraction."""
+    nearest = float(value)
+    return nearest if Fraction(nearest) <= value else math.nextafter(nearest, 0.0)

@@ -1,0 +1,223 @@
+"""What queries cost at their votes, kept as a count of small integers.
+
+The data-dependent cost of a query is a function of its votes by way of one integer statistic for
+each part of its cost event: the margin of a test, or how clear the winner is. A project's secret
+spend is then a *tally*: how many queries had each value. It is exact, grows with the ensemble and
+not with the number of queries, and neither counting nor evaluating it branches on votes.
+
+Changing one teacher changes one vote of every query, and with it every statistic by at most `step`.
+So with c the cost of each value, LS(k, d) = max{|c(i) − c(j)| : |i − j| ≤ step, |j − k| ≤ step·d}
+bounds how much a query's cost can change at distance d; it is non-decreasing in d and
+LS(k, d) ≤ LS(k′, d + 1) for neighbours. Hence max_d e^{−βd} Σ LS is a β-smooth upper bound on the
+local sensitivity of the sum (Nissim, Raskhodnikova & Smith 2007; P18, arXiv 1802.08908, Theorem 7),
+for every cost function: no condition on its shape is needed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.ndimage import maximum_filter1d
+from scipy.special import log_ndtr
+
+from terrine_server.privacy.accounting.checks import (
+    MARGIN,
+    Counts,
+    Floats,
+    check_orders,
+    check_votes,
+)
+from terrine_server.privacy.accounting.curves import rdp
+from terrine_server.privacy.accounting.events import (
+    Composition,
+    CostEvent,
+    GaussianNoisyMax,
+    GaussianThreshold,
+    LaplaceNoisyMax,
+    StabilityTest,
+)
+from terrine_server.privacy.mechanisms.base import VoteOutcome
+from terrine_server.privacy.published.noisy_max import (
+    gnmax_rdp,
+    laplace_log_tails,
+    lnmax_rdp,
+    union_bound,
+)
+from terrine_server.privacy.published.release import SecretSpend, check_beta
+from terrine_server.privacy.published.statistics import bit_table, statistic_of, statistic_range
+
+FINEST, VALUES = 16, 16_000
+"""A noisy maximum's statistic has up to 16 values per vote of its gap, and about 16,000 in all: the
+finer, the less its rounding adds to the sensitivity; the more, the larger a tally."""
+
+FLOOR = 1e-9
+"""Added to every smooth sensitivity: it covers the rounding of the floating-point sums, and a
+constant keeps a bound smooth."""
+
+Tally = NDArray[np.int64]
+
+
+class Meter:
+    """Reads the secret spend of one mechanism at one Rényi order.
+
+    `events`: what each outcome is charged. An event without a data-dependent analysis (a boosted or
+    a claimed one) costs its worst case. A tally is int64[size]. Raises `ParameterError` on an order
+    that is none.
+    """
+
+    def __init__(
+        self, events: Mapping[VoteOutcome, CostEvent], *, teachers: int, classes: int, order: float
+    ) -> None:
+        self.teachers = teachers
+        self.order = float(check_orders(order)[0])
+        parts: dict[CostEvent, _Part] = {}
+        first: dict[CostEvent, int] = {}
+        for part in (part for event in events.values() for part in _parts(event)):
+            if part not in parts:
+                first[part] = sum(len(known.costs) for known in parts.values())
+                parts[part] = _part(part, teachers, classes, self.order)
+        self.size = sum(len(part.costs) for part in parts.values())
+        self._parts = [(first[event], part) for event, part in parts.items()]
+        self._of = {
+            outcome: [(first[part], parts[part]) for part in _parts(event)]
+            for outcome, event in events.items()
+        }
+
+    def places(
+        self, outcome: VoteOutcome, counts: Counts, baselines: Counts | None = None
+    ) -> list[tuple[int, ...]]:
+        """Return where in a tally each row of votes, int64[B, m], is counted. Secret.
+
+        `baselines`, int64[B, m]: what Interactive-GNMax subtracts before its test.
+        """
+        votes = check_votes(counts, self.teachers)
+        columns = [first + part.values(votes, baselines) for first, part in self._of[outcome]]
+        return [tuple(row) for row in np.column_stack(columns).tolist()]
+
+    def queries(self, tally: Tally) -> list[int]:
+        """Return how many queries each part of the tally counts; the outcomes say as much."""
+        return [int(tally[first : first + len(part.costs)].sum()) for first, part in self._parts]
+
+    def expected_queries(self, outcomes: Mapping[VoteOutcome, int]) -> list[int]:
+        """Return what `queries` must be after so many queries of each outcome."""
+        starts = [first for first, _ in self._parts]
+        return [
+            sum(
+                count
+                for outcome, count in outcomes.items()
+                for first, _ in self._of[outcome]
+                if first == start
+            )
+            for start in starts
+        ]
+
+    def worst(self, outcome: VoteOutcome) -> float:
+        """Return the most that a query with this outcome is counted at."""
+        return sum(float(part.costs.max()) for _, part in self._of[outcome])
+
+    def spend(self, tally: NDArray[np.int64] | Floats, beta: float) -> SecretSpend:
+        """Return what the queries of a tally cost, and the β-smooth sensitivity of that. Secret."""
+        return self.spends(tally, [beta])[0]
+
+    def spends(
+        self, tally: NDArray[np.int64] | Floats, betas: Sequence[float]
+    ) -> list[SecretSpend]:
+        """Return the spend of a tally for each β. Secret."""
+        decay = np.exp(-np.outer([check_beta(beta) for beta in betas], np.arange(self.teachers)))
+        cost = math.fsum(np.concatenate([part.costs for _, part in self._parts]) * tally)
+        smooth = (self.local_sensitivities(tally) * decay).max(axis=1) * (1 + MARGIN)
+        return [SecretSpend(cost * (1 + MARGIN), float(each) + FLOOR) for each in smooth]
+
+    def local_sensitivities(self, tally: NDArray[np.int64] | Floats) -> Floats:
+        """Return Σ LS(k, d) over the queries of a tally, float[teachers], for d = 0, 1, …"""
+        total = np.zeros(self.teachers)
+        for first, part in self._parts:
+            if part.step:
+                total += part.local_sensitivities(
+                    tally[first : first + len(part.costs)], self.teachers
+                )
+        return total
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """One event's statistic: the cost of each value, and how far one vote moves it at most.
+
+    Of a test it is the margin, which one vote moves by at most 1. Of a noisy maximum with
+    q = Σ_j tail(n₁ − n_j) it is how far the mean term of q has fallen: the largest k with
+    ln(q/(m − 1)) ≤ levels[k]. `costs[k]` is the cost at that level, so never less than at q itself;
+    `log_tails[g]` is ln tail(g).
+
+    One vote moves every gap of the ranked counts by at most 2. Gaussian noise: u ↦ Q(Q⁻¹(u) ∓ √2/σ)
+    is concave or convex, so by Jensen's inequality the mean term moves by no more than if all terms
+    were equal, that is by 2 gaps; `levels` are the tails of fractions of a gap. Laplace noise:
+    moving both noises by 1 changes every tail by a factor e^{±2γ} at most; `levels` are fractions
+    of γ apart. Either way k moves by at most 2 gaps' worth of levels, and by one more level where
+    rounding decides which k is the largest.
+    """
+
+    event: CostEvent
+    costs: Floats
+    step: int
+    log_tails: Floats | None = None
+    levels: Floats | None = None
+
+    def values(self, votes: Counts, baselines: Counts | None) -> Counts:
+        """Return the statistic of each row of votes, int64[B]."""
+        if isinstance(self.event, GaussianThreshold | StabilityTest):
+            low, _ = statistic_range(self.event)
+            return statistic_of(self.event, votes, baselines) - low
+        if self.log_tails is None or self.levels is None:
+            return np.zeros(len(votes), dtype=np.int64)
+        mean_tail = union_bound(votes, self.log_tails) - math.log(votes.shape[1] - 1)
+        found = np.searchsorted(-self.levels, -mean_tail, side="right") - 1
+        return np.maximum(found, 0)
+
+    def local_sensitivities(self, tally: NDArray[np.int64] | Floats, teachers: int) -> Floats:
+        """Return Σ LS(k, d) over a part of a tally, float[teachers]."""
+        width = 2 * self.step + 1
+        highest = maximum_filter1d(self.costs, width, mode="nearest")
+        lowest = -maximum_filter1d(-self.costs, width, mode="nearest")
+        change = np.maximum(highest - self.costs, self.costs - lowest)
+        total = np.empty(teachers)
+        for distance in range(teachers):
+            total[distance] = tally @ change
+            change = maximum_filter1d(change, width, mode="nearest")
+        return total
+
+
+def _part(event: CostEvent, teachers: int, classes: int, order: float) -> _Part:
+    match event:
+        case GaussianThreshold() | StabilityTest():
+            return _Part(event, bit_table(event, [order])[0], step=1)
+        case GaussianNoisyMax(sigma, shift=1):
+            fine = _resolution(teachers)
+            gaps = np.arange(teachers * fine + 1) / fine
+            levels = log_ndtr((1 - gaps) / (math.sqrt(2) * sigma))
+            costs = gnmax_rdp(_log_q(levels, classes), sigma, order)[:, 0]
+            return _Part(event, costs, 2 * fine + 1, levels[::fine], levels)
+        case LaplaceNoisyMax(gamma, shift=1):
+            tails = laplace_log_tails(gamma, teachers)
+            fine = _resolution(teachers)
+            levels = tails[0] - gamma / fine * np.arange(teachers * fine + 1)
+            costs = lnmax_rdp(_log_q(levels, classes), gamma, order)[:, 0]
+            return _Part(event, costs, 2 * fine + 1, tails, levels)
+        case _:
+            return _Part(event, rdp(event, [order]), step=0)
+
+
+def _resolution(teachers: int) -> int:
+    return max(1, min(FINEST, VALUES // teachers))
+
+
+def _log_q(levels: Floats, classes: int) -> Floats:
+    """ln q of mean terms; no class is likelier to win than the one with the most votes."""
+    return np.minimum(levels + math.log(classes - 1), math.log1p(-1 / classes))
+
+
+def _parts(event: CostEvent) -> Sequence[CostEvent]:
+    return event.events if isinstance(event, Composition) else (event,)
