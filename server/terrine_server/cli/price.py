@@ -147,7 +147,7 @@ def _from_file(path: Path, epsilon: float | None, delta: float | None) -> Books:
     name, guarantee = next(iter(projects.items()))
     check_charged(tally)
     # Published figures were refused by; entries alone do not say what they left.
-    binding = None if "published" in outcomes else enforced(tally, delta, epsilon or 1.0).rule
+    binding = None if "published" in outcomes else enforced(tally, delta, epsilon or 1.0).method
     return Books(name, guarantee, tally, outcomes, epsilon, delta, binding, order=None)
 
 
@@ -171,8 +171,8 @@ def _spent(books: Books) -> float:
     """The ε of all that was charged, under the rule that binds at its best order."""
     from terrine_server.planning.accountants import Accountant, Method, conversion_delta
 
-    rule = Method.GDP if books.enforced is Method.GDP else Method.IMPROVED
-    accountant = Accountant(rule, conversion_delta(books.tally, books.delta))
+    method = Method.GDP if books.enforced is Method.GDP else Method.IMPROVED
+    accountant = Accountant(method, conversion_delta(books.tally, books.delta))
     return accountant.epsilon(accountant.total(books.tally))
 
 
@@ -180,7 +180,9 @@ def _lines(books: Books, budget: float) -> list[Line]:
     from terrine_server.planning.accountants import reprice
 
     lines = [
-        Line(each.rule.value, each.sound, each.rule is books.enforced, each.epsilon, each.queries)
+        Line(
+            each.method.value, each.sound, each.method is books.enforced, each.epsilon, each.queries
+        )
         for each in reprice(books.tally, books.delta, budget, books.order)
     ]
     return lines if books.published is None else [*lines, books.published]

@@ -1,7 +1,7 @@
-"""The ways to add up what queries cost, side by side: what each says of the same queries.
+"""The methods of adding up what queries cost, side by side: what each says of the same queries.
 
-Terrine enforces one of them (`quoting`). The others are what the literature would have said, so
-that the gain of one over the other is a figure. All are worst-case: a function of cost events
+Terrine enforces one of them (`budget.rules`). The others are what the literature would have said,
+so that the gain of one over the other is a figure. All are worst-case: a function of cost events
 alone. Data-dependent accounting, which needs votes, is in `publishing`.
 """
 
@@ -12,12 +12,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
 from terrine_server.privacy.accounting.conversions import epsilon_from_gdp, gdp_budget, rdp_budget
-from terrine_server.privacy.accounting.curves import additive_delta, gdp_squared, rdp
+from terrine_server.privacy.accounting.curves import gdp_squared, rdp
 from terrine_server.privacy.accounting.events import (
     ClaimedRelease,
     Composition,
@@ -29,7 +30,8 @@ from terrine_server.privacy.accounting.events import (
     StabilityTest,
     WithinEpoch,
 )
-from terrine_server.privacy.budget.quoting import SAMPLER_SHARE, STABILITY_SHARE
+from terrine_server.privacy.budget.quoting import split_delta
+from terrine_server.privacy.budget.rules import opening_rule
 from terrine_server.privacy.parameters import ParameterError, check_delta
 
 Floats = NDArray[np.float64]
@@ -61,25 +63,22 @@ FILTERS = (Method.BASIC, Method.FIXED_ORDER, Method.GDP)
 
 @dataclass(frozen=True)
 class Accountant:
-    """One rule at one δ, which is what the conversion may use.
+    """One method at one δ, which is what the conversion may use. `order`: of `FIXED_ORDER`."""
 
-    `order` is the one of `FIXED_ORDER`; `fixed_order` chooses it.
-    """
-
-    rule: Method
+    method: Method
     delta: float
     order: float | None = None
 
     @property
     def orders(self) -> Floats:
         """The orders that costs are known at; GDP and basic composition have a single cost."""
-        if self.rule in (Method.CLASSIC, Method.IMPROVED):
+        if self.method in (Method.CLASSIC, Method.IMPROVED):
             return FINE_ORDERS
         return np.array([math.nan if self.order is None else self.order])
 
     def cost(self, event: CostEvent) -> Floats:
-        """Return what one event costs, float[A]; infinite where the rule does not apply."""
-        return _cost(self.rule, event, self.order)
+        """Return what one event costs, float[A]; infinite where the method does not apply."""
+        return _cost(self.method, event, self.order)
 
     def total(self, tally: Mapping[CostEvent, float]) -> Floats:
         """Return what so many of each event cost together, float[A]."""
@@ -87,15 +86,17 @@ class Accountant:
 
     def budget(self, epsilon: float) -> Floats:
         """Return the largest total that implies (ε, δ)-DP, float[A]; not positive: none does."""
-        match self.rule:
+        match self.method:
             case Method.BASIC:
                 return np.array([epsilon])
             case Method.GDP:
                 return np.array([gdp_budget(epsilon, self.delta)])
             case Method.CLASSIC:
                 return np.asarray(epsilon + math.log(self.delta) / (self.orders - 1))
-            case _:
+            case Method.IMPROVED | Method.FIXED_ORDER:
                 return rdp_budget(self.orders, epsilon, self.delta)
+            case _:
+                assert_never(self.method)
 
     def epsilon(self, total: Floats) -> float:
         """Return ε of a total at δ, the least over the orders; infinite if it does not apply."""
@@ -103,9 +104,9 @@ class Accountant:
             return 0.0
         if not np.any(np.isfinite(total)):
             return math.inf
-        if self.rule is Method.GDP:
+        if self.method is Method.GDP:
             return epsilon_from_gdp(float(total[0]), self.delta)
-        offset = 0.0 if self.rule is Method.BASIC else self.budget(0.0)
+        offset = 0.0 if self.method is Method.BASIC else self.budget(0.0)
         return max(0.0, float(np.min(total - offset)))
 
     def queries(self, shares: Mapping[CostEvent, float], epsilon: float) -> int:
@@ -125,44 +126,42 @@ class Accountant:
 def accountants(
     events: Iterable[CostEvent], delta: float, epsilon: float, order: float | None = None
 ) -> list[Accountant]:
-    """Return the rules that apply to these events, at the share of δ that converts.
+    """Return the methods that apply to these events, at the share of δ that converts.
 
-    The fixed order is `order`, or the one at which ε buys the most of the dearest event.
+    The fixed order is `order`, or that of the rule a project would be opened under, or the one at
+    which ε buys the most of the dearest event.
     """
     kinds = list(events)
     share = conversion_delta(kinds, delta)
-    fixed = fixed_order(kinds, epsilon, share) if order is None else order
+    fixed = order or opening_rule(kinds, epsilon, share).order
+    if fixed is None:
+        dearest = np.max([rdp(event, FINE_ORDERS) for event in kinds], axis=0)
+        fixed = float(FINE_ORDERS[np.argmax(rdp_budget(FINE_ORDERS, epsilon, share) / dearest)])
     found = [
-        Accountant(rule, share, fixed if rule is Method.FIXED_ORDER else None) for rule in Method
+        Accountant(method, share, fixed if method is Method.FIXED_ORDER else None)
+        for method in Method
     ]
     return [each for each in found if all(np.isfinite(each.cost(event)[0]) for event in kinds)]
 
 
+def enforced(events: Iterable[CostEvent], delta: float, epsilon: float) -> Accountant:
+    """Return the accountant of the rule that a project with these events is opened under."""
+    kinds = list(events)
+    share = conversion_delta(kinds, delta)
+    rule = opening_rule(kinds, epsilon, share)
+    method = Method.GDP if rule.order is None else Method.FIXED_ORDER
+    return Accountant(method, share, rule.order)
+
+
 def conversion_delta(events: Iterable[CostEvent], delta: float) -> float:
     """Return the share of δ that converts costs into ε: all but the sampler's and the tests'."""
-    stable = any(additive_delta(event) > 0 for event in events)
-    return delta * float(1 - SAMPLER_SHARE - (STABILITY_SHARE if stable else 0))
+    return split_delta(events, delta).conversion
 
 
 def check_charged(events: Iterable[CostEvent]) -> None:
     """Raise `ParameterError` where none of the events costs anything."""
     if all(isinstance(event, WithinEpoch) for event in events):
         raise ParameterError("Nothing was charged, so there is nothing to re-price.")
-
-
-def fixed_order(events: Iterable[CostEvent], epsilon: float, delta: float) -> float:
-    """Return the order at which ε buys the most of the dearest event."""
-    dearest = np.max([rdp(event, FINE_ORDERS) for event in events], axis=0)
-    return float(FINE_ORDERS[np.argmax(rdp_budget(FINE_ORDERS, epsilon, delta) / dearest)])
-
-
-def enforced(events: Iterable[CostEvent], delta: float, epsilon: float) -> Accountant:
-    """Return the rule that a project with these events and budget is opened under."""
-    kinds = list(events)
-    share = conversion_delta(kinds, delta)
-    if any(math.isfinite(pure_epsilon(event)) for event in kinds):
-        return Accountant(Method.FIXED_ORDER, share, fixed_order(kinds, epsilon, share))
-    return Accountant(Method.GDP, share)
 
 
 def pure_epsilon(event: CostEvent) -> float:
@@ -176,20 +175,22 @@ def pure_epsilon(event: CostEvent) -> float:
             return 0.0
         case ClaimedRelease(epsilon):
             return epsilon
+        case GaussianNoisyMax() | GaussianThreshold() | StabilityTest():
+            return math.inf
         case Composition(events):
             return sum(pure_epsilon(part) for part in events)
         case _:
-            return math.inf
+            assert_never(event)
 
 
 @dataclass(frozen=True)
 class Repriced:
-    """What one rule says of queries that were charged.
+    """What one method says of queries that were charged.
 
     `queries`: how many of the same kinds, in the same shares, `epsilon_budget` would pay for.
     """
 
-    rule: Method
+    method: Method
     sound: bool
     epsilon: float
     queries: int
@@ -198,7 +199,7 @@ class Repriced:
 def reprice(
     tally: Mapping[CostEvent, int], delta: float, epsilon_budget: float, order: float | None = None
 ) -> list[Repriced]:
-    """Return what so many of each event cost under every rule that applies to them, at δ.
+    """Return what so many of each event cost by every method that applies to them, at δ.
 
     `order`: the one that was fixed beforehand; otherwise the best for the budget. Raises
     `ParameterError` where nothing was charged.
@@ -208,8 +209,8 @@ def reprice(
     shares = {event: number / count for event, number in tally.items() if number > 0}
     return [
         Repriced(
-            each.rule,
-            each.rule in FILTERS,
+            each.method,
+            each.method in FILTERS,
             each.epsilon(each.total(tally)),
             each.queries(shares, epsilon_budget),
         )
@@ -230,14 +231,16 @@ def published_rdp(event: CostEvent, orders: Floats) -> Floats:
             return np.asarray(orders / (2 * sigma**2))
         case Composition(events):
             return np.asarray(sum(published_rdp(part, orders) for part in events))
-        case _:
+        case LaplaceNoisyMax() | SparseVectorEpoch() | WithinEpoch() | ClaimedRelease():
             epsilon = pure_epsilon(event)
             return np.minimum(epsilon, epsilon**2 * orders / 2)
+        case _:
+            assert_never(event)
 
 
 @lru_cache(maxsize=256)
-def _cost(rule: Method, event: CostEvent, order: float | None) -> Floats:
-    match rule:
+def _cost(method: Method, event: CostEvent, order: float | None) -> Floats:
+    match method:
         case Method.BASIC:
             cost = np.array([pure_epsilon(event)])
         case Method.GDP:
@@ -248,5 +251,7 @@ def _cost(rule: Method, event: CostEvent, order: float | None) -> Floats:
             cost = rdp(event, FINE_ORDERS)
         case Method.FIXED_ORDER:
             cost = rdp(event, [math.nan if order is None else order])
+        case _:
+            assert_never(method)
     cost.flags.writeable = False
     return cost

@@ -182,8 +182,8 @@ def curves(found: Plan, votes: Votes) -> list[Curve]:
     drawn = []
     for each in accountants(outlook.shares, found.delta, found.epsilon):
         epsilons = [outlook.epsilon(each, count) for count in answers]
-        binds = any(line.enforced and line.name == each.rule.value for line in found.lines)
-        drawn.append(Curve(each.rule.value, binds, answers.tolist(), epsilons))
+        binds = any(line.enforced and line.name == each.method.value for line in found.lines)
+        drawn.append(Curve(each.method.value, binds, answers.tolist(), epsilons))
     model = outlook.data_dependent(votes, found.delta)
     if found.publishing is not None:
         epsilons = np.geomspace(found.epsilon / 8, found.epsilon * 2, 24).tolist()
@@ -203,7 +203,7 @@ def _candidate(
     if answers is not None:
         # An order that is fixed beforehand is fixed for this very plan: the best one for it.
         binding = enforced(outlook.shares, delta, epsilon or 1.0)
-        if binding.rule is Method.FIXED_ORDER:
+        if binding.method is Method.FIXED_ORDER:
             binding = Accountant(Method.IMPROVED, binding.delta)
         need = outlook.epsilon(binding, answers)
     answered = outlook.expected.answered
@@ -255,9 +255,9 @@ def _account(
     wanted = answers or max(1, math.floor(outlook.queries(binding, asked) * answered))
     lines = [
         Line(
-            name=each.rule.value,
-            enforced=each.rule is binding.rule,
-            sound=each.rule in FILTERS,
+            name=each.method.value,
+            enforced=each.method is binding.method,
+            sound=each.method in FILTERS,
             queries=(queries := outlook.queries(each, asked)),
             answers=queries * answered,
             epsilon=outlook.epsilon(each, wanted),

@@ -20,13 +20,12 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from terrine_server.planning.accountants import conversion_delta
 from terrine_server.planning.forecast import Forecast, Votes
 from terrine_server.privacy.accounting.conversions import rdp_budget
 from terrine_server.privacy.accounting.curves import rdp
 from terrine_server.privacy.accounting.events import CostEvent
 from terrine_server.privacy.accounting.units import COST_UNITS
-from terrine_server.privacy.budget.quoting import PUBLICATION_SHARE, publication_z
+from terrine_server.privacy.budget.quoting import publication_z, split_delta
 from terrine_server.privacy.mechanisms.base import Mechanism
 from terrine_server.privacy.mechanisms.interactive_gnmax import InteractiveGNMax
 from terrine_server.privacy.parameters import MAX_EPSILON
@@ -105,8 +104,7 @@ class DataDependent:
         events = mechanism.events()
         self.delta, self.most = delta, most
         self.publications, self.orders = publications, orders
-        self.conversion = conversion_delta(events.values(), delta)
-        self.conversion -= float(PUBLICATION_SHARE) * delta
+        self.conversion = split_delta(events.values(), delta, publishing=True).conversion
         self.shares: dict[CostEvent, float] = {}
         for outcome, share in forecast.shares.items():  # outcomes may share an event
             event = events[outcome]

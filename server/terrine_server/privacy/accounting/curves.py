@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import assert_never
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -45,6 +46,8 @@ def gdp_squared(event: CostEvent) -> float:
             return 0.0
         case Composition(events):
             return sum(gdp_squared(part) for part in events)
+        case _:
+            assert_never(event)
 
 
 def rdp(event: CostEvent, orders: ArrayLike) -> NDArray[np.float64]:
@@ -69,6 +72,8 @@ def rdp(event: CostEvent, orders: ArrayLike) -> NDArray[np.float64]:
             return np.zeros_like(alpha)
         case Composition(events):
             return np.asarray(sum(rdp(part, alpha) for part in events))
+        case _:
+            assert_never(event)
 
 
 def additive_delta(event: CostEvent) -> float:
@@ -76,10 +81,14 @@ def additive_delta(event: CostEvent) -> float:
     match event:
         case StabilityTest(delta=delta) | SparseVectorEpoch(delta=delta):
             return delta
+        case GaussianNoisyMax() | GaussianThreshold() | LaplaceNoisyMax():
+            return 0.0
+        case ClaimedRelease() | WithinEpoch():
+            return 0.0
         case Composition(events):
             return sum(additive_delta(part) for part in events)
         case _:
-            return 0.0
+            assert_never(event)
 
 
 @lru_cache(maxsize=64)

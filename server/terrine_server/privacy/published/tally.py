@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,12 +34,15 @@ from terrine_server.privacy.accounting.checks import (
 )
 from terrine_server.privacy.accounting.curves import rdp
 from terrine_server.privacy.accounting.events import (
+    ClaimedRelease,
     Composition,
     CostEvent,
     GaussianNoisyMax,
     GaussianThreshold,
     LaplaceNoisyMax,
+    SparseVectorEpoch,
     StabilityTest,
+    WithinEpoch,
 )
 from terrine_server.privacy.mechanisms.base import VoteOutcome
 from terrine_server.privacy.published.noisy_max import (
@@ -206,8 +210,12 @@ def _part(event: CostEvent, teachers: int, classes: int, order: float) -> _Part:
             levels = tails[0] - gamma / fine * np.arange(teachers * fine + 1)
             costs = lnmax_rdp(_log_q(levels, classes), gamma, order)[:, 0]
             return _Part(event, costs, 2 * fine + 1, tails, levels)
-        case _:
+        case GaussianNoisyMax() | LaplaceNoisyMax() | Composition():
+            return _Part(event, rdp(event, [order]), step=0)  # boosted: no analysis is known
+        case SparseVectorEpoch() | WithinEpoch() | ClaimedRelease():
             return _Part(event, rdp(event, [order]), step=0)
+        case _:
+            assert_never(event)
 
 
 def _resolution(teachers: int) -> int:
