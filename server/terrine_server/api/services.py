@@ -13,9 +13,9 @@ from sqlalchemy import Engine
 
 from terrine_protocol import Role
 from terrine_server.errors import Forbidden, Unauthorized
-from terrine_server.labeling.local_voters import LocalVoters
 from terrine_server.labeling.pipeline import Ask, Labeling
 from terrine_server.labeling.queue import Queue
+from terrine_server.labeling.voters import Voters
 from terrine_server.ledger import EnsembleRecord, Ledger, Receipt
 from terrine_server.metrics import Metrics
 from terrine_server.owner.tokens import Principal, Tokens
@@ -31,7 +31,7 @@ class Services:
     engine: Engine
     ledger: Ledger
     tokens: Tokens
-    voters: LocalVoters
+    voters: Voters
     labeling: Labeling
     queue: Queue[Ask, Receipt]
     requests: RateLimit

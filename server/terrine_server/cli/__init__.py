@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from importlib import import_module
 from importlib.metadata import version
-from importlib.util import find_spec
 from typing import Annotated
 
 import typer
 
 from terrine_server.cli import (
     audit,
+    demo,
     doctor,
     ensemble,
     ledger,
@@ -37,8 +36,7 @@ app.command()(doctor.doctor)
 app.command()(plan.plan)
 app.command()(price.price)
 app.command()(audit.audit)
-if find_spec("terrine_server.cli.demo"):
-    app.command("demo")(import_module("terrine_server.cli.demo").demo)
+app.command()(demo.demo)
 app.add_typer(ensemble.app, name="ensemble")
 app.add_typer(project.app, name="project")
 app.add_typer(token.app, name="token")

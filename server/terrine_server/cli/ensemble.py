@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from terrine_server.bars import teachers_bar
 from terrine_server.cli.console import AsJson, console, fail, print_json
 
 if TYPE_CHECKING:
@@ -135,7 +133,7 @@ def train(
         if copies is not None:
             fail("--copies is for --kind heads: networks distort images afresh in every epoch.")
         how = Networks() if epochs is None else Networks(epochs=epochs)
-    with teachers_bar(teachers) as on_trained:
+    with teachers_bar(console, teachers) as on_trained:
         manifest = train_ensemble(
             private,
             out,
@@ -260,28 +258,6 @@ def schema(
     found = schema_from_public(public, label=label, group=group, columns=_split(columns))
     write_atomically(out, found.model_dump_json(indent=2, exclude_none=True).encode() + b"\n")
     console.print(f"{out}: {len(found.columns)} columns. Look through it: all of it is public.")
-
-
-@contextmanager
-def teachers_bar(teachers: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar with the time left; yields what `train_ensemble` takes as `on_trained`."""
-    bar = Progress(
-        TextColumn("Training teachers"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-    )
-    task = bar.add_task("", total=teachers)
-
-    def on_trained(done: int) -> None:
-        bar.start()
-        bar.update(task, completed=done)
-
-    try:
-        yield on_trained
-    finally:
-        bar.stop()
 
 
 def _is_table(path: Path) -> bool:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from terrine_server.bars import steps_bar
 from terrine_server.cli.console import AsJson, console, fail, print_json
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def train(
     inputs, encoding = load_public(public, schema)
     with connect(url, token_file) as client:
         examples = load_held_out(held_out, encoding, client) if held_out else None
-        with steps_bar() as on_step:
+        with steps_bar(console) as on_step:
             made = distill(
                 client,
                 inputs,
@@ -209,17 +209,6 @@ def load_held_out(path: Path, encoding: TableSchema | None, client: Client) -> E
     else:
         data = load_idx(path, classes=classes)
     return data.inputs, data.labels
-
-
-@contextmanager
-def steps_bar() -> Iterator[Callable[[int, int], None]]:
-    """A progress bar for training; it disappears when a training is done."""
-    columns = (TextColumn("Training the student"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", visible=False)
-        yield lambda done, steps: bar.update(
-            task, completed=done, total=steps, visible=done < steps
-        )
 
 
 def summary(report: Report, out: Path) -> Table:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 
+from terrine_server.bars import entries_bar
 from terrine_server.cli.console import console, errors, fail, opened_ledger, writing
 
 if TYPE_CHECKING:
     from terrine_server.ledger import Verification
     from terrine_server.ledger.verifying.anchors import Anchor
-    from terrine_server.ledger.verifying.walk import Progress
 
 Project = Annotated[str | None, typer.Argument(help="A project, or `all`.", show_default="all")]
 
@@ -55,7 +51,7 @@ def verify(
         fail("--public-key checks the signature of an anchor: give --anchor as well.")
     anchors = _read(anchor, public_key)
     if file is not None:
-        with _progress(file.name) as progress:
+        with entries_bar(errors, file.name) as progress:
             found = verify_export(file, anchors or {}, resume, progress)
         _check_anchored(found.project, anchors)
         whole = _report(found)
@@ -88,7 +84,7 @@ def anchor(
     ledger = opened_ledger()
     anchors = []
     for name in ledger.project_names() if project in (None, "all") else [project]:
-        with _progress(name) as progress:
+        with entries_bar(errors, name) as progress:
             found = ledger.verify(name, progress=progress)
         if found.anchor is None:
             _report(found)
@@ -131,7 +127,7 @@ def _verify_ledger(project: str, anchors: dict[str, Anchor] | None, resume: bool
             console.print(said, highlight=False, soft_wrap=True)
             whole = False
             continue
-        with _progress(name) as progress:
+        with entries_bar(errors, name) as progress:
             found = ledger.verify(name, anchored.get(name), resume, progress)
         whole = _report(found) and whole
     if not names:
@@ -148,12 +144,3 @@ def _report(found: Verification) -> bool:
     for problem in found.problems:
         console.print(f"  {problem}", markup=False, highlight=False, soft_wrap=True)
     return found.ok
-
-
-@contextmanager
-def _progress(name: str) -> Iterator[Progress]:
-    """A bar on stderr, on a terminal only."""
-    columns = [TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
-    with Bar(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
-        task = bar.add_task(name, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

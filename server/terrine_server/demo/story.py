@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from terrine_client import BudgetExhausted, Client
@@ -24,8 +23,7 @@ from terrine_models.students import Student
 from terrine_models.teachers import train_ensemble
 from terrine_models.workers import side_by_side
 from terrine_protocol import ConfidentGNMaxSpec, ProjectOpen, Role, TokenCreate
-from terrine_server.cli.ensemble import teachers_bar
-from terrine_server.cli.student import steps_bar
+from terrine_server.bars import comparison_bar, steps_bar, teachers_bar
 from terrine_server.demo.material import DELTA, Material
 from terrine_server.demo.process import running_server
 from terrine_server.ledger import connect, upgrade
@@ -142,7 +140,7 @@ class Demo:
             "image twice. They share a feature map fitted on the public images; what each has "
             "learned on top of it is its own."
         )
-        with teachers_bar(m.teachers) as on_trained:
+        with teachers_bar(self.console, m.teachers) as on_trained:
             train_ensemble(
                 m.private,
                 self.settings.ensembles_dir / ENSEMBLE,
@@ -184,7 +182,7 @@ class Demo:
 
     def _study(self, client: Client) -> Distilled:
         m = self.material
-        with steps_bar() as on_step:
+        with steps_bar(self.console) as on_step:
             return distill(
                 client,
                 m.public,
@@ -228,13 +226,12 @@ class Demo:
         supervised = replace(m.training, method="supervised")
         halt = threading.Event()
         runs = FOLDS + 1
-        with _comparison_bar(self.console) as bar:
-            task = bar.add_task("", total=runs * m.training.steps)
+        with comparison_bar(self.console, runs * m.training.steps) as advance:
 
             def on_step(done: int, steps: int) -> None:
                 if halt.is_set():
                     raise InterruptedError("the demo was interrupted")
-                bar.advance(task)
+                advance()
 
             def run(number: int) -> float:
                 if number == FOLDS:
@@ -321,8 +318,3 @@ class Demo:
 
     def _say(self, text: str) -> None:
         self.console.print(escape(text), highlight=False, soft_wrap=True)
-
-
-def _comparison_bar(console: Console) -> Progress:
-    columns = (TextColumn("Training for comparison"), BarColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, transient=True)

@@ -10,7 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain, islice
 
@@ -22,7 +22,6 @@ from terrine_server.errors import (
     Overtaken,
     TerrineError,
 )
-from terrine_server.labeling.local_voters import LocalVoters
 from terrine_server.labeling.queries import (
     batch_digest,
     canonical_inputs,
@@ -30,6 +29,7 @@ from terrine_server.labeling.queries import (
     input_digests,
     query_digests,
 )
+from terrine_server.labeling.voters import Voters, checked_votes
 from terrine_server.ledger import (
     Batch,
     Ledger,
@@ -51,9 +51,18 @@ from terrine_server.privacy import (
     build_mechanism,
 )
 
-_Fate = tuple[VoteOutcome, int | None, tuple[int, ...], int | None]
-"""A query's outcome, its label and epoch where it has one, and (third) where a tally counts it,
-which is secret."""
+
+@dataclass(frozen=True)
+class Draw:
+    """What the mechanism released for one query; not paid yet, so not to be answered yet.
+
+    `epoch`: where a mechanism has them. `places`: where a tally counts the query, which is secret.
+    """
+
+    outcome: VoteOutcome
+    label: int | None
+    places: tuple[int, ...] = field(repr=False)
+    epoch: int | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,9 +92,7 @@ class Ask:
 class Labeling:
     """Answers queries of projects, and sees that each answer is paid before it is told."""
 
-    def __init__(
-        self, ledger: Ledger, voters: LocalVoters, metrics: Metrics, max_batch: int
-    ) -> None:
+    def __init__(self, ledger: Ledger, voters: Voters, metrics: Metrics, max_batch: int) -> None:
         self._ledger = ledger
         self._voters = voters
         self._metrics = metrics
@@ -143,10 +150,9 @@ class Labeling:
             if any(record.told):
                 waiting = [index for index in waiting if index not in told]
                 continue
-            fates = self._fates(project, group, self._payable(project, digests, record.recorded))
+            drawn = self._drawn(project, group, self._payable(project, digests, record.recorded))
             proposals = iter(
-                Proposal(digest.query, digest.input, *fates.get(index, (None, None)))
-                for index, digest in enumerate(digests)
+                _proposal(digest, drawn.get(index)) for index, digest in enumerate(digests)
             )
             batches = [Batch(list(islice(proposals, len(ask))), ask.key) for ask in group]
             # Where another request came first, what was drawn is thrown away untold. More is on
@@ -181,9 +187,9 @@ class Labeling:
         ).items():
             self._metrics.queries.labels(outcome, str(replayed).lower()).inc(times)
 
-    def _fates(
+    def _drawn(
         self, project: ProjectRecord, asks: Sequence[Ask], chosen: Sequence[int]
-    ) -> dict[int, _Fate]:
+    ) -> dict[int, Draw]:
         """Vote on the chosen queries of a group, and release what the mechanism lets out."""
         if not chosen:
             return {}
@@ -192,7 +198,7 @@ class Labeling:
         probabilities = _rows([ask.probabilities for ask in asks], chosen)
         baselines = _rows([ask.baselines for ask in asks], chosen)
         with self._metrics.stage("vote"):
-            votes = self._voters.votes(project.ensemble, queries)
+            votes = checked_votes(self._voters, project.ensemble, queries)
         with self._metrics.stage("release"):
             released = mechanism.release(votes, probabilities)
             labels = [None if label < 0 else int(label) for label in released.labels]
@@ -205,8 +211,8 @@ class Labeling:
                     for row, place in zip(rows, counted, strict=True):
                         places[row] = place
             epochs = [None] * len(queries) if released.epochs is None else released.epochs.tolist()
-        fates = zip(released.outcomes, labels, places, epochs, strict=True)
-        return dict(zip(chosen, fates, strict=True))
+        draws = map(Draw, released.outcomes, labels, places, epochs)
+        return dict(zip(chosen, draws, strict=True))
 
     def _payable(
         self, project: ProjectRecord, digests: list[QueryDigest], recorded: Recorded
@@ -227,6 +233,12 @@ class Labeling:
             inputs.add(digest.input)
             chosen.append(index)
         return chosen
+
+
+def _proposal(digest: QueryDigest, draw: Draw | None) -> Proposal:
+    if draw is None:
+        return Proposal(digest.query, digest.input, None, None)
+    return Proposal(digest.query, digest.input, draw.outcome, draw.label, draw.places, draw.epoch)
 
 
 def _rows(arrays: Sequence[np.ndarray | None], chosen: Sequence[int]) -> np.ndarray | None:

@@ -1,0 +1,67 @@
+"""Progress bars of long jobs, for the commands and the demo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+@contextmanager
+def teachers_bar(console: Console, teachers: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar with the time left; yields what `train_ensemble` takes as `on_trained`."""
+    bar = _bar(console, "Training teachers", MofNCompleteColumn())
+    task = bar.add_task("", total=teachers)
+
+    def on_trained(done: int) -> None:
+        bar.start()
+        bar.update(task, completed=done)
+
+    try:
+        yield on_trained
+    finally:
+        bar.stop()
+
+
+@contextmanager
+def steps_bar(console: Console) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar for training a student; it disappears when a training is done."""
+    with _bar(console, "Training the student", transient=True) as bar:
+        task = bar.add_task("", visible=False)
+        yield lambda done, steps: bar.update(
+            task, completed=done, total=steps, visible=done < steps
+        )
+
+
+@contextmanager
+def comparison_bar(console: Console, steps: int) -> Iterator[Callable[[], None]]:
+    """A progress bar over all steps of several trainings; yields what counts one step."""
+    with _bar(console, "Training for comparison", transient=True) as bar:
+        task = bar.add_task("", total=steps)
+        yield lambda: bar.advance(task)
+
+
+@contextmanager
+def entries_bar(console: Console, name: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar over a ledger's entries, on a terminal only; yields what sets done, total."""
+    shown = console.is_terminal
+    with _bar(console, name, MofNCompleteColumn(), transient=True, disable=not shown) as bar:
+        task = bar.add_task(name, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _bar(
+    console: Console,
+    title: str,
+    *columns: MofNCompleteColumn,
+    transient: bool = False,
+    disable: bool = False,
+) -> Progress:
+    return Progress(
+        *(TextColumn(title), BarColumn(), *columns, TimeRemainingColumn()),
+        console=console,
+        transient=transient,
+        disable=disable,
+    )

@@ -1,0 +1,49 @@
+"""Where votes are cast: what the pipeline asks of it, and what it checks of every count."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from terrine_server.errors import EnsembleUnavailable
+from terrine_server.ledger import EnsembleRecord
+
+
+class Voters(Protocol):
+    """Turns batches of inputs into the vote counts of registered ensembles. Safe between threads.
+
+    To add one: a class of its own with these methods, named in `app.create_app`.
+    """
+
+    def check(self, record: EnsembleRecord) -> None:
+        """Raise `EnsembleUnavailable` unless the ensemble that was registered can vote now."""
+
+    def available(self, record: EnsembleRecord) -> bool:
+        """Whether `check` passes."""
+
+    def votes(self, record: EnsembleRecord, inputs: np.ndarray) -> np.ndarray:
+        """Return the teachers' vote counts for canonical inputs `[B, …]` as int64 `[B, m]`.
+
+        Raises `EnsembleUnavailable`.
+        """
+
+
+def checked_votes(voters: Voters, record: EnsembleRecord, inputs: np.ndarray) -> np.ndarray:
+    """Return the vote counts for canonical inputs `[B, …]`, int64 `[B, m]`, each row a full tally.
+
+    Raises `EnsembleUnavailable`, also for counts that cannot be an honest tally: every price rests
+    on one vote per teacher.
+    """
+    counts = voters.votes(record, inputs)
+    teachers, classes = record.info["teachers"], len(record.info["classes"])
+    if (
+        counts.shape != (len(inputs), classes)
+        or counts.dtype.kind != "i"
+        or (counts < 0).any()
+        or (counts.sum(axis=1) != teachers).any()
+    ):
+        raise EnsembleUnavailable(
+            f"The ensemble {record.name} returned counts that do not add up to its teachers."
+        )
+    return counts
