@@ -50,8 +50,8 @@ test-fast: venv ## Run the tests that take less than ten seconds each
 torture: venv ## Kill servers and databases 1,000 times under load, then audit (ARGS="--seed N")
 	$(BIN)/pytest tests/torture --kills 1000 $(ARGS)
 
-lint: venv ## Check style (ruff) and types (mypy)
-	@failed=0; for check in "ruff check" "ruff format --check" mypy; do \
+lint: venv ## Check style (ruff), types (mypy) and directions (import-linter)
+	@failed=0; for check in "ruff check" "ruff format --check" mypy lint-imports; do \
 		echo "== $$check"; $(BIN)/$$check || failed=1; done; exit $$failed
 
 bench: venv ## Run each benchmark; each prints its figure and its peer's

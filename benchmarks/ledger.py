@@ -34,15 +34,16 @@ from books import answered, open_ledger, open_project
 from postgres import running_postgres
 
 from terrine_server.ledger import Ledger, ProjectRecord, connect
-from terrine_server.ledger.store.chain import (
+from terrine_server.ledger.chain import (
     CHARGE_FIELDS,
     KIND_FIELDS,
     canonical_json,
     frame,
     hasher,
+    iso,
 )
 from terrine_server.ledger.store.database import snapshot
-from terrine_server.ledger.store.tables import iso, projects
+from terrine_server.ledger.store.tables import projects
 from terrine_server.ledger.verifying.entries import stored
 from terrine_server.privacy import VoteOutcome
 

@@ -27,8 +27,7 @@ from terrine_protocol import ProjectStatus
 from terrine_server.cli.console import CommandError
 from terrine_server.cli.ledger import app
 from terrine_server.ledger import Ledger
-from terrine_server.ledger.store.tables import ensembles, projects
-from terrine_server.ledger.verifying.anchors import (
+from terrine_server.ledger.anchors import (
     Anchor,
     AnchorError,
     load_private_key,
@@ -36,6 +35,7 @@ from terrine_server.ledger.verifying.anchors import (
     read_anchors,
     write_anchors,
 )
+from terrine_server.ledger.store.tables import ensembles, projects
 from terrine_server.ledger.verifying.walk import verify_project
 
 ENTRIES = 6

@@ -16,7 +16,7 @@ from sqlalchemy.engine import make_url
 
 from terrine_server.errors import BudgetExhausted
 from terrine_server.ledger import Ledger, connect
-from terrine_server.ledger.verifying.anchors import Anchor, read_anchors, write_anchors
+from terrine_server.ledger.anchors import Anchor, read_anchors, write_anchors
 
 Tool = Callable[[str, Path], None]
 

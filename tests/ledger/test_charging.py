@@ -38,8 +38,8 @@ from terrine_server.errors import (
     ProjectPaused,
 )
 from terrine_server.ledger import Batch, Ledger, Proposal, QueryDigest, Recorded, Result, connect
+from terrine_server.ledger.chain import canonical_json
 from terrine_server.ledger.store import searches
-from terrine_server.ledger.store.chain import canonical_json
 from terrine_server.ledger.store.tables import charges, projects
 from terrine_server.privacy import VoteOutcome
 

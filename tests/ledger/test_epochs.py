@@ -24,7 +24,7 @@ from sqlalchemy import Connection, select, update
 
 from terrine_server.errors import BudgetExhausted, InvalidTerms, Overtaken
 from terrine_server.ledger import Ledger, ProjectRecord
-from terrine_server.ledger.store.chain import canonical_json, charge_hash
+from terrine_server.ledger.chain import canonical_json, charge_hash
 from terrine_server.ledger.store.tables import charges, projects
 from terrine_server.ledger.verifying.walk import verify_project
 from terrine_server.privacy import (

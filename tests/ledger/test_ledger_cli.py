@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from terrine_server.cli.ledger import app
 from terrine_server.errors import NotFound, SchemaMismatch
 from terrine_server.ledger import Ledger
-from terrine_server.ledger.store.chain import canonical_json, charge_hash
+from terrine_server.ledger.chain import canonical_json, charge_hash
 from terrine_server.ledger.store.tables import charges
 
 

@@ -29,7 +29,7 @@ from sqlalchemy import Connection, event
 from terrine_protocol import ProjectStatus
 from terrine_server import errors
 from terrine_server.ledger import Ledger, Proposal, connect, upgrade
-from terrine_server.ledger.verifying.anchors import Anchor
+from terrine_server.ledger.anchors import Anchor
 from terrine_server.privacy import VoteOutcome, cap
 
 REFUSALS: dict[type[errors.TerrineError], str] = {

@@ -43,15 +43,16 @@ from sqlalchemy import Connection, Table, select, update
 from terrine_protocol import ProjectStatus
 from terrine_server.errors import DatabaseUnavailable, NotFound
 from terrine_server.ledger import Ledger, Verification, connect
-from terrine_server.ledger.store.chain import (
+from terrine_server.ledger.chain import (
     CHARGE_FIELDS,
     KIND_FIELDS,
     TERMS_FIELDS,
     charge_hash,
     frame,
     hasher,
+    iso,
 )
-from terrine_server.ledger.store.tables import charges, ensembles, iso, projects
+from terrine_server.ledger.store.tables import charges, ensembles, projects
 from terrine_server.ledger.verifying.entries import is_instant
 from terrine_server.ledger.verifying.walk import verify_project
 

@@ -9,7 +9,7 @@ from typing import Any
 from books import digest
 from sqlalchemy import Connection, insert, select, update
 
-from terrine_server.ledger.store.chain import charge_hash
+from terrine_server.ledger.chain import charge_hash
 from terrine_server.ledger.store.tables import charges, projects
 
 

@@ -28,7 +28,7 @@ KNOWN = (
     ("terrine_models.data", "DataError"),
     ("terrine_models.teachers", "TrainingError"),
     ("terrine_server.owner.tokens", "SecretKeyError"),
-    ("terrine_server.ledger.verifying.anchors", "AnchorError"),
+    ("terrine_server.ledger.anchors", "AnchorError"),
     ("terrine_server.ledger.verifying.archive", "ArchiveError"),
     ("terrine_client.errors", "TerrineError"),
 )

@@ -181,7 +181,7 @@ def _write_csv(ledger: Ledger, project: str, file: TextIO) -> int:
     from dataclasses import fields
 
     from terrine_server.ledger import ChargeRecord
-    from terrine_server.ledger.store.chain import canonical_json
+    from terrine_server.ledger.chain import canonical_json
     from terrine_server.ledger.verifying.archive import entry_line
 
     writer = csv.DictWriter(file, [field.name for field in fields(ChargeRecord)])

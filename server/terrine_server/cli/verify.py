@@ -12,7 +12,7 @@ from terrine_server.cli.console import console, errors, fail, opened_ledger, wri
 
 if TYPE_CHECKING:
     from terrine_server.ledger import Verification
-    from terrine_server.ledger.verifying.anchors import Anchor
+    from terrine_server.ledger.anchors import Anchor
 
 Project = Annotated[str | None, typer.Argument(help="A project, or `all`.", show_default="all")]
 
@@ -78,7 +78,7 @@ def anchor(
     A key:  openssl genpkey -algorithm ed25519 -out anchor.key
             openssl pkey -in anchor.key -pubout -out anchor.pub
     """
-    from terrine_server.ledger.verifying.anchors import load_private_key, write_anchors
+    from terrine_server.ledger.anchors import load_private_key, write_anchors
 
     signing = load_private_key(key) if key is not None else None
     ledger = opened_ledger()
@@ -98,7 +98,7 @@ def anchor(
 
 
 def _read(path: Path | None, public_key: Path | None) -> dict[str, Anchor] | None:
-    from terrine_server.ledger.verifying.anchors import load_public_key, read_anchors
+    from terrine_server.ledger.anchors import load_public_key, read_anchors
 
     if path is None:
         return None

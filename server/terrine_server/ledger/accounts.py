@@ -12,11 +12,11 @@ from sqlalchemy.exc import IntegrityError
 
 from terrine_protocol import Name, ProjectStatus
 from terrine_server.errors import CapExceeded, Conflict, InvalidTerms, NotFound
+from terrine_server.ledger.chain import canonical_json, genesis
 from terrine_server.ledger.charging import tallies as secrets
 from terrine_server.ledger.epochs import events_of
 from terrine_server.ledger.records import EnsembleRecord, ProjectRecord
 from terrine_server.ledger.store import rows
-from terrine_server.ledger.store.chain import canonical_json, genesis
 from terrine_server.ledger.store.tables import ensembles, projects
 from terrine_server.privacy import Cap, ParameterError, Terms, build_mechanism
 

@@ -14,6 +14,7 @@ from sqlalchemy.exc import IntegrityError
 from terrine_protocol import Outcome, ProjectStatus, Role
 from terrine_server.errors import BrokenBooks, Conflict, DatabaseUnavailable, NotFound, TerrineError
 from terrine_server.ledger import accounts
+from terrine_server.ledger.anchors import Anchor
 from terrine_server.ledger.charging import charge as charging
 from terrine_server.ledger.charging import earlier
 from terrine_server.ledger.charging import tallies as secrets
@@ -34,7 +35,6 @@ from terrine_server.ledger.store import rows
 from terrine_server.ledger.store.database import appending, reading, snapshot, writing
 from terrine_server.ledger.store.tables import charges, ensembles, projects, tokens
 from terrine_server.ledger.verifying import archive
-from terrine_server.ledger.verifying.anchors import Anchor
 from terrine_server.ledger.verifying.walk import Progress, verify_project
 from terrine_server.privacy import Cap, Terms
 

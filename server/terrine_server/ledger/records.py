@@ -25,7 +25,7 @@ from typing import Any
 
 from terrine_protocol import Guarantee, Outcome, ProjectStatus, Role
 from terrine_server.errors import TerrineError
-from terrine_server.ledger.verifying.anchors import Anchor
+from terrine_server.ledger.anchors import Anchor
 from terrine_server.privacy import GDP, Account, Rule, Terms, VoteOutcome
 
 

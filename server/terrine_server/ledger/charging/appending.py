@@ -16,10 +16,10 @@ from sqlalchemy import Connection, TextClause, text
 from sqlalchemy.dialects import postgresql
 
 from terrine_protocol import ProjectStatus
+from terrine_server.ledger.chain import CHARGE_FIELDS, canonical_json, iso
 from terrine_server.ledger.charging.earlier import numbers
 from terrine_server.ledger.records import ProjectRecord, Result
-from terrine_server.ledger.store.chain import CHARGE_FIELDS, canonical_json
-from terrine_server.ledger.store.tables import charges, iso
+from terrine_server.ledger.store.tables import charges
 
 KEYS_KEPT = timedelta(days=7)
 """How long an idempotency key is remembered. The charges behind it are for ever, so a later retry

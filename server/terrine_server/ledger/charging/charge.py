@@ -19,14 +19,13 @@ from terrine_server.errors import (
     ProjectPaused,
     TerrineError,
 )
+from terrine_server.ledger.chain import canonical_json, frame_kind, hasher, iso, publication_digest
 from terrine_server.ledger.charging import tallies as secrets
 from terrine_server.ledger.charging.admission import REFUSED, Admission, admit
 from terrine_server.ledger.charging.appending import append
 from terrine_server.ledger.epochs import entry_event
 from terrine_server.ledger.records import Batch, OnRecord, ProjectRecord, Receipt
-from terrine_server.ledger.store.chain import canonical_json, frame_kind, hasher, publication_digest
 from terrine_server.ledger.store.rows import publications
-from terrine_server.ledger.store.tables import iso
 
 
 class Moved(Exception):  # noqa: N818 - no error: it is tried again

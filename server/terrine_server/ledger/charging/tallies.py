@@ -14,8 +14,8 @@ import numpy as np
 from sqlalchemy import Connection, insert, select, update
 
 from terrine_server.errors import BrokenBooks, Conflict
+from terrine_server.ledger.chain import canonical_json
 from terrine_server.ledger.records import ProjectRecord, SecretAccount
-from terrine_server.ledger.store.chain import canonical_json
 from terrine_server.ledger.store.tables import secret_spends
 from terrine_server.privacy import BoundRelease, PublishedBound, VoteOutcome, event_from_json
 from terrine_server.privacy.published.release import SecretSpend

@@ -34,6 +34,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
+from terrine_server.ledger.chain import iso
+
 
 class Timestamp(TypeDecorator[datetime]):
     """An instant in UTC, to the microsecond.
@@ -64,11 +66,6 @@ class Timestamp(TypeDecorator[datetime]):
     def coerce_compared_value(self, op: object, value: object) -> TypeEngine[Any]:
         """Compare with instants, written the same way."""
         return self
-
-
-def iso(instant: datetime) -> str:
-    """`2026-01-31T23:59:59.000000Z`: always UTC, always 27 characters."""
-    return instant.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 metadata = MetaData(

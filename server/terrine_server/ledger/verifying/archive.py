@@ -17,9 +17,8 @@ from typing import Any
 
 from sqlalchemy import RowMapping
 
+from terrine_server.ledger.chain import TERMS_FIELDS, canonical_json, iso
 from terrine_server.ledger.records import ChargeRecord
-from terrine_server.ledger.store.chain import TERMS_FIELDS, canonical_json
-from terrine_server.ledger.store.tables import iso
 from terrine_server.ledger.verifying.entries import COLUMNS, PAGE, Entry, Pages
 
 FORMAT = "terrine-export/1"

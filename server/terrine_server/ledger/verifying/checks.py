@@ -20,12 +20,12 @@ from sqlalchemy import Connection, case, func, select
 
 from terrine_protocol import Outcome
 from terrine_server.errors import BrokenBooks
+from terrine_server.ledger.anchors import Anchor
+from terrine_server.ledger.chain import genesis
 from terrine_server.ledger.charging import tallies as secrets
 from terrine_server.ledger.epochs import Epochs, entry_event
 from terrine_server.ledger.store import rows
-from terrine_server.ledger.store.chain import genesis
 from terrine_server.ledger.store.tables import projects
-from terrine_server.ledger.verifying.anchors import Anchor
 from terrine_server.privacy import Account, Price, Terms, VoteOutcome
 
 Raw = Mapping[str, Any]

@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from terrine_server.ledger.store.chain import CHARGE_FIELDS
+from terrine_server.ledger.chain import CHARGE_FIELDS
 
 COLUMNS = (*CHARGE_FIELDS[1:], "hash")
 """What an entry's tuple holds. `created_at` is text as `tables.iso` writes it."""

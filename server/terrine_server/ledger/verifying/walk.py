@@ -16,12 +16,12 @@ from typing import Any
 from sqlalchemy import Connection
 
 from terrine_server.errors import NotFound
+from terrine_server.ledger.anchors import Anchor
+from terrine_server.ledger.chain import KIND_FIELDS, frame, hasher, iso
 from terrine_server.ledger.records import Verification
 from terrine_server.ledger.store import rows
-from terrine_server.ledger.store.chain import KIND_FIELDS, frame, hasher
-from terrine_server.ledger.store.tables import iso, projects
+from terrine_server.ledger.store.tables import projects
 from terrine_server.ledger.verifying import archive
-from terrine_server.ledger.verifying.anchors import Anchor
 from terrine_server.ledger.verifying.checks import (
     Raw,
     Rules,

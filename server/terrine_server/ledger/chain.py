@@ -13,11 +13,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
-
-from terrine_server.ledger.store.tables import iso
 
 Field = str | bytes | int | float | datetime | None
 
@@ -145,3 +143,8 @@ def _frame(field: Field) -> bytes:
         case _:
             raise TypeError(f"{type(field).__name__} has no canonical encoding here")
     return tag + len(payload).to_bytes(8, "big") + payload
+
+
+def iso(instant: datetime) -> str:
+    """`2026-01-31T23:59:59.000000Z`: always UTC, always 27 characters."""
+    return instant.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from terrine_server.ledger.store.chain import canonical_json
+from terrine_server.ledger.chain import canonical_json
 from terrine_server.privacy import Account
 
 if TYPE_CHECKING:
