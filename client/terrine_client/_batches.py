@@ -28,7 +28,7 @@ from terrine_client.errors import (
 from terrine_protocol import Budget, LabelResponse, LabelResult, Outcome
 
 Array = npt.NDArray[Any]
-Plan = Generator[Call[LabelResponse], LabelResponse, Labels]
+BatchPlan = Generator[Call[LabelResponse], LabelResponse, Labels]
 Report = Callable[[Sequence[LabelResult], int], None]
 """Told the results so far, and how many there will be."""
 Transport = Literal["binary", "json"]
@@ -44,7 +44,7 @@ def asking(
     batch_size: int,
     transport: Transport,
     report: Report,
-) -> Plan:
+) -> BatchPlan:
     """Ask for labels of x [B, …] in batches, in order.
 
     A batch the server finds too large is halved. Once the budget is spent, the rest is still

@@ -12,7 +12,7 @@ import httpx
 import numpy.typing as npt
 import stamina
 
-from terrine_client._batches import Plan, Report, Transport, asking
+from terrine_client._batches import BatchPlan, Report, Transport, asking
 from terrine_client._calls import Call
 from terrine_client.errors import ConfigurationError
 
@@ -75,7 +75,7 @@ class Connection(Generic[Http]):
         probabilities: npt.ArrayLike | None,
         key: str | None,
         report: Report,
-    ) -> Plan:
+    ) -> BatchPlan:
         return asking(x, probabilities, key, self._batch_size, self._transport, report)
 
     def _attempts(self, call: Call[Any]) -> Any:

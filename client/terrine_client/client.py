@@ -11,7 +11,7 @@ import httpx
 import numpy.typing as npt
 
 from terrine_client import _calls
-from terrine_client._batches import Plan
+from terrine_client._batches import BatchPlan
 from terrine_client._calls import Call, transport_errors
 from terrine_client._connection import Connection
 from terrine_client._labels import Labels
@@ -163,7 +163,7 @@ class Client(Connection[httpx.Client]):
                 return call.read(self._http.send(call.request(self._http)))
         raise AssertionError("stamina raises after the last attempt")
 
-    def _run(self, plan: Plan) -> Labels:
+    def _run(self, plan: BatchPlan) -> Labels:
         try:
             call = next(plan)
             while True:
@@ -285,7 +285,7 @@ class AsyncClient(Connection[httpx.AsyncClient]):
                 return call.read(await self._http.send(call.request(self._http)))
         raise AssertionError("stamina raises after the last attempt")
 
-    async def _run(self, plan: Plan) -> Labels:
+    async def _run(self, plan: BatchPlan) -> Labels:
         try:
             call = next(plan)
             while True:

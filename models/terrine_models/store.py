@@ -153,7 +153,7 @@ class Architecture(Record):
     hidden: tuple[Annotated[int, Field(ge=1)], ...] = ()
 
 
-class Training(Record):
+class TeacherTraining(Record):
     """Settings under which every teacher was trained."""
 
     seed: Annotated[int, Field(ge=0)]
@@ -167,7 +167,7 @@ class Training(Record):
     learning_rate: Annotated[float, Field(gt=0)] | None = None
 
 
-class Plan(Record):
+class EnsemblePlan(Record):
     """Everything about an ensemble that is settled before its teachers are trained."""
 
     format: Literal["terrine-ensemble-1"] = FORMAT
@@ -181,7 +181,7 @@ class Plan(Record):
     teachers: Annotated[int, Field(ge=1, le=1_000_000)]
     records: Annotated[int, Field(ge=1, description="Training records, all shards together.")]
     partition: Partition
-    training: Training
+    training: TeacherTraining
     versions: dict[str, str]
 
     @model_validator(mode="after")
@@ -193,7 +193,7 @@ class Plan(Record):
         return self
 
 
-class Manifest(Plan):
+class Manifest(EnsemblePlan):
     """Everything about an ensemble but its weights, and the digests of the files with those."""
 
     files: dict[FileName, Sha256]

@@ -41,11 +41,11 @@ from .features import BLOCK, FeatureMap, PublicData, public_features, to_images
 from .store import (
     FEATURES,
     Architecture,
+    EnsemblePlan,
     InputSpec,
     Manifest,
     Partition,
-    Plan,
-    Training,
+    TeacherTraining,
     load_tensors,
     save_manifest,
     save_tensors,
@@ -79,10 +79,10 @@ class Heads:
         """Always ridge regression."""
         return Architecture(name="ridge")
 
-    def training(self, inputs: InputSpec, seed: int) -> Training:
+    def training(self, inputs: InputSpec, seed: int) -> TeacherTraining:
         """What the manifest records."""
         copies = self.copies if len(inputs.shape) > 1 else 0
-        return Training(seed=seed, copies=copies, ridge=self.ridge)
+        return TeacherTraining(seed=seed, copies=copies, ridge=self.ridge)
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,9 @@ class Networks:
         """The network that suits the inputs."""
         return default_architecture(inputs)
 
-    def training(self, inputs: InputSpec, seed: int) -> Training:
+    def training(self, inputs: InputSpec, seed: int) -> TeacherTraining:
         """What the manifest records."""
-        return Training(
+        return TeacherTraining(
             seed=seed,
             epochs=self.epochs,
             batch=self.batch,
@@ -142,7 +142,7 @@ def train_ensemble(
         public.check_disjoint(data)
     shards, partition = deal(data, teachers, seed)
     features = public_features(data.spec, public, how.width) if isinstance(how, Heads) else None
-    plan = Plan(
+    plan = EnsemblePlan(
         name=name,
         kind=how.kind,
         architecture=how.architecture(data.spec),
@@ -213,7 +213,11 @@ def deal(data: Dataset, teachers: int, seed: int) -> tuple[list[NDArray[np.int64
 
 
 def _train_heads(
-    data: Dataset, shards: list[NDArray[np.int64]], run: range, plan: Plan, features: FeatureMap
+    data: Dataset,
+    shards: list[NDArray[np.int64]],
+    run: range,
+    plan: EnsemblePlan,
+    features: FeatureMap,
 ) -> dict[str, torch.Tensor]:
     """Weights [k, m, width] and biases [k, m] of a run of k heads."""
     copies, ridge = plan.training.copies or 0, plan.training.ridge or 0.0
@@ -234,7 +238,7 @@ def _train_networks(
     data: Dataset,
     shards: list[NDArray[np.int64]],
     run: range,
-    plan: Plan,
+    plan: EnsemblePlan,
 ) -> dict[str, torch.Tensor]:
     """Parameters of a run of k networks, each stacked along axis 0."""
 
@@ -246,7 +250,7 @@ def _train_networks(
 
 
 def _train_network(
-    x: torch.Tensor, y: torch.Tensor, teacher: int, plan: Plan
+    x: torch.Tensor, y: torch.Tensor, teacher: int, plan: EnsemblePlan
 ) -> dict[str, torch.Tensor]:
     """SGD with Nesterov momentum; the rate warms up, then falls as a cosine."""
     settings = plan.training
@@ -292,7 +296,7 @@ def _distorted(x: torch.Tensor, draws: torch.Tensor, spec: InputSpec) -> torch.T
     return bent.squeeze(1) if x.ndim == 3 else bent.permute(0, 2, 3, 1)
 
 
-def _begin_or_resume(work: Path, plan: Plan, data: Dataset) -> dict[str, str]:
+def _begin_or_resume(work: Path, plan: EnsemblePlan, data: Dataset) -> dict[str, str]:
     """Files that an earlier, interrupted call completed, with their digests."""
     work.mkdir(parents=True, exist_ok=True)
     note = work / PROGRESS
@@ -318,7 +322,7 @@ def _begin_or_resume(work: Path, plan: Plan, data: Dataset) -> dict[str, str]:
     return files
 
 
-def _note(work: Path, plan: Plan, data: Dataset, files: dict[str, str]) -> None:
+def _note(work: Path, plan: EnsemblePlan, data: Dataset, files: dict[str, str]) -> None:
     state = {"plan": plan.model_dump(mode="json"), "data": data.digest(), "files": files}
     write_atomically(work / PROGRESS, json.dumps(state).encode())
 

@@ -22,7 +22,7 @@ from books import (
 )
 from sqlalchemy import text
 
-from terrine_server.audit.findings import Finding
+from terrine_server.audit.findings import AuditFinding
 from terrine_server.audit.ledger import audit_books
 from terrine_server.ledger import Ledger
 from terrine_server.privacy import Terms, VoteOutcome
@@ -42,7 +42,7 @@ def open_and_ask(ledger: Ledger, name: str, mechanism: Any, opened: Terms) -> No
     ledger.charge(project.id, asked)
 
 
-def found(ledger: Ledger) -> list[Finding]:
+def found(ledger: Ledger) -> list[AuditFinding]:
     return list(audit_books(ledger))
 
 

@@ -20,7 +20,7 @@ import pytest
 
 from terrine_server.audit import noise
 from terrine_server.audit.cases import CASES, Case
-from terrine_server.audit.findings import Finding
+from terrine_server.audit.findings import AuditFinding
 from terrine_server.audit.mechanisms import Seen, audit_mechanisms, observe
 from terrine_server.audit.noise import audit_noise
 from terrine_server.privacy import (
@@ -43,7 +43,7 @@ SOUND = [title for title, case in BY_TITLE.items() if not case.claimed]
 sample = NoiseTable.sample
 
 
-def findings(title: str, draws: int = DRAWS) -> list[Finding]:
+def findings(title: str, draws: int = DRAWS) -> list[AuditFinding]:
     choice = np.random.default_rng(5)
     return list(audit_mechanisms(draws, LEVEL, choice, [BY_TITLE[title]]))
 

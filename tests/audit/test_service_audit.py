@@ -12,7 +12,7 @@ import pytest
 
 from terrine_models.ensemble import Ensemble
 from terrine_server.audit import service
-from terrine_server.audit.findings import Finding
+from terrine_server.audit.findings import AuditFinding
 from terrine_server.audit.service import SPLIT, audit_service
 from terrine_server.audit.world import TEACHERS, input_with, save_world
 from terrine_server.owner import operations
@@ -20,7 +20,7 @@ from terrine_server.privacy import Mechanism, Terms, quote
 from terrine_server.privacy.noise import NoiseTable
 
 
-def findings(students: int, level: float = 1e-6) -> list[Finding]:
+def findings(students: int, level: float = 1e-6) -> list[AuditFinding]:
     return list(audit_service(students, level, np.random.default_rng()))
 
 
@@ -47,7 +47,7 @@ def test_what_is_asked_next_depends_on_what_was_told(monkeypatch: pytest.MonkeyP
     seen: list[service.Run] = []
     judge = service._judge
 
-    def listen(promise: Any, runs: Any, level: float) -> Finding:
+    def listen(promise: Any, runs: Any, level: float) -> AuditFinding:
         seen.extend(runs)
         return judge(promise, runs, level)
 

@@ -17,7 +17,7 @@ from terrine_server.planning.plan import (
     frontier,
     plan,
 )
-from terrine_server.planning.publishing import DataDependent, Publishing
+from terrine_server.planning.publishing import DataDependent, PublishingPlan
 from terrine_server.privacy import Account, ParameterError, VoteOutcome, build_mechanism, quote, rdp
 from terrine_server.privacy.accounting.conversions import rdp_budget
 from terrine_server.privacy.accounting.units import COST_UNITS
@@ -154,7 +154,9 @@ def test_curves_rise_and_pass_through_the_plan() -> None:
 # --------------------------------------------------------------------------- data-dependent mode
 
 
-def published(teachers: int, sigma: float, agreement: float, epsilon: float) -> Publishing | None:
+def published(
+    teachers: int, sigma: float, agreement: float, epsilon: float
+) -> PublishingPlan | None:
     mechanism = build_mechanism({"name": "gnmax", "sigma": sigma}, teachers=teachers, classes=10)
     votes = synthetic(teachers, Consensus(agreement))
     return DataDependent(

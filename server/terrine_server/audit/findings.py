@@ -13,7 +13,7 @@ Verdict = Literal["holds", "exceeded", "claim refuted", "claim not refuted", "no
 
 
 @dataclass(frozen=True)
-class Finding:
+class AuditFinding:
     """One thing that was checked.
 
     `measured` is a lower confidence bound on the privacy loss and `price` what is charged for it,
@@ -44,7 +44,7 @@ class Finding:
         measured: float,
         price: float,
         claimed: bool = False,
-    ) -> Finding:
+    ) -> AuditFinding:
         """Judge a measured loss against its price."""
         verdict: Verdict = "exceeded" if measured > price else "holds"
         if claimed:
@@ -59,7 +59,7 @@ class Report:
     confidence: float
     seed: int
     seconds: float
-    findings: Sequence[Finding]
+    findings: Sequence[AuditFinding]
 
     @property
     def passed(self) -> bool:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from functools import lru_cache
 
-from terrine_server.audit.findings import Finding, Part
+from terrine_server.audit.findings import AuditFinding, Part
 from terrine_server.ledger import Ledger, ProjectRecord
 from terrine_server.ledger.epochs import events_of
 from terrine_server.privacy import (
@@ -30,7 +30,7 @@ MOST = 3
 """Problems of one project that are told; the first is the one to look at."""
 
 
-def audit_books(ledger: Ledger, part: Part = "ledger") -> Iterator[Finding]:
+def audit_books(ledger: Ledger, part: Part = "ledger") -> Iterator[AuditFinding]:
     """Yield one finding for all projects that are sound, and one for each that is not."""
     sound = charges = 0
     for project in _projects(ledger):
@@ -38,10 +38,10 @@ def audit_books(ledger: Ledger, part: Part = "ledger") -> Iterator[Finding]:
         if problems:
             told = "; ".join(problems[:MOST])
             more = f"; and {len(problems) - MOST} more" if len(problems) > MOST else ""
-            yield Finding(part, f"books of {project.name}", "exceeded", told + more)
+            yield AuditFinding(part, f"books of {project.name}", "exceeded", told + more)
         else:
             sound, charges = sound + 1, charges + project.charges
-    yield Finding(
+    yield AuditFinding(
         part,
         "books",
         "holds",

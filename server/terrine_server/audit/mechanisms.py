@@ -17,7 +17,7 @@ import numpy as np
 
 from terrine_server.audit.cases import CASES, Case, Request
 from terrine_server.audit.evidence import Limits, Promise, Sample, events, limits
-from terrine_server.audit.findings import Finding
+from terrine_server.audit.findings import AuditFinding
 from terrine_server.privacy import Mechanism, VoteOutcome, additive_delta, quote, rdp
 from terrine_server.privacy.accounting.units import COST_UNITS, DELTA_UNITS
 
@@ -82,7 +82,7 @@ def aspects(mechanism: Mechanism) -> list[Aspect]:
 
 def audit_mechanisms(
     draws: int, level: float, choice: np.random.Generator, cases: Sequence[Case] = CASES
-) -> Iterator[Finding]:
+) -> Iterator[AuditFinding]:
     """Yield a finding for every aspect of every case.
 
     `draws`: releases for each vote vector in each half. `level`: chance that any finding convicts
@@ -96,7 +96,7 @@ def audit_mechanisms(
 
 def _audit(
     case: Case, parts: Sequence[Aspect], draws: int, level: float, choice: np.random.Generator
-) -> Iterator[Finding]:
+) -> Iterator[AuditFinding]:
     mechanism, pairs = case.build(), case.neighbours(choice)
     first = {votes: observe(mechanism, case, votes, draws) for pair in pairs for votes in pair}
     second: dict[Request, Counter[Seen]] = {}
@@ -171,7 +171,7 @@ def _judge(
     suspects: Sequence[Suspicion],
     seen: dict[Request, Counter[Seen]],
     level: float,
-) -> Finding:
+) -> AuditFinding:
     def proven(suspect: Suspicion) -> tuple[float, Suspicion, Limits]:
         one, other = _viewed(aspect, seen[suspect.one]), _viewed(aspect, seen[suspect.other])
         found = limits(one, other, suspect.event, level / len(suspects))
@@ -182,7 +182,7 @@ def _judge(
     else:
         measured, suspect, found = max(map(proven, suspects), key=lambda item: item[0])
         evidence = _evidence(aspect.promise, suspect, found)
-    return Finding.of_loss(
+    return AuditFinding.of_loss(
         "mechanisms",
         case.title + aspect.title,
         evidence,

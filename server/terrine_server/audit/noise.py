@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import beta
 
-from terrine_server.audit.findings import Finding
+from terrine_server.audit.findings import AuditFinding
 from terrine_server.privacy.noise import NoiseTable, discrete_gaussian, discrete_laplace
 
 BEYOND = 2.0**-180
@@ -47,11 +47,11 @@ NOISES = (
 )
 
 
-def audit_noise(draws: int, level: float) -> Iterator[Finding]:
+def audit_noise(draws: int, level: float) -> Iterator[AuditFinding]:
     """Yield a finding for each kind of noise; each convicts wrongly with chance level/2 at most."""
     for noise in NOISES:
         problems = [*_ends(noise), *_tails(noise, draws, level / len(NOISES))]
-        yield Finding(
+        yield AuditFinding(
             "noise",
             noise.title,
             "exceeded" if problems else "holds",

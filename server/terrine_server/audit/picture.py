@@ -6,7 +6,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from terrine_server.audit.findings import Finding, Report
+from terrine_server.audit.findings import AuditFinding, Report
 
 KEPT, BROKEN, CLAIM = "#2f6f8f", "#b3261e", "#c77700"
 
@@ -35,7 +35,7 @@ def draw(report: Report, path: Path) -> None:
     figure.savefig(path, dpi=150, format="png")
 
 
-def _colour(finding: Finding) -> str:
+def _colour(finding: AuditFinding) -> str:
     if finding.verdict.startswith("claim"):
         return CLAIM
     return KEPT if finding.passed else BROKEN

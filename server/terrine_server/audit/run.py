@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from terrine_server.audit.findings import Finding, Report
+from terrine_server.audit.findings import AuditFinding, Report
 from terrine_server.audit.ledger import audit_books
 from terrine_server.audit.mechanisms import audit_mechanisms
 from terrine_server.audit.noise import audit_noise
@@ -43,7 +43,7 @@ def audit(
     confidence: float,
     seed: int,
     ledger: Ledger | None,
-    on_finding: Callable[[Finding], None] = lambda finding: None,
+    on_finding: Callable[[AuditFinding], None] = lambda finding: None,
 ) -> Report:
     """Audit what is asked for; tell each finding as it comes.
 
@@ -60,7 +60,7 @@ def audit(
 
 def _findings(
     subjects: Collection[Subject], effort: Effort, level: float, seed: int, ledger: Ledger | None
-) -> Iterator[Finding]:
+) -> Iterator[AuditFinding]:
     choice = np.random.default_rng(seed)
     if "mechanisms" in subjects:
         yield from audit_noise(effort.noise, level)
@@ -70,4 +70,6 @@ def _findings(
     if "ledger" in subjects and ledger is not None:
         yield from audit_books(ledger)
     elif "ledger" in subjects:
-        yield Finding("ledger", "books", "nothing there", "no service was set up on this machine")
+        yield AuditFinding(
+            "ledger", "books", "nothing there", "no service was set up on this machine"
+        )

@@ -21,7 +21,7 @@ import numpy as np
 from terrine_client import BudgetExhausted, Client
 from terrine_protocol import ProjectOpen
 from terrine_server.audit.evidence import Promise, Sample, limits
-from terrine_server.audit.findings import Finding
+from terrine_server.audit.findings import AuditFinding
 from terrine_server.audit.ledger import audit_books
 from terrine_server.audit.world import WORLDS, Service, World, input_with, running_service
 from terrine_server.privacy.accounting.units import COST_UNITS, DELTA_UNITS
@@ -46,7 +46,7 @@ class Run:
     told: tuple[Told, ...]
 
 
-def audit_service(runs: int, level: float, choice: np.random.Generator) -> Iterator[Finding]:
+def audit_service(runs: int, level: float, choice: np.random.Generator) -> Iterator[AuditFinding]:
     """Yield the loss found beside the budget, and whether the attacked service's books are whole.
 
     `runs`: students in each world. `level`: chance of convicting a service that keeps its budget.
@@ -110,7 +110,7 @@ def _ask(url: str, token: str, choice: np.random.Generator) -> tuple[Told, ...]:
                 votes = SPLIT + (1 if label else -1)
 
 
-def _judge(promise: Promise, seen: Sequence[Run], level: float) -> Finding:
+def _judge(promise: Promise, seen: Sequence[Run], level: float) -> AuditFinding:
     """Learn from every third run, and measure on the rest."""
     lessons = seen[::3]
     trial = [run for number, run in enumerate(seen) if number % 3]
@@ -126,7 +126,7 @@ def _judge(promise: Promise, seen: Sequence[Run], level: float) -> Finding:
     measured, p, q = _proven(promise, trial, weights, guess, level)
     asked = np.array([len(run.told) for run in seen])
     epsilon = max(0.0, math.log(max(p - DELTA, q) / q))
-    return Finding.of_loss(
+    return AuditFinding.of_loss(
         "service",
         "confident_gnmax over HTTP, until refused",
         f"{len(seen)} students asked {asked.sum():,} queries, {asked.min()} to {asked.max()} each; "

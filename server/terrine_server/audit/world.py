@@ -28,7 +28,7 @@ from terrine_models.store import (
     InputSpec,
     Manifest,
     Partition,
-    Training,
+    TeacherTraining,
     save_manifest,
     save_tensors,
     versions,
@@ -95,7 +95,7 @@ def save_world(directory: Path, world: World, name: str) -> None:
         teachers=TEACHERS,
         records=TEACHERS,
         partition=Partition(recipe="rows", seed=0, smallest=1, largest=1),
-        training=Training(seed=0, copies=0, ridge=1.0),
+        training=TeacherTraining(seed=0, copies=0, ridge=1.0),
         versions=versions(),
         files={file: digest},
     )

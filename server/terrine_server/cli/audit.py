@@ -13,7 +13,7 @@ from rich.markup import escape
 from terrine_server.cli.console import console, fail
 
 if TYPE_CHECKING:
-    from terrine_server.audit.findings import Finding, Report
+    from terrine_server.audit.findings import AuditFinding, Report
     from terrine_server.ledger import Ledger
     from terrine_server.settings import Settings
 
@@ -120,7 +120,7 @@ def _ledger(settings: Settings, required: bool) -> Ledger | None:
     return Ledger(engine)
 
 
-def _tell(finding: Finding) -> None:
+def _tell(finding: AuditFinding) -> None:
     colour = "green" if finding.passed else "bold red"
     loss = ""
     if finding.measured is not None and finding.price is not None:

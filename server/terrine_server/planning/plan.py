@@ -22,7 +22,7 @@ from terrine_server.planning.accountants import (
 from terrine_server.planning.forecast import Votes
 from terrine_server.planning.grid import Grid, Spec, specifications
 from terrine_server.planning.outlook import Outlook
-from terrine_server.planning.publishing import Publishing
+from terrine_server.planning.publishing import PublishingPlan
 from terrine_server.privacy.budget.quoting import quote
 from terrine_server.privacy.parameters import (
     MAX_EPSILON,
@@ -91,7 +91,7 @@ class Plan:
     wanted: int
     labelled: bool
     lines: Sequence[Line]
-    publishing: Publishing | None
+    publishing: PublishingPlan | None
     candidates: Sequence[Candidate]
 
 

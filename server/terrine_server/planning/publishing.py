@@ -44,7 +44,7 @@ PUBLICATIONS = (1, 2, 3, 4, 6)
 
 
 @dataclass(frozen=True)
-class Publishing:
+class PublishingPlan:
     """A schedule: after so many charges each, a figure is published; then `queries` are reached.
 
     `bounds`: the figures to expect, in Rényi divergence at `publication.order`.
@@ -113,13 +113,13 @@ class DataDependent:
         self.mechanism, self.votes, self.forecast = mechanism, votes, forecast
         self.choices: dict[float, list[_Choice]] = {}
 
-    def plan(self, epsilon: float) -> Publishing | None:
+    def plan(self, epsilon: float) -> PublishingPlan | None:
         """Return the schedule that reaches the most queries within (ε, δ).
 
         None where the best is to publish nothing.
         """
         budgets = self._budgets(epsilon)
-        best: Publishing | None = None
+        best: PublishingPlan | None = None
         most = self._unpublished(budgets)
         for order, budget in budgets.items():
             # Each publication frees at most the whole budget once more.
@@ -133,7 +133,7 @@ class DataDependent:
 
     def follow(
         self, publication: BoundRelease, schedule: Sequence[int], epsilon: float
-    ) -> Publishing | None:
+    ) -> PublishingPlan | None:
         """Return what a given schedule reaches within (ε, δ); None where nothing is published."""
         meter, tally = self._expected(publication.order)
         choice = _choice(publication, len(schedule), meter.spend(tally, publication.beta))
@@ -198,7 +198,7 @@ class DataDependent:
 
     def _best(
         self, choices: Sequence[_Choice], budget: float, counts: Sequence[int] | None = None
-    ) -> Publishing | None:
+    ) -> PublishingPlan | None:
         """Publish at the given counts, or else whenever a query might leave no room; then go on.
 
         Returns what the choice that reaches the most queries does, None where none can publish.
@@ -231,7 +231,7 @@ class DataDependent:
         if reached[best] < 0:
             return None
         done = [index for index, count in enumerate(schedule) if count[best]]
-        return Publishing(
+        return PublishingPlan(
             choices[best].publication,
             tuple(int(schedule[index][best]) for index in done),
             tuple(float(bounds[index][best]) for index in done),
