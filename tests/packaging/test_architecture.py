@@ -1,0 +1,81 @@
+"""`docs/architecture.md` names files and functions that exist, and the house keeps its bounds."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SERVER = REPOSITORY / "server" / "terrine_server"
+PRIVACY = SERVER / "privacy"
+PLAN = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
+STEPS = sorted(set(re.findall(r"`([\w/]+\.py):([\w.]+)`", PLAN)))
+FILES = sorted(set(re.findall(r"`([\w/]+/[\w/]+\.py)`", PLAN)))
+MOST_LINES, MOST_LINES_OF_THE_PROMISE = 400, 3000
+
+
+def where(path: str) -> Path:
+    roots = (SERVER, REPOSITORY, REPOSITORY / "client", PRIVACY)
+    found = [root / path for root in roots if (root / path).is_file()]
+    assert found, f"docs/architecture.md names {path}, which is not there"
+    return found[0]
+
+
+def defined(path: Path) -> set[str]:
+    """Functions, classes, methods and assigned names of a module."""
+    names: set[str] = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            methods = (
+                n for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
+            )
+            names |= {f"{node.name}.{method.name}" for method in methods}
+    return names
+
+
+def test_the_four_ways_are_told() -> None:
+    assert len(STEPS) > 30
+
+
+@pytest.mark.parametrize(("path", "name"), STEPS)
+def test_every_step_is_there(path: str, name: str) -> None:
+    assert name in defined(where(path))
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.islower()])
+def test_every_file_is_there(path: str) -> None:
+    where(path)
+
+
+def test_the_promise_can_be_read_in_a_day() -> None:
+    lines = sum(len(file.read_text().splitlines()) for file in PRIVACY.rglob("*.py"))
+    assert lines <= MOST_LINES_OF_THE_PROMISE
+
+
+def test_no_file_is_long() -> None:
+    listing = subprocess.run(
+        ["git", "ls-files", "*.py"], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    if listing.returncode != 0:
+        pytest.skip(f"NOT A GIT CHECKOUT, so its files cannot be listed: {listing.stderr.strip()}")
+    files = [REPOSITORY / name for name in listing.stdout.split()]
+    lengths = {file: len(file.read_text().splitlines()) for file in files if file.is_file()}
+    assert [str(file) for file, lines in lengths.items() if lines > MOST_LINES] == []
+
+
+def test_every_file_of_the_promise_is_one_that_answers_depend_on() -> None:
+    code = "import terrine_server.labeling.pipeline, sys; print('\\n'.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = {file.relative_to(SERVER.parent) for file in PRIVACY.rglob("*.py")}
+    names = {".".join(m.with_suffix("").parts).removesuffix(".__init__") for m in modules}
+    assert names - set(done.stdout.split()) == set()
+    assert "terrine_server.planning" not in done.stdout
