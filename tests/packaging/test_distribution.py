@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PACKAGES = ("terrine_client", "terrine_models", "terrine_server")
+PACKAGES = ("terrine_client", "terrine_models", "terrine_protocol", "terrine_server")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
