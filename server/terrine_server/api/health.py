@@ -13,7 +13,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from terrine_protocol import ProjectStatus
 from terrine_server.api import openapi, views
-from terrine_server.api.services import Auditor, House
+from terrine_server.api.services import Auditor, ServicesDep
 from terrine_server.ledger import Ledger, ProjectRecord, check_schema
 
 router = APIRouter(tags=["operation"])
@@ -29,18 +29,18 @@ async def healthz() -> dict[str, str]:
     "/readyz",
     responses=openapi.problems("database-unavailable", "ensemble-unavailable", token=False),
 )
-def readyz(house: House) -> dict[str, str]:
+def readyz(services: ServicesDep) -> dict[str, str]:
     """Answer when the database, its schema and every registered ensemble can be used."""
-    check_schema(house.engine)
-    for ensemble in house.ledger.ensembles():
-        house.voters.check(ensemble)
+    check_schema(services.engine)
+    for ensemble in services.ledger.ensembles():
+        services.voters.check(ensemble)
     return {"status": "ready"}
 
 
 @router.get("/metrics", response_class=PlainTextResponse, responses=openapi.problems())
-def metrics(house: House, _: Auditor) -> Response:
+def metrics(services: ServicesDep, _: Auditor) -> Response:
     """Return Prometheus metrics: requests, stages, outcomes, and each project's public account."""
-    text = house.metrics.text(Accounts(house.ledger))
+    text = services.metrics.text(Accounts(services.ledger))
     return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 

@@ -21,7 +21,7 @@ from terrine_protocol import (
     Verification,
 )
 from terrine_server.api import openapi, views
-from terrine_server.api.services import Auditor, House
+from terrine_server.api.services import Auditor, ServicesDep
 from terrine_server.ledger import ChargeRecord
 
 router = APIRouter(prefix="/ledger", tags=["ledger"])
@@ -49,7 +49,7 @@ COLUMNS = [
 
 @router.get("", responses=openapi.problems())
 def accounts(
-    house: House,
+    services: ServicesDep,
     _: Auditor,
     cursor: Annotated[Name | None, Query(description="`next` of the page before.")] = None,
     limit: Limit = 100,
@@ -57,7 +57,7 @@ def accounts(
     status: Annotated[ProjectStatus | None, Query()] = None,
 ) -> BudgetPage:
     """List the accounts of all projects, by name."""
-    found = house.ledger.projects(cursor, limit + 1, ensemble=ensemble, status=status)
+    found = services.ledger.projects(cursor, limit + 1, ensemble=ensemble, status=status)
     page = found[:limit]
     return BudgetPage(
         items=[views.budget(project) for project in page],
@@ -68,7 +68,7 @@ def accounts(
 @router.get("/{project}", response_model=LedgerPage, responses=openapi.CSV_RESPONSES)
 def charges(
     request: Request,
-    house: House,
+    services: ServicesDep,
     _: Auditor,
     project: Name,
     cursor: Annotated[
@@ -83,16 +83,16 @@ def charges(
 
     With `Accept: text/csv`, stream them all; `cursor` and `limit` then have no effect.
     """
-    record = house.ledger.project(project)
+    record = services.ledger.project(project)
     paid = None if outcome is None else Outcome(outcome)
     if _prefers_csv(request.headers.get("accept", "")):
-        entries = house.ledger.stream_charges(record.name, paid, since, until)
+        entries = services.ledger.stream_charges(record.name, paid, since, until)
         return StreamingResponse(
             _csv(entries),
             media_type="text/csv; charset=utf-8",
             headers={"Content-Disposition": f'attachment; filename="{record.name}.csv"'},
         )
-    found = house.ledger.charges(record.name, int(cursor or 0), limit + 1, paid, since, until)
+    found = services.ledger.charges(record.name, int(cursor or 0), limit + 1, paid, since, until)
     page = found[:limit]
     return LedgerPage(
         items=[views.charge(entry) for entry in page],
@@ -101,9 +101,9 @@ def charges(
 
 
 @router.get("/{project}/verify", responses=openapi.problems("not-found"))
-def verify(house: House, _: Auditor, project: Name) -> Verification:
+def verify(services: ServicesDep, _: Auditor, project: Name) -> Verification:
     """Recompute every hash, number, price and balance of a project's books."""
-    return views.verification(house.ledger.verify(project))
+    return views.verification(services.ledger.verify(project))
 
 
 def _prefers_csv(accept: str) -> bool:

@@ -21,7 +21,7 @@ from terrine_protocol import (
     TokenInfo,
 )
 from terrine_server.api import openapi, views
-from terrine_server.api.services import Admin, Anyone, Auditor, House
+from terrine_server.api.services import Admin, Anyone, Auditor, ServicesDep
 from terrine_server.errors import Forbidden
 from terrine_server.owner import operations
 
@@ -29,14 +29,14 @@ router = APIRouter(tags=["owner"])
 
 
 @router.get("/ensembles", responses=openapi.problems())
-def ensembles(house: House, holder: Anyone) -> list[EnsembleAccount | EnsembleInfo]:
+def ensembles(services: ServicesDep, holder: Anyone) -> list[EnsembleAccount | EnsembleInfo]:
     """List the ensembles; to a student, the one of its project, without the owner's account."""
     if holder.role is Role.STUDENT:
-        record = house.ledger.project(holder.project or "").ensemble
-        return [views.ensemble(record, house.available(record))]
+        record = services.ledger.project(holder.project or "").ensemble
+        return [views.ensemble(record, services.available(record))]
     return [
-        views.ensemble_account(record, house.available(record))
-        for record in house.ledger.ensembles()
+        views.ensemble_account(record, services.available(record))
+        for record in services.ledger.ensembles()
     ]
 
 
@@ -46,20 +46,20 @@ def ensembles(house: House, holder: Anyone) -> list[EnsembleAccount | EnsembleIn
     responses=openapi.problems("invalid-terms", "not-found", "conflict", "cap-exceeded"),
 )
 def open_project(
-    house: House,
+    services: ServicesDep,
     _: Admin,
     request: Annotated[ProjectOpen, openapi.EXAMPLE_PROJECT],
     response: Response,
 ) -> ProjectInfo:
     """Open a project: fix its mechanism, prices and budget, and reserve them under the cap."""
-    record = operations.open_project(house.ledger, request)
+    record = operations.open_project(services.ledger, request)
     response.headers["Location"] = f"/projects/{record.name}"
-    return views.project(record, house.available(record.ensemble))
+    return views.project(record, services.available(record.ensemble))
 
 
 @router.get("/projects", responses=openapi.problems())
 def projects(
-    house: House,
+    services: ServicesDep,
     _: Auditor,
     after: Annotated[Name | None, Query(description="Names after this one.")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
@@ -67,57 +67,59 @@ def projects(
     status: Annotated[ProjectStatus | None, Query()] = None,
 ) -> list[ProjectInfo]:
     """List projects' terms, by name."""
-    found = house.ledger.projects(after, limit, ensemble=ensemble, status=status)
+    found = services.ledger.projects(after, limit, ensemble=ensemble, status=status)
     available = {
-        record.name: house.available(record)
+        record.name: services.available(record)
         for record in {p.ensemble.name: p.ensemble for p in found}.values()
     }
     return [views.project(record, available[record.ensemble.name]) for record in found]
 
 
 @router.get("/projects/{name}", responses=openapi.problems("not-found"))
-def project(house: House, holder: Anyone, name: Name) -> ProjectInfo:
+def project(services: ServicesDep, holder: Anyone, name: Name) -> ProjectInfo:
     """Return a project's terms; a student may read those of its own."""
     if holder.role is Role.STUDENT and holder.project != name:
         raise Forbidden("This token belongs to another project.")
-    record = house.ledger.project(name)
-    return views.project(record, house.available(record.ensemble))
+    record = services.ledger.project(name)
+    return views.project(record, services.available(record.ensemble))
 
 
 @router.get("/projects/{name}/secret-spend", responses=openapi.problems("not-found", "conflict"))
-def secret_spend(house: House, _: Admin, name: Name) -> SecretSpend:
+def secret_spend(services: ServicesDep, _: Admin, name: Name) -> SecretSpend:
     """Return what a data-dependent project's queries cost at their votes.
 
     Secret: for the data owner alone. Whoever else sees it learns of the private data, outside
     every budget.
     """
-    return views.secret_spend(name, house.ledger.secret_spend(name))
+    return views.secret_spend(name, services.ledger.secret_spend(name))
 
 
 @router.patch("/projects/{name}", responses=openapi.problems("not-found", "conflict"))
-def update_project(house: House, _: Admin, name: Name, request: ProjectUpdate) -> ProjectInfo:
+def update_project(
+    services: ServicesDep, _: Admin, name: Name, request: ProjectUpdate
+) -> ProjectInfo:
     """Pause, resume or close a project. Closing is final and returns what was not spent."""
-    record = house.ledger.set_status(name, request.status)
-    return views.project(record, house.available(record.ensemble))
+    record = services.ledger.set_status(name, request.status)
+    return views.project(record, services.available(record.ensemble))
 
 
 @router.post("/tokens", status_code=201, responses=openapi.problems("not-found"))
 def create_token(
-    house: House, _: Admin, request: Annotated[TokenCreate, openapi.EXAMPLE_TOKEN]
+    services: ServicesDep, _: Admin, request: Annotated[TokenCreate, openapi.EXAMPLE_TOKEN]
 ) -> TokenCreated:
     """Make a token. Its secret is in this reply and nowhere else."""
-    return house.tokens.create(request)
+    return services.tokens.create(request)
 
 
 @router.get("/tokens", responses=openapi.problems())
-def tokens(house: House, _: Admin) -> list[TokenInfo]:
+def tokens(services: ServicesDep, _: Admin) -> list[TokenInfo]:
     """List all tokens, without their secrets."""
-    return [views.token(record) for record in house.ledger.list_tokens()]
+    return [views.token(record) for record in services.ledger.list_tokens()]
 
 
 @router.delete("/tokens/{token_id}", responses=openapi.problems("not-found"))
 def revoke_token(
-    house: House, _: Admin, token_id: Annotated[str, Path(pattern=r"^[0-9a-f]{16}$")]
+    services: ServicesDep, _: Admin, token_id: Annotated[str, Path(pattern=r"^[0-9a-f]{16}$")]
 ) -> TokenInfo:
     """Revoke a token, at once and for good."""
-    return views.token(house.ledger.revoke_token(token_id))
+    return views.token(services.ledger.revoke_token(token_id))

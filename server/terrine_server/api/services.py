@@ -1,4 +1,4 @@
-"""What routes depend on: the rooms of the house, and who may enter them."""
+"""What routes depend on: the services of the app, and who may call which route."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from terrine_server.settings import Settings
 
 @dataclass(frozen=True)
 class Services:
-    """Made once by `create_app`."""
+    """What `create_app` makes once, and every route may use."""
 
     settings: Settings
     engine: Engine
@@ -43,13 +43,13 @@ class Services:
         return self.voters.available(ensemble)
 
 
-async def services(request: Request) -> Services:
+async def get_services(request: Request) -> Services:
     """Return the app's services."""
     found: Services = request.app.state.services
     return found
 
 
-House = Annotated[Services, Depends(services)]
+ServicesDep = Annotated[Services, Depends(get_services)]
 
 
 async def known_parameters(request: Request) -> None:
@@ -79,7 +79,7 @@ _bearer = HTTPBearer(
 Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 
 
-def principal(request: Request, house: House, credentials: Bearer) -> Principal:
+def principal(request: Request, services: ServicesDep, credentials: Bearer) -> Principal:
     """Return who asks. Raises `Unauthorized` or `RateLimited`.
 
     Failures are counted by address and never keep a valid token out: behind a proxy or a router,
@@ -88,11 +88,11 @@ def principal(request: Request, house: House, credentials: Bearer) -> Principal:
     try:
         if credentials is None:
             raise Unauthorized("Send the header 'Authorization: Bearer <token>'.")
-        holder = house.tokens.authenticate(credentials.credentials)
+        holder = services.tokens.authenticate(credentials.credentials)
     except Unauthorized:
-        house.failed_logins.take(request.client.host if request.client else "")
+        services.failed_logins.take(request.client.host if request.client else "")
         raise
-    house.requests.take(holder.token_id)
+    services.requests.take(holder.token_id)
     return holder
 
 
@@ -101,8 +101,8 @@ def allow(*roles: Role) -> Callable[[Request, Services, Bearer], Principal]:
 
     # Calls `principal` instead of depending on it: to resolve a dependency takes FastAPI longer
     # than this takes to run, and every request pays.
-    def check(request: Request, house: House, credentials: Bearer) -> Principal:
-        holder = principal(request, house, credentials)
+    def check(request: Request, services: ServicesDep, credentials: Bearer) -> Principal:
+        holder = principal(request, services, credentials)
         if holder.role not in roles:
             needed = " or ".join(roles)
             raise Forbidden(f"This needs a token of role {needed}; yours is {holder.role}.")
@@ -114,9 +114,9 @@ def allow(*roles: Role) -> Callable[[Request, Services, Bearer], Principal]:
 _student = allow(Role.STUDENT)
 
 
-def own_project(request: Request, house: House, credentials: Bearer) -> str:
+def own_project(request: Request, services: ServicesDep, credentials: Bearer) -> str:
     """Return the project that the student's token belongs to."""
-    holder = _student(request, house, credentials)
+    holder = _student(request, services, credentials)
     if holder.project is None:
         raise Forbidden("This token belongs to no project.")
     return holder.project

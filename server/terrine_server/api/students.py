@@ -11,7 +11,7 @@ from starlette.responses import Response
 from terrine_protocol import Budget, Estimate, EstimateRequest, LabelResponse, ProjectInfo
 from terrine_server.api import openapi, views
 from terrine_server.api.decoding import decode
-from terrine_server.api.services import House, OwnProject, Services
+from terrine_server.api.services import OwnProject, Services, ServicesDep
 from terrine_server.labeling.pipeline import Ask
 
 router = APIRouter(tags=["students"])
@@ -28,7 +28,7 @@ CHECKING = CapacityLimiter(8)
 )
 async def label(
     request: Request,
-    house: House,
+    services: ServicesDep,
     project: OwnProject,
     idempotency_key: Annotated[
         str | None,
@@ -49,32 +49,32 @@ async def label(
     body = await request.body()
     content_type = request.headers.get("content-type", "")
     ask = await to_thread.run_sync(
-        _ask, house, project, content_type, body, idempotency_key, limiter=CHECKING
+        _ask, services, project, content_type, body, idempotency_key, limiter=CHECKING
     )
-    receipt = await house.queue.ask(project, ask)
+    receipt = await services.queue.ask(project, ask)
     return Response(views.receipt(receipt).model_dump_json(), media_type="application/json")
 
 
-def _ask(house: Services, project: str, content_type: str, body: bytes, key: str | None) -> Ask:
-    with house.metrics.stage("decode"):
-        sent = decode(content_type, body, house.settings.max_body_bytes)
-        return house.labeling.check(project, sent.inputs, sent.probabilities, key)
+def _ask(services: Services, project: str, content_type: str, body: bytes, key: str | None) -> Ask:
+    with services.metrics.stage("decode"):
+        sent = decode(content_type, body, services.settings.max_body_bytes)
+        return services.labeling.check(project, sent.inputs, sent.probabilities, key)
 
 
 @router.post("/label/estimate", responses=openapi.problems("project-closed"))
-def estimate(house: House, project: OwnProject, plan: EstimateRequest) -> Estimate:
+def estimate(services: ServicesDep, project: OwnProject, plan: EstimateRequest) -> Estimate:
     """Price a number of new queries at their worst. Looks at no input and no vote."""
-    return views.estimate(house.ledger.project(project), plan.queries)
+    return views.estimate(services.ledger.project(project), plan.queries)
 
 
 @router.get("/budget", responses=openapi.problems())
-def budget(house: House, project: OwnProject) -> Budget:
+def budget(services: ServicesDep, project: OwnProject) -> Budget:
     """Return the account of the token's project."""
-    return views.budget(house.ledger.project(project))
+    return views.budget(services.ledger.project(project))
 
 
 @router.get("/project", responses=openapi.problems())
-def project(house: House, project: OwnProject) -> ProjectInfo:
+def project(services: ServicesDep, project: OwnProject) -> ProjectInfo:
     """Return the terms of the token's project."""
-    record = house.ledger.project(project)
-    return views.project(record, house.available(record.ensemble))
+    record = services.ledger.project(project)
+    return views.project(record, services.available(record.ensemble))
