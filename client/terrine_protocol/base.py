@@ -24,9 +24,12 @@ class Wire(BaseModel):
 
 
 class Reply(BaseModel):
-    """Base of what the server sends: a newer server may add fields that older clients ignore."""
+    """Base of what the server sends: a newer server may add fields that older clients ignore.
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    The server makes replies from the attributes of its own records.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore", from_attributes=True)
 
 
 class Guarantee(StrEnum):

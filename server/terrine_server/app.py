@@ -50,7 +50,7 @@ def create_app(settings: Settings) -> FastAPI:
         tokens=Tokens(ledger, load_secret_key(settings.secret_key_path)),
         voters=voters,
         labeling=labeling,
-        queue=Queue(labeling.answer, metrics, settings.max_waiting),
+        queue=Queue(students.answering(labeling), metrics, settings.max_waiting),
         requests=RateLimit(settings.requests_per_minute),
         failed_logins=RateLimit(settings.failed_logins_per_minute),
         metrics=metrics,

@@ -16,7 +16,7 @@ from terrine_server.errors import Forbidden, Unauthorized
 from terrine_server.labeling.pipeline import Ask, Labeling
 from terrine_server.labeling.queue import Queue
 from terrine_server.labeling.voters import Voters
-from terrine_server.ledger import EnsembleRecord, Ledger, Receipt
+from terrine_server.ledger import EnsembleRecord, Ledger
 from terrine_server.metrics import Metrics
 from terrine_server.owner.tokens import Principal, Tokens
 from terrine_server.ratelimit import RateLimit
@@ -33,7 +33,7 @@ class Services:
     tokens: Tokens
     voters: Voters
     labeling: Labeling
-    queue: Queue[Ask, Receipt]
+    queue: Queue[Ask, bytes]
     requests: RateLimit
     failed_logins: RateLimit
     metrics: Metrics

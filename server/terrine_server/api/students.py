@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 from anyio import CapacityLimiter, to_thread
@@ -12,7 +13,8 @@ from terrine_protocol import Budget, Estimate, EstimateRequest, LabelResponse, P
 from terrine_server.api import openapi, views
 from terrine_server.api.decoding import decode
 from terrine_server.api.services import OwnProject, Services, ServicesDep
-from terrine_server.labeling.pipeline import Ask
+from terrine_server.labeling.pipeline import Ask, Labeling
+from terrine_server.ledger import Receipt
 
 router = APIRouter(tags=["students"])
 
@@ -51,14 +53,29 @@ async def label(
     ask = await to_thread.run_sync(
         _ask, services, project, content_type, body, idempotency_key, limiter=CHECKING
     )
-    receipt = await services.queue.ask(project, ask)
-    return Response(views.receipt(receipt).model_dump_json(), media_type="application/json")
+    return Response(await services.queue.ask(project, ask), media_type="application/json")
 
 
 def _ask(services: Services, project: str, content_type: str, body: bytes, key: str | None) -> Ask:
     with services.metrics.stage("decode"):
         sent = decode(content_type, body, services.settings.max_body_bytes)
         return services.labeling.check(project, sent.inputs, sent.probabilities, key)
+
+
+def answering(labeling: Labeling) -> Callable[[str, Sequence[Ask]], list[bytes | Exception]]:
+    """Return how the queue answers a group of requests: with the body of each one's response.
+
+    The group's thread renders them: to render thousands of results takes milliseconds, which the
+    event loop does not have.
+    """
+
+    def answer(project: str, asks: Sequence[Ask]) -> list[bytes | Exception]:
+        return [
+            views.answers(fate) if isinstance(fate, Receipt) else fate
+            for fate in labeling.answer(project, asks)
+        ]
+
+    return answer
 
 
 @router.post("/label/estimate", responses=openapi.problems("project-closed"))

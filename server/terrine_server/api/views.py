@@ -1,35 +1,66 @@
-"""Ledger records → wire models."""
+"""Ledger records → what is sent.
+
+A wire model takes from a record the attributes that it names, and no others. Hashes of tokens,
+digests of inputs and tallies of votes stay here because no wire model names them.
+"""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 
 from pydantic import TypeAdapter
+from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
 from terrine_protocol import (
     Budget,
     Charge,
-    DeltaSplit,
     EnsembleAccount,
     EnsembleInfo,
     Estimate,
-    InputSpec,
-    LabelResponse,
-    LabelResult,
-    MechanismSpec,
     Outcome,
-    Price,
     ProjectInfo,
     Published,
     PublishingTerms,
-    Rule,
     SecretSpend,
     TokenInfo,
     Verification,
 )
 from terrine_server import ledger
 
-MECHANISM: TypeAdapter[MechanismSpec] = TypeAdapter(MechanismSpec)
+
+class _Result(TypedDict):
+    """`LabelResult` as plain values: a batch has thousands, and models would take most time."""
+
+    outcome: Outcome
+    label: int | None
+    charge: int | None
+    replayed: bool
+
+
+class _Answers(TypedDict):
+    """`LabelResponse`, likewise."""
+
+    results: list[_Result]
+    budget: Budget
+
+
+_ANSWERS = TypeAdapter(_Answers)
+
+
+def answers(receipt: ledger.Receipt) -> bytes:
+    """Return the answers to a batch: a `LabelResponse` as JSON."""
+    results: list[_Result] = [
+        {
+            "outcome": result.outcome,
+            "label": result.label,
+            "charge": result.seq,
+            "replayed": result.replayed,
+        }
+        for result in receipt.results
+    ]
+    return _ANSWERS.dump_json(
+        {"results": results, "budget": budget(receipt.project)}, warnings="error"
+    )
 
 
 def budget(project: ledger.ProjectRecord) -> Budget:
@@ -41,7 +72,7 @@ def budget(project: ledger.ProjectRecord) -> Budget:
         guarantee=project.guarantee,
         epsilon=terms.epsilon,
         delta=terms.delta,
-        rule=Rule(**asdict(terms.rule)),
+        rule=terms.rule,
         budget=terms.budget,
         spent=project.spent,
         delta_budget=terms.delta_budget,
@@ -65,29 +96,10 @@ def estimate(project: ledger.ProjectRecord, queries: int) -> Estimate:
         delta_cost=delta,
         fits=queries <= project.affordable,
         epsilon_after=terms.epsilon_spent(project.spent + cost),
-        prices=prices(project),
-        opening=_opening(project),
+        prices=terms.prices,
+        opening=terms.opening,
         budget=budget(project),
     )
-
-
-def prices(project: ledger.ProjectRecord) -> dict[Outcome, Price]:
-    """Return what each outcome debits."""
-    return {
-        Outcome(outcome): Price(cost=price.cost, delta=price.delta)
-        for outcome, price in project.terms.prices.items()
-    }
-
-
-def receipt(receipt: ledger.Receipt) -> LabelResponse:
-    """Return the answers to a batch."""
-    results = [
-        LabelResult(
-            outcome=result.outcome, label=result.label, charge=result.seq, replayed=result.replayed
-        )
-        for result in receipt.results
-    ]
-    return LabelResponse(results=results, budget=budget(receipt.project))
 
 
 def ensemble(record: ledger.EnsembleRecord, available: bool) -> EnsembleInfo:
@@ -96,7 +108,7 @@ def ensemble(record: ledger.EnsembleRecord, available: bool) -> EnsembleInfo:
         name=record.name,
         manifest_sha256=record.manifest_sha256,
         kind=record.info["kind"],
-        input=InputSpec.model_validate(record.info["input"]),
+        input=record.info["input"],
         classes=record.info["classes"],
         teachers=record.info["teachers"],
         available=available,
@@ -110,7 +122,7 @@ def ensemble_account(record: ledger.EnsembleRecord, available: bool) -> Ensemble
         guarantee=record.guarantee,
         epsilon=record.epsilon,
         delta=record.delta,
-        rule=Rule(**asdict(record.rule)),
+        rule=record.rule,
         cap=record.cap,
         reserved=record.reserved,
         delta_cap=record.delta_cap,
@@ -120,36 +132,31 @@ def ensemble_account(record: ledger.EnsembleRecord, available: bool) -> Ensemble
 
 def project(record: ledger.ProjectRecord, available: bool) -> ProjectInfo:
     """Return a project's terms."""
+    terms = record.terms
     return ProjectInfo(
         name=record.name,
         status=record.status,
         guarantee=record.guarantee,
         ensemble=ensemble(record.ensemble, available),
-        mechanism=MECHANISM.validate_python(record.mechanism),
-        epsilon=record.terms.epsilon,
-        delta=record.terms.delta,
-        delta_split=DeltaSplit(**asdict(record.terms.split)),
-        rule=Rule(**asdict(record.terms.rule)),
-        prices=prices(record),
-        opening=_opening(record),
+        mechanism=record.mechanism,
+        epsilon=terms.epsilon,
+        delta=terms.delta,
+        delta_split=terms.split,
+        rule=terms.rule,
+        prices=terms.prices,
+        opening=terms.opening,
         publishing=_publishing(record),
         opened_at=record.opened_at,
         closed_at=record.closed_at,
     )
 
 
-def _opening(record: ledger.ProjectRecord) -> Price | None:
-    price = record.terms.opening
-    return None if price is None else Price(cost=price.cost, delta=price.delta)
-
-
 def _publishing(record: ledger.ProjectRecord) -> PublishingTerms | None:
     schedule = record.terms.schedule
     if schedule is None:
         return None
-    price = Price(cost=schedule.price.cost, delta=schedule.price.delta)
     return PublishingTerms(
-        **asdict(schedule.publication), schedule=list(schedule.counts), price=price
+        **asdict(schedule.publication), schedule=schedule.counts, price=schedule.price
     )
 
 
@@ -160,42 +167,14 @@ def secret_spend(project: str, record: ledger.SecretAccount) -> SecretSpend:
 
 def charge(record: ledger.ChargeRecord) -> Charge:
     """Return one entry of the ledger."""
-    return Charge(
-        project=record.project,
-        seq=record.seq,
-        created_at=record.created_at,
-        outcome=record.outcome,
-        label=record.label,
-        figure=record.figure,
-        cost=record.cost,
-        delta=record.delta,
-        guarantee=record.guarantee,
-        mechanism=MECHANISM.validate_python(record.mechanism),
-        event=dict(record.event),
-        query_digest=record.query_digest,
-        hash=record.hash,
-    )
+    return Charge.model_validate(record)
 
 
 def verification(found: ledger.Verification) -> Verification:
     """Return whether a project's books are whole."""
-    return Verification(
-        project=found.project,
-        ok=found.ok,
-        charges=found.charges,
-        head=found.head,
-        problems=list(found.problems),
-    )
+    return Verification.model_validate(found)
 
 
 def token(record: ledger.TokenRecord) -> TokenInfo:
-    """Return a token as it is remembered, without its hash."""
-    return TokenInfo(
-        id=record.id,
-        role=record.role,
-        project=record.project,
-        label=record.label,
-        created_at=record.created_at,
-        expires_at=record.expires_at,
-        revoked_at=record.revoked_at,
-    )
+    """Return a token as it is remembered."""
+    return TokenInfo.model_validate(record)

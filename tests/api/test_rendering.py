@@ -1,0 +1,193 @@
+"""What is sent is what the wire models say, and no event loop waits for it to be written."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from books import CLAIMED, CLASSES, EPOCHS, GNMAX, INFO, LNMAX, RECORDS, digest, terms
+from caller import Caller
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic_core import PydanticSerializationError
+from server import RunningServer
+
+from terrine_protocol import (
+    Guarantee,
+    LabelResponse,
+    LabelResult,
+    Outcome,
+    ProjectStatus,
+    Role,
+)
+from terrine_server.api import views
+from terrine_server.ledger import EnsembleRecord, ProjectRecord, Receipt
+from terrine_server.ledger.records import ChargeRecord, Publication, Result, TokenRecord
+from terrine_server.privacy import cap
+
+Call = Callable[..., Caller]
+NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
+AMOUNTS = st.integers(0, 2**63 - 1)
+
+
+def ensemble() -> EnsembleRecord:
+    limit = cap(20.0, 1e-5)
+    return EnsembleRecord(
+        id=1,
+        name="mnist",
+        path="ensembles/mnist",
+        manifest_sha256=digest("mnist").hex(),
+        info=INFO,
+        records=RECORDS,
+        epsilon=20.0,
+        delta=1e-5,
+        rdp_order=None,
+        cap=limit.budget,
+        delta_cap=limit.delta_budget,
+        reserved=0,
+        delta_reserved=0,
+        claimed=False,
+        registered_at=NOW,
+    )
+
+
+def project(mechanism: dict[str, Any]) -> ProjectRecord:
+    quoted = terms(5, mechanism)
+    return ProjectRecord(
+        id=1,
+        name="study",
+        ensemble=ensemble(),
+        status=ProjectStatus.ACTIVE,
+        guarantee=Guarantee(quoted.guarantee),
+        mechanism=mechanism,
+        events={},
+        terms=quoted,
+        spent=0,
+        delta_spent=0,
+        cap_spent=0,
+        charges=0,
+        published=[],
+        genesis=digest("genesis").hex(),
+        head=digest("head").hex(),
+        opened_at=NOW,
+        closed_at=None,
+    )
+
+
+PROJECTS = [project(mechanism) for mechanism in (GNMAX, LNMAX, EPOCHS, CLAIMED)]
+accounts = st.builds(
+    replace,
+    st.sampled_from(PROJECTS),
+    status=st.sampled_from(ProjectStatus),
+    spent=st.integers(0, 2**40),
+    delta_spent=AMOUNTS,
+    charges=st.integers(10, 2**31),
+    published=st.lists(
+        st.builds(Publication, seq=st.integers(1, 9), queries=st.integers(1, 9), figure=AMOUNTS),
+        max_size=3,
+    ),
+)
+results = st.builds(
+    Result,
+    outcome=st.sampled_from(Outcome),
+    label=st.none() | st.integers(0, CLASSES - 1),
+    seq=st.none() | st.integers(1, 2**63 - 1),
+    replayed=st.booleans(),
+)
+
+
+@given(st.builds(Receipt, results=st.lists(results), project=accounts))
+def test_answers_are_written_as_their_wire_model_writes_them(receipt: Receipt) -> None:
+    expected = LabelResponse(
+        results=[
+            LabelResult(outcome=r.outcome, label=r.label, charge=r.seq, replayed=r.replayed)
+            for r in receipt.results
+        ],
+        budget=views.budget(receipt.project),
+    )
+    written = views.answers(receipt)
+    assert written == expected.model_dump_json().encode()
+    assert LabelResponse.model_validate_json(written) == expected
+
+
+def test_answers_that_are_no_answers_are_never_sent() -> None:
+    good = Result(Outcome.ANSWERED, label=3, seq=1, replayed=False)
+    for wrong in ({"label": "3"}, {"label": 3.5}, {"outcome": "won"}, {"seq": b"1"}):
+        receipt = Receipt([good, replace(good, **wrong)], PROJECTS[0])  # type: ignore[arg-type]
+        with pytest.raises(PydanticSerializationError):
+            views.answers(receipt)
+
+
+def test_what_records_hold_beyond_the_wire_model_stays() -> None:
+    entry = ChargeRecord(
+        project="study",
+        project_id=7_777_777,
+        seq=1,
+        created_at=NOW,
+        query_digest=digest("query").hex(),
+        input_digest=digest("input").hex(),
+        outcome=Outcome.ANSWERED,
+        label=3,
+        figure=None,
+        cost=1,
+        delta=2,
+        cap_cost=8_888_888,
+        guarantee=Guarantee.PROVEN,
+        mechanism=GNMAX,
+        event={"name": "gaussian", "sigma": 40.0},
+        hash=digest("hash").hex(),
+    )
+    sent = views.charge(entry).model_dump_json()
+    assert entry.query_digest in sent
+    for private in (entry.input_digest, "7777777", "8888888"):
+        assert private not in sent
+
+    token = TokenRecord(
+        id="0123456789abcdef",
+        role=Role.STUDENT,
+        project="study",
+        project_id=7_777_777,
+        label="Ada",
+        hash=b"a keyed hash",
+        created_at=NOW,
+        expires_at=NOW,
+        revoked_at=None,
+    )
+    sent = views.token(token).model_dump_json()
+    assert token.id in sent
+    for private in ("keyed", "7777777"):
+        assert private not in sent
+
+
+def loop_runs_here() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def noting(where: list[bool], render: Callable[..., Any]) -> Callable[..., Any]:
+    """Render as before, and note whether it is in the thread of an event loop."""
+
+    def noted(*given: Any, **more: Any) -> Any:
+        where.append(loop_runs_here())
+        return render(*given, **more)
+
+    return noted
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_no_event_loop_renders_answers(
+    terrine_server: RunningServer, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terrine_server.open_project()
+    student = call()
+    where: list[bool] = []
+    monkeypatch.setattr(views, "answers", noting(where, views.answers))
+    assert student.label(terrine_server.ensemble.public[:9]).status_code == 200
+    assert where == [False]
