@@ -41,6 +41,7 @@ from terrine_protocol import (
     TokenCreate,
     TokenCreated,
     TokenInfo,
+    TokenPage,
     Verification,
 )
 
@@ -164,7 +165,7 @@ _CHARGES = TypeAdapter(LedgerPage)
 _VERIFICATION = TypeAdapter(Verification)
 _SECRET_SPEND = TypeAdapter(SecretSpend)
 _TOKEN = TypeAdapter(TokenInfo)
-_TOKENS = TypeAdapter(list[TokenInfo])
+_TOKENS = TypeAdapter(TokenPage)
 _TOKEN_CREATED = TypeAdapter(TokenCreated)
 
 
@@ -229,8 +230,8 @@ def create_token(request: TokenCreate) -> Call[TokenCreated]:
     return _send(_TOKEN_CREATED, "POST", "/tokens", request, repeatable=False)
 
 
-def tokens() -> Call[list[TokenInfo]]:
-    return Call(_TOKENS, "GET", "/tokens")
+def tokens() -> Call[TokenPage]:
+    return Call(_TOKENS, "GET", "/tokens", params={"limit": _PAGE, "cursor": ""})
 
 
 def revoke_token(token_id: str) -> Call[TokenInfo]:

@@ -33,11 +33,12 @@ from terrine_protocol import (
     TokenCreate,
     TokenCreated,
     TokenInfo,
+    TokenPage,
     Verification,
 )
 
 T = TypeVar("T")
-Page = TypeVar("Page", LedgerPage, BudgetPage)
+Page = TypeVar("Page", LedgerPage, BudgetPage, TokenPage)
 
 
 class Client(Connection[httpx.Client]):
@@ -151,7 +152,7 @@ class Client(Connection[httpx.Client]):
 
     def tokens(self) -> list[TokenInfo]:
         """Every token, without its secret. For admins."""
-        return self._send(_calls.tokens())
+        return list(self._pages(_calls.tokens()))
 
     def revoke_token(self, token_id: str) -> TokenInfo:
         """End a token at once. For admins."""
@@ -273,7 +274,7 @@ class AsyncClient(Connection[httpx.AsyncClient]):
 
     async def tokens(self) -> list[TokenInfo]:
         """As `Client.tokens`."""
-        return await self._send(_calls.tokens())
+        return [token async for token in self._pages(_calls.tokens())]
 
     async def revoke_token(self, token_id: str) -> TokenInfo:
         """As `Client.revoke_token`."""

@@ -50,12 +50,13 @@ from terrine_protocol.projects import (
     InputSpec,
     ProjectInfo,
     ProjectOpen,
+    ProjectPage,
     ProjectUpdate,
     Publishing,
     PublishingTerms,
     SecretSpend,
 )
-from terrine_protocol.tokens import TokenCreate, TokenCreated, TokenInfo
+from terrine_protocol.tokens import TokenCreate, TokenCreated, TokenInfo, TokenPage
 
 __all__ = [
     "PROBLEMS",
@@ -89,6 +90,7 @@ __all__ = [
     "ProblemType",
     "ProjectInfo",
     "ProjectOpen",
+    "ProjectPage",
     "ProjectStatus",
     "ProjectUpdate",
     "Published",
@@ -105,6 +107,7 @@ __all__ = [
     "TokenCreate",
     "TokenCreated",
     "TokenInfo",
+    "TokenPage",
     "Verification",
     "Wire",
 ]

@@ -163,3 +163,10 @@ class ProjectInfo(Reply):
     ] = None
     opened_at: datetime
     closed_at: datetime | None = None
+
+
+class ProjectPage(Reply):
+    """A page of projects' terms, by name."""
+
+    items: list[ProjectInfo]
+    next: str | None = None

@@ -40,6 +40,13 @@ class TokenInfo(Reply):
     revoked_at: datetime | None = None
 
 
+class TokenPage(Reply):
+    """A page of tokens, oldest first."""
+
+    items: list[TokenInfo]
+    next: str | None = None
+
+
 class TokenCreated(TokenInfo):
     """The one time the secret is shown."""
 

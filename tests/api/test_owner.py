@@ -17,8 +17,10 @@ from terrine_protocol import (
     EnsembleInfo,
     LedgerPage,
     ProjectInfo,
+    ProjectPage,
     TokenCreated,
     TokenInfo,
+    TokenPage,
     Verification,
 )
 
@@ -42,13 +44,14 @@ def test_a_project_is_opened_read_listed_and_closed(call: Call) -> None:
     assert admin.http.get("/projects/study").json() == opened.json()
     for name in ("a-third", "another"):
         assert admin.http.post("/projects", json=TERMS | {"name": name}).status_code == 201
-    listed = [project["name"] for project in admin.http.get("/projects").json()]
-    assert listed == ["a-third", "another", "study"]
-    assert [p["name"] for p in admin.http.get("/projects?limit=1&after=a-third").json()] == [
-        "another"
-    ]
+
+    def listed(**filters: str) -> list[str]:
+        page = admin.http.get("/projects", params={"cursor": ""} | filters)
+        return [project.name for project in ProjectPage.model_validate_json(page.content).items]
+
+    assert listed() == ["a-third", "another", "study"]
     admin.http.patch("/projects/another", json={"status": "closed"})
-    assert [p["name"] for p in admin.http.get("/projects?status=closed").json()] == ["another"]
+    assert listed(status="closed") == ["another"]
 
 
 def test_closing_a_project_returns_its_unspent_budget_to_the_cap(
@@ -145,9 +148,9 @@ def test_a_token_is_shown_once_and_dies_when_revoked(
     student = Caller(terrine_server, token.token)
     assert student.http.get("/budget").status_code == 200
 
-    listed = admin.http.get("/tokens")
+    listed = admin.http.get("/tokens?cursor=")
     assert token.token not in listed.text
-    assert token.id in {TokenInfo.model_validate(one).id for one in listed.json()}
+    assert token.id in {one.id for one in TokenPage.model_validate_json(listed.content).items}
     revoked = admin.http.delete(f"/tokens/{token.id}")
     assert TokenInfo.model_validate_json(revoked.content).revoked_at is not None
     assert slug(student.http.get("/budget")) == "unauthorized"

@@ -13,6 +13,7 @@ from books import CLAIMED, CLASSES, EPOCHS, GNMAX, INFO, LNMAX, RECORDS, digest,
 from caller import Caller
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError
 from server import RunningServer
 
@@ -117,7 +118,7 @@ def test_answers_are_written_as_their_wire_model_writes_them(receipt: Receipt) -
 def test_answers_that_are_no_answers_are_never_sent() -> None:
     good = Result(Outcome.ANSWERED, label=3, seq=1, replayed=False)
     for wrong in ({"label": "3"}, {"label": 3.5}, {"outcome": "won"}, {"seq": b"1"}):
-        receipt = Receipt([good, replace(good, **wrong)], PROJECTS[0])  # type: ignore[arg-type]
+        receipt = Receipt([good, replace(good, **wrong)], PROJECTS[0])
         with pytest.raises(PydanticSerializationError):
             views.answers(receipt)
 
@@ -182,12 +183,24 @@ def noting(where: list[bool], render: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_no_event_loop_renders_answers(
+def test_no_event_loop_renders_answers_or_pages(
     terrine_server: RunningServer, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terrine_server.open_project()
-    student = call()
+    student, admin = call(), call("admin")
     where: list[bool] = []
     monkeypatch.setattr(views, "answers", noting(where, views.answers))
     assert student.label(terrine_server.ensemble.public[:9]).status_code == 200
     assert where == [False]
+
+    pages: list[bool] = []
+    monkeypatch.setattr(BaseModel, "model_dump_json", noting(pages, BaseModel.model_dump_json))
+    for path in ("/ledger", "/ledger/study", "/projects?cursor=", "/tokens?cursor="):
+        assert read(admin, path)["items"]
+    assert pages == [False] * 4
+
+
+def read(caller: Caller, path: str) -> Any:
+    reply = caller.http.get(path)
+    assert reply.status_code == 200, reply.text
+    return reply.json()

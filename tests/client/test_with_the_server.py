@@ -241,6 +241,20 @@ def test_an_owner_runs_a_project_from_opening_to_audit(terrine_server: RunningSe
             student.label(x)
 
 
+async def test_all_tokens_are_listed_however_many_pages_they_take(
+    terrine_server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("terrine_client._calls._PAGE", "2")
+    url, token = terrine_server.url, terrine_server.token("admin")
+    for _ in range(4):
+        terrine_server.token("auditor")
+    with Client(url, token) as client:
+        listed = client.tokens()
+    assert len({token.id for token in listed}) == len(listed) == 5
+    async with AsyncClient(url, token) as client:
+        assert await client.tokens() == listed
+
+
 async def test_async_students_who_ask_the_same_at_once_pay_once(
     terrine_server: RunningServer,
 ) -> None:

@@ -76,3 +76,21 @@ def test_tokens_are_listed_oldest_first(ledger: Ledger) -> None:
     create(ledger, "c", Role.STUDENT, "second")
     assert [token.id for token in ledger.list_tokens()] == ["b", "a", "c"]
     assert [token.id for token in ledger.list_tokens(project="second")] == ["c"]
+
+
+def test_tokens_are_listed_page_by_page(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = [datetime(2026, 1, day, tzinfo=UTC) for day in (3, 2, 2, 2, 1)]
+    monkeypatch.setattr("terrine_server.ledger.ledger._now", iter(times).__next__)
+    for id in "edcba":
+        create(ledger, id, Role.ADMIN, None)
+    whole = ["a", "b", "c", "d", "e"]  # three of them were made at the same instant
+    assert [token.id for token in ledger.list_tokens()] == whole
+    for limit in (1, 2, 3, 6):
+        listed: list[str] = []
+        while page := ledger.list_tokens(after=listed[-1] if listed else None, limit=limit):
+            assert len(page) <= limit
+            listed += [token.id for token in page]
+            assert len(listed) <= len(whole)
+        assert listed == whole
+    with pytest.raises(NotFound, match="no token f"):
+        ledger.list_tokens(after="f")

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
 from pydantic import AwareDatetime
-from starlette.responses import StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 from terrine_protocol import (
     BudgetPage,
@@ -20,7 +20,8 @@ from terrine_protocol import (
     ProjectStatus,
     Verification,
 )
-from terrine_server.api import openapi, views
+from terrine_server.api import openapi, paging, views
+from terrine_server.api.paging import Limit, NameCursor, NumberCursor
 from terrine_server.api.services import Auditor, ServicesDep
 from terrine_server.ledger import ChargeRecord
 
@@ -30,7 +31,6 @@ Instant = Annotated[
     AwareDatetime,
     Query(ge=datetime(2000, 1, 1, tzinfo=UTC), lt=datetime(3000, 1, 1, tzinfo=UTC)),
 ]
-Limit = Annotated[int, Query(ge=1, le=1000, description="Most items on a page.")]
 PAID = Literal["answered", "abstained", "reinforced", "published"]
 COLUMNS = [
     "project",
@@ -47,22 +47,18 @@ COLUMNS = [
 ]
 
 
-@router.get("", responses=openapi.problems())
+@router.get("", response_model=BudgetPage, responses=openapi.problems())
 def accounts(
     services: ServicesDep,
     _: Auditor,
-    cursor: Annotated[Name | None, Query(description="`next` of the page before.")] = None,
-    limit: Limit = 100,
+    cursor: NameCursor = None,
+    limit: Limit = paging.PAGE,
     ensemble: Annotated[Name | None, Query()] = None,
     status: Annotated[ProjectStatus | None, Query()] = None,
-) -> BudgetPage:
+) -> Response:
     """List the accounts of all projects, by name."""
-    found = services.ledger.projects(cursor, limit + 1, ensemble=ensemble, status=status)
-    page = found[:limit]
-    return BudgetPage(
-        items=[views.budget(project) for project in page],
-        next=page[-1].name if len(found) > limit else None,
-    )
+    found = services.ledger.projects(cursor or None, limit + 1, ensemble=ensemble, status=status)
+    return paging.page(BudgetPage, found, limit, views.budget, lambda last: last.name)
 
 
 @router.get("/{project}", response_model=LedgerPage, responses=openapi.CSV_RESPONSES)
@@ -71,14 +67,12 @@ def charges(
     services: ServicesDep,
     _: Auditor,
     project: Name,
-    cursor: Annotated[
-        str | None, Query(pattern=r"^[0-9]{1,18}$", description="`next` of the page before.")
-    ] = None,
-    limit: Limit = 100,
+    cursor: NumberCursor = None,
+    limit: Limit = paging.PAGE,
     outcome: Annotated[PAID | None, Query()] = None,
     since: Annotated[Instant | None, Query(description="From this instant on.")] = None,
     until: Annotated[Instant | None, Query(description="Before this instant.")] = None,
-) -> LedgerPage | StreamingResponse:
+) -> Response:
     """List a project's charges, oldest first.
 
     With `Accept: text/csv`, stream them all; `cursor` and `limit` then have no effect.
@@ -93,11 +87,7 @@ def charges(
             headers={"Content-Disposition": f'attachment; filename="{record.name}.csv"'},
         )
     found = services.ledger.charges(record.name, int(cursor or 0), limit + 1, paid, since, until)
-    page = found[:limit]
-    return LedgerPage(
-        items=[views.charge(entry) for entry in page],
-        next=str(page[-1].seq) if len(found) > limit else None,
-    )
+    return paging.page(LedgerPage, found, limit, views.charge, lambda last: str(last.seq))
 
 
 @router.get("/{project}/verify", responses=openapi.problems("not-found"))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Query, Response
+from fastapi.exceptions import RequestValidationError
 
 from terrine_protocol import (
     EnsembleAccount,
@@ -12,6 +13,7 @@ from terrine_protocol import (
     Name,
     ProjectInfo,
     ProjectOpen,
+    ProjectPage,
     ProjectStatus,
     ProjectUpdate,
     Role,
@@ -19,10 +21,13 @@ from terrine_protocol import (
     TokenCreate,
     TokenCreated,
     TokenInfo,
+    TokenPage,
 )
-from terrine_server.api import openapi, views
+from terrine_server.api import openapi, paging, views
+from terrine_server.api.paging import LIMIT, Limit, NameCursor, TokenCursor, TokenId
 from terrine_server.api.services import Admin, Anyone, Auditor, ServicesDep
 from terrine_server.errors import Forbidden
+from terrine_server.ledger import ProjectRecord
 from terrine_server.owner import operations
 
 router = APIRouter(tags=["owner"])
@@ -57,22 +62,42 @@ def open_project(
     return views.project(record, services.available(record.ensemble))
 
 
-@router.get("/projects", responses=openapi.problems())
+@router.get(
+    "/projects",
+    response_model=ProjectPage | list[ProjectInfo],
+    responses=openapi.problems(),
+)
 def projects(
     services: ServicesDep,
     _: Auditor,
-    after: Annotated[Name | None, Query(description="Names after this one.")] = None,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    cursor: NameCursor = None,
+    limit: Limit = paging.PAGE,
     ensemble: Annotated[Name | None, Query()] = None,
     status: Annotated[ProjectStatus | None, Query()] = None,
-) -> list[ProjectInfo]:
-    """List projects' terms, by name."""
-    found = services.ledger.projects(after, limit, ensemble=ensemble, status=status)
+    after: Annotated[
+        Name | None, Query(deprecated=True, description="Names after this one. Use `cursor`.")
+    ] = None,
+) -> Response:
+    """List projects' terms, by name.
+
+    Without `cursor`, the items alone are returned, and the request is deprecated.
+    """
+    if cursor is not None and after is not None:
+        error = {"loc": ("query", "after"), "msg": "Send `cursor` or `after`, not both"}
+        raise RequestValidationError([error])
+    start = after if cursor is None else cursor or None
+    found = services.ledger.projects(start, limit + 1, ensemble=ensemble, status=status)
     available = {
         record.name: services.available(record)
         for record in {p.ensemble.name: p.ensemble for p in found}.values()
     }
-    return [views.project(record, available[record.ensemble.name]) for record in found]
+
+    def view(record: ProjectRecord) -> ProjectInfo:
+        return views.project(record, available[record.ensemble.name])
+
+    if cursor is None:
+        return paging.bare_list([view(record) for record in found[:limit]])
+    return paging.page(ProjectPage, found, limit, view, lambda last: last.name)
 
 
 @router.get("/projects/{name}", responses=openapi.problems("not-found"))
@@ -111,15 +136,30 @@ def create_token(
     return services.tokens.create(request)
 
 
-@router.get("/tokens", responses=openapi.problems())
-def tokens(services: ServicesDep, _: Admin) -> list[TokenInfo]:
-    """List all tokens, without their secrets."""
-    return [views.token(record) for record in services.ledger.list_tokens()]
+@router.get(
+    "/tokens",
+    response_model=TokenPage | list[TokenInfo],
+    responses=openapi.problems("not-found"),
+)
+def tokens(
+    services: ServicesDep,
+    _: Admin,
+    cursor: TokenCursor = None,
+    limit: Annotated[int | None, LIMIT] = None,
+) -> Response:
+    """List tokens without their secrets, oldest first.
+
+    Without `cursor`, the items alone are returned, all of them unless there is a `limit`, and the
+    request is deprecated.
+    """
+    if cursor is None:
+        return paging.bare_list([views.token(t) for t in services.ledger.list_tokens(limit=limit)])
+    limit = limit or paging.PAGE
+    found = services.ledger.list_tokens(after=cursor or None, limit=limit + 1)
+    return paging.page(TokenPage, found, limit, views.token, lambda last: last.id)
 
 
 @router.delete("/tokens/{token_id}", responses=openapi.problems("not-found"))
-def revoke_token(
-    services: ServicesDep, _: Admin, token_id: Annotated[str, Path(pattern=r"^[0-9a-f]{16}$")]
-) -> TokenInfo:
+def revoke_token(services: ServicesDep, _: Admin, token_id: TokenId) -> TokenInfo:
     """Revoke a token, at once and for good."""
     return views.token(services.ledger.revoke_token(token_id))

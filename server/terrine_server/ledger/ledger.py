@@ -357,11 +357,23 @@ class Ledger:
             row = connection.execute(rows.TOKEN, {"id": id}).one_or_none()
         return None if row is None else rows.token_record(row)
 
-    def list_tokens(self, project: str | None = None) -> list[TokenRecord]:
-        """Return all tokens, or those of one project, oldest first."""
-        query = rows.select_tokens()
+    def list_tokens(
+        self, project: str | None = None, after: str | None = None, limit: int | None = None
+    ) -> list[TokenRecord]:
+        """Return up to `limit` tokens, oldest first: all, or those of one project.
+
+        Those after the token with the id `after` only, where given. Raises NotFound without it.
+        """
+        query = rows.select_tokens().limit(limit)
         if project is not None:
             query = query.where(projects.c.name == project)
+        if after is not None:
+            last = self.find_token(after)
+            if last is None:
+                raise NotFound(f"There is no token {after}.")
+            later = tokens.c.created_at > last.created_at
+            same = tokens.c.created_at == last.created_at
+            query = query.where(later | (same & (tokens.c.id > after)))
         with reading(self._engine) as connection:
             return [rows.token_record(row) for row in connection.execute(query)]
 

@@ -1,0 +1,74 @@
+"""Lists in pages: every paged route takes `cursor` and `limit`, and returns `{items, next}`.
+
+Pages are rendered here, in the route's own thread. FastAPI would render a model that a route
+returns on the event loop, and every other request would wait for a thousand entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal, TypeVar
+
+from fastapi import Query
+from pydantic import BaseModel, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic_core import PydanticCustomError, to_json
+from starlette.responses import Response
+
+from terrine_protocol import Name
+
+Record = TypeVar("Record")
+
+
+def _check(cursor: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return check(cursor)
+    except ValidationError:
+        raise PydanticCustomError(
+            "cursor",
+            "Not a cursor of this list. Send the `next` of the page before, "
+            "or an empty cursor for the first page",
+        ) from None
+
+
+_CURSOR = Query(description="The `next` of the page before. Empty: the first page.")
+TokenId = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+_Number = Annotated[str, Field(pattern=r"^[0-9]{1,18}$")]
+
+NameCursor = Annotated[Name | Literal[""] | None, WrapValidator(_check), _CURSOR]
+NumberCursor = Annotated[_Number | Literal[""] | None, WrapValidator(_check), _CURSOR]
+TokenCursor = Annotated[TokenId | Literal[""] | None, WrapValidator(_check), _CURSOR]
+
+LIMIT = Query(ge=1, le=1000, description="Most items on a page.")
+Limit = Annotated[int, LIMIT]
+PAGE = 100
+"""Items on a page, where the request names no limit."""
+
+DEPRECATED = {
+    "Deprecation": "@1795305600",  # 2026-11-22; RFC 9745
+    "Link": '<?cursor=>; rel="successor-version"',
+}
+"""Headers of a list that is returned as it was before it had pages."""
+
+
+def page(
+    model: type[BaseModel],
+    found: Sequence[Record],
+    limit: int,
+    view: Callable[[Record], BaseModel],
+    cursor: Callable[[Record], str],
+) -> Response:
+    """Return one page as JSON: the first `limit` of the records found.
+
+    The caller looks for one record more than that, which tells whether there is a next page.
+    `view` makes an item of a record, and `cursor` is what finds the records after it.
+    """
+    shown = found[:limit]
+    more = len(found) > limit
+    items = [view(record) for record in shown]
+    made = model.model_validate({"items": items, "next": cursor(shown[-1]) if more else None})
+    return Response(made.model_dump_json(), media_type="application/json")
+
+
+def bare_list(items: Sequence[BaseModel]) -> Response:
+    """Return a list as JSON, as it was before it had pages. It goes with the next release."""
+    return Response(to_json(items), media_type="application/json", headers=DEPRECATED)

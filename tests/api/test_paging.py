@@ -1,0 +1,107 @@
+"""Lists are read page by page, all in the same way; two still answer as they did before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from caller import Caller, slug
+from server import RunningServer
+
+Call = Callable[..., Caller]
+PROJECTS = ["a", "b", "c", "study", "z"]
+PATHS = {"/ledger": "project", "/ledger/study": "seq", "/projects": "name", "/tokens": "id"}
+"""Every paged list, and what names one of its items."""
+MALFORMED = {
+    "/ledger": ["A", "-a", "a\x00", "a" * 65],
+    "/ledger/study": ["x", "-1", "1.0", "9" * 19],
+    "/projects": ["A", "-a", "a\x00", "a" * 65],
+    "/tokens": ["x", "0123456789abcde", "0123456789ABCDEF"],
+}
+
+
+@pytest.fixture
+def admin(terrine_server: RunningServer, call: Call) -> Caller:
+    """Who may read every list; there are five items in each."""
+    for name in PROJECTS:
+        terrine_server.open_project(name)
+    call().label(terrine_server.ensemble.public[:5])
+    for _ in range(3):
+        terrine_server.token("auditor")
+    return call("admin")
+
+
+def items(admin: Caller, path: str, **query: Any) -> list[dict[str, Any]]:
+    """All items of a list, by way of its cursors."""
+    found: list[dict[str, Any]] = []
+    cursor: str | None = ""
+    while cursor is not None:
+        reply = admin.http.get(path, params=query | {"cursor": cursor})
+        assert reply.status_code == 200, reply.text
+        assert "Deprecation" not in reply.headers
+        page = reply.json()
+        assert list(page) == ["items", "next"]
+        assert 0 < len(page["items"]) <= query["limit"]
+        assert page["items"][0] not in found
+        found += page["items"]
+        cursor = page["next"]
+    return found
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_list_is_read_page_by_page(admin: Caller, path: str) -> None:
+    whole = items(admin, path, limit=1000)
+    assert len(whole) == 5
+    assert len({item[PATHS[path]] for item in whole}) == 5
+    for limit in (1, 2, 4, 5):
+        assert items(admin, path, limit=limit) == whole
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_what_is_no_cursor_or_limit_is_refused_alike(admin: Caller, path: str) -> None:
+    for cursor in MALFORMED[path]:
+        refused = admin.http.get(path, params={"cursor": cursor})
+        assert slug(refused) == "invalid-request"
+        assert refused.json()["detail"] == (
+            "query.cursor: Not a cursor of this list. Send the `next` of the page before, "
+            "or an empty cursor for the first page"
+        )
+    for limit in (0, 1001, "x"):
+        refused = admin.http.get(path, params={"cursor": "", "limit": limit})
+        assert slug(refused) == "invalid-request"
+        assert refused.json()["detail"].startswith("query.limit: ")
+
+
+def test_pages_keep_to_the_filters(admin: Caller) -> None:
+    admin.http.patch("/projects/b", json={"status": "paused"})
+    admin.http.patch("/projects/z", json={"status": "paused"})
+    for path in ("/projects", "/ledger"):
+        paused = items(admin, path, limit=1, status="paused")
+        assert [item[PATHS[path]] for item in paused] == ["b", "z"]
+        nowhere = admin.http.get(path, params={"cursor": "", "ensemble": "nowhere"})
+        assert nowhere.json() == {"items": [], "next": None}
+
+
+def test_without_a_cursor_projects_and_tokens_are_bare_lists_as_before(admin: Caller) -> None:
+    for path in ("/projects", "/tokens"):
+        bare = admin.http.get(path)
+        assert bare.json() == items(admin, path, limit=1000)
+        assert admin.http.get(path, params={"limit": 2}).json() == bare.json()[:2]
+        assert bare.headers["Deprecation"].startswith("@")
+        successor = bare.links["successor-version"]["url"]
+        assert admin.http.get(f"{path}{successor}").json()["items"] == bare.json()
+
+    def names(**query: Any) -> list[str]:
+        return [item["name"] for item in admin.http.get("/projects", params=query).json()]
+
+    assert names(after="b") == ["c", "study", "z"]
+    assert names(after="b", limit=1) == ["c"]
+    both = admin.http.get("/projects", params={"after": "b", "cursor": "b"})
+    assert slug(both) == "invalid-request"
+    assert "not both" in both.json()["detail"]
+
+
+def test_a_token_that_does_not_exist_is_no_cursor(admin: Caller) -> None:
+    unknown = admin.http.get("/tokens", params={"cursor": "0123456789abcdef"})
+    assert slug(unknown) == "not-found"
