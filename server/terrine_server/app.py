@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -32,8 +33,12 @@ from terrine_server.settings import Settings
 log = structlog.get_logger("terrine")
 
 
-def create_app(settings: Settings) -> FastAPI:
+def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
     """Return the service as an ASGI application.
+
+    `alone`: the process serves it and does nothing else. Then all that is loaded before the first
+    request is exempt from garbage collection: a full collection stops every request, over the
+    libraries alone it takes 0.2 s, and a large response sets one off.
 
     Raises `SecretKeyError` without a secret key. The database is first asked when a request, or
     `/readyz`, needs it.
@@ -59,6 +64,9 @@ def create_app(settings: Settings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await to_thread.run_sync(_warm_up, services)
+        if alone:
+            gc.collect()
+            gc.freeze()
         yield
         engine.dispose()
 
@@ -96,7 +104,7 @@ def create_worker() -> FastAPI:
     server = parent_process()
     if server is not None:
         Thread(target=_end_with, args=(server,), daemon=True).start()
-    return create_app(settings)
+    return create_app(settings, alone=True)
 
 
 def _end_with(server: BaseProcess) -> None:

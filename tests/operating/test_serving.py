@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections import Counter
@@ -14,12 +15,14 @@ import httpx
 import numpy as np
 import pytest
 from books import terms
+from fastapi import FastAPI
 from machine import Machine
 from prometheus_client.parser import text_string_to_metric_families
 from serving import Serving, serving, until
 from sqlalchemy import text
 
 from terrine_protocol import Role, TokenCreate
+from terrine_server.app import create_worker
 from terrine_server.ledger import Ledger, connect
 from terrine_server.owner.tokens import Tokens, load_secret_key
 
@@ -61,6 +64,29 @@ def test_the_server_refuses_an_unmigrated_or_newer_database_and_names_the_comman
     refused = served_machine.run("serve")
     assert (refused.code, refused.out) == (1, "")
     assert "Run `terrine init`" in refused.err
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_no_collection_of_garbage_goes_through_what_was_loaded_before_the_first_request(
+    served_machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    monkeypatch.setattr("gc.freeze", lambda: steps.append("freeze"))
+    monkeypatch.setattr("terrine_server.app._warm_up", lambda _: steps.append("load"))
+    monkeypatch.setattr("terrine_server.logs.configure", lambda _: None)
+
+    def start(app: FastAPI, **_: Any) -> None:
+        async def begin() -> None:
+            async with app.router.lifespan_context(app):
+                steps.append("serve")
+
+        asyncio.run(begin())
+
+    monkeypatch.setattr("uvicorn.run", start)
+    assert served_machine.run("serve").code == 0
+    assert steps == ["load", "freeze", "serve"]
+    start(create_worker())
+    assert steps == ["load", "freeze", "serve"] * 2
 
 
 @pytest.mark.slow

@@ -86,7 +86,7 @@ def serve(
         votes_on = doctor.device(settings.device)
         if votes_on.state is not doctor.State.OK:
             fail(votes_on.found)
-    app = create_app(settings)
+    app = create_app(settings, alone=True)
     logs.configure(settings.log_level)
     how = connection.options(settings)
     if workers == 1:
