@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -25,7 +25,9 @@ from terrine_protocol import (
     ProjectStatus,
     Role,
 )
-from terrine_server.api import views
+from terrine_server.api import students, views
+from terrine_server.errors import BudgetExhausted, TerrineError
+from terrine_server.labeling.pipeline import Ask, Labeling
 from terrine_server.ledger import EnsembleRecord, ProjectRecord, Receipt
 from terrine_server.ledger.records import ChargeRecord, Publication, Result, TokenRecord
 from terrine_server.privacy import cap
@@ -121,6 +123,24 @@ def test_answers_that_are_no_answers_are_never_sent() -> None:
         receipt = Receipt([good, replace(good, **wrong)], PROJECTS[0])
         with pytest.raises(PydanticSerializationError):
             views.answers(receipt)
+
+
+def test_an_answer_that_cannot_be_rendered_fails_one_request_and_not_its_group() -> None:
+    good = Receipt([Result(Outcome.ANSWERED, label=3, seq=1, replayed=False)], PROJECTS[0])
+    wrong: dict[str, Any] = {"label": "3"}
+    bad = replace(good, results=[replace(good.results[0], **wrong)])
+    refused = BudgetExhausted("spent")
+
+    class Answered(Labeling):
+        def __init__(self) -> None: ...
+
+        def answer(self, project_name: str, asks: Sequence[Ask]) -> list[Receipt | TerrineError]:
+            return [good, bad, refused]
+
+    first, second, third = students.answering(Answered())("study", [])
+    assert first == views.answers(good)
+    assert isinstance(second, PydanticSerializationError)
+    assert third is refused
 
 
 def test_what_records_hold_beyond_the_wire_model_stays() -> None:

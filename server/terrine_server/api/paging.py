@@ -70,5 +70,5 @@ def page(
 
 
 def bare_list(items: Sequence[BaseModel]) -> Response:
-    """Return a list as JSON, as it was before it had pages. It goes with the next release."""
+    """Return a list as JSON, as it was before it had pages. The next minor release drops this."""
     return Response(to_json(items), media_type="application/json", headers=DEPRECATED)

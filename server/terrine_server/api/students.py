@@ -63,17 +63,20 @@ def _ask(services: Services, project: str, content_type: str, body: bytes, key: 
 
 
 def answering(labeling: Labeling) -> Callable[[str, Sequence[Ask]], list[bytes | Exception]]:
-    """Return how the queue answers a group of requests: with the body of each one's response.
+    """Return what answers a group of requests with the body of each one's response.
 
-    The group's thread renders them: to render thousands of results takes milliseconds, which the
-    event loop does not have.
+    The bodies are rendered in the group's thread. Thousands of results take milliseconds, and on
+    the event loop every other request would wait for them.
     """
 
+    def body(fate: Receipt | Exception) -> bytes | Exception:
+        try:
+            return views.answers(fate) if isinstance(fate, Receipt) else fate
+        except Exception as error:  # concerns this request alone; the others were paid too
+            return error
+
     def answer(project: str, asks: Sequence[Ask]) -> list[bytes | Exception]:
-        return [
-            views.answers(fate) if isinstance(fate, Receipt) else fate
-            for fate in labeling.answer(project, asks)
-        ]
+        return [body(fate) for fate in labeling.answer(project, asks)]
 
     return answer
 

@@ -362,7 +362,7 @@ class Ledger:
     ) -> list[TokenRecord]:
         """Return up to `limit` tokens, oldest first: all, or those of one project.
 
-        Those after the token with the id `after` only, where given. Raises NotFound without it.
+        `after`: the id of a token; only those after it. Raises NotFound when it does not exist.
         """
         query = rows.select_tokens().limit(limit)
         if project is not None:
