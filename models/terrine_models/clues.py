@@ -43,6 +43,7 @@ _DAY = (
     rf"\d{{1,2}}\.?[- ]?{_MONTH}[- ,]*\d{{2,4}}|{_MONTH} \d{{1,2}},? \d{{4}})"
 )
 _DATE = re.compile(rf"{_DAY}([t ]{_CLOCK})?|(?=\d\d:){_CLOCK}", re.IGNORECASE)
+_THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+")
 _HEX = re.compile(r"[0-9a-f-]{16,}", re.IGNORECASE)
 
 
@@ -90,6 +91,13 @@ class Clues:
         )
 
     @property
+    def thousands(self) -> bool:
+        """Whether commas that are read as decimal signs may part thousands, as in 1,234."""
+        return self.sheet.decimal_commas(self.known) and all(
+            _THOUSANDS.fullmatch(value) for value in self.known if "," in value
+        )
+
+    @property
     def unique(self) -> bool:
         """Whether each row has a value of its own."""
         return len(self.distinct) == len(self.all)
@@ -125,8 +133,8 @@ class Clues:
     @property
     def dates(self) -> bool:
         """Whether nine values of ten are dates or times of day."""
-        found = sum(_DATE.fullmatch(value) is not None for value in self.known)
-        return found * 10 >= len(self.known) * 9
+        found = sum(_DATE.fullmatch(value) is not None for value in self.distinct)
+        return found * 10 >= len(self.distinct) * 9
 
     @property
     def names_people(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import hashlib
@@ -35,7 +36,6 @@ MAGIC = {
     rb"\x28\xb5\x2f\xfd": "packed with zstd",
 }
 """How files begin, as regular expressions."""
-UTF16 = (b"\xff\xfe", b"\xfe\xff")
 SAMPLE = 100
 """Records that are looked at to find the delimiter."""
 DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+")
@@ -114,8 +114,9 @@ def read_text(path: Path) -> tuple[str, str]:
             f"{path} cannot be read: {getattr(error, 'strerror', None) or error}."
         ) from None
     _refuse_other_formats(path, data)
+    data = data.removeprefix(codecs.BOM_UTF8)
     try:
-        return data.decode("utf-8-sig"), hashlib.sha256(packed).hexdigest()
+        return data.decode(), hashlib.sha256(packed).hexdigest()
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise DataError(
@@ -128,7 +129,7 @@ def _refuse_other_formats(path: Path, data: bytes) -> None:
     what = _other_format(data)
     if what is not None:
         raise DataError(f"{path} is {what}. A table must be a CSV file: {_remedy(path, what)}")
-    if data.startswith(UTF16):
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise DataError(f"{path} is in UTF-16. Convert it: {_iconv(path, 'UTF-16')}")
     if b"\0" in data:
         raise DataError(

@@ -87,6 +87,8 @@ def _table(path: Path, label: str, columns: Sequence[str] | None, note: Note) ->
     if not sheet.rows:
         raise DataError(f"{path} is empty.")
     names, rows = (sheet.rows[0][1], sheet.rows[1:]) if columns is None else (columns, sheet.rows)
+    if twice := sorted({name for name in names if list(names).count(name) > 1}):
+        raise DataError(f"{path} has two columns named {twice[0]!r}; each needs a name of its own.")
     if not rows:
         raise DataError(f"{path} holds no rows below its header.")
     for line, fields in rows:
@@ -220,6 +222,8 @@ def _guess_number(column: Clues, keep_or_group: str) -> Guess:
     if column.names_identifier and column.rare:
         why = f"an identifier by its name: {count:,} in {_rows(len(column.all))}"
         return _ignore(column, why, keep_or_group)
+    if column.thousands:
+        return _feature(column, "Do commas part thousands? 1,234 is read as 1.234.")
     odd = column.whole and count > FEW and (column.unique or column.uniform)
     doubt = f"Might be an identifier: then use --ignore {name} or --group {name}."
     return _feature(column, doubt if odd else None)

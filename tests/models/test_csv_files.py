@@ -136,6 +136,7 @@ def test_a_bad_line_is_named_whatever_the_delimiter(tmp_path: Path) -> None:
             "age,ort\n1,Köln\n".encode("latin-1"),
             "line 2 holds the byte 0xf6.*iconv -f WIN",
         ),
+        ("h.csv", b"\xef\xbb\xbf\n\xe4,", "line 2 holds the byte 0xe4"),
         ("h.csv.gz", gzip.compress(PLAIN.encode())[:-9], "cannot be read"),
         ("h.csv", "", "holds no records"),
     ],

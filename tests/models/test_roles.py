@@ -176,6 +176,10 @@ def test_names_and_addresses_are_ignored_even_where_they_repeat(tmp_path: Path) 
 def test_decimal_commas_make_numbers_where_semicolons_separate(tmp_path: Path) -> None:
     found = guess(tmp_path, "x", [f"{i},5" for i in range(ROWS)], delimiter=";")
     assert (found.column.low, found.column.high) == (0.5, 199.5)
+    assert found.doubt is None
+    found = guess(tmp_path, "x", [f"{1 + i},250" for i in range(ROWS)], delimiter=";")
+    assert (found.column.low, found.column.high) == (1.25, 200.25)
+    assert found.doubt == "Do commas part thousands? 1,234 is read as 1.234."
 
 
 @pytest.mark.parametrize(("delimiter", "decimal"), [(",", "."), (";", ","), ("\t", ",")])
@@ -243,6 +247,13 @@ def test_gaps_are_told_where_they_matter(tmp_path: Path) -> None:
     assert found[0].doubt == "Without a value: 1 row, taken for rows of one person."
     assert found[1].doubt == "Without a label: 1 row. Training refuses such rows."
     assert found[2].doubt is None
+
+
+def test_columns_of_the_same_name_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "public.csv"
+    path.write_text("dose,ill,dose\n1,n,2\n")
+    with pytest.raises(DataError, match="two columns named 'dose'"):
+        propose_schema(path, label="ill")
 
 
 def test_a_quantity_as_label_is_doubted(tmp_path: Path) -> None:
