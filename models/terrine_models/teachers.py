@@ -136,7 +136,8 @@ def train_ensemble(
     if data.encoding and data.encoding.fitted_on and data.encoding.fitted_on.sha256 == data.sha256:
         raise DataError(
             f"The schema of {data.name} was fitted on the private data itself. Its categories and "
-            "ranges become public: take them from a table that is, or write them by hand."
+            "ranges become public: take them from a table that is public or invented, or write "
+            "them by hand."
         )
     if public is not None:
         public.check_disjoint(data)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from commands import Terrine
+from hospital import DEFAULT_ROLES, stays
 
 from terrine_models.data import Dataset
 
@@ -108,3 +110,115 @@ def test_mistakes_get_one_clear_line(
     assert said in refused.err
     assert "Traceback" not in refused.err
     assert not (files / "data" / "ensembles" / "t").exists()
+
+
+@pytest.fixture
+def hospital(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A public sample of a hospital's stays, and the private ones as another program writes."""
+    monkeypatch.chdir(tmp_path)
+    Path("sample.csv").write_text(stays(997, 479), newline="")
+    Path("stays.csv").write_text(stays(3000, 1400, 1, delimiter=";", decimal=","), newline="")
+    return tmp_path
+
+
+def test_a_schema_is_proposed_explained_and_trained_with(terrine: Terrine, hospital: Path) -> None:
+    said = terrine("ensemble", "schema", "sample.csv", "--label", "readmitted").fine
+    for row in (
+        r"patient_id │ group │ tells people apart, by its name: 479 in 997 rows",
+        r"stay_id │ ignored │ an identifier by its name, and unique in every row",
+        r"admitted │ ignored │ dates or times",
+        r"note │ ignored │ free text",
+        r"diagnosis │ categorical │ 36 categories",
+    ):
+        assert row in " ".join(said.split())
+    assert "lowest and highest value of 2 of them, all values of 5, the number of its rows" in said
+    assert "If sample.csv is not public" in said
+    columns = json.loads(Path("schema.json").read_text())["columns"]
+    assert {column["name"]: column["role"] for column in columns} == DEFAULT_ROLES
+    assert all(
+        column.keys() == {"name", "role"}
+        for column in columns
+        if column["role"] in ("group", "ignored")
+    )
+
+    train = ("ensemble", "train", "stays.csv", "--teachers", 20)
+    trained = terrine(*train, "--name", "one", "--schema", "schema.json").fine
+    assert "stays.csv: fields are separated by semicolons" in trained
+    assert "70 to 70 people each" in trained
+    direct = terrine(*train, "--name", "two", "--public", "sample.csv", "--label", "readmitted")
+    assert "Guessed from sample.csv" in direct.fine
+    assert "tells people apart" in direct.fine
+    assert "4 categories" not in direct.fine, "what is as expected needs no mention"
+    assert "70 to 70 people each" in direct.fine
+
+
+def test_the_owner_overrules_the_proposal(terrine: Terrine, hospital: Path) -> None:
+    schema = ("ensemble", "schema", "sample.csv", "--label", "readmitted")
+    assert terrine(*schema, "--ignore", "ward", "--ignore", "patient_id", "--keep", "admitted").fine
+    columns = json.loads(Path("schema.json").read_text())["columns"]
+    roles = {column["name"]: column["role"] for column in columns}
+    assert (roles["ward"], roles["patient_id"], roles["admitted"]) == (
+        "ignored",
+        "ignored",
+        "categorical",
+    )
+    again = terrine(*schema).refused
+    assert "schema.json exists already" in again
+
+
+def test_without_people_the_owner_hears_what_is_guaranteed(
+    terrine: Terrine, hospital: Path
+) -> None:
+    (hospital / "public.csv").write_text("age,ill\n1,n\n2,y\n3,n\n")
+    said = terrine("ensemble", "schema", "public.csv", "--label", "ill").fine
+    assert "the guarantee will be about a row" in said
+    assert "--group" in said
+
+
+def test_a_schema_of_the_private_table_does_not_train(terrine: Terrine, hospital: Path) -> None:
+    assert terrine("ensemble", "schema", "stays.csv", "--label", "readmitted").fine
+    refused = terrine(
+        *("ensemble", "train", "stays.csv", "--name", "t", "--teachers", 20),
+        *("--schema", "schema.json"),
+    )
+    assert refused.code == 1
+    assert "fitted on the private data itself" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("h.parquet", b"PAR1\x15\x04\0\xffPAR1", "h.parquet is a Parquet file"),
+        ("h.parquet", b"age,ill\n1,n\n", "named as a Parquet file, but it holds text"),
+        ("h.xlsx", b"PK\x03\x04...", "h.xlsx is a zip archive"),
+        ("h.csv", "age,ort,ill\n1,Köln,n\n".encode("latin-1"), "line 2 holds the byte 0xf6"),
+        ("h.csv", b"age.ill\n1.n\n", "has no column ill; it has age.ill"),
+    ],
+)
+def test_what_is_no_csv_file_is_said_whatever_the_command(
+    terrine: Terrine, hospital: Path, name: str, content: bytes, said: str
+) -> None:
+    (hospital / name).write_bytes(content)
+    assert said in terrine("ensemble", "schema", name, "--label", "ill").refused
+    assert not (hospital / "schema.json").exists()
+    if "no column" not in said:
+        train = ("ensemble", "train", name, "--name", "t", "--teachers", 2)
+        assert said in terrine(*train).refused
+        label = ("student", "label", name, "--url", "http://127.0.0.1:9", "--out", "x.npz")
+        assert said in terrine(*label).refused
+
+
+def test_adult_needs_no_word(terrine: Terrine, hospital: Path, shared_data: Path) -> None:
+    names = (
+        "age,workclass,fnlwgt,education,education-num,marital-status,occupation,relationship,"
+        "race,sex,capital-gain,capital-loss,hours-per-week,native-country,income"
+    )
+    adult = shared_data / "adult"
+    public = ("--label", "income", "--columns", names)
+    said = terrine("ensemble", "schema", adult / "adult.test.gz", *public).fine
+    roles = [line.split("│")[2].strip() for line in said.splitlines() if line.startswith("│")]
+    assert sorted(roles) == ["categorical"] * 8 + ["label"] + ["numeric"] * 6
+    train = ("ensemble", "train", adult / "adult.data.gz", "--name", "t", "--teachers", 20)
+    trained = terrine(*train, "--public", adult / "adult.test.gz", *public).fine
+    assert "32561" in trained
+    assert "Guessed" not in trained

@@ -10,14 +10,9 @@ import pytest
 from terrine_models.data import DataError
 from terrine_models.ensemble import Ensemble
 from terrine_models.features import PublicData
+from terrine_models.roles import propose_schema
 from terrine_models.store import TableSchema
-from terrine_models.tables import (
-    encode_csv,
-    encoded_width,
-    load_csv,
-    read_schema,
-    schema_from_public,
-)
+from terrine_models.tables import encode_csv, encoded_width, load_csv, read_schema
 from terrine_models.teachers import TrainingError, train_ensemble
 
 PUBLIC = """age,job,person,income
@@ -36,7 +31,7 @@ ADULT = [
 def schema(tmp_path: Path) -> TableSchema:
     path = tmp_path / "public.csv"
     path.write_text(PUBLIC)
-    return schema_from_public(path, label="income", group="person")
+    return propose_schema(path, label="income", group="person").schema
 
 
 def private(tmp_path: Path, text: str) -> Path:
@@ -117,14 +112,14 @@ def test_a_bad_schema_says_where(tmp_path: Path, text: str, said: str) -> None:
 
 def test_a_schema_fitted_on_the_private_table_is_refused(tmp_path: Path) -> None:
     path = private(tmp_path, PUBLIC)
-    by_accident = schema_from_public(path, label="income", group="person")
+    by_accident = propose_schema(path, label="income", group="person").schema
     with pytest.raises(DataError, match="fitted on the private data"):
         train_ensemble(load_csv(path, by_accident), tmp_path / "out", name="t", teachers=2)
 
 
 def test_adult_trains_by_the_public_table_end_to_end(tmp_path: Path, shared_data: Path) -> None:
     public_csv = shared_data / "adult" / "adult.test.gz"
-    schema = schema_from_public(public_csv, label="income", columns=ADULT)
+    schema = propose_schema(public_csv, label="income", columns=ADULT).schema
     data = load_csv(shared_data / "adult" / "adult.data.gz", schema)
     assert len(data) == 32561
     assert data.classes == ("<=50K", ">50K")

@@ -10,12 +10,14 @@ import typer
 from rich.table import Table
 
 from terrine_server.bars import teachers_bar
+from terrine_server.cli import tables
 from terrine_server.cli.console import AsJson, console, fail, print_json
+from terrine_server.cli.tables import split
 
 if TYPE_CHECKING:
     from terrine_models.data import Dataset
     from terrine_models.features import PublicData
-    from terrine_models.store import Manifest, TableSchema
+    from terrine_models.store import Manifest
 
 app = typer.Typer(no_args_is_help=True, help="Train, show and verify ensembles of teachers.")
 
@@ -44,7 +46,8 @@ def train(
         typer.Argument(
             metavar="DATA",
             help="Private training data: a directory of MNIST-style IDX files, an IDX file of "
-            "images, an .npz with x, y and perhaps group, or a .csv / .data file (.gz too).",
+            "images, an .npz with x, y and perhaps group, or a .csv, .tsv, .txt or .data file (.gz "
+            "too).",
         ),
     ],
     name: Annotated[str, typer.Option(help="Name of the ensemble: a-z, 0-9, '-' and '_'.")],
@@ -110,17 +113,18 @@ def train(
       terrine ensemble train adult.csv --name income --teachers 250
           --public census-sample.csv --label income --group person
     """
+    from terrine_models.csv_files import is_table
     from terrine_models.teachers import Heads, Networks, train_ensemble
 
     if out is None:
         from terrine_server.settings import Settings
 
         out = Settings().ensembles_dir / name
-    if _is_table(data):
+    if is_table(data):
         if labels or classes:
             fail("--labels and --classes are for images; a table names its classes in its schema.")
-        table = _table_schema(data, public, schema, label, group, columns)
-        private, named_public = _load_table(data, table, public)
+        choice = tables.Choice(public, schema, label, group, split(columns))
+        private, named_public = tables.load(data, choice)
     else:
         if schema or label or group or columns:
             fail("--schema, --label, --group and --columns are for CSV files only.")
@@ -240,63 +244,43 @@ def schema(
         Path, typer.Argument(metavar="PUBLIC_CSV", help="A table that anyone may see.")
     ],
     label: Annotated[str, typer.Option(metavar="COLUMN", help="Column to predict.")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write the schema (JSON).")],
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="Where to write the schema (JSON).")
+    ] = Path("schema.json"),
     group: Group = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="Column to leave out. May be repeated."),
+    ] = None,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="Column to learn from in any case. May be repeated."),
+    ] = None,
     columns: Columns = None,
 ) -> None:
-    """Write the schema of a public table: its categories and ranges, to be edited by hand.
+    """Propose a schema for a public table, say why, and write it to be edited by hand.
 
     Every value in the schema will be visible to students. It must not come from private rows.
 
     [bold]Example[/bold]: terrine ensemble schema census-sample.csv --label income --out schema.json
     """
+    from terrine_models.roles import propose_schema
     from terrine_models.store import write_atomically
-    from terrine_models.tables import schema_from_public
 
     if out.exists():
         fail(f"{out} exists already; remove it or choose another file.")
-    found = schema_from_public(public, label=label, group=group, columns=_split(columns))
-    write_atomically(out, found.model_dump_json(indent=2, exclude_none=True).encode() + b"\n")
-    console.print(f"{out}: {len(found.columns)} columns. Look through it: all of it is public.")
-
-
-def _is_table(path: Path) -> bool:
-    return any(suffix in (".csv", ".data", ".test") for suffix in path.suffixes)
-
-
-def _table_schema(
-    data: Path,
-    public: Path | None,
-    schema: Path | None,
-    label: str | None,
-    group: str | None,
-    columns: str | None,
-) -> TableSchema:
-    from terrine_models.tables import read_schema, schema_from_public
-
-    if schema is not None:
-        if label or group or columns:
-            fail("--schema already says which columns there are; drop --label, --group, --columns.")
-        return read_schema(schema)
-    if public is None or label is None:
-        fail(
-            f"{data} is a table. Its categories and ranges become public, so they cannot be taken "
-            "from it: give --schema FILE, or --label COLUMN and --public with a table that is "
-            "public. `terrine ensemble schema --help` says how to make a schema."
-        )
-    return schema_from_public(public, label=label, group=group, columns=_split(columns))
-
-
-def _load_table(
-    data: Path, schema: TableSchema, public: Path | None
-) -> tuple[Dataset, PublicData | None]:
-    from terrine_models.features import PublicData
-    from terrine_models.tables import encode_csv, load_csv
-
-    private = load_csv(data, schema)
-    if public is None:
-        return private, None
-    return private, PublicData.declare(public.name, encode_csv(public, schema))
+    proposal = propose_schema(
+        public,
+        label=label,
+        group=group,
+        columns=split(columns),
+        ignore=ignore or (),
+        keep=keep or (),
+        note=tables.note,
+    )
+    content = proposal.schema.model_dump_json(indent=2, exclude_none=True)
+    write_atomically(out, content.encode() + b"\n")
+    tables.show(proposal, public, out)
 
 
 def _load_arrays(
@@ -305,7 +289,7 @@ def _load_arrays(
     from terrine_models.data import DIGITS, load_idx, load_inputs, load_npz
     from terrine_models.features import PublicData
 
-    names = _split(classes)
+    names = split(classes)
     if names and len(names) == 1 and names[0].isdigit():
         names = [str(i) for i in range(int(names[0]))]
     if data.suffix == ".npz":
@@ -317,10 +301,6 @@ def _load_arrays(
     if public is None:
         return private, None
     return private, PublicData.declare(public.name, load_inputs(public))
-
-
-def _split(text: str | None) -> list[str] | None:
-    return None if text is None else [part.strip() for part in text.split(",")]
 
 
 def _print(directory: Path, manifest: Manifest) -> None:

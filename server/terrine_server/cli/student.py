@@ -13,6 +13,7 @@ from rich.table import Table
 
 from terrine_server.bars import steps_bar
 from terrine_server.cli.console import AsJson, console, fail, print_json
+from terrine_server.cli.tables import note
 
 if TYPE_CHECKING:
     import numpy as np
@@ -185,13 +186,15 @@ def load_public(
     path: Path, schema: Path | None
 ) -> tuple[npt.NDArray[np.generic], TableSchema | None]:
     """Inputs without labels; a CSV file is encoded by the owner's schema."""
+    from terrine_models.csv_files import is_table, read_text
     from terrine_models.data import load_inputs
     from terrine_models.tables import encode_csv, read_schema
 
     if schema is not None:
         encoding = read_schema(schema)
-        return encode_csv(path, encoding), encoding
-    if {".csv", ".data", ".test"} & set(path.suffixes):
+        return encode_csv(path, encoding, note), encoding
+    if is_table(path):
+        read_text(path)
         fail(f"{path} is a table. Give --schema FILE, the public schema of its data owner.")
     return load_inputs(path), None
 
@@ -203,7 +206,7 @@ def load_held_out(path: Path, encoding: TableSchema | None, client: Client) -> E
 
     classes = client.project().ensemble.classes
     if encoding is not None:
-        data = load_csv(path, encoding)
+        data = load_csv(path, encoding, note)
     elif path.suffix == ".npz":
         data = load_npz(path, classes=classes)
     else:

@@ -14,7 +14,7 @@ from terrine_models.data import DIGITS, DataError, Dataset, load_idx
 from terrine_models.learning import Training
 from terrine_models.store import InputSpec
 from terrine_models.teachers import Heads
-from terrine_server.mnist import FetchError, cache_directory, cached_mnist, fetch_mnist
+from terrine_server.demo.mnist import FetchError, cache_directory, cached_mnist, fetch_mnist
 
 DELTA = 1e-5
 
@@ -61,14 +61,7 @@ def choose(data: Path | None, quick: bool, url: str, console: Console) -> Materi
         return mnist(cache, f"from the cache {cache}")
     try:
         with _download_bar(console) as bar:
-            tasks = {}
-
-            def show(name: str, done: int, total: int | None) -> None:
-                if name not in tasks:
-                    tasks[name] = bar.add_task(name)
-                bar.update(tasks[name], completed=done, total=total)
-
-            fetch_mnist(url, cache, show)
+            fetch_mnist(url, cache, bar)
     except FetchError as error:
         return digits(f"because MNIST is neither given (--data DIR) nor cached, and: {error}")
     return mnist(cache, f"downloaded from {url}, digests as expected, kept in {cache}")

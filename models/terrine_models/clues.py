@@ -1,0 +1,182 @@
+"""What the name and the values of a column suggest: people, identifiers, dates, text, numbers."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+from .csv_files import DECIMAL_COMMA, Sheet, number
+from .tables import MISSING
+
+FEW = 20
+"""A column with so few different values is not taken for names, texts or identifiers."""
+LONG_WORDS, LONG_LENGTH = 5, 40
+"""Words and characters of an average value from which on it is prose."""
+
+_PERSON = (
+    r"(patient(en)?|pat|pid|mrn|medicalrecord|person(en)?|subject|subjekt|proband(en)?|individual|"
+    r"participant|teilnehmer|versicherten?|insured|member|customer|client|kunden?|user|employee|"
+    r"student|pupil|citizen|ssn|nhs)"
+)
+_ID = r"(id|identifier|key|uuid|guid)"
+_NUMBER = r"(nr|no|number|nummer)"
+_PERSON_NAME = re.compile(rf"(id|nr)?{_PERSON}({_ID}|{_NUMBER}|num|code|hash|pseudonym|kennung)*")
+_BARE_PERSON_NAME = re.compile(_PERSON)
+_STAY_NAME = re.compile(
+    rf"(case|record|encounter|admission|hadm|visit|stay|icustay|episode|account|row)?{_ID}|"
+    rf"(case|record|encounter|admission|account|fall){_NUMBER}"
+)
+_LAST_WORD_ID = re.compile(rf"(.*[^a-z])?({_ID}|{_NUMBER})")
+_CONTACT_NAME = re.compile(
+    rf"{_PERSON}?(first|last|sur|family|full|given|middle|vor|nach|familien)?name|"
+    r"e?mail(address)?|(tele|mobile)?phone(number)?|telefon(nummer)?|(street|home|post)?address|"
+    r"stra(ss|ß)e|street|adresse|anschrift"
+)
+
+_MONTH = r"(jan|feb|m[aä]r|mrz|apr|ma[iy]|jun|jul|aug|sep|o[ck]t|nov|de[cz])\w*\.?"
+_CLOCK = r"\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[ap]m)?(z|[+-]\d{2}:?\d{2})?"
+_DAY = (
+    r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3(\d{4}|\d{2})|"
+    r"(19|20)\d{2}(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])|"
+    rf"\d{{1,2}}\.?[- ]?{_MONTH}[- ,]*\d{{2,4}}|{_MONTH} \d{{1,2}},? \d{{4}})"
+)
+_DATE = re.compile(rf"{_DAY}([t ]{_CLOCK})?|(?=\d\d:){_CLOCK}", re.IGNORECASE)
+_THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+")
+_HEX = re.compile(r"[0-9a-f-]{16,}", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Clues:
+    """A column of a table and what there is to see in it."""
+
+    name: str
+    sheet: Sheet
+    all: list[str]
+
+    @cached_property
+    def known(self) -> list[str]:
+        """The values that are not missing."""
+        return [value for value in self.all if value not in MISSING]
+
+    @cached_property
+    def distinct(self) -> list[str]:
+        """The different values, sorted."""
+        return sorted(set(self.known))
+
+    @cached_property
+    def numbers(self) -> list[float]:
+        """The known values as numbers, NaN where one is no finite number."""
+        comma = self.sheet.decimal_commas(self.known)
+        found = (number(value, decimal_comma=comma) for value in self.known)
+        return [value if math.isfinite(value) else math.nan for value in found]
+
+    @property
+    def numeric(self) -> bool:
+        """Whether the column holds quantities; 00417 is a code."""
+        return self._all_numbers and not self._coded
+
+    @property
+    def whole(self) -> bool:
+        """Whether all numbers are integers."""
+        return all(value.is_integer() for value in self.numbers)
+
+    @property
+    def decimal_commas(self) -> bool:
+        """Whether numbers are written as 3,5 where that is not read as a number."""
+        return not self._all_numbers and all(
+            DECIMAL_COMMA.fullmatch(value) or not math.isnan(number)
+            for value, number in zip(self.known, self.numbers, strict=True)
+        )
+
+    @property
+    def thousands(self) -> bool:
+        """Whether commas that are read as decimal signs may part thousands, as in 1,234."""
+        return self.sheet.decimal_commas(self.known) and all(
+            _THOUSANDS.fullmatch(value) for value in self.known if "," in value
+        )
+
+    @property
+    def unique(self) -> bool:
+        """Whether each row has a value of its own."""
+        return len(self.distinct) == len(self.all)
+
+    @property
+    def counts_rows(self) -> bool:
+        """Whether the values are integers without gaps, each once."""
+        span = max(self.numbers) - min(self.numbers)
+        return self.unique and self.whole and len(self.all) > FEW and span == len(self.all) - 1
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all values look alike and have four digits or more, as P-00417, or are hex."""
+        forms = {re.sub(r"\d", "9", re.sub(r"[^\W\d_]", "a", value)) for value in self.distinct}
+        alike = len(forms) == 1 and forms.pop().count("9") >= 4
+        return alike or all(map(_HEX.fullmatch, self.distinct))
+
+    @property
+    def rare(self) -> bool:
+        """Whether values repeat too seldom to learn from; the uniform ones are doubted sooner."""
+        rows = 5 if self.uniform else 2
+        return len(self.distinct) > FEW and rows * len(self.distinct) > len(self.known)
+
+    @property
+    def prose(self) -> bool:
+        """Whether the values are long, or have line breaks, and seldom repeat."""
+        words = sum(len(value.split()) for value in self.known)
+        length = sum(map(len, self.known))
+        long = words >= LONG_WORDS * len(self.known) or length >= LONG_LENGTH * len(self.known)
+        broken = any("\n" in value or "\r" in value for value in self.known)
+        return (long or broken) and 5 * len(self.distinct) > len(self.known)
+
+    @property
+    def dates(self) -> bool:
+        """Whether nine values of ten are dates or times of day."""
+        found = sum(_DATE.fullmatch(value) is not None for value in self.distinct)
+        return found * 10 >= len(self.distinct) * 9
+
+    @property
+    def names_people(self) -> bool:
+        """Whether the name is one for people; "patient: yes" says something about them."""
+        bare = _BARE_PERSON_NAME.fullmatch(self._letters) is not None
+        answer = bare and len(self.distinct) <= 2 and not self.unique
+        return bool(self.known) and not answer and bool(_PERSON_NAME.fullmatch(self._letters))
+
+    @property
+    def may_be_a_category_of_people(self) -> bool:
+        """Whether the name is a bare noun such as "subject", and the values are few."""
+        few = len(self.distinct) <= FEW < len(self.all)
+        return few and _BARE_PERSON_NAME.fullmatch(self._letters) is not None
+
+    @property
+    def names_repeated_stays(self) -> bool:
+        """Whether the name is that of a case, a stay or just "id", and values repeat."""
+        repeats = FEW < len(self.distinct) < len(self.known)
+        return repeats and _STAY_NAME.fullmatch(self._letters) is not None
+
+    @property
+    def names_identifier(self) -> bool:
+        """Whether the last word of the name is "id" or the like; PatientID has two words."""
+        words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", self.name).lower().strip(" _-.#")
+        return bool(_LAST_WORD_ID.fullmatch(words) or _STAY_NAME.fullmatch(self._letters))
+
+    @property
+    def names_contact(self) -> bool:
+        """Whether the name is one for names, addresses or telephone numbers of many people."""
+        many = len(self.distinct) > FEW or self.unique
+        return many and _CONTACT_NAME.fullmatch(self._letters) is not None
+
+    @property
+    def _letters(self) -> str:
+        return re.sub(r"[\W_]", "", self.name).lower()
+
+    @property
+    def _all_numbers(self) -> bool:
+        return bool(self.known) and not any(map(math.isnan, self.numbers))
+
+    @property
+    def _coded(self) -> bool:
+        lengths = {len(value) for value in self.known}
+        zero = any(value.startswith("0") for value in self.known)
+        return zero and len(lengths) == 1 and lengths != {1} and self.whole

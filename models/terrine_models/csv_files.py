@@ -1,0 +1,243 @@
+"""Delimited text files as people have them: what a file is, its encoding, its delimiter."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import gzip
+import hashlib
+import io
+import itertools
+import math
+import re
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .data import DataError
+
+DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+TEXT_SUFFIXES = {".csv", ".tsv", ".tab", ".txt", ".data", ".test"}
+FOREIGN_SUFFIXES = {
+    ".parquet": "a Parquet file",
+    ".feather": "a Feather file",
+    ".xlsx": "an Excel workbook",
+    ".xls": "an Excel workbook",
+    ".ods": "a spreadsheet",
+}
+MAGIC = {
+    rb"PAR1(?s:.*)PAR1$": "a Parquet file",
+    rb"ARROW1\0\0": "a Feather file",
+    rb"\xd0\xcf\x11\xe0": "an Excel workbook or another old Office document",
+    rb"BZh[1-9]1AY&SY": "packed with bzip2",
+    rb"\xfd7zXZ\0": "packed with xz",
+    rb"\x28\xb5\x2f\xfd": "packed with zstd",
+}
+"""How files begin, as regular expressions."""
+SAMPLE = 100
+"""Records that are looked at to find the delimiter."""
+DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+")
+
+Row = tuple[int, list[str]]
+"""Number of the last line and fields."""
+Note = Callable[[str], object]
+"""Takes a sentence for the user about how a file was read."""
+
+
+def silent(sentence: str) -> None:
+    """Take a note and drop it."""
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """The rows of a file, a header included."""
+
+    path: Path
+    sha256: str
+    """Of the file as it is on disk."""
+    delimiter: str
+    rows: list[Row]
+
+    def decimal_commas(self, values: Sequence[str]) -> bool:
+        """Whether a column of numbers is written as 3,5; never where commas separate fields."""
+        return self.delimiter != "," and any("," in value for value in values)
+
+
+def is_table(path: Path) -> bool:
+    """Whether the name of a file says that it holds a table, be it one that can be read or not."""
+    suffixes = {suffix.lower() for suffix in Path(path).suffixes}
+    return not suffixes.isdisjoint(TEXT_SUFFIXES | FOREIGN_SUFFIXES.keys())
+
+
+def read_sheet(path: Path, fits: Callable[[Sequence[str]], bool], note: Note = silent) -> Sheet:
+    """The rows of a file whose fields are separated by commas, semicolons, tabs or bars.
+
+    `fits` tells whether a first row is as expected, which settles most doubts. A delimiter other
+    than the comma is noted. Blank lines and UCI's `|` comments are skipped, fields are trimmed.
+    Raises DataError: no text in UTF-8, a record that is no CSV, or two possible delimiters.
+    """
+    path = Path(path)
+    text, digest = read_text(path)
+    delimiter = _delimiter(path, text, fits)
+    if delimiter != ",":
+        note(
+            f"{path}: fields are separated by {DELIMITERS[delimiter]}; in numbers a comma is read "
+            "as the decimal sign."
+        )
+    return Sheet(path, digest, delimiter, list(_rows(path, text, delimiter)))
+
+
+def number(text: str, *, decimal_comma: bool = False) -> float:
+    """The number that a field holds, NaN when it holds none.
+
+    With `decimal_comma`, 3,5 and 1.234,5 are numbers and 1.234 is not: it might be either.
+    """
+    if decimal_comma and "," in text:
+        text = text.replace(".", "").replace(",", ".") if DECIMAL_COMMA.fullmatch(text) else ""
+    elif decimal_comma and "." in text:
+        return math.nan
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def read_text(path: Path) -> tuple[str, str]:
+    """The text of a file, plain or gzip, and the SHA-256 of the file. Raises DataError."""
+    try:
+        packed = Path(path).read_bytes()
+        data = gzip.decompress(packed) if packed.startswith(b"\x1f\x8b") else packed
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(
+            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}."
+        ) from None
+    _refuse_other_formats(path, data)
+    data = data.removeprefix(codecs.BOM_UTF8)
+    try:
+        return data.decode(), hashlib.sha256(packed).hexdigest()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise DataError(
+            f"{path} is not UTF-8: line {line} holds the byte 0x{data[error.start]:02x}. If it is "
+            f"in Latin-1, as older programs write, convert it: {_iconv(path, 'WINDOWS-1252')}"
+        ) from None
+
+
+def _refuse_other_formats(path: Path, data: bytes) -> None:
+    what = _other_format(data)
+    if what is not None:
+        raise DataError(f"{path} is {what}. A table must be a CSV file: {_remedy(path, what)}")
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise DataError(f"{path} is in UTF-16. Convert it: {_iconv(path, 'UTF-16')}")
+    if b"\0" in data:
+        raise DataError(
+            f"{path} is not text: byte {data.index(0)} is zero. A table must be a CSV file in "
+            "UTF-8."
+        )
+    suffix = Path(str(path).lower().removesuffix(".gz")).suffix
+    if suffix in FOREIGN_SUFFIXES:
+        raise DataError(
+            f"{path} is named as {FOREIGN_SUFFIXES[suffix]}, but it holds text. If that is CSV, "
+            "give it a name that ends in .csv."
+        )
+
+
+def _other_format(data: bytes) -> str | None:
+    if data.startswith(b"PK\x03\x04"):
+        return _zip_content(data)
+    return next((what for start, what in MAGIC.items() if re.match(start, data)), None)
+
+
+def _zip_content(data: bytes) -> str:
+    try:
+        names = zipfile.ZipFile(io.BytesIO(data)).namelist()
+    except zipfile.BadZipFile:
+        names = []
+    if any(name.startswith("xl/") for name in names):
+        return "an Excel workbook"
+    if "mimetype" in names:
+        return "a spreadsheet"
+    if any(name.endswith(".npy") for name in names):
+        return "an .npz archive"
+    return "a zip archive"
+
+
+def _remedy(path: Path, what: str) -> str:
+    """How to make a CSV file of a file that is `what`."""
+    name = Path(path).name
+    if what in ("a Parquet file", "a Feather file"):
+        reader = f"read_{what.split()[1].lower()}"
+        csv_name = f"{name.partition('.')[0]}.csv"
+        return f"with pandas, {reader}({name!r}).to_csv({csv_name!r}, index=False)."
+    if what == "an .npz archive":
+        return "or, if these are arrays to train on, give it a name that ends in .npz."
+    if what.startswith(("packed", "a zip")):
+        return "unpack it first. Only gzip is read as it is."
+    return "open it in a spreadsheet program and save the sheet as CSV in UTF-8."
+
+
+def _iconv(path: Path, encoding: str) -> str:
+    name = Path(path).name.removesuffix(".gz")
+    return f"iconv -f {encoding} -t UTF-8 {name} > utf8-{name}"
+
+
+def _delimiter(path: Path, text: str, fits: Callable[[Sequence[str]], bool]) -> str:
+    """What separates the fields: it fits the first row and makes the next ones as wide."""
+    starts = {delimiter: _start(text, delimiter) for delimiter in DELIMITERS}
+    possible = [d for d, rows in starts.items() if rows and fits(rows[0])]
+    possible = possible or [d for d, rows in starts.items() if rows and len(rows[0]) > 1]
+    even = [d for d in possible if len({len(row) for row in starts[d]}) == 1]
+    chosen = even or possible or [","]
+    if len(chosen) > 1:
+        ways = (f"{DELIMITERS[d]} ({len(starts[d][0])} columns)" for d in chosen)
+        raise DataError(
+            f"{path}: fields could be separated by {' or '.join(ways)}. Put quotes around fields "
+            "that hold one of these signs, or name the columns in a header."
+        )
+    return chosen[0]
+
+
+def _start(text: str, delimiter: str) -> list[list[str]]:
+    """The first records; one that is no CSV counts as empty, and ends them."""
+    rows: list[list[str]] = []
+    try:
+        for _, fields in itertools.islice(_records(text, delimiter), SAMPLE):
+            rows.append(fields)
+    except _BadRecordError:
+        rows += [[]] if rows else []
+    return rows
+
+
+def _rows(path: Path, text: str, delimiter: str) -> Iterator[Row]:
+    try:
+        yield from _records(text, delimiter)
+    except _BadRecordError as error:
+        raise DataError(
+            f"{path} is no CSV file: in the record that starts on line {error.line}, {error}. A "
+            "quote that opens a field must be closed, and a quote within it doubled."
+        ) from None
+
+
+class _BadRecordError(Exception):
+    def __init__(self, line: int, reason: csv.Error) -> None:
+        super().__init__(reason)
+        self.line = line
+
+
+def _records(text: str, delimiter: str) -> Iterator[Row]:
+    """Rows as line number and trimmed fields, without blank lines and UCI's `|` comments."""
+    lines = io.StringIO(text, newline="")
+    reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=True)
+    while True:
+        line = reader.line_num + 1
+        try:
+            fields = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise _BadRecordError(line, error) from None
+        comment = delimiter != "|" and fields and fields[0].startswith("|")
+        if any(fields) and not comment:
+            yield reader.line_num, [field.strip() for field in fields]

@@ -1,0 +1,233 @@
+"""Propose what each column of a public table is for, and say why.
+
+Names, forms and counts of values are clues, not knowledge: what is in doubt is said to be. A column
+that tells people apart becomes the group; what identifies a row or cannot be learned from is
+ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from .clues import FEW, Clues
+from .csv_files import Note, read_sheet, silent
+from .data import DataError
+from .store import Column, PublicSource, TableSchema
+
+MOST_CATEGORIES = 1000
+MOST_CLASSES = 100
+
+
+@dataclass(frozen=True)
+class Guess:
+    """What a column was taken for."""
+
+    column: Column
+    why: str
+    doubt: str | None = None
+    """What the owner should check."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A schema, and how each of its columns came to be what it is."""
+
+    schema: TableSchema
+    guesses: tuple[Guess, ...]
+
+
+def propose_schema(
+    path: Path,
+    *,
+    label: str,
+    group: str | None = None,
+    columns: Sequence[str] | None = None,
+    ignore: Sequence[str] = (),
+    keep: Sequence[str] = (),
+    note: Note = silent,
+) -> Proposal:
+    """A schema with the categories, classes and ranges of a CSV file that is public.
+
+    Every distinct value of a categorical column will be visible to everyone. `columns` names the
+    columns of a file that has no header. `group`, `ignore` and `keep` (as a feature) overrule what
+    would be guessed. Raises DataError.
+    """
+    table = _table(Path(path), label, columns, note)
+    sheet, records = table[0].sheet, len(table[0].all)
+    _check_names([column.name for column in table], path, [label, *ignore, *keep, group])
+    decide: dict[str, Callable[[Clues], Guess]] = {label: _label}
+    decide |= dict.fromkeys(ignore, _ignored) | dict.fromkeys(keep, _feature)
+    if group is not None:
+        decide[group] = _named_group
+    elif found := _group([column for column in table if column.name not in decide]):
+        group = found.name
+        decide[group] = _guessed_group
+    guesses = tuple(
+        decide[column.name](column) if column.name in decide else _guess(column, group)
+        for column in table
+    )
+    source = PublicSource(name=sheet.path.name, sha256=sheet.sha256, records=records)
+    try:
+        schema = TableSchema(columns=tuple(guess.column for guess in guesses), fitted_on=source)
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise DataError(f"{sheet.path}: {reason}.") from None
+    return Proposal(schema, guesses)
+
+
+def _table(path: Path, label: str, columns: Sequence[str] | None, note: Note) -> list[Clues]:
+    def fits(first: Sequence[str]) -> bool:
+        return label in first if columns is None else len(first) == len(columns)
+
+    sheet = read_sheet(path, fits, note)
+    if not sheet.rows:
+        raise DataError(f"{path} is empty.")
+    names, rows = (sheet.rows[0][1], sheet.rows[1:]) if columns is None else (columns, sheet.rows)
+    if twice := sorted({name for name in names if list(names).count(name) > 1}):
+        raise DataError(f"{path} has two columns named {twice[0]!r}; each needs a name of its own.")
+    if not rows:
+        raise DataError(f"{path} holds no rows below its header.")
+    for line, fields in rows:
+        if len(fields) != len(names):
+            raise DataError(
+                f"{path} line {line}: found {len(fields)} fields, expected {len(names)}."
+            )
+    return [Clues(name, sheet, [fields[i] for _, fields in rows]) for i, name in enumerate(names)]
+
+
+def _check_names(columns: Sequence[str], path: Path, wanted: Sequence[str | None]) -> None:
+    for name in wanted:
+        if name is None:
+            continue
+        if name not in columns:
+            raise DataError(f"{path} has no column {name}; it has {', '.join(columns)}.")
+        if wanted.count(name) > 1:
+            raise DataError(f"Column {name} is named twice; it can be only one thing.")
+
+
+def _group(columns: Sequence[Clues]) -> Clues | None:
+    """The column that tells people apart; where several do, the one with the fewest of them."""
+    people = [column for column in columns if column.names_people]
+    stays = [column for column in columns if column.names_repeated_stays]
+    return min(people or stays, key=lambda column: len(column.distinct), default=None)
+
+
+def _label(column: Clues) -> Guess:
+    classes = column.distinct
+    if classes and all(value.endswith(".") for value in classes):  # as in UCI Adult's test part
+        classes = [value[:-1] for value in classes]
+    unlabelled = len(column.all) - len(column.known)
+    doubt = None
+    if len(classes) > MOST_CLASSES:
+        doubt = "Is this a quantity? Terrine predicts classes."
+    elif unlabelled:
+        doubt = f"Without a label: {_rows(unlabelled)}. Training refuses such rows."
+    described = Column(name=column.name, role="label", values=tuple(classes))
+    return Guess(described, f"to be predicted, as you said: {len(classes):,} classes", doubt)
+
+
+def _named_group(column: Clues) -> Guess:
+    return _as_group(column, "as you said")
+
+
+def _guessed_group(column: Clues) -> Guess:
+    if not column.names_people:
+        doubt = "The name does not say that these are people. Is there a column that does?"
+        return _as_group(column, "an identifier that repeats", doubt)
+    doubt = f"So few people? If not, use --keep {column.name}."
+    few = column.may_be_a_category_of_people
+    return _as_group(column, "tells people apart, by its name", doubt if few else None)
+
+
+def _as_group(column: Clues, why: str, doubt: str | None = None) -> Guess:
+    missing = len(column.all) - len(column.known)
+    if missing and doubt is None:
+        doubt = f"Without a value: {_rows(missing)}, taken for rows of one person."
+    count = f"{len(column.distinct):,} in {_rows(len(column.all))}"
+    return Guess(Column(name=column.name, role="group"), f"{why}: {count}", doubt)
+
+
+def _ignored(column: Clues) -> Guess:
+    return _ignore(column, "as you said")
+
+
+def _ignore(column: Clues, why: str, doubt: str | None = None) -> Guess:
+    return Guess(Column(name=column.name, role="ignored"), why, doubt)
+
+
+def _feature(column: Clues, doubt: str | None = None) -> Guess:
+    """What the values say, whatever else they might be."""
+    count = len(column.distinct)
+    if column.numeric:
+        low, high = min(column.numbers), max(column.numbers)
+        high = high if high > low else low + 1
+        described = Column(name=column.name, role="numeric", low=low, high=high)
+        return Guess(described, f"numbers from {low:,.12g} to {high:,.12g}", doubt)
+    if not 1 <= count <= MOST_CATEGORIES:
+        raise DataError(
+            f"{column.sheet.path}: column {column.name} cannot be kept. It has {count:,} different "
+            f"values; a category has at least one and at most {MOST_CATEGORIES:,}."
+        )
+    described = Column(name=column.name, role="categorical", values=tuple(column.distinct))
+    return Guess(described, f"{count:,} categories" if count > 1 else "one category", doubt)
+
+
+def _guess(column: Clues, group: str | None) -> Guess:
+    """The role of a column that the owner said nothing about and that is not the group."""
+    name, rows, count = column.name, len(column.all), len(column.distinct)
+    keep = f"Not so? Use --keep {name}"
+    keep_or_group = f"{keep}, or --group {name} if it tells people apart."
+    if not column.known:
+        return _ignore(column, "empty in every row")
+    if column.names_people:
+        return _ignore(column, f"tells people apart, as {group} does", f"{keep} or --group {name}.")
+    if column.names_contact:
+        return _ignore(column, "identifies people, by its name")
+    if column.dates:
+        return _ignore(column, "dates or times")
+    if column.names_identifier and column.unique and rows > 2:
+        return _ignore(column, "an identifier by its name, and unique in every row")
+    if column.numeric:
+        return _guess_number(column, keep_or_group)
+    if column.decimal_commas:
+        why = "numbers with decimal commas, in a file whose fields are separated by commas"
+        return _ignore(
+            column, why, "To learn from it, write 3.5, or separate fields by semicolons."
+        )
+    if column.prose:
+        return _ignore(column, "free text")
+    words = sum(number != number for number in column.numbers)
+    if count > FEW and 0 < words * 5 <= len(column.known):
+        doubt = "To learn from it, write numbers in all rows, or nothing."
+        return _ignore(column, f"numbers, but for {_rows(words)}", doubt)
+    if column.unique and rows > FEW:
+        return _ignore(column, "unique in every row", f"{keep}.")
+    if column.rare:
+        why = f"{count:,} different values in {_rows(rows)}: too rare to learn from"
+        return _ignore(column, why, keep_or_group)
+    if count > MOST_CATEGORIES:
+        return _ignore(column, f"{count:,} different values, more than {MOST_CATEGORIES:,}")
+    doubt = f"Different in every row. If it names rows, use --ignore {name}."
+    return _feature(column, doubt if column.unique and rows > 4 else None)
+
+
+def _guess_number(column: Clues, keep_or_group: str) -> Guess:
+    name, count = column.name, len(column.distinct)
+    if column.counts_rows:
+        return _ignore(column, "counts the rows", keep_or_group)
+    if column.names_identifier and column.rare:
+        why = f"an identifier by its name: {count:,} in {_rows(len(column.all))}"
+        return _ignore(column, why, keep_or_group)
+    if column.thousands:
+        return _feature(column, "Do commas part thousands? 1,234 is read as 1.234.")
+    odd = column.whole and count > FEW and (column.unique or column.uniform)
+    doubt = f"Might be an identifier: then use --ignore {name} or --group {name}."
+    return _feature(column, doubt if odd else None)
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count:,} rows"

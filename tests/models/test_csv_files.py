@@ -1,0 +1,192 @@
+"""What a file is, how it is encoded and what separates its fields: found, or said clearly."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from terrine_models.csv_files import is_table, number, read_sheet
+from terrine_models.data import DataError
+from terrine_models.store import Column, TableSchema
+from terrine_models.tables import encode_csv, load_csv
+
+SCHEMA = TableSchema(
+    columns=(
+        Column(name="age", role="numeric", low=0, high=100),
+        Column(name="dose", role="numeric", low=0, high=10),
+        Column(name="ward", role="categorical", values=("A", "B")),
+        Column(name="ill", role="label", values=("no", "yes")),
+    )
+)
+PLAIN = "age,dose,ward,ill\n50,2.5,A,no\n20,10,B,yes\n"
+
+
+def written(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def zipped(**members: str) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name.replace("__", "/").replace("_", "."), content)
+    return file.getvalue()
+
+
+def npz() -> bytes:
+    file = io.BytesIO()
+    np.savez(file, x=np.zeros(3))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        PLAIN.replace(",", ";"),
+        PLAIN.replace(",", ";").replace("2.5", "2,5"),
+        PLAIN.replace(",", "\t"),
+        PLAIN.replace(",", "\t").replace("2.5", "2,5"),
+        PLAIN.replace(",", "|"),
+        PLAIN.replace(",", " ; "),
+        PLAIN.replace(",", ";").partition("\n")[2].replace("2.5", "2,5").replace("10", "10,0"),
+        "note;" + PLAIN.replace(",", ";").replace("\n5", '\n"a,b;c\nd";5').replace("\n2", "\n;2"),
+    ],
+)
+def test_other_delimiters_are_read_alike_and_stated(tmp_path: Path, text: str) -> None:
+    plain = load_csv(written(tmp_path / "plain.csv", PLAIN), SCHEMA)
+    path, said = written(tmp_path / "other.csv", text), list[str]()
+    other = load_csv(path, SCHEMA, said.append)
+    assert np.array_equal(other.inputs, plain.inputs)
+    assert np.array_equal(other.labels, plain.labels)
+    assert len(said) == 1
+    assert "other.csv: fields are separated by " in said[0]
+    assert np.array_equal(encode_csv(path, SCHEMA), plain.inputs)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xef\xbb\xbf" + PLAIN.encode(),
+        gzip.compress(PLAIN.encode()),
+        PLAIN.replace("\n", "\r\n").encode(),
+        b"|a comment; of UCI\n\n" + PLAIN.encode() + b",,,\n",
+        PLAIN.replace("2.5", "2.50").replace("A", "A  ").encode(),
+    ],
+)
+def test_commas_are_read_without_a_word(tmp_path: Path, content: bytes) -> None:
+    plain = load_csv(written(tmp_path / "plain.csv", PLAIN), SCHEMA)
+    said = list[str]()
+    other = load_csv(written(tmp_path / "other.csv", content), SCHEMA, said.append)
+    assert np.array_equal(other.inputs, plain.inputs)
+    assert not said
+
+
+def test_commas_within_fields_do_not_make_a_file_comma_separated(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", "who;note\nx;a, b\ny;c, d\n")
+    assert read_sheet(path, lambda first: False).delimiter == ";"
+    path = written(tmp_path / "b.csv", "who,note\nx,a; b\ny,c; d\n")
+    assert read_sheet(path, lambda first: False).delimiter == ","
+
+
+def test_two_possible_delimiters_are_both_named(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", "1,5;2,5\n3,5;4,5\n")
+    with pytest.raises(DataError, match=r"by commas \(3 columns\) or semicolons \(2 columns\)"):
+        read_sheet(path, lambda first: False)
+    assert read_sheet(path, lambda first: len(first) == 2).delimiter == ";"
+
+
+def test_a_bad_line_is_named_whatever_the_delimiter(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", PLAIN.replace(",", ";").replace("20;", ""))
+    with pytest.raises(DataError, match="line 3: found 3 fields, expected 4"):
+        load_csv(path, SCHEMA)
+    path = written(tmp_path / "b.csv", PLAIN + '30,1,"A,yes\n40,1,B,no\n')
+    with pytest.raises(DataError, match=r"no CSV file: in the record .* on line 4, .* quote"):
+        load_csv(path, SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("h.parquet", b"PAR1\x15\x04\0\xffPAR1", r"is a Parquet file.*read_parquet\('h.parquet'\)"),
+        ("h.csv", b"PAR1\x15\x04\0\xffPAR1", r"is a Parquet file.*to_csv\('h.csv'"),
+        ("h.csv.gz", gzip.compress(b"PAR1\x15\x04\0\xffPAR1"), "is a Parquet file"),
+        ("h.parquet", PLAIN, "named as a Parquet file, but it holds text.*ends in .csv"),
+        ("h.feather", b"ARROW1\0\0\xff", r"is a Feather file.*read_feather"),
+        ("h.xlsx", zipped(xl__workbook_xml=""), "is an Excel workbook.*save the sheet as CSV"),
+        ("h.csv", zipped(xl__workbook_xml=""), "is an Excel workbook.*save the sheet as CSV"),
+        ("h.XLSX", PLAIN, "named as an Excel workbook, but it holds text"),
+        ("h.xls", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "is an Excel workbook"),
+        ("h.ods", zipped(mimetype="x"), "is a spreadsheet"),
+        ("h.csv", zipped(h_csv=PLAIN), "is a zip archive.*unpack it"),
+        ("h.csv", b"PK\x03\x04 broken", "is a zip archive"),
+        ("h.csv", npz(), "is an .npz archive.*ends in .npz"),
+        ("h.csv.bz2", bz2.compress(PLAIN.encode()), "is packed with bzip2.*unpack it"),
+        ("h.csv", b"\xfd7zXZ\0\0", "is packed with xz"),
+        ("h.csv", PLAIN.encode("utf-16"), "is in UTF-16.*iconv -f UTF-16 -t UTF-8 h.csv"),
+        ("h.csv", b"a,b\n1,\0\n", "is not text: byte 6 is zero"),
+        (
+            "h.csv",
+            "age,ort\n1,Köln\n".encode("latin-1"),
+            "line 2 holds the byte 0xf6.*iconv -f WIN",
+        ),
+        ("h.csv", b"\xef\xbb\xbf\n\xe4,", "line 2 holds the byte 0xe4"),
+        ("h.csv.gz", gzip.compress(PLAIN.encode())[:-9], "cannot be read"),
+        ("h.csv", "", "holds no records"),
+    ],
+)
+def test_what_is_no_csv_is_named_with_the_way_on(
+    tmp_path: Path, name: str, content: str | bytes, said: str
+) -> None:
+    path = written(tmp_path / name, content)
+    assert is_table(path)
+    with pytest.raises(DataError, match=rf"h\.\w+.* {said}"):
+        load_csv(path, SCHEMA)
+
+
+def test_a_name_says_whether_a_file_is_a_table() -> None:
+    tables = ("a.csv", "a.CSV", "a.data.gz", "a.test", "a.tsv", "a.txt", "a.xlsx", "a.csv.bz2")
+    assert all(is_table(Path(name)) for name in tables)
+    assert not any(is_table(Path(name)) for name in ("a.npz", "a.npy", "mnist", "x-idx3-ubyte.gz"))
+
+
+@pytest.mark.parametrize(
+    ("text", "plain", "with_comma"),
+    [
+        ("3", 3, 3),
+        ("-3.5", -3.5, None),
+        ("3,5", None, 3.5),
+        ("-3,5", None, -3.5),
+        ("1.234,5", None, 1234.5),
+        ("1.234.567,8", None, 1234567.8),
+        ("1.2,5", None, None),
+        ("1,234,567", None, None),
+        (",5", None, None),
+        ("3,", None, None),
+        ("1.234", 1.234, None),
+        ("three", None, None),
+        ("", None, None),
+    ],
+)
+def test_numbers_with_a_decimal_comma(
+    text: str, plain: float | None, with_comma: float | None
+) -> None:
+    for comma, expected in ((False, plain), (True, with_comma)):
+        found = number(text, decimal_comma=comma)
+        assert np.isnan(found) if expected is None else found == expected
+
+
+def test_a_column_is_not_read_both_ways(tmp_path: Path) -> None:
+    mixed = PLAIN.replace(",", ";").replace("2.5", "2,5").replace("10", "1.5")
+    path = written(tmp_path / "a.csv", mixed)
+    with pytest.raises(DataError, match=r"line 3: column dose holds '1\.5'.* decimal comma: write"):
+        load_csv(path, SCHEMA)
+    path = written(tmp_path / "b.csv", PLAIN.replace("2.5", '"2,5"'))
+    with pytest.raises(DataError, match=r"line 2: column dose holds '2,5'.*as in a;3,5"):
+        load_csv(path, SCHEMA)

@@ -1,0 +1,264 @@
+"""What columns are taken for: by name, by form, by how often values repeat; and what is said."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hospital import DEFAULT_ROLES, stays
+
+from terrine_models.data import DataError
+from terrine_models.roles import Guess, propose_schema
+
+ROWS = 200
+REPEATED = [i // 4 for i in range(ROWS)]
+"""Fifty values, four times each."""
+
+
+def guess(tmp_path: Path, name: str, values: Sequence[object], delimiter: str = ",") -> Guess:
+    """What a column is taken for, beside one that is certainly a feature."""
+    rows = [
+        delimiter.join((f'"{value}"', f"{i % 7}.5", "ny"[i % 2])) for i, value in enumerate(values)
+    ]
+    path = tmp_path / "public.csv"
+    path.write_text("\n".join([delimiter.join((name, "dose", "ill")), *rows, ""]))
+    proposal = propose_schema(path, label="ill")
+    assert proposal.schema.columns == tuple(found.column for found in proposal.guesses)
+    assert proposal.guesses[1].column.role == "numeric"
+    return proposal.guesses[0]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("patient", "patient_id", "PatientID", "Patient No.", "patient-number", "PATIENT", "mrn"),
+        *("person", "subject_id", "id_patient", "Patientennummer", "Patienten-ID", "pat_id"),
+        *("customer_id", "user", "member number", "patient_id_hash", "pid"),
+    ],
+)
+def test_a_column_of_people_becomes_the_group(tmp_path: Path, name: str) -> None:
+    for values in (REPEATED, [f"P{i:04d}" for i in REPEATED], range(5000, 5000 + ROWS)):
+        found = guess(tmp_path, name, values)
+        assert found.column.role == "group", values
+        assert "tells people apart" in found.why
+        assert found.doubt is None
+
+
+@pytest.mark.parametrize(
+    "name", ["patient_age", "patients", "n_patients", "number_of_patients", "contact_person_role"]
+)
+def test_what_is_known_about_people_is_no_group(tmp_path: Path, name: str) -> None:
+    assert guess(tmp_path, name, REPEATED).column.role == "numeric"
+
+
+def test_a_yes_or_no_under_the_name_of_people_is_a_feature(tmp_path: Path) -> None:
+    assert guess(tmp_path, "patient", ["yes", "no"] * 100).column.role == "categorical"
+    assert guess(tmp_path, "patient", ["p1", "p2"]).column.role == "group"
+    assert guess(tmp_path, "patient_id", ["p1", "p2"] * 100).column.role == "group"
+    assert guess(tmp_path, "patient_id", ["", "?"]).column.role == "ignored"
+    few = guess(tmp_path, "subject", ["maths", "music", "art", "latin"] * 50)
+    assert few.column.role == "group"
+    assert few.doubt == "So few people? If not, use --keep subject."
+
+
+@pytest.mark.parametrize("name", ["id", "ID", "case_id", "encounter-id", "hadm_id", "Fallnummer"])
+def test_an_identifier_that_repeats_becomes_the_group_in_doubt(tmp_path: Path, name: str) -> None:
+    found = guess(tmp_path, name, REPEATED)
+    assert found.column.role == "group"
+    assert found.doubt is not None
+    assert "does not say that these are people" in found.doubt
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("id", [10 * i for i in range(ROWS)]),
+        ("stay_id", [f"S{i}" for i in range(ROWS)]),
+        ("SampleID", [7 * i for i in range(5)]),
+        ("order_no", [f"{i:05d}" for i in range(ROWS)]),
+    ],
+)
+def test_an_identifier_of_rows_is_ignored(
+    tmp_path: Path, name: str, values: Sequence[object]
+) -> None:
+    found = guess(tmp_path, name, values)
+    assert found.column.role == "ignored"
+    assert found.why == "an identifier by its name, and unique in every row"
+
+
+@pytest.mark.parametrize("name", ["covid", "paid", "no_of_visits", "bmi_index", "acid"])
+def test_names_that_only_sound_like_identifiers_are_not_taken_for_them(
+    tmp_path: Path, name: str
+) -> None:
+    assert guess(tmp_path, name, [3 * i for i in range(ROWS)]).column.role == "numeric"
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (range(1, ROWS + 1), "counts the rows"),
+        ([uuid.uuid5(uuid.NAMESPACE_URL, str(i)) for i in range(ROWS)], "unique in every row"),
+        ([uuid.uuid5(uuid.NAMESPACE_URL, str(i)) for i in REPEATED], "50 different values in 200"),
+        ([f"AB-{1000 + i}" for i in REPEATED], "50 different values in 200 rows: too rare"),
+        ([f"{i:06d}" for i in REPEATED], "50 different values in 200 rows: too rare"),
+        ([f"drug {i % 150}" for i in range(ROWS)], "150 different values in 200 rows: too rare"),
+        ([f"Patient {i} was well\nand left" for i in range(ROWS)], "free text"),
+        ([f"a long remark about case {i}" for i in range(4)], "free text"),
+        ([*range(ROWS - 1), "n/a"], "numbers, but for 1 row"),
+        ([f"{i},5" for i in range(ROWS)], "numbers with decimal commas"),
+        (["", "?", "NA", "NaN"] * 5, "empty in every row"),
+        ([f"w{i % 1500}" for i in range(3000)], "1,500 different values, more than 1,000"),
+    ],
+)
+def test_what_cannot_be_learned_from_is_ignored_and_it_is_said_why(
+    tmp_path: Path, values: Sequence[object], said: str
+) -> None:
+    found = guess(tmp_path, "x", values)
+    assert found.column.role == "ignored"
+    assert said in found.why
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        *("2024-03-{:02d}", "2024-03-{:02d} 08:15", "2024-03-{:02d}T08:15:30Z", "{:02d}.03.2024"),
+        *("{:02d}.03.24", "03/{:02d}/2024", "2024/03/{:02d}", "{:d}-Mar-2024", "{:d}. März 2024"),
+        *("Mar {:d}, 2024", "202403{:02d}", "2024-03-{:02d}T08:15:30.123+01:00", "08:{:02d}"),
+    ],
+)
+def test_dates_are_ignored_in_every_usual_form(tmp_path: Path, form: str) -> None:
+    for rows in (30, 300):
+        found = guess(tmp_path, "x", [form.format(1 + i % 28) for i in range(rows)])
+        assert (found.column.role, found.why) == ("ignored", "dates or times")
+
+
+@pytest.mark.parametrize(
+    ("values", "role"),
+    [
+        ([f"I{10 + i % 40}.{i % 2}" for i in range(ROWS)], "categorical"),
+        ([f"{i % 30:03d}" for i in range(ROWS)], "categorical"),
+        (["1:20", "1:40", "1:80", "1:160"] * 50, "categorical"),
+        (["1", "2", "3", "4", "5+"] * 40, "categorical"),
+        (["never in my life until now", "once or twice in my life"] * 100, "categorical"),
+        ([f"ward {i}" for i in range(20)] * 2, "categorical"),
+        (["a", "b", "c"], "categorical"),
+        ([20_000 + 17 * i % 80_000 for i in REPEATED], "numeric"),
+        ([i / 7 for i in range(ROWS)], "numeric"),
+        ([1990 + i % 30 for i in range(ROWS)], "numeric"),
+        ([0, 1] * 100, "numeric"),
+        ([5] * 100, "numeric"),
+    ],
+)
+def test_what_can_be_learned_from_is_kept(
+    tmp_path: Path, values: Sequence[object], role: str
+) -> None:
+    assert guess(tmp_path, "x", values).column.role == role
+
+
+def test_whole_numbers_that_may_be_identifiers_are_kept_in_doubt(tmp_path: Path) -> None:
+    for values in ([3 * i for i in range(ROWS)], [30_000 + i for i in REPEATED]):
+        found = guess(tmp_path, "kennwert", values)
+        assert found.column.role == "numeric"
+        assert (
+            found.doubt == "Might be an identifier: then use --ignore kennwert or --group kennwert."
+        )
+
+
+def test_names_and_addresses_are_ignored_even_where_they_repeat(tmp_path: Path) -> None:
+    for name in ("name", "patient_name", "Nachname", "e-mail", "phone number", "address"):
+        found = guess(tmp_path, name, [f"Miller {i % 30}" for i in range(ROWS)])
+        assert (found.column.role, found.why) == ("ignored", "identifies people, by its name")
+    assert guess(tmp_path, "name", ["aspirin", "ibuprofen"] * 100).column.role == "categorical"
+
+
+def test_decimal_commas_make_numbers_where_semicolons_separate(tmp_path: Path) -> None:
+    found = guess(tmp_path, "x", [f"{i},5" for i in range(ROWS)], delimiter=";")
+    assert (found.column.low, found.column.high) == (0.5, 199.5)
+    assert found.doubt is None
+    found = guess(tmp_path, "x", [f"{1 + i},250" for i in range(ROWS)], delimiter=";")
+    assert (found.column.low, found.column.high) == (1.25, 200.25)
+    assert found.doubt == "Do commas part thousands? 1,234 is read as 1.234."
+
+
+@pytest.mark.parametrize(("delimiter", "decimal"), [(",", "."), (";", ","), ("\t", ",")])
+def test_a_hospital_s_table_is_understood(tmp_path: Path, delimiter: str, decimal: str) -> None:
+    path = tmp_path / "stays.csv"
+    path.write_text(stays(997, 479, delimiter=delimiter, decimal=decimal), newline="")
+    proposal = propose_schema(path, label="readmitted")
+    assert {g.column.name: g.column.role for g in proposal.guesses} == DEFAULT_ROLES
+    assert not [g.doubt for g in proposal.guesses if g.doubt]
+    temperature = proposal.schema.columns[4]
+    assert (temperature.low, temperature.high) == (36.0, 39.0)
+    text = proposal.schema.model_dump_json(exclude_none=True)
+    for private in ("P100", "7000", "Stay", "Müller", "2019", "2020", "11:30"):
+        assert private not in text, "ignored and group columns leave nothing but their names"
+
+
+def test_the_owner_overrules_every_guess(tmp_path: Path) -> None:
+    path = tmp_path / "stays.csv"
+    path.write_text(stays(997, 479), newline="")
+    proposal = propose_schema(
+        path, label="readmitted", group="stay_id", ignore=["ward"], keep=["admitted"]
+    )
+    found = {g.column.name: g for g in proposal.guesses}
+    assert found["stay_id"].column.role == "group"
+    assert found["ward"].column.role == "ignored"
+    assert found["admitted"].column.role == "categorical"
+    assert found["patient_id"].column.role == "ignored", "no feature, whoever is the group"
+    assert found["patient_id"].why == "tells people apart, as stay_id does"
+
+
+@pytest.mark.parametrize(
+    ("choices", "said"),
+    [
+        ({"group": "nobody"}, "has no column nobody; it has stay_id, patient_id"),
+        ({"ignore": ["nobody"]}, "has no column nobody"),
+        ({"keep": ["ward"], "ignore": ["ward"]}, "Column ward is named twice"),
+        ({"group": "readmitted"}, "Column readmitted is named twice"),
+        ({"keep": ["note"]}, "column note cannot be kept. It has 1,200 different values"),
+        ({"columns": ["a", "readmitted"]}, "line 1: found 12 fields, expected 2"),
+    ],
+)
+def test_impossible_choices_are_refused(
+    tmp_path: Path, choices: dict[str, list[str]], said: str
+) -> None:
+    path = tmp_path / "stays.csv"
+    path.write_text(stays(1200, 479), newline="")
+    with pytest.raises(DataError, match=said):
+        propose_schema(path, label="readmitted", **choices)  # type: ignore[arg-type]
+
+
+def test_of_two_columns_of_people_the_coarser_is_the_group(tmp_path: Path) -> None:
+    path = tmp_path / "public.csv"
+    rows = [f"{i},{i // 2},{'ny'[i % 2]},{i % 9}" for i in range(100)]
+    path.write_text("\n".join(["mrn,patient_id,ill,dose", *rows]))
+    found = propose_schema(path, label="ill").guesses
+    assert [g.column.role for g in found] == ["ignored", "group", "label", "numeric"]
+    assert found[0].why == "tells people apart, as patient_id does"
+    assert found[0].doubt == "Not so? Use --keep mrn or --group mrn."
+
+
+def test_gaps_are_told_where_they_matter(tmp_path: Path) -> None:
+    path = tmp_path / "public.csv"
+    path.write_text("patient,ill,dose\n1,n,1\n,y,2\n2,,3\n3,n,4\n3,y,\n")
+    found = propose_schema(path, label="ill").guesses
+    assert found[0].doubt == "Without a value: 1 row, taken for rows of one person."
+    assert found[1].doubt == "Without a label: 1 row. Training refuses such rows."
+    assert found[2].doubt is None
+
+
+def test_columns_of_the_same_name_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "public.csv"
+    path.write_text("dose,ill,dose\n1,n,2\n")
+    with pytest.raises(DataError, match="two columns named 'dose'"):
+        propose_schema(path, label="ill")
+
+
+def test_a_quantity_as_label_is_doubted(tmp_path: Path) -> None:
+    path = tmp_path / "public.csv"
+    path.write_text("\n".join(["dose,cost", *(f"{i % 9},{i}" for i in range(101))]))
+    found = propose_schema(path, label="cost").guesses[1]
+    assert found.column.role == "label"
+    assert found.doubt == "Is this a quantity? Terrine predicts classes."
