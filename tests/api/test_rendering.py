@@ -25,7 +25,8 @@ from terrine_protocol import (
     ProjectStatus,
     Role,
 )
-from terrine_server.api import students, views
+from terrine_server import views
+from terrine_server.api import students
 from terrine_server.errors import BudgetExhausted, TerrineError
 from terrine_server.labeling.pipeline import Ask, Labeling
 from terrine_server.ledger import EnsembleRecord, ProjectRecord, Receipt

@@ -17,7 +17,7 @@ from books import digest
 from typer.testing import CliRunner
 
 from terrine_protocol import Role, TokenCreate
-from terrine_server.api import views
+from terrine_server import views
 from terrine_server.app import create_app
 from terrine_server.cli.ledger import app as commands
 from terrine_server.ledger import Ledger, Receipt, connect

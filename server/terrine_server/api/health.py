@@ -12,7 +12,8 @@ from prometheus_client.registry import Collector
 from starlette.responses import PlainTextResponse, Response
 
 from terrine_protocol import ProjectStatus
-from terrine_server.api import openapi, views
+from terrine_server import views
+from terrine_server.api import openapi
 from terrine_server.api.services import Auditor, ServicesDep
 from terrine_server.ledger import Ledger, ProjectRecord, check_schema
 

@@ -20,7 +20,8 @@ from terrine_protocol import (
     ProjectStatus,
     Verification,
 )
-from terrine_server.api import openapi, paging, views
+from terrine_server import views
+from terrine_server.api import openapi, paging
 from terrine_server.api.paging import Limit, NameCursor, NumberCursor
 from terrine_server.api.services import Auditor, ServicesDep
 from terrine_server.ledger import ChargeRecord

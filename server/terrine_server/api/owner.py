@@ -23,7 +23,8 @@ from terrine_protocol import (
     TokenInfo,
     TokenPage,
 )
-from terrine_server.api import openapi, paging, views
+from terrine_server import views
+from terrine_server.api import openapi, paging
 from terrine_server.api.paging import LIMIT, Limit, NameCursor, TokenCursor, TokenId
 from terrine_server.api.services import Admin, Anyone, Auditor, ServicesDep
 from terrine_server.errors import Forbidden

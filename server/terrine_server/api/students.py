@@ -10,7 +10,8 @@ from fastapi import APIRouter, Header, Request
 from starlette.responses import Response
 
 from terrine_protocol import Budget, Estimate, EstimateRequest, LabelResponse, ProjectInfo
-from terrine_server.api import openapi, views
+from terrine_server import views
+from terrine_server.api import openapi
 from terrine_server.api.decoding import decode
 from terrine_server.api.services import OwnProject, Services, ServicesDep
 from terrine_server.labeling.pipeline import Ask, Labeling

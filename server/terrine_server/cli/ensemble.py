@@ -215,7 +215,7 @@ def list_ensembles(as_json: AsJson = False) -> None:
     settings = Settings()
     records = open_ledger(settings).ensembles()
     if as_json:
-        from terrine_server.api import views
+        from terrine_server import views
         from terrine_server.labeling.local_voters import LocalVoters
 
         voters = LocalVoters(settings.data_dir, settings.device)

@@ -74,7 +74,7 @@ def export(
 
 
 def _show_accounts(ledger: Ledger, as_json: bool) -> None:
-    from terrine_server.api import views
+    from terrine_server import views
 
     ensembles = ledger.ensembles()
     projects = [ledger.project(name) for name in ledger.project_names()]
@@ -116,7 +116,7 @@ def _show_accounts(ledger: Ledger, as_json: bool) -> None:
 
 
 def _show_project(ledger: Ledger, name: str, last: int, as_json: bool) -> None:
-    from terrine_server.api import views
+    from terrine_server import views
     from terrine_server.ledger.verifying.archive import entry_line
 
     project = ledger.project(name)

@@ -134,9 +134,9 @@ def list_projects(
     as_json: AsJson = False,
 ) -> None:
     """List all projects."""
-    from terrine_server.api.views import budget
     from terrine_server.owner.operations import open_ledger
     from terrine_server.settings import Settings
+    from terrine_server.views import budget
 
     settings = Settings()
     ledger = open_ledger(settings)
@@ -183,7 +183,7 @@ def secret_spend(name: Name, as_json: AsJson = False) -> None:
     For the data owner alone: it is a function of the private data, and no promise covers who sees
     it. Students see bounds on it, at counts that were fixed beforehand.
     """
-    from terrine_server.api import views
+    from terrine_server import views
     from terrine_server.owner.operations import open_ledger
     from terrine_server.settings import Settings
 
@@ -242,7 +242,7 @@ def _set_status(name: str, status: str) -> None:
 
 def _infos(settings: Settings, records: Sequence[ProjectRecord]) -> list[ProjectInfo]:
     """Projects as the HTTP API gives them."""
-    from terrine_server.api import views
+    from terrine_server import views
     from terrine_server.labeling.local_voters import LocalVoters
 
     voters = LocalVoters(settings.data_dir, settings.device)
@@ -250,7 +250,7 @@ def _infos(settings: Settings, records: Sequence[ProjectRecord]) -> list[Project
 
 
 def _show(record: ProjectRecord) -> None:
-    from terrine_server.api.views import budget
+    from terrine_server.views import budget
 
     account = budget(record)
     table = Table(show_header=False)

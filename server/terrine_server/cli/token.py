@@ -48,7 +48,7 @@ def create(
 @app.command("list")
 def list_tokens(as_json: AsJson = False) -> None:
     """List all tokens, without their secrets."""
-    from terrine_server.api import views
+    from terrine_server import views
     from terrine_server.owner.operations import open_ledger
     from terrine_server.settings import Settings
 

@@ -1,4 +1,4 @@
-"""Ledger records → what is sent.
+"""Ledger records → what is sent, for the API and for `--json` of the commands.
 
 A wire model takes from a record the attributes that it names, and no others. Hashes of tokens,
 digests of inputs and tallies of votes stay here because no wire model names them.
