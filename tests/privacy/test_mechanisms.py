@@ -240,7 +240,7 @@ class TestAlgorithms:
         (None, "needs the student's class probabilities"),
         (np.array([[0.5, 0.5]]), "shape"),
         (np.array([0.1, 0.7, 0.2]), "shape"),
-        (np.array([STUDENT, STUDENT]), "1 queries came with 2"),
+        (np.array([STUDENT, STUDENT]), "1 queries came with 2 rows"),
         (np.array([[0.5, np.nan, 0.5]]), "between 0 and 1"),
         (np.array([[0.5, np.inf, 0.5]]), "between 0 and 1"),
         (np.array([[1.2, -0.2, 0.0]]), "between 0 and 1"),
@@ -268,7 +268,7 @@ def test_no_baseline_leaves_the_range_that_is_priced(weights: list[float]) -> No
     ("spec", "text"),
     [
         ({}, "No mechanism is called None"),
-        ({"name": "noisy"}, "No mechanism is called 'noisy'; there are lnmax, gnmax"),
+        ({"name": "noisy"}, r"No mechanism is called 'noisy'. Use one of lnmax, gnmax"),
         ({"name": "gnmax"}, "The parameters of gnmax"),
         ({"name": "gnmax", "sigma": 2.0, "seed": 1}, "The parameters of gnmax"),
         ({"name": "gnmax", "sigma": 0.0}, "sigma = 0.0 must be positive"),

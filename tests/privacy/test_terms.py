@@ -258,8 +258,8 @@ def test_a_cap_covers_one_project_of_its_own_size_only_with_room_for_its_deltas(
         (1.0, 1.0, "delta"),
         (1.0, -1e-5, "delta"),
         (1.0, math.nan, "delta must be finite"),
-        (1.0, 1e-16, "adds to δ"),
-        (1.0, 1e-300, "adds to δ"),
+        (1.0, 1e-16, "one query adds"),
+        (1.0, 1e-300, "one query adds"),
         (0.01, 1e-5, "does not pay for a single query"),
     ],
 )
