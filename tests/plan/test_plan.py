@@ -276,7 +276,7 @@ def test_the_default_grid_fits_ensembles_of_any_size(name: str, teachers: int) -
 
 
 def test_a_mechanism_whose_queries_share_a_price_is_not_planned() -> None:
-    with pytest.raises(ParameterError, match="stable_svt is not planned: what its queries cost"):
+    with pytest.raises(ParameterError, match="stable_svt cannot be planned: the cost of"):
         plan("stable_svt", [synthetic(1000, Consensus(0.9))], delta=DELTA, epsilon=2.0)
 
 
@@ -319,13 +319,13 @@ def test_unanimity_beyond_floating_point_is_planned() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "Say which epsilon"),
+        ({}, "Give the epsilon"),
         ({"epsilon": -1.0}, "epsilon = -1"),
         ({"epsilon": 2.0, "delta": 0.0}, "delta = 0"),
         ({"answers": 0}, "at least one answer"),
         ({"epsilon": 2.0, "grid": lambda _: {"sgima": [1.0]}}, "no parameter sgima"),
         ({"epsilon": 2.0, "grid": lambda _: {"sigma": [0.1]}}, "sigma = 0.1"),
-        ({"answers": 10**9}, "No candidate affords so many"),
+        ({"answers": 10**9}, "No candidate affords this many"),
     ],
 )
 def test_what_cannot_be_planned_is_explained(arguments: dict[str, object], message: str) -> None:

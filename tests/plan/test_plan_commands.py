@@ -139,7 +139,7 @@ def test_several_ensembles_are_compared(terrine: Terrine) -> None:
     ("arguments", "message"),
     [
         (("gnmax", "--epsilon", "2"), "how many teachers"),
-        (("gnmax", "--teachers", "100"), "Say which epsilon"),
+        (("gnmax", "--teachers", "100"), "Give the epsilon"),
         (("gnmax", "--teachers", "many", "--epsilon", "2"), "whole numbers"),
         (("gnmax", "--teachers", "0", "--epsilon", "2"), "teachers = 0"),
         (("gmax", "--teachers", "100", "--epsilon", "2"), "No mechanism is called"),
@@ -282,9 +282,9 @@ def test_a_ledger_that_cannot_be_priced_is_explained(
     assert "give --delta" in terrine("price", "--file", str(path)).refused
     assert "export.json" in terrine("price", "--file", str(path), "--delta", "1e-5").refused
     for text, message in [
-        ("", "holds no entries"),
-        ("seq,cost\n1,2\n", "line 1: not an entry"),
-        ('{"event": {"event": "magic"}, "outcome": "answered"}\n', "line 1: not an entry"),
+        ("", "has no entries"),
+        ("seq,cost\n1,2\n", "line 1: not a ledger entry"),
+        ('{"event": {"event": "magic"}, "outcome": "answered"}\n', "line 1: not a ledger entry"),
         (
             '{"project": "a", "guarantee": "proven", "outcome": "answered", '
             '"event": {"event": "magic"}}\n',
