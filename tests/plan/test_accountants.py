@@ -173,10 +173,10 @@ def test_the_enforced_rule_gives_what_a_project_really_affords(
     binding = enforced(events, 1e-5, epsilon)
     assert (binding.method is Method.GDP) == (terms.rule.name == "gdp")
     assert binding.order == terms.rule.order
-    dearest = max(events, key=lambda event: float(binding.cost(event)[0]))
+    most_expensive = max(events, key=lambda event: float(binding.cost(event)[0]))
     by_cost = terms.budget // terms.worst.cost
     # Prices are rounded up and budgets down by a billionth: at most one query of difference.
-    assert 0 <= binding.queries({dearest: 1.0}, epsilon) - by_cost <= 1
+    assert 0 <= binding.queries({most_expensive: 1.0}, epsilon) - by_cost <= 1
 
 
 @pytest.mark.parametrize("epsilon", [0.2, 0.5, 1.0, 2.0, 8.0])

@@ -31,7 +31,7 @@ class AuditFinding:
 
     @property
     def passed(self) -> bool:
-        """Whether the verdict is a good one."""
+        """Whether the verdict is what it should be."""
         return self.verdict in ("holds", "claim refuted", "nothing there")
 
     @classmethod

@@ -44,7 +44,7 @@ class Aspect:
 
 @dataclass(frozen=True)
 class Suspicion:
-    """An event that may be likelier on `one` than the price allows, given its odds on `other`."""
+    """An event that may be likelier on `one`, compared with `other`, than its price allows."""
 
     one: Request
     other: Request

@@ -55,7 +55,7 @@ class Consensus:
 class Votes:
     """Kinds of query: `counts` int64[B, m], `weights` float[B] that add up to 1, `labels` int64[B].
 
-    `labelled`: whether `labels` are the truth or only the majority vote. `probabilities`,
+    `labelled`: whether `labels` are the truth or only the plurality. `probabilities`,
     float[B, m], are the student's, which Interactive-GNMax compares with the votes.
     """
 

@@ -80,7 +80,7 @@ class Plan:
     """The chosen candidate at (epsilon, delta), with every accounting method.
 
     `epsilon` is the requested ε, or else the ε of the wanted answers. `labelled`: whether accuracy
-    is measured against the truth or against the majority vote. `by_teachers`: the best candidate
+    is measured against the truth or against the plurality. `by_teachers`: the best candidate
     of each ensemble, by the same measure as `chosen`.
     """
 

@@ -216,7 +216,7 @@ def _too_expensive(terms: Terms) -> str:
         )
     return (
         f"epsilon = {terms.epsilon:g}, delta = {terms.delta:g} does not pay for a single query: "
-        f"one costs up to {worst.cost / COST_UNITS:.6g}, the budget is "
+        f"one costs up to {worst.cost / COST_UNITS:.6g}, but the budget is "
         f"{terms.budget / COST_UNITS:.6g}. "
         "Use more noise or a larger epsilon."
     )

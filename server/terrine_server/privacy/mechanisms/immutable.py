@@ -1,4 +1,4 @@
-"""Immutable noisy argmax, at a price that is proven.
+"""Immutable noisy argmax, at a price that holds.
 
 NZC: "Near-Zero-Cost Differentially Private Deep Learning with Teacher Ensembles", ICLR 2020
 submission.
