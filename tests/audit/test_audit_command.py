@@ -1,4 +1,4 @@
-"""`terrine audit`, as its user meets it."""
+"""`terrine audit` on the command line."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ SMALL = Effort(draws=5_000, noise=50_000, students=3)
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("terrine_server.audit.run.QUICK", SMALL)
-    # In this process the log would outlive the command.
+    # The command runs in this process, where its log settings would outlive it.
     monkeypatch.setattr("terrine_server.logs.configure", lambda level: None)
 
 
-def test_it_asks_what_to_audit(terrine: Terrine) -> None:
+def test_the_subject_must_be_named(terrine: Terrine) -> None:
     assert "mechanisms, service, ledger or --all" in terrine("audit").refused
 
 
-def test_a_ledger_that_is_not_there_is_an_error(terrine: Terrine) -> None:
+def test_a_missing_ledger_is_an_error(terrine: Terrine) -> None:
     assert "There is no data directory" in terrine("audit", "ledger").refused
 
 
@@ -52,14 +52,12 @@ def test_a_fresh_ledger_passes(terrine: Terrine, tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
-def test_a_report_that_cannot_be_written_is_refused_before_the_work(
-    terrine: Terrine, tmp_path: Path
-) -> None:
+def test_an_unwritable_report_is_refused_before_the_work(terrine: Terrine, tmp_path: Path) -> None:
     nowhere = tmp_path / "no" / "report.json"
     assert "there is no directory" in terrine("audit", "mechanisms", "--json", nowhere).refused
 
 
-def test_all_is_told_written_and_drawn(
+def test_all_findings_are_printed_written_and_drawn(
     tmp_path: Path, small: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERRINE_DATA_DIR", str(tmp_path / "none"))
@@ -68,7 +66,7 @@ def test_all_is_told_written_and_drawn(
     arguments = ["audit", "--all", "--quick", "--seed", "7"]
     done = CliRunner().invoke(app, [*arguments, "--json", str(path), "--picture", str(picture)])
     assert done.exit_code == 0, (done.output, done.exception)
-    assert "No loss above its price" in done.output
+    assert "No loss is above its price" in done.output
     report = json.loads(path.read_text())
     assert report["passed"] is True
     assert report["seed"] == 7
@@ -95,9 +93,9 @@ def test_a_loss_above_its_price_ends_with_exit_code_1(
     path = tmp_path / "report.json"
     done = CliRunner().invoke(app, ["audit", "mechanisms", "--quick", "--json", str(path)])
     assert done.exit_code == 1
-    assert "not as promised" in str(done.exception)
+    assert "failed: " in str(done.exception)
     assert "gnmax" in str(done.exception)
-    report = json.loads(path.read_text())  # written all the same
+    report = json.loads(path.read_text())  # written anyway
     assert report["passed"] is False
 
 

@@ -1,4 +1,4 @@
-"""Books that agree with themselves, but not with the mathematics."""
+"""Books that are consistent but contradict the mathematics."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def ledger(tmp_path: Path) -> Ledger:
     return open_ledger(f"sqlite:///{tmp_path / 'terrine.sqlite'}", epsilon=60.0)
 
 
-def open_and_ask(ledger: Ledger, name: str, mechanism: Any, opened: Terms) -> None:
+def open_and_charge(ledger: Ledger, name: str, mechanism: Any, opened: Terms) -> None:
     project = ledger.open_project(name, "mnist", mechanism, opened)
     epoch = None if opened.opening is None else 0
-    asked = [answered(f"{name} 1", epoch=epoch), answered(f"{name} 2", epoch=epoch)]
+    queries = [answered(f"{name} 1", epoch=epoch), answered(f"{name} 2", epoch=epoch)]
     if VoteOutcome.ABSTAINED in opened.prices:
-        asked.append(abstained(f"{name} 3", epoch=epoch))
-    ledger.charge(project.id, asked)
+        queries.append(abstained(f"{name} 3", epoch=epoch))
+    ledger.charge(project.id, queries)
 
 
 def found(ledger: Ledger) -> list[AuditFinding]:
@@ -48,7 +48,7 @@ def found(ledger: Ledger) -> list[AuditFinding]:
 
 @pytest.mark.parametrize("mechanism", [GNMAX, CONFIDENT, LNMAX, STABLE, EPOCHS, CLAIMED])
 def test_sound_books_pass(ledger: Ledger, mechanism: dict[str, Any]) -> None:
-    open_and_ask(ledger, "study", mechanism, terms(3, mechanism))
+    open_and_charge(ledger, "study", mechanism, terms(3, mechanism))
     (finding,) = found(ledger)
     assert finding.verdict == "holds"
     assert "1 projects" in finding.evidence
@@ -61,7 +61,7 @@ def test_an_empty_ledger_passes(ledger: Ledger) -> None:
 
 
 @pytest.mark.parametrize("what", ["cost", "delta", "cap_cost"])
-def test_a_price_list_below_the_mechanism_is_found_though_the_books_verify(
+def test_a_price_list_below_the_mechanism_is_found_although_the_books_verify(
     ledger: Ledger, what: str
 ) -> None:
     opened = terms(3, STABLE)
@@ -69,7 +69,7 @@ def test_a_price_list_below_the_mechanism_is_found_though_the_books_verify(
         outcome: replace(price, **{what: getattr(price, what) - 1})
         for outcome, price in opened.prices.items()
     }
-    open_and_ask(ledger, "study", STABLE, replace(opened, prices=cheap))
+    open_and_charge(ledger, "study", STABLE, replace(opened, prices=cheap))
     assert ledger.verify("study").ok
     finding, summary = found(ledger)
     assert finding.verdict == "exceeded"
@@ -78,14 +78,12 @@ def test_a_price_list_below_the_mechanism_is_found_though_the_books_verify(
 
 
 @pytest.mark.parametrize("what", ["cost", "delta", "cap_cost"])
-def test_a_price_of_opening_an_epoch_below_the_mechanisms_is_found(
-    ledger: Ledger, what: str
-) -> None:
+def test_too_low_a_price_for_opening_an_epoch_is_found(ledger: Ledger, what: str) -> None:
     opened = terms(3, EPOCHS)
     assert opened.opening is not None
-    least = 2 if what == "delta" else 1  # the opening and its query pay a draw of δ each
+    least = 2 if what == "delta" else 1  # the opening and its query each pay one draw of δ
     cheap = replace(opened.opening, **{what: getattr(opened.opening, what) - least})
-    open_and_ask(ledger, "study", EPOCHS, replace(opened, opening=cheap))
+    open_and_charge(ledger, "study", EPOCHS, replace(opened, opening=cheap))
     assert ledger.verify("study").ok
     finding, _ = found(ledger)
     assert finding.verdict == "exceeded"
@@ -96,7 +94,7 @@ def test_a_price_of_opening_an_epoch_below_the_mechanisms_is_found(
 def test_a_budget_above_what_epsilon_and_delta_allow_is_found(ledger: Ledger) -> None:
     opened = terms(3)
     generous = replace(opened, budget=10 * 10**12, cap_budget=10 * 10**12)
-    open_and_ask(ledger, "study", GNMAX, generous)
+    open_and_charge(ledger, "study", GNMAX, generous)
     assert ledger.verify("study").ok
     finding, _ = found(ledger)
     assert "its budget is 10000000000000, but" in finding.evidence
@@ -106,14 +104,14 @@ def test_a_rule_that_is_not_the_quoted_one_is_found(ledger: Ledger) -> None:
     opened = terms(3, LNMAX)
     assert opened.rule.order is not None
     other = replace(opened, rule=replace(opened.rule, order=opened.rule.order + 1))
-    open_and_ask(ledger, "study", LNMAX, other)
+    open_and_charge(ledger, "study", LNMAX, other)
     finding, _ = found(ledger)
     assert "is quoted for it" in finding.evidence
 
 
 def test_a_forged_entry_is_found(tmp_path: Path, ledger: Ledger) -> None:
-    open_and_ask(ledger, "study", GNMAX, terms(3))
-    open_and_ask(ledger, "other", GNMAX, terms(3))
+    open_and_charge(ledger, "study", GNMAX, terms(3))
+    open_and_charge(ledger, "other", GNMAX, terms(3))
     with unguarded(f"sqlite:///{tmp_path / 'terrine.sqlite'}") as connection:
         connection.execute(
             text(

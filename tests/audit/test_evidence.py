@@ -1,4 +1,4 @@
-"""What two samples prove: limits that fail as seldom as they say, and losses that follow."""
+"""What two samples prove: limits are wrong no more often than stated, and imply losses."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Sound mechanisms pass the audit; the same mechanisms with a planted defect do not.
 
-An audit that nothing can fail is worthless, so every defect is planted in the production code that
-the audit runs, and must be found.
+An audit that cannot fail is worthless, so every defect is planted in the production code that the
+audit runs, and must be found.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def caught(title: str, draws: int = DRAWS) -> bool:
 def replace_sampler(
     monkeypatch: pytest.MonkeyPatch, draw: Callable[[NoiseTable, tuple[int, ...]], Any]
 ) -> None:
-    """Have every mechanism draw its noise from `draw`."""
+    """Make every mechanism draw its noise from `draw`."""
 
     def defective(table: NoiseTable, shape: tuple[int, ...], entropy: Any = os.urandom) -> Any:
         return draw(table, shape).astype(np.int64)
@@ -81,12 +81,12 @@ def test_no_mechanism_reveals_more_than_its_price(title: str) -> None:
         assert finding.verdict == "holds"
         assert finding.measured is not None
         assert finding.price is not None
-        # Where prices are tight the bound comes near them: the audit has the power to object.
+        # Where prices are tight the bound comes close to them: the audit has power.
         tight = finding.unit == "μ"
         assert (0.75 if tight else 0.4) < finding.measured / finding.price <= 1
 
 
-def test_an_abstention_must_be_worth_its_own_lower_price() -> None:
+def test_an_abstention_is_held_to_its_own_lower_price() -> None:
     answer, test = findings("confident_gnmax")
     prices = quote(BY_TITLE["confident_gnmax"].build(), 100.0, 0.5).prices
     assert answer.price == pytest.approx(math.sqrt(prices[VoteOutcome.ANSWERED].cost / 1e12))
@@ -107,7 +107,7 @@ def test_an_audit_too_weak_to_refute_that_claim_fails() -> None:
     assert not finding.passed
 
 
-def test_the_choice_of_votes_may_be_repeated_and_the_noise_never() -> None:
+def test_a_seed_repeats_the_choice_of_votes_and_never_the_noise() -> None:
     case = BY_TITLE["immutable, Laplace"]
     one, two = (case.neighbours(np.random.default_rng(1)) for _ in range(2))
     assert one == two
@@ -125,7 +125,7 @@ def test_only_neighbouring_votes_are_compared(case: Case) -> None:
 
 
 def test_requests_that_begin_with_an_epoch_look_like_the_first_of_a_call() -> None:
-    """In one long call most requests begin where an earlier one left an epoch open."""
+    """In one long call, most requests begin while an epoch of an earlier one is open."""
     case, draws = BY_TITLE["stable_svt"], 20_000
     mechanism, request = case.build(), case.worst[-1][0]
     together = observe(mechanism, case, request, draws)
@@ -146,7 +146,7 @@ class TestPlantedDefects:
         replace_sampler(monkeypatch, lambda table, shape: np.rint(sample(table, shape) / 2))
         assert caught(title)
 
-    # The price of immutable Laplace is not tight enough to show this one.
+    # The price of immutable Laplace is not tight enough to reveal this defect.
     @pytest.mark.parametrize("title", [title for title in SOUND if title != "immutable, Laplace"])
     def test_a_vote_that_counts_twice(self, title: str, monkeypatch: pytest.MonkeyPatch) -> None:
         replace_in(
@@ -169,7 +169,7 @@ class TestPlantedDefects:
 
     def test_ties_broken_by_the_order_of_the_data(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def first_come(counts: Any, noise: NoiseTable, entropy: Any) -> Any:
-            """Among equals the class that more teachers voted for comes first in the votes."""
+            """Of equal classes, the one with more votes comes first in the data."""
             noisy = counts + noise.sample(counts.shape, entropy)
             return np.where(noisy == noisy.max(axis=1, keepdims=True), counts, -1).argmax(axis=1)
 
@@ -198,7 +198,7 @@ class TestPlantedDefects:
     def test_a_sparse_vector_without_noise_on_its_threshold(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Then every answer has a price, not only the abstention."""
+        """Without it every answer costs privacy, not only the abstention."""
         replace_sampler(monkeypatch, lambda table, shape: sample(table, shape) * [[1], [0]])
         assert caught("stable_svt")
 
@@ -239,9 +239,9 @@ def clipped(width: float) -> Callable[[NoiseTable, tuple[int, ...]], Any]:
 
 
 class TestTheNoiseItself:
-    """What hides in a tail too far out for labels is seen in the noise."""
+    """A defect in a tail too far out to show in labels shows in the noise."""
 
-    def test_the_noise_is_what_it_is_called(self) -> None:
+    def test_the_noise_matches_its_definition(self) -> None:
         assert [f.verdict for f in audit_noise(400_000, LEVEL)] == ["holds", "holds"]
 
     @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ class TestTheNoiseItself:
             pytest.param(clipped(4.0), id="float, clipped at 4 standard deviations"),
         ],
     )
-    def test_other_noise_is_caught(self, defect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_wrong_noise_is_caught(self, defect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         replace_sampler(monkeypatch, defect)
         assert not any(finding.passed for finding in audit_noise(400_000, LEVEL))
 

@@ -1,4 +1,4 @@
-"""Two worlds, the whole service in between, and an attacker who tells them apart."""
+"""Two worlds, the whole service in between, and an attacker who distinguishes them."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def test_the_service_keeps_its_budget_and_its_books() -> None:
     attack, books = findings(students=12)
     assert attack.verdict == books.verdict == "holds"
     assert attack.unit == "μ"
-    assert "24 students asked" in attack.evidence
+    assert "24 students sent" in attack.evidence
     assert "24 projects" in books.evidence
 
 
-def test_what_is_asked_next_depends_on_what_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_query_depends_on_earlier_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[service.Run] = []
     judge = service._judge
 
@@ -53,12 +53,12 @@ def test_what_is_asked_next_depends_on_what_was_told(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(service, "_judge", listen)
     findings(students=6)
-    asked = {votes for run in seen for votes, _, _ in run.told}
-    assert all(run.told[0][0] == SPLIT for run in seen)
-    assert asked >= {SPLIT - 1, SPLIT + 1}
-    assert len({run.told for run in seen}) > 1
-    # The refusal came where the budget no longer held one more answer, in either world.
-    assert all(len(run.told) >= 2 for run in seen)
+    queried = {votes for run in seen for votes, _, _ in run.answers}
+    assert all(run.answers[0][0] == SPLIT for run in seen)
+    assert queried >= {SPLIT - 1, SPLIT + 1}
+    assert len({run.answers for run in seen}) > 1
+    # The refusal came when the budget could not pay for one more answer, in either world.
+    assert all(len(run.answers) >= 2 for run in seen)
 
 
 @pytest.fixture

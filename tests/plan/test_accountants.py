@@ -1,4 +1,4 @@
-"""Accounting rules side by side: published figures, independent accountants, order among them."""
+"""Accounting methods side by side: published values, other accountants, and their order."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ANSWER = Composition((TEST, NOISY_MAX))
 
 
 def queries(event: CostEvent, epsilon: float, delta: float) -> dict[Method, int]:
-    """What each rule buys if the whole of δ converts."""
+    """How many queries each method buys if all of δ is for the conversion."""
     fixed = accountants([event], delta / conversion_delta([event], 1.0), epsilon)
     return {each.method: each.queries({event: 1.0}, epsilon) for each in fixed}
 
@@ -50,7 +50,7 @@ def queries(event: CostEvent, epsilon: float, delta: float) -> dict[Method, int]
     ("epsilon", "gdp", "improved", "classic"),
     [(1, 57, 48, 33), (2, 201, 173, 128), (4, 684, 597, 476)],
 )
-def test_the_known_figures_of_gnmax_at_sigma_40_come_out(
+def test_gnmax_at_sigma_40_gives_the_known_values(
     epsilon: float, gdp: int, improved: int, classic: int
 ) -> None:
     bought = queries(NOISY_MAX, epsilon, 1e-5)
@@ -67,12 +67,12 @@ def test_a_project_converts_with_999_permille_of_delta() -> None:
     mechanism = build_mechanism({"name": "gnmax", "sigma": 40.0}, teachers=250, classes=10)
     terms = quote(mechanism, 2.0, 1e-5)
     assert terms.split.conversion == pytest.approx(conversion_delta([NOISY_MAX], 1e-5), rel=1e-12)
-    assert terms.affordable(Account()) == 201  # the same figure at 99.9 % of δ
+    assert terms.affordable(Account()) == 201  # the same number at 99.9 % of δ
 
 
 def test_improved_rdp_agrees_with_an_independent_accountant() -> None:
     for count in (10, 200, 1000):
-        # A noisy maximum moves two counts by one: a Gaussian of noise σ/√2.
+        # A noisy maximum moves two counts by one: like a Gaussian mechanism with noise σ/√2.
         gaussian = dp_accounting.GaussianDpEvent(40.0 / math.sqrt(2))
         theirs = RdpAccountant(orders=FINE_ORDERS.tolist())
         theirs.compose(dp_accounting.SelfComposedDpEvent(gaussian, count))
@@ -106,14 +106,14 @@ EVENTS = st.one_of(
 
 @settings(max_examples=15, deadline=None)
 @given(EVENTS, st.integers(1, 300), st.floats(0.2, 8), st.sampled_from([1e-5, 1e-8]))
-def test_every_rule_charges_more_for_more_and_buys_more_with_more(
+def test_every_method_charges_more_for_more_queries_and_buys_more_with_more(
     event: CostEvent, count: int, epsilon: float, delta: float
 ) -> None:
     for each in accountants([event], delta, epsilon):
         one, two = each.epsilon(each.total({event: count})), each.total({event: 2 * count})
         assert 0 <= one <= each.epsilon(two)
         assert each.queries({event: 1.0}, epsilon) <= each.queries({event: 1.0}, 2 * epsilon)
-        # What an ε buys costs no more than that ε, and one query more costs at least that.
+        # The queries that ε buys cost no more than ε, and one query more costs at least ε.
         bought = each.queries({event: 1.0}, epsilon)
         if bought:
             assert each.epsilon(each.total({event: bought})) <= epsilon * (1 + 1e-6)
@@ -164,7 +164,7 @@ def test_pure_composition_is_offered_for_pure_events_only() -> None:
     ids=lambda spec: "-".join(map(str, spec.values())),
 )
 @pytest.mark.parametrize("epsilon", [1.0, 4.0])
-def test_the_enforced_rule_says_what_a_project_really_affords(
+def test_the_enforced_rule_gives_what_a_project_really_affords(
     spec: dict[str, object], epsilon: float
 ) -> None:
     mechanism = build_mechanism(spec, teachers=250, classes=10)
@@ -173,10 +173,10 @@ def test_the_enforced_rule_says_what_a_project_really_affords(
     binding = enforced(events, 1e-5, epsilon)
     assert (binding.method is Method.GDP) == (terms.rule.name == "gdp")
     assert binding.order == terms.rule.order
-    dearest = max(events, key=lambda event: float(binding.cost(event)[0]))
+    most_expensive = max(events, key=lambda event: float(binding.cost(event)[0]))
     by_cost = terms.budget // terms.worst.cost
-    # Prices are rounded up and budgets down, by a billionth: that is a query at the most.
-    assert 0 <= binding.queries({dearest: 1.0}, epsilon) - by_cost <= 1
+    # Prices are rounded up and budgets down by a billionth: at most one query of difference.
+    assert 0 <= binding.queries({most_expensive: 1.0}, epsilon) - by_cost <= 1
 
 
 @pytest.mark.parametrize("epsilon", [0.2, 0.5, 1.0, 2.0, 8.0])
@@ -197,7 +197,7 @@ def test_planning_and_opening_choose_the_same_rule_for_laplace_noise(
         assert planned.queries({event: 1.0}, epsilon) == terms.budget // terms.worst.cost
 
 
-def test_repricing_needs_charges_and_a_delta_that_is_one() -> None:
+def test_repricing_needs_charges_and_a_valid_delta() -> None:
     with pytest.raises(ParameterError, match="Nothing was charged"):
         reprice({}, 1e-5, 2.0)
     with pytest.raises(ParameterError, match="delta = 2"):

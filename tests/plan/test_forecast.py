@@ -1,4 +1,4 @@
-"""What a forecast says, the real mechanisms do."""
+"""The real mechanisms do what a forecast says."""
 
 from __future__ import annotations
 

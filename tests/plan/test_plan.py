@@ -1,4 +1,4 @@
-"""What a plan promises: found by search, kept by the real mechanism and the real budget."""
+"""Plans are found by search and hold for the real mechanism and the real budget."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def test_a_planned_project_answers_as_planned(name: str) -> None:
     mechanism = build_mechanism(found.chosen.spec, teachers=200, classes=10)
     terms = quote(mechanism, found.epsilon, found.delta)
 
-    # Students who ask in any order, until the real price list refuses the next query.
+    # Students query in random order until the real price list refuses the next query.
     line = next(line for line in found.lines if line.enforced)
     enough = 2 * int(line.queries) + 100
     source = np.random.default_rng(7)
-    asked, labels, right = [], 0, 0
-    for _ in range(max(30, math.ceil(6000 / line.queries))):  # shares are then known to 0.6 %
+    paid, labels, right = [], 0, 0
+    for _ in range(max(30, math.ceil(6000 / line.queries))):  # enough to know the shares to 0.6 %
         kinds = source.choice(len(votes.weights), size=enough, p=votes.weights)
         student = None if votes.probabilities is None else votes.probabilities[kinds]
         released = mechanism.release(votes.counts[kinds], student)
@@ -63,15 +63,15 @@ def test_a_planned_project_answers_as_planned(name: str) -> None:
         worst = terms.worst
         admitted = np.concatenate([[0], costs[:-1]]) + worst.cost <= terms.budget
         admitted &= (np.arange(enough) + 1) * worst.delta <= terms.delta_budget
-        assert not admitted.all(), "the simulated student ran out of questions"
+        assert not admitted.all(), "the simulated student ran out of queries"
         count = int(np.argmin(admitted))
-        asked.append(count)
+        paid.append(count)
         labels += int((released.labels[:count] >= 0).sum())
         right += int((released.labels[:count] == votes.labels[kinds[:count]]).sum())
 
-    spread = np.std(asked) / math.sqrt(len(asked))
-    assert abs(np.mean(asked) - line.queries) <= 4 * spread + 1 + 0.01 * line.queries
-    assert labels / sum(asked) == pytest.approx(found.chosen.answered, abs=0.03)
+    spread = np.std(paid) / math.sqrt(len(paid))
+    assert abs(np.mean(paid) - line.queries) <= 4 * spread + 1 + 0.01 * line.queries
+    assert labels / sum(paid) == pytest.approx(found.chosen.answered, abs=0.03)
     assert right / labels == pytest.approx(found.chosen.accuracy, abs=0.01)
 
 
@@ -85,7 +85,7 @@ def test_wanted_answers_are_affordable_at_the_planned_epsilon() -> None:
         assert next(line for line in tight.lines if line.enforced).answers < 300 * 1.01
 
 
-# -------------------------------------------------------------------------------- what is chosen
+# ----------------------------------------------------------------------------- the choice
 
 
 def test_more_teachers_who_agree_as_much_need_less_epsilon() -> None:
@@ -126,7 +126,7 @@ def test_the_chosen_candidate_is_the_best_that_is_accurate_enough() -> None:
         plan("gnmax", [synthetic(300, Consensus(0.2))], delta=DELTA, epsilon=2.0, accuracy=0.999)
 
 
-def test_the_frontier_holds_what_nothing_beats() -> None:
+def test_no_candidate_beats_one_on_the_frontier() -> None:
     found = plan("confident_gnmax", [synthetic(300)], delta=DELTA, epsilon=2.0)
     best = frontier(found.candidates)
     assert len(best) > 2
@@ -198,7 +198,7 @@ def test_publishing_starts_before_the_worst_case_ends_and_goes_beyond_it(
 
 
 def test_a_schedule_is_followed_by_the_real_release_and_gate() -> None:
-    """Votes as planned, secret spend and release as in production, refusal on public figures."""
+    """Votes as planned, spend and release as in production, refusals on public figures."""
     teachers, sigma, epsilon = 1000, 40.0, 1.5
     found = published(teachers, sigma, 0.7, epsilon)
     assert found is not None
@@ -272,11 +272,11 @@ def test_the_default_grid_fits_ensembles_of_any_size(name: str, teachers: int) -
             built += 1
         except ParameterError:
             pass
-    assert built or name == "stable"  # which one or two teachers can never pass
+    assert built or name == "stable"  # one or two teachers can never pass its test
 
 
 def test_a_mechanism_whose_queries_share_a_price_is_not_planned() -> None:
-    with pytest.raises(ParameterError, match="stable_svt is not planned: what its queries cost"):
+    with pytest.raises(ParameterError, match="stable_svt cannot be planned: the cost of"):
         plan("stable_svt", [synthetic(1000, Consensus(0.9))], delta=DELTA, epsilon=2.0)
 
 
@@ -319,13 +319,13 @@ def test_unanimity_beyond_floating_point_is_planned() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "Say which epsilon"),
+        ({}, "Give the epsilon"),
         ({"epsilon": -1.0}, "epsilon = -1"),
         ({"epsilon": 2.0, "delta": 0.0}, "delta = 0"),
         ({"answers": 0}, "at least one answer"),
         ({"epsilon": 2.0, "grid": lambda _: {"sgima": [1.0]}}, "no parameter sgima"),
         ({"epsilon": 2.0, "grid": lambda _: {"sigma": [0.1]}}, "sigma = 0.1"),
-        ({"answers": 10**9}, "No candidate affords so many"),
+        ({"answers": 10**9}, "No candidate affords this many"),
     ],
 )
 def test_what_cannot_be_planned_is_explained(arguments: dict[str, object], message: str) -> None:

@@ -1,4 +1,4 @@
-"""`terrine plan` and `terrine price`, as a person types them."""
+"""`terrine plan` and `terrine price` on the command line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from terrine_server.privacy.budget.terms import Account
 
 @pytest.fixture
 def terrine(terrine: Terrine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Terrine:
-    """In a directory of its own, which also holds the data."""
+    """The command, run in its own directory, which is also the data directory."""
     monkeypatch.setenv("TERRINE_DATA_DIR", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     return terrine
@@ -38,21 +38,21 @@ def votes_file(tmp_path: Path) -> Path:
 
 
 def test_a_plan_shows_every_rule_and_the_command_to_type(terrine: Terrine) -> None:
-    said = terrine("plan", *SMALL).fine
+    output = terrine("plan", *SMALL).fine
     for name in ("classic RDP", "improved RDP", "fixed-order RDP", "GDP, enforced"):
-        assert name in said
-    assert "terrine project open NAME --ensemble ENSEMBLE --mechanism gnmax --sigma 20" in said
-    assert "Data-dependent accounting" in said
+        assert name in output
+    assert "terrine project open NAME --ensemble ENSEMBLE --mechanism gnmax --sigma 20" in output
+    assert "Data-dependent accounting" in output
 
 
-def test_the_recommended_command_is_one_that_project_open_takes(terrine: Terrine) -> None:
+def test_project_open_accepts_the_recommended_command(terrine: Terrine) -> None:
     from terrine_protocol import ProjectOpen
     from terrine_server.cli.project import open_project as command
     from terrine_server.privacy import build_mechanism, quote
 
     for name in ("confident_gnmax", "stable"):
-        said = terrine("plan", name, "--teachers", "500", "--answers", "40", "--json")
-        document = json.loads(said.fine)
+        output = terrine("plan", name, "--teachers", "500", "--answers", "40", "--json")
+        document = json.loads(output.fine)
         words = shlex.split(document["command"])
         assert words[:3] == ["terrine", "project", "open"]
         given = dict(zip(words[4::2], words[5::2], strict=True))
@@ -76,15 +76,15 @@ def test_the_recommended_command_is_one_that_project_open_takes(terrine: Terrine
         assert terms.affordable(Account()) >= 1
 
 
-def test_json_and_table_say_the_same_and_json_is_json(terrine: Terrine) -> None:
+def test_json_and_table_agree_and_the_json_is_valid(terrine: Terrine) -> None:
     document = json.loads(terrine("plan", *SMALL, "--json").fine)
-    said = terrine("plan", *SMALL).fine
+    output = terrine("plan", *SMALL).fine
     assert document["votes"] == "assumed"
     assert document["epsilon"] == 2
     for line in document["lines"]:
-        assert f"{line['queries']:,}" in said
-        assert line["name"] in said
-    # More than δ allows: ε is beyond every number, and JSON has no infinity.
+        assert f"{line['queries']:,}" in output
+        assert line["name"] in output
+    # More answers than δ allows need an infinite ε, and JSON has no infinity.
     stable = ("plan", "stable", "--teachers", "500", "--epsilon", "90", "--answers", "300")
     text = terrine(*stable, "--grid", "delta_per_query=1e-9", "--grid", "sigma=10", "--json").fine
     assert "Infinity" not in text
@@ -101,7 +101,7 @@ def test_a_picture_is_drawn(terrine: Terrine, tmp_path: Path) -> None:
     assert "PNG" in wrong
 
 
-def test_public_votes_are_planned_with_and_their_labels_count(
+def test_public_votes_can_be_planned_with_and_their_labels_count(
     terrine: Terrine, votes_file: Path
 ) -> None:
     given = ("plan", "gnmax", "--votes", str(votes_file), "--epsilon", "2", "--grid", "sigma=5")
@@ -109,27 +109,27 @@ def test_public_votes_are_planned_with_and_their_labels_count(
     assert document["votes"] == "public"
     assert document["labelled"]
     assert document["chosen"]["teachers"] == 100
-    # Three queries are certain, the tied one is right every other time, less ties lost.
+    # Three queries are certain; the tied one is right half the time, less the ties it loses.
     assert 0.85 < document["chosen"]["accuracy"] < 0.88
     assert "agree with the labels" in terrine(*given, "--votes-are", "synthetic").fine
 
 
-def test_private_votes_are_refused_unless_one_insists_and_then_warned_about(
+def test_private_votes_need_an_explicit_option_and_get_a_warning(
     terrine: Terrine, votes_file: Path
 ) -> None:
     given = ("plan", "gnmax", "--votes", str(votes_file), "--epsilon", "2", "--grid", "sigma=5")
     assert "trained on" in terrine(*given).refused
     assert "no budget accounts for that" in terrine(*given, "--votes-are", "private").refused
-    insisted = terrine(*given, "--votes-are", "private", "--acknowledge-leak", "--json")
-    assert json.loads(insisted.fine)["votes"] == "private"
-    assert "PRIVATE" in insisted.err
-    assert "not differentially private" in insisted.err.replace("\n", " ")
+    acknowledged = terrine(*given, "--votes-are", "private", "--acknowledge-leak", "--json")
+    assert json.loads(acknowledged.fine)["votes"] == "private"
+    assert "PRIVATE" in acknowledged.err
+    assert "not differentially private" in acknowledged.err.replace("\n", " ")
 
 
 def test_several_ensembles_are_compared(terrine: Terrine) -> None:
     grid = ("--grid", "sigma=0.1n")
-    said = terrine("plan", "gnmax", "--teachers", "100,400", "--answers", "100", *grid, "--json")
-    document = json.loads(said.fine)
+    output = terrine("plan", "gnmax", "--teachers", "100,400", "--answers", "100", *grid, "--json")
+    document = json.loads(output.fine)
     assert {each["teachers"] for each in document["candidates"]} == {100, 400}
     assert {each["spec"]["sigma"] for each in document["candidates"]} == {10, 40}
     assert document["chosen"]["teachers"] == 400
@@ -139,7 +139,7 @@ def test_several_ensembles_are_compared(terrine: Terrine) -> None:
     ("arguments", "message"),
     [
         (("gnmax", "--epsilon", "2"), "how many teachers"),
-        (("gnmax", "--teachers", "100"), "Say which epsilon"),
+        (("gnmax", "--teachers", "100"), "Give the epsilon"),
         (("gnmax", "--teachers", "many", "--epsilon", "2"), "whole numbers"),
         (("gnmax", "--teachers", "0", "--epsilon", "2"), "teachers = 0"),
         (("gmax", "--teachers", "100", "--epsilon", "2"), "No mechanism is called"),
@@ -169,7 +169,7 @@ def test_a_plan_that_makes_no_sense_is_refused(
         ({"counts": np.array([[90, 10]], dtype=object)}, "100", "plain arrays"),
     ],
 )
-def test_a_votes_file_that_is_none_is_refused(
+def test_an_invalid_votes_file_is_refused(
     terrine: Terrine, tmp_path: Path, arrays: dict[str, np.ndarray], sizes: str, message: str
 ) -> None:
     path = tmp_path / "votes.npz"
@@ -178,7 +178,7 @@ def test_a_votes_file_that_is_none_is_refused(
     assert message in terrine("plan", "gnmax", "--epsilon", "2", *given).refused.replace("\n", " ")
 
 
-def test_a_file_that_is_no_npz_is_refused(terrine: Terrine, tmp_path: Path) -> None:
+def test_a_file_that_is_not_an_npz_is_refused(terrine: Terrine, tmp_path: Path) -> None:
     path = tmp_path / "votes.npz"
     given = ("plan", "gnmax", "--epsilon", "2", "--votes", str(path), "--votes-are", "public")
     assert "votes.npz" in terrine(*given).refused
@@ -210,9 +210,9 @@ def test_a_ledger_is_priced_under_every_rule(terrine: Terrine, study: ProjectRec
     assert rules["GDP"]["epsilon"] == pytest.approx(spent, rel=1e-6)
     assert rules["GDP"]["epsilon"] < rules["improved RDP"]["epsilon"]
     assert rules["improved RDP"]["epsilon"] < rules["classic RDP"]["epsilon"]
-    said = terrine("price", "study").fine
-    assert "GDP, enforced" in said
-    assert "40 abstained, 60 answered" in said
+    output = terrine("price", "study").fine
+    assert "GDP, enforced" in output
+    assert "40 abstained, 60 answered" in output
 
 
 def test_an_export_is_priced_like_the_ledger_it_came_from(
@@ -225,13 +225,15 @@ def test_an_export_is_priced_like_the_ledger_it_came_from(
     mine = json.loads(terrine("price", "study", "--json").fine)
     theirs = json.loads(terrine("price", "--file", path, *budget).fine)
     assert theirs == mine
-    # Without an ε the spend itself is the yardstick: the enforced rule buys what was bought.
+    # Without an ε the budget is the spend itself: the enforced rule buys what was bought.
     alone = terrine("price", "--file", path, "--delta", "1e-6", "--json")
     rules = {rule["rule"]: rule for rule in json.loads(alone.fine)["rules"]}
     assert rules["GDP"]["queries"] in (99, 100, 101)
 
 
-def test_pure_mechanisms_are_priced_by_adding_up_too(terrine: Terrine, tmp_path: Path) -> None:
+def test_pure_mechanisms_are_also_priced_by_basic_composition(
+    terrine: Terrine, tmp_path: Path
+) -> None:
     assert terrine("init").code == 0
     ledger = open_ledger(f"sqlite:///{tmp_path / 'terrine.sqlite'}")
     project = open_project(ledger, 20, LNMAX)
@@ -262,13 +264,13 @@ def test_epochs_are_opened_and_priced_from_the_command_line(
     rules = {rule["rule"]: rule for rule in document["rules"]}
     assert document["enforced"] == "fixed-order RDP"
     assert document["outcomes"] == {"answered": 6, "abstained": 2}
-    assert rules["basic"]["epsilon"] == pytest.approx(4 * 1.0)  # four epochs of eight queries
+    assert rules["basic"]["epsilon"] == pytest.approx(4 * 1.0)  # four epochs, eight queries in all
     path = str(tmp_path / "some.json")
     assert terrine("ledger", "export", "study", "--output", path).code == 0
     within = [line for line in Path(path).read_text().splitlines() if "composition" not in line]
     Path(path).write_text("\n".join(within) + "\n")
-    said = terrine("price", "--file", path, "--epsilon", "8", "--delta", "1e-5").refused
-    assert "Nothing was charged" in said
+    output = terrine("price", "--file", path, "--epsilon", "8", "--delta", "1e-5").refused
+    assert "Nothing was charged" in output
 
 
 def test_a_ledger_that_cannot_be_priced_is_explained(
@@ -282,9 +284,9 @@ def test_a_ledger_that_cannot_be_priced_is_explained(
     assert "give --delta" in terrine("price", "--file", str(path)).refused
     assert "export.json" in terrine("price", "--file", str(path), "--delta", "1e-5").refused
     for text, message in [
-        ("", "holds no entries"),
-        ("seq,cost\n1,2\n", "line 1: not an entry"),
-        ('{"event": {"event": "magic"}, "outcome": "answered"}\n', "line 1: not an entry"),
+        ("", "has no entries"),
+        ("seq,cost\n1,2\n", "line 1: not a ledger entry"),
+        ('{"event": {"event": "magic"}, "outcome": "answered"}\n', "line 1: not a ledger entry"),
         (
             '{"project": "a", "guarantee": "proven", "outcome": "answered", '
             '"event": {"event": "magic"}}\n',
@@ -292,8 +294,8 @@ def test_a_ledger_that_cannot_be_priced_is_explained(
         ),
     ]:
         path.write_text(text)
-        said = terrine("price", "--file", str(path), "--delta", "1e-5").refused
-        assert message in said.replace("\n", " ")
+        output = terrine("price", "--file", str(path), "--delta", "1e-5").refused
+        assert message in output.replace("\n", " ")
 
 
 def test_an_empty_ledger_has_nothing_to_price(terrine: Terrine, tmp_path: Path) -> None:
@@ -308,5 +310,5 @@ def test_exports_of_two_projects_are_not_added_up(terrine: Terrine, tmp_path: Pa
     entry = {"guarantee": "proven", "outcome": "answered", "event": event}
     lines = [json.dumps(entry | {"project": name}) for name in ("a", "b")]
     (tmp_path / "both.json").write_text("\n".join(lines) + "\n")
-    said = terrine("price", "--file", str(tmp_path / "both.json"), "--delta", "1e-5").refused
-    assert "entries of a, b" in said
+    output = terrine("price", "--file", str(tmp_path / "both.json"), "--delta", "1e-5").refused
+    assert "entries of a, b" in output

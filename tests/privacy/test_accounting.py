@@ -1,4 +1,4 @@
-"""Prices and conversions agree with published figures, other libraries and high precision."""
+"""Prices and conversions agree with published values, other libraries and high precision."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ class TestPublishedFigures:
         for case in golden["threshold"]:
             v, threshold = case["max_count"], case["threshold"]
             if threshold % 1 or v % 1:
-                continue  # ours are whole votes
+                continue  # our thresholds are whole votes
             published = np.array(case["rdp_data_independent"])
             event = GaussianThreshold(case["sigma1"], threshold, low=0, high=max(250, int(v) + 1))
             price = rdp(event, case["orders"])
             assert np.all(price <= published * (1 + 1e-9))
-            # The golden bits have continuous noise: the same up to the lattice, 1/(12σ²).
+            # The reference bits have continuous noise: the same up to the lattice, 1/(12σ²).
             lattice = 1 + 1 / (2 * case["sigma1"] ** 2)
             exact = np.array(case["own_rdp_exact_bernoulli"])
             assert np.all(price * lattice >= exact * (1 - 1e-9))
@@ -145,7 +145,7 @@ class TestPublishedFigures:
             assert odd == pytest.approx(case["own_eps_true_m2_odd_n"], rel=1e-9)
             assert even == pytest.approx(case["own_eps_true_m2_even_n"], rel=1e-9)
 
-            # The same two votes under the noise that is really drawn.
+            # The same two votes with the noise that is really drawn.
             here = noisy_max_law([3 + c, 2], laplace_pmf(gamma))
             there = noisy_max_law([2, 3 + c], laplace_pmf(gamma))
             discrete = math.log(here[0] / there[0])
@@ -206,7 +206,7 @@ class TestGaussianDP:
         assert high == pytest.approx(delta, rel=0.02)
 
     def test_composed_discrete_gaussians_stay_below_the_budget(self) -> None:
-        """dp-accounting's privacy loss of the discrete noise itself, against our μ² for it."""
+        """dp-accounting's privacy loss of the discrete noise itself, compared with our μ²."""
         sigma, queries, epsilon = 3.0, 12, 4.0
         loss = pld.from_discrete_gaussian_mechanism(
             sigma=sigma, sensitivity=1, value_discretization_interval=1e-3
@@ -214,7 +214,7 @@ class TestGaussianDP:
         ours = math.exp(gdp_log_delta(epsilon, math.sqrt(queries) * shift_mu(sigma)))
         theirs = loss.get_delta_for_epsilon(epsilon)
         assert theirs <= ours * 1.02
-        assert theirs >= ours * 0.8, "and the price is not idly large"
+        assert theirs >= ours * 0.8, "the price is not needlessly large"
 
     @settings(deadline=None)
     @given(st.floats(1e-3, 99), st.floats(1.0001, 1.5), st.floats(-40, -1))
@@ -272,7 +272,7 @@ class TestDiscreteGaussianShift:
     @settings(deadline=None, max_examples=20)
     @given(st.floats(0.5, 60))
     def test_the_central_step_is_the_widest_for_any_sigma(self, sigma: float) -> None:
-        # shift_mu raises ArithmeticError otherwise; here the same with independent tails.
+        # shift_mu raises ArithmeticError otherwise; this is the same check with independent tails.
         mu = shift_mu(sigma)
         with mpmath.workdps(30):
             tails = np.exp(log_tails(sigma, np.arange(1, int(6 * sigma) + 2)))
@@ -347,7 +347,7 @@ class TestEvents:
     @pytest.mark.parametrize(
         "event", [*EVENTS, Composition(EVENTS)], ids=lambda e: type(e).__name__
     )
-    def test_an_event_survives_being_written_down(self, event: Any) -> None:
+    def test_an_event_survives_a_round_trip_through_json(self, event: Any) -> None:
         assert event_from_json(json.loads(json.dumps(event.to_json()))) == event
 
     def test_a_composition_costs_the_sum_of_its_parts(self) -> None:
@@ -359,6 +359,6 @@ class TestEvents:
     @pytest.mark.parametrize(
         "data", [{}, {"event": "unknown"}, {"event": "published_claim"}, {"event": "composition"}]
     )
-    def test_what_is_not_an_event_is_refused(self, data: dict[str, Any]) -> None:
+    def test_json_that_is_not_an_event_is_refused(self, data: dict[str, Any]) -> None:
         with pytest.raises(ParameterError, match="Not a cost event"):
             event_from_json(data)

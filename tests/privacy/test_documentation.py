@@ -1,4 +1,4 @@
-"""The figures in the documentation are what the code beside them prints."""
+"""The numbers in the documentation are what the code beside them prints."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
-def test_every_figure_about_mechanisms_is_printed_by_its_code() -> None:
+def test_every_number_about_mechanisms_is_printed_by_its_code() -> None:
     result = doctest.testfile(str(DOCS / "mechanisms.md"), module_relative=False)
     assert result.attempted > 10
     assert result.failed == 0

@@ -73,7 +73,7 @@ def pairs(spec: Spec, teachers: int, classes: int) -> list[tuple[Law, Law]]:
 
 @pytest.mark.parametrize(("classes", "teachers"), BALLOTS)
 @pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_no_event_is_more_telling_than_its_gaussian_dp_price(
+def test_no_event_reveals_more_than_its_gaussian_dp_price(
     spec: Spec, classes: int, teachers: int
 ) -> None:
     event = worst_event(spec, teachers, classes)
@@ -107,7 +107,7 @@ def test_laplace_mechanisms_keep_their_pure_epsilon(
 
 
 def test_prices_are_not_idly_large() -> None:
-    """The worst case comes close to the price, so a price that is too small would be noticed."""
+    """The worst case comes close to the price, so a price that is too small would fail here."""
     event = worst_event({"name": "gnmax", "sigma": 2.0}, 6, 2)
     reached = max(
         float(ndtri(p["answered", 0]) - ndtri(q["answered", 0]))
@@ -128,7 +128,7 @@ def test_prices_are_not_idly_large() -> None:
 
 
 def test_neighbours_with_different_winners_are_both_unstable() -> None:
-    """What the stable mechanism's proof stands on, for every vote of up to 9 teachers."""
+    """The lemma behind the stable mechanism's proof, for every vote of up to 9 teachers."""
     for classes, teachers in [(2, 8), (2, 9), (3, 7), (4, 5)]:
         for votes in histograms(teachers, classes):
             for other in neighbours(votes):
@@ -149,7 +149,7 @@ def test_an_unstable_winner_passes_with_at_most_the_charged_delta() -> None:
 
 
 def test_several_stability_tests_stay_within_epsilon_and_the_sum_of_deltas() -> None:
-    """End to end: four queries, stable and unstable mixed, against the filter's promise."""
+    """End to end: four queries, stable and unstable mixed, against the filter's guarantee."""
     spec = {"name": "stable", "sigma": 0.9, "delta_per_query": 0.02}
     mechanism = build_mechanism(spec, teachers=9, classes=2)
     event = mechanism.events()[VoteOutcome.ANSWERED]

@@ -1,4 +1,4 @@
-"""Why a project has exactly one rule, and that the rule keeps its promise while adapting."""
+"""Why a project has exactly one rule, and that the rule holds against adaptive students."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Pair = tuple[float, float]  # probability of an outcome under D and under D'
 
 
 def spike(p: float, loss: float) -> list[Pair]:
-    """One outcome with this loss and probability p under D; the rest shares the other mass."""
+    """One outcome with this loss and probability p under D; the rest has the other mass."""
     q = p * math.exp(-loss)
     return [(p, q), (1 - p, 1 - q)]
 
@@ -48,7 +48,7 @@ def test_spending_while_some_order_still_fits_would_break_the_promise(shared_dat
         spent = sum(divergence(step, order) for step in steps)
         return spent <= float(rdp_budget(order, epsilon, delta)) * (1 + 1e-9)
 
-    # Each path fits at one of the two orders, and which one depends on what came out first ...
+    # Each path fits at one of the two orders, and which one depends on the first outcome ...
     assert fits(high, first, after_rare)
     assert not fits(low, first, after_rare)
     assert fits(low, first, after_common)
@@ -70,9 +70,9 @@ def test_spending_while_some_order_still_fits_would_break_the_promise(shared_dat
 def test_an_adaptive_analyst_cannot_beat_the_gaussian_filter() -> None:
     """Exact dynamic programme: the worst adaptive choice between coarse and fine bits.
 
-    At every step the analyst sees the transcript so far and picks the query that serves the attack
-    best, among those that still fit. The largest hockey-stick over all such strategies must stay
-    below δ(ε) of the budget.
+    At every step the analyst sees the transcript so far and picks the best query for the attack
+    among those that still fit. The largest hockey-stick divergence over all such strategies must
+    stay below δ(ε) of the budget.
     """
     kinds = []
     for sigma in (2.0, 3.0):
@@ -84,7 +84,7 @@ def test_an_adaptive_analyst_cannot_beat_the_gaussian_filter() -> None:
     epsilon, budget = 0.7, 0.75
 
     def gain(p: float, q: float, left: float) -> float:
-        """The most that P − e^ε Q can be made to sum up to from here on."""
+        """The largest sum of P − e^ε Q that can still be reached."""
         best = max(0.0, p - math.exp(epsilon) * q)
         for mu_squared, law in kinds:
             if mu_squared <= left:

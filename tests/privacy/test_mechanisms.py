@@ -1,4 +1,4 @@
-"""Each mechanism does what its paper says, refuses nonsense, and treats all votes alike."""
+"""Each mechanism does what its paper says, refuses bad input, and treats all votes alike."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def build(spec: Spec) -> Mechanism:
     return build_mechanism(spec, teachers=10, classes=3)
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=str)  # test_stable_svt.py has the law of the other
+@pytest.mark.parametrize("spec", SPECS, ids=str)  # test_stable_svt.py tests the other one
 @pytest.mark.parametrize("votes", VOTES, ids=str)
 def test_releases_follow_the_exact_law(spec: Spec, votes: tuple[int, ...]) -> None:
     draws = 60_000
@@ -158,7 +158,7 @@ def test_releasing_takes_as_long_for_agreement_as_for_doubt(spec: Spec) -> None:
 
 
 @every_mechanism
-def test_no_query_and_no_answer(spec: Spec) -> None:
+def test_an_empty_batch_gets_an_empty_release(spec: Spec) -> None:
     mechanism = build(spec)
     student = np.zeros((0, 3)) if mechanism.needs_probabilities else None
     released = mechanism.release(np.zeros((0, 3), dtype=np.int64), student)
@@ -166,7 +166,7 @@ def test_no_query_and_no_answer(spec: Spec) -> None:
 
 
 @every_mechanism
-def test_the_votes_are_left_as_they_were(spec: Spec) -> None:
+def test_the_votes_are_not_modified(spec: Spec) -> None:
     counts = np.array(VOTES)
     before = counts.copy()
     mechanism = build(spec)
@@ -197,7 +197,7 @@ def test_counts_that_the_ensemble_cannot_cast_are_refused(spec: Spec, counts: An
 
 
 class TestAlgorithms:
-    """The deterministic skeleton, with all noise at zero."""
+    """The deterministic part of each algorithm, with all noise at zero."""
 
     def test_confident_compares_the_largest_count_with_the_threshold(self) -> None:
         mechanism = build(SPECS[2])
@@ -240,16 +240,14 @@ class TestAlgorithms:
         (None, "needs the student's class probabilities"),
         (np.array([[0.5, 0.5]]), "shape"),
         (np.array([0.1, 0.7, 0.2]), "shape"),
-        (np.array([STUDENT, STUDENT]), "1 queries came with 2"),
+        (np.array([STUDENT, STUDENT]), "1 queries came with 2 rows"),
         (np.array([[0.5, np.nan, 0.5]]), "between 0 and 1"),
         (np.array([[0.5, np.inf, 0.5]]), "between 0 and 1"),
         (np.array([[1.2, -0.2, 0.0]]), "between 0 and 1"),
         (np.array([[0.5, 0.6, 0.1]]), "sum to 1"),
     ],
 )
-def test_probabilities_that_are_none_are_refused(
-    student: NDArray[np.float64] | None, text: str
-) -> None:
+def test_invalid_probabilities_are_refused(student: NDArray[np.float64] | None, text: str) -> None:
     with pytest.raises(ParameterError, match=text):
         build(SPECS[3]).release(np.array([[5, 4, 1]]), student)
 
@@ -268,7 +266,7 @@ def test_no_baseline_leaves_the_range_that_is_priced(weights: list[float]) -> No
     ("spec", "text"),
     [
         ({}, "No mechanism is called None"),
-        ({"name": "noisy"}, "No mechanism is called 'noisy'; there are lnmax, gnmax"),
+        ({"name": "noisy"}, r"No mechanism is called 'noisy'. Use one of lnmax, gnmax"),
         ({"name": "gnmax"}, "The parameters of gnmax"),
         ({"name": "gnmax", "sigma": 2.0, "seed": 1}, "The parameters of gnmax"),
         ({"name": "gnmax", "sigma": 0.0}, "sigma = 0.0 must be positive"),

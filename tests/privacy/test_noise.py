@@ -1,4 +1,4 @@
-"""The noise is the discrete Gaussian and Laplace, exactly, from the bytes it is given."""
+"""The noise is exactly the discrete Gaussian or Laplace, computed from the given bytes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from terrine_server.privacy.accounting.units import DELTA_UNITS, SAMPLER_DELTA
 from terrine_server.privacy.noise import NoiseTable, discrete_gaussian, discrete_laplace
 from terrine_server.privacy.parameters import MAX_CLASSES, MAX_EPSILON, MAX_SIGMA, MIN_GAMMA
 
-FALSE_ALARM = 1e-9  # chance that one statistical test here fails although nothing is wrong
+FALSE_ALARM = 1e-9  # probability that one statistical test here fails by chance
 BYTES = 32
 
 
 def gaussian_tail(sigma: float, k: int) -> mpmath.mpf:
-    """Pr[Y ≥ k], k ≥ 1, in whatever precision mpmath works with."""
+    """Pr[Y ≥ k], k ≥ 1, in the current precision of mpmath."""
     end = int(40 * sigma) + 20
     weights = [mpmath.exp(-(mpmath.mpf(j) ** 2) / (2 * mpmath.mpf(sigma) ** 2)) for j in range(end)]
     return mpmath.fsum(weights[k:]) / (2 * mpmath.fsum(weights) - 1)
@@ -68,7 +68,7 @@ def test_every_gaussian_boundary_is_the_exact_cumulative_probability(sigma: floa
         for k, exact in enumerate(tails[:-1], start=1):
             assert table.tail(k) == int(mpmath.floor(exact * scale))
             assert table.boundary(table.reach + k - 1) == int(mpmath.floor((1 - exact) * scale))
-        assert tails[-1] * scale < 1, "the table must not end while the tail still shows"
+        assert tails[-1] * scale < 1, "the table must not end before the tail vanishes"
     assert table.tail(table.reach + 1) == 0
 
 
@@ -101,7 +101,7 @@ def test_a_draw_is_the_first_value_whose_cumulative_probability_exceeds_the_bits
     assert draws.tolist() == [bisect_right(boundaries, u) - table.reach for u in bits]
 
 
-def test_bits_that_agree_with_a_boundary_in_all_but_the_last_word_are_told_apart() -> None:
+def test_bits_that_agree_with_a_boundary_in_all_but_the_last_word_are_distinguished() -> None:
     table = discrete_gaussian(40.0)
     row = table.reach + 3
     boundary = table.boundary(row)
@@ -116,18 +116,18 @@ def test_the_smallest_and_largest_bits_reach_the_ends_of_the_table() -> None:
 
 
 def test_every_draw_uses_the_same_number_of_bytes() -> None:
-    asked: list[int] = []
+    requests: list[int] = []
 
     def counting(count: int) -> bytes:
-        asked.append(count)
+        requests.append(count)
         return os.urandom(count)
 
     draws = discrete_gaussian(3.0).sample((70_000, 2), counting)
     assert draws.shape == (70_000, 2)
-    assert sum(asked) == 140_000 * BYTES
+    assert sum(requests) == 140_000 * BYTES
 
 
-def test_an_exhausted_source_of_randomness_is_an_error_and_not_silence() -> None:
+def test_an_exhausted_source_of_randomness_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="too few bytes"):
         discrete_gaussian(3.0).sample((4,), lambda count: os.urandom(count - 1))
 
@@ -184,7 +184,7 @@ def test_one_unit_of_delta_covers_the_sampler_at_every_epsilon() -> None:
 
 
 def test_a_samplers_error_counts_e_to_the_epsilon_times() -> None:
-    """Why 128 bits would not do: shown with a table of 24 bits, in exact arithmetic.
+    """Why 128 bits are not enough, shown with a table of 24 bits in exact arithmetic.
 
     Real noise at total variation η from the ideal adds more than 2η to δ(ε), up to (1 + e^ε)·η.
     """
@@ -214,11 +214,11 @@ def test_a_samplers_error_counts_e_to_the_epsilon_times() -> None:
 
 def test_ten_thousand_queries_of_ten_classes_take_well_under_a_second() -> None:
     table = discrete_gaussian(40.0)
-    fastest = min(timeit(table) for _ in range(3))
+    fastest = min(seconds_to_sample(table) for _ in range(3))
     assert fastest < 0.5
 
 
-def timeit(table: NoiseTable) -> float:
+def seconds_to_sample(table: NoiseTable) -> float:
     start = time.perf_counter()
     table.sample((10_000, 10))
     return time.perf_counter() - start

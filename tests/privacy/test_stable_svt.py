@@ -1,4 +1,4 @@
-"""The sparse vector: an epoch's price covers all of it, by enumeration, and a call ends it."""
+"""The sparse vector: an epoch's price covers all that it reveals, and no epoch outlives a call."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def opening(mechanism: Mechanism) -> SparseVectorEpoch:
     return mechanism.opening
 
 
-# ----------------------------------------------------------------------------- what is drawn
+# ------------------------------------------------------------------------------------- noise
 
 
 @pytest.mark.parametrize("gamma", [0.04, 1 / 3, 1.0, 8.0])
@@ -80,7 +80,7 @@ def test_the_tail_of_two_noises_is_their_convolution(gamma: float) -> None:
 
 
 @pytest.mark.parametrize("gamma", [0.05, 1 / 3, 2.0])
-def test_the_tables_that_are_drawn_from_have_that_tail(gamma: float) -> None:
+def test_the_sampled_tables_have_that_tail(gamma: float) -> None:
     table = discrete_laplace(gamma)
     one = 1 << BITS
 
@@ -114,7 +114,7 @@ def test_the_extremes_of_the_parameters_have_a_threshold() -> None:
     assert opening(build(100.0, 0.999, 1, 3)).threshold == 1
 
 
-# ------------------------------------------------------------------------------ what it costs
+# -------------------------------------------------------------------------------------- price
 
 
 def test_an_epoch_costs_what_it_says_and_its_queries_nothing() -> None:
@@ -139,7 +139,7 @@ def test_delta_is_reserved_for_every_answer_of_an_epoch(delta: float, most: int)
     assert exact <= reserved <= exact * (1 + Fraction(2) ** -52)
 
 
-def test_events_survive_being_written_down() -> None:
+def test_events_survive_a_round_trip_through_json() -> None:
     for event in (opening(build(1.5, 1e-6, 40, 100)), WithinEpoch()):
         assert event_from_json(event.to_json()) == event
     assert WithinEpoch().to_json() == {"event": "within_epoch"}
@@ -184,13 +184,13 @@ CASES = [
 
 
 @pytest.mark.parametrize(("epsilon", "delta", "most", "classes", "teachers", "length"), CASES)
-def test_no_request_tells_more_than_its_epochs_are_charged(
+def test_no_request_reveals_more_than_its_epochs_are_charged(
     epsilon: float, delta: float, most: int, classes: int, teachers: int, length: int
 ) -> None:
-    """Every request of every small vote, against every neighbour.
+    """Every request on every small vote, against every neighbour.
 
-    Without split queries: every transcript, to the letter, e^ε for each epoch that it opened. With
-    them: the transcripts that answer one are rarer than δ, and all others are as before.
+    Every transcript that answers no split query is within e^ε per epoch that it opened. The
+    transcripts that answer one have a total probability of at most the reserved δ.
     """
     reserved = additive_delta(opening(build(epsilon, delta, most, teachers, classes)))
     kinds = [
@@ -206,7 +206,7 @@ def test_no_request_tells_more_than_its_epochs_are_charged(
             laws[rows] = request_law(spec(epsilon, delta, most), rows)
         return laws[rows]
 
-    # What matters of a pair is its two distances and whether it is split: try each kind once.
+    # Only the two distances of a pair and whether it is split matter: try each kind once.
     distinct = {(_distance(a), _distance(b), split(a, b)): (a, b) for a, b in kinds}
     for pairs in product(distinct.values(), repeat=length):
         p = law_of(tuple(one for one, _ in pairs))
@@ -222,7 +222,7 @@ def test_no_request_tells_more_than_its_epochs_are_charged(
             else:
                 allowed = math.exp(epsilon * epochs(seen)) * q.get(seen, 0.0)
                 assert chance <= allowed * (1 + ROUNDING) + 1e-18
-        assert bad <= length * reserved  # an epoch for each query at most
+        assert bad <= length * reserved  # at most one epoch per query
         first = sum(
             chance
             for seen, chance in p.items()
@@ -235,7 +235,7 @@ def test_no_request_tells_more_than_its_epochs_are_charged(
 
 
 def test_the_price_of_an_epoch_is_not_idly_large() -> None:
-    """Enough answers that agree less, and then one query that agrees more: nearly all of ε."""
+    """Several answers with less agreement, then a query with more, use nearly all of ε."""
     epsilon = 3.0
     given = spec(epsilon, 0.002, 20)
     p = request_law(given, [(18, 1)] * 6 + [(17, 2)])
@@ -244,11 +244,11 @@ def test_the_price_of_an_epoch_is_not_idly_large() -> None:
     assert 0.99 * epsilon < math.log(p[seen] / q[seen]) <= epsilon
 
 
-# ----------------------------------------------------------------------------- what happens
+# ---------------------------------------------------------------------------------- releases
 
 
 def noise_of(table: NoiseTable, values: Sequence[int]) -> Any:
-    """A source of randomness that makes the table yield these values."""
+    """A source of randomness from which the table draws these values."""
     data = b"".join(table.boundary(k + table.reach - 1).to_bytes(BITS // 8) for k in values)
 
     def entropy(count: int) -> bytes:
@@ -279,7 +279,7 @@ def test_an_abstention_ends_an_epoch_and_the_next_query_opens_one_with_fresh_noi
     assert released(mechanism, rows, [0] * 4, [0, -1, 9, 9]) == [
         (0, "abstained", -1),  # 7 is not above 7
         (1, "answered", 1),
-        (1, "answered", 0),  # but it is above 7 − 1
+        (1, "answered", 0),  # 7 is above 7 − 1
         (1, "answered", 1),
     ]
     assert released(mechanism, rows, [1, -43, 0, 0], [0, 60, -60, 9]) == [
@@ -332,7 +332,7 @@ def test_releases_follow_the_exact_law(most: int) -> None:
 
 
 def test_a_request_takes_as_long_whatever_its_outcomes() -> None:
-    """Every query draws both noises, so the number of epochs does not show in the randomness."""
+    """Every query draws both noises, so the amount of randomness hides the number of epochs."""
 
     def drawn(votes: Votes) -> list[int]:
         sizes = []
@@ -348,7 +348,7 @@ def test_a_request_takes_as_long_whatever_its_outcomes() -> None:
 
 
 @pytest.mark.parametrize("votes", [(50, 50, 0), (0, 0, 0), (34, 33, 33), (51, 49, 0)])
-def test_a_winner_that_one_vote_decides_is_never_told_but_for_delta(votes: Votes) -> None:
+def test_a_winner_that_one_vote_decides_is_never_released_but_for_delta(votes: Votes) -> None:
     found = build(3.0, 1e-9, 4, 100, classes=3).release(np.array([votes] * 2000))
     assert (found.labels == -1).all()
     assert found.epochs is not None
@@ -363,7 +363,7 @@ def test_unanimous_teachers_are_answered() -> None:
 
 
 @pytest.mark.parametrize("teachers", [1, 2, 3, 10])
-def test_too_few_teachers_are_told_so(teachers: int) -> None:
+def test_too_few_teachers_get_a_clear_error(teachers: int) -> None:
     with pytest.raises(ParameterError, match="no query could be answered") as refusal:
         build(1.0, 1e-6, 10, teachers)
     assert f"{teachers} unanimous teachers" in str(refusal.value)

@@ -1,4 +1,4 @@
-"""A project's terms: prices rounded up, budgets rounded down, shares that add up to at most δ."""
+"""A project's terms: prices round up, budgets round down, and shares add up to at most δ."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ def build(spec: Spec, teachers: int = 250) -> Mechanism:
 
 
 @every_mechanism
-def test_terms_survive_being_written_down(spec: Spec) -> None:
+def test_terms_survive_a_round_trip_through_json(spec: Spec) -> None:
     terms = quote(build(spec), 4.0, 1e-5)
     assert Terms.from_json(json.loads(json.dumps(terms.to_json()))) == terms
 
 
 @every_mechanism
-def test_one_rule_for_a_project(spec: Spec) -> None:
+def test_a_project_has_one_rule(spec: Spec) -> None:
     terms = quote(build(spec), 4.0, 1e-5)
     laplace = spec["name"] in ("lnmax", "stable_svt") or "gamma" in spec
     assert terms.rule.name == ("rdp" if laplace else "gdp")
@@ -186,7 +186,7 @@ def test_the_first_query_of_an_epoch_pays_for_it_and_the_others_only_their_draw(
 
 
 def test_an_open_epoch_goes_on_where_no_other_could_be_opened() -> None:
-    """What it was opened for is paid. Whether it is still open follows from its outcomes."""
+    """The open epoch is already paid. Whether it is still open follows from its outcomes."""
     terms = quote(build(SPECS[8]), 4.0, 1e-5)
     spent = Account(terms.budget)
     assert terms.affordable(spent) == 0
@@ -227,7 +227,7 @@ def test_the_papers_own_project_costs_what_the_design_says() -> None:
     assert terms.epsilon_spent(spent) == pytest.approx(2.54, abs=0.01)
 
 
-def test_stability_takes_a_twentieth_of_delta_and_only_there() -> None:
+def test_only_stability_takes_a_twentieth_of_delta() -> None:
     stable = quote(build(SPECS[7]), 8.0, 1e-5).split
     assert stable.stability == pytest.approx(5e-7)
     assert quote(build(SPECS[8]), 8.0, 1e-5).split == stable
@@ -258,8 +258,8 @@ def test_a_cap_covers_one_project_of_its_own_size_only_with_room_for_its_deltas(
         (1.0, 1.0, "delta"),
         (1.0, -1e-5, "delta"),
         (1.0, math.nan, "delta must be finite"),
-        (1.0, 1e-16, "adds to δ"),
-        (1.0, 1e-300, "adds to δ"),
+        (1.0, 1e-16, "one query adds"),
+        (1.0, 1e-300, "one query adds"),
         (0.01, 1e-5, "does not pay for a single query"),
     ],
 )

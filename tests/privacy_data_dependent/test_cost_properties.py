@@ -1,4 +1,4 @@
-"""What every data-dependent cost promises, and what malformed input gets."""
+"""Properties of every data-dependent cost, and errors for malformed input."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_costs_grow_with_the_chance_of_a_wrong_winner(
 def test_sensitivities_bound_and_grow(
     votes: list[int], other: list[int], order: float, sigma: float
 ) -> None:
-    """They lie in [0, ceiling], grow with the distance and ignore the order of the classes."""
+    """They lie in [0, ceiling], grow with distance and do not depend on the order of classes."""
     size = min(len(votes), len(other))
     rows = np.array([votes[:size], votes[:size][::-1], other[:size]])
     for event in (GaussianNoisyMax(sigma), LaplaceNoisyMax(1 / sigma)):
@@ -145,7 +145,7 @@ def test_one_teacher() -> None:
     votes = np.array([[0, 1], [1, 0]])
     spend = secret_spend([Charged(event, votes)], teachers=1, order=2.0, beta=0.1)
     assert spend.cost == pytest.approx(2 * 2 / 9)
-    # No votes of one teacher leave the worst case, but the bound need not know that.
+    # With one teacher all votes cost the worst case, but the bound need not reflect that.
     assert FLOOR <= spend.smooth_sensitivity <= 2 * noisy_max_sensitivity(event, 2, 2.0).ceiling + 1
 
 

@@ -1,6 +1,6 @@
-"""No output law of the mechanisms diverges from a neighbour's by more than its cost.
+"""No mechanism's output law diverges from a neighbour's by more than its cost.
 
-Laws are enumerated exactly, with the discrete noise that is drawn, apart from the product's code.
+Laws are enumerated exactly, with the discrete noise that is drawn, independently of the product.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ def test_noisy_maxima(spec: dict[str, Any], teachers: int, classes: int) -> None
         for other in neighbours(row):
             assert np.all(divergence(laws[row], laws[other]) <= cost * (1 + 1e-9) + 1e-13), row
     if teachers == 12 and spec.get("sigma", 0) < 3 and spec.get("gamma", 1) > 0.5:
-        assert below > 0  # or nothing but the worst case was tested
+        assert below > 0  # otherwise only the worst case was tested
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_q_covers_every_way_to_miss_the_winner(spec: dict[str, Any]) -> None:
-    """Ties included: noise that merely draws level may hand the win to a lower class."""
+    """Ties included: noise that merely makes a tie may give the win to a lower class."""
     gaussian = spec["name"] == "gnmax"
     for row in histograms(10, 3):
         votes = np.array([row])
@@ -188,7 +188,7 @@ def test_gnmax_at_the_size_of_the_paper(votes: tuple[int, ...]) -> None:
             assert renyi(integer[0], integer[1], float(order)) <= discrete[i] * (1 + 1e-9)
 
 
-def test_what_a_charge_stands_for_is_what_it_costs() -> None:
+def test_a_composition_costs_the_sum_of_its_parts() -> None:
     """Compositions add up; an event without an analysis costs its worst case."""
     votes = np.array([[10, 2, 0], [5, 4, 3]])
     test = GaussianThreshold(4.0, 6, low=0, high=12)

@@ -109,7 +109,7 @@ def test_a_few_values_without_the_shared_data() -> None:
 
 @pytest.mark.parametrize("sigma", [0.5, 2.0, 40.0, 1000.0])
 @pytest.mark.parametrize("order", [1.05, 2.0, 14.0, 200.0])
-def test_gnmax_costs_are_rounded_up_and_hardly(sigma: float, order: float) -> None:
+def test_gnmax_costs_are_rounded_up_but_hardly(sigma: float, order: float) -> None:
     start = max(noisy_max_order(sigma), order - 1) ** 2 / sigma**2
     levels = start + np.geomspace(1e-3, 600, 40)
     costs = gnmax_rdp(-levels, sigma, order)[:, 0]
@@ -132,8 +132,8 @@ def _theorem6(level: mpmath.mpf, sigma: mpmath.mpf, order: mpmath.mpf) -> mpmath
 
 @pytest.mark.parametrize("sigma", [1.0, 40.0, 1500.0])
 @pytest.mark.parametrize("order", [1.05, 14.0, 200.0])
-def test_bit_costs_are_rounded_up_and_hardly(sigma: float, order: float) -> None:
-    """Two values of the statistic, so that each has one neighbour, from certain to impossible."""
+def test_bit_costs_are_rounded_up_but_hardly(sigma: float, order: float) -> None:
+    """Two values of the statistic, each with one neighbour, from certain to impossible."""
     with mpmath.workdps(400):
         for deviations in (-30.0, -8.0, -1.0, 0.0, 0.3, 2.0, 9.0, 30.0):
             x = np.array([deviations, deviations + 1 / sigma])

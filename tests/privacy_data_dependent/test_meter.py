@@ -1,4 +1,4 @@
-"""A tally of small integers holds the secret spend: nothing too cheap, nothing too smooth."""
+"""A tally of small integers holds the secret spend; no cost and no sensitivity is too small."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_every_vote_is_counted_at_no_less_than_it_costs(spec: Spec, order: float
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_one_teacher_moves_a_spend_by_no_more_than_its_smooth_sensitivity(spec: Spec) -> None:
-    """And the sensitivity itself by no more than e^β: one vote of every query moves at once."""
+    """Nor the sensitivity by a factor above e^β. One vote of every query moves at once."""
     rng = np.random.default_rng(3)
     for (teachers, classes), beta in itertools.product(SIZES, BETAS):
         if spec["name"] == "confident_gnmax" and spec["threshold"] > teachers:
@@ -78,7 +78,7 @@ def test_one_teacher_moves_a_spend_by_no_more_than_its_smooth_sensitivity(spec: 
             assert math.exp(-beta) * (1 - 1e-9) <= ratio <= math.exp(beta) * (1 + 1e-9)
 
 
-def test_a_tally_loses_little_against_the_analysis_query_by_query() -> None:
+def test_a_tally_is_close_to_the_analysis_query_by_query() -> None:
     rng = np.random.default_rng(1)
     shares = rng.dirichlet([30, 2, 1, 1], size=200)
     votes = np.array([rng.multinomial(300, p) for p in shares])

@@ -1,7 +1,7 @@
-"""Where the published analysis of PATE or its reference code fails, and ours does not.
+"""Where the published analysis of PATE or its reference code fails and ours does not.
 
-Each test states the published rule in a few lines, shows the counterexample, and then that the
-product's answer covers it.
+Each test states the published rule in a few lines, shows a counterexample, and shows that the
+product's result covers it.
 """
 
 from __future__ import annotations
@@ -63,21 +63,21 @@ def renyi_by_quadrature(
 def test_the_price_of_sanitising_in_the_papers_table_is_too_small(
     row: str, order: float, beta: float, sigma: float, times: float
 ) -> None:
-    """A path x₀–x₁–x₂–x₃ with f = (1, 0, e^{−β}, e^{−β}): all that the theorem asks of f."""
+    """A path x₀–x₁–x₂–x₃ with f = (1, 0, e^{−β}, e^{−β}), which meets the theorem's conditions."""
     f = np.array([1.0, 0.0, math.exp(-beta), math.exp(-beta)])
     local = [max(abs(f[i] - f[j]) for j in range(4) if abs(i - j) <= 1) for i in range(4)]
     smooth = [max(math.exp(-beta * abs(i - j)) * local[j] for j in range(4)) for i in range(4)]
     leak = renyi_by_quadrature(order, (f[1], sigma * smooth[1]), (f[2], sigma * smooth[2]))
     claimed = published_gnss(order, beta, sigma)
     assert leak > times * claimed, row
-    assert leak == pytest.approx(gnss_rdp(order, beta, sigma), rel=1e-6)  # attained: ours is tight
+    assert leak == pytest.approx(gnss_rdp(order, beta, sigma), rel=1e-6)  # attained: tight
 
 
 # ------------------------------------ the reference code's threshold sensitivity, and sums
 
 
 def published_threshold_bounds(near: NDArray[np.float64], v: int) -> NDArray[np.float64]:
-    """What the code gives at distance d: the larger of the two changes at v ± d; 0 beyond."""
+    """The bound of the code at distance d: the larger of the two changes at v ± d; 0 beyond."""
     padded = np.append(near, 0.0)
     distances = np.arange(len(near))
     below = np.where(v - distances >= 0, v - distances, len(near))
@@ -129,7 +129,7 @@ def test_consensus_of_thousands_is_priced_where_the_code_takes_the_logarithm_of_
 
 
 def as_published(sensitivity: NoisyMaxSensitivity, l0: float | None = None) -> NoisyMaxSensitivity:
-    """Algorithm 3 taken at its word: the largest change is at q1, and falls off from there."""
+    """Algorithm 3 taken literally: the largest change is at q1 and falls off from there."""
     if l0 is not None:
         sensitivity.l0 = l0
         sensitivity.l1 = float(sensitivity.curve.rarer(np.array([l0]))[0])
@@ -199,7 +199,7 @@ def test_theorem_3_of_the_first_paper_needs_q_below_one_over_one_plus_e_to_the_2
 
 
 def test_the_papers_q_is_too_small_for_integer_noise() -> None:
-    """σ = 1, 3 : 0: with ties to the lowest class the winner is missed more often than Q says."""
+    """σ = 1, votes 3 : 0: with ties to the lowest class the winner loses more often than Q says."""
     votes = (0, 3)
     missed = 1 - law({"name": "gnmax", "sigma": 1.0}, votes)[("answered", 1)]
     continuous = gnmax_log_q(np.array([votes]), 1.0, lattice=0)[0]
@@ -210,7 +210,7 @@ def test_the_papers_q_is_too_small_for_integer_noise() -> None:
 
 
 def test_an_immutable_argmax_is_anything_but_free() -> None:
-    """Adding c votes to the winner adds c to what a neighbour can change (NZC's Theorem 4)."""
+    """Adding c votes to the winner adds c to what a neighbour can change (NZC, Theorem 4)."""
     spec = {"name": "immutable", "gamma": 0.5, "c": 5}
     here, there = law(spec, (3, 2)), law(spec, (2, 3))
     loss = math.log(here["answered", 0] / there["answered", 0])

@@ -38,7 +38,7 @@ def gaussian_renyi(
 
 
 def allowed_pairs(beta: float, rng: np.random.Generator) -> tuple[NDArray[np.float64], ...]:
-    """f(D′) − f(D), SS(D), SS(D′) of neighbours, extremes included."""
+    """f(D′) − f(D), SS(D) and SS(D′) of neighbours, extremes included."""
     log_ratio = np.append(rng.uniform(-beta, beta, 3000), [-beta, 0, beta])
     here = np.exp(rng.uniform(-5, 5, len(log_ratio)))
     there = here * np.exp(log_ratio)
@@ -89,7 +89,7 @@ def test_smoothing_outside_the_valid_range_is_refused(order: float, beta: float)
         BoundRelease(order, beta, 6.0, 4.75)
 
 
-def test_the_refusal_says_which_beta_would_do() -> None:
+def test_the_error_says_which_beta_would_work() -> None:
     limit = -math.log1p(-1 / 14) / 2
     with pytest.raises(ParameterError, match=f"beta below {limit:.4g}"):
         BoundRelease(14, limit * 1.001, 6.0, 4.75)
@@ -137,7 +137,7 @@ def test_even_the_rarest_draw_is_within_range() -> None:
     assert release(publication, 2**256 - 1, worst=123) == 123
 
 
-def test_fresh_randomness_every_time_and_none_twice() -> None:
+def test_every_release_draws_fresh_randomness() -> None:
     publication = BoundRelease(6, 0.025, 31.2, 4.75)
     wide = SecretSpend(500.0, 2.0)
     assert len({publication.release(wide, 10**16) for _ in range(20)}) > 15

@@ -1,4 +1,4 @@
-"""Every histogram of small ensembles: no sensitivity is too small, none is not smooth."""
+"""Every histogram of small ensembles: every sensitivity is large enough and smooth."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NOISY_MAXIMA = [
 def check_against_everything(
     graph: VoteGraph, cost: NDArray[np.float64], bounds: NDArray[np.float64]
 ) -> None:
-    """Bounds at every distance cover every change, grow with d and outgrow the neighbours'."""
+    """Bounds at every distance cover every change, grow with d and exceed the neighbours'."""
     distances = bounds.shape[1]
     change = graph.within(graph.largest_change(cost), distances)
     assert np.all(change <= bounds * (1 + ROUNDING) + 1e-15)
@@ -56,7 +56,7 @@ def check_against_everything(
 @pytest.mark.parametrize("event", NOISY_MAXIMA, ids=str)
 @pytest.mark.parametrize("order", [1.5, 2.0, 4.0, 10.0])
 def test_noisy_maxima(event: GaussianNoisyMax | LaplaceNoisyMax, order: float) -> None:
-    """Among them many where P18's condition C6 fails, and some with C6."""
+    """P18's condition C6 fails in many of these cases and holds in some."""
     for teachers, classes in SIZES:
         graph = VoteGraph(teachers, classes)
         cost = data_dependent_rdp(event, graph.votes, order)[:, 0]
@@ -128,7 +128,7 @@ def test_paths_reach_the_extremes_at_every_distance(teachers: int, classes: int)
 
 @pytest.mark.parametrize("beta", BETAS)
 def test_a_whole_transcript_is_smooth(beta: float) -> None:
-    """One teacher moves a vote of every query at once: sums keep both promises."""
+    """One teacher moves a vote of every query at once; sums keep both properties."""
     rng = np.random.default_rng(5)
     graph = VoteGraph(8, 3)
     test = GaussianThreshold(2.0, 6, low=0, high=8)

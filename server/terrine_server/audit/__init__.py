@@ -1,1 +1,1 @@
-"""Measures the privacy that Terrine delivers, and checks what it wrote down."""
+"""Measures the privacy that Terrine delivers, and checks what it recorded."""

@@ -1,9 +1,9 @@
-"""Which mechanisms are audited, with which parameters, and on which neighbouring votes.
+"""The audited mechanisms, their parameters, and the neighbouring votes they are tried on.
 
-Few teachers and little noise, so that one vote shows: prices are formulas in the parameters, and
-tests/privacy proves them for all parameters. Neighbours move one vote of each query. Along a path
-from a defeat to a unanimous win lie the worst neighbours of every mechanism whose noise does not
-outlive a query; with three classes a few more are drawn at random.
+The cases have few teachers and little noise, so that one vote shows: prices are formulas in the
+parameters, and tests/privacy proves them for all parameters. Neighbours differ in one vote of each
+query. For every mechanism whose noise does not outlive a query, the worst neighbours lie on a path
+from a defeat to a unanimous win. With more than two classes, a few more are drawn at random.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from terrine_server.privacy import Mechanism, build_mechanism
 
 Votes = tuple[int, ...]
 Request = tuple[Votes, ...]
-"""The votes on the queries that are asked together, in their order."""
+"""The votes on the queries of one request, in order."""
 RANDOM_PAIRS = 4
 
 
 @dataclass(frozen=True)
 class Case:
-    """One mechanism. `student`: class probabilities of the student, where they are needed."""
+    """One mechanism. `student`: the student's class probabilities, if the mechanism needs them."""
 
     title: str
     spec: Mapping[str, Any]
@@ -33,7 +33,7 @@ class Case:
     worst: tuple[tuple[Request, Request], ...]
     student: tuple[float, ...] | None = None
     claimed: bool = field(default=False)
-    """The price is a claim that is known not to hold: the audit has to refute it."""
+    """Whether the price is a claim known to be false, which the audit must refute."""
 
     @property
     def classes(self) -> int:
@@ -41,11 +41,11 @@ class Case:
         return len(self.worst[0][0][0])
 
     def build(self) -> Mechanism:
-        """Return the mechanism, as a project would have it."""
+        """Return the mechanism, built as for a project."""
         return build_mechanism(self.spec, teachers=self.teachers, classes=self.classes)
 
     def neighbours(self, choice: np.random.Generator) -> list[tuple[Request, Request]]:
-        """Return the pairs to be tried: the worst ones known, and some drawn by `choice`."""
+        """Return the pairs to try: the worst known pairs, and some drawn by `choice`."""
         pairs = list(self.worst)
         for _ in range(RANDOM_PAIRS if self.classes > 2 else 0):
             votes = choice.multinomial(self.teachers - 1, [1 / self.classes] * self.classes)
@@ -59,23 +59,23 @@ def _plus_one(votes: np.ndarray, winner: int) -> Votes:
 
 
 def _single(one: Votes, other: Votes) -> tuple[Request, Request]:
-    """Neighbours that ask a single query."""
+    """Return neighbouring requests of a single query."""
     return (one,), (other,)
 
 
 def _path(teachers: int) -> tuple[tuple[Request, Request], ...]:
-    """Votes of two classes, from a clear defeat to a unanimous win of the first."""
+    """Return votes of two classes, from a clear defeat to a unanimous win of the first."""
     votes = [(won, teachers - won) for won in range(teachers // 2 - 6, teachers + 1)]
     return tuple(_single(*pair) for pair in pairwise(votes))
 
 
 def _epochs() -> tuple[tuple[Request, Request], ...]:
-    """Requests to 19 teachers that show most of a mechanism whose noise outlives a query.
+    """Return requests to 19 teachers that reveal most about a mechanism with epochs.
 
-    Four queries that agree a little less and a fifth that agrees a little more: an epoch that ends
-    with the fifth is less likely for both of its noises. At the threshold of `stable_svt` below,
-    and where it would be if votes counted twice. And winners that one vote decides, alone and after
-    another query.
+    Some have four queries with a little less agreement and a fifth with a little more, which makes
+    an epoch that ends with the fifth less likely for both kinds of noise. They lie at the threshold
+    of `stable_svt` below, and where it would be if votes counted twice. In the others one vote
+    decides the winner, with and without a query before.
     """
     split = (10, 9), (9, 10)
     levels = ((17, 2), (18, 1)), ((13, 6), (14, 5))

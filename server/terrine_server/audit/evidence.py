@@ -1,9 +1,9 @@
 """How much two samples prove: exact confidence limits on a privacy loss.
 
 If a mechanism keeps its promise, no event S is much likelier on one data set than on its
-neighbour. Clopper-Pearson limits p ≤ Pr[S | one] and q ≥ Pr[S | other] therefore prove a loss of at
-least what p and q alone imply: a test that can convict a mechanism, never acquit it. The event is
-chosen on one half of the sample and judged on the other, so that choosing costs no confidence.
+neighbour. Clopper-Pearson limits p ≤ Pr[S | one] and q ≥ Pr[S | other] therefore prove at least the
+loss that p and q imply. Such a test can convict a mechanism but never acquit it. The event is
+chosen on one half of the sample and judged on the other, so the choice costs no confidence.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Promise:
     delta: float = 0.0
 
     def loss(self, p: float, q: float) -> float:
-        """Return the loss that Pr[S | one] ≥ p and Pr[S | other] ≤ q prove; 0 where none."""
+        """Return the loss that Pr[S | one] ≥ p and Pr[S | other] ≤ q prove; 0 if none."""
         p -= self.delta
         if p <= 0:
             return 0.0
@@ -41,7 +41,7 @@ class Promise:
     def epsilon_delta(self, p: float, q: float) -> tuple[float, float, float]:
         """Return (ε, the δ that p and q prove at that ε, the δ that is promised there).
 
-        ε is where the promise binds for an event of probability q: the slope of its trade-off
+        ε is where the promise is tight for an event of probability q: the slope of its trade-off
         curve at q for μ, the promised ε itself for pure DP.
         """
         if self.unit == "ε":
@@ -58,17 +58,17 @@ class Promise:
 
 @dataclass(frozen=True)
 class Sample:
-    """How often each outcome was seen on one data set."""
+    """How often each outcome was observed on one data set."""
 
     seen: Counter[Hashable]
 
     @property
     def size(self) -> int:
-        """Number of draws."""
+        """The number of draws."""
         return self.seen.total()
 
     def hits(self, event: Iterable[Hashable]) -> int:
-        """Number of draws in the event."""
+        """Return the number of draws in the event."""
         return sum(self.seen[outcome] for outcome in event)
 
 
@@ -81,16 +81,16 @@ class Limits:
 
 
 def limits(one: Sample, other: Sample, event: Sequence[Hashable], level: float) -> Limits:
-    """Return Clopper-Pearson limits (Clopper & Pearson 1934); each may fail with level/2."""
-    hits, strikes = one.hits(event), other.hits(event)
+    """Return Clopper-Pearson limits (1934); each is wrong with probability at most level/2."""
+    hits, other_hits = one.hits(event), other.hits(event)
     p = float(beta.ppf(level / 2, hits, one.size - hits + 1)) if hits else 0.0
     q = 1.0
-    if strikes < other.size:
-        q = float(beta.isf(level / 2, strikes + 1, other.size - strikes))
+    if other_hits < other.size:
+        q = float(beta.isf(level / 2, other_hits + 1, other.size - other_hits))
     return Limits(p, q)
 
 
 def events(outcomes: Iterable[Hashable]) -> Iterator[tuple[Hashable, ...]]:
-    """Yield every set of outcomes but the empty and the full one."""
+    """Yield every set of outcomes except the empty and the full set."""
     known = sorted(set(outcomes), key=repr)
     yield from chain.from_iterable(combinations(known, k) for k in range(1, len(known)))

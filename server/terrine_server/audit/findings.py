@@ -1,4 +1,4 @@
-"""What an audit reports: findings, each a measured loss beside its price, and a verdict."""
+"""What an audit reports: findings, each with a measured loss, its price and a verdict."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Verdict = Literal["holds", "exceeded", "claim refuted", "claim not refuted", "no
 class AuditFinding:
     """One thing that was checked.
 
-    `measured` is a lower confidence bound on the privacy loss and `price` what is charged for it,
-    both in `unit`; all three are None where what was checked is no loss. A price that is only
-    claimed, and known to be too low, must be refuted: an audit that cannot see it sees nothing.
+    `measured` is a lower confidence bound on the privacy loss and `price` is what is charged for
+    it, both in `unit`. All three are None if the check does not measure a loss. A price that is
+    only claimed, and known to be too low, must be refuted: otherwise the audit has no power.
     """
 
     part: Part
@@ -31,7 +31,7 @@ class AuditFinding:
 
     @property
     def passed(self) -> bool:
-        """Whether this is as it should be."""
+        """Whether the verdict is what it should be."""
         return self.verdict in ("holds", "claim refuted", "nothing there")
 
     @classmethod
@@ -54,7 +54,7 @@ class AuditFinding:
 
 @dataclass(frozen=True)
 class Report:
-    """All findings of a run. `confidence`: that no sound part was found wanting by chance."""
+    """All findings of a run. `confidence`: the probability that no sound part fails by chance."""
 
     confidence: float
     seed: int
@@ -63,7 +63,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether every finding is as it should be."""
+        """Whether every finding passed."""
         return all(finding.passed for finding in self.findings)
 
     def to_json(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""The ledger, re-priced: every charge from its recorded event, every price list from its terms.
+"""Re-price the ledger: every charge from its recorded event, every price list from its terms.
 
-`terrine ledger verify` asks whether the books agree with themselves. This asks whether they agree
-with the mathematics: that the events are those of the recorded mechanism, that the price list and
-the budget are what is quoted for it today, and that no entry was charged less than its event costs.
+`terrine ledger verify` checks that the books are consistent. This module checks them against the
+mathematics: the events must be those of the recorded mechanism, the price list and the budget must
+be what is quoted for it today, and no entry may be charged less than its event costs.
 """
 
 from __future__ import annotations
@@ -27,31 +27,30 @@ from terrine_server.privacy import (
 
 PAGE = 100
 MOST = 3
-"""Problems of one project that are told; the first is the one to look at."""
+"""How many problems of one project are reported; the first one is the one to look at."""
 
 
 def audit_books(ledger: Ledger, part: Part = "ledger") -> Iterator[AuditFinding]:
-    """Yield one finding for all projects that are sound, and one for each that is not."""
+    """Yield one finding for each project with problems, and one for all sound projects together."""
     sound = charges = 0
     for project in _projects(ledger):
         problems = list(check_project(ledger, project))
         if problems:
-            told = "; ".join(problems[:MOST])
+            listed = "; ".join(problems[:MOST])
             more = f"; and {len(problems) - MOST} more" if len(problems) > MOST else ""
-            yield AuditFinding(part, f"books of {project.name}", "exceeded", told + more)
+            yield AuditFinding(part, f"books of {project.name}", "exceeded", listed + more)
         else:
             sound, charges = sound + 1, charges + project.charges
     yield AuditFinding(
         part,
         "books",
         "holds",
-        f"{sound:,} projects with {charges:,} charges: whole, and every price follows from its "
-        "event",
+        f"{sound:,} projects with {charges:,} charges: complete, every price matches its event",
     )
 
 
 def check_project(ledger: Ledger, project: ProjectRecord) -> Iterator[str]:
-    """Yield what is wrong with one project: its chain and balances, its terms, its charges."""
+    """Yield the problems of one project: in its chain and balances, its terms, its charges."""
     yield from ledger.verify(project.name).problems
     try:
         yield from _check_terms(project)
@@ -78,11 +77,11 @@ def _check_terms(project: ProjectRecord) -> Iterator[str]:
     if terms.guarantee != quoted.guarantee:
         yield f"its guarantee is {terms.guarantee}, but its mechanism's is {quoted.guarantee}"
     if set(terms.prices) != set(quoted.prices):
-        yield "its price list names other outcomes than its mechanism has"
+        yield "its price list has other outcomes than its mechanism"
     if (terms.opening is None) != (quoted.opening is None):
-        yield "its price list does not say what opening an epoch costs as its mechanism does"
+        yield "its price list and its mechanism disagree on whether opening an epoch has a price"
     if terms.rule != quoted.rule:
-        yield f"it adds up by {_rule(terms.rule)}, but {_rule(quoted.rule)} is quoted for it"
+        yield f"its rule is {_rule(terms.rule)}, but {_rule(quoted.rule)} is quoted for it"
         return
     for name in ("budget", "delta_budget"):
         if getattr(terms, name) > getattr(quoted, name):
@@ -116,7 +115,7 @@ def _check_charges(ledger: Ledger, project: ProjectRecord) -> Iterator[str]:
         ("cap costs", account.cap_spent, terms.cap_budget),
     ]:
         if total > budget:
-            yield f"the {name} of its events add up to {total}, over its budget of {budget}"
+            yield f"the {name} of its events add up to {total}, above its budget of {budget}"
 
 
 @lru_cache(maxsize=1024)

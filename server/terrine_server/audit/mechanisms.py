@@ -1,7 +1,7 @@
-"""What `release` really does, with real randomness, beside its price.
+"""Compare what `release` really does, with real randomness, with its price.
 
 For every mechanism and every pair of neighbouring votes the production code runs many times. The
-first half of the draws picks the most telling pairs and events, the second half judges them.
+first half of the draws picks the most revealing pairs and events, the second half judges them.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from terrine_server.privacy import Mechanism, VoteOutcome, additive_delta, quote
 from terrine_server.privacy.accounting.units import COST_UNITS, DELTA_UNITS
 
 FINALISTS = 3
-"""Events that reach the second half; more would each be judged at a lower confidence."""
+"""How many events reach the second half. With more, each would have less of the confidence."""
 INFINITE = 1e12
-"""The Rényi divergence of that order is the pure ε."""
+"""The Rényi divergence at this order is the pure ε."""
 AT_A_TIME = 250_000
-"""Queries."""
+"""How many queries one call releases."""
 
 Seen = tuple[tuple[str, int], ...]
-"""For each query of a request: outcome and label; −1 where there is none."""
+"""The outcome and label of each query of a request; −1 if there is no label."""
 
 
 @dataclass(frozen=True)
 class Aspect:
-    """Something that leaves the mechanism, and what is charged for it."""
+    """Something that the mechanism reveals, and what is charged for it."""
 
     title: str
     promise: Promise
     view: Callable[[Seen], Hashable]
-    """What of an outcome belongs to this aspect."""
+    """The part of an outcome that belongs to this aspect."""
 
 
 @dataclass(frozen=True)
 class Suspicion:
-    """An event that may be likelier on `one` than its price allows on `other`."""
+    """An event that may be likelier on `one`, compared with `other`, than its price allows."""
 
     one: Request
     other: Request
@@ -54,14 +54,14 @@ class Suspicion:
 def aspects(mechanism: Mechanism) -> list[Aspect]:
     """Return what each price on the mechanism's price list covers.
 
-    The dearest outcome's price covers all that is seen of a query. Where an outcome costs less,
-    its price must cover the bit that tells it from an answer. Where there are epochs, what opens
-    one covers all that is seen of it.
+    The price of the most expensive outcome covers everything that a query reveals. If an outcome
+    costs less, its price must cover the bit that distinguishes it from an answer. If there are
+    epochs, the price of opening one covers everything that it reveals.
     """
     if (opening := mechanism.opening) is not None:
         epoch = Promise("ε", float(rdp(opening, INFINITE)), additive_delta(opening))
         return [Aspect("", epoch, lambda seen: seen)]
-    terms = quote(mechanism, epsilon=100.0, delta=0.5)  # whatever the budget, the prices stay
+    terms = quote(mechanism, epsilon=100.0, delta=0.5)  # the prices do not depend on the budget
     if terms.rule.name == "rdp":
         epsilon = max(float(rdp(event, INFINITE)) for event in mechanism.events().values())
         return [Aspect("", Promise("ε", epsilon), lambda seen: seen)]
@@ -70,14 +70,14 @@ def aspects(mechanism: Mechanism) -> list[Aspect]:
         price = terms.prices[outcome]
         return Promise("μ", math.sqrt(price.cost / COST_UNITS), price.delta / DELTA_UNITS)
 
-    found = [Aspect("", promise(VoteOutcome.ANSWERED), lambda seen: seen)]
+    covered = [Aspect("", promise(VoteOutcome.ANSWERED), lambda seen: seen)]
     cheaper = [o for o, price in terms.prices.items() if price.cost < terms.worst.cost]
     if cheaper:
         cheapest = min(cheaper, key=lambda outcome: terms.prices[outcome].cost)
-        found.append(
+        covered.append(
             Aspect(": whether it answers", promise(cheapest), lambda seen: seen[0][0] == "answered")
         )
-    return found
+    return covered
 
 
 def audit_mechanisms(
@@ -85,8 +85,8 @@ def audit_mechanisms(
 ) -> Iterator[AuditFinding]:
     """Yield a finding for every aspect of every case.
 
-    `draws`: releases for each vote vector in each half. `level`: chance that any finding convicts
-    a mechanism which keeps its price. `choice` picks votes, never noise.
+    `draws`: releases for each vote vector in each half. `level`: the probability that any finding
+    convicts a mechanism that keeps its price. `choice` picks votes, never noise.
     """
     plan = [(case, aspects(case.build())) for case in cases]
     each = level / sum(len(parts) for _, parts in plan)
@@ -109,11 +109,11 @@ def _audit(
 
 
 def observe(mechanism: Mechanism, case: Case, request: Request, draws: int) -> Counter[Seen]:
-    """Count what becomes of so many requests with the same votes, noise from the system's source.
+    """Count the outcomes of `draws` requests with the same votes and fresh system randomness.
 
-    Requests are released one after the other in one call. Where noise outlives a query, only those
-    count that an epoch begins with, and they are seen up to where that epoch ends. Such a request
-    is as good as the first of a call, whatever came before; the first `draws` of them are counted.
+    One call releases many requests in sequence. If noise outlives a query, a request counts only
+    if an epoch begins with it, and only up to the end of that epoch. Such a request is like the
+    first one of a call, whatever came before. The first `draws` of them are counted.
     """
     length, width = len(request), len(VoteOutcome) * (case.classes + 1) + 1
     size = min(draws, AT_A_TIME // length)
@@ -148,7 +148,7 @@ def _suspect(
     seen: dict[Request, Counter[Seen]],
     level: float,
 ) -> list[Suspicion]:
-    """Return the events for which this half of the draws proves most."""
+    """Return the events for which these draws prove the largest loss."""
     views = {votes: _viewed(aspect, counter) for votes, counter in seen.items()}
     suspicions = [
         Suspicion(one, other, event)
@@ -177,7 +177,7 @@ def _judge(
         found = limits(one, other, suspect.event, level / len(suspects))
         return aspect.promise.loss(found.p, found.q), suspect, found
 
-    if not suspects:  # one and the same outcome everywhere
+    if not suspects:  # the same outcome everywhere
         measured, evidence = 0.0, "always the same outcome"
     else:
         measured, suspect, found = max(map(proven, suspects), key=lambda item: item[0])
@@ -206,11 +206,11 @@ def _evidence(promise: Promise, suspect: Suspicion, found: Limits) -> str:
         ", ".join("-".join(map(str, votes)) for votes in request)
         for request in (suspect.one, suspect.other)
     )
-    told = f"{event}: ≥ {found.p:.4g} on {one}, ≤ {found.q:.4g} on {other}"
+    frequencies = f"{event}: ≥ {found.p:.4g} on {one}, ≤ {found.q:.4g} on {other}"
     epsilon, measured, promised = promise.epsilon_delta(found.p, found.q)
-    if promised == measured == 0:  # pure DP, kept
-        return told
-    return f"{told}; at ε = {epsilon:.3g}: δ ≥ {measured:.3g}, promised {promised:.3g}"
+    if promised == measured == 0:  # pure DP, and it holds
+        return frequencies
+    return f"{frequencies}; at ε = {epsilon:.3g}: δ ≥ {measured:.3g}, promised {promised:.3g}"
 
 
 def _named(outcome: Hashable) -> str:

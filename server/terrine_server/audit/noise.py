@@ -1,9 +1,9 @@
-"""The noise itself, draw by draw, beside its definition.
+"""Compare the noise itself, draw by draw, with its definition.
 
-A privacy loss that hides in the far tail of the noise rarely shows in a label. Here it shows: the
+A privacy loss in the far tail of the noise rarely shows in a label, but it shows here. The
 frequencies of the tails are compared with probabilities computed from the definition of the
-distribution, and the first and the last integer that the source of randomness can give must lead
-to the two ends of a table which leaves out next to nothing.
+distribution, and the smallest and the largest integer that the source of randomness can return must
+map to the two ends of a table that omits next to nothing.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from terrine_server.audit.findings import AuditFinding
 from terrine_server.privacy.noise import NoiseTable, discrete_gaussian, discrete_laplace
 
 BEYOND = 2.0**-180
-"""The mass that a table may leave out on one side, as bounded by the density at its end."""
+"""The mass that a table may omit on one side, bounded by the density at its end."""
 AT_A_TIME = 1_000_000
 
 
 @dataclass(frozen=True)
 class Noise:
-    """A distribution: the sampler of production, and its unnormalised definition."""
+    """A distribution: the production sampler, and its unnormalised definition."""
 
     title: str
     table: Callable[[], NoiseTable]
@@ -48,14 +48,14 @@ NOISES = (
 
 
 def audit_noise(draws: int, level: float) -> Iterator[AuditFinding]:
-    """Yield a finding for each kind of noise; each convicts wrongly with chance level/2 at most."""
+    """Yield a finding for each kind of noise; each is a false alarm with probability ≤ level/2."""
     for noise in NOISES:
         problems = [*_ends(noise), *_tails(noise, draws, level / len(NOISES))]
         yield AuditFinding(
             "noise",
             noise.title,
             "exceeded" if problems else "holds",
-            "; ".join(problems) or f"{draws:,} draws: all tails as defined, out to the table's end",
+            "; ".join(problems) or f"{draws:,} draws: all tails as defined, to the table's end",
         )
 
 
@@ -63,10 +63,10 @@ def _ends(noise: Noise) -> Iterator[str]:
     table = noise.table()
     lowest, highest = (int(table.sample((1,), entropy)[0]) for entropy in (_zeros, _ones))
     if (lowest, highest) != (-table.reach, table.reach):
-        yield f"the ends of the table are never drawn: {lowest} and {highest} are the extremes"
+        yield f"the ends of the table are never drawn: the extremes are {lowest} and {highest}"
     mass = float(noise.weight(np.array([float(table.reach)]))[0])
     if mass > BEYOND:
-        yield f"the table ends at {table.reach}, where 2^{math.log2(mass):.0f} is still to come"
+        yield f"the table ends at {table.reach}, where a mass of 2^{math.log2(mass):.0f} is missing"
 
 
 def _zeros(count: int) -> bytes:
@@ -78,14 +78,14 @@ def _ones(count: int) -> bytes:
 
 
 def _tails(noise: Noise, draws: int, level: float) -> Iterator[str]:
-    """Compare the tails of both sides with their definition; the first misfit is enough."""
+    """Compare the tails of both sides with their definition; yield one misfit per side at most."""
     reach = noise.table().reach
     weights = noise.weight(np.arange(-reach, reach + 1, dtype=np.float64))
     exact = np.cumsum(weights / weights.sum())[:reach]  # Pr[Y ≤ −reach], …, Pr[Y ≤ −1]
     seen = np.zeros(2 * reach + 1, dtype=np.int64)
     for start in range(0, draws, AT_A_TIME):
         drawn = noise.table().sample((min(AT_A_TIME, draws - start),))
-        # What lies beyond the table is counted at its ends: it is too far out for any tail.
+        # Draws beyond the table are counted at its ends: they are too far out for any tail.
         seen += np.bincount(np.clip(drawn, -reach, reach) + reach, minlength=2 * reach + 1)
     each = level / (2 * reach)
     for sign, side in (("≤ −", seen), ("≥ ", seen[::-1])):
@@ -96,6 +96,6 @@ def _tails(noise: Noise, draws: int, level: float) -> Iterator[str]:
         if len(misfits):
             k = int(misfits[-1])
             yield (
-                f"Pr[Y {sign}{reach - k}] is {exact[k]:.3g} by definition, "
-                f"between {low[k]:.3g} and {high[k]:.3g} by {draws:,} draws"
+                f"Pr[Y {sign}{reach - k}] is {exact[k]:.3g} by definition, but between "
+                f"{low[k]:.3g} and {high[k]:.3g} in {draws:,} draws"
             )

@@ -1,4 +1,4 @@
-"""Measured losses as shares of their prices, in one picture."""
+"""One picture of all measured losses, as shares of their prices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KEPT, BROKEN, CLAIM = "#2f6f8f", "#b3261e", "#c77700"
 
 
 def draw(report: Report, path: Path) -> None:
-    """Write a PNG: each measured lower bound beside its price, which is the line at 1."""
+    """Write a PNG of the measured lower bounds; the line at 1 is the price."""
     shown = [f for f in report.findings if f.measured is not None and f.price]
     figure = Figure(figsize=(9, 1.2 + 0.5 * len(shown)), layout="constrained")
     axes = figure.subplots()
@@ -28,7 +28,7 @@ def draw(report: Report, path: Path) -> None:
     axes.set_xlim(0, 1.05 * max([1.0, *shares]))
     axes.invert_yaxis()
     axes.set_xlabel(
-        f"privacy loss proven, in shares of its price (confidence {report.confidence:g})"
+        f"proven privacy loss as a share of its price (confidence {report.confidence:g})"
     )
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(axis="y", labelsize=9)

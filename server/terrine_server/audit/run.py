@@ -1,4 +1,4 @@
-"""A whole audit: which parts, how long, and how sure."""
+"""A complete audit: which parts, with which effort and which confidence."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from terrine_server.ledger import Ledger
 
 Subject = Literal["mechanisms", "service", "ledger"]
 STATISTICAL = 3
-"""The noise, the mechanisms and the service share the chance of a false alarm."""
+"""The noise, the mechanisms and the service share the probability of a false alarm."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """Sizes of the samples: the larger, the smaller the excess that is sure to be seen."""
+    """Sample sizes: the larger they are, the smaller the excess that is detected."""
 
     draws: int
     """Releases for each vote vector, in each half."""
@@ -45,10 +45,10 @@ def audit(
     ledger: Ledger | None,
     on_finding: Callable[[AuditFinding], None] = lambda finding: None,
 ) -> Report:
-    """Audit what is asked for; tell each finding as it comes.
+    """Audit the subjects; pass each finding to `on_finding` as it comes.
 
-    `confidence`: that nothing sound is convicted by chance, in all parts together. `seed` picks
-    vote vectors and inputs, never noise. `ledger` is None where there is none to audit.
+    `confidence`: the probability that nothing sound is convicted by chance, in all parts together.
+    `seed` picks vote vectors and inputs, never noise. `ledger` is None if there is none to audit.
     """
     start = time.monotonic()
     findings = []

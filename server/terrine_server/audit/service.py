@@ -1,9 +1,9 @@
-"""The whole service, attacked: HTTP, voting, mechanism, ledger and refusals in between.
+"""Attack the whole service: HTTP, voting, mechanism, ledger and refusals.
 
-Two worlds differ in one teacher. In each run a student opens an account in one of them, asks what
-tells the worlds apart best - what it asks next depends on what it was told - and goes on until it
-is refused. A third of the runs teaches the attacker which answers speak for which world, and where
-to draw the line; the others count how often that line is right.
+Two worlds differ in one teacher. In each run a student with its own project queries one of them
+until it is refused, always with the input that best distinguishes the worlds given its last answer.
+From a third of the runs the attacker learns which answers indicate which world, and a threshold.
+The other runs measure how often the resulting guess is right.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from terrine_server.privacy.accounting.units import COST_UNITS, DELTA_UNITS
 
 MECHANISM = {"name": "confident_gnmax", "threshold": 3, "sigma1": 4.0, "sigma2": 1.0}
 EPSILON, DELTA = 14.0, 1e-5
-"""A budget of a few answers that tell much each: so one run of a few seconds' work proves most."""
+"""A budget of a few, very revealing answers, which proves the most in a few seconds of work."""
 SPLIT = 5
-"""Common votes for class 1 where the one teacher decides who wins."""
+"""Common votes for class 1 at which the one differing teacher decides the winner."""
 STUDENTS = 4
-"""Students that ask at the same time."""
+"""Students that send queries at the same time."""
 
-Told = tuple[int, str, int]
-"""What the student asked about (common votes for class 1), the outcome, and the label."""
+Answer = tuple[int, str, int]
+"""The query (its common votes for class 1), the outcome, and the label."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ class Run:
     """One student's whole interaction, up to its refusal."""
 
     world: World
-    told: tuple[Told, ...]
+    answers: tuple[Answer, ...]
 
 
 def audit_service(runs: int, level: float, choice: np.random.Generator) -> Iterator[AuditFinding]:
-    """Yield the loss found beside the budget, and whether the attacked service's books are whole.
+    """Yield the measured loss and its budget, and whether the attacked service's books are sound.
 
-    `runs`: students in each world. `level`: chance of convicting a service that keeps its budget.
-    `choice` picks inputs, never noise.
+    `runs`: students in each world. `level`: the probability of convicting a service that keeps its
+    budget. `choice` picks inputs, never noise.
     """
     with (
         tempfile.TemporaryDirectory(prefix="terrine-audit-") as directory,
@@ -62,7 +62,7 @@ def audit_service(runs: int, level: float, choice: np.random.Generator) -> Itera
 
 
 def attack(service: Service, runs: int, choice: np.random.Generator) -> tuple[Promise, list[Run]]:
-    """Let `runs` students in each world ask until they are refused."""
+    """Let `runs` students in each world send queries until they are refused."""
     opened: list[tuple[World, str, np.random.Generator]] = []
     for world in WORLDS:
         ensemble, room = "", 0
@@ -94,24 +94,24 @@ def attack(service: Service, runs: int, choice: np.random.Generator) -> tuple[Pr
     return Promise("μ", mu, terms.delta_budget / DELTA_UNITS), seen
 
 
-def _ask(url: str, token: str, choice: np.random.Generator) -> tuple[Told, ...]:
-    """Ask where the worlds differ most; after an answer, where only the other would surprise."""
-    told: list[Told] = []
+def _ask(url: str, token: str, choice: np.random.Generator) -> tuple[Answer, ...]:
+    """Query where the worlds differ most; after a label, where only the other one is a surprise."""
+    answers: list[Answer] = []
     votes = SPLIT
     with Client(url, token) as client:
         while True:
             try:
                 labels = client.label(input_with(votes, choice))
             except BudgetExhausted:
-                return tuple(told)
+                return tuple(answers)
             label = int(labels.labels[0])
-            told.append((votes, str(labels.outcomes[0]), label))
+            answers.append((votes, str(labels.outcomes[0]), label))
             if label >= 0:
                 votes = SPLIT + (1 if label else -1)
 
 
 def _judge(promise: Promise, seen: Sequence[Run], level: float) -> AuditFinding:
-    """Learn from every third run, and measure on the rest."""
+    """Learn from every third run and measure on the rest."""
     lessons = seen[::3]
     trial = [run for number, run in enumerate(seen) if number % 3]
     weights = _weights(lessons)
@@ -124,14 +124,15 @@ def _judge(promise: Promise, seen: Sequence[Run], level: float) -> AuditFinding:
         key=lambda guess: _proven(promise, lessons, weights, guess, level)[0],
     )
     measured, p, q = _proven(promise, trial, weights, guess, level)
-    asked = np.array([len(run.told) for run in seen])
+    queries = np.array([len(run.answers) for run in seen])
     epsilon = max(0.0, math.log(max(p - DELTA, q) / q))
     return AuditFinding.of_loss(
         "service",
         "confident_gnmax over HTTP, until refused",
-        f"{len(seen)} students asked {asked.sum():,} queries, {asked.min()} to {asked.max()} each; "
-        f"“{guess.world}” is said in ≥ {p:.3g} of cases where it is so and ≤ {q:.3g} where not "
-        f"({len(trial) // 2} each); at δ = {DELTA:g}: ε ≥ {epsilon:.3g}, budget {EPSILON:g}",
+        f"{len(seen)} students sent {queries.sum():,} queries, {queries.min()} to {queries.max()} "
+        f"each; the attacker guesses “{guess.world}” in ≥ {p:.3g} of runs where that is right and "
+        f"≤ {q:.3g} where it is wrong ({len(trial) // 2} runs each); at δ = {DELTA:g}: "
+        f"ε ≥ {epsilon:.3g}, budget {EPSILON:g}",
         promise.unit,
         measured,
         promise.limit,
@@ -140,34 +141,34 @@ def _judge(promise: Promise, seen: Sequence[Run], level: float) -> AuditFinding:
 
 @dataclass(frozen=True)
 class Guess:
-    """The attacker says `world` to runs that score at least `score` for it."""
+    """The attacker guesses `world` for runs that score at least `score` for it."""
 
     world: World
     score: float
 
 
-Weights = dict[Told, float]
-"""How much an answer speaks for "here", as the logarithm of a likelihood ratio."""
+Weights = dict[Answer, float]
+"""How strongly an answer indicates "here", as the logarithm of a likelihood ratio."""
 
 
 def _weights(lessons: Sequence[Run]) -> Weights:
-    """Return what each answer says, from how often it came in each world to the same question."""
-    seen: dict[World, Counter[Told]] = {"here": Counter(), "there": Counter()}
+    """Return the weight of each answer, from its frequency in each world for the same query."""
+    seen: dict[World, Counter[Answer]] = {"here": Counter(), "there": Counter()}
     for run in lessons:
-        seen[run.world].update(run.told)
-    kinds = sorted({told for counter in seen.values() for told in counter}, key=repr)
+        seen[run.world].update(run.answers)
+    kinds = sorted({answer for counter in seen.values() for answer in counter}, key=repr)
 
-    def share(world: World, told: Told) -> float:
-        asked = sum(count for other, count in seen[world].items() if other[0] == told[0])
-        answers = sum(other[0] == told[0] for other in kinds)
-        return (seen[world][told] + 0.5) / (asked + 0.5 * answers)
+    def share(world: World, answer: Answer) -> float:
+        queries = sum(count for other, count in seen[world].items() if other[0] == answer[0])
+        possible = sum(other[0] == answer[0] for other in kinds)
+        return (seen[world][answer] + 0.5) / (queries + 0.5 * possible)
 
-    return {told: math.log(share("here", told) / share("there", told)) for told in kinds}
+    return {answer: math.log(share("here", answer) / share("there", answer)) for answer in kinds}
 
 
 def _score(weights: Weights, run: Run, world: World) -> float:
-    """Return how much a run speaks for `world`."""
-    score = sum(weights.get(told, 0.0) for told in run.told)
+    """Return how strongly a run indicates `world`."""
+    score = sum(weights.get(answer, 0.0) for answer in run.answers)
     return score if world == "here" else -score
 
 
@@ -175,9 +176,9 @@ def _proven(
     promise: Promise, runs: Sequence[Run], weights: Weights, guess: Guess, level: float
 ) -> tuple[float, float, float]:
     """Return the loss that the guess proves, and its limits when right and when wrong."""
-    said = {True: Counter[Hashable](), False: Counter[Hashable]()}
+    guesses = {True: Counter[Hashable](), False: Counter[Hashable]()}
     for run in runs:
-        said[run.world == guess.world][_score(weights, run, guess.world) >= guess.score] += 1
-    right, wrong = Sample(said[True]), Sample(said[False])
+        guesses[run.world == guess.world][_score(weights, run, guess.world) >= guess.score] += 1
+    right, wrong = Sample(guesses[True]), Sample(guesses[False])
     found = limits(right, wrong, (True,), level)
     return promise.loss(found.p, found.q), found.p, found.q

@@ -1,9 +1,9 @@
 """Two worlds that differ in one teacher, each behind the whole service.
 
-Eleven real teachers (heads on a table of two columns) put class 1 where the first column exceeds a
-threshold of their own; the second column only makes inputs differ from one another. One teacher
-was trained on other data in the other world, and votes the other way. The cap of an ensemble allows
-a few dozen projects, so every world is registered several times, under names of its own.
+Eleven real teachers (heads on a table of two columns) vote for class 1 if the first column exceeds
+their own threshold; the second column only makes inputs distinct. One teacher was trained on
+different data in the other world and always votes the other way. The cap of an ensemble allows a
+few dozen projects, so every world is registered several times under different names.
 """
 
 from __future__ import annotations
@@ -46,36 +46,36 @@ WORLDS: tuple[World, World] = ("here", "there")
 
 TEACHERS = 11
 FIRM = 10.0
-"""A bias that no input outweighs."""
+"""A bias that no input can outweigh."""
 THRESHOLDS = np.arange(TEACHERS - 1) / 10 + 0.05
-"""Of the ten teachers that are the same in both worlds, in the unit of the first column."""
+"""Thresholds of the ten teachers that both worlds share, in the unit of the first column."""
 CAP_EPSILON, CAP_DELTA = 100.0, 0.05
 START_SECONDS = 30
 
 
 @dataclass(frozen=True)
 class Service:
-    """A running service: its URL, and what its owner can do on its machine."""
+    """A running service: its URL, and what its owner can do on the machine."""
 
     url: str
     settings: Settings
     ledger: Ledger
 
     def open(self, project: ProjectOpen) -> str:
-        """Open a project and return a student's token for it."""
+        """Open a project and return a student token for it."""
         open_project(self.ledger, project)
         tokens = Tokens(self.ledger, load_secret_key(self.settings.secret_key_path))
         request = TokenCreate(role=Role.STUDENT, project=project.name, expires_in_days=1)
         return tokens.create(request).token
 
     def register(self, world: World, name: str) -> None:
-        """Save a world's ensemble in the data directory and enter it in the ledger."""
+        """Save a world's ensemble in the data directory and register it in the ledger."""
         save_world(self.settings.ensembles_dir / name, world, name)
         register_ensemble(self.ledger, self.settings, name, CAP_EPSILON, CAP_DELTA)
 
 
 def save_world(directory: Path, world: World, name: str) -> None:
-    """Save the ensemble of a world, as `terrine ensemble train` would have."""
+    """Save the ensemble of a world as `terrine ensemble train` would."""
     spec = InputSpec(shape=(2,), dtype="float32", low=0, high=1)
     weights = torch.zeros(TEACHERS, 2, 2)
     biases = torch.zeros(TEACHERS, 2)
@@ -103,7 +103,7 @@ def save_world(directory: Path, world: World, name: str) -> None:
 
 
 def input_with(votes: int, choice: np.random.Generator) -> NDArray[np.float32]:
-    """Return an input [1, 2] for which `votes` of the ten common teachers vote for class 1."""
+    """Return an input [1, 2] for which `votes` of the ten shared teachers vote for class 1."""
     first = (votes + choice.uniform(-0.4, 0.4)) / 10
     return np.array([[np.clip(first, 0, 1), choice.random()]], dtype=np.float32)
 
@@ -140,7 +140,7 @@ def serving(settings: Settings) -> Iterator[str]:
         deadline = time.monotonic() + START_SECONDS
         while not server.started:
             if not thread.is_alive() or time.monotonic() > deadline:
-                raise RuntimeError("the server did not start; its log says why")
+                raise RuntimeError("the server did not start; see its log")
             time.sleep(0.01)
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:

@@ -1,4 +1,4 @@
-"""`terrine audit`: measures the privacy that is delivered, and checks what was written down."""
+"""`terrine audit`: measures the privacy that is delivered, and checks the books."""
 
 from __future__ import annotations
 
@@ -41,36 +41,34 @@ def audit(
     ] = False,
     confidence: Annotated[
         float,
-        typer.Option(
-            min=0.5, max=0.999999, help="That nothing sound is convicted by chance, in all."
-        ),
+        typer.Option(min=0.5, max=0.999999, help="Probability that nothing sound fails by chance."),
     ] = 0.999,
     seed: Annotated[
         int | None,
         typer.Option(
             min=0,
             max=2**63 - 1,
-            show_default="a fresh one",
-            help="Picks votes and inputs to try; never noise.",
+            show_default="random",
+            help="Seed for the votes and inputs to try, never for noise.",
         ),
     ] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write the findings there.")
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the findings to FILE.")
     ] = None,
     picture: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also draw them there, as a PNG.")
+        Path | None, typer.Option(metavar="FILE", help="Also draw the findings to FILE, as a PNG.")
     ] = None,
 ) -> None:
     """Measure how much privacy is lost, and compare it with what was charged.
 
     [bold]mechanisms[/]: the noise, and each mechanism on its worst neighbouring votes.
     [bold]service[/]: an attack over HTTP on two ensembles that differ in one teacher.
-    [bold]ledger[/]: every charge of the data directory, re-priced from its recorded event.
+    [bold]ledger[/]: every charge in the data directory, re-priced from its recorded event.
 
-    Ends with exit code 1 where a loss exceeds its price or the books do not add up.
+    Exits with code 1 if a loss exceeds its price or the books do not add up.
     """
-    asked = list(Subject) if everything else subjects
-    if not asked:
+    chosen = list(Subject) if everything else subjects
+    if not chosen:
         fail("Say what to audit: mechanisms, service, ledger or --all.")
     for path in (json_file, picture):
         if path is not None and not path.absolute().parent.is_dir():
@@ -84,16 +82,16 @@ def audit(
     from terrine_server.settings import Settings
 
     ledger = None
-    if Subject.LEDGER in asked:
+    if Subject.LEDGER in chosen:
         ledger = _ledger(Settings(), required=not everything)
     logs.configure("error")
     report = run(
-        [subject.value for subject in asked],
+        [subject.value for subject in chosen],
         QUICK if quick else FULL,
         confidence,
         secrets.randbelow(2**32) if seed is None else seed,
         ledger,
-        _tell,
+        _report,
     )
     if json_file is not None:
         json_file.write_text(json.dumps(report.to_json(), indent=2, ensure_ascii=False) + "\n")
@@ -105,14 +103,14 @@ def audit(
 
 
 def _ledger(settings: Settings, required: bool) -> Ledger | None:
-    """Return the ledger of the data directory, or None where none was set up and none is asked."""
+    """Return the ledger of the data directory, or None if there is none and none is required."""
     from terrine_server.ledger import Ledger, check_schema, connect
 
     if settings.database_url is None and not settings.data_dir.is_dir():
         if required:
             fail(
-                f"There is no data directory {settings.data_dir.absolute()}, hence no ledger. "
-                "Name one: terrine --data-dir DIR audit ledger"
+                f"There is no data directory {settings.data_dir.absolute()}, so there is no "
+                "ledger. Name one with terrine --data-dir DIR audit ledger."
             )
         return None
     engine = connect(settings.database, settings.database_password())
@@ -120,7 +118,7 @@ def _ledger(settings: Settings, required: bool) -> Ledger | None:
     return Ledger(engine)
 
 
-def _tell(finding: AuditFinding) -> None:
+def _report(finding: AuditFinding) -> None:
     colour = "green" if finding.passed else "bold red"
     loss = ""
     if finding.measured is not None and finding.price is not None:
@@ -138,8 +136,5 @@ def _conclude(report: Report) -> None:
         f"confidence {report.confidence:g}, seed {report.seed}."
     )
     if failed:
-        fail(
-            f"{summary} {len(failed)} not as promised: "
-            + ", ".join(finding.subject for finding in failed)
-        )
-    console.print(f"{summary} No loss above its price.", highlight=False, soft_wrap=True)
+        fail(f"{summary} {len(failed)} failed: " + ", ".join(finding.subject for finding in failed))
+    console.print(f"{summary} No loss is above its price.", highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The picture of a plan: ε against answers for each way of accounting, and what accuracy costs."""
+"""The picture of a plan: ε against answers for each accounting method, and what accuracy costs."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _draw_candidates(axes: Axes, found: Plan) -> None:
     points = [place(each) for each in found.candidates if each.answered > 0]
     points = [point for point in points if math.isfinite(point[0]) and point[0] > 0]
     answers, accuracy = zip(*points, strict=True)
-    axes.scatter(answers, accuracy, s=14, color="#888888", label="what the grid tried")
+    axes.scatter(answers, accuracy, s=14, color="#888888", label="candidates of the grid")
     x, y = place(found.chosen)
     axes.scatter([x], [y], s=70, color=COLORS["GDP"], label="chosen", zorder=3)
     axes.set_xscale("log")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class VotesAre(StrEnum):
-    """What the teachers that cast a file's votes were trained on."""
+    """The training data of the teachers that cast the votes of a file."""
 
     PUBLIC = "public"
     SYNTHETIC = "synthetic"
@@ -42,19 +42,19 @@ def plan(
     epsilon: Annotated[float | None, typer.Option(help="ε that may be spent.")] = None,
     delta: Annotated[float, typer.Option(help="δ; below 1 / training records.")] = 1e-5,
     answers: Annotated[
-        int | None, typer.Option(min=1, help="Answers wanted; finds the least ε for them.")
+        int | None, typer.Option(min=1, help="Answers wanted; finds the smallest ε for them.")
     ] = None,
     accuracy: Annotated[
         float | None,
         typer.Option(
-            min=0, max=1, help="Least share of right answers. Default: within 1 % of the best."
+            min=0, max=1, help="Minimum share of right answers. Default: within 1 % of the best."
         ),
     ] = None,
     consensus: Annotated[
         str,
         typer.Option(
             metavar="C[:SHARE],…",
-            help="Share of teachers that agree; several levels with their share of the queries.",
+            help="Share of teachers that agree; several levels with their shares of the queries.",
         ),
     ] = "0.9",
     runner_up: Annotated[
@@ -69,11 +69,11 @@ def plan(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="An .npz with counts [B, m] and perhaps labels [B], in place of --consensus.",
+            help="An .npz with counts [B, m] and optional labels [B], instead of --consensus.",
         ),
     ] = None,
     votes_are: Annotated[
-        VotesAre | None, typer.Option(help="What the teachers that cast them were trained on.")
+        VotesAre | None, typer.Option(help="What the teachers of --votes were trained on.")
     ] = None,
     acknowledge_leak: Annotated[
         bool,
@@ -92,8 +92,8 @@ def plan(
 ) -> None:
     """Plan a project: how many answers, how accurate, for which ε?
 
-    Nothing is spent and no teacher is asked: the votes are made up from levels of consensus, or
-    come from a file, cast by teachers that were trained on public or synthetic data.
+    Nothing is spent and no teacher votes: the votes are generated from levels of consensus, or read
+    from a file and were cast by teachers trained on public or synthetic data.
 
     [bold]Examples[/bold]
 
@@ -108,23 +108,23 @@ def plan(
     from terrine_server.planning.plan import plan as make_plan
 
     if picture is not None and picture.suffix.lower() != ".png":
-        fail(f"--picture writes a PNG file; call it something like {picture.with_suffix('.png')}.")
+        fail(f"--picture writes a PNG file. Name it something like {picture.with_suffix('.png')}.")
     sizes = _sizes(teachers)
     if votes is not None:
         _check_origin(votes_are, acknowledge_leak)
         ensembles = [_load(votes, sizes)]
     elif votes_are is not None:
-        fail("--votes-are says where the votes of --votes come from; there is no --votes.")
+        fail("--votes-are describes the votes of --votes, but there is no --votes.")
     else:
         if not sizes:
-            fail("Say how many teachers there are: --teachers 1000")
+            fail("Say how many teachers there are, such as --teachers 1000.")
         levels = [Consensus(*level, runner_up) for level in consensus_levels(consensus)]
         ensembles = [Votes.synthetic(levels, teachers=n, classes=classes) for n in sizes]
     if mechanism == "interactive_gnmax":
         if student_accuracy is None:
             fail(
-                "interactive_gnmax answers what the student gets wrong. Say how often it is "
-                "right: --student-accuracy 0.9"
+                "interactive_gnmax answers what the student gets wrong. Say how often the student "
+                "is right, such as --student-accuracy 0.9."
             )
         ensembles = [each.with_student(student_accuracy) for each in ensembles]
     found = make_plan(
@@ -156,23 +156,23 @@ def plan(
 def _check_origin(votes_are: VotesAre | None, acknowledged: bool) -> None:
     if votes_are is None:
         fail(
-            "What were the teachers that cast these votes trained on? Say --votes-are public or "
-            "--votes-are synthetic. Votes of teachers with private data are private, whatever "
-            "they voted on, and must not be planned with."
+            "Say what the teachers that cast these votes were trained on: --votes-are public or "
+            "--votes-are synthetic. Votes of teachers trained on private data are private, "
+            "whatever they voted on, and must not be used for planning."
         )
     if votes_are is not VotesAre.PRIVATE:
         return
     if not acknowledged:
         fail(
-            "These votes are private. Parameters chosen by looking at them, and every figure of "
-            "the plan, tell of the training data, and no budget accounts for that. Plan with "
-            "teachers of public data or with --consensus. For a look that nobody else will ever "
-            "see, and no project opened on it: --acknowledge-leak."
+            "These votes are private. Parameters chosen by looking at them, and every number of "
+            "the plan, reveal something about the training data, and no budget accounts for that. "
+            "Plan with teachers trained on public data, or with --consensus. If nobody else will "
+            "ever see the plan and no project will be based on it, add --acknowledge-leak."
         )
     errors.print(
         "[bold red]WARNING: this plan is made from PRIVATE votes.[/] It is not differentially "
-        "private. Show it to nobody, and open no project with parameters taken from it: its "
-        "guarantee would not hold.",
+        "private. Show it to nobody and open no project with parameters taken from it: the "
+        "project's guarantee would not hold.",
         soft_wrap=True,
     )
 
@@ -185,7 +185,7 @@ def _sizes(text: str | None) -> list[int]:
 
 
 def _grid(given: Sequence[str]) -> Callable[[int], Grid]:
-    """Return the values to try, for so many teachers."""
+    """Return a function that gives the values to try for a number of teachers."""
     parts = [text.replace(" ", "").partition("=") for text in given]
     values = {name: part.split(",") for name, _, part in parts}
 
@@ -215,10 +215,10 @@ def _load(path: Path, sizes: Sequence[int]) -> Votes:
     except (ValueError, TypeError, zipfile.BadZipFile) as error:
         fail(f"{path} is not an .npz file of plain arrays: {error}")
     if "counts" not in arrays:
-        fail(f"{path} holds no array `counts` of shape [queries, classes].")
+        fail(f"{path} has no array `counts` of shape [queries, classes].")
     counts = arrays["counts"]
     if not sizes and counts.ndim == 2 and len(counts):
         sizes = [int(counts[0].sum())]
     if len(sizes) != 1:
-        fail("Votes in a file were cast by one ensemble; --teachers takes its size.")
+        fail("Votes in a file were cast by one ensemble; give its size with --teachers.")
     return Votes.observed(counts, arrays.get("labels"), teachers=sizes[0])

@@ -1,4 +1,4 @@
-"""A plan in words: tables, the command to type, JSON."""
+"""How a plan is printed: tables, the command to type, JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from terrine_server.planning.plan import Candidate, Plan
 
 ALTERNATIVES = 8
-"""About so many candidates of the frontier are shown."""
+"""About how many candidates of the frontier are shown."""
 
 
 def show(found: Plan) -> None:
@@ -41,10 +41,10 @@ def show(found: Plan) -> None:
             f"{line.epsilon:.3f}" if math.isfinite(line.epsilon) else "–",
         )
     console.print(table)
-    console.print("Sound: keeps its promise when students adapt and queries are refused by it.")
+    console.print("Sound: its guarantee holds if it decides refusals and students adapt.")
     _show_publishing(found)
     _show_alternatives(found)
-    console.print("To open it:", highlight=False)
+    console.print("To open the project:", highlight=False)
     console.print(f"  {command(found)}", highlight=False, soft_wrap=True)
 
 
@@ -52,14 +52,14 @@ def _show_publishing(found: Plan) -> None:
     enforced = next(line.queries for line in found.lines if line.enforced)
     gain = found.publishing.queries / enforced - 1 if found.publishing is not None else 0.0
     if found.publishing is None or gain <= 0:
-        text = "Data-dependent accounting does not pay here: keep to the worst case."
+        text = "Data-dependent accounting does not pay here: use the worst case."
     else:
         published, schedule = found.publishing.publication, found.publishing.schedule
         text = (
             f"Data-dependent accounting would answer {gain:.0%} more: order {published.order:g}, "
             f"β = {published.beta:.4g}, σ = {published.sigma:.4g}, z = {published.z:.4g}, "
-            f"published after {', '.join(f'{k:,}' for k in schedule)} queries. For it, register "
-            f"the ensemble with --order {published.order:g}, and open the project with "
+            f"published after {', '.join(f'{k:,}' for k in schedule)} queries. To use it, register "
+            f"the ensemble with --order {published.order:g} and open the project with "
             "--accounting data_dependent and the --consensus of this plan."
         )
     console.print(text, highlight=False, soft_wrap=True)
@@ -69,13 +69,13 @@ def _show_alternatives(found: Plan) -> None:
     from terrine_server.planning.plan import frontier
 
     if len(found.by_teachers) > 1:
-        console.print("The best for each number of teachers:")
+        console.print("The best candidate for each number of teachers:")
         _show_candidates(found, found.by_teachers)
     best = frontier(found.candidates)
     if len(best) > 1:
         step = -(-len(best) // ALTERNATIVES)
         shown = {id(each): each for each in [*best[::step], found.chosen]}
-        console.print("What other parameters would do:")
+        console.print("Other parameters:")
         _show_candidates(found, sorted(shown.values(), key=lambda each: each.accuracy))
 
 
@@ -97,7 +97,7 @@ def _show_candidates(found: Plan, candidates: Sequence[Candidate]) -> None:
 
 
 def command(found: Plan) -> str:
-    """Return the command that opens the planned project, with names to be filled in."""
+    """Return the command that opens the planned project, with names to fill in."""
     spec = dict(found.chosen.spec)
     parts = ["terrine project open NAME --ensemble ENSEMBLE", f"--mechanism {spec.pop('name')}"]
     parts += [f"--{name.replace('_', '-')} {value:g}" for name, value in spec.items()]
@@ -115,12 +115,12 @@ def _parameters(candidate: Candidate) -> str:
 
 
 def document(found: Plan, votes: str) -> dict[str, Any]:
-    """Return a plan as JSON; `votes` says where they came from."""
+    """Return a plan as JSON; `votes` says where the votes came from."""
     return {"command": command(found), "votes": votes, **_plain(asdict(found))}
 
 
 def _plain(value: Any) -> Any:
-    """Infinity has no JSON: what is beyond every ε is null."""
+    """JSON has no infinity: what no ε allows is null."""
     match value:
         case dict():
             return {key: _plain(item) for key, item in value.items()}

@@ -1,4 +1,4 @@
-"""`terrine price`: what the entries of a ledger cost under every accounting rule."""
+"""`terrine price`: what the entries of a ledger cost under every accounting method."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Line:
-    """What one way of accounting says of a ledger: ε of its entries, queries for its budget."""
+    """The result of one accounting method: ε of a ledger's entries, queries for its budget."""
 
     rule: str
     sound: bool
@@ -32,9 +32,9 @@ class Line:
 
 @dataclass(frozen=True)
 class Books:
-    """What was charged, and the terms that it was charged under; `order` where one was fixed.
+    """What was charged, and under which terms. `order`: the fixed one, if any.
 
-    `published`: what a data-dependent project goes by in place of an `enforced` rule.
+    `published`: the line of a data-dependent project, which has no `enforced` method.
     """
 
     project: str
@@ -53,14 +53,14 @@ def price(
     file: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="What `terrine ledger export` wrote (JSON), instead of a project."
+            metavar="FILE", help="A JSON file from `terrine ledger export`, instead of a project."
         ),
     ] = None,
-    epsilon: Annotated[float | None, typer.Option(help="ε of the budget; for --file.")] = None,
-    delta: Annotated[float | None, typer.Option(help="δ of the budget; for --file.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="ε of the budget, for --file.")] = None,
+    delta: Annotated[float | None, typer.Option(help="δ of the budget, for --file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Re-price a ledger, finished or not, under every accounting rule. No votes are needed.
+    """Re-price a ledger, finished or not, under every accounting method. No votes are needed.
 
     [bold]Examples[/bold]
 
@@ -121,7 +121,7 @@ def _from_file(path: Path, epsilon: float | None, delta: float | None) -> Books:
     from terrine_server.planning.accountants import check_charged, enforced
 
     if delta is None:
-        fail("A file is priced at a δ of your choice: give --delta; and --epsilon to compare with.")
+        fail("A file is priced at a δ of your choice: give --delta, and --epsilon to compare with.")
     projects: dict[str, str] = {}
 
     def entries() -> Iterator[tuple[Mapping[str, Any], str]]:
@@ -135,18 +135,18 @@ def _from_file(path: Path, epsilon: float | None, delta: float | None) -> Books:
                     yield dict(entry["event"]), str(entry["outcome"])
                 except (ValueError, TypeError, KeyError, UnicodeDecodeError):
                     fail(
-                        f"{path}, line {number}: not an entry of a ledger. Expected what "
-                        "`terrine ledger export --format json` writes."
+                        f"{path}, line {number}: not a ledger entry. Expected the output of "
+                        "`terrine ledger export --format json`."
                     )
 
     tally, outcomes = _count(entries())
     if not tally:
-        fail(f"{path} holds no entries of queries.")
+        fail(f"{path} has no entries of queries.")
     if len(projects) > 1:
-        fail(f"{path} holds entries of {', '.join(sorted(projects))}: give one project's.")
+        fail(f"{path} has entries of {', '.join(sorted(projects))}. Export one project only.")
     name, guarantee = next(iter(projects.items()))
     check_charged(tally)
-    # Published figures were refused by; entries alone do not say what they left.
+    # Refusals depended on published figures; the entries alone do not say what was left.
     binding = None if "published" in outcomes else enforced(tally, delta, epsilon or 1.0).method
     return Books(name, guarantee, tally, outcomes, epsilon, delta, binding, order=None)
 
@@ -162,13 +162,13 @@ def _count(
         tally[json.dumps(event, sort_keys=True)] += 1
         outcomes[outcome] += 1
     events = {event_from_json(json.loads(text)): count for text, count in tally.items()}
-    # Rules that count every query at its worst case have no use for what was published.
+    # Methods that count every query at its worst case do not use published figures.
     queries = {e: count for e, count in events.items() if not isinstance(e, PublishedBound)}
     return queries, dict(outcomes)
 
 
 def _spent(books: Books) -> float:
-    """The ε of all that was charged, under the rule that binds at its best order."""
+    """The ε of all charges, under the enforced rule at its best order."""
     from terrine_server.planning.accountants import Accountant, Method, conversion_delta
 
     method = Method.GDP if books.enforced is Method.GDP else Method.IMPROVED

@@ -1,7 +1,7 @@
-"""The methods of adding up what queries cost, side by side: what each says of the same queries.
+"""Accounting methods side by side: the total that each one gives for the same queries.
 
-Terrine enforces one of them (`budget.rules`). The others are what the literature would have said,
-so that the gain of one over the other is a figure. All are worst-case: a function of cost events
+Terrine enforces one of them (`budget.rules`). The others are what the literature would have given,
+so that the gain of one over another is a number. All are worst-case: functions of cost events
 alone. Data-dependent accounting, which needs votes, is in `publishing`.
 """
 
@@ -37,20 +37,20 @@ from terrine_server.privacy.parameters import ParameterError, check_delta
 Floats = NDArray[np.float64]
 
 FINE_ORDERS = 1 + np.geomspace(0.02, 1e4, 400)
-"""Rényi orders, 3.3 % apart in α − 1: the best of them is within 1e-3 of the best of all."""
+"""Rényi orders, spaced 3.3 % in α − 1: the best of them is within 1e-3 of the best of all."""
 
 
 class Method(StrEnum):
-    """A way to add up costs and to convert their sum into (ε, δ)."""
+    """An accounting method: how costs add up and how the sum converts to (ε, δ)."""
 
     BASIC = "basic"
-    """Pure ε added up (Dwork et al. 2006); only where every event is pure."""
+    """The sum of pure ε (Dwork et al. 2006); only if every event is pure."""
     CLASSIC = "classic RDP"
-    """The curves that P17 and P18 print and Mironov 2017's conversion; the best order afterwards.
-    Not a filter: where students adapt, the order must be fixed beforehand."""
+    """The curves of P17 and P18, Mironov 2017's conversion, and the order that is best afterwards.
+    Not a filter: if students adapt, the order must be fixed beforehand."""
     IMPROVED = "improved RDP"
-    """Exact curves and the conversion of Canonne, Kamath & Steinke 2020; the best order afterwards.
-    Not a filter either."""
+    """Exact curves, the conversion of Canonne, Kamath & Steinke 2020, and the order that is best
+    afterwards. Not a filter either."""
     FIXED_ORDER = "fixed-order RDP"
     """The same at one order fixed beforehand: a filter for adaptive students (Feldman & Zrnic)."""
     GDP = "GDP"
@@ -58,12 +58,12 @@ class Method(StrEnum):
 
 
 FILTERS = (Method.BASIC, Method.FIXED_ORDER, Method.GDP)
-"""Rules that keep the promise when queries are refused by them and students adapt."""
+"""The methods that may decide refusals: their guarantee holds even if students adapt."""
 
 
 @dataclass(frozen=True)
 class Accountant:
-    """One method at one δ, which is what the conversion may use. `order`: of `FIXED_ORDER`."""
+    """One method at one δ, all of it for the conversion. `order`: only for `FIXED_ORDER`."""
 
     method: Method
     delta: float
@@ -71,21 +71,21 @@ class Accountant:
 
     @property
     def orders(self) -> Floats:
-        """The orders that costs are known at; GDP and basic composition have a single cost."""
+        """The orders at which costs are computed; GDP and basic composition have a single cost."""
         if self.method in (Method.CLASSIC, Method.IMPROVED):
             return FINE_ORDERS
         return np.array([math.nan if self.order is None else self.order])
 
     def cost(self, event: CostEvent) -> Floats:
-        """Return what one event costs, float[A]; infinite where the method does not apply."""
+        """Return the cost of one event, float[A]; infinite if the method does not apply."""
         return _cost(self.method, event, self.order)
 
     def total(self, tally: Mapping[CostEvent, float]) -> Floats:
-        """Return what so many of each event cost together, float[A]."""
+        """Return the total cost of a number of each event, float[A]."""
         return np.asarray(sum(count * self.cost(event) for event, count in tally.items()))
 
     def budget(self, epsilon: float) -> Floats:
-        """Return the largest total that implies (ε, δ)-DP, float[A]; not positive: none does."""
+        """Return the largest total that implies (ε, δ)-DP, float[A]; not positive if none does."""
         match self.method:
             case Method.BASIC:
                 return np.array([epsilon])
@@ -99,7 +99,7 @@ class Accountant:
                 assert_never(self.method)
 
     def epsilon(self, total: Floats) -> float:
-        """Return ε of a total at δ, the least over the orders; infinite if it does not apply."""
+        """Return ε of a total at δ, the smallest over the orders; infinite if it does not apply."""
         if not np.any(total > 0):
             return 0.0
         if not np.any(np.isfinite(total)):
@@ -110,42 +110,42 @@ class Accountant:
         return max(0.0, float(np.min(total - offset)))
 
     def queries(self, shares: Mapping[CostEvent, float], epsilon: float) -> int:
-        """Return how many queries an ε pays for if they are charged in these shares.
+        """Return how many queries ε pays for if events are charged in these shares.
 
-        A query is admitted while the dearest event fits; the last may therefore leave a rest.
+        A query is admitted while the most expensive event fits, so a remainder may be left.
         """
         mean, budget = self.total(shares), self.budget(epsilon)
-        dearest = np.max([self.cost(event) for event in shares], axis=0)
-        fits = np.isfinite(mean) & (budget >= dearest)
+        highest = np.max([self.cost(event) for event in shares], axis=0)
+        fits = np.isfinite(mean) & (budget >= highest)
         if not np.any(fits):
             return 0
-        ratio = (budget[fits] - dearest[fits]) / mean[fits]
+        ratio = (budget[fits] - highest[fits]) / mean[fits]
         return int(np.max(np.floor(ratio * (1 + 1e-12)))) + 1
 
 
 def accountants(
     events: Iterable[CostEvent], delta: float, epsilon: float, order: float | None = None
 ) -> list[Accountant]:
-    """Return the methods that apply to these events, at the share of δ that converts.
+    """Return the methods that apply to these events, at the share of δ for the conversion.
 
-    The fixed order is `order`, or that of the rule a project would be opened under, or the one at
-    which ε buys the most of the dearest event.
+    The fixed order is `order`, else the order of the rule that a project would be opened under,
+    else the order at which ε buys the most of the most expensive event.
     """
     kinds = list(events)
     share = conversion_delta(kinds, delta)
     fixed = order or opening_rule(kinds, epsilon, share).order
     if fixed is None:
-        dearest = np.max([rdp(event, FINE_ORDERS) for event in kinds], axis=0)
-        fixed = float(FINE_ORDERS[np.argmax(rdp_budget(FINE_ORDERS, epsilon, share) / dearest)])
-    found = [
+        highest = np.max([rdp(event, FINE_ORDERS) for event in kinds], axis=0)
+        fixed = float(FINE_ORDERS[np.argmax(rdp_budget(FINE_ORDERS, epsilon, share) / highest)])
+    every = [
         Accountant(method, share, fixed if method is Method.FIXED_ORDER else None)
         for method in Method
     ]
-    return [each for each in found if all(np.isfinite(each.cost(event)[0]) for event in kinds)]
+    return [each for each in every if all(np.isfinite(each.cost(event)[0]) for event in kinds)]
 
 
 def enforced(events: Iterable[CostEvent], delta: float, epsilon: float) -> Accountant:
-    """Return the accountant of the rule that a project with these events is opened under."""
+    """Return the accountant of the rule under which a project with these events is opened."""
     kinds = list(events)
     share = conversion_delta(kinds, delta)
     rule = opening_rule(kinds, epsilon, share)
@@ -154,18 +154,18 @@ def enforced(events: Iterable[CostEvent], delta: float, epsilon: float) -> Accou
 
 
 def conversion_delta(events: Iterable[CostEvent], delta: float) -> float:
-    """Return the share of δ that converts costs into ε: all but the sampler's and the tests'."""
+    """Return the share of δ for the conversion to ε: all but the sampler's and the tests' share."""
     return split_delta(events, delta).conversion
 
 
 def check_charged(events: Iterable[CostEvent]) -> None:
-    """Raise `ParameterError` where none of the events costs anything."""
+    """Raise `ParameterError` if no event costs anything."""
     if all(isinstance(event, WithinEpoch) for event in events):
         raise ParameterError("Nothing was charged, so there is nothing to re-price.")
 
 
 def pure_epsilon(event: CostEvent) -> float:
-    """Return ε of a purely ε-DP event, infinity for any other."""
+    """Return ε of a pure ε-DP event, infinity for any other event."""
     match event:
         case LaplaceNoisyMax(gamma, shift):
             return 2 * gamma * shift
@@ -185,9 +185,9 @@ def pure_epsilon(event: CostEvent) -> float:
 
 @dataclass(frozen=True)
 class Repriced:
-    """What one method says of queries that were charged.
+    """The result of one method for queries that were charged.
 
-    `queries`: how many of the same kinds, in the same shares, `epsilon_budget` would pay for.
+    `queries`: how many queries `epsilon_budget` would pay for, with the same shares of each event.
     """
 
     method: Method
@@ -199,10 +199,10 @@ class Repriced:
 def reprice(
     tally: Mapping[CostEvent, int], delta: float, epsilon_budget: float, order: float | None = None
 ) -> list[Repriced]:
-    """Return what so many of each event cost by every method that applies to them, at δ.
+    """Return the cost of a number of each event, at δ, by every method that applies.
 
-    `order`: the one that was fixed beforehand; otherwise the best for the budget. Raises
-    `ParameterError` where nothing was charged.
+    `order`: the order that was fixed beforehand; by default the best one for the budget. Raises
+    `ParameterError` if nothing was charged.
     """
     check_charged(event for event, number in tally.items() if number > 0)
     count = sum(tally.values())
@@ -219,7 +219,7 @@ def reprice(
 
 
 def published_rdp(event: CostEvent, orders: Floats) -> Floats:
-    """Return the data-independent curve that the event's paper prints.
+    """Return the data-independent curve given in the event's paper.
 
     P18, Propositions 8 and 10: α/σ² for the noisy maximum, α/2σ² for a test. P17, Theorem 2:
     2γ²α for Laplace noise, and never more than pure 2γ-DP.

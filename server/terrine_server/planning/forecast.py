@@ -1,8 +1,8 @@
-"""What a mechanism can be expected to answer, given votes that are public or synthetic.
+"""What a mechanism can be expected to answer, given public or synthetic votes.
 
-Probabilities are sums over the integer noise that is drawn. They are for planning: no promise, no
-price and no refusal depends on them. Votes of teachers that were trained on private data do not
-belong here, whatever they voted on: what is chosen by looking at them, tells of that data.
+Probabilities are sums over the integer noise that is drawn. They are for planning: no guarantee,
+price or refusal depends on them. Never pass votes of teachers trained on private data, whatever
+inputs they voted on: a choice made by looking at them reveals something about that data.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from terrine_server.privacy.parameters import ParameterError, check_ensemble, wi
 Floats = NDArray[np.float64]
 
 NODES = 16
-"""Points at which a noise is integrated, per standard deviation (its scale, for Laplace)."""
+"""Points at which noise is integrated, per standard deviation (per scale, for Laplace)."""
 
 _CELLS = 1 << 21
 
 
 @dataclass(frozen=True)
 class Consensus:
-    """A kind of query: `agreement` is the share of teachers that give the winner.
+    """A kind of query: `agreement` is the share of teachers that vote for the winner.
 
-    `share` is how many of the queries are of this kind. Of the teachers that dissent, `runner_up`
-    (a share) agree on one other class; the rest spread evenly.
+    `share` is the share of queries of this kind. Of the teachers that dissent, the share
+    `runner_up` agrees on one other class; the rest are spread evenly.
     """
 
     agreement: float
@@ -55,8 +55,8 @@ class Consensus:
 class Votes:
     """Kinds of query: `counts` int64[B, m], `weights` float[B] that add up to 1, `labels` int64[B].
 
-    `labelled`: whether `labels` are the truth, or only what most teachers said. `probabilities`,
-    float[B, m]: the student's, which Interactive-GNMax compares with the votes.
+    `labelled`: whether `labels` are the truth or only the plurality. `probabilities`,
+    float[B, m], are the student's, which Interactive-GNMax compares with the votes.
     """
 
     teachers: int
@@ -70,13 +70,13 @@ class Votes:
     def synthetic(cls, levels: Sequence[Consensus], *, teachers: int, classes: int) -> Votes:
         """Return one histogram for each level of consensus.
 
-        Raises `ParameterError` where a level is impossible, naming what would be possible.
+        Raises `ParameterError` if a level is impossible; the text says what is possible.
         """
         check_ensemble(teachers, classes)
         if not levels or not sum(level.share for level in levels) > 0:
             raise ParameterError("At least one level of consensus needs a share above 0.")
         counts = np.array([_histogram(level, teachers, classes) for level in levels])
-        weights = np.array([within("share", v.share, 0, 1e9, "of the queries") for v in levels])
+        weights = np.array([within("share", v.share, 0, 1e9, "it is a weight") for v in levels])
         return cls(
             teachers,
             counts,
@@ -89,10 +89,10 @@ class Votes:
     def observed(
         cls, counts: ArrayLike, labels: ArrayLike | None = None, *, teachers: int
     ) -> Votes:
-        """Return votes of teachers with public or synthetic data, each query as likely as another.
+        """Return votes of teachers with public or synthetic data, all queries equally likely.
 
         `counts`: int[B, m]; `labels`: int[B], the truth, if known. Raises `ParameterError` on
-        counts that do not sum to the teachers, and on labels that are none.
+        counts that do not sum to the number of teachers and on invalid labels.
         """
         votes = check_votes(np.asarray(counts), teachers)
         if len(votes) == 0:
@@ -100,7 +100,7 @@ class Votes:
         check_ensemble(teachers, votes.shape[1])
         truth = votes.argmax(axis=1) if labels is None else np.asarray(labels)
         if truth.shape != (len(votes),) or not np.issubdtype(truth.dtype, np.integer):
-            raise ParameterError(f"Labels must be {len(votes)} integers, one for each query.")
+            raise ParameterError(f"Labels must be {len(votes)} integers, one per query.")
         truth = truth.astype(np.int64)
         if np.any((truth < 0) | (truth >= votes.shape[1])):
             raise ParameterError(f"Labels must lie between 0 and {votes.shape[1] - 1}.")
@@ -110,10 +110,10 @@ class Votes:
         )
 
     def with_student(self, accuracy: float) -> Votes:
-        """Return the same votes, each with a student that is certain of its label.
+        """Return the same votes with a student that is always certain of its label.
 
-        On a share `accuracy` of the queries that is the right label, on the rest the class with the
-        most votes among the others.
+        On a share `accuracy` of the queries its label is right; on the rest it is the class with
+        the most votes among the others.
         """
         right = within("student accuracy", accuracy, 0, 1, "it is a share of the queries")
         rows = np.arange(len(self.counts))
@@ -131,7 +131,7 @@ class Votes:
 
 @dataclass(frozen=True)
 class Forecast:
-    """For each outcome, its probability and that of it being right, on each kind of query."""
+    """The probability of each outcome, and of each outcome being right, on each kind of query."""
 
     weights: Floats
     probability: Mapping[VoteOutcome, Floats]
@@ -139,25 +139,25 @@ class Forecast:
 
     @property
     def shares(self) -> dict[VoteOutcome, float]:
-        """The share of queries that each outcome is expected to have."""
+        """The expected share of queries with each outcome."""
         return {outcome: float(p @ self.weights) for outcome, p in self.probability.items()}
 
     @property
     def answered(self) -> float:
-        """The share of queries that get a label: the teachers', or the student's confirmed."""
+        """The share of queries that get a label: an answer, or the student's label confirmed."""
         return sum(
             share for name, share in self.shares.items() if name is not VoteOutcome.ABSTAINED
         )
 
     @property
     def accuracy(self) -> float:
-        """The share of those labels that are right; 0 where there are none."""
+        """The share of those labels that are right; 0 if there are none."""
         right = sum(float(p @ self.weights) for p in self.right.values())
         return right / self.answered if self.answered > 0 else 0.0
 
 
 def forecast(mechanism: Mechanism, votes: Votes) -> Forecast:
-    """Return what a mechanism is expected to make of votes. Raises `ParameterError`."""
+    """Return the expected outcomes of a mechanism on these votes. Raises `ParameterError`."""
     counts, labels = votes.counts, votes.labels
     always = np.ones(len(counts))
     reinforced: tuple[Floats, Floats] | None = None
@@ -199,7 +199,7 @@ def forecast(mechanism: Mechanism, votes: Votes) -> Forecast:
 
 @dataclass(frozen=True, eq=False)
 class Noise:
-    """A discrete noise in double precision: cdf over [−reach, reach], and where to integrate."""
+    """Discrete noise in double precision: its cdf over [−reach, reach] and integration nodes."""
 
     reach: int
     cdf: Floats
@@ -208,8 +208,8 @@ class Noise:
 
     def below(self, k: NDArray[np.int64]) -> Floats:
         """Return Pr[Y ≤ k]."""
-        padded: Floats = self.cdf[np.clip(k + self.reach + 1, 0, 2 * self.reach + 2)]
-        return padded
+        probability: Floats = self.cdf[np.clip(k + self.reach + 1, 0, 2 * self.reach + 2)]
+        return probability
 
     def at_least(self, k: NDArray[np.int64]) -> Floats:
         """Return Pr[Y ≥ k]."""
@@ -243,7 +243,7 @@ def _noise(support: NDArray[np.int64], log_mass: Floats, scale: float) -> Noise:
 def wins(votes: Votes, noise: Noise, boost: int = 0) -> Floats:
     """Return Pr[the labelled class is the noisy maximum], float[B]; ties go to the lowest class.
 
-    `boost`: votes that the winner is given before the noise.
+    `boost`: votes added to the winner before the noise.
     """
     counts, classes = votes.counts.copy(), votes.counts.shape[1]
     counts[np.arange(len(counts)), counts.argmax(axis=1)] += boost
@@ -263,10 +263,10 @@ def wins(votes: Votes, noise: Noise, boost: int = 0) -> Floats:
 def _histogram(level: Consensus, teachers: int, classes: int) -> NDArray[np.int64]:
     why = f"with {classes} classes the winner has at least one vote in {classes}"
     agreement = within("consensus", level.agreement, 1 / classes, 1, why)
-    second = within("runner-up", level.runner_up, 0, 1, "it is a share of those who dissent")
+    second = within("runner-up", level.runner_up, 0, 1, "it is a share of the dissenters")
     top = min(teachers, math.ceil(agreement * teachers - 1e-9))
     rest = teachers - top
-    # The runner-up has no fewer votes than the others, and no more than the winner.
+    # The runner-up has at least as many votes as the others, and at most those of the winner.
     runner_up = min(top, rest, max(round(second * rest), math.ceil(rest / (classes - 1))))
     others = np.zeros(classes - 2, dtype=np.int64)
     if classes > 2:

@@ -1,4 +1,4 @@
-"""Which parameters of a mechanism a plan tries."""
+"""The parameter values of a mechanism that a plan tries."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Grid = Mapping[str, Sequence[float]]
 Spec = Mapping[str, object]
 
 SPREADS = (0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25, 0.3)
-"""Noise in shares of the teachers: below, it is dear; above, it drowns the vote."""
+"""Noise as shares of the teachers. Less noise is expensive, more drowns the vote."""
 
 
 def default_grid(name: str, teachers: int, delta: float) -> dict[str, Sequence[float]]:
-    """Return the values of each parameter that a plan tries unless told otherwise."""
+    """Return the values of each parameter that a plan tries by default."""
     sigmas = _rounded(teachers, SPREADS)
     match name:
         case "gnmax":
@@ -44,16 +44,16 @@ def default_grid(name: str, teachers: int, delta: float) -> dict[str, Sequence[f
             return {"sigma": sigmas, "delta_per_query": _distinct(each)}
         case "stable_svt":
             raise ParameterError(
-                "stable_svt is not planned: what its queries cost depends on the order in which "
-                "they come and on how many come in one request, which no level of consensus tells."
+                "stable_svt cannot be planned: the cost of its queries depends on their order and "
+                "on how many come in one request, which levels of consensus do not describe."
             )
         case "immutable":
             return {"sigma": sigmas, "c": [0, 1, 2, 5]}
-    raise ParameterError(f"No mechanism is called {name!r}; there are {', '.join(MECHANISMS)}.")
+    raise ParameterError(f"No mechanism is called {name!r}. Use one of {', '.join(MECHANISMS)}.")
 
 
 def specifications(name: str, teachers: int, delta: float, given: Grid) -> list[Spec]:
-    """Return every combination of a grid's values; `given` ones replace the default ones.
+    """Return every combination of a grid's values; `given` values replace the defaults.
 
     Raises `ParameterError` on a parameter that the mechanism does not have.
     """
@@ -82,7 +82,7 @@ def _rounded(teachers: int, shares: Iterable[float]) -> list[float]:
 
 
 def _distinct(values: Iterable[float]) -> list[float]:
-    """Three digits are enough to choose by, and to type."""
+    """Round to three digits, which are enough to choose from and easy to type."""
     return sorted({float(f"{value:.3g}") for value in values})
 
 

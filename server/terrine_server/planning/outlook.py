@@ -1,4 +1,4 @@
-"""What one mechanism is expected to do and to cost, on votes that are public or synthetic."""
+"""What one mechanism is expected to answer and to cost, on public or synthetic votes."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from terrine_server.privacy.parameters import MAX_EPSILON
 
 @dataclass(frozen=True)
 class Outlook:
-    """What a specification is expected to do, and the shares of queries its events are charged."""
+    """The expected outcomes of a specification, and the share of queries charged each event."""
 
     mechanism: Mechanism
     expected: Forecast
     shares: Mapping[CostEvent, float]
     most: int
-    """The number of queries that δ allows, whatever ε."""
+    """The number of queries that δ allows, for any ε."""
 
     @classmethod
     def of(cls, spec: Spec, votes: Votes, delta: float) -> Outlook:
-        """Raises `ParameterError` where the specification cannot be used."""
+        """Return the outlook; raises `ParameterError` if the specification cannot be used."""
         mechanism = build_mechanism(spec, teachers=votes.teachers, classes=votes.counts.shape[1])
         expected = forecast(mechanism, votes)
         shares: dict[CostEvent, float] = {}
@@ -41,26 +41,26 @@ class Outlook:
         return cls(mechanism, expected, shares, terms.delta_budget // terms.worst.delta)
 
     def queries(self, accountant: Accountant, epsilon: float) -> int:
-        """Return how many queries an ε pays for."""
+        """Return how many queries ε pays for."""
         return min(self.most, accountant.queries(self.shares, epsilon))
 
     def queries_for(self, answers: float) -> float:
-        """Return how many queries so many answers take; infinite where none is answered."""
+        """Return how many queries these answers take; infinite if no query is answered."""
         answered = self.expected.answered
         return math.ceil(answers / answered - 1e-9) if answered > 0 else math.inf
 
     def epsilon(self, accountant: Accountant, answers: float) -> float:
-        """Return ε such that so many answers are expected; the last query at the dearest price."""
+        """Return the ε of these expected answers, with the last query at the highest price."""
         queries = self.queries_for(answers)
         if queries > self.most:
             return math.inf
-        dearest = np.max([accountant.cost(event) for event in self.shares], axis=0)
-        return accountant.epsilon((queries - 1) * accountant.total(self.shares) + dearest)
+        highest = np.max([accountant.cost(event) for event in self.shares], axis=0)
+        return accountant.epsilon((queries - 1) * accountant.total(self.shares) + highest)
 
     def data_dependent(
         self, votes: Votes, delta: float, orders: Sequence[float] = ORDERS
     ) -> DataDependent:
-        """Return data-dependent accounting of the same, at one of the orders."""
+        """Return data-dependent accounting of the same mechanism, at one of the orders."""
         return DataDependent(
             self.mechanism, votes, self.expected, delta=delta, most=self.most, orders=orders
         )

@@ -1,7 +1,7 @@
 """How many answers, how accurate, for which ε? A search over parameters, before anything is spent.
 
-From parameters and expected levels of consensus, or from votes that are public or synthetic. A plan
-made from votes of teachers with private training data is itself a leak, outside every budget.
+It uses expected levels of consensus, or votes that are public or synthetic. A plan made from votes
+of teachers with private training data is itself a leak, outside every budget.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from terrine_server.privacy.parameters import (
 )
 
 TOLERANCE = 0.01
-"""Accuracy that a plan may give up, against the most accurate candidate, for more answers."""
+"""How much less accurate than the best candidate a plan may be, to get more answers."""
 
 LEAST_ANSWERED = 0.1
-"""A candidate that answers a smaller share of queries is passed over, unless all do."""
+"""Candidates that answer a smaller share of queries are skipped, unless all do."""
 
 DATA_DEPENDENT = "data-dependent"
-"""The name of the one way of accounting that looks at (public or synthetic) votes."""
+"""The name of the only accounting method that uses (public or synthetic) votes."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One set of parameters: what it answers, and what that costs under the rule that binds.
+    """One set of parameters: what it answers, and what that costs under the enforced rule.
 
-    `queries`, `answers`: expected for the ε that was asked for; None without one. `epsilon`: what
-    the wanted answers need, infinite where δ does not allow them; None without such a wish.
+    `queries`, `answers`: expected for the requested ε, None without one. `epsilon`: the ε of the
+    wanted answers, infinite if δ does not allow them, None if no number of answers is wanted.
     """
 
     spec: Spec
@@ -61,10 +61,10 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Line:
-    """What one way of accounting says of the chosen parameters.
+    """The result of one accounting method for the chosen parameters.
 
-    `name`: a `Rule`, or `DATA_DEPENDENT` with the plan's publications. `sound`: whether refusing
-    by it keeps the promise towards a student who adapts.
+    `name`: a `Method`, or `DATA_DEPENDENT` with the plan's publications. `sound`: whether the
+    guarantee holds if the method decides refusals and students adapt.
     """
 
     name: str
@@ -77,11 +77,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Plan:
-    """The chosen candidate at (epsilon, delta), and every way of accounting for it.
+    """The chosen candidate at (epsilon, delta), with every accounting method.
 
-    `epsilon` is what was asked for, or else what the wanted answers need. `labelled`: whether
-    accuracy is against the truth, or against what most teachers said. `by_teachers`: the best
-    candidate of each ensemble, by the same measure as `chosen`.
+    `epsilon` is the requested ε, or else the ε of the wanted answers. `labelled`: whether accuracy
+    is measured against the truth or against the plurality. `by_teachers`: the best candidate
+    of each ensemble, by the same measure as `chosen`.
     """
 
     chosen: Candidate
@@ -107,14 +107,14 @@ def plan(
 ) -> Plan:
     """Return the best parameters of a mechanism for one of the ensembles.
 
-    With wanted `answers`: those that need the least ε. Otherwise: those with the most answers for
-    `epsilon`. Both among the candidates that are at least as accurate as `accuracy`, or else within
-    `TOLERANCE` of the most accurate. `grid`: values in place of the default ones, by parameter, for
-    so many teachers. Raises `ParameterError` where nothing fits.
+    With wanted `answers`, these need the least ε. Otherwise they give the most answers for
+    `epsilon`. Candidates must be at least as accurate as `accuracy`, by default within `TOLERANCE`
+    of the most accurate. `grid` returns, for a number of teachers, values that replace the defaults
+    of each parameter. Raises `ParameterError` if nothing fits.
     """
     delta = check_delta("delta", delta)
     if epsilon is None and answers is None:
-        raise ParameterError("Say which epsilon may be spent, or how many answers are wanted.")
+        raise ParameterError("Give the epsilon that may be spent or the number of answers wanted.")
     if epsilon is not None:
         check_epsilon(epsilon)
     if answers is not None:
@@ -135,8 +135,8 @@ def plan(
     chosen = max(pool, key=_worth)
     if chosen.epsilon is not None and not chosen.epsilon <= MAX_EPSILON:
         raise ParameterError(
-            f"No candidate affords so many answers with an epsilon up to {MAX_EPSILON:g}. "
-            "Ask for fewer, for more teachers, or allow a larger delta."
+            f"No candidate affords this many answers with an epsilon up to {MAX_EPSILON:g}. "
+            "Plan fewer answers, more teachers or a larger delta."
         )
     by_teachers = {each.teachers: each for each in sorted(pool, key=_worth)}
     return _account(
@@ -153,7 +153,7 @@ def plan(
 def frontier(candidates: Iterable[Candidate]) -> list[Candidate]:
     """Return the candidates that no other beats in both accuracy and price, best accuracy last.
 
-    The price is the ε of the wanted answers where there is one, else the answers for the ε.
+    The price is the ε of the wanted answers, or else the number of answers for the given ε.
     """
     found: list[Candidate] = []
     for each in sorted(candidates, key=_worth, reverse=True):
@@ -165,7 +165,7 @@ def frontier(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 @dataclass(frozen=True)
 class Curve:
-    """ε against answers under one way of accounting."""
+    """ε against answers for one accounting method."""
 
     name: str
     enforced: bool
@@ -174,7 +174,7 @@ class Curve:
 
 
 def curves(found: Plan, votes: Votes) -> list[Curve]:
-    """Return a curve for each line of a plan; `votes` are those of the chosen ensemble."""
+    """Return a curve for each line of a plan; `votes` are the votes of the chosen ensemble."""
     outlook = Outlook.of(found.chosen.spec, votes, found.delta)
     answered = outlook.expected.answered
     reach = 1.25 * max(line.answers for line in found.lines)
@@ -198,10 +198,10 @@ def _candidate(
     outlook = Outlook.of(spec, votes, delta)
     queries = need = None
     if epsilon is not None:
-        quote(outlook.mechanism, epsilon, delta)  # raises where not a single query is paid for
+        quote(outlook.mechanism, epsilon, delta)  # raises if ε does not pay for a single query
         queries = outlook.queries(enforced(outlook.shares, delta, epsilon), epsilon)
     if answers is not None:
-        # An order that is fixed beforehand is fixed for this very plan: the best one for it.
+        # The fixed order is fixed for this plan, so use the order that is best for it.
         binding = enforced(outlook.shares, delta, epsilon or 1.0)
         if binding.method is Method.FIXED_ORDER:
             binding = Accountant(Method.IMPROVED, binding.delta)
@@ -219,7 +219,7 @@ def _candidate(
 
 
 def _worth(candidate: Candidate) -> tuple[float, float]:
-    """Order by price: the ε of the wanted answers, or the answers for the ε; then by accuracy."""
+    """Sort key: the ε of the wanted answers, or the answers for the ε; then the accuracy."""
     answers, epsilon = candidate.answers, candidate.epsilon
     return (-epsilon if epsilon is not None else answers or 0.0), candidate.accuracy
 
@@ -232,8 +232,8 @@ def _accurate(candidates: Sequence[Candidate], accuracy: float | None) -> list[C
     good = [c for c in pool if c.accuracy >= floor]
     if not good:
         raise ParameterError(
-            f"No candidate is right on {floor:.1%} of its answers; the best is on {top:.1%}. "
-            "Ask for less, for more teachers, or try a finer grid."
+            f"No candidate is right on {floor:.1%} of its answers; the best one is on {top:.1%}. "
+            "Plan less accuracy or more teachers, or try a finer grid."
         )
     return good
 
@@ -249,23 +249,23 @@ def _account(
 ) -> Plan:
     outlook = Outlook.of(chosen.spec, votes, delta)
     answered = outlook.expected.answered
-    asked = epsilon if epsilon is not None else _ceiling(chosen.epsilon or MAX_EPSILON)
-    rules = accountants(outlook.shares, delta, asked)
-    binding = enforced(outlook.shares, delta, asked)
-    wanted = answers or max(1, math.floor(outlook.queries(binding, asked) * answered))
+    planned = epsilon if epsilon is not None else _ceiling(chosen.epsilon or MAX_EPSILON)
+    rules = accountants(outlook.shares, delta, planned)
+    binding = enforced(outlook.shares, delta, planned)
+    wanted = answers or max(1, math.floor(outlook.queries(binding, planned) * answered))
     lines = [
         Line(
             name=each.method.value,
             enforced=each.method is binding.method,
             sound=each.method in FILTERS,
-            queries=(queries := outlook.queries(each, asked)),
+            queries=(queries := outlook.queries(each, planned)),
             answers=queries * answered,
             epsilon=outlook.epsilon(each, wanted),
         )
         for each in rules
     ]
     model = outlook.data_dependent(votes, delta)
-    publishing = model.plan(asked)
+    publishing = model.plan(planned)
     if publishing is not None:
         lines.append(
             Line(
@@ -280,7 +280,7 @@ def _account(
     return Plan(
         chosen=chosen,
         by_teachers=tuple(by_teachers),
-        epsilon=asked,
+        epsilon=planned,
         delta=delta,
         wanted=wanted,
         labelled=votes.labelled,
@@ -291,6 +291,6 @@ def _account(
 
 
 def _ceiling(epsilon: float) -> float:
-    """Round ε up to two digits after the point, or to two digits."""
+    """Round ε up to two decimal places, or to two significant digits if it is small."""
     scale = 10.0 ** max(2, 1 - math.floor(math.log10(epsilon)))
     return math.ceil(epsilon * scale) / scale

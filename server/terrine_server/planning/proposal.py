@@ -1,7 +1,7 @@
-"""How a data-dependent project publishes: proposed from expected votes before the first query.
+"""Propose how a data-dependent project publishes, from expected votes, before the first query.
 
-The votes are synthetic or public. Whatever was chosen by looking at private votes would tell of
-them.
+The votes are synthetic or public. A choice made by looking at private votes would reveal something
+about them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from terrine_server.privacy.parameters import ParameterError
 from terrine_server.privacy.published.release import BoundRelease
 
 DEFAULT_CONSENSUS = (Consensus(0.95, 0.7), Consensus(0.8, 0.2), Consensus(0.5, 0.1))
-"""What is expected where nobody says: teachers that mostly agree."""
+"""The default expectation: teachers that mostly agree."""
 
 
 def propose(
@@ -31,8 +31,8 @@ def propose(
 ) -> tuple[BoundRelease, Sequence[int]]:
     """Return the release and the schedule that are expected to reach the most queries.
 
-    `given`: a release and a schedule that were asked for; they are checked in the same way. Raises
-    `ParameterError` where publishing is not expected to reach more than the worst case does.
+    `given`: a requested release and schedule, which are checked in the same way. Raises
+    `ParameterError` if publishing is not expected to reach more queries than the worst case.
     """
     if given is not None:
         check_counts(given[1])
@@ -41,10 +41,10 @@ def propose(
     model = outlook.data_dependent(votes, delta, orders=(order,))
     best = model.plan(epsilon) if given is None else model.follow(*given, epsilon)
     if best is None or best.queries <= worst_case:
-        reach = "is of no use" if best is None else f"reaches about {best.queries} queries"
+        reach = "gains nothing" if best is None else f"reaches about {best.queries} queries"
         raise ParameterError(
-            f"Publishing cannot pay for itself here: on the expected consensus it {reach}, where "
-            f'worst-case accounting reaches {worst_case}. Use accounting "worst_case"; more '
-            "teachers, less noise, a larger epsilon or another order of the cap may change that."
+            f"Publishing cannot pay for itself here: on the expected consensus it {reach}, and "
+            f'worst-case accounting reaches {worst_case}. Use accounting "worst_case", or try more '
+            "teachers, less noise, a larger epsilon or another order of the cap."
         )
     return (best.publication, best.schedule) if given is None else given

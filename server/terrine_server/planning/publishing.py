@@ -1,13 +1,13 @@
 """What data-dependent accounting would buy, refusals included, on public or synthetic votes.
 
-A data-dependent project is refused on published figures alone: at a fixed Rényi order λ it goes on
-while
+Refusals of a data-dependent project depend on published figures alone: at a fixed Rényi order λ it
+answers while
 
     U_last + Σ worst-case costs since + Σ publications ≤ B_λ(ε, δ_conv),
 
-where U_last ≥ the secret data-dependent spend (with failure η, which adds to δ) is released at
-counts of charges that are fixed beforehand (`sanitize`). Here λ, the smoothness β, the release's
-σ and the schedule are chosen for the votes that one expects.
+where U_last ≥ the secret data-dependent spend (except with probability η, which adds to δ) is
+released at counts of charges that are fixed beforehand (`published.release`). This module chooses
+λ, the smoothness β, the σ of the release and the schedule for the expected votes.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ Floats = NDArray[np.float64]
 
 ORDERS = (2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 16.0, 20.0, 24.0, 32.0)
 SMOOTHNESS = (0.02, 0.05, 0.1, 0.15, 0.2)
-"""β·λ. Beyond 1/4 a release gets dear fast."""
+"""β·λ. Beyond 1/4 a release quickly becomes expensive."""
 SIGMAS = np.geomspace(0.5, 2000, 32)
-"""Noise of a release, in smooth sensitivities."""
+"""Noise of a release, in units of the smooth sensitivity."""
 PUBLICATIONS = (1, 2, 3, 4, 6)
 """How many figures are published."""
 
 
 @dataclass(frozen=True)
 class PublishingPlan:
-    """A schedule: after so many charges each, a figure is published; then `queries` are reached.
+    """When to publish a figure (`schedule`, in charges), and how many queries that reaches.
 
-    `bounds`: the figures to expect, in Rényi divergence at `publication.order`.
+    `bounds`: the expected figures, in Rényi divergence at `publication.order`.
     """
 
     publication: BoundRelease
@@ -58,22 +58,22 @@ class PublishingPlan:
 
 @dataclass(frozen=True)
 class _Worst:
-    """What one query costs at one order, whatever its votes: on average, and at the dearest."""
+    """The cost of one query at one order, for any votes: on average and at most."""
 
     mean: float
-    dearest: float
+    most: float
 
     def fitting(self, left: Floats) -> Floats:
         """Return how many queries fit."""
-        return np.where(left >= self.dearest, np.floor((left - self.dearest) / self.mean) + 1, 0.0)
+        return np.where(left >= self.most, np.floor((left - self.most) / self.mean) + 1, 0.0)
 
 
 @dataclass(frozen=True)
 class _Choice:
-    """A publication that may be chosen, how often, and its price.
+    """A candidate publication, how many times it is published, and its price each time.
 
-    `secret`, `sensitivity`: the data-dependent cost of one query on average, and its share of the
-    smooth sensitivity; both grow with the number of queries.
+    `secret`, `sensitivity`: the average data-dependent cost of one query, and its share of the
+    smooth sensitivity. Their totals grow with the number of queries.
     """
 
     publication: BoundRelease
@@ -84,10 +84,10 @@ class _Choice:
 
 
 class DataDependent:
-    """Data-dependent accounting of one mechanism on the votes that one expects.
+    """Data-dependent accounting of one mechanism on the expected votes.
 
-    `most`: the number of queries that δ allows whatever they cost. `orders` and `publications` (how
-    many): to choose from.
+    `most`: the number of queries that δ allows, whatever they cost. `orders`, `publications`: the
+    orders and numbers of publications to choose from.
     """
 
     def __init__(
@@ -116,13 +116,13 @@ class DataDependent:
     def plan(self, epsilon: float) -> PublishingPlan | None:
         """Return the schedule that reaches the most queries within (ε, δ).
 
-        None where the best is to publish nothing.
+        None if it is best to publish nothing.
         """
         budgets = self._budgets(epsilon)
         best: PublishingPlan | None = None
         most = self._unpublished(budgets)
         for order, budget in budgets.items():
-            # Each publication frees at most the whole budget once more.
+            # Each publication frees at most the whole budget again.
             at_most = (max(self.publications) + 1) * self.worst[order].fitting(np.array(budget))
             if at_most <= most:
                 continue
@@ -134,18 +134,18 @@ class DataDependent:
     def follow(
         self, publication: BoundRelease, schedule: Sequence[int], epsilon: float
     ) -> PublishingPlan | None:
-        """Return what a given schedule reaches within (ε, δ); None where nothing is published."""
+        """Return what a given schedule reaches within (ε, δ); None if nothing is published."""
         meter, tally = self._expected(publication.order)
         choice = _choice(publication, len(schedule), meter.spend(tally, publication.beta))
         return self._best([choice], self._budget(publication.order, epsilon), schedule)
 
     def reach(self, epsilon: float) -> int:
-        """Return how many queries (ε, δ) reaches, published or not."""
+        """Return how many queries (ε, δ) reaches, with or without publications."""
         found = self.plan(epsilon)
         return self._unpublished(self._budgets(epsilon)) if found is None else found.queries
 
     def epsilon(self, queries: float) -> float:
-        """Return the least ε (to 0.1 %) that reaches so many queries; infinite above 100."""
+        """Return the smallest ε (to 0.1 %) that reaches this many queries; infinite above 100."""
         if queries > self.most:
             return math.inf
         low, high = 0.0, 1.0
@@ -169,16 +169,16 @@ class DataDependent:
         return min(self.most, int(max(reached)))
 
     def _choices(self, order: float) -> list[_Choice]:
-        """Return the publications at an order."""
+        """Return the candidate publications at an order."""
         if order not in self.choices:
             meter, tally = self._expected(order)
             betas = [product / order for product in SMOOTHNESS]
-            raised = [(times, publication_z(self.delta, times)) for times in self.publications]
+            factors = [(times, publication_z(self.delta, times)) for times in self.publications]
             self.choices[order] = [
                 _choice(BoundRelease(order, beta, float(sigma), z), times, spend)
                 for beta, spend in zip(betas, meter.spends(tally, betas), strict=True)
                 for sigma in SIGMAS
-                for times, z in raised
+                for times, z in factors
             ]
         return self.choices[order]
 
@@ -199,9 +199,9 @@ class DataDependent:
     def _best(
         self, choices: Sequence[_Choice], budget: float, counts: Sequence[int] | None = None
     ) -> PublishingPlan | None:
-        """Publish at the given counts, or else whenever a query might leave no room; then go on.
+        """Simulate publishing at the given counts, or else when a query might leave no room.
 
-        Returns what the choice that reaches the most queries does, None where none can publish.
+        Returns the result of the choice that reaches the most queries, None if none can publish.
         """
         order = choices[0].publication.order
         worst = self.worst.get(order) or _worst(self.shares, order)
@@ -258,5 +258,5 @@ def _worst(shares: Mapping[CostEvent, float], order: float) -> _Worst:
     costs = {event: float(rdp(event, order)) for event in shares}
     return _Worst(
         mean=sum(share * costs[event] for event, share in shares.items()),
-        dearest=max(costs.values()),
+        most=max(costs.values()),
     )

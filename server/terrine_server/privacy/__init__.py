@@ -1,4 +1,4 @@
-"""Mechanisms, what they cost, and how a budget is kept. Pure: no I/O, no clock, no database."""
+"""Mechanisms, their costs, and how a budget is enforced. Pure: no I/O, no clock, no database."""
 
 from terrine_server.privacy.accounting.conversions import (
     epsilon_from_gdp,

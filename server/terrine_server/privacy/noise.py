@@ -1,9 +1,10 @@
 """Exact integer noise from the operating system's randomness.
 
 A table holds the cumulative distribution of the noise as 256-bit integers. A draw is one uniform
-256-bit integer, located in the table: the same work for every draw, no floating-point arithmetic on
-noise, no rejection loop. The distributions are the discrete Gaussian of Canonne, Kamath & Steinke
-2020 (arXiv 2004.00010), Pr[k] ∝ exp(−k²/2σ²), and the discrete Laplace, Pr[k] ∝ exp(−γ|k|).
+256-bit integer, looked up in the table: every draw takes the same work, with no floating-point
+arithmetic on noise and no rejection loop. The distributions are the discrete Gaussian of Canonne,
+Kamath & Steinke 2020 (arXiv 2004.00010), Pr[k] ∝ exp(−k²/2σ²), and the discrete Laplace,
+Pr[k] ∝ exp(−γ|k|).
 
 Accuracy: every boundary is floor(2²⁵⁶ F(k)) up to one unit, so a draw is within
 (entries + 1)·2⁻²⁵⁶ < 2⁻²³⁵ of the ideal in total variation. A query of up to 100,001 draws is
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 from terrine_server.privacy.parameters import check_gamma, check_sigma
 
 Entropy = Callable[[int], bytes]
-"""Returns that many unpredictable bytes. `os.urandom` in production; tests pass crafted ones."""
+"""Returns n unpredictable bytes. `os.urandom` in production; tests pass chosen ones."""
 
 BITS = 256
 WORDS = BITS // 64
@@ -46,7 +47,7 @@ class NoiseTable:
 
     @property
     def reach(self) -> int:
-        """Largest absolute value K that can be drawn."""
+        """The largest absolute value K that can be drawn."""
         return len(self.words) // 2
 
     def boundary(self, row: int) -> int:
@@ -80,12 +81,12 @@ class NoiseTable:
         return draws.reshape(shape)
 
     def _locate(self, uniform: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Count the boundaries that are ≤ each uniform integer, and centre."""
+        """Count the boundaries ≤ each uniform integer; subtract K."""
         high = self.words[:, 0]
         rows = np.searchsorted(high, uniform[:, 0], side="left")
         inside = np.minimum(rows, len(high) - 1)
         for i in np.flatnonzero(high[inside] == uniform[:, 0]):
-            # The leading words agree (once in 2⁶⁴ draws or so): compare all 256 bits.
+            # The leading words are equal (about once in 2⁶⁴ draws): compare all 256 bits.
             end = int(np.searchsorted(high, uniform[i, 0], side="right"))
             candidates = range(int(rows[i]), end)
             rows[i] += bisect_right(candidates, _join(uniform[i]), key=self.boundary)
@@ -106,10 +107,10 @@ def discrete_laplace(gamma: float) -> NoiseTable:
 
 
 def _exp_minus(x: Fraction) -> int:
-    """Return e^(−x) for x ≥ 0 in fixed point with POINT fractional bits, to a unit or two.
+    """Return e^(−x) for x ≥ 0 in fixed point with POINT fractional bits, within a unit or two.
 
-    One over the Taylor series of e^x, whose terms are all positive, with 64 more bits. In integers
-    and not with a library of arbitrary precision, whose precision is a setting that threads share.
+    Computed as 1 / e^x from the Taylor series, whose terms are all positive, with 64 extra bits. It
+    uses integers because the precision of an arbitrary-precision library is shared by all threads.
     """
     one = 1 << (POINT + 64)
     total, term, k = one, one, 1
@@ -138,7 +139,7 @@ def _geometric_weights(ratio: int) -> Iterator[int]:
 
 
 def _tabulate(weights: Iterator[int]) -> NoiseTable:
-    """Build the table from the weights of k = 1, 2, … relative to that of 0."""
+    """Build the table from the weights of k = 1, 2, …, relative to the weight of 0."""
     tails = list(accumulate(reversed(list(weights))))  # from the far tail inwards
     total = (1 << POINT) + 2 * tails[-1]
     lower = [tail for tail in tails if tail << BITS >= total]

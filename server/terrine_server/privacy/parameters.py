@@ -1,28 +1,28 @@
-"""Checks of parameters. Every refusal says what was given, what was expected and why."""
+"""Parameter checks. Every error says what was given, what was expected and why."""
 
 from __future__ import annotations
 
 import math
 
 MIN_EPSILON, MAX_EPSILON = 1e-6, 100.0
-"""The ε that a project or an ensemble may have. Up to here the 256-bit sampler's slack, multiplied
+"""The allowed ε of a project or an ensemble. In this range the 256-bit sampler's slack, multiplied
 by e^ε, stays below what a query pays for it (docs/decisions/0010-noise-of-256-bits.md)."""
 
 MIN_SIGMA, MAX_SIGMA = 0.5, 10_000.0
 """Standard deviations, in votes, for which the discrete Gaussian is sampled and priced.
 
-Below: more than three draws in four are 0, so there is hardly any noise left to be priced.
-Above: the sampler's table would have more than 378,000 entries (12 MB)."""
+Below, more than three draws in four are 0, so there is hardly any noise left to price.
+Above, the sampler's table would have more than 378,000 entries (12 MB)."""
 
 MIN_GAMMA, MAX_GAMMA = 0.001, 50.0
-"""Inverse scales, in 1/votes, of the discrete Laplace noise; the same two reasons."""
+"""Inverse scales of the discrete Laplace noise, in 1/votes, limited for the same two reasons."""
 
 MAX_TEACHERS, MAX_CLASSES = 1_000_000, 100_000
 MAX_EXTRA_VOTES = 1_000_000_000
 
 
 class ParameterError(ValueError):
-    """A mechanism parameter, ε or δ that cannot be used; the text says why and what could be."""
+    """A mechanism parameter, ε or δ that cannot be used. The text says why and what would work."""
 
 
 def real(name: str, value: object) -> float:
@@ -54,8 +54,10 @@ def integer(name: str, value: object, low: int, high: int, why: str) -> int:
 def check_sigma(name: str, value: object) -> float:
     """Check a Gaussian standard deviation, in votes."""
     if real(name, value) <= 0:
-        raise ParameterError(f"{name} = {value} must be positive: without noise there is no price.")
-    why = "the range in which the discrete Gaussian's table and price are proven"
+        raise ParameterError(
+            f"{name} = {value} must be positive: without noise there is no privacy."
+        )
+    why = "the discrete Gaussian's table and price are proven in this range"
     return within(name, value, MIN_SIGMA, MAX_SIGMA, why)
 
 
@@ -85,12 +87,12 @@ def check_epsilon(value: object) -> float:
     """Check a privacy budget's ε."""
     if real("epsilon", value) <= 0:
         raise ParameterError(f"epsilon = {value} must be positive.")
-    why = "less pays for nothing, and more is no privacy to speak of"
+    why = "less pays for no query, and more gives no meaningful privacy"
     return within("epsilon", value, MIN_EPSILON, MAX_EPSILON, why)
 
 
 def check_delta(name: str, value: object) -> float:
-    """Check a probability of failure δ."""
+    """Check a failure probability δ."""
     number = real(name, value)
     if not 0 < number < 1:
         raise ParameterError(f"{name} = {number:g} must lie strictly between 0 and 1.")

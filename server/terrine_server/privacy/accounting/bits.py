@@ -1,4 +1,4 @@
-"""What one bit of a threshold test costs: exactly what leaks, for the noise that is drawn."""
+"""The cost of one bit of a threshold test: exactly what leaks, for the noise that is drawn."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scipy.special import logsumexp
 
 from terrine_server.privacy.accounting.checks import MARGIN, SMALLEST, Floats, check_orders
 
-_ROUNDING = 2.0**-50  # a few roundings
+_ROUNDING = 2.0**-50  # the error of a few roundings
 
 
 def log_tails(sigma: float, k: NDArray[np.int64]) -> Floats:
@@ -32,7 +32,7 @@ def bit_rdp(log_passed: Floats, log_failed: Floats, orders: ArrayLike) -> Floats
     it by the whole Gaussian's α/2σ². Returns float[A, V].
     """
     alpha = check_orders(orders)
-    # Of two complementary probabilities only the smaller is known to full precision.
+    # Of two complementary probabilities, only the smaller is known to full precision.
     log_p = np.where(log_passed < log_failed, log_passed, log1mexp(-log_failed))
     log_s = np.where(log_passed < log_failed, log1mexp(-log_passed), log_failed)
     cost = np.zeros((len(alpha), len(log_p)))
@@ -53,8 +53,8 @@ def _bernoulli(
     """D_α(Bern(p)‖Bern(p′)), rounded up; s = 1 − p. float[V].
 
     ln(1 + x)/(α−1) with x = p^α p′^{1−α} + s^α s′^{1−α} − 1. Written with the smaller probability u
-    and the step b = ln(u′/u), both terms of x contain the same u′ − u, so that their first orders
-    cancel exactly and x keeps its relative precision from 1 down to 1e-300.
+    and the step b = ln(u′/u), both terms of x contain the same u′ − u, so their first orders cancel
+    exactly and x keeps its relative precision from 1 down to 1e-300.
     """
     swap = log_p > log_s
     small, small2 = np.where(swap, log_s, log_p), np.where(swap, log_s2, log_p2)
@@ -74,13 +74,13 @@ def _bernoulli(
 
 
 def _growth(start: Floats, step: Floats) -> Floats:
-    """e^start (e^step − 1), without overflow of a factor."""
+    """e^start (e^step − 1), computed so that no factor overflows."""
     large = np.exp(start + step) - np.exp(start)
     return np.where(step > 1, large, np.exp(start) * np.expm1(np.minimum(step, 1)))
 
 
 def log1mexp(x: Floats) -> Floats:
-    """Return ln(1 − e^{−x}) for x ≥ 0; −∞ at 0, and below it too."""
+    """Return ln(1 − e^{−x}) for x ≥ 0; −∞ at and below 0."""
     x = np.maximum(x, 0)
     with np.errstate(divide="ignore"):
         return np.where(x > math.log(2), np.log1p(-np.exp(-x)), np.log(-np.expm1(-x)))

@@ -1,4 +1,4 @@
-"""What exact costs share: rounding up, and checks of what they are computed from."""
+"""Shared by exact costs: margins for rounding up, and checks of their inputs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 MARGIN = 1e-10
-"""Relative rounding up, far above the error of the formulas in double precision."""
+"""Relative margin for rounding up, far above the error of the formulas in double precision."""
 
 SMALLEST = 1e-300
-"""What a cost that underflows is rounded up to."""
+"""A cost that underflows is rounded up to this."""
 
 
 def check_orders(orders: ArrayLike) -> Floats:
@@ -26,9 +26,9 @@ def check_orders(orders: ArrayLike) -> Floats:
 
 
 def check_votes(counts: NDArray[np.int64], teachers: int | None = None) -> Counts:
-    """Return vote counts as int64[B, m]; raise `ParameterError`, without quoting any, otherwise.
+    """Return vote counts as int64[B, m], or raise `ParameterError` without quoting any count.
 
-    `teachers`: what every row must sum to; None: any sum.
+    `teachers`: the sum required of every row; None allows any sum.
     """
     votes = np.asarray(counts)
     if votes.ndim != 2 or votes.shape[1] < 2 or not np.issubdtype(votes.dtype, np.integer):
@@ -39,5 +39,5 @@ def check_votes(counts: NDArray[np.int64], teachers: int | None = None) -> Count
     if np.any(votes < 0):
         raise ParameterError("Vote counts must not be negative.")
     if teachers is not None and np.any(votes.sum(axis=1) != teachers):
-        raise ParameterError(f"Every row of vote counts must sum to {teachers}, the teachers.")
+        raise ParameterError(f"Each row of vote counts must sum to {teachers}, one per teacher.")
     return votes

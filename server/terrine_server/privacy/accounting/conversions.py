@@ -1,7 +1,7 @@
-"""How costs become an (ε, δ) guarantee, and an (ε, δ) budget the largest cost that it allows.
+"""Convert costs to (ε, δ) guarantees, and (ε, δ) budgets to the largest cost they allow.
 
-Two currencies. In Gaussian DP (Dong, Roth & Su 2022) an event costs μ², and "admit while
-Σμ² ≤ μ_B²" is a valid filter for fully adaptive interaction (Smith & Thakurta 2022, arXiv
+There are two kinds of cost. In Gaussian DP (Dong, Roth & Su 2022) an event costs μ², and "admit
+while Σμ² ≤ μ_B²" is a valid filter for fully adaptive interaction (Smith & Thakurta 2022, arXiv
 2210.17520; Koskela, Tobaben & Honkela 2022, arXiv 2209.15596). In Rényi DP an event costs
 D_α, and the same holds at one order α fixed in advance (Feldman & Zrnic 2021, arXiv 2008.11193).
 """
@@ -21,7 +21,7 @@ from terrine_server.privacy.parameters import check_delta, check_epsilon
 
 
 def rdp_budget(order: ArrayLike, epsilon: float, delta: float) -> NDArray[np.float64]:
-    """Return the largest Rényi divergence at `order` that implies (ε, δ)-DP; ≤ 0: none does.
+    """Return the largest Rényi divergence at `order` that implies (ε, δ)-DP; ≤ 0 if none does.
 
     Canonne, Kamath & Steinke 2020, Prop. 12, solved for the divergence.
     """
@@ -42,7 +42,7 @@ def gdp_budget(epsilon: float, delta: float) -> float:
     """Return the largest μ² that implies (ε, δ)-DP, rounded down (Dong, Roth & Su 2022, Cor. 1)."""
     epsilon, target = check_epsilon(epsilon), math.log(check_delta("delta", delta))
 
-    # δ ≤ exp(−u²/2), so u ≤ t at the root: that bounds μ from below.
+    # δ ≤ exp(−u²/2), so u ≤ t at the root, which bounds μ from below.
     t = math.sqrt(-2 * target)
     low = high = 2 * epsilon / (t + math.sqrt(t * t + 2 * epsilon))
     while gdp_log_delta(epsilon, high) <= target:
@@ -51,9 +51,9 @@ def gdp_budget(epsilon: float, delta: float) -> float:
     return float(root**2 * (1 - SLACK))
 
 
-@lru_cache(maxsize=1024)  # all receipts of a group, and all looks at a budget, ask for the same
+@lru_cache(maxsize=1024)  # all receipts of a group, and all views of a budget, need the same value
 def epsilon_from_gdp(mu_squared: float, delta: float) -> float:
-    """Return ε of a μ-GDP interaction at `delta`, rounded up; 0 where nothing was spent."""
+    """Return ε of a μ-GDP interaction at `delta`, rounded up; 0 if nothing was spent."""
     if mu_squared <= 0:
         return 0.0
     mu, target = math.sqrt(mu_squared), math.log(check_delta("delta", delta))
@@ -70,7 +70,7 @@ def gdp_log_delta(epsilon: float, mu: float) -> float:
     """Return ln δ(ε) of μ-GDP: δ = Φ(−u) − e^ε Φ(−u−μ) with u = ε/μ − μ/2."""
     u = epsilon / mu - mu / 2
     if u > -5:
-        # Both terms are φ(u) times a Mills ratio; their difference never leaves the log domain.
+        # Both terms are φ(u) times a Mills ratio; their difference stays in the log domain.
         mills = erfcx(u / math.sqrt(2)) - erfcx((u + mu) / math.sqrt(2))
         return float(-u * u / 2 - math.log(2) + np.log(mills))
     first = log_ndtr(-u)

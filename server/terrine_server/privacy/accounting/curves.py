@@ -1,4 +1,4 @@
-"""What a cost event costs, whatever the votes: μ² in Gaussian DP, a curve D_α in Rényi DP."""
+"""The cost of an event for any votes: μ² in Gaussian DP, a curve D_α in Rényi DP."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from terrine_server.privacy.accounting.units import SLACK
 from terrine_server.privacy.noise import BITS, discrete_gaussian
 
 ULPS = 1e-14
-"""Relative margin for a single special function, which is good to a few units in the last place."""
+"""Relative margin for one special function, which is accurate to a few units in the last place."""
 
 
 def gdp_squared(event: CostEvent) -> float:
-    """Return μ² such that the event is μ-GDP, whatever the votes (plus `additive_delta`)."""
+    """Return μ² such that the event is μ-GDP for any votes (plus `additive_delta`)."""
     match event:
         case GaussianNoisyMax(sigma, shift):
             return 2 * (shift * shift_mu(sigma)) ** 2
@@ -51,7 +51,7 @@ def gdp_squared(event: CostEvent) -> float:
 
 
 def rdp(event: CostEvent, orders: ArrayLike) -> NDArray[np.float64]:
-    """Return the Rényi divergence bound at each order α > 1, whatever the votes."""
+    """Return the bound on the Rényi divergence at each order α > 1, for any votes."""
     alpha = np.asarray(orders, dtype=np.float64)
     match event:
         case GaussianNoisyMax(sigma, shift):
@@ -77,7 +77,7 @@ def rdp(event: CostEvent, orders: ArrayLike) -> NDArray[np.float64]:
 
 
 def additive_delta(event: CostEvent) -> float:
-    """Return the δ that the event adds on its own, beside what the conversion takes."""
+    """Return the δ that the event itself adds, besides the δ of the conversion."""
     match event:
         case StabilityTest(delta=delta) | SparseVectorEpoch(delta=delta):
             return delta
@@ -95,12 +95,12 @@ def additive_delta(event: CostEvent) -> float:
 def shift_mu(sigma: float) -> float:
     """Return μ such that N_Z(0, sigma²) shifted by 1 is μ-GDP; a shift of s is then sμ-GDP.
 
-    With z(k) = Q⁻¹(Pr[Y ≥ k]), the trade-off function is made of chords between the points where
+    With z(k) = Q⁻¹(Pr[Y ≥ k]), the trade-off function consists of chords between the points where
     the threshold k rejects, and G_μ is convex: it lies below iff z(k+1) − z(k) ≤ μ for all k. The
     widest step is the central one, 2·Q⁻¹(Pr[Y ≥ 1]) = 2√2·erf⁻¹(Pr[Y = 0]). It is computed from
-    the very table that is sampled, rounded up, and every other step is checked against it. Tails
-    below 2⁻¹⁹² are beyond the check: with outcomes there merged into one the proof holds, and that
-    they occur at all has a chance of 2⁻¹⁹¹, within the sampler's δ.
+    the same table that is sampled, rounded up, and every other step is checked against it. Tails
+    below 2⁻¹⁹² are not checked: the proof holds if all outcomes there are merged into one, and the
+    probability that any occurs is 2⁻¹⁹¹, within the sampler's δ.
     """
     table = discrete_gaussian(sigma)
     mass_at_zero = ((1 << BITS) - 2 * table.tail(1)) / (1 << BITS)
@@ -113,16 +113,16 @@ def shift_mu(sigma: float) -> float:
 
 
 def _pure_gdp(epsilon: float) -> float:
-    """Return μ of pure ε-DP: the corner of f_ε at 1/(1+e^ε) is the only point to be covered."""
+    """Return μ of pure ε-DP: only the corner of f_ε at 1/(1+e^ε) needs to be covered."""
     return float(-2 * ndtri_exp(-np.logaddexp(0.0, epsilon)))
 
 
 def _pure_rdp(epsilon: float, alpha: NDArray[np.float64]) -> NDArray[np.float64]:
     """Tight curve of pure ε-DP, attained by randomised response (Bun & Steinke 2016, Prop. 3.3).
 
-    ln[(e^{αε} + e^{(1−α)ε}) / (1 + e^ε)]/(α−1), arranged so that nothing cancels for small ε.
+    ln[(e^{αε} + e^{(1−α)ε}) / (1 + e^ε)]/(α−1), written so that nothing cancels for small ε.
     """
-    log_rare = -np.logaddexp(0.0, epsilon)  # of randomised response's smaller probability
+    log_rare = -np.logaddexp(0.0, epsilon)  # the smaller probability of randomised response
     rare, up = np.exp(log_rare), (alpha - 1) * epsilon
     gentle = np.minimum(up, 1.0)
     small = np.log1p((1 - rare) * np.expm1(gentle) + rare * np.expm1(-gentle))
@@ -131,7 +131,7 @@ def _pure_rdp(epsilon: float, alpha: NDArray[np.float64]) -> NDArray[np.float64]
 
 
 def _test_rdp(sigma: float, low: int, high: int, alpha: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Worst case, over integers v and v ± 1 in [low, high], of the bit [v + Y ≥ 0]."""
+    """Worst case of the bit [v + Y ≥ 0] over integers v and v ± 1 in [low, high]."""
     margins = np.arange(low, high + 1)
     costs = bit_rdp(log_tails(sigma, -margins), log_tails(sigma, margins + 1), alpha.ravel())
     return np.asarray(costs.max(axis=1).reshape(alpha.shape))

@@ -1,6 +1,6 @@
-"""Cost events: what a mechanism did, frozen, without an opinion on what it costs.
+"""Cost events: frozen records of what a mechanism did, independent of what it costs.
 
-`accounting` prices events; the ledger stores them as JSON, so that a better accountant can
+`budget.prices` prices events. The ledger stores them as JSON, so that a better analysis can
 re-price old entries.
 """
 
@@ -14,7 +14,7 @@ from terrine_server.privacy.parameters import ParameterError
 
 
 class _Json:
-    """What all events share: they can be written down."""
+    """Common to all events: they can be written as JSON."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON, with the kind of event under "event"."""
@@ -23,7 +23,7 @@ class _Json:
 
 @dataclass(frozen=True)
 class GaussianNoisyMax(_Json):
-    """argmax(counts + N_Z(0, sigma²)); neighbours move two counts by at most `shift` votes."""
+    """argmax(counts + N_Z(0, sigma²)); between neighbours two counts move by ≤ `shift` votes."""
 
     sigma: float
     shift: int = 1
@@ -43,7 +43,7 @@ class GaussianThreshold(_Json):
 class StabilityTest(_Json):
     """The bit [d + N_Z(0, sigma²) ≥ threshold], d in [0, high], and on success the exact winner.
 
-    `delta` bounds the chance that a winner which a neighbour could change passes the test.
+    `delta` bounds the probability that a winner that a neighbour could change passes the test.
     """
 
     sigma: float
@@ -54,11 +54,11 @@ class StabilityTest(_Json):
 
 @dataclass(frozen=True)
 class SparseVectorEpoch(_Json):
-    """Bits [d + ν > threshold + ρ], d moving by ≤ 1, until one is 0 or `most` of them are 1.
+    """Bits [d + ν > threshold + ρ], d moves by ≤ 1, until one is 0 or `most` of them are 1.
 
-    Where a bit is 1, the exact winner as well. ρ is discrete Laplace of scale 1/epsilon_threshold,
-    drawn once; each ν is one of scale 2/epsilon_query. `delta` bounds the chance that a winner
-    which a neighbour could change passes anywhere in the epoch.
+    Each 1 comes with the exact winner. ρ is discrete Laplace noise of scale 1/epsilon_threshold,
+    drawn once; each ν is discrete Laplace noise of scale 2/epsilon_query. `delta` bounds the
+    probability that a winner that a neighbour could change passes anywhere in the epoch.
     """
 
     epsilon_threshold: float
@@ -70,7 +70,7 @@ class SparseVectorEpoch(_Json):
 
 @dataclass(frozen=True)
 class WithinEpoch(_Json):
-    """A query that the open `SparseVectorEpoch` has paid for."""
+    """A query that the open `SparseVectorEpoch` has already paid for."""
 
 
 @dataclass(frozen=True)
@@ -83,14 +83,14 @@ class LaplaceNoisyMax(_Json):
 
 @dataclass(frozen=True)
 class ClaimedRelease(_Json):
-    """A release whose authors claim pure `epsilon`-DP, charged as claimed and known not to hold."""
+    """A release that its authors claim is pure `epsilon`-DP: charged as claimed, known false."""
 
     epsilon: float
 
 
 @dataclass(frozen=True)
 class PublishedBound(_Json):
-    """A bound on a secret spend, released as `sanitize.Publication` says. No query paid for it."""
+    """A published bound on a secret spend (see `published.release.BoundRelease`), not a query."""
 
     order: float
     beta: float
@@ -100,7 +100,7 @@ class PublishedBound(_Json):
 
 @dataclass(frozen=True)
 class Composition(_Json):
-    """Several events of one query, one after the other."""
+    """Several events of one query, in sequence."""
 
     events: tuple[CostEvent, ...]
 
@@ -116,7 +116,7 @@ CostEvent = (
     | Composition
 )
 LedgerEvent = CostEvent | PublishedBound
-"""What an entry of a ledger records: a query's event, or a publication."""
+"""What a ledger entry records: a query's event, or a publication."""
 
 _KINDS: dict[str, type[LedgerEvent]] = {
     "gaussian_noisy_max": GaussianNoisyMax,

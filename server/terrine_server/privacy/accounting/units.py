@@ -1,4 +1,4 @@
-"""Money: integers, so that sums are exact. Prices are rounded up and budgets down."""
+"""Costs are counted in integers, so that sums are exact. Prices round up and budgets down."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ DELTA_UNITS = 10**18
 """Additive δ is counted in 1e-18."""
 
 SAMPLER_DELTA = 1
-"""Units of δ that every draw pays for the sampler's distance from the ideal noise (`noise`)."""
+"""Units of δ in every price, for the sampler's distance from the ideal noise (see `noise`)."""
 
 SLACK = 1e-9
-"""Relative margin, against ourselves, for the rounding of floating-point formulas."""
+"""Relative margin, never in our favour, for the rounding of floating-point formulas."""
 
 
 def floor_units(value: float, units: int) -> int:
-    """Return a budget in whole units, rounded down; none is negative."""
+    """Return a budget in whole units, rounded down; never negative."""
     return max(0, math.floor(Fraction(value) * units))
 
 

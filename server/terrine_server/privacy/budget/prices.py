@@ -1,6 +1,6 @@
-"""What one query or one publication debits: a cost event priced under a rule.
+"""The price of one query or one publication: a cost event priced under a rule.
 
-Money is counted in integers (`units`). Prices are rounded up and budgets down, so that rounding is
+Prices are integers (`units`). They are rounded up and budgets are rounded down, so that rounding is
 never in our favour.
 """
 
@@ -36,7 +36,7 @@ class Price:
 
 
 def price(event: CostEvent | PublishedBound, rule: Rule, cap_rule: Rule = GDP) -> Price:
-    """Return what an entry that was charged for `event` debits under `rule`, rounded up."""
+    """Return what a ledger entry for `event` debits under `rule`, rounded up."""
     if isinstance(event, PublishedBound):
         return publication_price(BoundRelease.of(event))
     return Price(
@@ -47,7 +47,7 @@ def price(event: CostEvent | PublishedBound, rule: Rule, cap_rule: Rule = GDP) -
 
 
 def publication_price(publication: BoundRelease) -> Price:
-    """Return what one published figure debits, rounded up: the cap counts it as the rule does."""
+    """Return what one publication debits, rounded up. The cap counts the same cost as the rule."""
     cost = ceil_units(publication.cost * (1 + SLACK), COST_UNITS)
     delta = ceil_units(publication.failure, DELTA_UNITS) + SAMPLER_DELTA
     return Price(cost=cost, delta=delta, cap_cost=cost)

@@ -1,6 +1,6 @@
-"""How terms come about: a budget is divided, turned into the rule's quantity, and priced.
+"""Compute terms: divide a budget, convert it to the rule's quantity, and price every outcome.
 
-Budgets are rounded down, as prices are rounded up (`pricing`). What results is fixed (`terms`).
+Budgets are rounded down, prices up (`prices`). The result is then fixed (`terms`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from terrine_server.privacy.published.release import BoundRelease
 
 STABILITY_SHARE = Fraction(1, 20)
 PUBLICATION_SHARE = Fraction(1, 10)
-"""Of δ: the chance that any published figure is below the spend."""
+"""Share of δ for the probability that any published figure is below the spend."""
 SAMPLER_SHARE = Fraction(1, 1000)
 CAP_ADDITIVE_SHARE = Fraction(1, 10)
 PUBLISHING_CAP_ADDITIVE_SHARE = Fraction(1, 5)
@@ -66,9 +66,9 @@ def quote(
 ) -> Terms:
     """Return the terms of a project with this mechanism and an (ε, δ) budget.
 
-    `cap_rule` is that of the ensemble's cap. `publishing`: how, and after how many paid queries
-    each, the project publishes a bound on its spend; the cap must then have the same order. Raises
-    `ParameterError` where the budget is malformed or does not pay for a single query.
+    `cap_rule` is the rule of the ensemble's cap. `publishing`: how the project publishes a bound on
+    its spend, and after how many paid queries each time; the cap must then have the same order.
+    Raises `ParameterError` if the budget is malformed or does not pay for a single query.
     """
     epsilon, delta = check_epsilon(epsilon), check_delta("delta", delta)
     events, opening = mechanism.events(), mechanism.opening
@@ -104,14 +104,14 @@ def quote(
         opening=None if opening is None else price(opening, rule, cap_rule),
     )
     if terms.affordable(Account()) < 1:
-        raise ParameterError(_too_dear(terms))
+        raise ParameterError(_too_expensive(terms))
     return terms
 
 
 def split_delta(
     events: Iterable[CostEvent], delta: float, *, publishing: bool = False
 ) -> DeltaSplit:
-    """Return how a project that charges these events divides its δ; each part is rounded down."""
+    """Return how a project with these events divides its δ; each part is rounded down."""
     stable = any(additive_delta(event) > 0 for event in events)
     stability = STABILITY_SHARE if stable else Fraction(0)
     publication = PUBLICATION_SHARE if publishing else Fraction(0)
@@ -125,38 +125,38 @@ def split_delta(
 
 
 def check_publishable(mechanism: Mechanism) -> None:
-    """Raise `ParameterError` where no data-dependent analysis of the mechanism is known."""
+    """Raise `ParameterError` if the mechanism has no known data-dependent analysis."""
     if mechanism.guarantee != "proven":
         raise ParameterError("A claimed price has no data-dependent analysis. Use worst_case.")
     if mechanism.opening is not None:
         raise ParameterError(
-            f"{mechanism.name} has no data-dependent analysis: an epoch is paid when it opens, and "
-            "costs the same whatever is asked. Use worst_case."
+            f"{mechanism.name} has no data-dependent analysis: an epoch is paid when it opens and "
+            "costs the same for any queries. Use worst_case."
         )
 
 
 def publication_z(delta: float, publications: int) -> float:
-    """Return z such that so many figures are all above the spend, but for their share of δ."""
+    """Return z such that all figures are above the spend, but for the publication share of δ."""
     each = float(PUBLICATION_SHARE) * delta / publications
     return -float(ndtri(each / (1 + SLACK) ** 2))
 
 
 def check_counts(counts: Sequence[int]) -> None:
-    """Raise `ParameterError` unless a project could publish after so many queries each."""
-    integer("the number of publications", len(counts), 1, MAX_PUBLICATIONS, "each has its price")
+    """Raise `ParameterError` unless these counts of paid queries are a valid schedule."""
+    integer("the number of publications", len(counts), 1, MAX_PUBLICATIONS, "each one has a price")
     for count in counts:
-        integer("a count of the schedule", count, 1, 10**15, "figures follow paid queries")
+        integer("a count of the schedule", count, 1, 10**15, "it counts paid queries")
     if any(later <= earlier for earlier, later in pairwise(counts)):
-        raise ParameterError("The counts of a schedule must grow from one to the next.")
+        raise ParameterError("Each count of a schedule must be larger than the one before.")
 
 
 def cap(epsilon: float, delta: float, order: float | None = None) -> Cap:
     """Return the cap of an ensemble: a filter over all its projects.
 
-    Without an order in Gaussian DP, the better rule for Gaussian noise. With one in Rényi DP at
-    that order, in which published figures count: data-dependent projects need it. A tenth of δ (a
-    fifth, with an order) is for what projects add up on their own, the rest for the conversion.
-    Raises `ParameterError` where the budget is malformed.
+    Without an order the rule is Gaussian DP, which is better for Gaussian noise. With one it is
+    Rényi DP at that order, which data-dependent projects need for their published figures. A tenth
+    of δ (a fifth, with an order) is for the δ that queries and publications add, the rest for the
+    conversion. Raises `ParameterError` if the budget is malformed.
     """
     epsilon, delta = check_epsilon(epsilon), check_delta("delta", delta)
     rule = GDP if order is None else Rule("rdp", float(check_orders(order)[0]))
@@ -178,7 +178,7 @@ def _budget(rule: Rule, epsilon: float, delta: float) -> int:
 
 
 def _at_most(budget: int, prices: Iterable[Price]) -> int:
-    """Return what a whole budget can cost in the cap's units: no price has a worse ratio."""
+    """Return the most that a whole budget costs in the cap's units: no price has a worse ratio."""
     return max(-(-budget * price.cap_cost // price.cost) for price in prices if price.cost)
 
 
@@ -193,35 +193,36 @@ def _check_schedule(
     check_publishable(mechanism)
     if cap_rule != rule:
         raise ParameterError(
-            f"What is published counts in {rule}, but the ensemble's cap adds up in {cap_rule}. "
-            "Both must be the same; an ensemble's order is given when it is registered."
+            f"Published figures are in {rule}, but the ensemble's cap is in {cap_rule}. "
+            "Both must be the same. An ensemble's order is set when it is registered."
         )
     check_counts(counts)
     each = publication_price(publication)
     if (each.delta - SAMPLER_DELTA) * len(counts) > split.publication * DELTA_UNITS:
         raise ParameterError(
-            f"z = {publication.z:g} lets {len(counts)} figures fail more often than δ allows: use "
+            f"With z = {publication.z:g}, {len(counts)} figures fail more often than δ allows. Use "
             f"at least {publication_z(split.publication / float(PUBLICATION_SHARE), len(counts))}."
         )
     return Schedule(publication, tuple(counts), each)
 
 
-def _too_dear(terms: Terms) -> str:
+def _too_expensive(terms: Terms) -> str:
     worst = terms.worst
     if worst.delta > terms.delta_budget:
         return (
-            f"delta = {terms.delta:g} leaves {terms.delta_budget / DELTA_UNITS:.3g} for what every "
-            f"query adds to δ, but one query adds {worst.delta / DELTA_UNITS:.3g}. "
+            f"delta = {terms.delta:g} leaves {terms.delta_budget / DELTA_UNITS:.3g} for the δ that "
+            f"queries add, but one query adds {worst.delta / DELTA_UNITS:.3g}. "
             "Lower delta_per_query or raise delta."
         )
     return (
         f"epsilon = {terms.epsilon:g}, delta = {terms.delta:g} does not pay for a single query: "
-        f"one costs {worst.cost / COST_UNITS:.6g} of {terms.budget / COST_UNITS:.6g}. "
+        f"one costs up to {worst.cost / COST_UNITS:.6g}, but the budget is "
+        f"{terms.budget / COST_UNITS:.6g}. "
         "Use more noise or a larger epsilon."
     )
 
 
 def _down(value: Fraction) -> float:
-    """Return the largest float that is not above a fraction."""
+    """Return the largest float ≤ a fraction."""
     nearest = float(value)
     return nearest if Fraction(nearest) <= value else math.nextafter(nearest, 0.0)

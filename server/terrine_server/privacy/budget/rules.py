@@ -1,4 +1,4 @@
-"""Rules: how the costs of a project, or of an ensemble's cap, add up. One is fixed at opening."""
+"""Rules: how the costs of a project, or of an ensemble's cap, add up. Fixed when it is opened."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ GDP = Rule("gdp")
 
 
 def opening_rule(events: Iterable[CostEvent], epsilon: float, delta: float) -> Rule:
-    """Return the rule that a project which charges these events is opened under.
+    """Return the rule under which a project that charges these events is opened.
 
-    `delta` is the share of δ that converts the rule's quantity into ε. Gaussian DP, unless an event
-    is priced as pure DP, which Rényi DP adds up better.
+    `delta` is the share of δ that converts the rule's quantity into ε. The rule is Gaussian DP,
+    unless an event is priced as pure DP, which adds up better in Rényi DP.
     """
     kinds = list(events)
     if any(map(_has_pure_part, kinds)):
@@ -50,15 +50,15 @@ def opening_rule(events: Iterable[CostEvent], epsilon: float, delta: float) -> R
 
 
 def best_order(events: Iterable[CostEvent], epsilon: float, delta: float) -> float:
-    """Return the Rényi order at which the budget buys the most queries of the dearest kind.
+    """Return the Rényi order at which the budget buys the most queries of the most expensive kind.
 
-    Chosen from public parameters before the first query, and then fixed: "as long as some order
-    still fits" is not a valid filter (tests/privacy shows a counterexample). Orders beyond 1/δ
-    make the rule at least as generous as adding up pure ε.
+    It is chosen from public parameters before the first query and then fixed: "as long as some
+    order still fits" is not a valid filter (tests/privacy shows a counterexample). Orders beyond
+    1/δ make the rule at least as generous as adding up pure ε.
     """
     orders = np.round(1 + np.geomspace(0.01, 100 / max(delta, 1e-15), 4000), 2)
-    dearest = np.max([rdp(event, orders) for event in events], axis=0)
-    return float(orders[np.argmax(rdp_budget(orders, epsilon, delta) / dearest)])
+    highest = np.max([rdp(event, orders) for event in events], axis=0)
+    return float(orders[np.argmax(rdp_budget(orders, epsilon, delta) / highest)])
 
 
 def _has_pure_part(event: CostEvent) -> bool:

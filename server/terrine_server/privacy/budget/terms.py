@@ -1,7 +1,7 @@
 """A project's terms: its rule, its budget and its price list, fixed when it is opened.
 
-Who may ask one more query follows from them and from the account alone. How they come about from a
-mechanism and an (ε, δ) budget is in `quoting`.
+Whether one more query is admitted follows from the terms and the account alone. `quoting` computes
+terms from a mechanism and an (ε, δ) budget.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from terrine_server.privacy.published.release import BoundRelease
 
 @dataclass(frozen=True)
 class DeltaSplit:
-    """How δ is divided; the parts add up to at most δ."""
+    """How δ is divided. The parts add up to at most δ."""
 
     conversion: float
     stability: float
@@ -31,9 +31,9 @@ class DeltaSplit:
 
 @dataclass(frozen=True)
 class Schedule:
-    """When a project publishes a bound on its secret spend: after so many paid queries each.
+    """When a project publishes a bound on its secret spend: after each of these counts of queries.
 
-    One publication debits `price`. If the next query might leave no room for that, it comes early.
+    One publication debits `price`. It happens early if the next query might leave no room for it.
     """
 
     publication: BoundRelease
@@ -43,10 +43,10 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Account:
-    """What decides on the next query, all of it public.
+    """The state that decides whether the next query is admitted. All of it is public.
 
-    `queries` were paid, and `published` bounds on what they cost released; `fresh` is whether a
-    query was paid since the last one.
+    `queries`: how many were paid. `published`: how many bounds on their cost were published.
+    `fresh`: whether a query was paid since the last publication.
     """
 
     spent: int = 0
@@ -58,7 +58,7 @@ class Account:
 
     @property
     def charges(self) -> int:
-        """Number of the last entry."""
+        """The number of the last ledger entry."""
         return self.queries + self.published
 
     def plus(self, price: Price) -> Account:
@@ -78,8 +78,8 @@ class Terms:
     """Everything that decides whether a query is admitted and what it pays.
 
     `cap_budget` is what the project reserves of its ensemble's cap, in the units of `cap_rule`.
-    `schedule`: None where every query counts at its worst case for ever. `opening`: what the first
-    query of an epoch pays on top of its own price; None where there are no epochs.
+    `schedule` is None if every query always counts at its worst case. `opening` is what the first
+    query of an epoch pays on top of its own price, None if there are no epochs.
     """
 
     epsilon: float
@@ -97,43 +97,43 @@ class Terms:
 
     @cached_property
     def worst(self) -> Price:
-        """The most that a query can cost, component by component. Any may open an epoch."""
+        """The most that any query can cost, component by component, including opening an epoch."""
         return _worst(self._opening_prices)
 
     def price(self, outcome: VoteOutcome, opens: bool) -> Price:
-        """Return what a query of this outcome debits; `opens`: as the first of its epoch."""
+        """Return what a query with this outcome debits; `opens`: whether it opens an epoch."""
         return (self._opening_prices if opens else self.prices)[outcome]
 
     def admits(self, account: Account, opens: bool = True) -> bool:
-        """Whether one more query at the worst price fits.
+        """Whether one more query fits at the worst price.
 
-        `opens`: whether it would be the first of its epoch. That follows from earlier outcomes.
+        `opens`: whether it would open an epoch, which follows from earlier outcomes.
         """
         worst = self.worst if opens else self._worst_within_epoch
         return (
             account.spent + worst.cost <= self.budget
-            and account.delta_spent + worst.delta <= self.delta_budget - self._kept(account)
+            and account.delta_spent + worst.delta <= self.delta_budget - self._reserved(account)
         )
 
     def affordable(self, account: Account) -> int:
         """Return how many further queries are certain to fit, each at the worst price.
 
-        Publications that are to come may turn out to free nothing.
+        Publications still to come may free nothing.
         """
-        worst, to_come = self.worst, self._to_come(account)
+        worst, publications = self.worst, self._publications_left(account)
         left = self.budget - account.spent
-        delta_left = self.delta_budget - self._kept(account) - account.delta_spent
-        if to_come and self.schedule:
-            certain = (left - to_come * self.schedule.price.cost) // worst.cost
+        delta_left = self.delta_budget - self._reserved(account) - account.delta_spent
+        if publications and self.schedule:
+            certain = (left - publications * self.schedule.price.cost) // worst.cost
             by_cost = max(certain, min(1, left // worst.cost))
         else:
             by_cost = left // worst.cost
         return max(0, min(by_cost, delta_left // worst.delta))
 
     def due(self, account: Account) -> bool:
-        """Whether a bound on the spend is published before the next query. Public, like all here.
+        """Whether a bound on the spend is published before the next query. Public, like all terms.
 
-        It is when the scheduled number of queries is paid, or when one more might leave no room.
+        True once the scheduled number of queries is paid, or if one more might leave no room.
         """
         schedule = self.schedule
         if schedule is None or not account.fresh or account.published >= len(schedule.counts):
@@ -143,14 +143,14 @@ class Terms:
         return fits <= self.budget and (scheduled or fits + self.worst.cost > self.budget)
 
     def bound(self, account: Account) -> int:
-        """Return what all queries cost at most: what is spent, less the price of publications."""
+        """Return the most that all queries cost: the spend, less the price of publications."""
         prices = account.published * self.schedule.price.cost if self.schedule else 0
         return account.spent - prices
 
     def after_publishing(self, account: Account, figure: int) -> Account:
-        """Return the account once `figure` is published in place of the bound."""
+        """Return the account after `figure` is published and replaces the bound."""
         if self.schedule is None or not 0 <= figure <= self.bound(account):
-            raise ValueError("a published figure lies between 0 and what was known before")
+            raise ValueError("a published figure must lie between 0 and the bound known before")
         spent = account.spent - self.bound(account) + figure + self.schedule.price.cost
         return replace(
             account,
@@ -162,7 +162,7 @@ class Terms:
         )
 
     def epsilon_spent(self, spent: int) -> float:
-        """Return ε of what is spent so far, at the same δ. Informational: the budget binds."""
+        """Return ε of a spend, at the same δ. Informational: refusals depend on the budget."""
         if spent <= 0:
             return 0.0
         delta = self.split.conversion
@@ -171,7 +171,7 @@ class Terms:
         else:
             epsilon = epsilon_from_rdp([spent / COST_UNITS], [self.rule.order], delta)
             if self.schedule is None and self.cap_rule == GDP:
-                # After few queries the fixed order is a poor converter; their μ² is a better one.
+                # After few queries the fixed order converts badly; their μ² converts better.
                 queries = -(-spent // self.worst.cost)
                 squared = queries * self.worst.cap_cost / COST_UNITS
                 epsilon = min(epsilon, epsilon_from_gdp(squared, delta))
@@ -187,12 +187,12 @@ class Terms:
     def _worst_within_epoch(self) -> Price:
         return _worst(self.prices)
 
-    def _to_come(self, account: Account) -> int:
+    def _publications_left(self, account: Account) -> int:
         return len(self.schedule.counts) - account.published if self.schedule else 0
 
-    def _kept(self, account: Account) -> int:
-        """δ that is kept for publications to come."""
-        return self._to_come(account) * self.schedule.price.delta if self.schedule else 0
+    def _reserved(self, account: Account) -> int:
+        """Return the δ reserved for publications still to come."""
+        return self._publications_left(account) * self.schedule.price.delta if self.schedule else 0
 
     def to_json(self) -> dict[str, Any]:
         """Return the terms as JSON."""

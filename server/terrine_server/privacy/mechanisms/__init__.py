@@ -1,4 +1,4 @@
-"""The mechanisms, one file each, and how a specification becomes one."""
+"""The mechanisms, one per file, and the function that builds one from its specification."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ MECHANISMS: Mapping[str, Callable[..., Mechanism]] = {
 
 
 def build_mechanism(spec: Mapping[str, object], *, teachers: int, classes: int) -> Mechanism:
-    """Return the mechanism that `spec` describes: its "name" and its parameters.
+    """Return the mechanism that `spec` describes by its "name" and parameters.
 
-    Raises `ParameterError`, naming the parameter, where the specification cannot be used with an
+    Raises `ParameterError`, naming the parameter, if the specification does not work with an
     ensemble of this size.
     """
     parameters = dict(spec)
     name = parameters.pop("name", None)
     if name not in MECHANISMS:
-        raise ParameterError(f"No mechanism is called {name!r}; there are {', '.join(MECHANISMS)}.")
+        known = ", ".join(MECHANISMS)
+        raise ParameterError(f"No mechanism is called {name!r}. Use one of {known}.")
     try:
         return MECHANISMS[str(name)](teachers=teachers, classes=classes, **parameters)
     except TypeError as error:

@@ -1,4 +1,4 @@
-"""What every mechanism is: votes in, outcomes out, and a frozen cost event for each outcome."""
+"""What every mechanism does: votes in, outcomes out, and a frozen cost event per outcome."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Probabilities = NDArray[np.float64]
 
 
 class VoteOutcome(StrEnum):
-    """What became of a query that was paid for."""
+    """The outcome of a query that was paid for."""
 
     ANSWERED = "answered"
     ABSTAINED = "abstained"
@@ -28,10 +28,9 @@ class VoteOutcome(StrEnum):
 
 @dataclass(frozen=True)
 class Released:
-    """`outcomes`: object[B] of `Outcome`. `labels`: int64[B], −1 where there is none.
+    """`outcomes`: object[B] of `VoteOutcome`. `labels`: int64[B], −1 where there is none.
 
-    `epochs`: int64[B], from 0, which epoch each query belongs to; None where nothing outlives a
-    query.
+    `epochs`: int64[B], the epoch of each query, from 0; None if the mechanism has no epochs.
     """
 
     outcomes: NDArray[np.object_]
@@ -47,18 +46,18 @@ class Released:
         return cls(choices[answered.astype(np.intp)], np.where(answered, labels, -1))
 
     def reinforced(self, confirmed: NDArray[np.bool_], labels: NDArray[np.int64]) -> Released:
-        """Return the same, with abstentions that are `confirmed` turned into those labels."""
-        here = confirmed & (self.labels < 0)
-        outcomes = np.where(here, np.array(VoteOutcome.REINFORCED, dtype=object), self.outcomes)
-        return Released(outcomes, np.where(here, labels, self.labels))
+        """Return a copy in which each `confirmed` abstention is reinforced with its label."""
+        changed = confirmed & (self.labels < 0)
+        outcomes = np.where(changed, np.array(VoteOutcome.REINFORCED, dtype=object), self.outcomes)
+        return Released(outcomes, np.where(changed, labels, self.labels))
 
 
 class Mechanism(Protocol):
-    """A private vote. Neighbouring data sets move one vote of each query to another class."""
+    """A private vote. Between neighbouring data sets one vote of each query changes its class."""
 
     @property
     def name(self) -> str:
-        """The name in the wire contract."""
+        """The mechanism's name in requests and responses."""
 
     @property
     def guarantee(self) -> Literal["proven", "claimed"]:
@@ -70,10 +69,10 @@ class Mechanism(Protocol):
 
     @property
     def opening(self) -> CostEvent | None:
-        """What the first query of an epoch is charged on top; None where there are no epochs."""
+        """The extra event charged to the first query of an epoch; None if there are no epochs."""
 
     def events(self) -> Mapping[VoteOutcome, CostEvent]:
-        """Return what each possible outcome is charged for."""
+        """Return the cost event of each possible outcome."""
 
     def release(
         self,
@@ -84,12 +83,12 @@ class Mechanism(Protocol):
         """Release an outcome for each row of the vote counts, int64[B, m].
 
         Draws the same amount of noise for every query, whatever its votes and outcome. Raises
-        `ValueError` on counts that this ensemble cannot have cast; the text does not quote them.
+        `ValueError` on counts that this ensemble cannot have cast, without quoting them.
         """
 
 
 def checked_counts(counts: NDArray[Any], teachers: int, classes: int) -> Counts:
-    """Return vote counts as int64[B, m]; raise `ValueError` on any the ensemble cannot cast."""
+    """Return vote counts as int64[B, m]; raise `ValueError` if the ensemble cannot cast them."""
     if not isinstance(counts, np.ndarray) or not np.issubdtype(counts.dtype, np.integer):
         raise ValueError("Vote counts must be an integer array.")
     if counts.ndim != 2 or counts.shape[1] != classes:
@@ -100,7 +99,7 @@ def checked_counts(counts: NDArray[Any], teachers: int, classes: int) -> Counts:
 
 
 def distance_to_instability(counts: Counts) -> NDArray[np.int64]:
-    """Return d = max(0, floor((G − 1)/2)) of each row, G the gap between the two largest counts.
+    """Return d = max(0, floor((G − 1)/2)) of each row; G is the gap of the two largest counts.
 
     More than d votes must move before another class can win (Thakurta & Smith 2013). One moved vote
     changes d by at most 1, and neighbours with different winners both have d = 0.

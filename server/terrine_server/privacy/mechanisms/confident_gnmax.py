@@ -30,8 +30,8 @@ class ConfidentGNMax:
     """Answers with GNMax(sigma2) if max_j n_j + N_Z(0, sigma1²) ≥ threshold; else abstains.
 
     Price: the largest count moves by at most one vote, so the test is one Gaussian release of
-    sensitivity 1, paid always; the noisy maximum is paid only when the test passes. Whether it
-    passed is public, so charging what happened is a function of the transcript.
+    sensitivity 1 and is always paid. The noisy maximum is paid only if the test passes. Whether it
+    passed is public, so the charge is a function of the transcript.
     """
 
     teachers: int
@@ -52,7 +52,7 @@ class ConfidentGNMax:
         check_sigma("sigma2", self.sigma2)
 
     def events(self) -> Mapping[VoteOutcome, CostEvent]:
-        """An abstention pays for the test; an answer also for the noisy maximum."""
+        """An abstention pays for the test, an answer for the test and the noisy maximum."""
         test = GaussianThreshold(self.sigma1, self.threshold, low=0, high=self.teachers)
         answer = Composition((test, GaussianNoisyMax(self.sigma2)))
         return {VoteOutcome.ABSTAINED: test, VoteOutcome.ANSWERED: answer}
@@ -63,7 +63,7 @@ class ConfidentGNMax:
         probabilities: Probabilities | None = None,
         entropy: Entropy = os.urandom,
     ) -> Released:
-        """Answer or abstain for each row of counts, int64[B, m]; the same noise for both."""
+        """Answer or abstain for each row of counts, int64[B, m]; both draw the same noise."""
         votes = checked_counts(counts, self.teachers, self.classes)
         noise = discrete_gaussian(self.sigma1).sample((len(votes),), entropy)
         labels = noisy_max(votes, discrete_gaussian(self.sigma2), entropy)

@@ -26,8 +26,8 @@ from terrine_server.privacy.parameters import check_ensemble, check_sigma
 class GNMax:
     """Answers argmax_j (n_j + Y_j), with Y_j ~ N_Z(0, sigma²) in votes (P18, section 4.1).
 
-    Price: two counts move by one vote each, so Rényi DP α/sigma², and Gaussian DP with
-    μ² = 2·μ_Z(sigma)² (see `accounting.shift_mu`).
+    Price: two counts move by one vote each, which costs α/sigma² in Rényi DP and
+    μ² = 2·μ_Z(sigma)² in Gaussian DP (see `accounting.curves.shift_mu`).
     """
 
     teachers: int
@@ -44,7 +44,7 @@ class GNMax:
         check_sigma("sigma", self.sigma)
 
     def events(self) -> Mapping[VoteOutcome, CostEvent]:
-        """Every query is answered, at the price of one noisy maximum."""
+        """Every query is answered and pays for one noisy maximum."""
         return {VoteOutcome.ANSWERED: GaussianNoisyMax(self.sigma)}
 
     def release(

@@ -42,8 +42,8 @@ from terrine_server.privacy.parameters import (
 class Immutable:
     """Adds c votes to the winner, then answers the noisy maximum, Laplace or Gaussian.
 
-    NZC (section 3, Theorem 4) claims (2·gamma, 0)-DP. That is false: where a neighbour has another
-    winner, c votes move with it, so a count moves by up to 1 + c. Honest price: pure
+    NZC (section 3, Theorem 4) claims (2·gamma, 0)-DP. That is false: if a neighbour has another
+    winner, the c votes move too, so a count moves by up to 1 + c. Honest price: pure
     2·gamma·(1 + c)-DP, or the Gaussian price at a shift of 1 + c (three counts may then move, by
     1 + c, c and 1, and (1 + c)² + c² + 1 ≤ 2(1 + c)²). `pricing="as_published"` charges the claim.
     """
@@ -61,7 +61,7 @@ class Immutable:
 
     def __post_init__(self) -> None:
         check_ensemble(self.teachers, self.classes)
-        integer("c", self.c, 0, MAX_EXTRA_VOTES, "the winner gets that many votes")
+        integer("c", self.c, 0, MAX_EXTRA_VOTES, "it is the number of votes added to the winner")
         if (self.gamma is None) == (self.sigma is None):
             raise ParameterError(
                 "immutable takes exactly one of gamma (Laplace noise) and sigma (Gaussian noise)."
@@ -74,16 +74,16 @@ class Immutable:
             raise ParameterError(f"pricing must be honest or as_published, not {self.pricing!r}.")
         if self.pricing == "as_published" and self.gamma is None:
             raise ParameterError(
-                "No price was published for Gaussian noise: use gamma, or pricing honest."
+                "No price was published for Gaussian noise. Use gamma, or pricing honest."
             )
 
     @property
     def guarantee(self) -> Literal["proven", "claimed"]:
-        """`claimed` where the authors' own price is charged, `proven` otherwise."""
+        """`claimed` if the price is the authors' own, else `proven`."""
         return "claimed" if self.pricing == "as_published" else "proven"
 
     def events(self) -> Mapping[VoteOutcome, CostEvent]:
-        """Every query is answered, at the price of a noisy maximum that moves by 1 + c votes."""
+        """Every query is answered and pays for a noisy maximum whose counts move by 1 + c votes."""
         event: CostEvent
         if self.gamma is None:
             event = GaussianNoisyMax(cast("float", self.sigma), shift=1 + self.c)

@@ -41,11 +41,11 @@ class InteractiveGNMax:
     """Answers with GNMax(sigma2) if max_j (n_j − b_j) + N_Z(0, sigma1²) ≥ threshold.
 
     The baseline b_j = floor(n·p_j + 1/2) comes from the student's own class probabilities p. If the
-    test fails, the student's label is confirmed where max p > confidence; else the query abstains.
+    test fails, the student's label is confirmed if max p > confidence; else the query abstains.
 
-    Price: for any fixed integer baseline the tested maximum moves by at most one vote, so this
-    costs what Confident-GNMax costs; what follows a failed test depends on p alone. P18 subtracts
-    n·p unrounded; an integer baseline keeps the discrete noise exact.
+    Price: for any fixed integer baseline the tested maximum moves by at most one vote, so the cost
+    is that of Confident-GNMax; what follows a failed test depends on p alone. P18 subtracts n·p
+    without rounding; an integer baseline keeps the discrete noise exact.
     """
 
     teachers: int
@@ -68,7 +68,7 @@ class InteractiveGNMax:
         within("confidence", self.confidence, 0, 1, "it is compared with a probability")
 
     def events(self) -> Mapping[VoteOutcome, CostEvent]:
-        """A failed test pays for the test; an answer also for the noisy maximum."""
+        """A failed test pays for the test, an answer for the test and the noisy maximum."""
         test = GaussianThreshold(
             self.sigma1, self.threshold, low=-self.teachers, high=self.teachers
         )
@@ -80,7 +80,7 @@ class InteractiveGNMax:
         }
 
     def canonical_baseline(self, probabilities: Probabilities) -> Counts:
-        """Return floor(n·p + 1/2), int64[B, m]: all of p that the votes are compared with.
+        """Return floor(n·p + 1/2), int64[B, m], the only part of p that is compared with the votes.
 
         Raises `ParameterError` unless p is [B, m], finite, in [0, 1], with rows that sum to 1.
         """
@@ -98,7 +98,9 @@ class InteractiveGNMax:
             raise ParameterError("interactive_gnmax needs the student's class probabilities.")
         student = self._checked(probabilities)
         if len(student) != len(votes):
-            raise ParameterError(f"{len(votes)} queries came with {len(student)} probabilities.")
+            raise ParameterError(
+                f"{len(votes)} queries came with {len(student)} rows of probabilities."
+            )
         difference = (votes - self.canonical_baseline(student)).max(axis=1)
         noise = discrete_gaussian(self.sigma1).sample((len(votes),), entropy)
         labels = noisy_max(votes, discrete_gaussian(self.sigma2), entropy)

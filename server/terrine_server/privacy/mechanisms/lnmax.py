@@ -26,8 +26,8 @@ from terrine_server.privacy.parameters import check_ensemble, check_gamma
 class LNMax:
     """Answers argmax_j (n_j + L_j), with L_j discrete Laplace of scale 1/gamma votes.
 
-    Price: pure 2·gamma-DP a query (P17, Theorem 2), because two counts move by one vote each. The
-    integer lattice changes nothing: Pr[L = k] / Pr[L = k + 1] ≤ e^gamma for every integer k.
+    Price: pure 2·gamma-DP per query (P17, Theorem 2), because two counts move by one vote each. The
+    integer lattice does not change this: Pr[L = k] / Pr[L = k + 1] ≤ e^gamma for every integer k.
     """
 
     teachers: int
@@ -44,7 +44,7 @@ class LNMax:
         check_gamma("gamma", self.gamma)
 
     def events(self) -> Mapping[VoteOutcome, CostEvent]:
-        """Every query is answered, at the price of one noisy maximum."""
+        """Every query is answered and pays for one noisy maximum."""
         return {VoteOutcome.ANSWERED: LaplaceNoisyMax(self.gamma)}
 
     def release(

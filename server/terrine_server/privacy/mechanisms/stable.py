@@ -34,8 +34,8 @@ class StableArgmax:
     different winners both have d = 0. w is the least integer with Pr[N_Z ≥ w] ≤ delta_per_query.
 
     Price: every test, answered or not, is one Gaussian release of sensitivity 1, plus
-    delta_per_query for the chance that an unstable winner passes. With those events excluded the
-    answers are post-processing of the tests, so the tests' costs and the deltas add up apart.
+    delta_per_query for the probability that an unstable winner passes. With those events excluded,
+    answers are post-processing of the tests, so the tests' costs and the deltas add up separately.
     """
 
     teachers: int
@@ -54,9 +54,9 @@ class StableArgmax:
         check_delta("delta_per_query", self.delta_per_query)
         if self.threshold > self.largest_distance:
             raise ParameterError(
-                f"sigma = {self.sigma:g} and delta_per_query = {self.delta_per_query:g} ask for a "
+                f"sigma = {self.sigma:g} and delta_per_query = {self.delta_per_query:g} require a "
                 f"distance of {self.threshold} votes, but even {self.teachers} unanimous teachers "
-                f"are only {self.largest_distance} from another winner: no query could be "
+                f"are only {self.largest_distance} votes from another winner: no query could be "
                 "answered. Use a smaller sigma, a larger delta_per_query or more teachers."
             )
 
@@ -71,7 +71,7 @@ class StableArgmax:
         return (self.teachers - 1) // 2
 
     def events(self) -> Mapping[VoteOutcome, CostEvent]:
-        """Answered or not, a query pays for its test."""
+        """A query pays for its test, answered or not."""
         test = StabilityTest(
             self.sigma, self.threshold, self.largest_distance, self.delta_per_query
         )

@@ -1,4 +1,4 @@
-"""StableSVT: exact winners, and only an abstention costs: the sparse vector technique."""
+"""StableSVT: exact winners with the sparse vector technique; only abstentions cost."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class StableSVT:
     also ends after `answers_per_epoch` answers, and with the call of `release` that opened it. w is
     the least integer with Pr[ν − ρ > w] ≤ delta_per_query.
 
-    Price: an epoch is pure epsilon_per_epoch-DP however long it is (Dwork & Roth 2014, section
-    3.6), plus answers_per_epoch · delta_per_query for the chance that an unstable winner passes.
-    Proof in docs/privacy/stable_svt.md. ρ has scale 1/ε₁, ν has 2/ε₂ and ε₁ + ε₂ is given; of two
-    such noises the wider one decides w, so ε₁ : ε₂ = 1 : 2 makes them equally wide.
+    Price: an epoch is pure epsilon_per_epoch-DP, however long it is (Dwork & Roth 2014, section
+    3.6), plus answers_per_epoch · delta_per_query for the probability that an unstable winner
+    passes. Proof in docs/privacy/stable_svt.md. ρ has scale 1/ε₁, ν has scale 2/ε₂, and ε₁ + ε₂ is
+    given. The wider of the two noises decides w, so ε₁ : ε₂ = 1 : 2 makes them equally wide.
     """
 
     teachers: int
@@ -64,18 +64,18 @@ class StableSVT:
 
     def __post_init__(self) -> None:
         check_ensemble(self.teachers, self.classes)
-        why = f"its noise has scale 3/ε, and its table is limited to scales of {1 / MIN_GAMMA:g}"
+        why = f"the noise has scale 3/ε, and its table is limited to scales of {1 / MIN_GAMMA:g}"
         within("epsilon_per_epoch", self.epsilon_per_epoch, 3 * MIN_GAMMA, MAX_EPSILON, why)
         check_delta("delta_per_query", self.delta_per_query)
-        why = "an epoch needs an end, and δ is reserved for all of it"
+        why = "an epoch must end, and δ is reserved for all of its answers"
         integer("answers_per_epoch", self.answers_per_epoch, 1, MAX_ANSWERS, why)
         if self.threshold > self.largest_distance:
             raise ParameterError(
                 f"epsilon_per_epoch = {self.epsilon_per_epoch:g} and delta_per_query = "
-                f"{self.delta_per_query:g} ask for a distance of {self.threshold} votes, but even "
-                f"{self.teachers} unanimous teachers are only {self.largest_distance} from another "
-                "winner: no query could be answered. Use a larger epsilon_per_epoch, a larger "
-                "delta_per_query or more teachers."
+                f"{self.delta_per_query:g} require a distance of {self.threshold} votes, but even "
+                f"{self.teachers} unanimous teachers are only {self.largest_distance} votes from "
+                "another winner: no query could be answered. Use a larger epsilon_per_epoch, a "
+                "larger delta_per_query or more teachers."
             )
 
     @property
@@ -107,7 +107,7 @@ class StableSVT:
         )
 
     def events(self) -> Mapping[VoteOutcome, CostEvent]:
-        """Answered or not, a query adds nothing to what its epoch has paid."""
+        """A query, answered or not, adds no cost to what its epoch has paid."""
         return {VoteOutcome.ABSTAINED: WithinEpoch(), VoteOutcome.ANSWERED: WithinEpoch()}
 
     def release(
@@ -118,7 +118,7 @@ class StableSVT:
     ) -> Released:
         """Answer with the exact winner or abstain, for each row of counts, int64[B, m], in order.
 
-        A ρ is drawn for every row, whether or not it opens an epoch.
+        One ρ is drawn per row, whether or not the row opens an epoch.
         """
         votes = checked_counts(counts, self.teachers, self.classes)
         noise = discrete_laplace(self.gamma).sample((2, len(votes)), entropy)
@@ -150,7 +150,7 @@ def log_tail(gamma: float, k: int) -> float:
     """Return ln Pr[ν − ρ ≥ k], k ≥ 0, of two discrete Laplace draws of scale 1/gamma, rounded up.
 
     With a = e^−gamma, Pr[ν − ρ = s] = ((1−a)/(1+a))² a^s (s + (1+a²)/(1−a²)) for s ≥ 0; all terms
-    of its sum are positive.
+    of the sum are positive.
     """
     a, rest = math.exp(-gamma), -math.expm1(-gamma)
     bracket = k + (1 + a + 2 * a * a) / (rest * (1 + a))

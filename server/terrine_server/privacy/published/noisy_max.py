@@ -1,7 +1,7 @@
-"""What a noisy maximum costs at its votes: P18's Theorem 6 (Gaussian), P17's Theorem 3 (Laplace).
+"""The cost of a noisy maximum at its votes: P18's Theorem 6 (Gaussian), P17's Theorem 3 (Laplace).
 
-Both bound the cost by a function of q, the chance that the winner is not the class with the most
-votes, and grow with q. All in the log domain: q itself underflows at strong consensus.
+Both bound the cost by a function of q, the probability that the winner is not the class with the
+most votes, and grow with q. All in the log domain: q itself underflows at strong consensus.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from terrine_server.privacy.accounting.curves import rdp
 from terrine_server.privacy.accounting.events import GaussianNoisyMax, LaplaceNoisyMax
 from terrine_server.privacy.parameters import ParameterError
 
-_CHUNK = 1 << 17  # cells: temporary arrays stay in the cache
+_CHUNK = 1 << 17  # cells, so that temporary arrays stay in the cache
 
 
 def union_bound(votes: Counts, log_tail: Floats) -> Floats:
@@ -81,7 +81,7 @@ Terms = tuple[Floats, Floats, Floats]
 def gnmax_terms(level: Floats, sigma: float) -> Terms:
     """Return the terms of P18's Theorem 6 with μ₂ = σ√L and μ₁ = μ₂ + 1 (Prop. 10)."""
     root = np.sqrt(level)
-    with np.errstate(invalid="ignore"):  # −∞ − (−∞) where q = 1, far from valid
+    with np.errstate(invalid="ignore"):  # −∞ − (−∞) where q = 1, far outside the valid range
         missed = log1mexp(level)
         return missed, missed - log1mexp((root - 1 / sigma) ** 2), 2 * root / sigma + 1 / sigma**2
 
@@ -94,7 +94,7 @@ def lnmax_terms(level: Floats, gamma: float) -> Terms:
 
 
 def small_q_bound(level: Floats, terms: Terms, more: float | Floats) -> Floats:
-    """Return ln[(1−q)A^{α−1} + qB^{α−1}]/(α−1) at `more` = α − 1; only where it is valid."""
+    """Return ln[(1−q)A^{α−1} + qB^{α−1}]/(α−1) at `more` = α − 1, where it is valid."""
     missed, kept, growth = terms
     with np.errstate(invalid="ignore"):
         return np.asarray(np.logaddexp(missed + more * kept, more * growth - level) / more)
@@ -129,7 +129,7 @@ def _cheapest(
 
 
 def _distinct(log_q: ArrayLike) -> tuple[Floats, NDArray[np.intp]]:
-    """Return the distinct L = −ln q, and which of them each query has."""
+    """Return the distinct values of L = −ln q, and the index of each query's value."""
     value = np.atleast_1d(np.asarray(log_q, dtype=np.float64))
     if value.ndim != 1 or not np.all(value <= 0):
         raise ParameterError("ln q must be a vector of numbers ≤ 0.")

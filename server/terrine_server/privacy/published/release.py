@@ -1,17 +1,17 @@
-"""Publishing a secret spend: f + noise scaled to its smooth sensitivity (P18's GNSS, corrected).
+"""Publish a secret spend: f + noise scaled to its smooth sensitivity (P18's GNSS, corrected).
 
 P18 (arXiv 1802.08908, Theorem 23) prices the release f + SS_β·N(0, σ²) at order λ by
 λe^{2β}/σ² + (βλ − ½ ln(1 − 2βλ))/(λ − 1). That is an upper bound for βλ ≤ 1/4 only; the paper's own
-tables use 0.30 to 0.495, where it can be several times too small. Here is the exact worst case over
-all functions with that smooth sensitivity.
+tables use 0.30 to 0.495, where it can be several times too small. This module uses the exact worst
+case over all functions with that smooth sensitivity.
 
 With f(D) = f, f(D′) = f′ and ρ = SS(D′)/SS(D) ∈ [e^{−β}, e^{β}], |f − f′| ≤ SS(D)·min(1, ρ), and
 
     D_λ = λ(f − f′)²/(2σ²SS²v) + (λ ln ρ − ½ ln v)/(λ − 1),    v = 1 − λ + λρ²,
 
-if v > 0, else infinite. Both terms fall in ρ up to 1. Above, the first falls and the second rises.
-So D_λ is at most the value at ρ = e^{−β}, which is attained, or the first term at ρ = 1 plus the
-second at e^{β}.
+if v > 0, else infinite. Up to ρ = 1 both terms fall in ρ. Above it the first falls and the second
+rises. So D_λ is at most the value at ρ = e^{−β}, which is attained, or the first term at ρ = 1 plus
+the second at e^{β}.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class SecretSpend:
 class BoundRelease:
     """A release of U ≥ f at one order: U = f + SS_β·sigma·(Z + z), Z ~ N(0, 1), clamped.
 
-    SS_β itself is secret, so an error bar ± SS·σ could not be shown beside the figure; instead the
-    figure is an upper bound already. All parameters are public and fixed before any query.
-    Raises `ParameterError` where order × beta leaves the range in which the release has a price.
+    SS_β itself is secret, so an error bar ± SS·σ could not be published with the figure. Instead,
+    the figure is already an upper bound. All parameters are public and fixed before any query.
+    Raises `ParameterError` if order × beta is outside the range in which the release has a price.
     """
 
     order: float
@@ -64,7 +64,7 @@ class BoundRelease:
         within("z", self.z, 0, 30, "it is how many standard deviations U lies above f on average")
         if _shrunk_variance(self.order, self.beta) <= 0:
             raise ParameterError(
-                f"order·(1 − exp(−2·beta)) must be below 1, but is "
+                f"order·(1 − exp(−2·beta)) must be below 1, but it is "
                 f"{1 - _shrunk_variance(self.order, self.beta):g}: the release would have no "
                 f"finite price. Use a beta below {-math.log1p(-1 / self.order) / 2:.4g}."
             )
@@ -76,36 +76,36 @@ class BoundRelease:
 
     @property
     def event(self) -> PublishedBound:
-        """What the ledger records of one release."""
+        """The event that the ledger records for one release."""
         return PublishedBound(self.order, self.beta, self.sigma, self.z)
 
     @property
     def cost(self) -> float:
-        """Rényi divergence of one release at the order, rounded up.
+        """The Rényi divergence of one release at the order, rounded up.
 
-        z·σ·SS moves by at most z·σ·(e^β − 1)·min(SS, SS′), which adds to what f moves by.
+        z·σ·SS moves by at most z·σ·(e^β − 1)·min(SS, SS′), in addition to the move of f.
         """
         shift = 1 + self.z * self.sigma * math.expm1(self.beta)
         return gnss_rdp(self.order, self.beta, self.sigma, shift)
 
     @property
     def failure(self) -> float:
-        """Probability η that U < f, rounded up; it adds to δ."""
+        """The probability η that U < f, rounded up. It adds to δ."""
         return float(ndtr(-self.z)) * (1 + SLACK)
 
     def release(self, spend: SecretSpend, worst: int, entropy: Entropy = os.urandom) -> int:
         """Draw U, in units of 1e-12, as a multiple of the public grid or `worst` itself.
 
         `worst`: the public worst-case cost of the same transcript, in units of 1e-12. One 256-bit
-        uniform goes through the inverse normal distribution in 320-bit arithmetic; what leaves is
-        rounded up to the grid, so no low-order bit of a secret does.
+        uniform goes through the inverse normal distribution in 320-bit arithmetic. The result is
+        rounded up to the grid, so no low-order bit of a secret is released.
         """
         if not (0 <= spend.cost < math.inf and 0 < spend.smooth_sensitivity < math.inf):
-            raise ParameterError("A spend has a cost ≥ 0 and a smooth sensitivity > 0.")
+            raise ParameterError("A spend has a finite cost ≥ 0 and smooth sensitivity > 0.")
         data = entropy(BITS // 8)
         if len(data) != BITS // 8:
             raise RuntimeError("The source of randomness returned too few bytes; nothing drawn.")
-        exact = mpmath.MPContext()  # our own: the global one's precision is any thread's to change
+        exact = mpmath.MPContext()  # our own: any thread may change the global one's precision
         exact.prec = PRECISION
         # 2u − 1 with u = (k + ½)/2²⁵⁶, exactly.
         centred = exact.ldexp(2 * int.from_bytes(data) + 1 - (1 << BITS), -BITS)
@@ -117,7 +117,7 @@ class BoundRelease:
 
 
 def check_beta(beta: object) -> float:
-    """Return a smoothness parameter, or raise `ParameterError` unless it is positive."""
+    """Return a smoothness parameter; raise `ParameterError` unless it is positive."""
     value = real("beta", beta)
     if value <= 0:
         raise ParameterError(f"beta = {value:g} must be positive: it is the rate of smoothing.")
@@ -127,8 +127,8 @@ def check_beta(beta: object) -> float:
 def gnss_rdp(order: float, beta: float, sigma: float, shift: float = 1.0) -> float:
     """Return the worst-case divergence of f + SS_β·N(0, sigma²) at `order`, rounded up.
 
-    `shift`: the mean moves by at most `shift`·min(SS, SS′). Infinite where the noise of a
-    neighbour can be too narrow, order·(1 − e^{−2β}) ≥ 1.
+    `shift`: the mean moves by at most `shift`·min(SS, SS′). Infinite if the noise of a neighbour
+    can be too narrow, order·(1 − e^{−2β}) ≥ 1.
     """
     variance = _shrunk_variance(order, beta)
     if variance <= 0:

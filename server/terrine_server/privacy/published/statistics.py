@@ -1,4 +1,4 @@
-"""What a threshold's or a stability test's bit costs at its votes: exactly what it leaks."""
+"""The cost of a threshold's or a stability test's bit at its votes: exactly what it leaks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def statistic_of(
     """Return the integer that the event compares with its threshold, int[B].
 
     max_j (n_j − b_j) for a threshold, the distance to instability for a stability test. Raises
-    `ParameterError` where it lies outside the event's range.
+    `ParameterError` if it lies outside the event's range.
     """
     votes = check_votes(counts)
     if isinstance(event, StabilityTest):
@@ -36,7 +36,7 @@ def statistic_of(
 
 
 def statistic_range(event: GaussianThreshold | StabilityTest) -> tuple[int, int]:
-    """Return the least and the largest value of `statistic_of`."""
+    """Return the smallest and the largest value of `statistic_of`."""
     return (0 if isinstance(event, StabilityTest) else event.low), event.high
 
 

@@ -1,16 +1,16 @@
-"""What queries cost at their votes, kept as a count of small integers.
+"""The cost of queries at their votes, stored as counts of small integers.
 
-The data-dependent cost of a query is a function of its votes by way of one integer statistic for
-each part of its cost event: the margin of a test, or how clear the winner is. A project's secret
-spend is then a *tally*: how many queries had each value. It is exact, grows with the ensemble and
-not with the number of queries, and neither counting nor evaluating it branches on votes.
+The data-dependent cost of a query depends on its votes only through one integer statistic for each
+part of its cost event: the margin of a test, or how clear the winner is. A project's secret spend
+is then a *tally*: how many queries had each value. It is exact, its size grows with the ensemble
+and not with the number of queries, and neither counting nor evaluating it branches on votes.
 
-Changing one teacher changes one vote of every query, and with it every statistic by at most `step`.
+Changing one teacher changes one vote of every query, and thus every statistic by at most `step`.
 So with c the cost of each value, LS(k, d) = max{|c(i) − c(j)| : |i − j| ≤ step, |j − k| ≤ step·d}
 bounds how much a query's cost can change at distance d; it is non-decreasing in d and
 LS(k, d) ≤ LS(k′, d + 1) for neighbours. Hence max_d e^{−βd} Σ LS is a β-smooth upper bound on the
-local sensitivity of the sum (Nissim, Raskhodnikova & Smith 2007; P18, arXiv 1802.08908, Theorem 7),
-for every cost function: no condition on its shape is needed.
+local sensitivity of the sum (Nissim, Raskhodnikova & Smith 2007; P18, arXiv 1802.08908, Theorem 7).
+This holds for every cost function, with no condition on its shape.
 """
 
 from __future__ import annotations
@@ -55,22 +55,22 @@ from terrine_server.privacy.published.release import SecretSpend, check_beta
 from terrine_server.privacy.published.statistics import bit_table, statistic_of, statistic_range
 
 FINEST, VALUES = 16, 16_000
-"""A noisy maximum's statistic has up to 16 values per vote of its gap, and about 16,000 in all: the
-finer, the less its rounding adds to the sensitivity; the more, the larger a tally."""
+"""The statistic of a noisy maximum has up to 16 values per vote of the gap and about 16,000 in all.
+Finer values add less sensitivity by rounding; more values make a tally larger."""
 
 FLOOR = 1e-9
-"""Added to every smooth sensitivity: it covers the rounding of the floating-point sums, and a
-constant keeps a bound smooth."""
+"""Added to every smooth sensitivity to cover the rounding of floating-point sums. Adding a constant
+keeps a bound smooth."""
 
 Tally = NDArray[np.int64]
 
 
 class Meter:
-    """Reads the secret spend of one mechanism at one Rényi order.
+    """Computes the secret spend of one mechanism at one Rényi order.
 
-    `events`: what each outcome is charged. An event without a data-dependent analysis (a boosted or
-    a claimed one) costs its worst case. A tally is int64[size]. Raises `ParameterError` on an order
-    that is none.
+    `events`: the cost event of each outcome. An event without a data-dependent analysis (a boosted
+    or a claimed one) costs its worst case. A tally is int64[size]. Raises `ParameterError` on an
+    invalid order.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Meter:
     def places(
         self, outcome: VoteOutcome, counts: Counts, baselines: Counts | None = None
     ) -> list[tuple[int, ...]]:
-        """Return where in a tally each row of votes, int64[B, m], is counted. Secret.
+        """Return the positions of a tally that count each row of votes, int64[B, m]. Secret.
 
         `baselines`, int64[B, m]: what Interactive-GNMax subtracts before its test.
         """
@@ -103,11 +103,11 @@ class Meter:
         return [tuple(row) for row in np.column_stack(columns).tolist()]
 
     def queries(self, tally: Tally) -> list[int]:
-        """Return how many queries each part of the tally counts; the outcomes say as much."""
+        """Return how many queries each part of the tally counts. It follows from the outcomes."""
         return [int(tally[first : first + len(part.costs)].sum()) for first, part in self._parts]
 
     def expected_queries(self, outcomes: Mapping[VoteOutcome, int]) -> list[int]:
-        """Return what `queries` must be after so many queries of each outcome."""
+        """Return what `queries` must be, given the number of queries of each outcome."""
         starts = [first for first, _ in self._parts]
         return [
             sum(
@@ -120,11 +120,11 @@ class Meter:
         ]
 
     def worst(self, outcome: VoteOutcome) -> float:
-        """Return the most that a query with this outcome is counted at."""
+        """Return the highest cost at which a query with this outcome is counted."""
         return sum(float(part.costs.max()) for _, part in self._of[outcome])
 
     def spend(self, tally: NDArray[np.int64] | Floats, beta: float) -> SecretSpend:
-        """Return what the queries of a tally cost, and the β-smooth sensitivity of that. Secret."""
+        """Return the cost of a tally's queries and its β-smooth sensitivity. Secret."""
         return self.spends(tally, [beta])[0]
 
     def spends(
@@ -149,9 +149,9 @@ class Meter:
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """One event's statistic: the cost of each value, and how far one vote moves it at most.
+    """One event's statistic: the cost of each value, and the most that one vote moves it (`step`).
 
-    Of a test it is the margin, which one vote moves by at most 1. Of a noisy maximum with
+    For a test it is the margin, which one vote moves by at most 1. For a noisy maximum with
     q = Σ_j tail(n₁ − n_j) it is how far the mean term of q has fallen: the largest k with
     ln(q/(m − 1)) ≤ levels[k]. `costs[k]` is the cost at that level, so never less than at q itself;
     `log_tails[g]` is ln tail(g).
@@ -159,8 +159,8 @@ class _Part:
     One vote moves every gap of the ranked counts by at most 2. Gaussian noise: u ↦ Q(Q⁻¹(u) ∓ √2/σ)
     is concave or convex, so by Jensen's inequality the mean term moves by no more than if all terms
     were equal, that is by 2 gaps; `levels` are the tails of fractions of a gap. Laplace noise:
-    moving both noises by 1 changes every tail by a factor e^{±2γ} at most; `levels` are fractions
-    of γ apart. Either way k moves by at most 2 gaps' worth of levels, and by one more level where
+    moving both noises by 1 changes every tail by a factor of at most e^{±2γ}; `levels` are spaced
+    by fractions of γ. Either way k moves by at most the levels of 2 gaps, plus one level where
     rounding decides which k is the largest.
     """
 
@@ -178,11 +178,11 @@ class _Part:
         if self.log_tails is None or self.levels is None:
             return np.zeros(len(votes), dtype=np.int64)
         mean_tail = union_bound(votes, self.log_tails) - math.log(votes.shape[1] - 1)
-        found = np.searchsorted(-self.levels, -mean_tail, side="right") - 1
-        return np.maximum(found, 0)
+        largest = np.searchsorted(-self.levels, -mean_tail, side="right") - 1
+        return np.maximum(largest, 0)
 
     def local_sensitivities(self, tally: NDArray[np.int64] | Floats, teachers: int) -> Floats:
-        """Return Σ LS(k, d) over a part of a tally, float[teachers]."""
+        """Return Σ LS(k, d) over this part of a tally, float[teachers]."""
         width = 2 * self.step + 1
         highest = maximum_filter1d(self.costs, width, mode="nearest")
         lowest = -maximum_filter1d(-self.costs, width, mode="nearest")
@@ -211,7 +211,7 @@ def _part(event: CostEvent, teachers: int, classes: int, order: float) -> _Part:
             costs = lnmax_rdp(_log_q(levels, classes), gamma, order)[:, 0]
             return _Part(event, costs, 2 * fine + 1, tails, levels)
         case GaussianNoisyMax() | LaplaceNoisyMax() | Composition():
-            return _Part(event, rdp(event, [order]), step=0)  # boosted: no analysis is known
+            return _Part(event, rdp(event, [order]), step=0)  # boosted: no known analysis
         case SparseVectorEpoch() | WithinEpoch() | ClaimedRelease():
             return _Part(event, rdp(event, [order]), step=0)
         case _:
@@ -223,7 +223,7 @@ def _resolution(teachers: int) -> int:
 
 
 def _log_q(levels: Floats, classes: int) -> Floats:
-    """ln q of mean terms; no class is likelier to win than the one with the most votes."""
+    """ln q from its mean terms; no class is likelier to win than the one with the most votes."""
     return np.minimum(levels + math.log(classes - 1), math.log1p(-1 / classes))
 
 
