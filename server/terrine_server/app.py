@@ -1,4 +1,4 @@
-"""Wires the rooms together; holds no logic."""
+"""Wires the packages together; contains no logic."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ log = structlog.get_logger("terrine")
 def create_app(settings: Settings) -> FastAPI:
     """Return the service as an ASGI application.
 
-    Raises `SecretKeyError` without a secret key. The database is first asked when a request, or
+    Raises `SecretKeyError` without a secret key. The database is first used when a request, or
     `/readyz`, needs it.
     """
     engine = connect(settings.database, settings.database_password())
@@ -68,7 +68,7 @@ def create_app(settings: Settings) -> FastAPI:
         summary="Labels from private teachers, within a privacy budget.",
         description="Every error is an RFC 9457 problem; `GET /problems` lists their types.",
         lifespan=lifespan,
-        # These pages would load scripts from a stranger's server.
+        # These pages would load scripts from a third party's server.
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
@@ -90,7 +90,7 @@ def create_app(settings: Settings) -> FastAPI:
 
 
 def create_worker() -> FastAPI:
-    """Return the app of one of the processes of `terrine serve --workers`, which ends with it."""
+    """Return the app of a worker process of `terrine serve --workers`, which ends with it."""
     settings = Settings()
     logs.configure(settings.log_level)
     server = parent_process()
@@ -100,13 +100,13 @@ def create_worker() -> FastAPI:
 
 
 def _end_with(server: BaseProcess) -> None:
-    """Stop when the process that started this one is gone: nobody else would."""
+    """Stop when the process that started this one has ended: nothing else would stop it."""
     server.join()
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _warm_up(services: Services) -> None:
-    """Load every ensemble before the first request, and say which cannot be."""
+    """Load every ensemble before the first request, and log which cannot be loaded."""
     try:
         for record in services.ledger.ensembles():
             services.voters.check(record)
