@@ -1,12 +1,12 @@
-"""Durable charges a second of one project on PostgreSQL, beside pgbench on the same server.
+"""Durable charges per second of one project on PostgreSQL, beside pgbench on the same server.
 
-The peer is pgbench's simple-update, what a payment costs at least: in one transaction two rows are
-changed and one is appended. Ours looks for the query in all earlier ones and checks the last entry,
-then appends a hashed entry and moves the balance, if that is still what it was. Clients of pgbench
-write to different rows; all of ours to one, which is why their requests are charged in groups.
+The peer is pgbench's simple-update, the minimum cost of a payment: one transaction that updates two
+rows and inserts one. Terrine looks up the query among all earlier ones and checks the last entry,
+then appends a hashed entry and updates the balance if it is unchanged. Clients of pgbench write to
+different rows; all of Terrine's write to one row, so their requests are charged in groups.
 
-All are measured in turns, and compared within each round: a machine has better and worse moments.
-Needs the development extra, which brings a PostgreSQL with pgbench; every commit is on disk.
+All are measured in turn and compared within each round, because the speed of a machine varies.
+Needs the development extra, which installs PostgreSQL with pgbench; every commit is on disk.
 
     python benchmarks/charging.py [--rounds 7]
 """
@@ -46,12 +46,12 @@ INFO = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7, help="of a second for each line")
+    parser.add_argument("--rounds", type=int, default=7, help="of one second per line")
     rounds = parser.parse_args().rounds
     with running_postgres() as server, server.database() as name:
         url = server.url(name)
         prepare_pgbench(url)
-        ledger, project = opened(url)
+        ledger, project = open_study(url)
         fresh = (digest(number) for number in count())
 
         def batch(queries: int) -> Batch:
@@ -93,7 +93,7 @@ def proposal(query: bytes) -> Proposal:
     return Proposal(query, query, VoteOutcome.ANSWERED, 3)
 
 
-def opened(url: str) -> tuple[Ledger, int]:
+def open_study(url: str) -> tuple[Ledger, int]:
     engine = connect(url)
     upgrade(engine)
     ledger = Ledger(engine)
@@ -119,9 +119,9 @@ def prepare_pgbench(url: str) -> None:
 
 
 def pgbench(url: str, clients: int) -> float:
-    """Return simple-update transactions a second of so many clients, each on rows of its own."""
-    said = run_pgbench(url, "-b", "simple-update", "-n", "-T", "1", "-c", str(clients))
-    (rate,) = re.findall(r"tps = ([\d.]+)", said)
+    """Return simple-update transactions per second of so many clients, each with its own rows."""
+    output = run_pgbench(url, "-b", "simple-update", "-n", "-T", "1", "-c", str(clients))
+    (rate,) = re.findall(r"tps = ([\d.]+)", output)
     return float(rate)
 
 

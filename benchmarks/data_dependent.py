@@ -1,9 +1,10 @@
-"""What data-dependent accounting answers for the same (ε, δ), beside the worst case.
+"""How many queries data-dependent accounting pays for, beside the worst case at the same (ε, δ).
 
-The real ledger on a temporary SQLite database, the real release of figures, refusals included. The
-votes: 1,000 teachers on MNIST, 10,000 test images (recorded; looked up in TERRINE_SHARED_DATA, else
-in ../shared/data beside the repository). The release and its schedule are planned on synthetic
-levels of consensus, before any vote is seen. Each figure is drawn anew: several runs are shown.
+The real ledger on a temporary SQLite database and the real publication of figures, with refusals.
+The votes are of 1,000 teachers on 10,000 MNIST test images (recorded; read from
+TERRINE_SHARED_DATA, else from ../shared/data beside the repository). Publication and schedule are
+planned on synthetic levels of consensus, before any vote is seen. Every figure has fresh noise, so
+several runs are shown.
 
     python benchmarks/data_dependent.py
 """
@@ -46,7 +47,7 @@ def main() -> None:
     runs = parser.parse_args().runs
     votes = recorded_votes()
     compare_tally(votes[:2000])
-    print("Queries that were paid until refused, for the same (ε, δ); votes of 1,000 teachers.")
+    print("Queries paid for until refused, for the same (ε, δ); votes of 1,000 teachers.")
     for spec, epsilon, order in CASES:
         terms = ", ".join(f"{name} {value:g}" for name, value in spec.items() if name != "name")
         print(f"\n{spec['name']} ({terms}), ε = {epsilon:g}, δ = {DELTA:g}, order {order:g}")
@@ -65,12 +66,12 @@ def main() -> None:
             ]
         mean = np.mean(reached)
         print(f"  worst case (Gaussian DP)                  {plain:6,}")
-        print(f"  data-dependent, published and refused by  {mean:6,.0f}   runs: {reached}")
-        print(f"  gain {mean / plain - 1:+.0%}, least {min(reached) / plain - 1:+.0%}")
+        print(f"  data-dependent, with published bounds     {mean:6,.0f}   runs: {reached}")
+        print(f"  gain {mean / plain - 1:+.0%}, minimum {min(reached) / plain - 1:+.0%}")
 
 
 def compare_tally(votes: NDArray[np.int64]) -> None:
-    """Print what a tally says of votes, beside the analysis query by query."""
+    """Compare the cost from a tally with the analysis of every query."""
     event, order, beta = GaussianNoisyMax(40.0), 6.0, 0.025
     exact = secret_spend([Charged(event, votes)], teachers=1000, order=order, beta=beta)
     meter = Meter({VoteOutcome.ANSWERED: event}, teachers=1000, classes=10, order=order)
@@ -80,8 +81,8 @@ def compare_tally(votes: NDArray[np.int64]) -> None:
     print(
         f"A tally of {len(votes):,} queries (sigma 40, order {order:g}, beta {beta:g}): cost "
         f"{kept.cost / exact.cost - 1:+.2%}, smooth sensitivity "
-        f"{kept.smooth_sensitivity / exact.smooth_sensitivity - 1:+.0%}, against every query's "
-        "own votes"
+        f"{kept.smooth_sensitivity / exact.smooth_sensitivity - 1:+.0%}, compared with every "
+        "query's own votes"
     )
 
 
@@ -112,7 +113,7 @@ def new_ledger(directory: Path, order: float) -> Ledger:
 
 
 def ask(ledger: Ledger, project: ProjectRecord, votes: NDArray[np.int64]) -> int:
-    """Ask image after image until the project refuses. Returns how many were paid."""
+    """Query image after image until the project refuses. Returns how many were paid for."""
     mechanism = build_mechanism(dict(project.mechanism), teachers=1000, classes=10)
     meter = None if project.terms.schedule is None else meter_of(project)
     paid = 0
@@ -125,8 +126,8 @@ def ask(ledger: Ledger, project: ProjectRecord, votes: NDArray[np.int64]) -> int
         ):
             digest = hashlib.sha256(f"{start + row}".encode()).digest()
             places = meter.places(outcome, rows[row : row + 1])[0] if meter else ()
-            told = None if label < 0 else int(label)
-            batch.append(Proposal(digest, digest, outcome, told, places))
+            recorded = None if label < 0 else int(label)
+            batch.append(Proposal(digest, digest, outcome, recorded, places))
         try:
             receipt = ledger.charge(project.id, batch)
         except BudgetExhausted:

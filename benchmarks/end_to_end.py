@@ -1,16 +1,16 @@
 """What the service adds to the teachers' voting, end to end over HTTP, beside its peers.
 
-Throughput: 8 clients that send 64 new inputs each, again and again, beside the bare ensemble on
-batches of 512 in a process of its own: of separate networks, and of heads on shared features, which
+Throughput: 8 clients that each send 64 new inputs again and again, beside the bare ensemble on
+batches of 512 in its own process: for separate networks, and for heads on shared features, which
 vote faster than Python reads requests. Latency: single new inputs to a tiny ensemble, one after
-another, beside a FastAPI route that reads the body and answers at once, served in the same way.
-A check of the token, two look-ups and a durable commit are what the difference consists of.
+another, beside a FastAPI route that reads the body and replies at once, served in the same way. The
+difference consists of a check of the token, two look-ups and a durable commit.
 
-All are measured in turns, and compared within each round: a machine has better and worse moments.
+All are measured in turn and compared within each round, because the speed of a machine varies.
 
 On SQLite, in a temporary directory, or with `--postgresql` on PostgreSQL (needs the development
-extra). MNIST is looked up in TERRINE_SHARED_DATA, else in ../shared/data; without it scikit-learn's
-digits serve. Networks see few images, for one epoch: how fast they vote does not depend on it.
+extra). MNIST is read from TERRINE_SHARED_DATA, else from ../shared/data; without it, scikit-learn's
+digits are used. Networks see few images, for one epoch: that does not change how fast they vote.
 
     python benchmarks/end_to_end.py [--rounds 5] [--seconds 3] [--postgresql]
 """
@@ -78,7 +78,7 @@ uvicorn.run(app, host="127.0.0.1", port=0, **options(Settings()))
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3, help="for each line of a round")
+    parser.add_argument("--seconds", type=float, default=3, help="per line and round")
     parser.add_argument("--postgresql", action="store_true", help="instead of SQLite")
     options = parser.parse_args()
     rounds = [options.seconds] * options.rounds
@@ -105,16 +105,17 @@ def throughput(
     rounds: Sequence[float],
     database_url: str | None,
 ) -> None:
-    settings = opened(home, material, teachers, how, database_url)
+    settings = open_service(home, material, teachers, how, database_url)
     ensemble = Ensemble.load(settings.ensembles_dir / "bench")
     with served(SERVE, settings) as url:
         sources = [np.random.default_rng(client) for client in range(CLIENTS)]
-        ask = partial(asked_together, [url], student(settings), material.images, BATCH)
+        served_rate = partial(query_rate, [url], student_token(settings), material.images, BATCH)
         found = [
-            (voted(ensemble, material.images, seconds), ask(seconds, sources)) for seconds in rounds
+            (bare_rate(ensemble, material.images, seconds), served_rate(seconds, sources))
+            for seconds in rounds
         ]
     bare, rate = (median(rates) for rates in zip(*found, strict=True))
-    print(f"{material.name}, {teachers} {how.kind}: queries a second")
+    print(f"{material.name}, {teachers} {how.kind}: queries per second")
     print(f"  {'bare ensemble, batches of 512':40} {bare:10,.0f}")
     what = f"POST /label, {CLIENTS} clients x {BATCH}"
     print(f"  {what:40} {rate:10,.0f}   {compared([theirs / own for own, theirs in found])}")
@@ -124,8 +125,8 @@ def compared(ratios: Sequence[float]) -> str:
     return f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
-def voted(ensemble: Ensemble, images: NDArray[np.uint8], seconds: float) -> float:
-    """Images a second that the bare ensemble votes on, in batches of 512."""
+def bare_rate(ensemble: Ensemble, images: NDArray[np.uint8], seconds: float) -> float:
+    """Images per second that the bare ensemble votes on, in batches of 512."""
     batch = perturbed(images, CLIENTS * BATCH, np.random.default_rng(0))
     ensemble.votes(batch)
     votes, started = 0, time.perf_counter()
@@ -135,7 +136,7 @@ def voted(ensemble: Ensemble, images: NDArray[np.uint8], seconds: float) -> floa
     return votes / (time.perf_counter() - started)
 
 
-def asked_together(
+def query_rate(
     urls: Sequence[str],
     token: str,
     images: NDArray[np.uint8],
@@ -143,19 +144,20 @@ def asked_together(
     seconds: float,
     sources: Sequence[np.random.Generator],
 ) -> float:
-    """Queries that a client for each of the sources is answered, a second.
+    """Queries answered per second, with one client for each of the sources.
 
-    They are spread over the addresses. What of their requests' time lies within the time counts.
+    The clients are spread over the addresses. A request counts by the share of its time that lies
+    within the measurement.
     """
-    start = time.perf_counter() + seconds / 5  # until then all is set in motion
+    start = time.perf_counter() + seconds / 5  # warm up until then
     end = start + seconds
 
     def ask(client: int) -> float:
         connection, answered = Connection(urls[client % len(urls)], token), 0.0
         while (sent := time.perf_counter()) < end:
             connection.label(perturbed(images, batch, sources[client]))
-            told = time.perf_counter()
-            answered += max(0, min(told, end) - max(sent, start)) / (told - sent)
+            done = time.perf_counter()
+            answered += max(0, min(done, end) - max(sent, start)) / (done - sent)
         return answered
 
     with ThreadPoolExecutor(len(sources)) as pool:
@@ -164,19 +166,22 @@ def asked_together(
 
 def latency(home: Path, rounds: Sequence[float], database_url: str | None) -> None:
     material = table()
-    settings = opened(home, material, 5, Heads(), database_url)
+    settings = open_service(home, material, 5, Heads(), database_url)
     source = np.random.default_rng(0)
     noop = [sys.executable, "-c", NOOP]
     with served(noop, settings, "noop.log") as nothing, served(SERVE, settings) as url:
-        token = student(settings)
+        token = student_token(settings)
         clients = {
             "no-op FastAPI route": Connection(nothing, token),
             "POST /label": Connection(url, token),
         }
         for client in clients.values():
-            took_one_by_one(client, material.images, 0.5, source)  # until all is set in motion
+            single_query_times(client, material.images, 0.5, source)  # warm up
         found = [
-            [took_one_by_one(client, material.images, each, source) for client in clients.values()]
+            [
+                single_query_times(client, material.images, each, source)
+                for client in clients.values()
+            ]
             for each in rounds
         ]
     print("Single queries to 5 heads on a table, one client: milliseconds")
@@ -190,10 +195,10 @@ def latency(home: Path, rounds: Sequence[float], database_url: str | None) -> No
         )
 
 
-def took_one_by_one(
+def single_query_times(
     client: Connection, images: NDArray[np.uint8], seconds: float, source: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Milliseconds that each of as many single queries took as fit in the time."""
+    """Milliseconds of each single query, one after another for the given time."""
     took: list[float] = []
     deadline = time.perf_counter() + seconds
     while time.perf_counter() < deadline:
@@ -237,7 +242,7 @@ class Connection:
 def perturbed(
     images: NDArray[np.uint8], count: int, source: np.random.Generator
 ) -> NDArray[np.uint8]:
-    """Return images that were never asked before: a few pixels differ."""
+    """Return images that were never sent before: a few pixels differ."""
     chosen = images[source.integers(0, len(images), count)].copy()
     flat = chosen.reshape(count, -1)
     for _ in range(6):
@@ -246,10 +251,10 @@ def perturbed(
     return chosen
 
 
-def opened(
+def open_service(
     home: Path, material: Material, teachers: int, how: Heads | Networks, database_url: str | None
 ) -> Settings:
-    """Train teachers and open a project that affords more than can be asked."""
+    """Train teachers and open a project with a larger budget than can be used."""
     settings = Settings(data_dir=home, database_url=database_url, requests_per_minute=10**9)
     settings.ensembles_dir.mkdir(parents=True)
     public = material.public if isinstance(how, Heads) else None
@@ -271,7 +276,7 @@ def opened(
     return settings
 
 
-def student(settings: Settings) -> str:
+def student_token(settings: Settings) -> str:
     engine = connect(settings.database)
     tokens = Tokens(Ledger(engine), load_secret_key(settings.secret_key_path))
     token = tokens.create(TokenCreate(role=Role.STUDENT, project="study")).token
@@ -281,7 +286,7 @@ def student(settings: Settings) -> str:
 
 @contextmanager
 def served(command: list[str], settings: Settings, log_name: str = "server.log") -> Iterator[str]:
-    """Run a server in a process of its own; yields its address."""
+    """Run a server in a separate process; yields its address."""
     environment = os.environ | {
         "TERRINE_DATA_DIR": str(settings.data_dir),
         "TERRINE_DATABASE_URL": settings.database,

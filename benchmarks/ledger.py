@@ -1,8 +1,8 @@
-"""Speed of the books: verifying them, and charging to them once they are long.
+"""Speed of the ledger: of verifying it, and of charging once it is long.
 
 `verify` is shown beside SHA-256 alone over the same bytes, which no verification can beat, and
-beside merely fetching the entries. A charge to a ledger of so many entries is shown beside one to
-an empty ledger. All are measured here and now, on SQLite and on PostgreSQL.
+beside fetching the entries alone. A charge to a ledger of so many entries is shown beside one to
+an empty ledger. All are measured in one run, on SQLite and on PostgreSQL.
 
     python benchmarks/ledger.py [--entries 300000] [--database sqlite|postgresql]
 """
@@ -52,14 +52,14 @@ MECHANISM = {"name": "confident_gnmax", "threshold": 200, "sigma1": 10000.0, "si
 COLUMNS = (*CHARGE_FIELDS, "hash")
 CHARGES = 300
 HASHED = 100_000
-WANTED = 200_000
-SLOWER = 1.2
+TARGET = 200_000
+SLOWDOWN = 1.2
 
 
 def main() -> bool:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--entries", type=int, default=300_000, help="10000000 takes a while")
-    parser.add_argument("--database", choices=["sqlite", "postgresql"], help="one of them only")
+    parser.add_argument("--entries", type=int, default=300_000, help="10000000 takes long")
+    parser.add_argument("--database", choices=["sqlite", "postgresql"], help="only this one")
     options = parser.parse_args()
     met = True
     for kind in [options.database] if options.database else ["sqlite", "postgresql"]:
@@ -89,15 +89,15 @@ def measure(kind: str, url: str, empty_url: str, entries: int) -> bool:
 
     before, after = charging(empty, ledger)
     print(
-        f"  one charge takes {before * 1e3:.2f} ms where nothing was charged before, and "
-        f"{after * 1e3:.2f} ms here: {after / before:.2f} x (wanted: {SLOWER} x at most)"
+        f"  one charge takes {before * 1e3:.2f} ms on an empty ledger and {after * 1e3:.2f} ms "
+        f"here: {after / before:.2f} x (target: {SLOWDOWN} x at most)"
     )
     peak = getrusage(RUSAGE_SELF).ru_maxrss
     verified = rate(lambda: verify(ledger), entries + CHARGES)
     grown = getrusage(RUSAGE_SELF).ru_maxrss - peak
     bodies = [
         frame("terrine/charge/1", charge["hash"], *(charge[name] for name in CHARGE_FIELDS))
-        for charge in islice(made(project), HASHED)
+        for charge in islice(new_charges(project), HASHED)
     ]
     size = sum(map(len, bodies)) / len(bodies)
     rows = [
@@ -105,19 +105,19 @@ def measure(kind: str, url: str, empty_url: str, entries: int) -> bool:
         ("fetching", *rate(lambda: fetch(url, project), entries + CHARGES)),
         ("verify", *verified),
     ]
-    print(f"  {'entries a second':<28}{'of a core':>12}{'of the clock':>14}")
+    print(f"  {'entries per second':<28}{'of a core':>12}{'of the clock':>14}")
     for name, core, clock in rows:
         print(f"  {name:<28}{core:>12,.0f}{clock:>14,.0f}")
     share = verified[0] / rows[0][1]
     print(
-        f"  verify reaches {share:.0%} of the hash's limit (wanted: {WANTED:,} a second) "
+        f"  verify reaches {share:.0%} of the hash's limit (target: {TARGET:,} per second) "
         f"and raised the peak of this process's memory by {grown / 1024:.0f} MiB"
     )
-    return verified[0] >= WANTED and after <= SLOWER * before
+    return verified[0] >= TARGET and after <= SLOWDOWN * before
 
 
 def rate(work: Callable[[], object], entries: int) -> tuple[float, float]:
-    """Entries a second of this process's processor time, and of the clock; the best of a few."""
+    """Entries per second of processor time and of wall-clock time; the best of a few runs."""
     core, clock = [], []
     for _ in range(3 if entries < 1_000_000 else 1):
         started, began = time.process_time(), time.perf_counter()
@@ -144,7 +144,7 @@ def verify(ledger: Ledger) -> None:
 
 
 def charging(*ledgers: Ledger) -> list[float]:
-    """Median seconds of a charge of one new query on each ledger, taken in turns."""
+    """Median seconds of a charge of one new query on each ledger, measured in turn."""
     seconds: list[list[float]] = [[] for _ in ledgers]
     projects = [ledger.project("study").id for ledger in ledgers]
     for number in range(CHARGES):
@@ -158,8 +158,8 @@ def charging(*ledgers: Ledger) -> list[float]:
 # ------------------------------------------------------------------- writing in bulk
 
 
-def made(project: ProjectRecord) -> Iterator[dict[str, Any]]:
-    """Charges of ever new queries, for ever, hashed and chained as the ledger does."""
+def new_charges(project: ProjectRecord) -> Iterator[dict[str, Any]]:
+    """An endless series of charges for new queries, hashed and chained as the ledger does."""
     price, hashed = project.terms.prices[VoteOutcome.ANSWERED], hasher(project.id)
     charge: dict[str, Any] = {
         "project_id": project.id,
@@ -190,12 +190,12 @@ def made(project: ProjectRecord) -> Iterator[dict[str, Any]]:
 
 
 def fill(url: str, project: ProjectRecord, entries: int) -> None:
-    """Write so many charges past the ledger, which would take hours; then set the balance."""
+    """Insert charges directly, because the ledger would take hours; then set the balance."""
     head = b""
 
     def rows() -> Iterator[tuple[Any, ...]]:
         nonlocal head
-        for charge in islice(made(project), entries):
+        for charge in islice(new_charges(project), entries):
             head = charge["hash"]
             yield tuple(charge[name] for name in COLUMNS)
 

@@ -1,7 +1,7 @@
 """Speed of data-dependent pricing, beside a scalar implementation of the same formulas.
 
-The peer works as the papers' published code does: one query at a time, one distance at a time,
-numpy over the orders only. Both run here, now, on the same votes (synthetic: 250 teachers, 10
+The peer works like the papers' published code: one query at a time, one distance at a time, numpy
+over the orders only. Both run in the same process on the same votes (synthetic: 250 teachers, 10
 classes; and 12,000 queries x 5,000 teachers x 150 classes, the size of P18's Glyph).
 
     python benchmarks/pricing.py
@@ -143,7 +143,7 @@ class ScalarSensitivity:
 
 
 def synthetic_votes(queries: int, teachers: int, classes: int, seed: int) -> Counts:
-    """Consensus spread over [0.3, 1), the rest over few other classes."""
+    """Consensus spread over [0.3, 1); the other votes go to few other classes."""
     rng = np.random.default_rng(seed)
     shares = rng.dirichlet(np.full(classes, 0.1), queries)
     agreement = rng.beta(4, 1.2, queries)[:, None]
@@ -173,7 +173,7 @@ def compare_prices() -> float:
     theirs, slow = fastest(peer, repeats=2)
     np.testing.assert_allclose(fast, slow, rtol=1e-9)
     print(f"price of 10,000 queries x 50 orders: ours {ours * 1e3:.1f} ms, ", end="")
-    print(f"scalar {theirs * 1e3:.0f} ms: {theirs / ours:.0f}x (wanted 25x)")
+    print(f"scalar {theirs * 1e3:.0f} ms: {theirs / ours:.0f}x (target 25x)")
     return theirs / ours
 
 
@@ -190,7 +190,7 @@ def compare_sensitivities() -> float:
     theirs, slow = fastest(lambda: [scalar.smooth(row, BETA) for row in votes], repeats=2)
     np.testing.assert_allclose(fast, slow, rtol=1e-7)
     print(f"1,000 smooth sensitivities: ours {ours * 1e3:.1f} ms, ", end="")
-    print(f"scalar {theirs * 1e3:.0f} ms: {theirs / ours:.0f}x (wanted 20x)")
+    print(f"scalar {theirs * 1e3:.0f} ms: {theirs / ours:.0f}x (target 20x)")
     return theirs / ours
 
 
@@ -205,7 +205,7 @@ def price_glyph_size() -> float:
     )
     print(
         f"12,000 queries x 5,000 teachers x 150 classes, {passed.sum():,} answered: "
-        f"cost and smooth sensitivity in {seconds:.1f} s (wanted 10 s); "
+        f"cost and smooth sensitivity in {seconds:.1f} s (target 10 s); "
         f"spent {spend.cost:.3f}, SS {spend.smooth_sensitivity:.4g}"
     )
     return seconds

@@ -1,17 +1,17 @@
-"""The papers' headline figures, beside what the same queries cost here.
+"""The papers' headline numbers, beside what the same queries cost here.
 
-Every line says whose votes it was computed from and what kind of figure it is:
+Every line states whose votes it was computed from and what kind of number it is:
 
-  unsanitised     a function of private votes: may not be shown, promises nothing to other data
-  sanitised       released with noise scaled to its smooth sensitivity
+  unsanitised     a function of private votes: must not be shown, promises nothing for other data
+  sanitised       published with noise scaled to its smooth sensitivity
   worst case      a function of the public transcript alone: a service may refuse on it
 
-A sanitised figure at the end of a run is not enough to refuse on: until it is published, a service
-has to count the worst case. Its parameters are chosen here on other queries than those it is for.
+A sanitised number at the end of a run is not enough to refuse on: until it is published, a service
+has to count the worst case. Its parameters are chosen here on queries other than those it covers.
 
 Votes: 250 CNN teachers on MNIST and 250 random forests on Adult (recorded, not the papers' own
-teachers), and synthetic votes of Glyph's size. The recorded votes are looked up in
-TERRINE_SHARED_DATA, else in ../shared/data beside the repository.
+teachers), and synthetic votes of Glyph's size. The recorded votes are read from
+TERRINE_SHARED_DATA, else from ../shared/data beside the repository.
 
     python benchmarks/reproductions.py
 """
@@ -96,7 +96,7 @@ GLYPH = Row("Glyph", 1_000, 500, 100, 12_000, 1e-8, 20.5, 0.0205, 11.9, 2.29)
 
 
 def glyph_votes(queries: int, seed: int) -> Votes:
-    """5,000 teachers, 150 classes; agreement from chance to unanimity, confusion within a few."""
+    """5,000 teachers, 150 classes; agreement from chance to unanimity, the rest on few classes."""
     rng = np.random.default_rng(seed)
     shares = rng.dirichlet(np.full(150, 0.05), queries)
     agreement = rng.beta(2.0, 1.0, queries)[:, None]
@@ -120,7 +120,7 @@ def classic(divergence: NDArray[np.float64], orders: NDArray[np.float64], delta:
 
 
 def reproduce(row: Row, votes: Votes, others: Votes, whose: str) -> None:
-    """`others`: different queries, on which our publication's parameters are chosen."""
+    """`others`: other queries, on which the parameters of our publication are chosen."""
     teachers = int(votes[0].sum())
     print(
         f"\n{row.name}: Confident-GNMax(T={row.threshold}, {row.sigma1:g}, {row.sigma2:g}), "
@@ -168,9 +168,9 @@ def reproduce(row: Row, votes: Votes, others: Votes, whose: str) -> None:
 
 
 def answer_once(row: Row, votes: Votes) -> list[Charged]:
-    """Run the test on every query, with real noise; return what failed and what passed it.
+    """Run the test on every query, with real noise; return what failed it and what passed it.
 
-    P18's Adult row has T = 300 for 250 teachers and lives off the noise; a project refuses that.
+    P18's Adult row has T = 300 for 250 teachers, so only noise passes it; a project refuses that.
     """
     test = GaussianThreshold(row.sigma1, row.threshold, low=0, high=int(votes[0].sum()))
     noise = discrete_gaussian(row.sigma1).sample((len(votes),))
@@ -180,7 +180,7 @@ def answer_once(row: Row, votes: Votes) -> list[Charged]:
 
 
 def choose_publication(row: Row, rehearsal: Votes, scale: float) -> BoundRelease:
-    """Return the parameters with the least ε for `scale` times as many queries as rehearsed."""
+    """Return the parameters with the least ε for `scale` times as many queries as `rehearsal`."""
     transcript, teachers = answer_once(row, rehearsal), int(rehearsal[0].sum())
     z = float(-ndtri(row.delta / 10))  # a publication below the spend takes a tenth of delta
     found: list[tuple[float, BoundRelease]] = []
@@ -263,7 +263,7 @@ def reproduce_near_zero() -> None:
 
 
 def answers_at_equal_epsilon() -> None:
-    """Answers until the budget is spent, mean of 20 orders of the queries, batches of 1,000."""
+    """Answers until the budget is spent: mean over 20 orders of the queries, batches of 1,000."""
     delta = 1e-5
     orders = 1 + np.geomspace(0.01, 100 / delta, 2000)  # beyond 1/delta: basic composition
     for name, sigma in (("mnist_1000", 48.0), ("mnist_2000", 96.0)):
@@ -296,7 +296,7 @@ def answers_at_equal_epsilon() -> None:
 
 
 def answers_within(mechanism: Mechanism, epochs: int, votes: Votes, seed: int) -> int:
-    """Ask in an order that `seed` picks until the epochs, or the queries, are used up."""
+    """Query in the order given by `seed` until the epochs, or the queries, are used up."""
     queries, answers = np.random.default_rng(seed).permutation(votes), 0
     for start in range(0, len(queries), 1_000):
         released = mechanism.release(queries[start : start + 1_000])

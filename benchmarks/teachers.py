@@ -1,8 +1,8 @@
-"""How fast teachers are trained and vote, beside the machine's matrix products and a plain loop.
+"""How fast teachers train and vote, beside the machine's matrix products and a plain loop.
 
-The peer is what anybody would write first: a Python loop over 250 CNN modules, a batch at a time.
-Everything is measured here and now, on the same images. `--full` trains all 250 CNNs (a quarter of
-an hour on two cores) where otherwise a few are timed; `--quick` shrinks everything.
+The peer is the obvious implementation: a Python loop over 250 CNN modules, a batch at a time.
+Everything is measured in one run, on the same images. `--full` trains all 250 CNNs (a quarter of an
+hour on two cores) where otherwise a few are timed; `--quick` reduces everything.
 
     python benchmarks/teachers.py [--quick | --full] [--data DIR_WITH_MNIST]
 """
@@ -46,7 +46,7 @@ class Material:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--quick", action="store_true", help="about a tenth of everything")
+    size.add_argument("--quick", action="store_true", help="about a tenth of the work")
     size.add_argument("--full", action="store_true", help="train all 250 CNNs")
     default = Path(os.environ.get("TERRINE_SHARED_DATA", SHARED)) / "mnist"
     parser.add_argument("--data", type=Path, default=default, help="directory with MNIST")
@@ -106,7 +106,7 @@ def digits() -> Material:
     spec = InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16)
     private = Dataset(images[:1200], labels[:1200], DIGITS, spec, name="digits")
     public = PublicData.declare("digits from 1200 on", images[1200:])
-    name = "scikit-learn's digits, as no MNIST was given (--data)"
+    name = "scikit-learn's digits, because no MNIST was given (--data)"
     return Material(name, private, public, images[1200:], labels[1200:])
 
 
@@ -119,7 +119,7 @@ def train(
 
 
 def repeated(ensemble: Ensemble, teachers: int) -> Ensemble:
-    """An ensemble of copies: it votes as fast as one of as many different networks."""
+    """An ensemble of copies, which votes as fast as one of as many different networks."""
     times = -(-teachers // ensemble.manifest.teachers)
     stacked = {
         name: torch.cat([value] * times)[:teachers] for name, value in ensemble.teachers.items()
@@ -129,7 +129,7 @@ def repeated(ensemble: Ensemble, teachers: int) -> Ensemble:
 
 
 def plain_loop(ensemble: Ensemble) -> Callable[[NDArray[np.uint8]], NDArray[np.int64]]:
-    """Votes as anybody would write them first."""
+    """The obvious way to count votes."""
     manifest = ensemble.manifest
     networks = []
     for i in range(manifest.teachers):
@@ -164,7 +164,7 @@ def images_per_second(
 
 
 def matrix_peak() -> float:
-    """Gflop/s of large float32 products: the best of several."""
+    """Gflop/s of large float32 products, the best of several."""
     a = torch.randn(2048, 2048)
     if torch.cuda.is_available():
         a = a.cuda()
@@ -177,7 +177,7 @@ def matrix_peak() -> float:
 
 
 def flops_per_image(ensemble: Ensemble) -> float:
-    """Floating-point operations in products and convolutions, nothing else counted."""
+    """Floating-point operations in products and convolutions; nothing else is counted."""
     blank = torch.zeros((ensemble.block, *ensemble.manifest.input.shape), device=ensemble.device)
     way = next(iter(ensemble.ways.values()))
     with torch.no_grad(), FlopCounterMode(display=False) as counter:

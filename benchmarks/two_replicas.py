@@ -1,15 +1,15 @@
-"""Two replicas beside one where the ensemble is the bottleneck, and what the machine allows.
+"""Two replicas against one where the ensemble is the bottleneck, and what the machine allows.
 
-One PostgreSQL, one ensemble of CNNs, each an own network, and servers that may vote with one thread
-each, so that one replica can use one core. Eight clients keep a connection each and ask for 32 new
-images at a time; for two replicas they are spread over both ports in turn, as a proxy would do. The
-peer is the bare ensemble in one process and in two, with one thread each and nothing else to do:
-more than that no second replica can bring on this machine, where clients, servers and PostgreSQL
-share the cores. One and two take turns; each figure is the best of the rounds, since whatever else
-runs here only ever takes away. Needs the development extra, which brings a PostgreSQL.
+One PostgreSQL, one ensemble of separate CNNs, and servers that vote with one thread each, so that
+one replica can use one core. Eight clients keep one connection each and send 32 new images at a
+time; with two replicas they are spread over both ports in turn, as a proxy would do. The peer is
+the bare ensemble in one process and in two, with one thread each and nothing else to do: a second
+replica cannot gain more than that on this machine, where clients, servers and PostgreSQL share the
+cores. One and two are measured in turn; each number is the best of the rounds, because other load
+on the machine can only lower it. Needs the development extra, which installs PostgreSQL.
 
-MNIST is looked up in TERRINE_SHARED_DATA, else in ../shared/data; without it scikit-learn's digits
-serve. Teachers see few images, for one epoch: how fast they vote does not depend on it.
+MNIST is read from TERRINE_SHARED_DATA, else from ../shared/data; without it, scikit-learn's digits
+are used. Teachers see few images, for one epoch: that does not change how fast they vote.
 
     python benchmarks/two_replicas.py [--teachers 100] [--seconds 10] [--rounds 4]
 """
@@ -31,7 +31,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from end_to_end import SERVE, asked_together, opened, served, student
+from end_to_end import SERVE, open_service, query_rate, served, student_token
 from teachers import SHARED, digits, first, mnist
 from terrine_models.ensemble import Ensemble
 from terrine_models.teachers import Networks
@@ -41,22 +41,22 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 from postgres import running_postgres
 
 CLIENTS, BATCH = 8, 32
-"""CNNs vote on 32 images at a time, and on blank ones where there are fewer: here, never."""
-WANTED = 1.6
+"""CNNs vote on 32 images at a time; a smaller batch would be padded with blank ones."""
+TARGET = 1.6
 RECORDS = 24
 """Training images of each teacher."""
 
 Rate = Callable[[int], float]
-"""From how many processes are to work to images a second."""
+"""From the number of processes to images per second."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--teachers", type=int, default=100)
-    parser.add_argument("--seconds", type=float, default=10, help="for each figure and round")
+    parser.add_argument("--seconds", type=float, default=10, help="per measurement and round")
     parser.add_argument("--rounds", type=int, default=4)
     options = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = "1"  # of every process that is started hereafter
+    os.environ["OMP_NUM_THREADS"] = "1"  # of every process that is started later
     folder = Path(os.environ.get("TERRINE_SHARED_DATA", SHARED)) / "mnist"
     material = mnist(folder) if folder.is_dir() else digits()
     small = replace(material, private=first(material.private, RECORDS * options.teachers))
@@ -66,37 +66,40 @@ def main() -> None:
         server.database() as name,
     ):
         how = Networks(epochs=1)
-        settings = opened(Path(directory), small, options.teachers, how, server.url(name))
-        token = student(settings)
+        settings = open_service(Path(directory), small, options.teachers, how, server.url(name))
+        token = student_token(settings)
         with ExitStack() as stack:
             ensemble = settings.ensembles_dir / "bench"
             bare = stack.enter_context(voters(ensemble, material.images, options.seconds))
             urls = [stack.enter_context(served(SERVE, settings, f"{i}.log")) for i in range(2)]
             sources = [np.random.default_rng(client) for client in range(CLIENTS)]
 
-            def asking(replicas: int) -> float:
+            def served_rate(replicas: int) -> float:
                 served_by, seconds = urls[:replicas], options.seconds
-                return asked_together(served_by, token, material.images, BATCH, seconds, sources)
+                return query_rate(served_by, token, material.images, BATCH, seconds, sources)
 
-            rounds = [[bare(1), bare(2), asking(1), asking(2)] for _ in range(options.rounds)]
+            rounds = [
+                [bare(1), bare(2), served_rate(1), served_rate(2)] for _ in range(options.rounds)
+            ]
     best = [max(each) for each in zip(*rounds, strict=True)]
     report(f"{material.name}, {options.teachers} CNNs", best)
 
 
 def report(what: str, figures: Sequence[float]) -> None:
-    print(f"{what}, {os.cpu_count()} cores, one thread each: images a second")
+    print(f"{what}, {os.cpu_count()} cores, one thread each: images per second")
     print(f"{'':44}{'one':>8}{'two':>8}{'ratio':>8}")
     bare_one, bare_two, one, two = figures
-    allowed, reached = bare_two / bare_one, two / one
-    asked = f"POST /label, {CLIENTS} clients x {BATCH}, replicas"
-    print(f"{'bare ensemble, processes':44}{bare_one:8,.0f}{bare_two:8,.0f}{allowed:8.2f}")
-    print(f"{asked:44}{one:8,.0f}{two:8,.0f}{reached:8.2f}")
-    print(f"Wanted: {WANTED} where cores allow. Reached: {reached / allowed:.0%} of what they do.")
+    possible, reached = bare_two / bare_one, two / one
+    service = f"POST /label, {CLIENTS} clients x {BATCH}, replicas"
+    print(f"{'bare ensemble, processes':44}{bare_one:8,.0f}{bare_two:8,.0f}{possible:8.2f}")
+    print(f"{service:44}{one:8,.0f}{two:8,.0f}{reached:8.2f}")
+    share = reached / possible
+    print(f"Target: {TARGET} if the cores allow it. Reached: {share:.0%} of what they allow.")
 
 
 @contextmanager
 def voters(directory: Path, images: NDArray[np.uint8], seconds: float) -> Iterator[Rate]:
-    """Two processes that load the ensemble and then vote when told to."""
+    """Two processes that load the ensemble and vote on command."""
     context = multiprocessing.get_context("spawn")
     pipes = []
     for _ in range(2):
@@ -118,7 +121,7 @@ def voters(directory: Path, images: NDArray[np.uint8], seconds: float) -> Iterat
 
 
 def vote(directory: Path, images: NDArray[np.uint8], seconds: float, pipe: Pipe) -> None:
-    """The life of one of these processes, which ends with its pipe."""
+    """The main function of such a process, which ends when its pipe closes."""
     ensemble = Ensemble.load(directory)
     ensemble.votes(images)
     pipe.send("loaded")

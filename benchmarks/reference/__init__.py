@@ -1,1 +1,1 @@
-"""Reference implementations, which benchmarks and tests compare with the product."""
+"""Reference implementations, with which benchmarks and tests compare the product."""

@@ -1,7 +1,7 @@
-"""What a query costs at the votes that were cast: at most the worst case, often far less.
+"""The data-dependent cost of a query at its votes: at most the worst case, often far less.
 
-A reference for `terrine_server.privacy.published.tally`, which counts queries by an integer
-statistic of their votes instead. A data-dependent cost c(D) bounds D_α(M(D)‖M(D′)) for every
+A reference for `terrine_server.privacy.published.tally`, which instead counts queries by an integer
+statistic of their votes. A data-dependent cost c(D) bounds D_α(M(D)‖M(D′)) for every
 neighbour D′ of the actual data D. All costs are vectorised over queries × orders, in the log
 domain, and rounded up: never NaN, never negative, and never above the data-independent
 `accounting.curves.rdp` of the same event by more than that rounding.
@@ -43,7 +43,7 @@ ORDERS = np.concatenate(
         [256, 384, 512, 768, 1024],
     ]
 )
-"""Rényi orders for reporting. A budget is enforced at one order only."""
+"""Rényi orders for reporting. A budget is enforced at a single order."""
 
 
 def data_dependent_rdp(
@@ -53,7 +53,7 @@ def data_dependent_rdp(
 
     `counts`: int[B, m]. `baselines`: int[B, m], what Interactive-GNMax subtracts before its test.
     An event without a data-dependent analysis (a boosted or a claimed one) costs its worst case.
-    Raises `ParameterError` on malformed votes or orders; the text does not quote votes.
+    Raises `ParameterError` on malformed votes or orders; its message does not quote votes.
     """
     alpha, votes = check_orders(orders), check_votes(counts)
     match event:
@@ -80,7 +80,7 @@ def gnmax_log_q(counts: NDArray[np.int64], sigma: float, lattice: int = 1) -> Fl
     times 1 + 2.1·exp(−π²σ²), and for σ ≥ 1/2 the integral of that decreasing density over
     [k − 1, k] is larger by at least 1 + (k − 1/3)/4σ². `lattice` = 0 is the paper's continuous
     noise, too optimistic for the integer noise that is drawn. At most ln(1 − 1/m): no class is
-    likelier to win than the largest.
+    more likely to win than the largest.
     """
     check_sigma("sigma", sigma)
     votes = check_votes(counts)
@@ -91,7 +91,7 @@ def gnmax_log_q(counts: NDArray[np.int64], sigma: float, lattice: int = 1) -> Fl
 def lnmax_log_q(counts: NDArray[np.int64], gamma: float) -> Floats:
     """Return ln of a bound on Pr[argmax(n + noise) ≠ argmax n] for discrete Laplace noise.
 
-    A union bound of the exact tails. P17's Lemma 4 is the continuous noise's, and smaller.
+    A union bound of the exact tails. P17's Lemma 4 is for continuous noise, and smaller.
     """
     check_gamma("gamma", gamma)
     votes = check_votes(counts)

@@ -31,7 +31,7 @@ from terrine_server.privacy.published.noisy_max import (
 )
 
 BLOCK = 32
-"""Distances that are computed at once."""
+"""Number of distances computed at once."""
 
 _GRID = 4000
 _TOLERANCE = 1e-9
@@ -104,7 +104,7 @@ class NoisyMaxSensitivity:
         self.l1 = float(curve.rarer(np.array([self.l0]))[0])
         self.grid = self.l1 + np.concatenate([[0], np.geomspace(1e-6, 1000 + self.l1, _GRID)])
         cost, after = self.cost(self.grid), self.cost(curve.likelier(self.grid))
-        after[0] = curve.worst  # by definition of q1; rounding could say otherwise
+        after[0] = curve.worst  # by definition of q1; rounding could make it differ
         self._check_monotone()
         rise = after - cost
         self.monotone = bool(np.all(np.diff(rise) <= _TOLERANCE * rise[:-1] + 1e-300))
@@ -135,9 +135,9 @@ class NoisyMaxSensitivity:
     def walk(self, votes: Counts) -> Iterator[Floats]:
         """Yield bounds at successive distances, float[B, BLOCK], for votes int64[B, m].
 
-        From consensus the votes that are worst off at distance d are those with d votes moved from
-        the first to the second class; from doubt, those with d votes moved to the first from
-        whichever is second. A row that reaches the ceiling stays there. Ends at distance n.
+        From consensus, the worst case at distance d is to move d votes from the first to the second
+        class; from doubt, to move d votes to the first from whichever is second. A row that reaches
+        the ceiling stays there. Ends at distance n.
         """
         ranked = -np.sort(-votes, axis=1)
         log_tail = self.curve.log_tails(int(votes.sum(axis=1).max(initial=1)))

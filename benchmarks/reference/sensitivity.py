@@ -1,4 +1,4 @@
-"""Smooth sensitivity of a data-dependent spend, so that a figure of it can be published.
+"""Smooth sensitivity of a data-dependent spend, so that a bound on it can be published.
 
 For the public transcript o, f_o(D) is the sum of the data-dependent costs of what was charged. One
 teacher's data moves at most one vote of every query, so f_o has a local sensitivity at distance d
@@ -49,7 +49,7 @@ from terrine_server.privacy.published.tally import FLOOR
 
 @dataclass(frozen=True)
 class Charged:
-    """Queries that were charged the same event: `counts` and `baselines` are int64[B, m]."""
+    """Queries charged with the same event: `counts` and `baselines` are int64[B, m]."""
 
     event: CostEvent
     counts: Counts
@@ -59,7 +59,7 @@ class Charged:
 def secret_spend(
     transcript: Sequence[Charged], *, teachers: int, order: float, beta: float
 ) -> SecretSpend:
-    """Return what a transcript costs at its votes, and how much that can change (Theorem 7).
+    """Return the cost of a transcript at its votes, and how much it can change (Theorem 7).
 
     Raises `ParameterError` unless every row of votes sums to `teachers`, order > 1 and beta > 0.
     """
@@ -132,7 +132,7 @@ def _walks(
             values, counts = np.unique(statistic, return_counts=True)
             return [_Weighted(bit.walk(values - low), counts.astype(np.float64), bit.ceiling)]
         case _:
-            return []  # charged at its worst case, which no vote changes
+            return []  # charged its worst case, which no vote changes
 
 
 def _sum_of_walks(walks: Sequence[_Weighted], teachers: int) -> Iterator[Floats]:

@@ -16,14 +16,14 @@ Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 NEGLIGIBLE = -60.0
-"""Terms below e^{−60} of the largest are left out: 1e-26, far below the rounding margin."""
+"""Terms below e^{−60} of the largest are omitted: 1e-26, far below the rounding margin."""
 
 
 def levels_towards(ranked: Counts, log_tail: Floats, distances: Counts) -> Floats:
     """Return the least L within d votes of consensus: d votes go from the first to the second.
 
     Convexity: d votes raise Σ tail(n₁ − n_j) most when all go to the smallest gap. Distances beyond
-    a tie of the two are taken as the tie.
+    a tie of the two count as the tie.
     """
     moved = np.minimum(distances, ((ranked[:, 0] - ranked[:, 1]) // 2)[:, None])
     top = ranked[:, :1] - moved
@@ -33,11 +33,11 @@ def levels_towards(ranked: Counts, log_tail: Floats, distances: Counts) -> Float
 
 
 def levels_away(ranked: Counts, log_tail: Floats, distances: Counts) -> Floats:
-    """Return the largest L within d votes: d votes go to the first from whichever is second.
+    """Return the largest L within d votes: d votes move to the first from whichever is second.
 
     Convexity: d votes lower Σ tail(n₁ − n_j) most when they level the largest of the others. With
     R_k the votes that bring the first k of them down to the next one, d votes bring k classes to
-    `base` or `base` + 1. Distances beyond unanimity are taken as unanimity.
+    `base` or `base` + 1. Distances beyond unanimity count as unanimity.
     """
     others = ranked[:, 1:]
     rows, rest = others.shape
@@ -46,7 +46,7 @@ def levels_away(ranked: Counts, log_tail: Floats, distances: Counts) -> Floats:
     needed = prefix - np.arange(1, rest + 1) * following
     moved = np.minimum(distances, prefix[:, -1:])
 
-    # One search for all rows: rows are kept apart by an offset larger than any count.
+    # One search for all rows: an offset larger than any count keeps the rows apart.
     offset = (np.arange(rows) * (int(prefix.max(initial=0)) + 2))[:, None]
     found = np.searchsorted((needed + offset).ravel(), (moved + offset).ravel(), side="left")
     k = found.reshape(moved.shape) - np.arange(rows)[:, None] * rest

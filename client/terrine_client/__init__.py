@@ -1,11 +1,11 @@
-"""Terrine's client: ask a private ensemble for labels, within a privacy budget.
+"""Terrine's client: request labels from a private ensemble, within a privacy budget.
 
     with Client("https://labels.example.org", token) as client:
-        labels = client.label(x)                     # x: [B, …] as the ensemble asks
+        labels = client.label(x)                     # x: [B, …], as project() describes
         student.fit(x[labels.answered], labels.labels[labels.answered])
 
-What the server says, field by field, is in `terrine_protocol`; every error, as a tree, in
-`terrine_client.errors`.
+`terrine_protocol` describes every field of the replies; `terrine_client.errors` lists all errors as
+a tree.
 """
 
 from terrine_client._labels import Labels

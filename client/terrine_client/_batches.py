@@ -1,6 +1,6 @@
-"""Asking for many labels: a plan that yields one request at a time and is sent the replies.
+"""Label requests in batches: a generator that yields one call at a time and is sent its reply.
 
-The two clients drive the same plan, one waiting for each reply and the other awaiting it.
+Both clients drive the same generator; one blocks on each reply, the other awaits it.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from terrine_protocol import Budget, LabelResponse, LabelResult, Outcome
 Array = npt.NDArray[Any]
 BatchPlan = Generator[Call[LabelResponse], LabelResponse, Labels]
 Report = Callable[[Sequence[LabelResult], int], None]
-"""Told the results so far, and how many there will be."""
+"""Called with the results so far and the total number of inputs."""
 Transport = Literal["binary", "json"]
 
 _BATCH_BYTES = 16 * 2**20
 _REFUSED = LabelResult(outcome=Outcome.REFUSED)
 
 
-def asking(
+def label_batches(
     x: npt.ArrayLike,
     probabilities: npt.ArrayLike | None,
     key: str | None,
@@ -45,11 +45,11 @@ def asking(
     transport: Transport,
     report: Report,
 ) -> BatchPlan:
-    """Ask for labels of x [B, …] in batches, in order.
+    """Request labels for x [B, …] in batches, in order.
 
-    A batch the server finds too large is halved. Once the budget is spent, the rest is still
-    offered, because answers paid for earlier are free to repeat; it ends as soon as every charge
-    of the project has been seen, when all that remains can only be refused.
+    A batch that the server finds too large is halved. Once the budget is spent, the remaining
+    inputs are still sent, because answers that were paid for earlier are free. Sending stops as
+    soon as every charge of the project has been seen: the rest can only be refused.
     """
     inputs, beliefs = _checked(x, probabilities)
     key = _checked_key(key)
@@ -68,7 +68,7 @@ def asking(
             inputs[batch], None if beliefs is None else beliefs[batch], transport
         )
         try:
-            # Named by its rows, so that a batch split differently is never taken for another.
+            # The key names the rows, so that batches of different splits never share a key.
             reply = yield _calls.label(content, media_type, f"{key}.{start}-{batch.stop}")
             if len(reply.results) != size:
                 reason = f"{len(reply.results)} results for {size} inputs."
@@ -98,28 +98,28 @@ def asking(
 
 
 def _queries(account: Budget) -> int:
-    """How many entries paid for queries; the others published figures."""
+    """Number of entries that paid for queries; the others are publications."""
     return account.charges - len(account.publications)
 
 
 def _hand_over(
     error: TerrineError, results: list[LabelResult], account: Budget | None, total: int
 ) -> None:
-    """Give the caller, with the error, what was paid for before it."""
+    """Attach the answers received before the error to it."""
     if account is not None:
         error.partial = Labels.gather(results, account)
         error.add_note(
             f"Stopped after {len(results)} of {total} inputs; their answers are in `partial`. "
-            "Asking again repeats them at no cost."
+            "Sending the inputs again returns them at no cost."
         )
 
 
 def _checked(x: npt.ArrayLike, probabilities: npt.ArrayLike | None) -> tuple[Array, Array | None]:
-    """What can be checked without knowing the ensemble; the server checks the rest."""
+    """Check what does not depend on the ensemble; the server checks the rest."""
     inputs = _numeric(x, "Inputs")
     if inputs.ndim < 2 or not inputs.size:
         raise ValueError(
-            f"Inputs have shape {inputs.shape}; expected [B, …], one row an input, at least one."
+            f"Inputs have shape {inputs.shape}; expected [B, …], one row per input, at least one."
         )
     if probabilities is None:
         return inputs, None
@@ -135,7 +135,7 @@ def _numeric(values: npt.ArrayLike, what: str) -> Array:
     array = np.asarray(values)
     if array.dtype.kind not in "uif":
         raise ValueError(f"{what} have dtype {array.dtype}; expected integers or floats.")
-    if not np.isfinite(array).all():  # found here before the first batch is paid for
+    if not np.isfinite(array).all():  # before the first batch is paid for
         raise ValueError(f"{what} contain NaN or infinity.")
     return array
 

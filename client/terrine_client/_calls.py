@@ -1,4 +1,4 @@
-"""Every request the client can make, as data: what to send and how to read the reply. No I/O."""
+"""Every request of the client as data: what to send and how to read the reply. No I/O."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ from terrine_protocol import (
 
 T = TypeVar("T")
 
-_TRY_AGAIN = frozenset({429, 502, 503, 504})
-_LONGEST_WAIT = 120.0  # seconds; a server that asks for more is believed, and not waited for
+_RETRIED = frozenset({429, 502, 503, 504})
+_LONGEST_WAIT = 120.0  # seconds; after a longer Retry-After there is no retry
 _PAGE = "1000"
 
 
@@ -56,7 +56,7 @@ _PAGE = "1000"
 class Call(Generic[T]):
     """One request, and the type of its reply.
 
-    `repeatable` says that sending it twice does the same as sending it once.
+    `repeatable`: sending it twice has the same effect as sending it once.
     """
 
     reply: TypeAdapter[T]
@@ -82,7 +82,7 @@ class Call(Generic[T]):
         )
 
     def read(self, response: httpx.Response) -> T:
-        """The reply's content. Raises ReplyError where it is anything else."""
+        """The content of the reply. Raises ReplyError if it is not of the expected type."""
         if not response.is_success:
             raise _failure(response)
         try:
@@ -90,17 +90,17 @@ class Call(Generic[T]):
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"])) or "the reply"
-            said = f"{where}: {first['msg']}"
-            reason = f"{self.method} {self.path} did not give what this client can read ({said})."
+            detail = f"{where}: {first['msg']}"
+            reason = f"{self.method} {self.path} returned what this client cannot read ({detail})."
             raise UnexpectedReply(response.status_code, reason) from error
 
     def retry(self, error: Exception) -> bool | float:
-        """Whether to send again after this error; a number is how many seconds to wait first."""
+        """Whether to retry after this error; a number is how many seconds to wait first."""
         match error:
             case RateLimited():
                 again = True
             case ReplyError():
-                again = self.repeatable and error.status in _TRY_AGAIN
+                again = self.repeatable and error.status in _RETRIED
             case ConnectionFailed():
                 never_sent = isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout)
                 again = self.repeatable or never_sent
@@ -119,12 +119,13 @@ def transport_errors() -> Iterator[None]:
         yield
     except httpx.RequestError as error:
         where = error.request.url.copy_with(query=None)
-        said = str(error) or type(error).__name__
+        detail = str(error) or type(error).__name__
         if isinstance(error, httpx.TimeoutException):
-            raise TimedOut(f"{where} did not reply in time ({said}).") from error
+            raise TimedOut(f"{where} did not reply in time ({detail}).") from error
         if isinstance(error, httpx.DecodingError):
-            raise UnexpectedReply(200, f"{where}: the body cannot be decoded ({said}).") from error
-        raise ConnectionFailed(f"No reply from {where} ({said}).") from error
+            reason = f"{where}: the body cannot be decoded ({detail})."
+            raise UnexpectedReply(200, reason) from error
+        raise ConnectionFailed(f"No reply from {where} ({detail}).") from error
 
 
 def _failure(response: httpx.Response) -> ReplyError:
@@ -133,14 +134,14 @@ def _failure(response: httpx.Response) -> ReplyError:
         return problem_error(Problem.model_validate_json(response.content), wait)
     except ValidationError:
         if response.has_redirect_location:
-            reason = f"redirected to {response.headers['location']}; give the client that URL."
+            reason = f"redirected to {response.headers['location']}; pass that URL to the client."
         else:
-            reason = f"{response.url} says {response.text[:200].strip()!r}; is this Terrine's URL?"
+            reason = f"{response.url} sent {response.text[:200].strip()!r}; is this Terrine's URL?"
         return UnexpectedReply(response.status_code, reason, wait)
 
 
 def _retry_after(value: str | None) -> float | None:
-    """Seconds, from either form of the header; None where it is absent or makes no sense."""
+    """Seconds, from either form of the header; None if it is absent or invalid."""
     if value is None:
         return None
     if value.isascii() and value.isdigit():
@@ -151,7 +152,7 @@ def _retry_after(value: str | None) -> float | None:
         return None
 
 
-# ----------------------------------------------------------------------- what can be asked
+# ------------------------------------------------------------------------------- the calls
 
 _LABELS = TypeAdapter(LabelResponse)
 _ESTIMATE = TypeAdapter(Estimate)
@@ -170,7 +171,7 @@ _TOKEN_CREATED = TypeAdapter(TokenCreated)
 
 
 def label(content: bytes, media_type: str, key: str) -> Call[LabelResponse]:
-    """One batch. The key makes it repeatable: a second arrival is answered from the record."""
+    """One batch. The key makes it repeatable: a retry is answered from the record."""
     headers = {"Content-Type": media_type, "Idempotency-Key": key}
     return Call(_LABELS, "POST", "/label", content, headers)
 

@@ -1,4 +1,4 @@
-"""What both clients share before a byte is sent: URL, token, limits."""
+"""What both clients share: URL, token and options, checked before anything is sent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import httpx
 import numpy.typing as npt
 import stamina
 
-from terrine_client._batches import BatchPlan, Report, Transport, asking
+from terrine_client._batches import BatchPlan, Report, Transport, label_batches
 from terrine_client._calls import Call
 from terrine_client.errors import ConfigurationError
 
@@ -21,7 +21,7 @@ Http = TypeVar("Http", httpx.Client, httpx.AsyncClient)
 
 @cache
 def _tls() -> ssl.SSLContext:
-    """Shared by all clients: to read the certificates takes most of the time of opening one."""
+    """Shared by all clients: reading the certificates takes most of the time to open one."""
     return httpx.create_ssl_context()
 
 
@@ -69,17 +69,17 @@ class Connection(Generic[Http]):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._url}>"
 
-    def _asking(
+    def _label_batches(
         self,
         x: npt.ArrayLike,
         probabilities: npt.ArrayLike | None,
         key: str | None,
         report: Report,
     ) -> BatchPlan:
-        return asking(x, probabilities, key, self._batch_size, self._transport, report)
+        return label_batches(x, probabilities, key, self._batch_size, self._transport, report)
 
     def _attempts(self, call: Call[Any]) -> Any:
-        """Stamina's attempts, with exponential backoff and jitter, or as long as Retry-After."""
+        """Stamina's attempts, with exponential backoff and jitter, or the wait of Retry-After."""
         return stamina.retry_context(on=call.retry, attempts=self._retries + 1, timeout=None)
 
 
@@ -91,11 +91,11 @@ def _checked_url(text: str, insecure: bool) -> httpx.URL:
     if url.scheme not in ("http", "https") or not url.host:
         raise ConfigurationError("Expected a URL such as https://labels.example.org.")
     if url.userinfo or url.query or url.fragment:
-        raise ConfigurationError("The URL may not hold a password, a query or a fragment.")
+        raise ConfigurationError("The URL must not contain a password, a query or a fragment.")
     if url.scheme == "http" and not insecure and not _is_loopback(url.host):
         raise ConfigurationError(
-            f"Plain http to {url.host} would show the token to anyone on the way: use https, "
-            "or pass insecure=True on a network that you trust."
+            f"Plain http to {url.host} would show the token to anyone on the network path: use "
+            "https, or pass insecure=True on a network that you trust."
         )
     return url
 
@@ -110,15 +110,15 @@ def _is_loopback(host: str) -> bool:
 
 
 def _checked_token(token: str | None) -> str:
-    """Checked here because an HTTP library's complaint about a header would print it."""
+    """Check the token here: an HTTP library's error about a bad header would print it."""
     if token is None:
         token = os.environ.get("TERRINE_TOKEN")
         if token is None:
-            raise ConfigurationError("There is no token: pass one, or set TERRINE_TOKEN.")
+            raise ConfigurationError("There is no token: pass one or set TERRINE_TOKEN.")
     token = token.strip()
     if not token or any(not "!" <= character <= "~" for character in token):
         raise ConfigurationError(
-            "The token is empty or holds spaces or characters that no token has. "
-            "Copy it again, whole."
+            "The token is empty or contains spaces or characters that no token has. "
+            "Copy the whole token again."
         )
     return token

@@ -1,4 +1,4 @@
-"""What a student gets back: the answers, as arrays."""
+"""What `label` returns: the answers, as arrays."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Labels:
 
     @classmethod
     def gather(cls, results: Sequence[LabelResult], budget: Budget) -> Labels:
-        """Collect the server's results, one an input."""
+        """Collect the server's results, one per input."""
         return cls(
             outcomes=np.array([result.outcome.value for result in results], dtype=np.str_),
             labels=_integers([result.label for result in results]),
@@ -50,14 +50,14 @@ class Labels:
 
     @property
     def counts(self) -> dict[Outcome, int]:
-        """How many inputs met each outcome."""
+        """Number of inputs with each outcome."""
         tally: Counter[Any] = Counter(self.outcomes.tolist())
-        fates = (outcome for outcome in Outcome if outcome is not Outcome.PUBLISHED)
-        return {outcome: tally[outcome.value] for outcome in fates}
+        outcomes = (outcome for outcome in Outcome if outcome is not Outcome.PUBLISHED)
+        return {outcome: tally[outcome.value] for outcome in outcomes}
 
     def __repr__(self) -> str:
-        met = ", ".join(f"{count} {outcome}" for outcome, count in self.counts.items() if count)
-        return f"<Labels of {len(self)} inputs: {met}>"
+        counts = ", ".join(f"{count} {outcome}" for outcome, count in self.counts.items() if count)
+        return f"<Labels of {len(self)} inputs: {counts}>"
 
 
 def _integers(values: Sequence[int | None]) -> npt.NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""What a student has asked and been told, on disk: `answers.npz`."""
+"""A student's queries and their answers, on disk: `answers.npz`."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ FILE = "answers.npz"
 
 @dataclass(eq=False)
 class Notebook:
-    """One row for each of N public inputs. Written down before asking and after every answer."""
+    """One row for each of N public inputs. Saved before every request and after every reply."""
 
     path: Path
     about: str
     """Digest of the project and of the public inputs."""
     outcomes: npt.NDArray[np.str_]
-    """[N], empty where nothing was asked."""
+    """[N], empty where there is no answer yet."""
     labels: npt.NDArray[np.int64]
     """[N], -1 where there is none."""
     planned: npt.NDArray[np.bool_]
-    """[N], about to be asked when this was written."""
+    """[N], True where the input was about to be sent when this was saved."""
     beliefs: npt.NDArray[np.float64]
-    """[N, m], probabilities sent along, for interactive projects. Kept so that a question asked
-    again is the same question."""
+    """[N, m], probabilities sent with the inputs, for interactive projects. Saved so that a query
+    that is sent again is the same query."""
     spending: npt.NDArray[np.float64]
-    """[K, 2], queries that the project had paid for, and its ε spent, after each answer."""
+    """[K, 2], queries that the project had paid for, and its ε spent, after each reply."""
     rounds: str = "[]"
-    """What happened so far, as JSON."""
+    """The rounds so far, as JSON."""
 
     @classmethod
     def open(cls, directory: Path, project: ProjectInfo, public: npt.NDArray[Any]) -> Notebook:
-        """Go on with the notebook in `directory`, or begin one. Raises ConfigurationError."""
+        """Open the notebook in `directory`, or start a new one. Raises ConfigurationError."""
         digest = hashlib.sha256(f"{project.name} {project.ensemble.manifest_sha256} ".encode())
         digest.update(f"{project.opened_at.isoformat()} {public.dtype.str}{public.shape}".encode())
         digest.update(np.ascontiguousarray(public).tobytes())
@@ -66,23 +66,23 @@ class Notebook:
                 kept.about, kept.rounds = str(kept.about), str(kept.rounds)
         except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
             raise ConfigurationError(
-                f"{path} is damaged ({error}). Remove it: asking again is free."
+                f"{path} is damaged ({error}). Remove it: sending the inputs again is free."
             ) from None
         if kept.about != about:
             raise ConfigurationError(
-                f"{path} holds answers about other inputs or of another project. "
+                f"{path} holds answers for other inputs or for another project. "
                 "Choose another directory."
             )
         return kept
 
     @property
     def asked(self) -> npt.NDArray[np.bool_]:
-        """[N] bool: where the service has answered, abstentions included."""
+        """[N] bool: where there is an answer, abstentions included."""
         asked: npt.NDArray[np.bool_] = self.outcomes != ""
         return asked
 
     def plan(self, rows: npt.NDArray[np.int64], beliefs: npt.NDArray[np.float64] | None) -> None:
-        """Write down what is asked next."""
+        """Save what is about to be sent."""
         self.planned[:] = False
         self.planned[rows] = True
         if beliefs is not None:
@@ -90,17 +90,17 @@ class Notebook:
         self._save()
 
     def record(self, rows: npt.NDArray[np.int64], answers: Labels) -> None:
-        """Write down what the service said of `rows`. Refused ones stay unasked."""
-        told = answers.outcomes != "refused"
-        self.outcomes[rows[told]] = answers.outcomes[told]
-        self.labels[rows[told]] = answers.labels[told]
+        """Save the answers for `rows`. Refused ones stay without an answer."""
+        settled = answers.outcomes != "refused"
+        self.outcomes[rows[settled]] = answers.outcomes[settled]
+        self.labels[rows[settled]] = answers.labels[settled]
         self.planned[rows] = False
         after = (answers.budget.charges, answers.budget.epsilon_spent)
         self.spending = np.vstack([self.spending, after])
         self._save()
 
     def conclude(self, rounds: str) -> None:
-        """Write down what happened so far."""
+        """Save the rounds so far."""
         self.rounds = rounds
         self._save()
 

@@ -1,4 +1,4 @@
-"""The picture of a student's progress: accuracy and ε against queries."""
+"""The plot of a student's progress: accuracy and ε against queries."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from terrine_protocol import LabelResult, Outcome
 
 @contextmanager
 def progress_bar(shown: bool) -> Iterator[Report]:
-    """A report that draws how far the inputs are, and what became of them, on standard error."""
+    """Yield a report that draws progress and the count of each outcome on standard error."""
     if not shown:
         yield lambda results, total: None
         return
@@ -37,8 +37,8 @@ def progress_bar(shown: bool) -> Iterator[Report]:
         task = progress.add_task("labels", total=None, tally="")
 
         def report(results: Sequence[LabelResult], total: int) -> None:
-            met = Counter(result.outcome for result in results)
-            tally = ", ".join(f"{met[outcome]} {outcome}" for outcome in Outcome if met[outcome])
+            counts = Counter(result.outcome for result in results)
+            tally = ", ".join(f"{counts[o]} {o}" for o in Outcome if counts[o])
             progress.update(task, total=total, completed=len(results), tally=tally)
 
         yield report

@@ -1,4 +1,4 @@
-"""What a student's report says."""
+"""The contents of a student's report."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Round:
-    """One round: what was asked, and how good the student was after it."""
+    """One round: its queries, and the accuracy of the student after it."""
 
     asked: int
     outcomes: dict[str, int]
     charges: int
-    """Queries that the project has paid for, all told."""
+    """Queries that the project has paid for in total."""
     epsilon_spent: float
     accuracy: float | None
-    """On the held-out data; None without any."""
+    """On the held-out data; None if there is none."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """`report.json`: what was bought, and what became of it."""
+    """`report.json`: the labels that were bought, and the student they trained."""
 
     project: str
     mechanism: dict[str, Any]
@@ -33,7 +33,7 @@ class Report:
     public_inputs: int
     outcomes: dict[str, int]
     refused: bool
-    """True when the budget ended the asking."""
+    """True if the study ended because the budget was spent."""
     rounds: list[Round]
     held_out: int
     accuracy: float | None
@@ -43,17 +43,17 @@ class Report:
 
 
 def continued(history: list[Round], new: Round) -> list[Round]:
-    """The history with a round added; one that asked nothing judges the last one again."""
+    """The history with a round added; a round without queries updates the last accuracy."""
     if history and new.asked == 0:
         return [*history[:-1], replace(history[-1], accuracy=new.accuracy)]
     return [*history, new]
 
 
-def told(number: int, done: Round) -> str:
-    """A round in one line."""
+def round_line(number: int, done: Round) -> str:
+    """A summary of a round in one line."""
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(done.outcomes.items()))
-    accuracy = "" if done.accuracy is None else f"; student {done.accuracy:.2%} right"
+    accuracy = "" if done.accuracy is None else f"; accuracy {done.accuracy:.2%}"
     return (
-        f"Round {number}: {done.asked} asked ({outcomes or 'no answer'}); "
+        f"Round {number}: {done.asked} queries ({outcomes or 'no answers'}); "
         f"ε spent {done.epsilon_spent:.3f}{accuracy}"
     )

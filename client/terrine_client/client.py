@@ -1,4 +1,4 @@
-"""The two clients: the same calls, one waiting for each reply and one awaiting it."""
+"""The two clients: the same methods, synchronous and asynchronous."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class Client(Connection[httpx.Client]):
     token: the bearer token; by default the environment variable TERRINE_TOKEN.
     timeout: seconds to wait for the connection, and for each part of a reply.
     retries: further attempts after a lost connection, a time-out or a 429, 502, 503 or 504.
-    batch_size: inputs a request; larger arrays are split.
-    transport: "binary" sends NumPy's own format; "json" is several times larger, and legible.
-    insecure: allow plain http to another machine, where anyone on the way can read the token.
+    batch_size: inputs per request; larger arrays are split.
+    transport: "binary" sends NumPy's own format; "json" is readable and several times larger.
+    insecure: allow plain http to another machine; anyone on the network path can read the token.
 
-    Raises ConfigurationError here, and any other TerrineError from every method.
+    The constructor raises ConfigurationError; every method may raise any TerrineError.
     """
 
     @staticmethod
@@ -82,22 +82,23 @@ class Client(Connection[httpx.Client]):
         idempotency_key: str | None = None,
         progress: bool = False,
     ) -> Labels:
-        """Ask for the labels of x [B, …], at the price that `estimate` quotes at most.
+        """Request labels for x [B, …], at no more than the price that `estimate` quotes.
 
         probabilities: [B, m], the student's own, rows summing to 1; for interactive_gnmax only.
-        idempotency_key: names this question; asking again under it is answered from the record.
+        idempotency_key: identifies this call; a repetition of it is answered from the record.
         progress: draw a progress bar on standard error.
 
-        Inputs go out in batches, in order. Those that the budget does not reach come back
-        `refused`. Raises BudgetExhausted when it reaches none, ValueError when x is not an array
-        of numbers with one row an input, and TerrineError otherwise; an error after the first
-        batch carries the answers until then in `partial`, and asking again repeats them free.
+        Inputs are sent in batches, in order. Those that the budget does not cover come back
+        `refused`. Raises BudgetExhausted when it covers none, ValueError when x is not an array
+        of numbers with one row per input, and TerrineError otherwise. An error after the first
+        batch carries the answers until then in `partial`; sending the inputs again returns them
+        at no cost.
         """
         with progress_bar(progress) as report:
-            return self._run(self._asking(x, probabilities, idempotency_key, report))
+            return self._run(self._label_batches(x, probabilities, idempotency_key, report))
 
     def estimate(self, queries: int) -> Estimate:
-        """What so many new queries would cost at most. Nothing is looked at or charged."""
+        """The most that so many new queries can cost. Uses no input and charges nothing."""
         return self._send(_calls.estimate(queries))
 
     def budget(self) -> Budget:
@@ -105,11 +106,11 @@ class Client(Connection[httpx.Client]):
         return self._send(_calls.budget())
 
     def project(self, name: str | None = None) -> ProjectInfo:
-        """A project's terms: mechanism, prices, what its inputs are; by default the token's own."""
+        """A project's terms: mechanism, prices, input format; by default the token's project."""
         return self._send(_calls.project(name))
 
     def ensembles(self) -> list[EnsembleAccount | EnsembleInfo]:
-        """The ensembles that the token may know of; an owner's come with their caps."""
+        """The ensembles that the token may see; with their caps for auditors and admins."""
         return self._send(_calls.ensembles())
 
     def ledger(self) -> Iterator[Budget]:
@@ -126,7 +127,7 @@ class Client(Connection[httpx.Client]):
     ) -> Iterator[Charge]:
         """A project's charges, oldest first, fetched as they are read. For auditors and admins.
 
-        since, until: from this instant on, and before this one; without a zone they are local.
+        since, until: from this instant, and before this one; without a time zone, local time.
         """
         return self._pages(_calls.charges(project, outcome, since, until))
 
@@ -135,7 +136,7 @@ class Client(Connection[httpx.Client]):
         return self._send(_calls.verify(project))
 
     def secret_spend(self, project: str) -> SecretSpend:
-        """A data-dependent project's cost at its votes. Secret: for admins, to show to nobody."""
+        """A data-dependent project's cost at its votes. Secret: for admins, not to be shared."""
         return self._send(_calls.secret_spend(project))
 
     def open_project(self, terms: ProjectOpen) -> ProjectInfo:
@@ -147,7 +148,7 @@ class Client(Connection[httpx.Client]):
         return self._send(_calls.set_status(project, status))
 
     def create_token(self, request: TokenCreate) -> TokenCreated:
-        """Make a token; its secret is shown only here. For admins."""
+        """Create a token; its secret is returned only here. For admins."""
         return self._send(_calls.create_token(request))
 
     def tokens(self) -> list[TokenInfo]:
@@ -155,7 +156,7 @@ class Client(Connection[httpx.Client]):
         return list(self._pages(_calls.tokens()))
 
     def revoke_token(self, token_id: str) -> TokenInfo:
-        """End a token at once. For admins."""
+        """Revoke a token at once. For admins."""
         return self._send(_calls.revoke_token(token_id))
 
     def _send(self, call: Call[T]) -> T:
@@ -219,7 +220,7 @@ class AsyncClient(Connection[httpx.AsyncClient]):
     ) -> Labels:
         """As `Client.label`."""
         with progress_bar(progress) as report:
-            return await self._run(self._asking(x, probabilities, idempotency_key, report))
+            return await self._run(self._label_batches(x, probabilities, idempotency_key, report))
 
     async def estimate(self, queries: int) -> Estimate:
         """As `Client.estimate`."""

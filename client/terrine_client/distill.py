@@ -1,11 +1,11 @@
-"""What a student runs: ask for labels in rounds, learn from them, report.
+"""Distill a student: buy labels in rounds, train on them, and report.
 
     with Client(url, token) as client:
         made = distill(client, x, Path("student"), held_out=(x_own, y_own))
     made.student.predict(x_new)
 
 Needs the student extra: pip install 'terrine[student]'. The student's process holds a URL, a
-token and public inputs; nothing private ever reaches it but the answers that it pays for.
+token and public inputs; the only private information that reaches it is the answers it pays for.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from terrine_client._notebook import Notebook
 from terrine_client._picture import draw
-from terrine_client._report import Report, Round, continued, told
+from terrine_client._report import Report, Round, continued, round_line
 from terrine_client.client import Client
 from terrine_client.errors import BudgetExhausted, TerrineError
 from terrine_protocol import ProjectInfo
@@ -36,11 +36,11 @@ __all__ = ["DistillError", "Distilled", "Examples", "Report", "Round", "distill"
 
 Array = npt.NDArray[Any]
 Examples = tuple[Array, npt.NDArray[np.int64]]
-"""Inputs [N, …] and the index of each one's class [N]."""
+"""Inputs [N, …] and their class indices [N]."""
 CHUNK = 128
-"""Queries after which the account is looked at, and the answers are written down."""
+"""Queries after which the answers are saved and the budget is checked."""
 SKETCH = 4
-"""Before the last round a student learns a quarter as long: enough to see where it stands."""
+"""Before the last round a student trains for a quarter of the steps: enough to judge it."""
 
 
 class DistillError(TerrineError):
@@ -55,7 +55,7 @@ class Distilled:
     labels: npt.NDArray[np.int64]
     """[N], one for each public input; -1 where none was bought."""
     outcomes: npt.NDArray[np.str_]
-    """[N], what became of each; empty where it was not asked, or refused."""
+    """[N], the outcome of each; empty where it was not sent, or was refused."""
     report: Report
 
 
@@ -75,17 +75,17 @@ def distill(
 ) -> Distilled:
     """Buy labels of `public` [N, …] in rounds and train a student into the directory `out`.
 
-    held_out: labelled data of the student's own, for its accuracy; never learned from.
-    queries: at most so many in all; by default until the budget is spent or all inputs are asked.
-    encoding: schema of a table, kept with the student.
-    seed: of the order in which inputs are asked, and of the training. The noise is the server's.
-    tell, on_step: told what happens, a line at a time, and how far the current training is.
+    held_out: the student's own labelled data, to measure its accuracy; never trained on.
+    queries: the most in total; by default until the budget is spent or all inputs are sent.
+    encoding: schema of a table, saved with the student.
+    seed: of the order of the queries, and of the training. The server draws the noise.
+    tell, on_step: called with each line of progress, and with the steps done and to do.
 
     With interactive_gnmax, the first round sends uniform probabilities, which makes it
-    Confident-GNMax; later ones ask where the student is least certain and send what it believes.
+    Confident-GNMax; later rounds query where the student is least certain and send its predictions.
 
-    Interrupted or failed? The same call goes on where it stopped: answers are kept in
-    `answers.npz`, and what was paid for but not yet written down is repeated by the server, free.
+    After an interruption or a failure, the same call continues where it stopped: answers are saved
+    in `answers.npz`, and the server repeats those that were paid for but not saved, at no cost.
 
     Raises DistillError, and what `Client.label` raises except BudgetExhausted.
     """
@@ -117,11 +117,11 @@ def distill(
         if known == 0 and over:
             raise DistillError(_nothing_learned(notebook, refused))
         if known > 0:
-            tell(f"Round {number}: learning from {known:,} labels …")
-            student = study.learn(final=over)
-        history = continued(history, study.look_back(before, student))
+            tell(f"Round {number}: training on {known:,} labels …")
+            student = study.train(final=over)
+        history = continued(history, study.summarise(before, student))
         notebook.conclude(json.dumps([asdict(entry) for entry in history]))
-        tell(told(number, history[-1]))
+        tell(round_line(number, history[-1]))
     if student is None:
         raise DistillError(_nothing_learned(notebook, refused))
     student.save(out)
@@ -162,9 +162,9 @@ class _Study:
     def choose(
         self, order: npt.NDArray[np.int64], count: int, student: Student | None
     ) -> tuple[npt.NDArray[np.int64], Array | None]:
-        """The next `count` rows to ask, and the probabilities to send with them.
+        """The next `count` rows to send, and the probabilities to send with them.
 
-        What was planned before an interruption comes first, as it was planned.
+        Rows that were planned before an interruption come first, with their planned probabilities.
         """
         notebook = self.notebook
         planned = np.flatnonzero(notebook.planned & ~notebook.asked)
@@ -185,7 +185,7 @@ class _Study:
         )
 
     def ask(self, rows: npt.NDArray[np.int64], beliefs: Array | None) -> bool:
-        """Ask, and write the answers down. True when the budget ends it."""
+        """Send queries and save the answers. True once the budget is spent."""
         for at in range(0, len(rows), CHUNK):
             chunk = rows[at : at + CHUNK]
             sent = None if beliefs is None else beliefs[at : at + CHUNK]
@@ -203,7 +203,7 @@ class _Study:
                 return True
         return False
 
-    def learn(self, *, final: bool) -> Student:
+    def train(self, *, final: bool) -> Student:
         from terrine_models.learning import train_student
 
         training = self.training
@@ -220,7 +220,7 @@ class _Study:
             on_step=self.on_step,
         )
 
-    def look_back(self, before: npt.NDArray[np.str_], student: Student | None) -> Round:
+    def summarise(self, before: npt.NDArray[np.str_], student: Student | None) -> Round:
         budget = self.client.budget()
         new = self.notebook.outcomes[self.notebook.outcomes != before]
         return Round(
@@ -262,25 +262,25 @@ def _check(x: Array, project: ProjectInfo, what: str) -> None:
 
 
 def _check_separate(public: Array, held_out: Array) -> None:
-    """Accuracy on inputs that were learned from says nothing."""
+    """Accuracy on training inputs would mean nothing."""
     from terrine_models.data import row_digests
 
     held = np.ascontiguousarray(held_out, dtype=public.dtype)
     shared = int(np.isin(row_digests(held), row_digests(np.ascontiguousarray(public))).sum())
     if shared > len(held) // 100:  # rows of a table may coincide by chance
         raise DistillError(
-            f"{shared} of {len(held)} held-out inputs are among the public ones, so the accuracy "
-            "would say nothing. Hold out data that the student does not learn from."
+            f"{shared} of {len(held)} held-out inputs are also public inputs, so the accuracy "
+            "would mean nothing. Hold out data that the student is not trained on."
         )
 
 
 def _nothing_learned(notebook: Notebook, refused: bool) -> str:
     if refused and not notebook.asked.any():
         return (
-            "The project's budget is spent and none of these inputs was asked before, so there is "
+            "The project's budget is spent and none of these inputs was sent before, so there is "
             "nothing to learn from. Ask the data owner for a new project."
         )
     return (
-        f"{int(notebook.asked.sum())} inputs were asked and none was labelled: the teachers "
-        "disagree on them. Are they the kind of data that the teachers were trained on?"
+        f"{int(notebook.asked.sum())} inputs were sent and none was labelled: the teachers "
+        "disagree on them. Are they like the data that the teachers were trained on?"
     )

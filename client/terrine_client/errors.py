@@ -1,16 +1,16 @@
 """What can go wrong, and what to do about it.
 
-    TerrineError                      base of all; `partial` holds what was already answered
+    TerrineError                      base of all; `partial` holds the answers so far
     ├── ConfigurationError            the URL, token or key cannot be used (also a ValueError)
     ├── DistillError                  the data do not fit the project (in `distill`)
     ├── ConnectionFailed              no reply, after every retry
     │   └── TimedOut
-    └── ReplyError                    a reply that is not what was asked for; `status`
-        ├── UnexpectedReply           not Terrine's: a proxy's page, a redirect, cut-off JSON
+    └── ReplyError                    a reply that is not the expected one; `status`
+        ├── UnexpectedReply           not Terrine's: a proxy's page, a redirect, truncated JSON
         └── ProblemError              an RFC 9457 problem from Terrine; `problem`
-            ├── MalformedHttp         400  something on the way garbled the request
+            ├── MalformedHttp         400  something in between garbled the request
             ├── InvalidRequest        422
-            ├── InvalidQuery          422  inputs or probabilities are not what is asked for
+            ├── InvalidQuery          422  inputs or probabilities do not match the ensemble
             ├── InvalidTerms          422  mechanism, ε or δ
             ├── UnsupportedMediaType  415
             ├── PayloadTooLarge       413
@@ -20,7 +20,7 @@
             ├── NotFound              404
             ├── MethodNotAllowed      405
             ├── Conflict              409
-            ├── IdempotencyConflict   409  the key was used for other inputs
+            ├── IdempotencyConflict   409  the key was used before, for other inputs
             ├── CapExceeded           409
             ├── BudgetExhausted       403  no new query fits; earlier answers stay free
             ├── ProjectPaused         403
@@ -31,11 +31,11 @@
             ├── DatabaseUnavailable   503
             └── InternalError         500
 
-Nothing is ever charged twice: after any of these, the same question may be asked again, and what
-was paid for is repeated from the ledger at no cost.
+Nothing is ever charged twice: after any of these, the same request may be sent again, and answers
+that were paid for are repeated from the ledger at no cost.
 """
 
-# ruff: noqa: N818 - named after what the reader sees, as the problem types are
+# ruff: noqa: N818 - named after the problem types, without the suffix Error
 from __future__ import annotations
 
 from http import HTTPStatus
@@ -61,7 +61,7 @@ class ConfigurationError(TerrineError, ValueError):
 
 
 class ConnectionFailed(TerrineError):
-    """The server could not be reached, or hung up before it had replied."""
+    """The server could not be reached, or closed the connection before it replied."""
 
 
 class TimedOut(ConnectionFailed):
@@ -69,15 +69,15 @@ class TimedOut(ConnectionFailed):
 
 
 class ReplyError(TerrineError):
-    """The server replied, but not with what was asked for."""
+    """The server replied, but not with what the call expects."""
 
     status: int
     retry_after: float | None = None
-    """Seconds after which the server asks to be tried again."""
+    """Seconds that the server asks to wait before a retry."""
 
 
 class UnexpectedReply(ReplyError):
-    """The reply is not one of Terrine's: `url` may lead elsewhere, or a proxy answered."""
+    """The reply is not Terrine's: `url` may point elsewhere, or a proxy replied."""
 
     def __init__(self, status: int, reason: str, retry_after: float | None = None):
         super().__init__(status, reason, retry_after)
@@ -92,7 +92,7 @@ class UnexpectedReply(ReplyError):
 
 
 class ProblemError(ReplyError):
-    """Terrine states a problem. One that this version has no class for is raised as this one."""
+    """Terrine returned a problem. A type unknown to this version is raised as this class."""
 
     slug: ClassVar[str] = ""
 
@@ -105,7 +105,7 @@ class ProblemError(ReplyError):
     def __str__(self) -> str:
         extra = self.problem.model_extra or {}
         lines = [f"{self.problem.title}: {self.problem.detail}"]
-        match extra:  # invalid-request's detail is about the first field alone
+        match extra:  # invalid-request's detail covers only the first field
             case {"errors": [_, *others]}:
                 lines += [f"  {_described(error)}" for error in others]
         if self.status >= 500 and "request_id" in extra:
@@ -121,7 +121,7 @@ def _described(error: object) -> str:
 
 
 class MalformedHttp(ProblemError):
-    """The server could not read the request as HTTP: look at what stands between."""
+    """The server could not read the request as HTTP: check any proxy in between."""
 
     slug = "malformed-http"
 
@@ -151,7 +151,7 @@ class UnsupportedMediaType(ProblemError):
 
 
 class PayloadTooLarge(ProblemError):
-    """Even one input alone exceeds the server's limits; larger batches are split by themselves."""
+    """Even a single input exceeds the server's limits; larger batches are split automatically."""
 
     slug = "payload-too-large"
 
@@ -163,7 +163,7 @@ class RequestTimeout(ProblemError):
 
 
 class Unauthorized(ProblemError):
-    """The token is missing, unknown, expired or revoked: ask the data owner for another."""
+    """The token is missing, unknown, expired or revoked: ask the data owner for a new one."""
 
     slug = "unauthorized"
 
@@ -205,13 +205,13 @@ class CapExceeded(ProblemError):
 
 
 class BudgetExhausted(ProblemError):
-    """No new query fits the project's budget. Earlier answers remain free to repeat."""
+    """No new query fits the project's budget. Earlier answers can be repeated at no cost."""
 
     slug = "budget-exhausted"
 
 
 class ProjectPaused(ProblemError):
-    """The data owner has paused the project: ask again later."""
+    """The data owner has paused the project: try again later."""
 
     slug = "project-paused"
 
@@ -229,7 +229,7 @@ class RateLimited(ProblemError):
 
 
 class Overloaded(ProblemError):
-    """The server takes on no more for the moment; `retry_after` says how long to wait."""
+    """The server accepts no more requests for now; `retry_after` says how long to wait."""
 
     slug = "overloaded"
 
@@ -241,13 +241,13 @@ class EnsembleUnavailable(ProblemError):
 
 
 class DatabaseUnavailable(ProblemError):
-    """The server's ledger cannot be reached, so it does not answer: ask again later."""
+    """The server cannot reach its ledger, so it does not answer: try again later."""
 
     slug = "database-unavailable"
 
 
 class InternalError(ProblemError):
-    """A defect in the server: tell the data owner the request id, which finds it in the log."""
+    """A defect in the server: give the data owner the request id, which is in the log."""
 
     slug = "internal"
 

@@ -1,9 +1,9 @@
 """The wire contract: what students, auditors and the server send to each other.
 
 Client and server import these models, and this package imports neither. Requests forbid unknown
-fields, so that a misspelt option is an error and never a silent default; replies may grow. The
-terms of a project are strict numbers: neither `true` nor "1" is taken for 1. No model has a field
-for vote counts.
+fields, so that a misspelt option is an error and never a silent default; replies may gain fields.
+The terms of a project are strict numbers: neither `true` nor "1" is accepted as 1. No model has a
+field for vote counts.
 """
 
 from terrine_protocol.base import (

@@ -1,4 +1,4 @@
-"""What all subjects share: base models, names, states, rules and prices."""
+"""What all subjects share: base models, names, statuses, rules and prices."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Name = Annotated[
 
 
 class Wire(BaseModel):
-    """Base of what is sent to the server: immutable, and closed to unknown fields."""
+    """Base of requests: immutable, with unknown fields forbidden."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Reply(BaseModel):
-    """Base of what the server sends: a newer server may add fields that older clients ignore.
+    """Base of replies: immutable. A newer server may add fields, which older clients ignore.
 
     The server makes replies from the attributes of its own records.
     """
@@ -41,15 +41,15 @@ class Guarantee(StrEnum):
 
 
 class Outcome(StrEnum):
-    """What became of one query."""
+    """The outcome of one query."""
 
     ANSWERED = "answered"
     ABSTAINED = "abstained"
     REINFORCED = "reinforced"
     PUBLISHED = "published"
-    """No query: an entry of the ledger that publishes a bound on what the queries cost so far."""
+    """Not a query: a ledger entry that publishes a bound on the cost of the queries so far."""
     REFUSED = "refused"
-    """The budget does not reach this query. Nothing was looked at and nothing was charged."""
+    """The budget does not cover this query. Nothing was looked at and nothing was charged."""
 
 
 class ProjectStatus(StrEnum):
@@ -69,7 +69,7 @@ class Role(StrEnum):
 
 
 class Rule(Reply):
-    """How a project adds up what it spends; fixed when it is opened."""
+    """How the costs of a project add up; fixed when it is opened."""
 
     name: Annotated[
         Literal["gdp", "rdp"],
@@ -97,7 +97,7 @@ class Price(Reply):
 Opening = Annotated[
     Price | None,
     Field(
-        description="Of stable_svt: what the first query of an epoch pays beside its own price. An "
-        "epoch ends with its request, an abstention or its last answer."
+        description="For stable_svt: what the first query of an epoch pays besides its own price. "
+        "An epoch ends with its request, with an abstention or with its last answer."
     ),
 ]

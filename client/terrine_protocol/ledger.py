@@ -1,4 +1,4 @@
-"""The ledger's entries, its accounts, and whether they verify."""
+"""Entries of the ledger, pages of them and of accounts, and the result of verifying."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Charge(Reply):
     outcome: Outcome
     label: int | None
     figure: Annotated[
-        int | None, Field(description="Of a publication: the bound, in units of 1e-12.")
+        int | None, Field(description="For a publication: the bound, in units of 1e-12.")
     ] = None
     cost: int
     delta: int
     guarantee: Guarantee
     mechanism: MechanismSpec
-    event: Annotated[dict[str, Any], Field(description="What happened, for any accountant.")]
+    event: Annotated[dict[str, Any], Field(description="The cost event, for any accountant.")]
     query_digest: Annotated[str, Field(description="SHA-256 of the canonical query.")]
     hash: Annotated[str, Field(description="SHA-256 over this entry and the previous hash.")]
 
@@ -49,10 +49,10 @@ class BudgetPage(Reply):
 
 
 class Verification(Reply):
-    """Whether a project's books are whole."""
+    """The result of verifying a project's ledger."""
 
     project: Name
     ok: bool
     charges: int
     head: Annotated[str, Field(description="Hash of the last entry.")]
-    problems: Annotated[list[str], Field(description="What is wrong, first finding first.")]
+    problems: Annotated[list[str], Field(description="What is wrong, in the order found.")]

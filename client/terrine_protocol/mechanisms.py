@@ -35,7 +35,7 @@ Threshold = Annotated[
     Field(
         strict=True,
         ge=0,
-        description="Votes that the noisy maximum must reach; at most the teachers.",
+        description="Votes that the noisy maximum must reach; at most the number of teachers.",
     ),
 ]
 
@@ -73,7 +73,7 @@ class InteractiveGNMaxSpec(Wire):
     confidence: Annotated[
         float,
         Field(
-            strict=True, ge=0, le=1, description="The student's own label is confirmed above this."
+            strict=True, ge=0, le=1, description="Above this, the student's own label is confirmed."
         ),
     ]
 
@@ -82,7 +82,7 @@ class ImmutableSpec(Wire):
     """Immutable noisy argmax: the winner gets `c` extra votes before the noise.
 
     `pricing="as_published"` charges the paper's own (2γ, 0), which does not hold for every
-    neighbouring data set; everything said about such a project carries `guarantee: "claimed"`.
+    neighbouring data set; everything reported about such a project carries `guarantee: "claimed"`.
     """
 
     name: Literal["immutable"]
@@ -108,7 +108,7 @@ class StableSpec(Wire):
 
 
 class StableSVTSpec(Wire):
-    """Releases exact winners, paid by the epoch, which an abstention ends (sparse vector)."""
+    """Releases exact winners, charged per epoch, which an abstention ends (sparse vector)."""
 
     name: Literal["stable_svt"]
     epsilon_per_epoch: Annotated[

@@ -1,4 +1,4 @@
-"""Every kind of problem that the server answers with (RFC 9457)."""
+"""Every type of problem that the server returns (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Problem(BaseModel):
 
 
 class ProblemType(BaseModel):
-    """One stable kind of problem, with its documentation."""
+    """One stable type of problem, with its documentation."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -35,7 +35,7 @@ PROBLEMS: dict[str, ProblemType] = {
         (
             "malformed-http",
             400,
-            "This is no HTTP request",
+            "This is not an HTTP request",
             "The request line, headers or chunks are malformed, too long or contradict each other.",
         ),
         (
@@ -47,7 +47,7 @@ PROBLEMS: dict[str, ProblemType] = {
         (
             "invalid-query",
             422,
-            "The inputs are not what the ensemble takes",
+            "The inputs do not match the ensemble",
             "Shape, dtype, finiteness or range of the inputs or probabilities is wrong, or the "
             "bytes are not a plain array. Nothing was charged.",
         ),
@@ -73,7 +73,7 @@ PROBLEMS: dict[str, ProblemType] = {
             "request-timeout",
             408,
             "The body took too long",
-            "It did not arrive whole in the time allowed. Nothing was charged. Send less at once.",
+            "It did not arrive in the time allowed. Nothing was charged. Send less at once.",
         ),
         (
             "unauthorized",
@@ -90,7 +90,7 @@ PROBLEMS: dict[str, ProblemType] = {
         (
             "not-found",
             404,
-            "No such thing",
+            "Not found",
             "The named project, ensemble, token or page does not exist.",
         ),
         (
@@ -102,14 +102,14 @@ PROBLEMS: dict[str, ProblemType] = {
         (
             "conflict",
             409,
-            "In conflict with what exists",
+            "Conflict with the current state",
             "A name is taken, or a status cannot be changed that way.",
         ),
         (
             "idempotency-conflict",
             409,
             "Idempotency key used for another request",
-            "The same Idempotency-Key came before with a different body. Use a fresh key.",
+            "The same Idempotency-Key was used before with a different body. Use a new key.",
         ),
         (
             "cap-exceeded",
@@ -121,13 +121,13 @@ PROBLEMS: dict[str, ProblemType] = {
             "budget-exhausted",
             403,
             "The privacy budget is spent",
-            "No new query fits the project's budget. Earlier answers remain free to repeat.",
+            "No new query fits the project's budget. Earlier answers can be repeated at no cost.",
         ),
         (
             "project-paused",
             403,
             "The project is paused",
-            "The data owner has paused it. Ask again later.",
+            "The data owner has paused it. Try again later.",
         ),
         (
             "project-closed",
@@ -145,7 +145,7 @@ PROBLEMS: dict[str, ProblemType] = {
             "overloaded",
             503,
             "The server is busy",
-            "It takes on no more for the moment. Nothing was charged. See Retry-After.",
+            "It accepts no more requests for now. Nothing was charged. See Retry-After.",
         ),
         (
             "ensemble-unavailable",
@@ -163,7 +163,7 @@ PROBLEMS: dict[str, ProblemType] = {
             "internal",
             500,
             "Internal error",
-            "A defect in the server. Nothing was answered; the request id finds it in the log.",
+            "A defect in the server. Nothing was answered; look up the request id in the log.",
         ),
     ]
 }

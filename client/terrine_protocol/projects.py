@@ -1,4 +1,4 @@
-"""Ensembles, and projects: how one is opened and what its terms are."""
+"""Ensembles and projects: how a project is opened, and its terms."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from terrine_protocol.mechanisms import MechanismSpec
 
 
 class InputSpec(Reply):
-    """What an ensemble's inputs must look like."""
+    """The format of an ensemble's inputs."""
 
     shape: Annotated[list[int], Field(description="Shape of one input, without the batch.")]
     dtype: Literal["uint8", "float32"]
@@ -32,7 +32,7 @@ class InputSpec(Reply):
 
 
 class EnsembleInfo(Reply):
-    """An ensemble as students may know it."""
+    """An ensemble as students see it."""
 
     name: Name
     manifest_sha256: str
@@ -40,7 +40,7 @@ class EnsembleInfo(Reply):
     input: InputSpec
     classes: list[str]
     teachers: int
-    available: Annotated[bool, Field(description="False when its files do not verify.")]
+    available: Annotated[bool, Field(description="False if its files do not verify.")]
 
 
 class EnsembleAccount(EnsembleInfo):
@@ -52,7 +52,7 @@ class EnsembleAccount(EnsembleInfo):
     ]
     epsilon: float
     delta: float
-    rule: Annotated[Rule, Field(description="How the cap adds up what its projects spend.")]
+    rule: Annotated[Rule, Field(description="How the costs of its projects add up.")]
     cap: Annotated[int, Field(description="Units of 1e-12 of the rule's quantity.")]
     reserved: int
     delta_cap: Annotated[int, Field(description="Additive δ, in units of 1e-18.")]
@@ -60,9 +60,9 @@ class EnsembleAccount(EnsembleInfo):
 
 
 class ConsensusLevel(Wire):
-    """A kind of query that one expects: how many of the teachers agree, on how many of the queries.
+    """An expected kind of query: how many of the teachers agree, on how many of the queries.
 
-    A guess, or what public data show. Never what private teachers voted.
+    A guess, or an estimate from public data. Never what private teachers voted.
     """
 
     agreement: Annotated[float, Field(gt=0, le=1, description="Share of teachers that agree.")]
@@ -72,8 +72,8 @@ class ConsensusLevel(Wire):
 class Publishing(Wire):
     """How a data-dependent project publishes bounds on its spend; see docs/privacy."""
 
-    beta: Annotated[float, Field(gt=0, lt=10, description="Rate of smoothing.")]
-    sigma: Annotated[float, Field(gt=0, description="Noise, in smooth sensitivities.")]
+    beta: Annotated[float, Field(gt=0, lt=10, description="Smoothing rate.")]
+    sigma: Annotated[float, Field(gt=0, description="Scale of the noise, in smooth sensitivities.")]
     schedule: Annotated[
         list[Annotated[int, Field(ge=1)]],
         Field(min_length=1, max_length=64, description="Paid queries before each publication."),
@@ -81,9 +81,9 @@ class Publishing(Wire):
 
 
 class PublishingTerms(Reply):
-    """A data-dependent project's schedule and the release's parameters, fixed when it is opened."""
+    """When and how a data-dependent project publishes bounds, fixed when it is opened."""
 
-    order: Annotated[float, Field(description="Rényi order, also the rule's and the cap's.")]
+    order: Annotated[float, Field(description="Rényi order, the same as the rule's and the cap's.")]
     beta: float
     sigma: float
     z: Annotated[float, Field(description="Standard deviations by which figures are raised.")]
@@ -92,9 +92,9 @@ class PublishingTerms(Reply):
 
 
 class SecretSpend(Reply):
-    """What a data-dependent project's queries cost at their votes. For the data owner alone.
+    """The data-dependent cost of a project's queries. For the data owner alone.
 
-    Secret: a function of private votes that no promise covers. Do not pass it on.
+    Secret: a function of private votes that no guarantee covers. Do not share it.
     """
 
     secret: Literal[True] = True
@@ -119,7 +119,7 @@ class ProjectOpen(Wire):
     ] = False
     accounting: Annotated[
         Literal["worst_case", "data_dependent"],
-        Field(description="data_dependent publishes bounds on the spend and refuses by those."),
+        Field(description="data_dependent publishes bounds on the spend and refuses on those."),
     ] = "worst_case"
     consensus: Annotated[
         list[ConsensusLevel] | None,
@@ -127,7 +127,7 @@ class ProjectOpen(Wire):
     ] = None
     publishing: Annotated[
         Publishing | None,
-        Field(description="For data_dependent; what suits the consensus, where left out."),
+        Field(description="For data_dependent; by default what suits the consensus."),
     ] = None
 
     @model_validator(mode="after")
@@ -139,7 +139,7 @@ class ProjectOpen(Wire):
 
 
 class ProjectUpdate(Wire):
-    """`PATCH /projects/{name}`. Closing is final and returns what was not spent."""
+    """`PATCH /projects/{name}`. Closing is final and returns the unspent budget to the cap."""
 
     status: ProjectStatus
 
@@ -158,9 +158,7 @@ class ProjectInfo(Reply):
     rule: Rule
     prices: dict[Outcome, Price]
     opening: Opening = None
-    publishing: Annotated[
-        PublishingTerms | None, Field(description="Of a data-dependent project.")
-    ] = None
+    publishing: Annotated[PublishingTerms | None, Field(description="For data_dependent.")] = None
     opened_at: datetime
     closed_at: datetime | None = None
 

@@ -1,4 +1,4 @@
-"""Tokens: how one is made, and what is kept of it."""
+"""Tokens: how they are created, and what is stored of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TokenCreate(Wire):
 
 
 class TokenInfo(Reply):
-    """A token as it is remembered: its secret is not."""
+    """A token as it is stored: without its secret."""
 
     id: str
     role: Role
@@ -48,6 +48,6 @@ class TokenPage(Reply):
 
 
 class TokenCreated(TokenInfo):
-    """The one time the secret is shown."""
+    """A new token. Its secret is shown only here."""
 
     token: str

@@ -17,7 +17,7 @@ from .store import Architecture, InputSpec
 def ridge_heads(
     shards: Sequence[tuple[torch.Tensor, torch.Tensor]], classes: int, ridge: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Least squares on ±1 targets, one head a shard: weights [k, m, d] and biases [k, m].
+    """Least squares on ±1 targets, one head per shard: weights [k, m, d] and biases [k, m].
 
     A shard is features [r, d] and labels [r]. The penalty is `ridge` times the mean squared length
     of the shard's centred features, so it has no unit. All heads are one batched Cholesky.
@@ -57,7 +57,7 @@ class MLP(nn.Module):
 
 
 class CNN(nn.Module):
-    """Two convolutions and two dense layers, for images; PATE's teachers in small."""
+    """Two convolutions and two dense layers, for images; a small version of PATE's teachers."""
 
     def __init__(self, inputs: InputSpec, classes: int, hidden: Sequence[int]) -> None:
         super().__init__()

@@ -15,7 +15,7 @@ SHIFT = 0.09  # of the image's side: 2.5 pixels in 28
 ELASTIC = 0.036  # of half the side: 0.5 pixels in 28
 COARSE = 4  # elastic displacements are drawn on a COARSE x COARSE lattice and interpolated
 DRAWS = 6 + 2 * COARSE * COARSE
-"""Uniform draws from [-1, 1] that one distortion uses up."""
+"""Uniform draws from [-1, 1] for one distortion."""
 
 
 def distort(images: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
@@ -43,6 +43,6 @@ def distort(images: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
 
 
 def draws_for(seed: int, teacher: int, rows: int) -> torch.Tensor:
-    """The draws [rows, DRAWS] of one teacher; they depend on nothing but the arguments."""
+    """The draws [rows, DRAWS] of one teacher; they depend on the arguments only."""
     random = np.random.Generator(np.random.Philox(key=np.array([seed, teacher], dtype=np.uint64)))
     return torch.from_numpy(random.random((rows, DRAWS), dtype=np.float32) * 2 - 1)

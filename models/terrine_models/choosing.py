@@ -1,4 +1,4 @@
-"""Which public inputs to ask about first. Looks at public inputs alone, so it costs no privacy."""
+"""Which public inputs to query first. Uses public inputs only, so it costs no privacy."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from .workers import side_by_side
 
 COMPONENTS = 60
 MOST_SPREAD = 2048
-"""So many inputs are spread out; the others follow in random order."""
+"""Number of inputs that are spread out; the others follow in random order."""
 
 
 def asking_order(x: NDArray[np.generic], inputs: InputSpec, seed: int) -> NDArray[np.int64]:
-    """An order [N] of inputs [N, *shape] in which any beginning represents the whole.
+    """An order [N] of inputs [N, *shape] of which any beginning represents the whole.
 
-    Each next input is drawn with a probability in proportion to its distance from the nearest one
-    before it, so that rare kinds of input are asked about soon and near copies late. After
-    Arthur and Vassilvitskii, "k-means++", SODA 2007, who square the distance; that would draw
-    too many oddities on which teachers disagree.
+    Each next input is drawn with a probability proportional to its distance from the nearest one
+    before it, so that rare kinds of input come early and near copies late. After Arthur and
+    Vassilvitskii, "k-means++", SODA 2007, who square the distance; that would draw too many
+    outliers, on which teachers disagree.
     """
     random = np.random.default_rng(seed)
     points = _points(x, inputs)

@@ -25,9 +25,9 @@ Choose = Callable[[torch.Tensor], torch.Tensor]
 
 MEMORY = 256 * 2**20
 LARGEST_BLOCK = {"heads": 128, "networks": 32}
-"""Large enough for efficient products, small enough that a single input is answered soon."""
+"""Large enough for efficient products, small enough that a single input is answered quickly."""
 PIXEL_BYTES = 400
-"""Scratch that oriented gradients, or one network's layers, take for each value of an input."""
+"""Scratch memory of oriented gradients, or of one network's layers, for each value of an input."""
 
 
 class Ensemble:
@@ -44,8 +44,8 @@ class Ensemble:
         self.manifest = manifest
         self.device = device
         self.block = _block_size(manifest, memory)
-        """Inputs voted on at a time. Every block is filled up to this size, so that the votes on
-        an input do not depend on what else was asked with it."""
+        """Inputs voted on at a time. Every block is padded to this size, so that the votes on an
+        input do not depend on the other inputs of its request."""
         teachers = {name: tensor.to(device) for name, tensor in teachers.items()}
         self.teachers: Mapping[str, torch.Tensor] = teachers
         """Parameters by name, teachers along axis 0."""
@@ -60,15 +60,15 @@ class Ensemble:
             }
         self._fastest: Choose | None = None
         self._measuring = threading.Lock()
-        self._voting = threading.Lock()  # one batch at a time, or they would share its memory
+        self._voting = threading.Lock()  # one batch at a time: several would share its memory
 
     @classmethod
     def load(cls, directory: Path, device: str | None = None, *, memory: int = MEMORY) -> Ensemble:
         """Load an ensemble; every byte is verified against the manifest. Raises StoreError.
 
-        `device` is a torch device; None takes CUDA where there is one. `memory` bounds the bytes
-        that voting uses beyond the weights, the reply and the buffers of the libraries (some
-        20 MiB), as long as one input fits.
+        `device` is a torch device; None takes CUDA if there is one. `memory` bounds the bytes that
+        voting uses beyond the weights, the result and the buffers of the libraries (some 20 MiB),
+        as long as one input fits.
         """
         directory = Path(directory)
         manifest = load_manifest(directory)
@@ -94,8 +94,8 @@ class Ensemble:
     def votes(self, x: NDArray[np.generic]) -> NDArray[np.int64]:
         """Vote counts [B, m] on inputs [B, *shape]; each row sums to the number of teachers.
 
-        A teacher votes for its highest score, for the lowest index among equals. Raises
-        ValueError when shape or dtype are not the manifest's.
+        A teacher votes for its highest score, and for the lowest index among equal ones. Raises
+        ValueError when shape or dtype do not match the manifest.
         """
         spec = self.manifest.input
         if x.shape[1:] != spec.shape or x.dtype != spec.dtype:
@@ -124,7 +124,7 @@ class Ensemble:
         return counts
 
     def fastest(self) -> Choose:
-        """The way that a short measurement on this device found fastest, once and for all."""
+        """The way that is fastest on this device, by a short measurement made once."""
         with self._measuring:
             if self._fastest is None:
                 ways = list(self.ways.values())
@@ -135,7 +135,7 @@ class Ensemble:
             return self._fastest
 
     def _seconds(self, way: Choose) -> float:
-        """How long it takes as `votes` has it done: on a CPU by all workers at a time."""
+        """How long it takes as `votes` runs it: on a CPU, in all workers at the same time."""
         blank = torch.zeros((self.block, *self.manifest.input.shape), device=self.device)
 
         def vote(_: object) -> None:
@@ -190,11 +190,11 @@ def _channels_last(network: nn.Module) -> nn.Module:
 
 
 def _batched(manifest: Manifest, teachers: Mapping[str, torch.Tensor], memory: int) -> Choose:
-    """Networks side by side, as many at a time as `memory` bytes an input allow."""
+    """Networks in parallel, as many at a time as `memory` bytes per input allow."""
     together = max(1, memory // (math.prod(manifest.input.shape) * PIXEL_BYTES))
 
     def choose(x: torch.Tensor) -> torch.Tensor:
-        with torch.device("meta"):  # one a call: functional_call may not share it with a thread
+        with torch.device("meta"):  # one per call: functional_call may not share it across threads
             network = build_network(manifest.architecture, manifest.input, len(manifest.classes))
 
         def one(parameters: dict[str, torch.Tensor], prepared: torch.Tensor) -> torch.Tensor:

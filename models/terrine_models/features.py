@@ -1,7 +1,7 @@
-"""Public feature maps: data-independent, or fitted on data that its owner named as public.
+"""Public feature maps: data-independent, or fitted on data that its owner declared public.
 
-Nothing in this module accepts a private data set. The only thing a map can be fitted on is a
-`PublicData`, and the only way to one is to give public data a name: `PublicData.declare`.
+Nothing in this module is fitted on a private data set. A map can only be fitted on `PublicData`,
+and the only way to make one is to give public data a name: `PublicData.declare`.
 Teachers' heads on top of such a map are private; the map is not, and so it costs no privacy.
 """
 
@@ -26,7 +26,7 @@ Base = Literal["oriented_gradients", "identity"]
 BLOCK = 128
 """Images turned into features at a time: few enough to stay in a processor's cache."""
 FEWEST_POINTS, MOST_POINTS = 200, 10_000
-"""Public inputs from which on there is a graph, and how many of them it has at most."""
+"""The fewest public inputs for which there is a graph, and the most that it contains."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class PublicData:
         return cls(inputs, PublicSource(name=name, sha256=digest, records=len(inputs)))
 
     def check_disjoint(self, private: Dataset) -> None:
-        """Refuse public data that contains private rows: somebody mixed up two files.
+        """Refuse public data that contains private rows: two files were mixed up.
 
-        Rows of a table may coincide by chance, so 1 % is let pass there; images may not.
+        Rows of a table may coincide by chance, so 1 % is allowed there; images may not.
         """
         if self.inputs.shape[1:] != private.inputs.shape[1:]:
             raise DataError(
@@ -74,7 +74,7 @@ class PublicData:
         if shared > by_chance:
             raise DataError(
                 f"{shared} of {len(self.inputs)} rows of the public data {self.source.name} "
-                "are rows of the private data. Nothing may be fitted on private rows: name data "
+                "are rows of the private data. Nothing may be fitted on private rows: use data "
                 "that is really public, or none."
             )
 
@@ -122,7 +122,7 @@ class FeatureMap:
 
 
 def base_features(base: Base, x: torch.Tensor, inputs: InputSpec) -> torch.Tensor:
-    """The part of a map that looks at no data: [B, *shape] to [B, D]."""
+    """The data-independent part of a map: [B, *shape] to [B, D]."""
     unit = to_unit(x, inputs)
     if base == "identity":
         return unit.flatten(1) * 2 - 1
@@ -144,12 +144,12 @@ def to_images(x: torch.Tensor) -> torch.Tensor:
 
 
 def public_features(inputs: InputSpec, public: PublicData | None, width: int) -> FeatureMap:
-    """The feature map for inputs of this kind: at most `width` numbers an input.
+    """The feature map for inputs of this kind, with at most `width` numbers per input.
 
-    Images get oriented gradients. On public data these are reduced to principal components, and a
-    third of the width are coordinates on its neighbourhood graph; without public data a random
-    orthogonal projection to four times the width, which looks at no data and needs more room.
-    Tables keep their encoded columns.
+    Images get oriented gradients. With public data these are reduced to principal components, and a
+    third of the width are coordinates on its neighbourhood graph. Without public data they are
+    reduced by a random orthogonal projection to four times the width: it is data-independent and
+    needs more dimensions. Tables keep their encoded columns.
     """
     if len(inputs.shape) == 1:
         spec = FeatureSpec(base="identity", projection="none", components=inputs.shape[0])
@@ -184,7 +184,7 @@ def _principal_components(base: torch.Tensor, width: int) -> dict[str, torch.Ten
     centred = base - mean
     keep = min(width, *base.shape)
     # Subspace iteration (Halko, Martinsson and Tropp, SIAM Review 2011): exact to far below what
-    # a teacher could notice, and many times faster than a full decomposition.
+    # matters to a teacher, and many times faster than a full decomposition.
     subspace = _random_directions(base.shape[1], min(keep + 20, *base.shape), seed=0)
     for _ in range(6):
         subspace, _ = torch.linalg.qr(centred.T @ (centred @ subspace))

@@ -1,4 +1,4 @@
-"""Histograms of oriented gradients: image features that look at no data."""
+"""Histograms of oriented gradients: data-independent image features."""
 
 from __future__ import annotations
 

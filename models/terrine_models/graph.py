@@ -17,7 +17,7 @@ from scipy.sparse.linalg import eigsh
 
 NEIGHBOURS = 10
 STIFFNESS = 0.01
-"""Added to each eigenvalue, so that the smoothest functions do not drown all others."""
+"""Added to each eigenvalue, so that the smoothest functions do not dominate all others."""
 BLOCK = 512
 
 

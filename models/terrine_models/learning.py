@@ -1,7 +1,7 @@
-"""How a student learns: from labels alone, or from the unlabelled inputs beside them as well.
+"""How a student is trained: on labels alone, or on unlabelled inputs as well.
 
-Everything here reads public inputs and answers that were paid for, so nothing here costs privacy,
-however often it is done.
+Everything here uses public inputs and answers that were paid for, so nothing here costs privacy,
+however often it is repeated.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ PROBE = 0.5
 
 @dataclass(frozen=True)
 class Training:
-    """How long and how to train; the defaults suit tens to hundreds of labels.
+    """Settings of the training; the defaults suit tens to hundreds of labels.
 
-    `vat` serves images and tables and makes do with few labels; `fixmatch` is for images of some
-    size and hundreds of labels, and learns more from them in the same time.
+    `vat` is for images and tables and works with few labels; `fixmatch` is for larger images and
+    hundreds of labels, and learns more from them in the same time.
     """
 
     method: Method = "vat"
     steps: int = 600
     batch: int = 64
-    """Labelled inputs a step."""
+    """Labelled inputs per step."""
     unlabelled_batch: int = 128
     learning_rate: float = 4e-3
     weight_decay: float = 5e-4
     warm_up: float = 0.25
-    """Share of the steps that learn from labels alone."""
+    """Share of the steps that use labels alone."""
     confidence: float = 0.8
-    """fixmatch: the student's own label is believed from this probability on."""
+    """fixmatch: the student's own label is used from this probability on."""
     radius: float = 1.5
     """vat: length of the adversarial step, in units of the prepared input."""
     seed: int = 0
@@ -69,7 +69,7 @@ def train_student(
     """
     training = training or Training()
     if x.shape != (len(labels), *inputs.shape):
-        raise ValueError(f"inputs are {x.shape}, expected {(len(labels), *inputs.shape)}")
+        raise ValueError(f"inputs have shape {x.shape}, expected {(len(labels), *inputs.shape)}")
     known = np.flatnonzero(labels >= 0)
     if len(known) == 0:
         raise ValueError("there is nothing to learn from: no input has a label")
@@ -157,10 +157,10 @@ def fixmatch_loss(
     confidence: float,
     random: torch.Generator,
 ) -> torch.Tensor:
-    """Labels of x [B, …], and the student's own labels of pool [U, …] where it is sure of them.
+    """Loss on the labels of x [B, …], and on the student's own of pool [U, …] where it is sure.
 
-    What the averaged network says of a plain input is what the network should say of a distorted
-    one. After Sohn et al., "FixMatch", NeurIPS 2020, with Tarvainen and Valpola's mean teacher.
+    What the averaged network predicts for a plain input is the target for the distorted one. After
+    Sohn et al., "FixMatch", NeurIPS 2020, with Tarvainen and Valpola's mean teacher.
     """
     with torch.no_grad():
         sure, guess = average(pool).softmax(1).max(1)
@@ -174,7 +174,7 @@ def fixmatch_loss(
 def vat_loss(
     network: nn.Module, x: torch.Tensor, radius: float, random: torch.Generator
 ) -> torch.Tensor:
-    """Local distributional smoothness of the network at x [B, …], and its entropy there.
+    """Local distributional smoothness of the network at x [B, …], plus its entropy there.
 
     LDS(x) = KL(p(x) || p(x + r)), where r has length `radius` and the adversarial direction; the
     gradient flows through p(x + r) alone. After Miyato, Maeda, Koyama and Ishii, "Virtual
@@ -229,7 +229,7 @@ def _unit(x: torch.Tensor) -> torch.Tensor:
 
 
 def _shuffled(rows: torch.Tensor, size: int, random: torch.Generator) -> Iterator[torch.Tensor]:
-    """Batches of `size`, for ever: every row once, in random order, before any comes again."""
+    """Endless batches of `size`: every row once, in random order, before any is repeated."""
     queue = rows[:0]
     while True:
         while len(queue) < size:

@@ -1,9 +1,9 @@
-"""Ensembles on disk: safetensors files and one `manifest.json` that vouches for them.
+"""Ensembles on disk: safetensors files and one `manifest.json` with their digests.
 
 A directory holds `manifest.json`, optionally `features.safetensors` (the public feature map) and
-`teachers-00000.safetensors`, … (the parameters of a run of teachers, stacked along axis 0). The
-manifest names every file with its SHA-256, so its own digest identifies the whole ensemble. There
-is no pickle anywhere, and nothing of the training data.
+`teachers-00000.safetensors`, … (the parameters of consecutive teachers, stacked along axis 0). The
+manifest names every file with its SHA-256, so its own digest identifies the whole ensemble. Nothing
+is pickled, and nothing of the training data is stored.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class StoreError(Exception):
 
 
 class Record(BaseModel):
-    """Base of everything in a manifest: immutable, closed to unknown fields, finite."""
+    """Base of everything in a manifest: immutable, finite, with unknown fields forbidden."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -59,7 +59,7 @@ class InputSpec(Record):
 
 
 class PublicSource(Record):
-    """Data that its owner named as public, and on which something was fitted."""
+    """Data that its owner declared public, and on which something was fitted."""
 
     name: str
     sha256: Sha256
@@ -112,7 +112,7 @@ class TableSchema(Record):
 
 
 class FeatureSpec(Record):
-    """A public feature map. `fitted_on` is null for one that looked at no data at all."""
+    """A public feature map. `fitted_on` is null for a data-independent one."""
 
     base: Literal["oriented_gradients", "identity"]
     projection: Literal["graph", "pca", "random", "none"]
@@ -125,9 +125,11 @@ class FeatureSpec(Record):
     @model_validator(mode="after")
     def _is_coherent(self) -> Self:
         if (self.projection in ("graph", "pca")) != (self.fitted_on is not None):
-            raise ValueError("a graph or pca, and nothing else, states what it was fitted on")
+            raise ValueError(
+                "a graph or pca, and no other projection, states what it was fitted on"
+            )
         if (self.projection == "graph") != (self.points > 0 and self.coordinates > 0):
-            raise ValueError("a graph, and nothing else, has points and coordinates")
+            raise ValueError("a graph, and no other projection, has points and coordinates")
         return self
 
     @property
@@ -158,17 +160,17 @@ class TeacherTraining(Record):
 
     seed: Annotated[int, Field(ge=0)]
     copies: Annotated[int, Field(ge=0)] | None = None
-    """Heads: distorted copies besides each original."""
+    """Heads: distorted copies in addition to each original."""
     ridge: Annotated[float, Field(gt=0)] | None = None
     distorted: bool | None = None
-    """Networks: whether every epoch distorts each image afresh."""
+    """Networks: whether every epoch distorts each image anew."""
     epochs: Annotated[int, Field(ge=1)] | None = None
     batch: Annotated[int, Field(ge=1)] | None = None
     learning_rate: Annotated[float, Field(gt=0)] | None = None
 
 
 class EnsemblePlan(Record):
-    """Everything about an ensemble that is settled before its teachers are trained."""
+    """Everything about an ensemble that is fixed before its teachers are trained."""
 
     format: Literal["terrine-ensemble-1"] = FORMAT
     name: Name
@@ -179,7 +181,7 @@ class EnsemblePlan(Record):
     encoding: TableSchema | None = None
     classes: Annotated[tuple[str, ...], Field(min_length=2, max_length=10_000)]
     teachers: Annotated[int, Field(ge=1, le=1_000_000)]
-    records: Annotated[int, Field(ge=1, description="Training records, all shards together.")]
+    records: Annotated[int, Field(ge=1, description="Training records in all shards together.")]
     partition: Partition
     training: TeacherTraining
     versions: dict[str, str]
@@ -189,12 +191,12 @@ class EnsemblePlan(Record):
         if (self.kind == "heads") != (self.features is not None):
             raise ValueError("heads have a feature map and networks have none")
         if (self.kind == "heads") != (self.architecture.name == "ridge"):
-            raise ValueError(f"{self.architecture.name} is no architecture of kind {self.kind}")
+            raise ValueError(f"{self.architecture.name} is not an architecture of kind {self.kind}")
         return self
 
 
 class Manifest(EnsemblePlan):
-    """Everything about an ensemble but its weights, and the digests of the files with those."""
+    """Everything about an ensemble except its weights, and the digests of their files."""
 
     files: dict[FileName, Sha256]
 
@@ -205,7 +207,9 @@ class Manifest(EnsemblePlan):
         if (FEATURES in self.files) != (
             self.features is not None and self.features.projection != "none"
         ):
-            raise ValueError(f"{FEATURES} does not go with the feature map")
+            raise ValueError(
+                f"{FEATURES} belongs to a feature map with a projection, and only to that"
+            )
         return self
 
     @property
@@ -230,7 +234,7 @@ def manifest_digest(directory: Path) -> str:
 
 
 def load_manifest(directory: Path) -> Manifest:
-    """Read and check `manifest.json`. Raises StoreError that says what is wrong where."""
+    """Read and check `manifest.json`. Raises StoreError, which says what is wrong and where."""
     path = Path(directory) / MANIFEST
     try:
         return Manifest.model_validate_json(_manifest_bytes(Path(directory)))
@@ -247,9 +251,9 @@ def verify(directory: Path) -> None:
 
 
 def load_tensors(directory: Path, name: str, digest: str) -> dict[str, torch.Tensor]:
-    """The tensors of one file, read once: what is parsed is what was verified.
+    """The tensors of one file, read once: the bytes parsed are the bytes verified.
 
-    Raises StoreError when the file is missing, altered or no safetensors file.
+    Raises StoreError when the file is missing, altered or not a safetensors file.
     """
     data = _verified_bytes(Path(directory), name, digest)
     try:
@@ -259,11 +263,11 @@ def load_tensors(directory: Path, name: str, digest: str) -> dict[str, torch.Ten
 
 
 def save_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> str:
-    """Write a safetensors file, whole or not at all; its SHA-256.
+    """Write a safetensors file, completely or not at all, and return its SHA-256.
 
-    A random salt goes into the file. Students see a digest of digests of such files, and training
+    The file contains a random salt. Students see a digest of digests of such files, and training
     is deterministic: without the salt, whoever knew all records but one could retrain with every
-    candidate for the last and compare.
+    candidate for the last one and compare digests.
     """
     contiguous = {name: value.contiguous() for name, value in tensors.items()}
     data = render_safetensors(contiguous, metadata={"salt": secrets.token_hex(32)})
@@ -272,12 +276,12 @@ def save_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> str:
 
 
 def save_manifest(directory: Path, manifest: Manifest) -> None:
-    """Write `manifest.json`, whole or not at all."""
+    """Write `manifest.json`, completely or not at all."""
     write_atomically(directory / MANIFEST, manifest.model_dump_json(indent=2).encode() + b"\n")
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Replace `path` by `data` so that a crash leaves the old or the new, never a mixture."""
+    """Replace `path` by `data` so that a crash leaves the old or the new file, never a mixture."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with scratch.open("wb") as file:

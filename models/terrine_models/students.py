@@ -56,9 +56,9 @@ class StudentModel(Record):
 
 
 class Edges(nn.Module):
-    """Fixed first layer: how strong the edges in each of 8 directions are, near each place.
+    """Fixed first layer: the strength of edges in each of 8 directions, near each position.
 
-    Nothing here is learned, which is what lets a few hundred labels suffice. After the simple and
+    Nothing here is learned, so that a few hundred labels suffice. After the simple and
     complex cells of Hubel and Wiesel, by way of oriented-gradient histograms.
     """
 
@@ -119,7 +119,7 @@ def build_student(inputs: InputSpec, classes: int) -> nn.Module:
 
 
 def initialise_student(network: nn.Module, generator: torch.Generator) -> None:
-    """He initialisation from `generator`, so that students may be trained side by side."""
+    """He initialisation from `generator`, so that students may be trained in parallel."""
     for module in network.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             nn.init.kaiming_uniform_(module.weight, nonlinearity="relu", generator=generator)
@@ -155,11 +155,11 @@ class Student:
         return best
 
     def accuracy(self, x: NDArray[np.generic], labels: NDArray[np.int64]) -> float:
-        """Share of inputs [B, *shape] that are classified as `labels` [B] say."""
+        """Share of inputs [B, *shape] that are classified as `labels` [B]."""
         return float((self.predict(x) == labels).mean())
 
     def save(self, directory: Path) -> None:
-        """Write `model.safetensors` and `model.json`; what was there is replaced, whole."""
+        """Write `model.safetensors` and `model.json`; each replaces an existing file atomically."""
         directory.mkdir(parents=True, exist_ok=True)
         digest = save_tensors(directory / WEIGHTS, dict(self.network.state_dict()))
         self.model = self.model.model_copy(update={"weights_sha256": digest})

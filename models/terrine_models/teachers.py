@@ -1,4 +1,4 @@
-"""Training an ensemble: deal the records to disjoint shards, train one teacher on each.
+"""Training an ensemble: deal the records to disjoint shards and train one teacher on each.
 
     from terrine_models.data import load_idx
     from terrine_models.features import PublicData
@@ -11,8 +11,8 @@
     )
 
 Each teacher is a function of its own shard, its number, the seed and public settings, and of
-nothing else: that is what the privacy of the vote rests on. An interrupted training goes on where
-it stopped when it is called again with the same arguments.
+nothing else: the privacy of the vote rests on that. An interrupted training continues where it
+stopped when it is called again with the same arguments.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ PROGRESS = "training.json"
 
 
 class TrainingError(Exception):
-    """Training cannot start or go on; the message says why and what to do."""
+    """Training cannot start or continue; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Heads:
     ridge: float = 0.1
     """Penalty relative to the mean variance of a shard's features."""
     copies: int = 2
-    """Distorted copies of each training image besides the original. Tables have none."""
+    """Distorted copies of each training image in addition to the original. Tables have none."""
     kind = "heads"
     per_file = 50
 
@@ -123,9 +123,9 @@ def train_ensemble(
 ) -> Manifest:
     """Train `teachers` teachers on disjoint shards of `data` and save them in directory `out`.
 
-    `public` is what the feature map of heads may be fitted on; without it the map looks at no
-    data. `on_trained` is told how many teachers are done: 0, and more after every file.
-    While training lasts the files are in `<out>.partial`; they move to `out` when all are there.
+    `public` is the data that the feature map of heads may be fitted on; without it the map is
+    data-independent. `on_trained` is called with the number of trained teachers: with 0, and after
+    every file. During training the files are in `<out>.partial`, which becomes `out` at the end.
 
     Raises TrainingError (n larger than the records or people, `out` exists, settings differ from
     those of an interrupted training) and DataError (public data unfit).
@@ -165,8 +165,8 @@ def train_ensemble(
     elif features and features.tensors:
         files[FEATURES] = save_tensors(work / FEATURES, features.tensors)
         _note(work, plan, data, files)
-    tell = on_trained or (lambda done: None)
-    tell(0)
+    report = on_trained or (lambda done: None)
+    report(0)
     for at in range(0, teachers, how.per_file):
         file = f"teachers-{at // how.per_file:05d}.safetensors"
         run = range(at, min(at + how.per_file, teachers))
@@ -177,16 +177,16 @@ def train_ensemble(
                 tensors = _train_networks(data, shards, run, plan)
             files[file] = save_tensors(work / file, tensors)
             _note(work, plan, data, files)
-        tell(run.stop)
+        report(run.stop)
     return _finish(work, out, Manifest(**dict(plan), files=dict(sorted(files.items()))))
 
 
 def deal(data: Dataset, teachers: int, seed: int) -> tuple[list[NDArray[np.int64]], Partition]:
     """Deal records to disjoint shards: the row numbers of each, and the recipe.
 
-    Units - rows, or people where the data has groups - are shuffled by `seed` and cut into runs
-    whose lengths differ by at most one. Units are counted by where they first appear, and people
-    count alike however many rows they have: so replacing one person's rows by any others, in
+    Units (rows, or people where the data has groups) are shuffled by `seed` and cut into runs
+    whose lengths differ by at most one. Units are numbered by where they first appear, and each
+    person is one unit however many rows they have: so replacing one person's rows by any others, in
     place, changes one shard and never moves anybody else. Raises TrainingError.
     """
     unit_of = np.arange(len(data)) if data.groups is None else data.groups
@@ -292,7 +292,7 @@ def _shard(data: Dataset, rows: NDArray[np.int64]) -> tuple[torch.Tensor, torch.
 
 
 def _distorted(x: torch.Tensor, draws: torch.Tensor, spec: InputSpec) -> torch.Tensor:
-    """Distorted inputs [B, *shape]; what moves in from beyond the edge has the lowest value."""
+    """Distorted inputs [B, *shape]; what moves in from beyond the edge gets the lowest value."""
     bent = distort(to_images(x - spec.low), draws) + spec.low
     return bent.squeeze(1) if x.ndim == 3 else bent.permute(0, 2, 3, 1)
 
@@ -312,11 +312,11 @@ def _begin_or_resume(work: Path, plan: EnsemblePlan, data: Dataset) -> dict[str,
         if found["data"] != data.digest():
             changed.append("the training data")
     except (ValueError, KeyError, AttributeError):
-        raise TrainingError(f"{note} is damaged. Remove {work} and start afresh.") from None
+        raise TrainingError(f"{note} is damaged. Remove {work} and start again.") from None
     if changed:
         raise TrainingError(
             f"{work} holds an interrupted training with other settings: {', '.join(changed)} "
-            f"differ. Use the same settings to go on, or remove {work} to start afresh."
+            f"differ. Use the same settings to continue, or remove {work} to start again."
         )
     for name, digest in files.items():
         load_tensors(work, name, digest)

@@ -1,8 +1,8 @@
-"""A pool of threads that share the processors, each computing alone.
+"""A thread pool over all processors, in which every task computes with one thread.
 
-Teachers and blocks of inputs are too small for several threads to share one: they would spend
-their time waiting for each other, above all on a machine that is busy. So each gets one thread,
-and torch runs single-threaded inside.
+A teacher or a block of inputs is too small to be split among several threads: they would spend
+their time waiting for each other, above all on a busy machine. So each gets one thread, and torch
+runs single-threaded inside it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _starting = threading.Lock()
 
 
 def side_by_side(work: Callable[[Item], T], items: Iterable[Item]) -> list[T]:
-    """`work` on every item, as many at a time as torch would use threads; results in order."""
+    """Run `work` on every item, as many at a time as torch uses threads; results in order."""
     with _starting:
         pool = _pool()
     return list(pool.map(work, items))
@@ -34,8 +34,8 @@ def _pool() -> ThreadPoolExecutor:
     all_here = threading.Barrier(size + 1)
 
     def compute_alone() -> None:
-        torch.get_num_threads()  # or torch would take the number anew when it first computes here
-        torch.set_num_threads(1)  # for this thread, and for every thread started hereafter
+        torch.get_num_threads()  # otherwise torch resets the number when it first computes here
+        torch.set_num_threads(1)  # for this thread, and for every thread started later
         all_here.wait()
 
     pool = ThreadPoolExecutor(size, "terrine-worker")

@@ -1,4 +1,4 @@
-"""Wires the rooms together; holds no logic."""
+"""Wires the packages together; contains no logic."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ log = structlog.get_logger("terrine")
 def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
     """Return the service as an ASGI application.
 
-    `alone`: the process serves it and does nothing else. Then all that is loaded before the first
-    request is exempt from garbage collection: a full collection stops every request, over the
-    libraries alone it takes 0.2 s, and a large response sets one off.
+    `alone`: the process serves this app and does nothing else. Everything loaded before the first
+    request is then exempt from garbage collection: a full collection stops every request, takes
+    0.2 s over the libraries alone, and a large response triggers one.
 
-    Raises `SecretKeyError` without a secret key. The database is first asked when a request, or
+    Raises `SecretKeyError` without a secret key. The database is first used when a request, or
     `/readyz`, needs it.
     """
     engine = connect(settings.database, settings.database_password())
@@ -76,7 +76,7 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         summary="Labels from private teachers, within a privacy budget.",
         description="Every error is an RFC 9457 problem; `GET /problems` lists their types.",
         lifespan=lifespan,
-        # These pages would load scripts from a stranger's server.
+        # These pages would load scripts from a third party's server.
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
@@ -98,7 +98,7 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
 
 
 def create_worker() -> FastAPI:
-    """Return the app of one of the processes of `terrine serve --workers`, which ends with it."""
+    """Return the app of a worker process of `terrine serve --workers`, which ends with it."""
     settings = Settings()
     logs.configure(settings.log_level)
     server = parent_process()
@@ -108,13 +108,13 @@ def create_worker() -> FastAPI:
 
 
 def _end_with(server: BaseProcess) -> None:
-    """Stop when the process that started this one is gone: nobody else would."""
+    """Stop when the process that started this one has ended: nothing else would stop it."""
     server.join()
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _warm_up(services: Services) -> None:
-    """Load every ensemble before the first request, and say which cannot be."""
+    """Load every ensemble before the first request, and log which cannot be loaded."""
     try:
         for record in services.ledger.ensembles():
             services.voters.check(record)

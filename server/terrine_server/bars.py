@@ -1,4 +1,4 @@
-"""Progress bars of long jobs, for the commands and the demo."""
+"""Progress bars for the long jobs of the commands and the demo."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 @contextmanager
 def teachers_bar(console: Console, teachers: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar with the time left; yields what `train_ensemble` takes as `on_trained`."""
+    """A progress bar with the time left; yields `on_trained` for `train_ensemble`."""
     bar = _bar(console, "Training teachers", MofNCompleteColumn())
     task = bar.add_task("", total=teachers)
 
@@ -27,7 +27,7 @@ def teachers_bar(console: Console, teachers: int) -> Iterator[Callable[[int], No
 
 @contextmanager
 def steps_bar(console: Console) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar for training a student; it disappears when a training is done."""
+    """A progress bar for training a student; it disappears when training is done."""
     with _bar(console, "Training the student", transient=True) as bar:
         task = bar.add_task("", visible=False)
         yield lambda done, steps: bar.update(
@@ -37,7 +37,7 @@ def steps_bar(console: Console) -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def comparison_bar(console: Console, steps: int) -> Iterator[Callable[[], None]]:
-    """A progress bar over all steps of several trainings; yields what counts one step."""
+    """A progress bar over all steps of several trainings; yields a callback for each step."""
     with _bar(console, "Training for comparison", transient=True) as bar:
         task = bar.add_task("", total=steps)
         yield lambda: bar.advance(task)
@@ -45,7 +45,7 @@ def comparison_bar(console: Console, steps: int) -> Iterator[Callable[[], None]]
 
 @contextmanager
 def entries_bar(console: Console, name: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar over a ledger's entries, on a terminal only; yields what sets done, total."""
+    """A progress bar over a ledger's entries, on terminals only; yields its callback."""
     shown = console.is_terminal
     with _bar(console, name, MofNCompleteColumn(), transient=True, disable=not shown) as bar:
         task = bar.add_task(name, total=None)

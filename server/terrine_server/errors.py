@@ -1,22 +1,22 @@
-"""Everything that the server refuses, as one tree.
+"""Every error that the server reports, as one tree.
 
     TerrineError
-    ├── InvalidQuery            inputs are not what the ensemble takes
-    ├── InvalidTerms            a project or cap that cannot be proved or makes no sense
+    ├── InvalidQuery            inputs do not match the ensemble
+    ├── InvalidTerms            terms of a project or cap that cannot be proved or make no sense
     ├── UnsupportedMediaType
     ├── PayloadTooLarge
     ├── Unauthorized            no valid token
     ├── Forbidden               a valid token that may not do that
     ├── NotFound
     ├── Conflict                a name is taken, a status cannot change that way
-    │   └── Overtaken           a query was paid by another request; it is voted on again
-    ├── IdempotencyConflict     a key used again for another request
+    │   └── Overtaken           another request paid for a query first; it is voted on again
+    ├── IdempotencyConflict     a key was used again for another request
     ├── CapExceeded             the ensemble's cap does not allow this budget
     ├── BudgetExhausted         no new query fits
     ├── ProjectPaused
     ├── ProjectClosed
     ├── RateLimited
-    ├── Overloaded              too much waits already
+    ├── Overloaded              too many requests are waiting
     ├── EnsembleUnavailable     files missing, altered, or not those registered
     └── DatabaseUnavailable     without a durable charge there is no answer
         ├── SchemaMismatch      the database is not at this version's schema
@@ -26,14 +26,14 @@ Each class names one entry of `terrine_protocol.PROBLEMS`; the API turns any of 
 RFC 9457 problem in one place, and the command line into one line on stderr.
 """
 
-# ruff: noqa: N818 - named after what the reader sees, as the problem types are
+# ruff: noqa: N818 - named after the problem types, without the suffix Error
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
 
 class TerrineError(Exception):
-    """A refusal that its reader can act on.
+    """An error that its reader can act on.
 
     `detail` says what is wrong, what was expected and what to do; `extras` are further public
     members of the problem document. Neither ever holds anything computed from votes.
@@ -48,7 +48,7 @@ class TerrineError(Exception):
 
 
 class InvalidQuery(TerrineError):
-    """The inputs, probabilities or idempotency key are not what the ensemble takes."""
+    """The inputs, probabilities or idempotency key do not match what is expected."""
 
     problem = "invalid-query"
 
@@ -60,7 +60,7 @@ class InvalidTerms(TerrineError):
 
 
 class UnsupportedMediaType(TerrineError):
-    """The content type is not one of those offered."""
+    """The content type is not supported."""
 
     problem = "unsupported-media-type"
 
@@ -100,7 +100,7 @@ class Overtaken(Conflict):
 
 
 class IdempotencyConflict(TerrineError):
-    """The same Idempotency-Key came before with a different body."""
+    """The same Idempotency-Key was used before with a different body."""
 
     problem = "idempotency-conflict"
 
@@ -136,7 +136,7 @@ class RateLimited(TerrineError):
 
 
 class Overloaded(TerrineError):
-    """Too many requests wait already; nothing was looked at."""
+    """Too many requests are waiting; nothing was looked at."""
 
     problem = "overloaded"
 
@@ -150,7 +150,7 @@ class EnsembleUnavailable(TerrineError):
 class DatabaseUnavailable(TerrineError):
     """The ledger cannot be reached, or cannot be trusted.
 
-    `detail` is for anyone; `str(error)` adds the database's own words for whoever runs the server.
+    `detail` is public; `str(error)` adds the database's own message, for the server's operator.
     """
 
     problem = "database-unavailable"
@@ -168,4 +168,4 @@ class SchemaMismatch(DatabaseUnavailable):
 
 
 class BrokenBooks(DatabaseUnavailable):
-    """A balance, number or hash does not match its charges; nothing more is answered."""
+    """A balance, number or hash does not match its charges; no more queries are answered."""

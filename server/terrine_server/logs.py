@@ -1,7 +1,7 @@
-"""One JSON object a line on stderr. No inputs, votes, labels or tokens ever reach it.
+"""The log: one JSON object per line on stderr. It never contains inputs, votes, labels or tokens.
 
-Every line has the event, level, time and process; a line that belongs to a request has its id. An
-exception is its type and where it was raised: its text may quote values.
+Every line has the event, level, time and process; a line about a request has its id. An exception
+is logged as its type and where it was raised, without its text, which may quote values.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from types import TracebackType
 import structlog
 
 FRAMES = 12
-"""Innermost frames of a traceback that are named."""
+"""Number of innermost frames of a traceback that are logged."""
 
 
 def configure(level: str) -> None:
-    """Send our log and everyone else's, warnings included, through the same JSON renderer."""
+    """Send our log and that of every library, warnings included, through one JSON renderer."""
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -51,13 +51,13 @@ def configure(level: str) -> None:
 
 
 def frames(trace: TracebackType | None) -> list[str]:
-    """Return where a traceback leads, without the values that its text could quote."""
+    """Return the places in a traceback, without the values that its text may quote."""
     found = traceback.extract_tb(trace)[-FRAMES:]
     return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in found]
 
 
 def _process(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """Name the process: the workers of one server share its stderr."""
+    """Add the process id: the workers of one server share its stderr."""
     event["pid"] = os.getpid()
     return event
 

@@ -1,8 +1,8 @@
-"""What Prometheus is told: how many requests, how long, and what became of them.
+"""Prometheus metrics: how many requests, how long they took, and their outcomes.
 
-Everything here is public to whoever asked: routes, durations, outcomes and refusals as they were
-told. A stage's duration is a part of the response time and depends on what that depends on, which
-is how many queries came and never how they were voted on; no vote count, margin or label is near.
+Whoever sent a request knows all of this already: its route, duration, outcomes and refusals. A
+stage's duration is a part of the response time and depends on the same things: on the number of
+queries, never on their votes. No vote count, margin or label is used here.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 Stage = Literal["decode", "replay", "vote", "release", "charge"]
-"""Of a label: reading the body; looking for earlier answers; teachers voting; noise and outcome;
-paying."""
+"""Stages of `POST /label`: reading the body; looking up earlier answers; teachers voting; noise and
+outcome; charging."""
 SHARED_DIR = "PROMETHEUS_MULTIPROC_DIR"
-"""Environment variable: the directory through which the workers of one server add up."""
+"""Environment variable: the directory in which the workers of one server share their metrics."""
 disable_created_metrics()  # type: ignore[no-untyped-call]
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
@@ -53,14 +53,14 @@ class Metrics:
         )
         self.stages = Histogram(
             "terrine_stage_seconds",
-            "Duration of the stages of POST /label, by stage, those that failed included.",
+            "Duration of the stages of POST /label, by stage, failed ones included.",
             ["stage"],
             registry=registry,
             buckets=_SECONDS,
         )
         self.queries = Counter(
             "terrine_queries_total",
-            "Queries by the outcome that was told; those answered from the record are replayed.",
+            "Queries by the outcome returned; those answered from the record are replayed.",
             ["outcome", "replayed"],
             registry=registry,
         )
@@ -85,7 +85,7 @@ class Metrics:
 
     @contextmanager
     def stage(self, stage: Stage) -> Iterator[None]:
-        """Time one stage of a label."""
+        """Time one stage of a label request."""
         started = time.perf_counter()
         try:
             yield

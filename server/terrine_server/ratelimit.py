@@ -1,4 +1,4 @@
-"""How often someone may ask: an allowance that refills evenly, in bounded memory."""
+"""Rate limits: an allowance per key that refills evenly, in bounded memory."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from threading import Lock
 from terrine_server.errors import RateLimited
 
 MAX_KEYS = 10_000
-"""Holders remembered at a time; the one longest unseen is forgotten, that is, starts afresh."""
+"""Maximum keys in memory; the least recently used is dropped and later starts afresh."""
 
 
 class RateLimit:
-    """A token bucket for each key: bursts of `per_minute`, and `per_minute` a minute from then on.
+    """A token bucket for each key: bursts of `per_minute`, refilled at `per_minute` a minute.
 
-    It counts within one process. Replicas each have their own.
+    It counts within one process; each replica has its own.
     """
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:

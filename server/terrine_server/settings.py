@@ -1,4 +1,4 @@
-"""The server's settings: environment variables `TERRINE_*`, every default safe.
+"""The server's settings: environment variables `TERRINE_*`. Every default is safe.
 
 Secrets come from files, never from variables, so that they stay out of process listings and
 container inspection.
@@ -18,7 +18,7 @@ MAY_BE_EMPTY = {"TERRINE_FORWARDED_ALLOW_IPS"}
 
 
 class Settings(BaseSettings):
-    """Where things are, and how much of everything is allowed."""
+    """Paths, addresses and limits."""
 
     model_config = SettingsConfigDict(env_prefix="TERRINE_", frozen=True, extra="forbid")
 
@@ -33,12 +33,12 @@ class Settings(BaseSettings):
         ),
     ] = None
     database_password_file: Annotated[
-        Path | None, Field(description="File that holds the database password.")
+        Path | None, Field(description="File that contains the database password.")
     ] = None
     secret_key_file: Annotated[
         Path | None,
         Field(
-            description="File that holds the key of the token hashes. "
+            description="File that contains the key of the token hashes. "
             "Default: `secret.key` in the data directory."
         ),
     ] = None
@@ -48,38 +48,41 @@ class Settings(BaseSettings):
         str,
         Field(
             description="Proxies (comma-separated addresses) whose X-Forwarded-* headers are "
-            "believed. Empty: none."
+            "trusted. Empty: none."
         ),
     ] = ""
     device: Annotated[
         str | None,
-        Field(description="Torch device that votes, such as `cpu` or `cuda`. Default: the best."),
+        Field(
+            description="Torch device for voting, such as `cpu` or `cuda`. "
+            "Default: the best available."
+        ),
     ] = None
-    max_batch: Annotated[int, Field(ge=1, description="Most queries in one request.")] = 4096
+    max_batch: Annotated[int, Field(ge=1, description="Maximum queries in one request.")] = 4096
     max_waiting: Annotated[
         int,
-        Field(ge=1, description="Most queries of one project that wait; further ones get a 503."),
+        Field(ge=1, description="Maximum queries of one project that wait; others get a 503."),
     ] = 16384
     max_body_bytes: Annotated[
         int,
-        Field(ge=1024, description="Most bytes in one request body, packed and unpacked."),
+        Field(ge=1024, description="Maximum bytes in a request body, compressed and decompressed."),
     ] = 64 * 1024 * 1024
     max_held_bytes: Annotated[
         int,
         Field(
             ge=1024,
-            description="Most bytes of request bodies held at a time; what goes beyond gets a 503, "
-            "unless it is alone.",
+            description="Maximum bytes of all request bodies held at a time; a request beyond it "
+            "gets a 503, unless it is alone.",
         ),
     ] = 512 * 1024 * 1024
     requests_per_minute: Annotated[
-        int, Field(ge=1, description="Most requests of one token in a minute.")
+        int, Field(ge=1, description="Maximum requests of one token in a minute.")
     ] = 600
     failed_logins_per_minute: Annotated[
-        int, Field(ge=1, description="Most failed authentications of one address in a minute.")
+        int, Field(ge=1, description="Maximum failed authentications of one address in a minute.")
     ] = 30
     max_connections: Annotated[
-        int, Field(ge=1, description="Most connections served at a time; further ones get a 503.")
+        int, Field(ge=1, description="Maximum connections served at a time; others get a 503.")
     ] = 128
     keep_alive_seconds: Annotated[
         int,
@@ -90,19 +93,19 @@ class Settings(BaseSettings):
         ),
     ] = 15
     body_seconds: Annotated[
-        int, Field(ge=1, description="How long the body of a request may take to arrive whole.")
+        int, Field(ge=1, description="How long the body of a request may take to arrive.")
     ] = 60
     shutdown_seconds: Annotated[
         int, Field(ge=1, description="How long running requests may take to finish at shutdown.")
     ] = 30
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], Field(description="Least severity logged.")
+        Literal["debug", "info", "warning", "error"], Field(description="Lowest severity logged.")
     ] = "info"
 
     @model_validator(mode="before")
     @classmethod
     def _no_setting_is_misspelt_or_empty(cls, given: Any) -> Any:
-        """A misspelt limit, or a variable that was not filled in, must not turn into a default."""
+        """A misspelt or an empty variable must not turn into a default."""
         names = {f"TERRINE_{field.upper()}" for field in cls.model_fields}
         for name in os.environ:
             close = get_close_matches(name, names, n=1, cutoff=0.9)
@@ -114,7 +117,7 @@ class Settings(BaseSettings):
 
     @property
     def ensembles_dir(self) -> Path:
-        """Where ensembles live, one directory each."""
+        """The directory of the ensembles, one subdirectory each."""
         return self.data_dir / "ensembles"
 
     @property
@@ -124,7 +127,7 @@ class Settings(BaseSettings):
 
     @property
     def secret_key_path(self) -> Path:
-        """The file that holds the key of the token hashes."""
+        """The file that contains the key of the token hashes."""
         return self.secret_key_file or self.data_dir / "secret.key"
 
     def database_password(self) -> str | None:

@@ -1,4 +1,4 @@
-"""A faulty server, and retries that do not dawdle."""
+"""A faulty server, and retries without waits."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def faulty() -> Iterator[FaultyServer]:
 
 @pytest.fixture
 def no_backoff() -> Iterator[None]:
-    """Retry as often as in production, without the waits between."""
+    """Retry as often as in production, without the waits in between."""
     with stamina.set_testing(True, attempts=100, cap=True):
         yield

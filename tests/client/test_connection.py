@@ -1,4 +1,4 @@
-"""Where a token may go, and where it may not be read."""
+"""Where a token may be sent, and where it must not appear."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TOKEN = "terrine_id_verysecret"
         "http://[::1]:8000",
     ],
 )
-def test_tokens_travel_over_https_or_within_the_machine(url: str) -> None:
+def test_tokens_are_sent_over_https_or_within_the_machine(url: str) -> None:
     Client(url, TOKEN).close()
 
 
@@ -85,7 +85,7 @@ def test_a_url_that_cannot_be_a_server_is_refused(url: str) -> None:
 
 
 @pytest.mark.parametrize("token", ["", "  ", "two words", "line\nbreak", "schlüssel", "a\x00b"])
-def test_a_token_that_no_header_can_carry_is_refused_unprinted(token: str) -> None:
+def test_a_token_that_no_header_can_carry_is_refused_and_not_printed(token: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         Client("https://labels.example.org", token)
     assert not token.strip() or token not in "".join(traceback.format_exception(caught.value))
@@ -107,7 +107,7 @@ def test_the_token_may_come_from_the_environment(
     "options",
     [{"timeout": 0}, {"retries": -1}, {"batch_size": 0}, {"transport": "pickle"}],
 )
-def test_senseless_options_are_refused(options: dict[str, object]) -> None:
+def test_invalid_options_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError, match=r"Expected|transport"):
         Client("https://labels.example.org", TOKEN, **options)  # type: ignore[arg-type]
 
@@ -140,7 +140,7 @@ def test_a_path_prefix_is_kept(faulty: FaultyServer) -> None:
 
 
 @pytest.mark.parametrize("slug", list(PROBLEMS))
-def test_every_problem_has_an_error_of_its_own(faulty: FaultyServer, slug: str) -> None:
+def test_every_problem_has_its_own_error_class(faulty: FaultyServer, slug: str) -> None:
     status = PROBLEMS[slug].status
     faulty.faults.append(replies(*problem(status, slug, limit=7)))
     with Client(faulty.url, TOKEN, retries=0) as client, pytest.raises(ProblemError) as caught:
@@ -154,7 +154,7 @@ def test_every_problem_has_an_error_of_its_own(faulty: FaultyServer, slug: str) 
     assert str(error) == "A title: What is wrong and what to do."
 
 
-def test_the_error_tree_is_drawn_whole() -> None:
+def test_the_drawn_error_tree_is_complete() -> None:
     def names(kind: type[TerrineError]) -> set[str]:
         return {kind.__name__}.union(*map(names, kind.__subclasses__()))
 
@@ -170,13 +170,13 @@ def test_a_malformed_request_names_each_field(faulty: FaultyServer) -> None:
     assert str(caught.value).splitlines()[1:] == ["  delta: too large"]
 
 
-def test_a_defect_names_the_request_that_finds_it_in_the_log(faulty: FaultyServer) -> None:
+def test_an_internal_error_names_the_request_id_for_the_log(faulty: FaultyServer) -> None:
     faulty.faults.append(replies(*problem(500, "internal", request_id="r-17")))
     with Client(faulty.url, TOKEN) as client, pytest.raises(ProblemError, match="request id r-17"):
         client.budget()
 
 
-def test_errors_survive_being_sent_between_processes() -> None:
+def test_errors_can_be_pickled() -> None:
     details = Problem(type="/problems/rate-limited", title="T", status=429, detail="D")
     error = pickle.loads(pickle.dumps(problem_error(details, 3.0)))
     assert (type(error), error.retry_after, error.problem) == (RateLimited, 3.0, details)
@@ -184,7 +184,7 @@ def test_errors_survive_being_sent_between_processes() -> None:
     assert str(unexpected) == "Unexpected reply (HTTP 502 Bad Gateway): why"
 
 
-def test_a_newer_server_may_say_more(faulty: FaultyServer) -> None:
+def test_a_newer_server_may_send_more_fields(faulty: FaultyServer) -> None:
     body = faulty.budget() | {"mood": "excellent", "rule": {"name": "gdp", "strict": True}}
     faulty.faults.append(replies(200, body))
     with Client(faulty.url, TOKEN) as client:
@@ -246,14 +246,14 @@ def test_a_name_cannot_lead_out_of_its_path(faulty: FaultyServer) -> None:
     assert faulty.seen[0].path == "/ledger/..%2Ftokens%3Fx%3D1%23/verify"
 
 
-def test_a_closed_client_hangs_up(faulty: FaultyServer) -> None:
+def test_a_closed_client_sends_nothing(faulty: FaultyServer) -> None:
     client = Client(faulty.url, TOKEN)
     client.close()
     with pytest.raises(RuntimeError, match="closed"):
         client.budget()
 
 
-def test_both_clients_offer_the_same_calls() -> None:
+def test_both_clients_have_the_same_methods() -> None:
     def public(kind: type) -> set[str]:
         return {name for name in dir(kind) if not name.startswith("_")}
 
@@ -267,7 +267,7 @@ def test_importing_the_client_needs_no_heavy_package() -> None:
     assert found.stdout.strip() == "[]"
 
 
-async def test_the_async_client_fails_alike_when_no_one_answers() -> None:
+async def test_the_async_client_fails_in_the_same_way_without_a_server() -> None:
     async with AsyncClient("http://127.0.0.1:9", TOKEN, retries=0) as client:
         with pytest.raises(ConnectionFailed):
             await client.budget()

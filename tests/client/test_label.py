@@ -22,7 +22,7 @@ TOKEN = "terrine_id_secret"
 
 
 def images(count: int, first: int = 1) -> np.ndarray:
-    """[count, 2, 2], each with a first pixel of its own."""
+    """[count, 2, 2], each with a different first pixel."""
     return np.arange(first, first + count, dtype=np.int64).repeat(4).reshape(count, 2, 2)
 
 
@@ -60,7 +60,7 @@ def test_every_value_arrives(
         np.testing.assert_array_equal(arrived["probabilities"], probabilities)
 
 
-def test_lists_and_anything_like_an_array_will_do(faulty: FaultyServer) -> None:
+def test_lists_are_accepted_as_arrays(faulty: FaultyServer) -> None:
     with Client(faulty.url, TOKEN) as client:
         assert client.label([[4, 1], [5, 1]]).labels.tolist() == [4, 5]
 
@@ -84,7 +84,7 @@ def test_labels_are_arrays_in_the_order_of_the_inputs(faulty: FaultyServer) -> N
     assert repr(labels) == "<Labels of 4 inputs: 3 answered, 1 abstained>"
 
 
-def test_a_large_array_goes_out_in_batches_under_keys_of_their_own(faulty: FaultyServer) -> None:
+def test_a_large_array_is_sent_in_batches_each_with_its_own_key(faulty: FaultyServer) -> None:
     with Client(faulty.url, TOKEN, batch_size=100) as client:
         labels = client.label(images(250), idempotency_key="round-1")
     assert labels.labels.tolist() == list(range(1, 251))
@@ -96,7 +96,7 @@ def test_a_large_array_goes_out_in_batches_under_keys_of_their_own(faulty: Fault
     ]
 
 
-def test_without_a_key_every_question_gets_a_fresh_one(faulty: FaultyServer) -> None:
+def test_without_a_key_every_call_gets_a_new_one(faulty: FaultyServer) -> None:
     with Client(faulty.url, TOKEN) as client:
         client.label(images(1))
         client.label(images(1))
@@ -128,7 +128,7 @@ def test_one_input_that_is_too_large_is_an_error(faulty: FaultyServer) -> None:
     assert [len(seen.arrays["inputs"]) for seen in faulty.seen] == [8, 4, 2, 1]
 
 
-def test_when_the_budget_ends_the_rest_is_refused_and_not_asked(faulty: FaultyServer) -> None:
+def test_when_the_budget_is_spent_the_rest_is_refused_and_not_sent(faulty: FaultyServer) -> None:
     faulty.capacity = 15
     with Client(faulty.url, TOKEN, batch_size=10) as client:
         labels = client.label(images(1000))
@@ -145,7 +145,7 @@ def test_when_the_budget_ends_the_rest_is_refused_and_not_asked(faulty: FaultySe
     assert len(faulty.seen) == 2
 
 
-def test_what_was_paid_for_earlier_is_found_behind_the_end_of_the_budget(
+def test_answers_paid_for_earlier_are_returned_after_the_budget_is_spent(
     faulty: FaultyServer,
 ) -> None:
     faulty.capacity = 4
@@ -158,7 +158,7 @@ def test_what_was_paid_for_earlier_is_found_behind_the_end_of_the_budget(
     assert len(faulty.seen) == 1 + 9
 
 
-def test_a_spent_budget_repeats_earlier_answers_wherever_they_stand(faulty: FaultyServer) -> None:
+def test_a_spent_budget_repeats_earlier_answers_wherever_they_are(faulty: FaultyServer) -> None:
     faulty.capacity = 2
     with Client(faulty.url, TOKEN, batch_size=10) as client:
         client.label(images(100)[[55, 83]])
@@ -176,11 +176,11 @@ def test_a_budget_that_answers_nothing_is_an_error(faulty: FaultyServer) -> None
 
 
 @pytest.mark.parametrize(
-    ("x", "says"),
+    ("x", "message"),
     [
         (np.zeros((0, 2)), "at least one"),
-        (np.zeros(3), "one row an input"),
-        (7, "one row an input"),
+        (np.zeros(3), "one row per input"),
+        (7, "one row per input"),
         (np.array([["a", "b"]]), "expected integers or floats"),
         (np.array([[None, 1]]), "expected integers or floats"),
         (np.array([[True, False]]), "expected integers or floats"),
@@ -189,17 +189,17 @@ def test_a_budget_that_answers_nothing_is_an_error(faulty: FaultyServer) -> None
         (np.array([[np.inf, 1]]), "NaN or infinity"),
     ],
 )
-def test_what_is_no_batch_of_numbers_is_not_sent(
-    faulty: FaultyServer, x: object, says: str
+def test_what_is_not_a_batch_of_numbers_is_not_sent(
+    faulty: FaultyServer, x: object, message: str
 ) -> None:
-    ask: Any = Client(faulty.url, TOKEN).label
-    with pytest.raises(ValueError, match=says):
-        ask(x)
+    label: Any = Client(faulty.url, TOKEN).label
+    with pytest.raises(ValueError, match=message):
+        label(x)
     assert not faulty.seen
 
 
 @pytest.mark.parametrize("probabilities", [np.ones(2), np.ones((3, 2)), np.ones((2, 2, 2))])
-def test_probabilities_have_one_row_an_input(
+def test_probabilities_have_one_row_per_input(
     faulty: FaultyServer, probabilities: np.ndarray
 ) -> None:
     with (
@@ -217,7 +217,7 @@ def test_a_key_that_no_header_can_carry_is_refused(faulty: FaultyServer, key: st
     assert not faulty.seen
 
 
-def test_progress_is_drawn_on_standard_error_and_leaves_output_alone(
+def test_progress_is_drawn_on_standard_error_and_not_on_standard_output(
     faulty: FaultyServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     faulty.capacity = 20
@@ -237,7 +237,7 @@ def test_without_progress_nothing_is_printed(
     assert capsys.readouterr() == ("", "")
 
 
-async def test_async_calls_share_a_client_and_do_not_mix_their_answers(
+async def test_async_calls_share_a_client_without_mixing_their_answers(
     faulty: FaultyServer,
 ) -> None:
     async with AsyncClient(faulty.url, TOKEN, batch_size=5) as client:
@@ -249,7 +249,7 @@ async def test_async_calls_share_a_client_and_do_not_mix_their_answers(
     assert len(faulty.book) == 200
 
 
-async def test_an_async_call_that_is_cancelled_can_be_asked_again(faulty: FaultyServer) -> None:
+async def test_a_cancelled_async_call_can_be_repeated(faulty: FaultyServer) -> None:
     faulty.faults.append(replies(429, b"", Retry_After="60"))
     async with AsyncClient(faulty.url, TOKEN) as client:
         with pytest.raises(TimeoutError):

@@ -1,4 +1,4 @@
-"""The wire contract: what is said arrives as it was meant, and what was not meant is refused."""
+"""The wire contract: every model survives serialisation, and invalid documents are refused."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_every_model_survives_the_wire(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(EXAMPLES))
-def test_requests_are_closed_and_replies_may_grow(name: str) -> None:
+def test_requests_forbid_unknown_fields_and_replies_may_gain_some(name: str) -> None:
     kind, more = MODELS[name], EXAMPLES[name] | {"unheard_of": 1}
     if issubclass(kind, Reply):
         assert kind.model_validate(more) == kind.model_validate(EXAMPLES[name])
@@ -220,15 +220,13 @@ def test_requests_are_closed_and_replies_may_grow(name: str) -> None:
 
 @pytest.mark.parametrize("wrong", [True, "1"])
 @pytest.mark.parametrize("field", ["epsilon", "delta"])
-def test_a_budget_is_a_number_and_nothing_that_could_be_taken_for_one(
-    field: str, wrong: object
-) -> None:
+def test_a_budget_is_a_number_and_nothing_that_converts_to_one(field: str, wrong: object) -> None:
     with pytest.raises(ValidationError, match="valid number"):
         ProjectOpen.model_validate(EXAMPLES["ProjectOpen"] | {field: wrong})
 
 
 @pytest.mark.parametrize("spec", MECHANISMS, ids=lambda spec: spec["name"])
-def test_a_mechanisms_parameters_are_numbers_whole_ones_too(spec: dict[str, Any]) -> None:
+def test_parameters_of_a_mechanism_are_numbers_and_may_be_integers(spec: dict[str, Any]) -> None:
     adapter: TypeAdapter[MechanismSpec] = TypeAdapter(MechanismSpec)
     numbers = {name: value for name, value in spec.items() if isinstance(value, int | float)}
     for name in numbers:
@@ -247,7 +245,7 @@ def test_no_model_can_be_changed(name: str) -> None:
 
 
 @pytest.mark.parametrize("spec", MECHANISMS, ids=lambda spec: spec["name"])
-def test_a_mechanism_is_known_by_its_name(spec: dict[str, Any]) -> None:
+def test_a_mechanism_is_identified_by_its_name(spec: dict[str, Any]) -> None:
     adapter: TypeAdapter[MechanismSpec] = TypeAdapter(MechanismSpec)
     assert adapter.validate_python(spec).model_dump() == spec
 
@@ -271,7 +269,7 @@ def test_a_mechanism_is_known_by_its_name(spec: dict[str, Any]) -> None:
         {"sigma": 40},
     ],
 )
-def test_a_senseless_mechanism_is_refused(spec: dict[str, Any]) -> None:
+def test_an_invalid_mechanism_is_refused(spec: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         TypeAdapter(MechanismSpec).validate_python(spec)
 
@@ -294,13 +292,13 @@ def test_a_senseless_mechanism_is_refused(spec: dict[str, Any]) -> None:
         {"name": "study\n"},
     ],
 )
-def test_senseless_terms_are_refused(changed: dict[str, Any]) -> None:
+def test_invalid_terms_are_refused(changed: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         ProjectOpen.model_validate(EXAMPLES["ProjectOpen"] | changed)
 
 
 @pytest.mark.parametrize("given", [{"consensus": [{"agreement": 0.9}]}, {"publishing": PUBLISHING}])
-def test_what_is_published_goes_with_data_dependent_accounting(given: dict[str, Any]) -> None:
+def test_publishing_belongs_to_data_dependent_accounting(given: dict[str, Any]) -> None:
     plain = {
         k: v for k, v in EXAMPLES["ProjectOpen"].items() if k not in ("consensus", "publishing")
     }
@@ -314,14 +312,14 @@ def test_every_token_expires(days: float) -> None:
         TokenCreate(role=protocol.Role.AUDITOR, expires_in_days=days)
 
 
-def test_votes_have_no_field() -> None:
+def test_no_field_is_for_votes() -> None:
     fields = {field for model in MODELS.values() for field in model.model_fields}
     words = {word.removesuffix("s") for field in fields for word in field.split("_")}
     assert not words & {"vote", "count", "margin", "histogram", "tally"}
 
 
 @pytest.mark.parametrize(("slug", "kind"), list(PROBLEMS.items()), ids=list(PROBLEMS))
-def test_every_problem_is_an_error_status_and_explained(
+def test_every_problem_has_an_error_status_and_an_explanation(
     slug: str, kind: protocol.ProblemType
 ) -> None:
     assert slug == slug.lower().replace(" ", "-")
@@ -330,9 +328,9 @@ def test_every_problem_is_an_error_status_and_explained(
     assert kind.meaning.endswith(".")
 
 
-def test_a_problem_keeps_what_else_it_says() -> None:
-    said = {"type": "/problems/x", "title": "T", "status": 400, "detail": "D", "limit": 4096}
-    assert Problem.model_validate(said).model_dump(exclude_none=True) == said
+def test_a_problem_keeps_its_other_members() -> None:
+    document = {"type": "/problems/x", "title": "T", "status": 400, "detail": "D", "limit": 4096}
+    assert Problem.model_validate(document).model_dump(exclude_none=True) == document
 
 
 def test_outcomes_are_plain_words() -> None:

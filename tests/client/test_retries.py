@@ -1,4 +1,4 @@
-"""The network fails; answers that were paid for do not get lost, nor paid twice."""
+"""The network fails; paid answers are neither lost nor paid for twice."""
 
 from __future__ import annotations
 
@@ -38,27 +38,27 @@ from terrine_protocol import GNMaxSpec, ProjectOpen, Role, TokenCreate
 TOKEN = "terrine_id_secret"
 X = np.arange(1, 7, dtype=np.uint8).repeat(4).reshape(6, 2, 2)
 
-PASSING = {
+TEMPORARY = {
     "hangs up": hangs_up,
     "hangs up after charging": works_but_hangs_up,
     "cuts the reply off": cuts_off,
     "stalls": stalls,
-    "says 429": replies(*problem(429, "rate-limited"), Retry_After="0"),
-    "says 502 in HTML": replies(502, b"<h1>Bad gateway</h1>", Content_Type="text/html"),
-    "says 503": replies(*problem(503, "database-unavailable")),
-    "says 503 with Retry-After": replies(*problem(503, "database-unavailable"), Retry_After="0"),
-    "says 504": replies(504),
+    "replies 429": replies(*problem(429, "rate-limited"), Retry_After="0"),
+    "replies 502 in HTML": replies(502, b"<h1>Bad gateway</h1>", Content_Type="text/html"),
+    "replies 503": replies(*problem(503, "database-unavailable")),
+    "replies 503 with Retry-After": replies(*problem(503, "database-unavailable"), Retry_After="0"),
+    "replies 504": replies(504),
 }
 
 
 def patience(fault: Fault) -> float:
-    """Seconds: short where a time-out is what is tested, long enough for a busy machine else."""
+    """Seconds: short where a time-out is tested, otherwise long enough for a busy machine."""
     return 0.5 if fault is stalls else 20
 
 
-@pytest.mark.parametrize("fault", list(PASSING.values()), ids=list(PASSING))
+@pytest.mark.parametrize("fault", list(TEMPORARY.values()), ids=list(TEMPORARY))
 @pytest.mark.usefixtures("no_backoff")
-def test_a_passing_fault_is_retried_under_the_same_key(faulty: FaultyServer, fault: Fault) -> None:
+def test_a_temporary_fault_is_retried_with_the_same_key(faulty: FaultyServer, fault: Fault) -> None:
     faulty.faults.extend([fault, fault])
     with Client(faulty.url, TOKEN, timeout=patience(fault)) as client:
         labels = client.label(X)
@@ -69,9 +69,9 @@ def test_a_passing_fault_is_retried_under_the_same_key(faulty: FaultyServer, fau
     assert len(faulty.book) == 6
 
 
-@pytest.mark.parametrize("fault", list(PASSING.values()), ids=list(PASSING))
+@pytest.mark.parametrize("fault", list(TEMPORARY.values()), ids=list(TEMPORARY))
 @pytest.mark.usefixtures("no_backoff")
-async def test_the_async_client_retries_alike(faulty: FaultyServer, fault: Fault) -> None:
+async def test_the_async_client_retries_in_the_same_way(faulty: FaultyServer, fault: Fault) -> None:
     faulty.faults.extend([fault, fault])
     async with AsyncClient(faulty.url, TOKEN, timeout=patience(fault)) as client:
         labels = await client.label(X)
@@ -81,14 +81,14 @@ async def test_the_async_client_retries_alike(faulty: FaultyServer, fault: Fault
 
 
 @pytest.mark.usefixtures("no_backoff")
-def test_it_gives_up_after_the_retries_it_was_given(faulty: FaultyServer) -> None:
+def test_it_gives_up_after_the_given_number_of_retries(faulty: FaultyServer) -> None:
     faulty.faults.extend([replies(*problem(503, "database-unavailable"))] * 9)
     with Client(faulty.url, TOKEN, retries=3) as client, pytest.raises(DatabaseUnavailable):
         client.budget()
     assert len(faulty.seen) == 4
 
 
-def test_without_retries_it_asks_once(faulty: FaultyServer) -> None:
+def test_without_retries_it_sends_once(faulty: FaultyServer) -> None:
     faulty.faults.append(hangs_up)
     with Client(faulty.url, TOKEN, retries=0) as client:
         with pytest.raises(ConnectionFailed, match="No reply from http://127"):
@@ -164,7 +164,9 @@ def test_backoff_is_at_least_a_tenth_of_a_second(faulty: FaultyServer) -> None:
 
 @pytest.mark.parametrize("fault", [hangs_up, stalls, replies(503)], ids=["drop", "stall", "503"])
 @pytest.mark.usefixtures("no_backoff")
-def test_what_would_be_done_twice_is_not_sent_twice(faulty: FaultyServer, fault: Fault) -> None:
+def test_a_request_that_would_act_twice_is_not_sent_twice(
+    faulty: FaultyServer, fault: Fault
+) -> None:
     mechanism = GNMaxSpec(name="gnmax", sigma=40)
     terms = ProjectOpen(name="p", ensemble="e", mechanism=mechanism, epsilon=1, delta=1e-5)
     with Client(faulty.url, TOKEN, timeout=0.2) as client:
@@ -180,7 +182,7 @@ def test_what_would_be_done_twice_is_not_sent_twice(faulty: FaultyServer, fault:
 
 
 @pytest.mark.usefixtures("no_backoff")
-def test_a_failure_half_way_hands_over_what_was_paid_for(faulty: FaultyServer) -> None:
+def test_a_failure_half_way_carries_the_paid_answers(faulty: FaultyServer) -> None:
     faulty.faults.extend([works, works, hangs_up, hangs_up])
     with Client(faulty.url, TOKEN, batch_size=2, retries=1) as client:
         with pytest.raises(ConnectionFailed) as caught:
@@ -196,7 +198,7 @@ def test_a_failure_half_way_hands_over_what_was_paid_for(faulty: FaultyServer) -
     assert again.replayed.tolist() == [True] * 4 + [False] * 2
 
 
-def test_a_failure_before_the_first_answer_has_nothing_to_hand_over(faulty: FaultyServer) -> None:
+def test_a_failure_before_the_first_answer_carries_none(faulty: FaultyServer) -> None:
     faulty.faults.append(replies(*problem(403, "project-paused")))
     with Client(faulty.url, TOKEN) as client, pytest.raises(ProjectPaused) as caught:
         client.label(X)
@@ -204,27 +206,27 @@ def test_a_failure_before_the_first_answer_has_nothing_to_hand_over(faulty: Faul
 
 
 NOT_TERRINE = {
-    "a page": (replies(200, b"<html>Welcome</html>"), "can read"),
-    "another API": (replies(200, {"hello": "world"}), "can read"),
-    "cut-off JSON": (replies(200, b'{"project": "st'), "can read"),
-    "bytes that are no text": (replies(404, b"\xff\xfe\x00"), "is this Terrine's URL"),
-    "an unheard-of status": (replies(599, b"?"), "HTTP 599"),
+    "a page": (replies(200, b"<html>Welcome</html>"), "cannot read"),
+    "another API": (replies(200, {"hello": "world"}), "cannot read"),
+    "cut-off JSON": (replies(200, b'{"project": "st'), "cannot read"),
+    "bytes that are not text": (replies(404, b"\xff\xfe\x00"), "is this Terrine's URL"),
+    "an unknown status": (replies(599, b"?"), "HTTP 599"),
     "a redirect": (replies(307, Location="https://other.example/budget"), "other.example/budget"),
     "broken gzip": (replies(200, b"no gzip", Content_Encoding="gzip"), "cannot be decoded"),
 }
 
 
-@pytest.mark.parametrize(("fault", "says"), list(NOT_TERRINE.values()), ids=list(NOT_TERRINE))
-def test_a_reply_that_is_not_terrines_is_said_to_be_so(
-    faulty: FaultyServer, fault: Fault, says: str
+@pytest.mark.parametrize(("fault", "message"), list(NOT_TERRINE.values()), ids=list(NOT_TERRINE))
+def test_a_reply_that_is_not_terrines_is_reported_as_such(
+    faulty: FaultyServer, fault: Fault, message: str
 ) -> None:
     faulty.faults.append(fault)
-    with Client(faulty.url, TOKEN) as client, pytest.raises(UnexpectedReply, match=says):
+    with Client(faulty.url, TOKEN) as client, pytest.raises(UnexpectedReply, match=message):
         client.budget()
     assert len(faulty.seen) == 1
 
 
-def test_too_few_results_are_not_taken_for_answers(faulty: FaultyServer) -> None:
+def test_too_few_results_are_an_unexpected_reply(faulty: FaultyServer) -> None:
     short = {"results": [{"outcome": "answered", "label": 1}], "budget": faulty.budget()}
     faulty.faults.append(replies(200, short))
     with (

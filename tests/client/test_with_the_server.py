@@ -46,7 +46,7 @@ def terms(**changed: object) -> ProjectOpen:
     return ProjectOpen.model_validate(usual | changed)
 
 
-def test_a_student_gets_labels_and_gets_them_again_for_nothing(
+def test_a_student_gets_labels_and_gets_them_again_for_free(
     terrine_server: RunningServer,
 ) -> None:
     terrine_server.open_project(mechanism={"name": "gnmax", "sigma": 4.0}, epsilon=20)
@@ -70,7 +70,7 @@ def test_a_student_gets_labels_and_gets_them_again_for_nothing(
         assert again.budget.spent == before.cost
 
 
-def test_every_encoding_asks_the_same_question(terrine_server: RunningServer) -> None:
+def test_every_encoding_sends_the_same_query(terrine_server: RunningServer) -> None:
     terrine_server.open_project()
     x = terrine_server.ensemble.public[:6]
     token = terrine_server.token()
@@ -123,7 +123,7 @@ def test_an_abstention_is_paid_for_and_has_no_label(terrine_server: RunningServe
     assert labels.counts[Outcome.ANSWERED] == labels.answered.sum() == 40 - abstained.sum()
 
 
-def test_the_budget_ends_where_the_estimate_said(terrine_server: RunningServer) -> None:
+def test_the_budget_lasts_as_long_as_the_estimate_says(terrine_server: RunningServer) -> None:
     terrine_server.open_project(epsilon=2)
     x = terrine_server.ensemble.public[:300]
     with Client(terrine_server.url, terrine_server.token(), batch_size=16) as client:
@@ -143,7 +143,7 @@ def test_the_budget_ends_where_the_estimate_said(terrine_server: RunningServer) 
         assert client.budget().charges == room
 
 
-def test_a_batch_beyond_the_servers_limit_is_split(terrine_server: RunningServer) -> None:
+def test_a_batch_over_the_servers_limit_is_split(terrine_server: RunningServer) -> None:
     terrine_server.open_project(epsilon=20)
     x = np.tile(terrine_server.ensemble.public[:20], (250, 1, 1))
     with Client(terrine_server.url, terrine_server.token(), batch_size=5000) as client:
@@ -153,7 +153,7 @@ def test_a_batch_beyond_the_servers_limit_is_split(terrine_server: RunningServer
     assert labels.budget.charges == 20
 
 
-def test_what_a_student_may_not_do_is_a_typed_error(terrine_server: RunningServer) -> None:
+def test_what_a_student_may_not_do_raises_a_typed_error(terrine_server: RunningServer) -> None:
     terrine_server.open_project()
     x = terrine_server.ensemble.public[:3]
     url, token = terrine_server.url, terrine_server.token()
@@ -255,7 +255,7 @@ async def test_all_tokens_are_listed_however_many_pages_they_take(
         assert await client.tokens() == listed
 
 
-async def test_async_students_who_ask_the_same_at_once_pay_once(
+async def test_async_students_who_send_the_same_inputs_at_once_pay_once(
     terrine_server: RunningServer,
 ) -> None:
     terrine_server.open_project(epsilon=20)

@@ -28,7 +28,7 @@ TERRINE = [sys.executable, "-m", "terrine_server"]
 
 def start(*arguments: str | Path, cwd: Path) -> subprocess.Popen[str]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TERRINE_")}
-    # What an owner has set for a real server must not be touched by the demo.
+    # The demo must not touch what an owner has set for a real server.
     environment["TERRINE_DATABASE_URL"] = f"sqlite:///{cwd / 'precious.sqlite'}"
     return subprocess.Popen(
         [*TERRINE, *map(str, arguments)],
@@ -60,7 +60,7 @@ def wait_for(condition: Callable[[], bool], seconds: float) -> None:
 
 
 @pytest.mark.slow
-def test_the_quick_demo_tells_the_whole_story(tmp_path: Path) -> None:
+def test_the_quick_demo_runs_every_step(tmp_path: Path) -> None:
     demo = start("demo", "--quick", "--out", "made", cwd=tmp_path)
     out, err = demo.communicate(timeout=280)
     assert demo.returncode == 0, err
@@ -73,14 +73,14 @@ def test_the_quick_demo_tells_the_whole_story(tmp_path: Path) -> None:
     assert figures["labels_right"] > 0.9
     assert figures["ledger_whole"]
     assert figures["answered"] + figures["abstained"] == figures["asked"]
-    for said in (
+    for expected in (
         "because --quick was given",
         "refused. The privacy budget is spent",
         "the same answers, free",
-        "whole",
+        "intact",
         "demo.json",
     ):
-        assert said in " ".join(out.split()), out
+        assert expected in " ".join(out.split()), out
     assert (made / "student" / "accuracy.png").read_bytes().startswith(b"\x89PNG")
     assert not (tmp_path / "precious.sqlite").exists()
     assert "terrine_" not in (made / "server.log").read_text().replace("terrine_server", "")
@@ -114,7 +114,7 @@ def test_an_interrupted_demo_leaves_no_process_behind(tmp_path: Path, stop: sign
     assert (tmp_path / "terrine-demo").is_dir()
 
 
-def test_what_an_earlier_run_made_is_not_touched(terrine: Terrine, tmp_path: Path) -> None:
+def test_files_of_an_earlier_run_are_not_touched(terrine: Terrine, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "notes").write_text("keep")
@@ -123,7 +123,7 @@ def test_what_an_earlier_run_made_is_not_touched(terrine: Terrine, tmp_path: Pat
     assert [path.name for path in mine.iterdir()] == ["notes"]
 
 
-def test_data_that_is_not_there_is_not_replaced_by_other_data(
+def test_missing_data_is_not_replaced_by_other_data(
     terrine: Terrine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -131,7 +131,7 @@ def test_data_that_is_not_there_is_not_replaced_by_other_data(
     assert not (tmp_path / "terrine-demo").exists()
 
 
-def test_without_mnist_the_digits_step_in_and_it_is_said_why(
+def test_without_mnist_the_digits_are_used_and_the_reason_is_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -158,7 +158,7 @@ def test_mnist_is_split_into_private_public_and_held_out(tmp_path: Path) -> None
         mnist(tmp_path, "as a test")
 
 
-def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
+def test_a_server_that_cannot_start_reports_why(tmp_path: Path) -> None:
     with (
         pytest.raises(ServerError, match=r"(?s)ended with code 1.*terrine init"),
         running_server(tmp_path / "absent", tmp_path / "log"),
@@ -166,7 +166,7 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
         pass
 
 
-def test_a_server_stops_when_its_story_is_over(tmp_path: Path) -> None:
+def test_a_server_stops_when_its_context_ends(tmp_path: Path) -> None:
     made = Settings(
         data_dir=tmp_path / "data", database_url=f"sqlite:///{tmp_path / 'data' / 'terrine.sqlite'}"
     )

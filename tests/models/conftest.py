@@ -27,7 +27,7 @@ def digits() -> Dataset:
 
 @pytest.fixture(scope="session")
 def plane() -> Dataset:
-    """200 points [2] of three well-separated classes, by 40 people of uneven diligence."""
+    """200 points [2] of three well-separated classes, from 40 people with uneven shares."""
     random = np.random.default_rng(1)
     labels = random.integers(0, 3, 200)
     centres = np.array([[0.2, 0.2], [0.8, 0.2], [0.5, 0.8]])

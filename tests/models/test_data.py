@@ -1,4 +1,4 @@
-"""Data from files: what is read, and what is refused with which words."""
+"""Data from files: what is read, and what is refused with which message."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_directory_of_idx_files_is_the_training_set(tmp_path: Path, packed: bo
     assert data.classes == tuple("0123456789")
 
 
-def test_images_find_the_labels_beside_them_or_take_those_named(tmp_path: Path) -> None:
+def test_images_take_the_labels_beside_them_or_those_named(tmp_path: Path) -> None:
     folder = mnist_like(tmp_path)
     assert len(load_idx(folder / "t10k-images-idx3-ubyte.gz")) == 5
     other = tmp_path / "marks"
@@ -49,7 +49,7 @@ def test_images_find_the_labels_beside_them_or_take_those_named(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", "starts with nothing"),
         (b"\x89PNG\r\n", "starts with 89 50 4e 47"),
@@ -60,11 +60,11 @@ def test_images_find_the_labels_beside_them_or_take_those_named(tmp_path: Path) 
     ],
 )
 def test_a_bad_idx_file_is_named_with_what_was_expected(
-    tmp_path: Path, content: bytes, said: str
+    tmp_path: Path, content: bytes, message: str
 ) -> None:
     path = tmp_path / "images"
     path.write_bytes(content)
-    with pytest.raises(DataError, match=said) as caught:
+    with pytest.raises(DataError, match=message) as caught:
         read_idx(path)
     assert str(path) in str(caught.value)
 
@@ -89,7 +89,7 @@ def test_labels_that_do_not_match_are_refused(tmp_path: Path) -> None:
         load_idx(folder)
 
 
-def test_npz_brings_its_public_declarations(tmp_path: Path) -> None:
+def test_npz_contains_its_public_declarations(tmp_path: Path) -> None:
     path = tmp_path / "data.npz"
     x = np.linspace(-1, 1, 12).reshape(4, 3)
     np.savez(path, x=x, y=[0, 1, 1, 0], group=["b", "a", "b", "c"], classes=["no", "yes"])
@@ -132,7 +132,7 @@ def test_a_truncated_npz_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"y": np.zeros(4, np.int64)}, r"expected uint8 \(4, 4, 3\)"),
         ({"y": np.zeros(5)}, "one integer a record"),
@@ -142,12 +142,12 @@ def test_a_truncated_npz_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_npz_arrays_that_do_not_fit_are_refused(
-    tmp_path: Path, wrong: dict[str, NDArray[np.generic]], said: str
+    tmp_path: Path, wrong: dict[str, NDArray[np.generic]], message: str
 ) -> None:
     good = {"x": IMAGES, "y": LABELS.astype(np.int64), "classes": np.array(list("0123456789"))}
     path = tmp_path / "data.npz"
     np.savez(path, **{**good, **wrong})  # type: ignore[arg-type]
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         load_npz(path)
 
 

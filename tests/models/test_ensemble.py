@@ -1,4 +1,4 @@
-"""Votes: one per teacher, whatever the batch, within the memory allowed, from unaltered files."""
+"""Votes: one per teacher, whatever the batch, within the memory bound, from unaltered files."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_votes_sum_to_the_number_of_teachers(directory: Path, digits: Dataset) -
     assert ensemble.votes(digits.inputs[:0]).shape == (0, 10)
 
 
-def test_votes_do_not_depend_on_what_else_is_asked(directory: Path, digits: Dataset) -> None:
+def test_votes_do_not_depend_on_the_other_inputs(directory: Path, digits: Dataset) -> None:
     ensemble = Ensemble.load(directory)
     x = digits.inputs[:301]
     together = ensemble.votes(x)
@@ -88,11 +88,11 @@ def test_all_ways_to_vote_agree(networks: Path, digits: Dataset) -> None:
     x = torch.from_numpy(digits.inputs[:256])
     with torch.inference_mode():
         loop, batched = (ensemble.ways[way](x) for way in ("loop", "batched"))
-    assert (loop == batched).float().mean() > 0.999, "more than rounding tells them apart"
+    assert (loop == batched).float().mean() > 0.999, "they differ by more than rounding"
 
 
-def test_the_fastest_way_is_found_as_votes_are_computed(networks: Path, digits: Dataset) -> None:
-    """By a worker with one thread: what is quick with all of them to itself may not be so there."""
+def test_the_fastest_way_is_measured_as_votes_are_computed(networks: Path, digits: Dataset) -> None:
+    """In workers with one thread each: what is fast with all threads may not be fast there."""
     ensemble = Ensemble.load(networks, device="cpu")
     loop, seen = ensemble.ways["loop"], set[tuple[str, int]]()
 
@@ -159,7 +159,7 @@ def peak():
 
 ensemble = Ensemble.load(Path(sys.argv[1]), memory=int(sys.argv[2]))
 x = np.zeros((20_000, 8, 8), np.uint8)
-side_by_side(lambda _: torch.ones(64, 64) @ torch.ones(64, 64), range(9))  # libraries start up
+side_by_side(lambda _: torch.ones(64, 64) @ torch.ones(64, 64), range(9))  # start the libraries
 before = peak()
 ensemble.votes(x)
 print(peak() - before)
@@ -167,7 +167,7 @@ print(peak() - before)
 
 
 def test_voting_stays_within_its_memory(tmp_path: Path, heads: Path, digits: Dataset) -> None:
-    """4,000 heads have 3.2 GB of scores on 20,000 inputs; they must do with 64 MiB."""
+    """4,000 heads have 3.2 GB of scores on 20,000 inputs; they must vote within 64 MiB."""
     manifest = load_manifest(heads)
     many = Path(shutil.copytree(heads, tmp_path / "many"))
     for name in manifest.teacher_files:
@@ -194,7 +194,7 @@ def test_voting_stays_within_its_memory(tmp_path: Path, heads: Path, digits: Dat
 # ---------------------------------------------------------------------------- files
 
 
-def test_one_altered_byte_in_any_file_is_found(copy: Path) -> None:
+def test_one_altered_byte_in_any_file_is_detected(copy: Path) -> None:
     verify(copy)
     for name in load_manifest(copy).files:
         data = bytearray((copy / name).read_bytes())
@@ -226,7 +226,7 @@ def test_the_manifest_digest_identifies_the_ensemble(copy: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"teachers": 0}, "teachers"),
         ({"teachers": "many"}, "teachers"),
@@ -241,17 +241,17 @@ def test_the_manifest_digest_identifies_the_ensemble(copy: Path) -> None:
     ],
 )
 def test_a_malformed_manifest_says_what_is_wrong(
-    copy: Path, change: dict[str, object], said: str
+    copy: Path, change: dict[str, object], message: str
 ) -> None:
     path = copy / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_bytes()), **change}))
     for read in (load_manifest, Ensemble.load):
-        with pytest.raises(StoreError, match=said):
+        with pytest.raises(StoreError, match=message):
             read(copy)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b'{"format": NaN}'])
-def test_a_manifest_that_is_no_json_object_is_refused(copy: Path, content: bytes) -> None:
+def test_a_manifest_that_is_not_a_json_object_is_refused(copy: Path, content: bytes) -> None:
     (copy / "manifest.json").write_bytes(content)
     with pytest.raises(StoreError, match="is malformed"):
         load_manifest(copy)

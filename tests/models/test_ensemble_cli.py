@@ -1,4 +1,4 @@
-"""`terrine ensemble …` as its users type it."""
+"""`terrine ensemble …` as users type it."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_table_without_public_encoding_is_refused(terrine: Terrine, files: Pat
         (("private.npz", "--name", "t", "--teachers", 2, "--label", "y"), "CSV files only"),
     ],
 )
-def test_mistakes_get_one_clear_line(
+def test_a_mistake_gets_one_clear_line(
     terrine: Terrine, files: Path, arguments: tuple[object, ...], said: str
 ) -> None:
     path, *rest = arguments

@@ -1,4 +1,4 @@
-"""What the privacy of the vote rests on: every teacher sees its own shard and nothing else."""
+"""The basis of the vote's privacy: every teacher sees its own shard and nothing else."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_heads_and_networks_read_digits(tmp_path: Path, digits: Dataset) -> None
 # ------------------------------------------------------------------- public features
 
 
-def test_without_public_data_the_features_look_at_no_data(digits: Dataset) -> None:
+def test_without_public_data_the_features_are_data_independent(digits: Dataset) -> None:
     one = public_features(digits.spec, None, 30)
     assert one.spec.projection == "random"
     assert one.spec.fitted_on is None
@@ -195,13 +195,13 @@ def test_features_cannot_be_fitted_on_the_private_data(out: Path, digits: Datase
 
 
 def test_public_data_of_another_kind_is_refused(out: Path, digits: Dataset) -> None:
-    for wrong, said in (
+    for wrong, message in (
         (np.zeros((9, 4, 4), np.uint8), "shape"),
         (np.zeros((9, 8, 8), np.float32), "dtype"),
         (np.full((9, 8, 8), 17, np.uint8), "outside"),
     ):
         public = PublicData.declare("pool", wrong)
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(DataError, match=message):
             train_ensemble(digits, out, name="a", teachers=4, how=SMALL, public=public)
     with pytest.raises(DataError, match="needs a name"):
         PublicData.declare(" ", digits.inputs)
@@ -231,7 +231,7 @@ train_ensemble(data, Path(sys.argv[1]), name="a", teachers=170, how=Heads(width=
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a training leaves that was killed after its first file."""
+    """What is left of a training that was killed after its first file."""
     out = tmp_path_factory.mktemp("killed") / "ensemble"
     process = subprocess.Popen(
         [sys.executable, "-c", SLOW_TRAINING, str(out)], stdout=subprocess.PIPE
@@ -252,7 +252,9 @@ def interrupted(killed: Path, out: Path) -> Path:
     return out
 
 
-def test_training_goes_on_after_a_kill(interrupted: Path, digits: Dataset, tmp_path: Path) -> None:
+def test_training_continues_after_a_kill(
+    interrupted: Path, digits: Dataset, tmp_path: Path
+) -> None:
     work = interrupted.with_name("ensemble.partial")
     done = work / "teachers-00000.safetensors"
     before = done.stat().st_mtime_ns, done.stat().st_ino

@@ -1,4 +1,4 @@
-"""A student buys labels over a real socket, learns, and never pays twice."""
+"""A student buys labels over a real socket, trains, and never pays twice."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def study(
     return distill(client, digits.public, out, held_out=own, training=training, **options)
 
 
-def test_a_student_asks_until_it_is_refused_and_learns(
+def test_a_student_queries_until_it_is_refused_and_trains(
     server: RunningServer, tmp_path: Path
 ) -> None:
     server.open_project(mechanism=CONFIDENT, epsilon=20.0)
-    told: list[str] = []
+    lines: list[str] = []
     with Client(server.url, server.token()) as client:
-        made = study(server, client, tmp_path / "s", Training(steps=150), tell=told.append)
+        made = study(server, client, tmp_path / "s", Training(steps=150), tell=lines.append)
         with pytest.raises(BudgetExhausted):
             client.label(server.ensemble.public[made.outcomes == ""][:1])
     report, bought = made.report, made.labels >= 0
@@ -60,7 +60,7 @@ def test_a_student_asks_until_it_is_refused_and_learns(
     assert report.accuracy == made.student.accuracy(
         server.ensemble.unseen, server.ensemble.unseen_labels
     )
-    assert [line.partition(":")[0] for line in told] == [f"Round {i // 2 + 1}" for i in range(6)]
+    assert [line.partition(":")[0] for line in lines] == [f"Round {i // 2 + 1}" for i in range(6)]
 
     written = json.loads((tmp_path / "s" / "report.json").read_text())
     assert written["epsilon_spent"] == report.epsilon_spent
@@ -73,13 +73,13 @@ def test_a_student_asks_until_it_is_refused_and_learns(
     ).all()
 
 
-def test_an_interrupted_study_goes_on_and_pays_nothing_twice(
+def test_an_interrupted_study_continues_and_pays_nothing_twice(
     server: RunningServer, tmp_path: Path
 ) -> None:
     server.open_project(mechanism=CONFIDENT, epsilon=8.0)
 
     def pause_after_first_round(line: str) -> None:
-        if "asked" in line:
+        if "queries" in line:
             server.ledger.set_status("study", ProjectStatus.PAUSED)
 
     with Client(server.url, server.token(), retries=0) as client:
@@ -94,7 +94,7 @@ def test_an_interrupted_study_goes_on_and_pays_nothing_twice(
     )
 
 
-def test_answers_that_were_lost_are_repeated_free(server: RunningServer, tmp_path: Path) -> None:
+def test_lost_answers_are_repeated_for_free(server: RunningServer, tmp_path: Path) -> None:
     server.open_project(mechanism=CONFIDENT, epsilon=8.0)
     with Client(server.url, server.token()) as client:
         first = study(server, client, tmp_path / "a", queries=10)
@@ -104,7 +104,7 @@ def test_answers_that_were_lost_are_repeated_free(server: RunningServer, tmp_pat
     assert not again.report.refused
 
 
-def test_an_interactive_study_begins_uniform_and_then_says_what_it_believes(
+def test_an_interactive_study_begins_uniform_and_then_sends_its_predictions(
     server: RunningServer, tmp_path: Path
 ) -> None:
     server.open_project(mechanism=INTERACTIVE, epsilon=10.0)
@@ -119,10 +119,10 @@ def test_an_interactive_study_begins_uniform_and_then_says_what_it_believes(
 
 
 @pytest.mark.parametrize("lost", [True, False])
-def test_an_interactive_question_asked_again_is_the_same_question(
+def test_an_interactive_query_sent_again_is_the_same_query(
     server: RunningServer, tmp_path: Path, lost: bool
 ) -> None:
-    """Even when the reply to it was lost: what was about to be sent had been written down."""
+    """Even when the reply was lost: the query was saved before it was sent."""
     server.open_project(mechanism=INTERACTIVE, epsilon=10.0)
 
     class Forgetful(Client):
@@ -137,7 +137,7 @@ def test_an_interactive_question_asked_again_is_the_same_question(
     with Forgetful(server.url, server.token()) as client:
 
         def forget(line: str) -> None:
-            client.forgets = lost and "asked" in line
+            client.forgets = lost and "queries" in line
 
         if lost:
             with pytest.raises(ProjectPaused):
@@ -147,13 +147,15 @@ def test_an_interactive_question_asked_again_is_the_same_question(
     assert made.report.charges == 20
 
 
-def test_nothing_is_asked_before_all_is_coherent(server: RunningServer, tmp_path: Path) -> None:
+def test_nothing_is_sent_before_all_arguments_are_checked(
+    server: RunningServer, tmp_path: Path
+) -> None:
     server.open_project(mechanism=CONFIDENT)
     digits = server.ensemble
     with Client(server.url, server.token()) as client:
         with pytest.raises(DistillError, match=r"shape \[400, 64\].* takes \[N, 8, 8\]"):
             distill(client, digits.public.reshape(400, 64), tmp_path / "a")
-        with pytest.raises(DistillError, match="are among the public ones"):
+        with pytest.raises(DistillError, match="are also public inputs"):
             distill(
                 client,
                 digits.public,
@@ -167,7 +169,7 @@ def test_nothing_is_asked_before_all_is_coherent(server: RunningServer, tmp_path
         with pytest.raises(ConfigurationError, match="other inputs"):
             distill(client, digits.public[:300], tmp_path / "b", training=QUICK)
         (tmp_path / "b" / "answers.npz").write_bytes(b"PK damaged")
-        with pytest.raises(ConfigurationError, match="asking again is free"):
+        with pytest.raises(ConfigurationError, match="sending the inputs again is free"):
             study(server, client, tmp_path / "b", queries=4)
         assert client.budget().charges == 4
 
@@ -176,24 +178,24 @@ def test_a_spent_budget_leaves_nothing_to_learn_from(server: RunningServer, tmp_
     server.open_project(mechanism=CONFIDENT, epsilon=3.0)
     with Client(server.url, server.token()) as client:
         study(server, client, tmp_path / "a")
-        unasked = server.ensemble.unseen
+        fresh = server.ensemble.unseen
         with pytest.raises(DistillError, match="nothing to learn from"):
-            distill(client, unasked, tmp_path / "b", training=QUICK)
+            distill(client, fresh, tmp_path / "b", training=QUICK)
 
 
-def test_the_command_trains_a_student_and_the_others_help(
+def test_the_commands_train_a_student_label_inputs_and_show_the_budget(
     terrine: Terrine, server: RunningServer, tmp_path: Path
 ) -> None:
     server.open_project(mechanism=CONFIDENT, epsilon=6.0)
     digits, token = server.ensemble, server.token()
     np.save(tmp_path / "pool.npy", digits.public)
     np.savez(tmp_path / "own.npz", x=digits.unseen, y=digits.unseen_labels)
-    said = terrine(
+    output = terrine(
         "student", "train", tmp_path / "pool.npy", "--url", server.url, "--steps", "40",
         "--method", "supervised", "--rounds", "2", "--queries", "8",
         "--held-out", tmp_path / "own.npz", "--out", tmp_path / "student", TERRINE_TOKEN=token,
     ).fine  # fmt: skip
-    assert "of 197 held-out inputs" in said
+    assert "of 197 held-out inputs" in output
     assert {path.name for path in (tmp_path / "student").iterdir()} == {
         "accuracy.png", "answers.npz", "model.json", "model.safetensors", "report.json",
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Students learn, from labels and from inputs without, and can be kept."""
+"""Students learn, from labels and from unlabelled inputs, and can be saved."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def methods(*names: Method) -> tuple[Method, ...]:
 
 
 def moons() -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]:
-    """Two interleaved moons; four labels each, and all the true ones."""
+    """Two interleaved moons: inputs, four labels for each moon, and all true labels."""
     x, truth = make_moons(600, noise=0.06, random_state=0)
     truth = truth.astype(np.int64)
     labels = np.full(600, -1)
     for moon in range(2):
-        # Every label is far from where the moons meet: only the inputs tell where that is.
+        # Every label is far from where the moons meet: only the inputs show where that is.
         tip = np.argsort(x[:, 0] if moon == 0 else -x[:, 0])
         picked = [row for row in tip if truth[row] == moon][:4]
         labels[picked] = moon
@@ -83,7 +83,7 @@ def test_unlabelled_digits_teach_more_than_labels_alone() -> None:
 
 
 def test_fixmatch_learns_more_from_distorted_images_than_labels_alone(shared_data: Path) -> None:
-    """On images large enough to be distorted: 200 labels among 2,000 images of MNIST's test."""
+    """On images large enough to be distorted: 200 labels among 2,000 MNIST test images."""
     images = read_idx(shared_data / "mnist" / "t10k-images-idx3-ubyte.gz")
     truth = read_idx(shared_data / "mnist" / "t10k-labels-idx1-ubyte.gz").astype(np.int64)
     labels = np.where(np.arange(2000) < 200, truth[:2000], -1)
@@ -116,7 +116,9 @@ def test_copies_of_one_input_are_ordered_too() -> None:
 
 
 @pytest.mark.parametrize("method", ["supervised", "vat", "fixmatch"])
-def test_a_student_depends_on_its_seed_alone_not_on_who_trains_beside_it(method: Method) -> None:
+def test_a_student_depends_on_its_seed_alone_not_on_others_trained_in_parallel(
+    method: Method,
+) -> None:
     images, truth = digits()
     labels = np.where(np.arange(100) < 30, truth[:100], -1)
 
@@ -126,11 +128,11 @@ def test_a_student_depends_on_its_seed_alone_not_on_who_trains_beside_it(method:
 
     together = side_by_side(train, [3, 4, 3])
     scores = [student.probabilities(images[:50]) for student in together]
-    assert np.abs(scores[0] - scores[2]).max() < 1e-4  # rounding apart
+    assert np.abs(scores[0] - scores[2]).max() < 1e-4  # only rounding
     assert np.abs(scores[0] - scores[1]).max() > 1e-2
 
 
-def test_a_saved_student_says_the_same(tmp_path: Path) -> None:
+def test_a_saved_student_predicts_the_same(tmp_path: Path) -> None:
     x, labels, _ = moons()
     student = train_student(
         x, labels, inputs=PLANE, classes=("upper", "lower"), training=Training(steps=30)

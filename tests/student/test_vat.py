@@ -1,4 +1,4 @@
-"""The virtual adversarial loss is what its paper says."""
+"""The virtual adversarial loss is that of its paper."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_the_prediction_at_the_input_itself_is_a_fixed_target() -> None:
     assert any(torch.allclose(got, g, atol=1e-4) for g in gradients if g is not None)
 
 
-def test_adversarial_inputs_leave_no_trace_in_batch_statistics() -> None:
+def test_adversarial_inputs_do_not_change_batch_statistics() -> None:
     network = EdgeCNN(InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16), 10).train()
     x = torch.rand(12, 1, 8, 8, generator=seeded())
     before = {k: v.clone() for k, v in network.state_dict().items() if "running" in k}

@@ -1,4 +1,4 @@
-"""`terrine student …`: what a student runs. It needs a URL, a token and public data of its own."""
+"""`terrine student …`: commands for students. They need a URL, a token and public data."""
 
 from __future__ import annotations
 
@@ -23,10 +23,13 @@ if TYPE_CHECKING:
     from terrine_client.distill import Examples, Report
     from terrine_models.store import TableSchema
 
-app = typer.Typer(no_args_is_help=True, help="Ask a server for labels and learn from them.")
+app = typer.Typer(no_args_is_help=True, help="Request labels from a server and train on them.")
 
 Url = Annotated[
-    str, typer.Option(envvar="TERRINE_URL", help="The server, such as https://labels.example.org")
+    str,
+    typer.Option(
+        envvar="TERRINE_URL", help="URL of the server, such as https://labels.example.org"
+    ),
 ]
 TokenFile = Annotated[
     Path | None,
@@ -37,7 +40,7 @@ Public = Annotated[
     typer.Argument(
         metavar="PUBLIC",
         help="Your own public inputs, without labels: IDX images, .npy, .npz with x, or a CSV file "
-        "(.gz too).",
+        "(also .gz).",
     ),
 ]
 Schema = Annotated[
@@ -47,7 +50,7 @@ Schema = Annotated[
 
 
 class Method(StrEnum):
-    """How the last student learns."""
+    """How the final student is trained."""
 
     VAT = "vat"
     FIXMATCH = "fixmatch"
@@ -59,7 +62,7 @@ def train(
     public: Public,
     url: Url,
     out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Where the student and its report go.")
+        Path, typer.Option(metavar="DIR", help="Directory for the student and its report.")
     ] = Path("student"),
     token_file: TokenFile = None,
     schema: Schema = None,
@@ -67,13 +70,15 @@ def train(
         Path | None,
         typer.Option(
             metavar="PATH",
-            help="Labelled data of your own, to measure accuracy on: IDX images (labels beside "
-            "them), .npz with x and y, or CSV.",
+            help="Your own labelled data, to measure accuracy: IDX images (labels beside them), "
+            ".npz with x and y, or CSV.",
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Ask and learn so many times.")] = 3,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Number of rounds of queries and training.")
+    ] = 3,
     queries: Annotated[
-        int | None, typer.Option(min=1, help="Ask at most so many. Default: until refused.")
+        int | None, typer.Option(min=1, help="Maximum number of queries. Default: until refused.")
     ] = None,
     method: Annotated[
         Method,
@@ -83,11 +88,13 @@ def train(
         ),
     ] = Method.VAT,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the order of asking and the training.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the order of queries and the training.")
+    ] = 0,
 ) -> None:
-    """Buy labels in rounds and train a student, until the budget is spent or all is asked.
+    """Buy labels in rounds and train a student, until the budget is spent or all inputs are sent.
 
-    Interrupted? The same command goes on where it stopped; nothing is paid twice.
+    After an interruption the same command continues where it stopped; nothing is paid twice.
 
     [bold]Examples[/bold]
 
@@ -133,22 +140,22 @@ def label(
     token_file: TokenFile = None,
     schema: Schema = None,
 ) -> None:
-    """Ask for the labels of inputs and save them: arrays outcomes, labels and charges.
+    """Request labels for inputs and save them as arrays: outcomes, labels and charges.
 
-    For projects that do not want the student's probabilities. Asking again is free.
+    For projects that do not need the student's probabilities. Repeating a query is free.
 
     [bold]Example[/bold]: terrine student label pool.npy --out labels.npz
     """
     import numpy as np
 
     if out.suffix != ".npz":
-        fail(f"--out must end in .npz, unlike {out}.")
+        fail(f"--out must end in .npz; {out} does not.")
     inputs, _ = load_public(public, schema)
     with connect(url, token_file) as client:
-        got = client.label(inputs, progress=True)
-    np.savez_compressed(out, outcomes=got.outcomes, labels=got.labels, charges=got.charges)
-    met = ", ".join(f"{count} {outcome}" for outcome, count in got.counts.items() if count)
-    console.print(f"{out}: {met}. ε spent {got.budget.epsilon_spent:.4g}.", soft_wrap=True)
+        labels = client.label(inputs, progress=True)
+    np.savez_compressed(out, outcomes=labels.outcomes, labels=labels.labels, charges=labels.charges)
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in labels.counts.items() if count)
+    console.print(f"{out}: {counts}. ε spent {labels.budget.epsilon_spent:.4g}.", soft_wrap=True)
 
 
 @app.command()
@@ -200,7 +207,7 @@ def load_public(
 
 
 def load_held_out(path: Path, encoding: TableSchema | None, client: Client) -> Examples:
-    """Labelled data, with the classes as the project names them."""
+    """Labelled data, with the class names of the project."""
     from terrine_models.data import load_idx, load_npz
     from terrine_models.tables import load_csv
 
@@ -215,7 +222,7 @@ def load_held_out(path: Path, encoding: TableSchema | None, client: Client) -> E
 
 
 def summary(report: Report, out: Path) -> Table:
-    """What was bought and what became of it."""
+    """A table of what was bought and the result."""
     outcomes = ", ".join(f"{count} {name}" for name, count in sorted(report.outcomes.items()))
     table = Table(show_header=False, box=None, pad_edge=False)
     if report.accuracy is not None:
@@ -224,7 +231,7 @@ def summary(report: Report, out: Path) -> Table:
         "ε spent", f"{report.epsilon_spent:.4g} of {report.epsilon:g}, δ {report.delta:g}"
     )
     table.add_row("guarantee", report.guarantee)
-    table.add_row("asked", f"{sum(report.outcomes.values()):,}: {outcomes}")
+    table.add_row("queries", f"{sum(report.outcomes.values()):,}: {outcomes}")
     table.add_row("ended by", "the budget" if report.refused else "the student")
     table.add_row("student", f"{out / 'model.json'}, {out / 'model.safetensors'}")
     table.add_row("report", f"{out / 'report.json'}, {out / 'accuracy.png'}")

@@ -1,4 +1,4 @@
-"""The demo's story: an owner, a server, a student, an auditor, and what became of it."""
+"""The steps of the demo: an owner, a server, a student, an auditor, and the results."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OnStep = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Figures:
-    """`demo.json`: what came out."""
+    """`demo.json`: the results."""
 
     data: str
     teachers: int
@@ -50,20 +50,20 @@ class Figures:
     answered: int
     abstained: int
     labels_right: float
-    """Share of the bought labels that are true."""
+    """Share of the bought labels that are right."""
     student: float
     """Accuracy on the held-out images."""
     without_privacy: float
     """The same network, on the true labels of all the same public images."""
     folds: float
-    """Accuracy over all test images; see `cross_validate`."""
+    """Accuracy over all test images; see `Demo._fold`."""
     ledger_whole: bool
     ledger_head: str
     seconds: float
 
 
 class Demo:
-    """One run; every act leaves its files under `out`."""
+    """One run of the demo, with its files under `out`."""
 
     def __init__(self, material: Material, out: Path, console: Console) -> None:
         self.material = material
@@ -76,38 +76,38 @@ class Demo:
             database_password_file=None,
             secret_key_file=data / "secret.key",
         )
-        self.acts = 0
+        self.steps = 0
         self.began = time.monotonic()
 
     def run(self) -> Figures:
-        """Play it from start to end. Raises whatever the real parts raise."""
+        """Run it from start to end. Raises what its parts raise."""
         m = self.material
-        self._act("Data")
+        self._step("Data")
         self._say(f"{m.name}, {m.why}.")
         self._say(
             f"Private: {len(m.private):,} labelled images, the owner's. Public: {len(m.public):,} "
             f"unlabelled images, the student's. Held out: {len(m.held_out):,} labelled images, "
-            "the student's own yardstick."
+            "to measure the student's accuracy."
         )
-        self._act("The owner trains teachers")
+        self._step("The owner trains teachers")
         self._train_teachers()
-        self._act("The owner opens a budget")
-        student_token, auditor_token = self._open_budget()
-        self._act("A server answers, a student asks")
+        self._step("The owner opens a project with a budget")
+        student_token, auditor_token = self._open_project()
+        self._step("A student sends queries to the server")
         with running_server(self.settings.data_dir, self.out / "server.log") as url:
-            self._say(f"Serving at {url} in a process of its own; log in {self.out}/server.log.")
+            self._say(f"Serving at {url} in a separate process; its log is {self.out}/server.log.")
             with Client(url, student_token) as client:
                 made = self._study(client)
-                self._act("Asking on, and asking again")
-                self._ask_on(client, made)
-            self._act("The auditor checks the books")
+                self._step("New queries and repeated ones")
+                self._ask_again(client, made)
+            self._step("The auditor verifies the ledger")
             with Client(url, auditor_token) as auditor:
-                books = auditor.verify(PROJECT)
+                found = auditor.verify(PROJECT)
             self._say(
-                f"{books.charges:,} charges recomputed: "
-                f"{'whole' if books.ok else 'NOT WHOLE: ' + '; '.join(books.problems)}."
+                f"{found.charges:,} entries recomputed: "
+                f"{'intact' if found.ok else 'NOT INTACT: ' + '; '.join(found.problems)}."
             )
-        self._act("Was it worth it?")
+        self._step("The student compared with training without privacy")
         without_privacy, folds = self._compare(made)
         report = made.report
         bought = made.labels >= 0
@@ -125,8 +125,8 @@ class Demo:
             student=made.student.accuracy(m.held_out, m.held_out_labels),
             without_privacy=without_privacy,
             folds=folds,
-            ledger_whole=books.ok,
-            ledger_head=books.head,
+            ledger_whole=found.ok,
+            ledger_head=found.head,
             seconds=time.monotonic() - self.began,
         )
         (self.out / "demo.json").write_text(json.dumps(asdict(figures), indent=2) + "\n")
@@ -137,8 +137,8 @@ class Demo:
         m = self.material
         self._say(
             f"{m.teachers:,} teachers, {len(m.private) // m.teachers} private images each, no "
-            "image twice. They share a feature map fitted on the public images; what each has "
-            "learned on top of it is its own."
+            "image used twice. They share a feature map fitted on the public images; on top of it, "
+            "each learns from its own images only."
         )
         with teachers_bar(self.console, m.teachers) as on_trained:
             train_ensemble(
@@ -151,8 +151,8 @@ class Demo:
                 on_trained=on_trained,
             )
 
-    def _open_budget(self) -> tuple[str, str]:
-        """The tokens of the student and of the auditor."""
+    def _open_project(self) -> tuple[str, str]:
+        """Return the tokens of the student and of the auditor."""
         m, settings = self.material, self.settings
         make_secret_key(settings.secret_key_path)
         upgrade(connect(settings.database))
@@ -170,10 +170,11 @@ class Demo:
         )
         project = open_project(ledger, request)
         self._say(
-            f"Project {PROJECT}: at most ε = {m.epsilon:g} at δ = {DELTA:g}, whatever is asked. "
-            f"It answers where some {mechanism.threshold:,} of {m.teachers:,} teachers agree "
-            f"(noise σ₁ = {mechanism.sigma1:g} on the count, σ₂ = {mechanism.sigma2:g} on each "
-            f"vote), and abstains elsewhere. That pays for at least {project.affordable:,} queries."
+            f"Project {PROJECT}: at most ε = {m.epsilon:g} at δ = {DELTA:g}, whatever is sent. "
+            f"It answers where about {mechanism.threshold:,} of {m.teachers:,} teachers agree "
+            f"(noise σ₁ = {mechanism.sigma1:g} on the highest count, σ₂ = {mechanism.sigma2:g} on "
+            "each count to choose the label), and abstains elsewhere. The budget pays for at least "
+            f"{project.affordable:,} queries."
         )
         tokens = Tokens(ledger, load_secret_key(settings.secret_key_path))
         student = tokens.create(TokenCreate(role=Role.STUDENT, project=PROJECT, label="demo"))
@@ -193,34 +194,34 @@ class Demo:
                 on_step=on_step,
             )
 
-    def _ask_on(self, client: Client, made: Distilled) -> None:
+    def _ask_again(self, client: Client, made: Distilled) -> None:
         fresh = np.flatnonzero(made.outcomes == "")
         if len(fresh):
-            self._say("One more image that was never asked:")
+            self._say("One more image that was never sent:")
             try:
                 client.label(self.material.public[fresh[:1]])
                 self._say("  answered: the budget was not spent.")
             except BudgetExhausted as error:
                 self._say(f"  refused. {error}")
         else:
-            self._say("Every public image was asked before the budget was spent.")
+            self._say("Every public image was sent before the budget was spent.")
         old = np.flatnonzero(made.outcomes != "")[:100]
         before = client.budget()
         again = client.label(self.material.public[old])
         same = bool((again.labels == made.labels[old]).all() and again.replayed.all())
         free = again.budget.spent == before.spent
         self._say(
-            f"{len(old)} images that were asked before: {'the same' if same else 'OTHER'} answers, "
-            f"{'free' if free else 'NOT FREE'}: ε spent is {again.budget.epsilon_spent:.4f} as "
-            "before, and no fresh noise can be averaged away."
+            f"{len(old)} images that were sent before: {'the same' if same else 'OTHER'} answers, "
+            f"{'free' if free else 'NOT FREE'}: ε spent was {before.epsilon_spent:.4f} and is "
+            f"{again.budget.epsilon_spent:.4f}. Without fresh noise there is nothing to average."
         )
 
     def _compare(self, made: Distilled) -> tuple[float, float]:
         """Accuracy without privacy, and over the whole test set by folds."""
         m = self.material
         self._say(
-            "The same network on the true labels of all public images, for comparison; and "
-            f"{FOLDS} students that each do without a fifth of the test images, to judge all of "
+            "For comparison: the same network on the true labels of all public images; and "
+            f"{FOLDS} students, each trained without a fifth of the test images, to test on all of "
             "them."
         )
         supervised = replace(m.training, method="supervised")
@@ -242,15 +243,15 @@ class Demo:
             try:
                 results = side_by_side(run, range(runs))
             except BaseException:
-                halt.set()  # or leaving would wait for every student to finish
+                halt.set()  # or the program would wait for every student to finish
                 raise
         return results[FOLDS], sum(results[:FOLDS]) / (len(m.public) + len(m.held_out))
 
     def _fold(self, number: int, labels: NDArray[np.int64], on_step: OnStep) -> float:
-        """How many images of fold `number` are classified right by a student that did without.
+        """How many images of fold `number` a student that was trained without it classifies right.
 
-        The folds part all test images, held-out ones included. The student sees the public images
-        outside its fold, with the labels that were bought for them in the one study above.
+        The folds divide all test images, held-out ones included. The student sees the public images
+        outside its fold, with the labels that were bought for them in the study above.
         """
         m = self.material
         images = np.concatenate([m.public, m.held_out])
@@ -258,8 +259,8 @@ class Demo:
         fold = np.random.default_rng(0).permutation(len(images)) % FOLDS
         seen = np.flatnonzero(fold[: len(m.public)] != number)
         student = self._learn(m.public[seen], labels[seen], m.training, on_step)
-        judged = fold == number
-        return float((student.predict(images[judged]) == truth[judged]).sum())
+        tested = fold == number
+        return float((student.predict(images[tested]) == truth[tested]).sum())
 
     def _learn(
         self,
@@ -286,13 +287,13 @@ class Demo:
             "without privacy": f"{f.without_privacy:.2%}, the same network on the true labels of "
             "all public images",
             f"{FOLDS} folds": f"{f.folds:.2%} of all {len(m.public) + len(m.held_out):,} test "
-            "images, each by a student that did without its fold (labels from the one study)",
+            "images, each by a student trained without its fold (labels from the same study)",
             "labels": f"{f.answered:,} bought, {f.labels_right:.2%} of them right",
-            "queries": f"{f.asked:,} asked, {f.abstained:,} abstained on",
+            "queries": f"{f.asked:,} sent, {f.abstained:,} abstentions",
             "privacy": f"ε = {f.epsilon_spent:.4f} of {f.epsilon:g} spent at δ = {f.delta:g}, "
             f"worst case, {f.guarantee}",
             "teachers": f"{f.teachers:,}",
-            "ledger": f"{'whole' if f.ledger_whole else 'NOT WHOLE'}, head {f.ledger_head[:16]}…",
+            "ledger": f"{'intact' if f.ledger_whole else 'NOT INTACT'}, head {f.ledger_head[:16]}…",
             "time": f"{f.seconds:.0f} s",
         }
         for row in rows.items():
@@ -300,7 +301,7 @@ class Demo:
         self.console.print()
         self.console.print(table)
         data = self.settings.data_dir
-        self._say("\nLook at it:")
+        self._say("\nWhere to look:")
         for line in (
             f"{self.out}/student/accuracy.png      accuracy and ε against queries",
             f"{self.out}/student/                  the student: model.safetensors, report.json",
@@ -311,10 +312,10 @@ class Demo:
         ):
             self._say(f"  {line}")
 
-    def _act(self, title: str) -> None:
-        self.acts += 1
+    def _step(self, title: str) -> None:
+        self.steps += 1
         seconds = time.monotonic() - self.began
-        self.console.rule(f"{self.acts}. {title}  [dim]{seconds:.0f} s[/]", align="left")
+        self.console.rule(f"{self.steps}. {title}  [dim]{seconds:.0f} s[/]", align="left")
 
     def _say(self, text: str) -> None:
         self.console.print(escape(text), highlight=False, soft_wrap=True)
