@@ -480,9 +480,11 @@ def test_a_crowd_of_bombs_holds_nobody_and_costs_nothing(
             length = f"Content-Length: {len(body)}"
             wire.send(label(token, body, length).replace(b"x-npy", b"x-npz"))
         assert begun.wait(PATIENCE_SECONDS)
-        assert Caller(server, token).http.get("/budget").status_code == 200
-        assert all(wire.silent() for wire in wires)
-        answered.set()
+        try:
+            assert Caller(server, token).http.get("/budget").status_code == 200
+            assert all(wire.silent() for wire in wires)
+        finally:
+            answered.set()
         told = [wire.reply().slug for wire in wires]
         assert told == ["invalid-query", "payload-too-large"] * (bombs // 2)
         answers(server)
