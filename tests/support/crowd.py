@@ -86,10 +86,15 @@ class Crowd:
 
     def wait_for_answers(self, count: int) -> None:
         """Wait until so many more requests have been told."""
-        enough, deadline = len(self.told) + count, time.monotonic() + PATIENCE_SECONDS
-        while len(self.told) < enough:
+        enough = len(self.told) + count
+        self.wait_until(lambda: len(self.told) >= enough, "the service answers nobody")
+
+    def wait_until(self, so: Callable[[], bool], otherwise: str) -> None:
+        """Wait until it is so; fail, saying what is wrong otherwise, when it takes too long."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not so():
             assert not self._stop.is_set(), "a client failed"
-            assert time.monotonic() < deadline, "the service answers nobody"
+            assert time.monotonic() < deadline, otherwise
             time.sleep(0.001)
 
     def _live(self, client: int, project: str, ask: Ask) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import socket
 from contextlib import suppress
 from dataclasses import dataclass
@@ -70,6 +71,10 @@ class Wire:
     def ends(self) -> bool:
         """Whether the server sends nothing more and closes."""
         return not self.rest()
+
+    def silent(self) -> bool:
+        """Whether the server has sent nothing that is unread, and has not closed."""
+        return not self._read and not select.select([self.socket], [], [], 0)[0]
 
     def close(self) -> None:
         self.socket.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -20,9 +21,18 @@ KILLS = 200
 """Kills under load of a run unless told; `make torture` asks for 1,000."""
 
 
+def whole(text: str) -> int:
+    """What `--kills` was given. Raises what argparse prints."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of kills: give 1 or more")
+    return int(text)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("torture")
-    group.addoption("--kills", type=int, help=f"kills under load (default {KILLS})")
+    group.addoption(
+        "--kills", type=whole, default=KILLS, help=f"kills under load (default {KILLS})"
+    )
     group.addoption("--seed", type=int, help="repeat the schedule of an earlier run")
 
 
@@ -43,8 +53,10 @@ def seed(request: pytest.FixtureRequest, testrun_uid: str, tally: Callable[[str]
 
 
 @pytest.fixture(scope="session")
-def kills(request: pytest.FixtureRequest) -> int:
-    return request.config.getoption("kills", default=None) or KILLS
+def kills(request: pytest.FixtureRequest) -> Callable[[float], int]:
+    """How many a test's share of all kills comes to: at least one, however few are asked for."""
+    total: int = request.config.getoption("kills", default=KILLS)
+    return lambda share: max(1, round(total * share))
 
 
 @pytest.fixture(scope="session")

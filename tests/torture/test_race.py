@@ -36,10 +36,10 @@ def draw(seed: int) -> random.Random:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_256_clients_in_4_processes_get_exactly_what_the_budget_affords(
-    database: Database, draw: random.Random, kills: int
+    database: Database, draw: random.Random, kills: Callable[[float], int]
 ) -> None:
     ledger = open_ledger(database.url)
-    for round in range(kills // 60):
+    for round in range(kills(1 / 60)):
         queries, name = draw.randint(50, 150), f"study-{round}"
         project = open_project(ledger, queries, name=name)
         pipes, processes = [], []
@@ -97,9 +97,9 @@ class Race:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_servers_give_256_clients_exactly_what_the_budget_affords(
-    servers: Replicas, draw: random.Random, kills: int
+    servers: Replicas, draw: random.Random, kills: Callable[[float], int]
 ) -> None:
-    for _ in range(kills // 100):
+    for _ in range(kills(1 / 100)):
         queries, seed = draw.randint(50, 150), draw.random()
         with closing(Race(servers, queries, REPLICAS * CLIENTS)) as race:
 
