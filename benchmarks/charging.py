@@ -82,7 +82,7 @@ def main() -> None:
         found = ledger.verify("study")
         took = time.perf_counter() - started
         assert found.ok, found.problems
-        print(f"\nverify: {found.charges:,} entries, {found.charges / took:,.0f} a second")
+        print(f"\nverify: {found.charges:,} entries, {found.charges / took:,.0f} per second")
 
 
 def digest(number: int) -> bytes:

@@ -243,7 +243,7 @@ class Demo:
             try:
                 results = side_by_side(run, range(runs))
             except BaseException:
-                halt.set()  # or the program would wait for every student to finish
+                halt.set()  # otherwise the program would wait for every student to finish
                 raise
         return results[FOLDS], sum(results[:FOLDS]) / (len(m.public) + len(m.held_out))
 
