@@ -1,9 +1,9 @@
 """`make mutants`: alter the code that keeps the promise, one place at a time; does a test notice?
 
 The mutation tester mutmut wants all sources under `src/`, so they are copied to `.mutants/` first.
-What is altered, and which tests are asked, is under `[tool.mutmut]` in pyproject.toml. Arguments are
-passed on to `mutmut run`: names of mutants such as `terrine_server.privacy.budget.*`. Survivors are
-listed at the end; docs/mutants.md has the last run's, each with its reason.
+What is altered, and which tests run, is under `[tool.mutmut]` in pyproject.toml. Arguments are
+passed on to `mutmut run`: names of mutants such as `terrine_server.privacy.budget.*`. Survivors
+are listed at the end; docs/mutants.md has those of the last run, each with its reason.
 """
 
 from __future__ import annotations
