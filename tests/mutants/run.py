@@ -63,9 +63,8 @@ def main() -> int:
     for name, fate in sorted(fates.items()):
         if fate not in KILLED:
             print(f"  {name}: {fate}")
-    print(
-        f"{killed} of {len(fates)} mutants killed, {killed / max(1, len(fates)):.1%}: {dict(counts)}"
-    )
+    share = killed / max(1, len(fates))
+    print(f"{killed} of {len(fates)} mutants killed, {share:.1%}: {dict(counts)}")
     return 0
 
 
