@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from terrine_client.protocol import Outcome, ProjectStatus
+from terrine_client.protocol import ProjectStatus
 from terrine_server.errors import (
     BudgetExhausted,
     InvalidQuery,
@@ -22,8 +22,8 @@ from terrine_server.errors import (
 from terrine_server.ledger import secrets
 from terrine_server.ledger.admission import REFUSED, Admission, admit
 from terrine_server.ledger.appending import append
-from terrine_server.ledger.chain import canonical_json, frame_kind, hasher, publication_digest
-from terrine_server.ledger.events import entry_event
+from terrine_server.ledger.chain import frame_kind, hasher, publication_digest
+from terrine_server.ledger.events import Kinds
 from terrine_server.ledger.records import Batch, OnRecord, ProjectRecord, Receipt
 from terrine_server.ledger.rows import publications
 from terrine_server.ledger.tables import iso
@@ -97,15 +97,7 @@ def _entries(
     if not admission.entries:
         return project, []
     head = bytes.fromhex(project.head)
-    mechanism = canonical_json(project.mechanism)
-    events = dict(project.events)
-    if project.terms.schedule is not None:
-        events[Outcome.PUBLISHED] = project.terms.schedule.publication.event.to_json()
-    recorded = {
-        (outcome, opens): canonical_json(entry_event(events, outcome, opens))
-        for outcome, opens in {(new.outcome, new.opens) for new in admission.entries}
-    }
-    hashed, time = hasher(project.id), iso(now)
+    kinds, hashed, time = Kinds(project), hasher(project.id), iso(now)
     entries: list[tuple[Any, ...]] = []
     published: list[tuple[int, Any]] = [(p.seq, p.figure) for p in project.published]
     for new in admission.entries:
@@ -116,11 +108,7 @@ def _entries(
         else:
             query = input = publication_digest(project.genesis, len(published))
             published.append((new.seq, new.figure))
-        kind = (
-            *(str(new.outcome), label, new.figure),
-            *(new.price.cost, new.price.delta, new.price.cap_cost),
-            *(str(project.guarantee), mechanism, recorded[new.outcome, new.opens]),
-        )
+        kind = kinds.fields(new.outcome, new.price, new.opens, label, new.figure)
         head = hashed(head, new.seq, time, query, input, frame_kind(*kind))
         entries.append((new.seq, query, input, *kind, head))
     account = admission.account
