@@ -11,6 +11,7 @@ a tree.
 from terrine_client._labels import Labels
 from terrine_client.client import AsyncClient, Client
 from terrine_client.errors import (
+    BrokenBooks,
     BudgetExhausted,
     CapExceeded,
     ConfigurationError,
@@ -45,6 +46,7 @@ from terrine_protocol import Budget, Estimate, Outcome
 
 __all__ = [
     "AsyncClient",
+    "BrokenBooks",
     "Budget",
     "BudgetExhausted",
     "CapExceeded",

@@ -15,6 +15,7 @@ import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from terrine_client.errors import (
+    BrokenBooks,
     ConnectionFailed,
     RateLimited,
     ReplyError,
@@ -99,6 +100,8 @@ class Call(Generic[T]):
         match error:
             case RateLimited():
                 again = True
+            case BrokenBooks():
+                again = False  # a person has to look at the ledger first
             case ReplyError():
                 again = self.repeatable and error.status in _RETRIED
             case ConnectionFailed():

@@ -29,6 +29,7 @@
             ├── Overloaded            503  `retry_after`
             ├── EnsembleUnavailable   503
             ├── DatabaseUnavailable   503
+            ├── BrokenBooks           503  until the data owner has mended the ledger
             └── InternalError         500
 
 Nothing is ever charged twice: after any of these, the same request may be sent again, and answers
@@ -244,6 +245,15 @@ class DatabaseUnavailable(ProblemError):
     """The server cannot reach its ledger, so it does not answer: try again later."""
 
     slug = "database-unavailable"
+
+
+class BrokenBooks(ProblemError):
+    """The server's ledger contradicts itself, and asking again does not help: tell the data owner.
+
+    Nothing was charged.
+    """
+
+    slug = "broken-books"
 
 
 class InternalError(ProblemError):

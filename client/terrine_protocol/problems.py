@@ -160,6 +160,13 @@ PROBLEMS: dict[str, ProblemType] = {
             "Without a durable charge there is no answer. Retry with the same Idempotency-Key.",
         ),
         (
+            "broken-books",
+            503,
+            "The ledger's books do not agree",
+            "The ledger contradicts itself, so nothing is answered or charged. A retry does not "
+            "help: the server's operator should run `terrine ledger verify`.",
+        ),
+        (
             "internal",
             500,
             "Internal error",

@@ -168,4 +168,18 @@ class SchemaMismatch(DatabaseUnavailable):
 
 
 class BrokenBooks(DatabaseUnavailable):
-    """A balance, number or hash does not match its charges; no more queries are answered."""
+    """What the ledger holds contradicts itself; no more queries are answered.
+
+    `found` is a sentence that anyone may read: it names what does not agree, and quotes no label,
+    no path and no text of the database. `project` is the one to verify, where one is known.
+    """
+
+    problem = "broken-books"
+
+    def __init__(self, found: str, project: str = "all", cause: str = "") -> None:
+        super().__init__(
+            f"{found} The ledger's books do not agree, so nothing is answered or charged. "
+            f"The server's operator should run `terrine ledger verify {project}`.",
+            cause,
+        )
+        self.found = found

@@ -20,7 +20,7 @@ from terrine_protocol import Role, TokenCreate
 from terrine_server import views
 from terrine_server.app import create_app
 from terrine_server.cli.ledger import app as commands
-from terrine_server.ledger import Ledger, Receipt, connect
+from terrine_server.ledger import Ledger, QueryDigest, Receipt, connect
 from terrine_server.ledger.verifying.walk import verify_export
 from terrine_server.owner.tokens import Tokens
 from terrine_server.privacy import ParameterError, build_mechanism, cap, quote
@@ -94,9 +94,22 @@ async def test_its_api_answers_as_it_did(settings: Settings, ledger: Ledger) -> 
             assert (reply.status_code, reply.text) == (before["status"], before["reply"])
 
 
+def asked(project: str) -> list[QueryDigest]:
+    """The queries of the request with the key "monday"."""
+    match project:
+        case "interactive":
+            pairs = [("i1", "g1"), ("i2", "ini2"), ("i3", "ini3")]
+        case "epochs":
+            pairs = [(name, name) for name in "abcd"]
+        case _:
+            count = 7 if project in ("confident", "stable") else 5
+            pairs = [(f"{project}{i}", f"{project}{i}") for i in range(count)]
+    return [QueryDigest(digest(query), digest(given)) for query, given in pairs]
+
+
 @pytest.mark.parametrize("project", LABELLED)
 def test_a_retry_gets_the_reply_that_it_got(project: str, ledger: Ledger) -> None:
-    (receipt,) = ledger.consult(project, [("monday", digest("monday"))], []).told
+    (receipt,) = ledger.consult(project, [("monday", digest("monday"))], [asked(project)]).told
     assert isinstance(receipt, Receipt)
     assert views.answers(receipt).decode() == read("wire.json")["labels"][project]
 

@@ -15,7 +15,7 @@ from terrine_server.errors import (
     ProjectPaused,
     TerrineError,
 )
-from terrine_server.ledger import Batch, Ledger, Proposal, Receipt
+from terrine_server.ledger import Batch, Ledger, Proposal, QueryDigest, Receipt
 
 
 @pytest.fixture
@@ -87,7 +87,8 @@ def test_a_retry_in_a_group_is_told_what_it_was_told(ledger: Ledger) -> None:
     assert isinstance(again, Receipt)
     assert again.results == first.results
     assert numbers(other) == [3]
-    told = ledger.consult("study", [None, key, ("new", digest(1))], []).told
+    asked = [QueryDigest(digest(query), digest(query)) for query in (0, 1)]
+    told = ledger.consult("study", [None, key, ("new", digest(1))], [[], asked, []]).told
     assert told[::2] == [None, None]
     assert isinstance(told[1], Receipt)
     assert told[1].results == first.results
@@ -99,7 +100,7 @@ def test_what_concerns_the_project_concerns_all_of_them(ledger: Ledger) -> None:
     with pytest.raises(ProjectPaused):
         ledger.charge_group(project.id, [Batch([answered(0)]), Batch([answered(1)])])
     with pytest.raises(ValueError, match="same key"):
-        ledger.consult("study", [("key", digest(1)), ("key", digest(2))], [])
+        ledger.consult("study", [("key", digest(1)), ("key", digest(2))], [[], []])
 
 
 def proposal(query: int, kind: int) -> Proposal:

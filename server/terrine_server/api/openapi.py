@@ -20,6 +20,7 @@ ALWAYS = (
     "rate-limited",
     "overloaded",
     "database-unavailable",
+    "broken-books",
 )
 """What any request may meet before its route is asked."""
 WITH_TOKEN = ("unauthorized", "forbidden")

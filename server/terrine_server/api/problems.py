@@ -15,7 +15,12 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from terrine_protocol import PROBLEMS, Problem, ProblemType
 from terrine_server.api import openapi
-from terrine_server.errors import NotFound, TerrineError
+from terrine_server.errors import (
+    DatabaseUnavailable,
+    EnsembleUnavailable,
+    NotFound,
+    TerrineError,
+)
 
 log = structlog.get_logger("terrine")
 router = APIRouter(tags=["problems"])
@@ -32,6 +37,8 @@ PRIVATE_DETAIL = {
     "The data owner finds the reason in the server's log.",
 }
 """Problems whose cause names paths and hosts, which are for the log only."""
+NO_RETRY = {"broken-books"}
+"""Problems of status 503 that last until a person has mended something."""
 BY_STATUS = {404: "not-found", 405: "method-not-allowed", 413: "payload-too-large"}
 
 
@@ -62,7 +69,8 @@ def problem(
     added = dict(headers or {})
     if kind.status == HTTPStatus.UNAUTHORIZED:
         added["WWW-Authenticate"] = "Bearer"
-    if kind.status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
+    waiting_helps = kind.status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+    if waiting_helps and slug not in NO_RETRY:
         added["Retry-After"] = str((extras or {}).get("retry_after", RETRY_SECONDS))
     return ProblemResponse(document.model_dump(mode="json"), kind.status, added)
 
@@ -102,10 +110,10 @@ def explanation(request: Request, slug: str) -> Any:
 
 def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, TerrineError)  # noqa: S101 - as registered
-    detail = PRIVATE_DETAIL.get(error.problem)
-    if detail is not None:
+    if isinstance(error, DatabaseUnavailable | EnsembleUnavailable):
         log.error("unavailable", problem=error.problem, cause=str(error))
-    return _answer(request, error.problem, detail or error.detail, error.extras)
+    detail = PRIVATE_DETAIL.get(error.problem, error.detail)
+    return _answer(request, error.problem, detail, error.extras)
 
 
 def _malformed(request: Request, error: Exception) -> Response:

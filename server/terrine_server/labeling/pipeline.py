@@ -97,7 +97,6 @@ class Labeling:
         self._voters = voters
         self._metrics = metrics
         self._max_batch = max_batch
-        self._opened: dict[str, ProjectRecord] = {}
 
     def check(
         self,
@@ -110,7 +109,7 @@ class Labeling:
 
         `key` is its idempotency key. Raises a `TerrineError` that concerns it alone.
         """
-        project = self._terms(project_name)
+        project = self._ledger.remembered(project_name)
         info, mechanism = project.ensemble.info, mechanism_of(project)
         spec = InputSpec.model_validate(info["input"])
         queries = canonical_inputs(inputs, spec, self._max_batch)
@@ -143,7 +142,9 @@ class Labeling:
             with self._metrics.stage("replay"):
                 group = [asks[index] for index in waiting]
                 digests = [digest for ask in group for digest in ask.digests]
-                record = self._ledger.consult(project_name, [ask.key for ask in group], digests)
+                record = self._ledger.consult(
+                    project_name, [ask.key for ask in group], [ask.digests for ask in group]
+                )
                 project = record.project
                 self._check(project, group)
                 told |= {i: fate for i, fate in zip(waiting, record.told, strict=True) if fate}
@@ -164,19 +165,11 @@ class Labeling:
         self._count(told.values())
         return [told[index] for index in range(len(asks))]
 
-    def _terms(self, name: str) -> ProjectRecord:
-        """Return the project as it was opened: what never changes of it is read once."""
-        project = self._opened.get(name)
-        if project is None:
-            project = self._opened[name] = self._ledger.project(name)
-        return project
-
     def _check(self, project: ProjectRecord, asks: Sequence[Ask]) -> None:
         """Raise what concerns all requests of a group."""
         check_active(project)
         self._voters.check(project.ensemble)
         if any(ask.genesis != project.genesis for ask in asks):
-            self._opened.clear()
             raise DatabaseUnavailable("The ledger was exchanged for another one. Ask again.")
 
     def _count(self, told: Iterable[Receipt | TerrineError]) -> None:

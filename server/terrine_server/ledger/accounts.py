@@ -11,9 +11,9 @@ from sqlalchemy import Connection, insert, update
 from sqlalchemy.exc import IntegrityError
 
 from terrine_protocol import Name, ProjectStatus
-from terrine_server.errors import CapExceeded, Conflict, InvalidTerms, NotFound
+from terrine_server.errors import BrokenBooks, CapExceeded, Conflict, InvalidTerms, NotFound
 from terrine_server.ledger.chain import canonical_json, genesis
-from terrine_server.ledger.charging import tallies as secrets
+from terrine_server.ledger.charging import tallies
 from terrine_server.ledger.epochs import events_of
 from terrine_server.ledger.records import EnsembleRecord, ProjectRecord
 from terrine_server.ledger.store import rows
@@ -107,6 +107,7 @@ def open_project(
     start = genesis({**row._mapping, **fields})
     if connection.execute(rows.select_projects().where(projects.c.name == name)).first():
         raise Conflict(f"A project called {name} exists already; names are never used twice.")
+    _check_reserved(connection, ensemble)
     _check_cap(ensemble, terms)
     try:
         connection.execute(insert(projects).values(**fields, genesis=start, head=start))
@@ -115,7 +116,7 @@ def open_project(
     _reserve(connection, ensemble, terms.cap_budget, terms.delta_budget)
     project = rows.fetch_project(connection, projects.c.name == name, f"called {name}")
     if terms.schedule is not None:
-        secrets.open_tally(connection, project)
+        tallies.open_tally(connection, project)
     return project
 
 
@@ -124,14 +125,17 @@ def set_status(
 ) -> ProjectRecord:
     """See `Ledger.set_status`."""
     condition = projects.c.name == name
-    ensemble_id = rows.fetch_project(connection, condition, f"called {name}").ensemble.id
-    rows.lock_ensemble(connection, ensembles.c.id == ensemble_id)
-    project = rows.lock_project(connection, condition, f"called {name}")
+    found = rows.fetch_project(connection, condition, f"called {name}")
+    rows.lock_ensemble(connection, ensembles.c.id == found.ensemble.id)
+    connection.execute(rows.HOLD, {"id": found.id})
+    project = rows.fetch_project(connection, condition, f"called {name}")
     if project.status is status:
         return project
     if project.status is ProjectStatus.CLOSED:
         raise Conflict(f"The project {name} is closed for good. Open a new one.")
     closing = status is ProjectStatus.CLOSED
+    if closing:
+        _check_reserved(connection, project.ensemble)
     connection.execute(
         update(projects)
         .where(projects.c.id == project.id)
@@ -170,6 +174,19 @@ def _reserve(connection: Connection, ensemble: EnsembleRecord, cost: int, delta_
             delta_reserved=ensembles.c.delta_reserved + delta_cost,
         )
     )
+
+
+def _check_reserved(connection: Connection, ensemble: EnsembleRecord) -> None:
+    """Raise BrokenBooks unless what is reserved of a held ensemble's cap is what its projects may
+    spend or, once closed, have spent; and unless each of them knows the same ensemble."""
+    cost = delta_cost = 0
+    on_it = rows.select_projects().where(ensembles.c.id == ensemble.id)
+    for project in map(rows.project_record, connection.execute(on_it)):
+        closed = project.status is ProjectStatus.CLOSED
+        cost += project.cap_spent if closed else project.terms.cap_budget
+        delta_cost += project.delta_spent if closed else project.terms.delta_budget
+    if (ensemble.reserved, ensemble.delta_reserved) != (cost, delta_cost):
+        raise BrokenBooks(f"What is reserved of the ensemble {ensemble.name} is not what it was.")
 
 
 def _check_cap(ensemble: EnsembleRecord, terms: Terms) -> None:

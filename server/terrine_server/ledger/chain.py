@@ -114,6 +114,15 @@ def hasher(project_id: int) -> Callable[[bytes, int, str, bytes, bytes, bytes], 
     return hashed
 
 
+def follows(previous: bytes, charge: Mapping[str, Any]) -> bool:
+    """Whether a charge's `hash` is that of its columns and of the hash before it."""
+    kind = frame_kind(*(charge[name] for name in KIND_FIELDS))
+    digests = charge["query_digest"], charge["input_digest"]
+    hashed = hasher(charge["project_id"])
+    time = iso(charge["created_at"])
+    return bool(hashed(previous, charge["seq"], time, *digests, kind) == charge["hash"])
+
+
 def publication_digest(genesis: str, number: int) -> bytes:
     """What identifies a project's publication, numbered from 0, where a query's digest stands."""
     return _sha256("terrine/publication/1", bytes.fromhex(genesis), number)

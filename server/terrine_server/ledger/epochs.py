@@ -1,4 +1,4 @@
-"""Which cost event an entry records, and which entries open an epoch. Pure."""
+"""What an entry records of its price, and which entries open an epoch. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from terrine_protocol import Outcome
-from terrine_server.privacy import Mechanism
+from terrine_server.ledger.chain import canonical_json
+from terrine_server.ledger.records import ProjectRecord
+from terrine_server.privacy import Mechanism, Price
 
 OPENING = "opening"
 
@@ -24,6 +26,31 @@ def entry_event(events: Events, outcome: str, opens: bool) -> Events:
     """Return what an entry records; `opens`: it pays for the epoch that starts with it."""
     event: Events = events[outcome]
     return {"event": "composition", "events": [events[OPENING], event]} if opens else event
+
+
+class Kinds:
+    """What a project's entries record beside their number, time and query: `chain.KIND_FIELDS`."""
+
+    def __init__(self, project: ProjectRecord) -> None:
+        self._guarantee = str(project.guarantee)
+        self._mechanism = canonical_json(project.mechanism)
+        self._events = dict(project.events)
+        if project.terms.schedule is not None:
+            self._events[Outcome.PUBLISHED] = project.terms.schedule.publication.event.to_json()
+        self._recorded: dict[tuple[str, bool], str] = {}
+
+    def fields(
+        self, outcome: str, price: Price, opens: bool, label: int | None, figure: int | None = None
+    ) -> tuple[str | int | None, ...]:
+        """Return the fields of an entry with this outcome. KeyError where it has no event."""
+        recorded = self._recorded.get((outcome, opens))
+        if recorded is None:
+            recorded = canonical_json(entry_event(self._events, outcome, opens))
+            self._recorded[outcome, opens] = recorded
+        return (
+            *(str(outcome), label, figure, price.cost, price.delta, price.cap_cost),
+            *(self._guarantee, self._mechanism, recorded),
+        )
 
 
 class Epochs:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from itertools import chain
 from typing import Any
 
 from sqlalchemy import Connection, Engine, insert, select, update
@@ -16,8 +15,7 @@ from terrine_server.errors import BrokenBooks, Conflict, DatabaseUnavailable, No
 from terrine_server.ledger import accounts
 from terrine_server.ledger.anchors import Anchor
 from terrine_server.ledger.charging import charge as charging
-from terrine_server.ledger.charging import earlier
-from terrine_server.ledger.charging import tallies as secrets
+from terrine_server.ledger.charging import earlier, tallies
 from terrine_server.ledger.records import (
     Batch,
     ChargeRecord,
@@ -47,8 +45,8 @@ class Ledger:
     What a method writes is one transaction. Methods that write lock what they touch, ensemble
     before project, and charges go by accounts that nobody changed since they were looked up: no
     interleaving of threads, processes or machines overspends a budget or a cap. Safe to share
-    between threads. Any method raises DatabaseUnavailable when the database cannot be reached, is
-    busy for too long, or contradicts itself; nothing is then half-written.
+    between threads. Any method raises DatabaseUnavailable when the database cannot be reached or is
+    busy for too long, and BrokenBooks when it contradicts itself; nothing is then half-written.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -113,6 +111,14 @@ class Ledger:
         with reading(self._engine) as connection:
             return rows.fetch_project(connection, projects.c.name == name, f"called {name}")
 
+    def remembered(self, name: str) -> ProjectRecord:
+        """Return one project for what is fixed of it: all else is as it was when it was first read.
+
+        Asks the database at most once. Raises NotFound.
+        """
+        found = self._accounts.remembered(name)
+        return self._accounts.remember(self.project(name)) if found is None else found
+
     def projects(
         self,
         after: str | None = None,
@@ -153,12 +159,12 @@ class Ledger:
         self,
         project: str,
         keys: Sequence[tuple[str, bytes] | None],
-        digests: Sequence[QueryDigest],
+        digests: Sequence[Sequence[QueryDigest]],
     ) -> OnRecord:
         """Return how a project stands and what is on record of requests to it; locks nothing.
 
-        Of requests with `keys`, which come with the digest of what they ask and no two of which
-        may be the same, and of queries with `digests`. Raises NotFound.
+        Each request has a key or None, with the digest of what it asks, and the digests of its
+        queries. No two may have the same key. Raises NotFound.
         """
         with reading(self._engine) as connection:
             return earlier.look_up(connection, self._accounts, project, keys, digests)
@@ -196,8 +202,10 @@ class Ledger:
         project is another than that of the `record`).
         """
         keys = [batch.key for batch in batches]
-        proposals = chain.from_iterable(batch.proposals for batch in batches)
-        digests = [QueryDigest(p.query_digest, p.input_digest) for p in proposals]
+        digests = [
+            [QueryDigest(p.query_digest, p.input_digest) for p in batch.proposals]
+            for batch in batches
+        ]
         genesis = None if record is None else record.project.genesis
 
         def look_up(connection: Connection) -> OnRecord:
@@ -235,7 +243,7 @@ class Ledger:
         with snapshot(self._engine) as connection:
             condition = projects.c.name == project
             account = rows.fetch_project(connection, condition, f"called {project}")
-            return secrets.secret_spend(connection, account)
+            return tallies.secret_spend(connection, account)
 
     def charges(
         self,
@@ -260,7 +268,7 @@ class Ledger:
                 query = query.where(charges.c.created_at >= since)
             if until is not None:
                 query = query.where(charges.c.created_at < until)
-            return [rows.charge_record(row, project) for row in connection.execute(query)]
+            return [rows.charge_record(row, account) for row in connection.execute(query)]
 
     def stream_charges(
         self,

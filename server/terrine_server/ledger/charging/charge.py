@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from terrine_protocol import Outcome, ProjectStatus
+from terrine_protocol import ProjectStatus
 from terrine_server.errors import (
     BudgetExhausted,
     InvalidQuery,
@@ -19,11 +19,11 @@ from terrine_server.errors import (
     ProjectPaused,
     TerrineError,
 )
-from terrine_server.ledger.chain import canonical_json, frame_kind, hasher, iso, publication_digest
-from terrine_server.ledger.charging import tallies as secrets
+from terrine_server.ledger.chain import frame_kind, hasher, iso, publication_digest
+from terrine_server.ledger.charging import tallies
 from terrine_server.ledger.charging.admission import REFUSED, Admission, admit
 from terrine_server.ledger.charging.appending import append
-from terrine_server.ledger.epochs import entry_event
+from terrine_server.ledger.epochs import Kinds
 from terrine_server.ledger.records import Batch, OnRecord, ProjectRecord, Receipt
 from terrine_server.ledger.store.rows import publications
 
@@ -51,7 +51,7 @@ def charge(
             raise Overtaken("Another request came first with one of these keys. Ask again.")
     fresh = [index for index, fate in enumerate(fates) if fate is None]
     proposals = [proposal for index in fresh for proposal in batches[index].proposals]
-    tally = secrets.load_tally(connection, project) if fresh else None
+    tally = tallies.load_tally(connection, project) if fresh else None
     admission = admit(project.terms, project.account, record.recorded, proposals, tally)
     after, entries = _entries(now, project, admission)
     results = iter(admission.results)
@@ -68,7 +68,7 @@ def charge(
     if (entries or told) and not append(connection, now, project, after, entries, told):
         raise Moved
     if entries and tally is not None:
-        secrets.save_tally(connection, project, tally, after.charges)
+        tallies.save_tally(connection, project, tally, after.charges)
     return after, [fate for fate in fates if fate is not None]
 
 
@@ -96,15 +96,7 @@ def _entries(
     if not admission.entries:
         return project, []
     head = bytes.fromhex(project.head)
-    mechanism = canonical_json(project.mechanism)
-    events = dict(project.events)
-    if project.terms.schedule is not None:
-        events[Outcome.PUBLISHED] = project.terms.schedule.publication.event.to_json()
-    recorded = {
-        (outcome, opens): canonical_json(entry_event(events, outcome, opens))
-        for outcome, opens in {(new.outcome, new.opens) for new in admission.entries}
-    }
-    hashed, time = hasher(project.id), iso(now)
+    kinds, hashed, time = Kinds(project), hasher(project.id), iso(now)
     entries: list[tuple[Any, ...]] = []
     published: list[tuple[int, Any]] = [(p.seq, p.figure) for p in project.published]
     for new in admission.entries:
@@ -115,11 +107,7 @@ def _entries(
         else:
             query = input = publication_digest(project.genesis, len(published))
             published.append((new.seq, new.figure))
-        kind = (
-            *(str(new.outcome), label, new.figure),
-            *(new.price.cost, new.price.delta, new.price.cap_cost),
-            *(str(project.guarantee), mechanism, recorded[new.outcome, new.opens]),
-        )
+        kind = kinds.fields(new.outcome, new.price, new.opens, label, new.figure)
         head = hashed(head, new.seq, time, query, input, frame_kind(*kind))
         entries.append((new.seq, query, input, *kind, head))
     account = admission.account

@@ -91,10 +91,13 @@ def load_tally(connection: Connection, project: ProjectRecord) -> SecretTally | 
     row = connection.execute(
         select(secret_spends).where(secret_spends.c.project_id == project.id)
     ).one_or_none()
-    if row is None or len(row.tally) != meter.size * _COUNTS.itemsize:
-        raise BrokenBooks(f"The tally of project {project.name} is lost or damaged.")
+    size = meter.size * _COUNTS.itemsize
+    if row is None or type(row.tally) is not bytes or len(row.tally) != size:
+        raise BrokenBooks(f"The tally of project {project.name} is lost or damaged.", project.name)
     if row.charges != project.charges:
-        raise BrokenBooks(f"The tally of project {project.name} is not that of its charges.")
+        raise BrokenBooks(
+            f"The tally of project {project.name} is not that of its charges.", project.name
+        )
     counts = np.frombuffer(row.tally, dtype=_COUNTS).astype(np.int64)
     return SecretTally(meter, schedule.publication, counts)
 

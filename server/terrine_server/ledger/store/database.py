@@ -292,11 +292,10 @@ def _explanation(engine: Engine, error: SQLAlchemyError) -> DatabaseUnavailable:
     if state in _NO_TABLE or re.search(r"no such (table|column)", words):
         return SchemaMismatch("The ledger has no tables yet. Run `terrine init`.", cause)
     if isinstance(error, exc.IntegrityError):
-        return BrokenBooks(
-            "The ledger refused an entry. The server's operator should run "
-            "`terrine ledger verify all`.",
-            cause,
-        )
+        return BrokenBooks("The ledger refused an entry.", cause=cause)
+    if isinstance(error, exc.DataError) and not state:
+        # The driver's own: PostgreSQL holds a value that Python has nothing for.
+        return BrokenBooks("A value in the ledger is none that was written.", cause=cause)
     if state in _DISK or re.search(r"disk is full|disk I/O", words):
         return DatabaseUnavailable(
             "The ledger's disk is full or fails. Mend it, then retry.", cause

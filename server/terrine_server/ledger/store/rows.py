@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime
 from functools import cache, lru_cache
 from typing import Any
 
@@ -15,12 +14,20 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from terrine_protocol import Guarantee, Outcome, ProjectStatus, Role
 from terrine_server.errors import BrokenBooks, NotFound
+from terrine_server.ledger.chain import follows, genesis
 from terrine_server.ledger.records import (
     ChargeRecord,
     EnsembleRecord,
     ProjectRecord,
     Publication,
     TokenRecord,
+)
+from terrine_server.ledger.store.searches import ACCOUNT
+from terrine_server.ledger.store.soundness import (
+    UNREADABLE,
+    check_account,
+    check_ensemble,
+    check_types,
 )
 from terrine_server.ledger.store.tables import charges, ensembles, projects, tokens
 from terrine_server.privacy import Terms
@@ -35,6 +42,9 @@ _claimed = (
 )
 _ensemble_columns = [column.label(f"{_ENSEMBLE}{column.name}") for column in ensembles.c]
 
+# What may change of a project, and what tells which one it is.
+_ACCOUNT = [projects.c[name] for name in ACCOUNT]
+
 terms_from_text = lru_cache(maxsize=1024)(lambda text: Terms.from_json(json.loads(text)))
 """Terms never change, and every charge needs them."""
 
@@ -44,12 +54,35 @@ def select_ensembles() -> Select[Any]:
     return select(*_ensemble_columns, _claimed).order_by(ensembles.c.name)
 
 
-@cache  # every charge needs it, and making it takes longer than asking
+_newest = charges.alias("newest")
+_of_project = _newest.c.project_id == projects.c.id
+_last_hash = (
+    select(_newest.c.hash)
+    .where(_of_project, _newest.c.seq == projects.c.charges)
+    .scalar_subquery()
+    .label("last_hash")
+)
+_before = charges.alias("before")
+_previous = (
+    select(_before.c.hash)
+    .where(_before.c.project_id == charges.c.project_id, _before.c.seq == charges.c.seq - 1)
+    .scalar_subquery()
+    .label("previous")
+)
+_beyond = exists().where(_of_project, _newest.c.seq > projects.c.charges).label("beyond")
+
+
+@cache  # making it takes longer than asking
 def select_projects() -> Select[Any]:
-    """All projects with their ensembles, by name."""
+    """All projects by name, each with its ensemble and the end of its charges.
+
+    Not for rows that are locked as they are read: after a wait, PostgreSQL reads the row anew and
+    all else as it was before.
+    """
     return (
-        select(projects, *_ensemble_columns, _claimed)
-        .join(ensembles, projects.c.ensemble_id == ensembles.c.id)
+        select(projects, _last_hash, _beyond, *_ensemble_columns, _claimed)
+        # Outer: one whose ensemble is gone is not passed over, but cannot be read.
+        .outerjoin(ensembles, projects.c.ensemble_id == ensembles.c.id)
         .order_by(projects.c.name)
     )
 
@@ -63,22 +96,6 @@ def lock_ensemble(connection: Connection, condition: ColumnElement[bool]) -> Row
     return connection.execute(select_ensembles().where(condition)).one_or_none()
 
 
-def lock_project(
-    connection: Connection, condition: ColumnElement[bool], described: str
-) -> ProjectRecord:
-    """Fetch a project and hold it until the transaction ends. Raises NotFound.
-
-    A row that had to be waited for is read as its holder left it (PostgreSQL reads a locked row
-    anew); the ensemble's columns are as they were before, and what changes of them is not for here.
-    """
-    # key_share: rows that merely refer to it (a new token) need not wait.
-    locked = select_projects().with_for_update(key_share=True, of=projects)
-    row = connection.execute(locked.where(condition)).one_or_none()
-    if row is None:
-        raise NotFound(f"There is no project {described}.")
-    return project_record(row)
-
-
 def fetch_project(
     connection: Connection, condition: ColumnElement[bool], described: str
 ) -> ProjectRecord:
@@ -90,25 +107,24 @@ def fetch_project(
 
 
 @contextmanager
-def _readable(what: str) -> Iterator[None]:
-    """A row that cannot be read was altered: say which, and answer nothing."""
+def readable(what: str, project: str = "all") -> Iterator[None]:
+    """What cannot be read was altered: say which, and answer nothing."""
     try:
         yield
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise BrokenBooks(
-            f"{what} cannot be read: it was altered. Run `terrine ledger verify all`.", repr(error)
-        ) from None
+    except UNREADABLE as error:
+        raise BrokenBooks(f"{what} was altered or damaged.", project, repr(error)) from None
 
 
 def ensemble_record(row: Row[Any]) -> EnsembleRecord:
-    """Record from a row of `select_ensembles` or `select_projects`."""
+    """Record from a row of `select_ensembles` or `select_projects`. Raises BrokenBooks."""
     fields = {
         name.removeprefix(_ENSEMBLE): value
         for name, value in row._mapping.items()
         if name.startswith(_ENSEMBLE)
     }
-    with _readable(f"ensemble {fields['name']!r}"):
-        return EnsembleRecord(
+    with readable(f"The ensemble {fields['name']!r}"):
+        check_types(ensembles.c, fields)
+        ensemble = EnsembleRecord(
             **fields
             | {
                 "manifest_sha256": fields["manifest_sha256"].hex(),
@@ -116,12 +132,20 @@ def ensemble_record(row: Row[Any]) -> EnsembleRecord:
                 "claimed": bool(fields["claimed"]),
             }
         )
+        check_ensemble(ensemble)
+    return ensemble
 
 
 def project_record(row: Row[Any]) -> ProjectRecord:
-    """Record from a row of `select_projects`."""
-    with _readable(f"the account of project {row.name!r}"):
-        return ProjectRecord(
+    """Record from a row of `select_projects`.
+
+    Raises BrokenBooks unless its terms and its ensemble are those that it was opened with, its
+    balance can be that of its charges, and its last charge is the one that the balance stands on.
+    """
+    with readable(f"The account of project {row.name!r}", str(row.name)):
+        fields = dict(row._mapping)
+        check_types(projects.c, fields)
+        project = ProjectRecord(
             id=row.id,
             name=row.name,
             ensemble=ensemble_record(row),
@@ -134,11 +158,31 @@ def project_record(row: Row[Any]) -> ProjectRecord:
             delta_spent=row.delta_spent,
             cap_spent=row.cap_spent,
             charges=row.charges,
-            published=publications(json.loads(row.published)),
+            published=_published(row.published),
             genesis=row.genesis.hex(),
             head=row.head.hex(),
             opened_at=row.opened_at,
             closed_at=row.closed_at,
+        )
+        if genesis(fields) != row.genesis:
+            raise ValueError("the terms are not those that the project was opened with")
+        check_account(project)
+    ends = [] if row.last_hash is None else [(row.charges, row.last_hash)]
+    check_end(project, [*ends, (0, b"beyond")] if row.beyond else ends)
+    return project
+
+
+def check_end(project: ProjectRecord, ends: Collection[tuple[int, Any]]) -> None:
+    """Raise BrokenBooks unless a project's charges end where its balance says.
+
+    `ends`: number and hash of the charge with the last number that the account knows of, and of
+    what comes after it.
+    """
+    genesis, head = bytes.fromhex(project.genesis), bytes.fromhex(project.head)
+    if set(ends or [(0, genesis)]) != {(project.charges, head)}:
+        raise BrokenBooks(
+            f"The last charge of project {project.name} is not the one that its balance stands on.",
+            project.name,
         )
 
 
@@ -148,6 +192,13 @@ def publications(entries: Iterable[tuple[int, int]]) -> list[Publication]:
         Publication(seq, seq - number, figure)
         for number, (seq, figure) in enumerate(entries, start=1)
     ]
+
+
+def _published(text: str) -> list[Publication]:
+    entries = json.loads(text)
+    if not isinstance(entries, list):
+        raise TypeError("published is no list")
+    return publications(entries)
 
 
 # key_share: rows that merely refer to it (a new token) need not wait.
@@ -161,44 +212,65 @@ MOST_REMEMBERED = 1024
 class Accounts:
     """Projects' accounts as they stand. What was fixed when one was opened is read once.
 
-    It is remembered under the hash of all of it. Of the ensemble, too, what may change (how much of
-    its cap is reserved) is as it was then.
+    Then it is checked against its hash, and remembered with it. Of the ensemble, too, what may
+    change (how much of its cap is reserved) is as it was then.
     """
 
     def __init__(self) -> None:
-        self._opened: dict[tuple[int, bytes], ProjectRecord] = {}
+        self._remembered: dict[str, ProjectRecord] = {}
+
+    def remembered(self, name: str) -> ProjectRecord | None:
+        """Return a project as it was when it was read, or None."""
+        return self._remembered.get(name)
+
+    def remember(self, project: ProjectRecord) -> ProjectRecord:
+        """Keep a project that was read in full, in place of any other of its name."""
+        if len(self._remembered) >= MOST_REMEMBERED:
+            self._remembered.clear()
+        self._remembered[project.name] = project
+        return project
 
     def current(self, connection: Connection, row: Any) -> ProjectRecord:
-        """Record from a row of `searches.find`."""
-        opened = self._opened.get((row.id, row.genesis))
-        if opened is None:
-            same = (projects.c.id == row.id) & (projects.c.genesis == row.genesis)
-            opened = fetch_project(connection, same, f"number {row.id}")
-            if len(self._opened) >= MOST_REMEMBERED:
-                self._opened.clear()
-            self._opened[row.id, row.genesis] = opened
-        with _readable(f"the account of project {opened.name!r}"):
-            return replace(
+        """Record from a row of `searches.find`. Raises BrokenBooks."""
+        with readable(f"The account of project {row.name!r}", str(row.name)):
+            check_types(_ACCOUNT, row._mapping)
+            opened = self._remembered.get(row.name)
+            if opened is None or (opened.id, opened.genesis) != (row.id, row.genesis.hex()):
+                same = (projects.c.id == row.id) & (projects.c.genesis == row.genesis)
+                opened = self.remember(fetch_project(connection, same, f"number {row.id}"))
+            account = replace(
                 opened,
                 status=ProjectStatus(row.status),
                 spent=row.spent,
                 delta_spent=row.delta_spent,
                 cap_spent=row.cap_spent,
                 charges=row.charges,
-                published=publications(json.loads(row.published)),
+                published=_published(row.published),
                 head=row.head.hex(),
                 closed_at=row.closed_at,
             )
+            check_account(account)
+            return account
 
 
-def charge_record(row: Row[Any], project: str) -> ChargeRecord:
-    """Record from a row of `charges`."""
-    with _readable(f"entry {row.seq} of project {project!r}"):
-        if not isinstance(row.created_at, datetime):
-            raise TypeError(row.created_at)
+def select_charges(project_id: int) -> Select[Any]:
+    """A project's charges in order, each with the hash of the one before."""
+    return (
+        select(charges, _previous).where(charges.c.project_id == project_id).order_by(charges.c.seq)
+    )
+
+
+def charge_record(row: Row[Any], project: ProjectRecord) -> ChargeRecord:
+    """Record from a row of `select_charges`. Raises BrokenBooks unless its hash is its own."""
+    with readable(f"Entry {row.seq} of project {project.name!r}", project.name):
+        fields = dict(row._mapping)
+        previous = fields.pop("previous")
+        check_types(charges.c, fields)
+        if not follows(bytes.fromhex(project.genesis) if row.seq == 1 else previous, fields):
+            raise ValueError("the hash is not that of its columns and of the entry before")
         return ChargeRecord(
-            project=project,
-            **dict(row._mapping)
+            project=project.name,
+            **fields
             | {
                 "query_digest": row.query_digest.hex(),
                 "input_digest": row.input_digest.hex(),
@@ -225,10 +297,8 @@ TOKEN = select_tokens().where(tokens.c.id == bindparam("id"))
 
 
 def token_record(row: Row[Any]) -> TokenRecord:
-    """Record from a row of `select_tokens`."""
-    return TokenRecord(**dict(row._mapping) | {"role": Role(row.role)})
-
-
-def select_charges(project_id: int) -> Select[Any]:
-    """A project's charges, in order."""
-    return select(charges).where(charges.c.project_id == project_id).order_by(charges.c.seq)
+    """Record from a row of `select_tokens`. Raises BrokenBooks."""
+    with readable(f"The token {row.id!r}"):
+        fields = dict(row._mapping)
+        check_types(tokens.c, fields)
+        return TokenRecord(**fields | {"role": Role(row.role)})

@@ -19,15 +19,22 @@ from terrine_server.ledger.store.tables import projects
 
 QUERY, INPUT, LAST, KEY = range(4)
 """Kinds of found rows: a charge by its query's digest; one by its input's; one that is the last its
-account knows of, or comes after that; what a request was told under its key."""
+account knows of, or comes after that; the answer to a request that came with a key."""
 
 ACCOUNT = (
-    *("id", "genesis", "status", "spent", "delta_spent", "cap_spent"),
+    *("id", "name", "genesis", "status", "spent", "delta_spent", "cap_spent"),
     *("charges", "published", "head", "closed_at"),
 )
 """Columns of what may change of a project, and of what tells which one it is."""
-FOUND = ("kind", "digest", "seq", "outcome", "label", "key", "results")
-"""Columns of a found row; `digest` is the hash of a last charge, or of what a key came with."""
+_FOUND = {
+    **{"kind": "int", "seq": "bigint", "hash": "bytea"},
+    **{"query_digest": "bytea", "input_digest": "bytea", "created_at": "timestamptz"},
+    **{"outcome": "text", "label": "bigint", "previous": "bytea"},
+    **{"key": "text", "body_digest": "bytea", "results": "text"},
+}
+FOUND = tuple(_FOUND)
+"""Columns of a found row. A charge has all but the last three, which a key has, with its time; of a
+last charge only number and hash are looked up. `previous` is the hash of the charge before."""
 
 _ACCOUNT = [projects.c[name] for name in ACCOUNT]
 _CHUNK = 5000  # a statement of SQLite has at most 32,766 parameters
@@ -37,7 +44,7 @@ _By = Literal["id", "name"]
 
 def find(
     connection: Connection, project: str | int, keys: Sequence[str], digests: Sequence[QueryDigest]
-) -> tuple[Any, Sequence[Sequence[Any]]]:
+) -> tuple[Any, Sequence[Any]]:
     """Return the `ACCOUNT` of the project with this name or number, and what is `FOUND` of it.
 
     All of one moment. The account is None where there is no such project.
@@ -46,8 +53,7 @@ def find(
     if connection.dialect.name == "postgresql":
         asked = {"project": project, **_wanted(keys, digests)}
         rows = connection.execute(account_and_found(by, bool(keys)), asked).all()
-        beside = (row[len(ACCOUNT) :] for row in rows)
-        return (rows[0] if rows else None), [row for row in beside if row[0] is not None]
+        return (rows[0] if rows else None), [row for row in rows if row.kind is not None]
     account = connection.execute(_account(by), {"project": project}).one_or_none()
     if account is None:
         return None, []
@@ -58,21 +64,6 @@ def find(
         asked = {"project": account.id, "last": account.charges, **values}
         found += connection.execute(_found(bool(keys)), asked).all()
     return account, found
-
-
-def numbered(
-    connection: Connection, project_id: int, numbers: Sequence[int]
-) -> Sequence[Sequence[Any]]:
-    """Return number, outcome and label of the charges with these numbers."""
-    dialect = connection.dialect.name
-    found: list[Any] = []
-    for start in range(0, len(numbers), _CHUNK):
-        part: list[Any] = list(numbers[start : start + _CHUNK])
-        if dialect == "sqlite":
-            part = [(number,) for number in part]
-        asked = {"project": project_id, "numbers": part}
-        found += connection.execute(charges_numbered(dialect), asked).all()
-    return found
 
 
 def _wanted(keys: Sequence[str], digests: Sequence[QueryDigest]) -> dict[str, list[Any]]:
@@ -115,38 +106,43 @@ def _found(keys: bool) -> Executable:
     return query.bindparams(*(bindparam(name, expanding=True) for name in wanted))
 
 
-@cache
-def charges_numbered(dialect: str) -> Executable:
-    """The charges of a `:project` with `:numbers`."""
-    sqlite = dialect == "sqlite"
-    wanted = ("numbers", "bigint", "seq = ?")
-    query = text(_each(sqlite, "charges", "seq, outcome, label", ":project", *wanted))
-    return query.bindparams(bindparam("numbers", expanding=True)) if sqlite else query
-
-
 def _search(sqlite: bool, keys: bool) -> str:
     """SQL that finds rows: on PostgreSQL beside a row of `projects`."""
     project, last = (":project", ":last") if sqlite else ("projects.id", "projects.charges")
-    charge = "seq, outcome, label, NULL, NULL"
+    previous = (
+        "(SELECT hash FROM charges AS before "
+        "WHERE before.project_id = charges.project_id AND before.seq = charges.seq - 1)"
+    )
+    charge = {name: name for name in _CHARGE} | {"previous": previous}
     answered = f"input_digest = ? AND outcome = '{Outcome.ANSWERED}'"
     parts = [
         _each(
-            *(sqlite, "charges", f"{QUERY}, query_digest, {charge}", project),
+            *(sqlite, "charges", _columns(QUERY, charge), project),
             *("queries", "bytea", "query_digest = ?"),
         ),
         _each(
-            *(sqlite, "charges", f"{INPUT}, input_digest, {charge}", project),
+            *(sqlite, "charges", _columns(INPUT, charge), project),
             *("inputs", "bytea", answered),
         ),
         # A second one is one too many. Unlimited, PostgreSQL reckons with a third of all charges.
-        f"SELECT * FROM (SELECT {LAST}, hash, {charge} FROM charges "
+        f"SELECT * FROM (SELECT {_columns(LAST, {'seq': 'seq', 'hash': 'hash'})} FROM charges "
         f"WHERE project_id = {project} AND seq >= {last} ORDER BY seq LIMIT 2) AS last",
     ]
     if keys:
-        number = "CAST(NULL AS bigint)"  # PostgreSQL would take a NULL for text
-        told = f"{KEY}, body_digest, {number}, NULL, {number}, key, results"
-        parts.append(_each(sqlite, "idempotency", told, project, "keys", "text", "key = ?"))
+        kept = {name: name for name in ("created_at", "key", "body_digest", "results")}
+        columns = _columns(KEY, kept)
+        parts.append(_each(sqlite, "idempotency", columns, project, "keys", "text", "key = ?"))
     return " UNION ALL ".join(parts)
+
+
+_CHARGE = ("seq", "hash", "query_digest", "input_digest", "created_at", "outcome", "label")
+
+
+def _columns(kind: int, given: dict[str, str]) -> str:
+    """`FOUND`, in order. PostgreSQL would take a NULL without a type for text."""
+    values = {name: f"CAST(NULL AS {type})" for name, type in _FOUND.items()}
+    values |= {"kind": str(kind)} | given
+    return ", ".join(f"{value} AS {name}" for name, value in values.items())
 
 
 def _each(

@@ -47,6 +47,11 @@ class Timestamp(TypeDecorator[datetime]):
     impl = DateTime(timezone=True).with_variant(String(27), "sqlite")
     cache_ok = True
 
+    @property
+    def python_type(self) -> type[datetime]:
+        """What is written, and what is read unless it was altered."""
+        return datetime
+
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> object:
         """Write UTC."""
         if value is None or dialect.name != "sqlite":

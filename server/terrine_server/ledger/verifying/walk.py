@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -15,11 +16,12 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from terrine_server.errors import NotFound
+from terrine_server.errors import BrokenBooks, NotFound
 from terrine_server.ledger.anchors import Anchor
 from terrine_server.ledger.chain import KIND_FIELDS, frame, hasher, iso
 from terrine_server.ledger.records import Verification
 from terrine_server.ledger.store import rows
+from terrine_server.ledger.store.soundness import UNREADABLE
 from terrine_server.ledger.store.tables import projects
 from terrine_server.ledger.verifying import archive
 from terrine_server.ledger.verifying.checks import (
@@ -30,6 +32,7 @@ from terrine_server.ledger.verifying.checks import (
     check_reservation,
     check_tally,
     check_terms,
+    whole,
 )
 from terrine_server.ledger.verifying.entries import KIND, Entry, Pages, is_instant, stored
 from terrine_server.privacy import Terms
@@ -37,7 +40,6 @@ from terrine_server.privacy import Terms
 MOST_PROBLEMS = 100
 """A report names this many findings; the first is the one to look at."""
 _KINDS = 10_000
-_UNREADABLE = (ValueError, TypeError, KeyError, AttributeError)
 
 Progress = Callable[[int, int], object]
 """Told how many entries were looked at so far, and how many there should be."""
@@ -61,7 +63,15 @@ def verify_project(
         yield from check_reservation(connection, project)
 
     walk = _Walk(project, anchor, resume, progress)
-    return walk.verified(stored(connection, project["id"], walk.after), beside)
+    found = walk.verified(stored(connection, project["id"], walk.after), beside)
+    if found.ok:
+        # What every other reader of the account would refuse must not be called whole.
+        try:
+            rows.project_record(row)
+        except BrokenBooks as error:
+            problems = [f"account: {error.found} {error.cause}"]
+            return replace(found, problems=problems, anchor=None)
+    return found
 
 
 def verify_export(
@@ -113,18 +123,18 @@ class _Walk:
             terms = Terms.from_json(json.loads(project["terms"]))
             rules = Rules(terms, json.loads(project["events"]), self._start)
             published = [tuple(pair) for pair in json.loads(project["published"])]
-        except _UNREADABLE:
+        except UNREADABLE:
             found.append("terms: they cannot be read")
         else:
             findings = self._findings(pages, terms, rules, published, beside)
             try:
                 found.extend(islice(findings, MOST_PROBLEMS))
-            except _UNREADABLE as error:
+            except UNREADABLE as error:
                 found.append(f"account: a value is not of the kind that was written ({error})")
         head = project["head"]
         return Verification(
             project=project["name"],
-            charges=project["charges"],
+            charges=whole(project["charges"]),
             head=head.hex() if isinstance(head, bytes) else str(head),
             problems=found,
             vouched=self._start.entries if self._start is not None else 0,

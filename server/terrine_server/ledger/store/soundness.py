@@ -1,0 +1,111 @@
+"""What is checked of a row each time it is read, so that an edit by hand does no harm until it is
+found.
+
+`verify` recomputes a project's books from all of its entries. This looks at one row and takes
+microseconds: are its values of the types that were written, and can its balance be that of its
+entries? Every check raises ValueError or TypeError, which `rows` turns into BrokenBooks. No text
+here quotes a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from sqlalchemy import Column, LargeBinary
+
+from terrine_protocol import InputSpec, Name, ProjectStatus
+from terrine_server.ledger.epochs import OPENING
+from terrine_server.ledger.records import EnsembleRecord, ProjectRecord
+
+UNREADABLE = (
+    *(ValueError, TypeError, AttributeError, LookupError),
+    *(ArithmeticError, RecursionError),
+)
+"""What reading a value that was never written may raise."""
+
+
+def check_types(columns: Iterable[Column[Any]], row: Mapping[str, Any], prefix: str = "") -> None:
+    """Each value is of its column's type. SQLite keeps a value of any type in any column."""
+    for column in columns:
+        value = row[prefix + column.name]
+        if value is None and column.nullable:
+            continue
+        if type(value) is not column.type.python_type:
+            raise TypeError(f"{column.name} is not of its type")
+        if isinstance(column.type, LargeBinary) and len(value) != (
+            column.type.length or len(value)
+        ):
+            raise ValueError(f"{column.name} is not of its length")
+
+
+class _Public(BaseModel):
+    """What students may know of an ensemble."""
+
+    model_config = ConfigDict(strict=True)
+
+    name: Name
+    kind: str
+    input: InputSpec
+    classes: list[str] = Field(min_length=2)
+    teachers: int = Field(ge=1)
+
+
+def check_ensemble(ensemble: EnsembleRecord) -> None:
+    """The public facts of an ensemble are all there, and its reservation is within its cap."""
+    try:
+        _Public.model_validate({**ensemble.info, "name": ensemble.name})
+    except ValidationError as error:
+        first = ".".join(map(str, error.errors()[0]["loc"]))
+        raise ValueError(f"{first} is not what was registered") from None
+    if not 0 <= ensemble.reserved <= ensemble.cap:
+        raise ValueError("reserved is not within the cap")
+    if not 0 <= ensemble.delta_reserved <= ensemble.delta_cap:
+        raise ValueError("delta_reserved is not within the cap")
+
+
+def check_account(project: ProjectRecord) -> None:
+    """A project's status, and a balance that its entries can have made.
+
+    Each entry debits one of a few prices, so a number of entries debits at least and at most so
+    much; where every query has the same price, that is exact.
+    """
+    if (project.status is ProjectStatus.CLOSED) != (project.closed_at is not None):
+        raise ValueError("status and closed_at contradict each other")
+    _check_publications(project)
+    terms, account = project.terms, project.account
+    last = project.published[-1] if project.published else None
+    figure = last.figure if last else 0
+    since = account.queries - last.queries if last else account.queries
+    # A figure stands for the queries before it; additive δ is never given back.
+    for name, budget, price, queries, settled in [
+        ("spent", terms.budget, "cost", since, figure),
+        ("cap_spent", terms.cap_budget, "cap_cost", since, figure),
+        ("delta_spent", terms.delta_budget, "delta", account.queries, 0),
+    ]:
+        if terms.schedule is not None:
+            settled += account.published * getattr(terms.schedule.price, price)
+        least = settled + queries * min(getattr(p, price) for p in terms.prices.values())
+        if terms.opening is not None:
+            longest = int(project.events[OPENING]["most"])
+            least += -(-queries // longest) * getattr(terms.opening, price)
+        most = settled + queries * getattr(terms.worst, price)
+        if not 0 <= least <= getattr(account, name) <= min(most, budget):
+            raise ValueError(f"{name} is not what so many entries debit")
+
+
+def _check_publications(project: ProjectRecord) -> None:
+    """Each covers a query more than the one before, and none more than is scheduled."""
+    schedule = project.terms.schedule
+    if len(project.published) > (len(schedule.counts) if schedule else 0):
+        raise ValueError("published: more figures than are scheduled")
+    last = 0
+    for publication in project.published:
+        if type(publication.seq) is not int or type(publication.figure) is not int:
+            raise TypeError("published: not of whole numbers")
+        if not last + 1 < publication.seq <= project.charges or publication.figure < 0:
+            raise ValueError("published: not what was published")
+        last = publication.seq
+    if project.charges < 0:
+        raise ValueError("charges is negative")

@@ -1,0 +1,138 @@
+"""Edits of a database by hand, past everything that forbids them, and taken back afterwards."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Any
+
+from books import unguarded
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.exc import DBAPIError
+
+from terrine_server.ledger.chain import iso
+from terrine_server.ledger.store.tables import metadata
+
+DEEP = "[" * 100_000
+"""JSON nested deeper than Python reads."""
+GARBLED_JSON = ("", "null", "{}", "[[1]]", DEEP, b"\xff")
+INSTANTS = {"opened_at", "closed_at", "registered_at", "created_at", "expires_at", "revoked_at"}
+
+
+class Hand:
+    """Edits a database whose guards are off."""
+
+    def __init__(self, engine: Engine, url: str) -> None:
+        self._engine = engine
+        with unguarded(url):
+            pass
+        self.keep()
+
+    def keep(self) -> None:
+        """Remember all as it is now, for edits to be taken back to."""
+        with self._writing() as connection:
+            self._kept = {
+                table: [dict(row._mapping) for row in connection.execute(_all(table))]
+                for table in TABLES
+            }
+
+    def value(self, table: str, row: int, column: str) -> Any:
+        """What was in a row, counted from 0, before any edit."""
+        return self._kept[table][row][column]
+
+    @contextmanager
+    def edited(self, statement: str, **values: Any) -> Iterator[bool]:
+        """Do this; yields whether the database let it. Later all is as it was in the beginning."""
+        done = True
+        try:
+            with self._writing() as connection:
+                connection.execute(text(statement), values)
+        except (DBAPIError, OverflowError, ValueError):
+            done = False
+        try:
+            yield done
+        finally:
+            self._restore()
+
+    def set(self, table: str, row: int, column: str, value: Any) -> Any:
+        """Change one value of a row, counted from 0; see `edited`."""
+        key = {name: self._kept[table][row][name] for name in KEYS[table]}
+        where = " AND ".join(f"{name} = :old_{name}" for name in key)
+        given = {f"old_{name}": old for name, old in key.items()}
+        return self.edited(f"UPDATE {table} SET {column} = :new WHERE {where}", new=value, **given)
+
+    def _restore(self) -> None:
+        with self._writing() as connection:
+            for table in reversed(TABLES):
+                connection.execute(text(f"DELETE FROM {table}"))
+            for table in TABLES:
+                for row in self._kept[table]:
+                    names, marks = ", ".join(row), ", ".join(f":{name}" for name in row)
+                    insert = text(f"INSERT INTO {table} ({names}) VALUES ({marks})")
+                    connection.execute(insert, row)
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        with self._engine.connect() as connection:
+            if connection.dialect.name == "sqlite":
+                connection.exec_driver_sql("PRAGMA ignore_check_constraints = ON")
+            else:  # foreign keys, too, are triggers
+                connection.exec_driver_sql("SET LOCAL session_replication_role = replica")
+            yield connection
+            connection.commit()
+
+
+TABLES = [table.name for table in metadata.sorted_tables]
+KEYS = {table.name: [c.name for c in table.primary_key] for table in metadata.sorted_tables}
+
+
+def _all(table: str) -> Any:
+    return text(f"SELECT * FROM {table} ORDER BY {', '.join(KEYS[table])}")
+
+
+def other_values(column: str, value: Any) -> Iterator[Any]:
+    """Values that are not this one: near it, far from it, and of other types."""
+    if column in INSTANTS:
+        instant = datetime.fromisoformat(value) if isinstance(value, str) else value
+        later = (instant or datetime.fromisoformat("2026-01-01T00:00:00Z")) + timedelta(seconds=1)
+        yield from (iso(later), "yesterday", "infinity", 7, None)
+    elif isinstance(value, str) and value[:1] in ("{", "["):
+        yield from (*GARBLED_JSON, 7, None)
+    elif isinstance(value, str):
+        yield from (f"{value}x", "", 7, None)
+    elif isinstance(value, bytes):
+        yield from (bytes([value[0] ^ 1]) + value[1:], b"", "text", None)
+    elif isinstance(value, float):
+        yield from (value * 2, float("inf"), "text", None)
+    else:
+        number = value or 0
+        yield from (number + 1, number - 1, 2**62, 1.5, "text", None)
+
+
+def edited_json(document: Any) -> Iterator[str]:
+    """The same JSON with one part at a time removed, made null, or another number or text."""
+    for path in _paths(document):
+        changes: tuple[Any, ...] = ("remove", None, 0)
+        for change in changes:
+            edited = copy.deepcopy(document)
+            parent = edited
+            for step in path[:-1]:
+                parent = parent[step]
+            if change == "remove":
+                del parent[path[-1]]
+            elif type(parent[path[-1]]) is type(change) and parent[path[-1]] == change:
+                continue
+            else:
+                parent[path[-1]] = change
+            yield json.dumps(edited, sort_keys=True, separators=(",", ":"))
+
+
+def _paths(document: Any) -> Iterator[list[Any]]:
+    steps = document if isinstance(document, Mapping) else range(len(document))
+    for step in steps:
+        yield [step]
+        if isinstance(document[step], Mapping | list):
+            yield from ([step, *rest] for rest in _paths(document[step]))
