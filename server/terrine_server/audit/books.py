@@ -25,7 +25,6 @@ from terrine_server.privacy import (
     quote,
 )
 
-PAGE = 100
 MOST = 3
 """Problems of one project that are told; the first is the one to look at."""
 
@@ -33,14 +32,17 @@ MOST = 3
 def audit_books(ledger: Ledger, part: Part = "ledger") -> Iterator[Finding]:
     """Yield one finding for all projects that are sound, and one for each that is not."""
     sound = charges = 0
-    for project in _projects(ledger):
-        problems = list(check_project(ledger, project))
+    for name in ledger.project_names():
+        verified = ledger.verify(name)
+        problems = [*verified.problems]
+        if verified.ok:  # else there is nothing to price
+            problems += check_project(ledger, ledger.project(name))
         if problems:
             told = "; ".join(problems[:MOST])
             more = f"; and {len(problems) - MOST} more" if len(problems) > MOST else ""
-            yield Finding(part, f"books of {project.name}", "exceeded", told + more)
+            yield Finding(part, f"books of {name}", "exceeded", told + more)
         else:
-            sound, charges = sound + 1, charges + project.charges
+            sound, charges = sound + 1, charges + verified.charges
     yield Finding(
         part,
         "books",
@@ -51,8 +53,7 @@ def audit_books(ledger: Ledger, part: Part = "ledger") -> Iterator[Finding]:
 
 
 def check_project(ledger: Ledger, project: ProjectRecord) -> Iterator[str]:
-    """Yield what is wrong with one project: its chain and balances, its terms, its charges."""
-    yield from ledger.verify(project.name).problems
+    """Yield what is wrong with the prices of a project whose books are whole."""
     try:
         yield from _check_terms(project)
         yield from _check_charges(ledger, project)
@@ -126,10 +127,3 @@ def _price(event: str, rule: Rule, cap_rule: Rule) -> Price:
 
 def _rule(rule: Rule) -> str:
     return rule.name if rule.order is None else f"{rule.name} at order {rule.order:g}"
-
-
-def _projects(ledger: Ledger) -> Iterator[ProjectRecord]:
-    after = None
-    while page := ledger.projects(after, PAGE):
-        yield from page
-        after = page[-1].name
