@@ -25,7 +25,6 @@ from terrine_server.privacy import (
     quote,
 )
 
-PAGE = 100
 MOST = 3
 """How many problems of one project are reported; the first one is the one to look at."""
 
@@ -33,14 +32,17 @@ MOST = 3
 def audit_books(ledger: Ledger, part: Part = "ledger") -> Iterator[AuditFinding]:
     """Yield one finding for each project with problems, and one for all sound projects together."""
     sound = charges = 0
-    for project in _projects(ledger):
-        problems = list(check_project(ledger, project))
+    for name in ledger.project_names():
+        verified = ledger.verify(name)
+        problems = [*verified.problems]
+        if verified.ok:  # else there is nothing to price
+            problems += check_project(ledger, ledger.project(name))
         if problems:
             listed = "; ".join(problems[:MOST])
             more = f"; and {len(problems) - MOST} more" if len(problems) > MOST else ""
-            yield AuditFinding(part, f"books of {project.name}", "exceeded", listed + more)
+            yield AuditFinding(part, f"books of {name}", "exceeded", listed + more)
         else:
-            sound, charges = sound + 1, charges + project.charges
+            sound, charges = sound + 1, charges + verified.charges
     yield AuditFinding(
         part,
         "books",
@@ -50,8 +52,7 @@ def audit_books(ledger: Ledger, part: Part = "ledger") -> Iterator[AuditFinding]
 
 
 def check_project(ledger: Ledger, project: ProjectRecord) -> Iterator[str]:
-    """Yield the problems of one project: in its chain and balances, its terms, its charges."""
-    yield from ledger.verify(project.name).problems
+    """Yield the problems with the prices of a project whose books are whole."""
     try:
         yield from _check_terms(project)
         yield from _check_charges(ledger, project)
@@ -125,10 +126,3 @@ def _price(event: str, rule: Rule, cap_rule: Rule) -> Price:
 
 def _rule(rule: Rule) -> str:
     return rule.name if rule.order is None else f"{rule.name} at order {rule.order:g}"
-
-
-def _projects(ledger: Ledger) -> Iterator[ProjectRecord]:
-    after = None
-    while page := ledger.projects(after, PAGE):
-        yield from page
-        after = page[-1].name
