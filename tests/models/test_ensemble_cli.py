@@ -131,7 +131,7 @@ def test_a_schema_is_proposed_explained_and_trained_with(terrine: Terrine, hospi
         r"diagnosis │ categorical │ 36 categories",
     ):
         assert row in " ".join(said.split())
-    assert "lowest and highest value of 2 of them, all values of 5, the number of its rows" in said
+    assert "lowest and highest value of 2 columns, all values of 5 columns, the number of rows" in said
     assert "If sample.csv is not public" in said
     columns = json.loads(Path("schema.json").read_text())["columns"]
     assert {column["name"]: column["role"] for column in columns} == DEFAULT_ROLES
@@ -171,7 +171,7 @@ def test_without_people_the_owner_hears_what_is_guaranteed(
 ) -> None:
     (hospital / "public.csv").write_text("age,ill\n1,n\n2,y\n3,n\n")
     said = terrine("ensemble", "schema", "public.csv", "--label", "ill").fine
-    assert "the guarantee will be about a row" in said
+    assert "the guarantee will protect single rows" in said
     assert "--group" in said
 
 

@@ -43,7 +43,7 @@ def test_a_sound_machine_has_nothing_to_mend(served_machine: Machine) -> None:
     assert ("disk" if served_machine.database_url.startswith("sqlite") else "durability") in checked
     told = served_machine.run("doctor")
     assert (told.code, told.err) == (0, "")
-    assert "Nothing stands in the way" in told.out
+    assert "No problems found" in told.out
 
 
 def test_a_bare_machine_is_told_to_initialise(machine: Machine) -> None:
@@ -54,7 +54,7 @@ def test_a_bare_machine_is_told_to_initialise(machine: Machine) -> None:
     assert not machine.data.exists(), "the doctor changes nothing"
     told = machine.run("doctor")
     assert told.code == 1
-    assert "3 to mend" in told.out
+    assert "Problems to fix: 3." in told.out
     assert machine.run("init").code == 0
     assert machine.wrong() == []
 
