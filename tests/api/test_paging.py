@@ -64,7 +64,7 @@ def test_what_is_no_cursor_or_limit_is_refused_alike(admin: Caller, path: str) -
         refused = admin.http.get(path, params={"cursor": cursor})
         assert slug(refused) == "invalid-request"
         assert refused.json()["detail"] == (
-            "query.cursor: Not a cursor of this list. Send the `next` of the page before, "
+            "query.cursor: Not a cursor of this list. Send the `next` of the previous page, "
             "or an empty cursor for the first page"
         )
     for limit in (0, 1001, "x"):

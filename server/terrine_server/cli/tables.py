@@ -90,9 +90,9 @@ def _schema(data: Path, choice: Choice) -> TableSchema:
         return read_schema(choice.schema)
     if choice.public is None or choice.label is None:
         fail(
-            f"{data} is a private table. Categories and ranges become public, so they cannot come "
-            "from it. Give --schema FILE, or --label COLUMN and --public with a public table. "
-            "`terrine ensemble schema --help` explains how to make a schema."
+            f"{data} is a private table. Categories and ranges become public, so they "
+            "cannot be taken from it. Give --schema FILE, or --label COLUMN and --public with a "
+            "public table. `terrine ensemble schema --help` explains how to make a schema."
         )
     proposal = propose_schema(
         choice.public, label=choice.label, group=choice.group, columns=choice.columns, note=note
