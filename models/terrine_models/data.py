@@ -77,7 +77,7 @@ class Dataset:
         return len(self.labels)
 
     def digest(self) -> str:
-        """Return the SHA-256 of all records. Never stored with an ensemble: it would identify them."""
+        """Return the SHA-256 of all records. Never stored: it would identify them."""
         digest = hashlib.sha256(f"{self.spec!r}{self.classes!r}".encode())
         for part in (self.inputs, self.labels, self.groups):
             digest.update(b"" if part is None else np.ascontiguousarray(part).tobytes())

@@ -88,7 +88,9 @@ def test_invalid_settings_are_named_without_their_values(machine: Machine) -> No
 @pytest.mark.parametrize(
     ("mode", "state"), [(0o604, "problem"), (0o640, "warning"), (0o602, "problem")]
 )
-def test_files_that_other_accounts_may_use_are_found(machine: Machine, mode: int, state: str) -> None:
+def test_files_that_other_accounts_may_use_are_found(
+    machine: Machine, mode: int, state: str
+) -> None:
     machine.run("init")
     for name, check in (("secret.key", "secret key"), ("terrine.sqlite", "database")):
         path = (

@@ -40,7 +40,7 @@ def test_the_truth_passes(books: str) -> None:
         (Told("study", "c", (1,), (replace(FIRST, charge=2),)), "query 1 was paid by"),
         (Told("study", "c", (3,), (replace(FIRST, query=3),)), "charge 1 paid for"),
         (Told("study", "c", (1,), (FIRST,)), "charge 1 was paid by"),
-        (Told("study", "a", (1,), (AGAIN,)), "request a was told"),
+        (Told("study", "a", (1,), (AGAIN,)), "request a was answered"),
         (Told("study", "a", (1, 2), (FIRST,)), "other answers than it asked for"),
         (Told("study", "c", (3,), (Answer(3, "answered", 7, None, False),)), "without a charge"),
     ],
@@ -50,7 +50,7 @@ def test_a_lie_to_a_client_is_found(books: str, told: Told, found: str) -> None:
 
 
 def test_a_charge_that_nobody_was_told_is_found(books: str) -> None:
-    assert "paid, but told to no one who paid: [2]" in discrepancies(books, "study", TRUTH[:1])
+    assert "paid, but never sent to who paid: [2]" in discrepancies(books, "study", TRUTH[:1])
 
 
 @pytest.mark.parametrize(

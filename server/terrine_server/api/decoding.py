@@ -178,7 +178,7 @@ def _header(data: bytes) -> tuple[str, bool, tuple[int, ...], int] | None:
 def _check_directory(body: bytes) -> None:
     """Refuse an archive whose directory could hold more than the two expected members.
 
-    A zip file ends in a 22-byte record (PKWARE APPNOTE 4.3.16). Its counts are checked first, so that
+    A zip file ends in a 22-byte record (PKWARE APPNOTE 4.3.16). Its counts are checked first:
     a directory with a million entries is never parsed.
     """
     end = body[-22:]
