@@ -65,7 +65,7 @@ def installed(
 ) -> tuple[Settings, Engine]:
     """Prepare a server's tables and key, and register the digits with a cap of (50, 5e-4).
 
-    The ensemble's files are copied, so that a test may alter them. `settings` override the defaults.
+    The ensemble's files are copied: a test may alter them. `settings` override the defaults.
     """
     made = Settings(data_dir=data_dir, database_url=database_url, **settings)
     name = ensemble.manifest.name
