@@ -1,4 +1,4 @@
-"""What the name and the values of a column suggest: people, identifiers, dates, text, numbers."""
+"""Clues in a column's name and values: people, identifiers, dates, text or numbers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .csv_files import DECIMAL_COMMA, Sheet, number
 from .tables import MISSING
 
 FEW = 20
-"""A column with so few different values is not taken for names, texts or identifiers."""
+"""A column with at most this many distinct values is not taken for names, text or identifiers."""
 LONG_WORDS, LONG_LENGTH = 5, 40
-"""Words and characters of an average value from which on it is prose."""
+"""From this average number of words or characters on, values are prose."""
 
 _PERSON = (
     r"(patient(en)?|pat|pid|mrn|medicalrecord|person(en)?|subject|subjekt|proband(en)?|individual|"
@@ -49,7 +49,7 @@ _HEX = re.compile(r"[0-9a-f-]{16,}", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Clues:
-    """A column of a table and what there is to see in it."""
+    """A column of a table, and the clues in it."""
 
     name: str
     sheet: Sheet
@@ -62,19 +62,19 @@ class Clues:
 
     @cached_property
     def distinct(self) -> list[str]:
-        """The different values, sorted."""
+        """The distinct values, sorted."""
         return sorted(set(self.known))
 
     @cached_property
     def numbers(self) -> list[float]:
-        """The known values as numbers, NaN where one is no finite number."""
+        """The known values as numbers; NaN for those that are not finite numbers."""
         comma = self.sheet.decimal_commas(self.known)
         found = (number(value, decimal_comma=comma) for value in self.known)
         return [value if math.isfinite(value) else math.nan for value in found]
 
     @property
     def numeric(self) -> bool:
-        """Whether the column holds quantities; 00417 is a code."""
+        """Whether the values are quantities, not codes such as 00417."""
         return self._all_numbers and not self._coded
 
     @property
@@ -84,7 +84,7 @@ class Clues:
 
     @property
     def decimal_commas(self) -> bool:
-        """Whether numbers are written as 3,5 where that is not read as a number."""
+        """Whether numbers are written as 3,5 in a file where that is not read as a number."""
         return not self._all_numbers and all(
             DECIMAL_COMMA.fullmatch(value) or not math.isnan(number)
             for value, number in zip(self.known, self.numbers, strict=True)
@@ -92,38 +92,38 @@ class Clues:
 
     @property
     def thousands(self) -> bool:
-        """Whether commas that are read as decimal signs may part thousands, as in 1,234."""
+        """Whether commas read as decimal signs may be thousands separators, as in 1,234."""
         return self.sheet.decimal_commas(self.known) and all(
             _THOUSANDS.fullmatch(value) for value in self.known if "," in value
         )
 
     @property
     def unique(self) -> bool:
-        """Whether each row has a value of its own."""
+        """Whether all rows have different values."""
         return len(self.distinct) == len(self.all)
 
     @property
     def counts_rows(self) -> bool:
-        """Whether the values are integers without gaps, each once."""
+        """Whether the values are consecutive integers, each once."""
         span = max(self.numbers) - min(self.numbers)
         return self.unique and self.whole and len(self.all) > FEW and span == len(self.all) - 1
 
     @property
     def uniform(self) -> bool:
-        """Whether all values look alike and have four digits or more, as P-00417, or are hex."""
+        """Whether all values have one form with four or more digits, as P-00417, or are hex."""
         forms = {re.sub(r"\d", "9", re.sub(r"[^\W\d_]", "a", value)) for value in self.distinct}
         alike = len(forms) == 1 and forms.pop().count("9") >= 4
         return alike or all(map(_HEX.fullmatch, self.distinct))
 
     @property
     def rare(self) -> bool:
-        """Whether values repeat too seldom to learn from; the uniform ones are doubted sooner."""
+        """Whether values repeat too rarely to learn from; uniform values must repeat more often."""
         rows = 5 if self.uniform else 2
         return len(self.distinct) > FEW and rows * len(self.distinct) > len(self.known)
 
     @property
     def prose(self) -> bool:
-        """Whether the values are long, or have line breaks, and seldom repeat."""
+        """Whether the values are long or have line breaks, and rarely repeat."""
         words = sum(len(value.split()) for value in self.known)
         length = sum(map(len, self.known))
         long = words >= LONG_WORDS * len(self.known) or length >= LONG_LENGTH * len(self.known)
@@ -132,13 +132,13 @@ class Clues:
 
     @property
     def dates(self) -> bool:
-        """Whether nine values of ten are dates or times of day."""
+        """Whether nine of ten distinct values are dates or times."""
         found = sum(_DATE.fullmatch(value) is not None for value in self.distinct)
         return found * 10 >= len(self.distinct) * 9
 
     @property
     def names_people(self) -> bool:
-        """Whether the name is one for people; "patient: yes" says something about them."""
+        """Whether the name is one for people; yes and no under "patient" are not people."""
         bare = _BARE_PERSON_NAME.fullmatch(self._letters) is not None
         answer = bare and len(self.distinct) <= 2 and not self.unique
         return bool(self.known) and not answer and bool(_PERSON_NAME.fullmatch(self._letters))
@@ -151,19 +151,19 @@ class Clues:
 
     @property
     def names_repeated_stays(self) -> bool:
-        """Whether the name is that of a case, a stay or just "id", and values repeat."""
+        """Whether the name is one for cases or stays, or just "id", and values repeat."""
         repeats = FEW < len(self.distinct) < len(self.known)
         return repeats and _STAY_NAME.fullmatch(self._letters) is not None
 
     @property
     def names_identifier(self) -> bool:
-        """Whether the last word of the name is "id" or the like; PatientID has two words."""
+        """Whether the last word of the name is "id" or similar; PatientID is two words."""
         words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", self.name).lower().strip(" _-.#")
         return bool(_LAST_WORD_ID.fullmatch(words) or _STAY_NAME.fullmatch(self._letters))
 
     @property
     def names_contact(self) -> bool:
-        """Whether the name is one for names, addresses or telephone numbers of many people."""
+        """Whether the name is one for names or contact details, and there are many values."""
         many = len(self.distinct) > FEW or self.unique
         return many and _CONTACT_NAME.fullmatch(self._letters) is not None
 

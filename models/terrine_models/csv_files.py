@@ -1,4 +1,4 @@
-"""Delimited text files as people have them: what a file is, its encoding, its delimiter."""
+"""Read delimited text files: recognise the format, the encoding and the delimiter."""
 
 from __future__ import annotations
 
@@ -35,48 +35,48 @@ MAGIC = {
     rb"\xfd7zXZ\0": "packed with xz",
     rb"\x28\xb5\x2f\xfd": "packed with zstd",
 }
-"""How files begin, as regular expressions."""
+"""Starts of files, as regular expressions."""
 SAMPLE = 100
-"""Records that are looked at to find the delimiter."""
+"""Records that are read to find the delimiter."""
 DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+")
 
 Row = tuple[int, list[str]]
-"""Number of the last line and fields."""
+"""Line number (of the record's last line) and fields."""
 Note = Callable[[str], object]
-"""Takes a sentence for the user about how a file was read."""
+"""Receives a sentence for the user about how a file was read."""
 
 
 def silent(sentence: str) -> None:
-    """Take a note and drop it."""
+    """Discard a note."""
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """The rows of a file, a header included."""
+    """The rows of a file, including any header."""
 
     path: Path
     sha256: str
-    """Of the file as it is on disk."""
+    """Of the file on disk, before unpacking."""
     delimiter: str
     rows: list[Row]
 
     def decimal_commas(self, values: Sequence[str]) -> bool:
-        """Whether a column of numbers is written as 3,5; never where commas separate fields."""
+        """Whether a column has decimal commas, as in 3,5; never if commas separate fields."""
         return self.delimiter != "," and any("," in value for value in values)
 
 
 def is_table(path: Path) -> bool:
-    """Whether the name of a file says that it holds a table, be it one that can be read or not."""
+    """Whether a file's name says that it is a table, readable or not."""
     suffixes = {suffix.lower() for suffix in Path(path).suffixes}
     return not suffixes.isdisjoint(TEXT_SUFFIXES | FOREIGN_SUFFIXES.keys())
 
 
 def read_sheet(path: Path, fits: Callable[[Sequence[str]], bool], note: Note = silent) -> Sheet:
-    """The rows of a file whose fields are separated by commas, semicolons, tabs or bars.
+    """Read the rows of a file with fields separated by commas, semicolons, tabs or bars.
 
-    `fits` tells whether a first row is as expected, which settles most doubts. A delimiter other
-    than the comma is noted. Blank lines and UCI's `|` comments are skipped, fields are trimmed.
-    Raises DataError: no text in UTF-8, a record that is no CSV, or two possible delimiters.
+    `fits` says whether a first row is as expected, which resolves most ambiguities. A delimiter
+    other than the comma is noted. Blank lines and UCI's `|` comments are skipped; fields are
+    trimmed. Raises DataError if the file is not UTF-8, a record is not CSV, or two delimiters fit.
     """
     path = Path(path)
     text, digest = read_text(path)
@@ -90,9 +90,9 @@ def read_sheet(path: Path, fits: Callable[[Sequence[str]], bool], note: Note = s
 
 
 def number(text: str, *, decimal_comma: bool = False) -> float:
-    """The number that a field holds, NaN when it holds none.
+    """Parse a field as a number; NaN if it is not one.
 
-    With `decimal_comma`, 3,5 and 1.234,5 are numbers and 1.234 is not: it might be either.
+    With `decimal_comma`, 3,5 and 1.234,5 are numbers, and 1.234 is not: it is ambiguous.
     """
     if decimal_comma and "," in text:
         text = text.replace(".", "").replace(",", ".") if DECIMAL_COMMA.fullmatch(text) else ""
@@ -105,7 +105,7 @@ def number(text: str, *, decimal_comma: bool = False) -> float:
 
 
 def read_text(path: Path) -> tuple[str, str]:
-    """The text of a file, plain or gzip, and the SHA-256 of the file. Raises DataError."""
+    """Return the text of a file, plain or gzip, and the file's SHA-256. Raises DataError."""
     try:
         packed = Path(path).read_bytes()
         data = gzip.decompress(packed) if packed.startswith(b"\x1f\x8b") else packed
@@ -121,7 +121,7 @@ def read_text(path: Path) -> tuple[str, str]:
         line = data.count(b"\n", 0, error.start) + 1
         raise DataError(
             f"{path} is not UTF-8: line {line} holds the byte 0x{data[error.start]:02x}. If it is "
-            f"in Latin-1, as older programs write, convert it: {_iconv(path, 'WINDOWS-1252')}"
+            f"Latin-1, which older programs write, convert it: {_iconv(path, 'WINDOWS-1252')}"
         ) from None
 
 
@@ -165,7 +165,7 @@ def _zip_content(data: bytes) -> str:
 
 
 def _remedy(path: Path, what: str) -> str:
-    """How to make a CSV file of a file that is `what`."""
+    """Say how to convert a file of format `what` to CSV."""
     name = Path(path).name
     if what in ("a Parquet file", "a Feather file"):
         reader = f"read_{what.split()[1].lower()}"
@@ -174,7 +174,7 @@ def _remedy(path: Path, what: str) -> str:
     if what == "an .npz archive":
         return "or, if these are arrays to train on, give it a name that ends in .npz."
     if what.startswith(("packed", "a zip")):
-        return "unpack it first. Only gzip is read as it is."
+        return "unpack it first. Only gzip is read without unpacking."
     return "open it in a spreadsheet program and save the sheet as CSV in UTF-8."
 
 
@@ -184,7 +184,7 @@ def _iconv(path: Path, encoding: str) -> str:
 
 
 def _delimiter(path: Path, text: str, fits: Callable[[Sequence[str]], bool]) -> str:
-    """What separates the fields: it fits the first row and makes the next ones as wide."""
+    """Find the delimiter: the first row fits, and the next rows have equally many fields."""
     starts = {delimiter: _start(text, delimiter) for delimiter in DELIMITERS}
     possible = [d for d, rows in starts.items() if rows and fits(rows[0])]
     possible = possible or [d for d, rows in starts.items() if rows and len(rows[0]) > 1]
@@ -194,13 +194,13 @@ def _delimiter(path: Path, text: str, fits: Callable[[Sequence[str]], bool]) -> 
         ways = (f"{DELIMITERS[d]} ({len(starts[d][0])} columns)" for d in chosen)
         raise DataError(
             f"{path}: fields could be separated by {' or '.join(ways)}. Put quotes around fields "
-            "that hold one of these signs, or name the columns in a header."
+            "that contain one of these characters, or name the columns in a header."
         )
     return chosen[0]
 
 
 def _start(text: str, delimiter: str) -> list[list[str]]:
-    """The first records; one that is no CSV counts as empty, and ends them."""
+    """Return the first records; a record that is not CSV counts as empty and is the last."""
     rows: list[list[str]] = []
     try:
         for _, fields in itertools.islice(_records(text, delimiter), SAMPLE):
@@ -215,8 +215,8 @@ def _rows(path: Path, text: str, delimiter: str) -> Iterator[Row]:
         yield from _records(text, delimiter)
     except _BadRecordError as error:
         raise DataError(
-            f"{path} is no CSV file: in the record that starts on line {error.line}, {error}. A "
-            "quote that opens a field must be closed, and a quote within it doubled."
+            f"{path} is not a CSV file: in the record that starts on line {error.line}, {error}. A "
+            "quote that opens a field must be closed, and quotes inside it doubled."
         ) from None
 
 
@@ -227,7 +227,7 @@ class _BadRecordError(Exception):
 
 
 def _records(text: str, delimiter: str) -> Iterator[Row]:
-    """Rows as line number and trimmed fields, without blank lines and UCI's `|` comments."""
+    """Yield line numbers and trimmed fields, without blank lines and UCI's `|` comments."""
     lines = io.StringIO(text, newline="")
     reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=True)
     while True:

@@ -1,7 +1,7 @@
 """Private training data from files: MNIST-style IDX, `.npz` and, in `tables.py`, CSV.
 
-What is public about a data set - its classes, the range of its values, a table's categories - is
-declared, never read off the private rows: whatever reaches the manifest is for everyone to see.
+The public facts about a data set (its classes, the range of its values, a table's categories) are
+declared, never computed from private rows: everything in the manifest is public.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Dataset:
     classes: tuple[str, ...]
     spec: InputSpec
     groups: NDArray[np.int64] | None = None
-    """[N], numbers the person each record belongs to; None when every record is its own."""
+    """[N], the number of each record's person; None if each record counts as one person."""
     group_column: str | None = None
     encoding: TableSchema | None = None
     name: str = "data"
     sha256: str | None = None
-    """Of the file the records came from, where a schema might have been fitted on it."""
+    """Of the records' file, if a schema might have been fitted on it."""
 
     def __post_init__(self) -> None:
         inputs, rows = self.inputs, len(self.labels)
@@ -53,7 +53,7 @@ class Dataset:
         if inputs.shape != (rows, *self.spec.shape) or inputs.dtype != self.spec.dtype:
             raise DataError(
                 f"{self.name}: inputs are {inputs.dtype} {inputs.shape}, expected "
-                f"{self.spec.dtype} {(rows, *self.spec.shape)}: one input for each label."
+                f"{self.spec.dtype} {(rows, *self.spec.shape)}: one input per label."
             )
         if len(self.classes) < 2:
             raise DataError(f"{self.name}: at least two classes are needed.")
@@ -71,13 +71,13 @@ class Dataset:
                 f"[{self.spec.low:g}, {self.spec.high:g}]."
             )
         if self.groups is not None and self.groups.shape != (rows,):
-            raise DataError(f"{self.name}: expected one group for each of {rows} records.")
+            raise DataError(f"{self.name}: expected one group for each of the {rows} records.")
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def digest(self) -> str:
-        """SHA-256 over all records. Never stored with an ensemble: it would identify them."""
+        """Return the SHA-256 of all records. Never stored: it would identify them."""
         digest = hashlib.sha256(f"{self.spec!r}{self.classes!r}".encode())
         for part in (self.inputs, self.labels, self.groups):
             digest.update(b"" if part is None else np.ascontiguousarray(part).tobytes())
@@ -87,9 +87,9 @@ class Dataset:
 def load_idx(
     images: Path, labels: Path | None = None, *, classes: Sequence[str] = DIGITS
 ) -> Dataset:
-    """MNIST-style images and labels, each plain or `.gz`.
+    """Load MNIST-style images and labels, each plain or `.gz`.
 
-    `images` is a file, or a directory with `train-images*` and `train-labels*` as MNIST has them.
+    `images` is a file, or a directory with MNIST's `train-images*` and `train-labels*`.
     """
     images = Path(images)
     if not images.exists():
@@ -116,7 +116,7 @@ def load_idx(
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
-    """The array of bytes in an IDX file, plain or `.gz`. Raises DataError."""
+    """Read the array of bytes in an IDX file, plain or `.gz`. Raises DataError."""
     path = Path(path)
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
@@ -125,27 +125,27 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
         raise DataError(f"{path} cannot be read: {reason}.") from None
     if len(data) < 4 or data[:3] != b"\x00\x00\x08" or not 1 <= data[3] <= 4:
         raise DataError(
-            f"{path} is no IDX file of bytes: it starts with {data[:4].hex(' ') or 'nothing'}, "
+            f"{path} is not an IDX file of bytes: it starts with {data[:4].hex(' ') or 'nothing'}, "
             "expected 00 00 08 and the number of dimensions, 1 to 4."
         )
     start = 4 + 4 * data[3]
     if len(data) < start:
-        raise DataError(f"{path} is truncated: its header alone takes {start} bytes.")
+        raise DataError(f"{path} is truncated: its header alone needs {start} bytes.")
     shape = tuple(int(size) for size in np.frombuffer(data[4:start], ">u4"))
     expected = start + math.prod(shape)
     if len(data) != expected:
         raise DataError(
-            f"{path} is {'truncated' if len(data) < expected else 'too long'}: its header says "
-            f"shape {shape}, {expected} bytes in all, and it has {len(data)}."
+            f"{path} is {'truncated' if len(data) < expected else 'too long'}: its header declares "
+            f"shape {shape}, {expected} bytes in all, but it has {len(data)}."
         )
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
 
 
 def load_npz(path: Path, *, classes: Sequence[str] | None = None) -> Dataset:
-    """An `.npz` archive with `x` [N, …], `y` [N] and optionally `group` [N].
+    """Load an `.npz` archive with `x` [N, …], `y` [N] and optionally `group` [N].
 
-    `y` holds indices; `classes` names them, as an argument or as an array in the archive. `x` is
-    uint8, or floating point with the range of its values declared as `low` and `high`.
+    `y` holds indices into `classes`, which is an argument or an array in the archive. `x` is uint8,
+    or floating point with the range of its values declared as `low` and `high`.
     """
     path = Path(path)
     arrays = _read_npz(path)
@@ -160,7 +160,7 @@ def load_npz(path: Path, *, classes: Sequence[str] | None = None) -> Dataset:
         )
     names = tuple(str(name) for name in (classes or arrays["classes"].ravel().tolist()))
     if y.ndim != 1 or y.dtype.kind not in "iu":
-        raise DataError(f"{path}: y must be one integer a record, found {y.dtype} {y.shape}.")
+        raise DataError(f"{path}: y must have one integer per record, found {y.dtype} {y.shape}.")
     group = arrays.get("group")
     if group is not None and group.shape != y.shape:
         raise DataError(f"{path}: group has shape {group.shape}, expected {y.shape}.")
@@ -177,7 +177,7 @@ def load_npz(path: Path, *, classes: Sequence[str] | None = None) -> Dataset:
 
 
 def load_inputs(path: Path) -> NDArray[np.generic]:
-    """Inputs without labels: IDX images, `.npy`, or the `x` of an `.npz`."""
+    """Load inputs without labels: IDX images, `.npy`, or the `x` of an `.npz`."""
     path = Path(path)
     if path.suffix == ".npz":
         arrays = _read_npz(path)
@@ -199,7 +199,7 @@ def number_groups(names: Sequence[object]) -> NDArray[np.int64]:
 
 
 def row_digests(inputs: NDArray[np.generic]) -> NDArray[np.void]:
-    """A 128-bit digest [N] of each row, to find rows that two arrays share."""
+    """Return a 128-bit digest of each row [N], to find rows that two arrays share."""
     digests = (hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in inputs)
     return np.frombuffer(b"".join(digests), dtype="V16")
 
@@ -208,7 +208,7 @@ def _read_npz(path: Path) -> dict[str, NDArray[np.generic]]:
     try:
         with np.load(path, allow_pickle=False) as archive:
             if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise DataError(f"{path} is no .npz archive.")
+                raise DataError(f"{path} is not an .npz archive.")
             return {key: archive[key] for key in archive.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path} cannot be read as an .npz of plain arrays ({error}).") from None
@@ -227,13 +227,13 @@ def _declared_inputs(
     except (KeyError, ValueError, TypeError):
         raise DataError(
             f"{path}: x is {x.dtype}, so the range of its values must be declared: store numbers "
-            "`low` and `high`. They are public; do not compute them from private records."
+            "`low` and `high`. They become public; do not compute them from private records."
         ) from None
     return inputs, InputSpec(shape=inputs.shape[1:], dtype="float32", low=low, high=high)
 
 
 def _outside(inputs: NDArray[Any], spec: InputSpec) -> NDArray[np.int64]:
-    """Records with a value that is not in the range; NaN never is."""
+    """Return the records with a value outside the range, or NaN."""
     inside = (inputs >= spec.low) & (inputs <= spec.high)
     return np.flatnonzero(~inside.reshape(len(inputs), -1).all(1))
 

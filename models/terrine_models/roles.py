@@ -1,7 +1,7 @@
-"""Propose what each column of a public table is for, and say why.
+"""Propose a role for each column of a public table, and say why.
 
-Names, forms and counts of values are clues, not knowledge: what is in doubt is said to be. A column
-that tells people apart becomes the group; what identifies a row or cannot be learned from is
+Names, forms and counts of values are clues, not proof, so doubts are reported. A column that
+identifies people becomes the group; columns that identify rows or cannot be learned from are
 ignored.
 """
 
@@ -24,7 +24,7 @@ MOST_CLASSES = 100
 
 @dataclass(frozen=True)
 class Guess:
-    """What a column was taken for."""
+    """The role proposed for a column."""
 
     column: Column
     why: str
@@ -34,7 +34,7 @@ class Guess:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A schema, and how each of its columns came to be what it is."""
+    """A schema, and the reason for the role of each column."""
 
     schema: TableSchema
     guesses: tuple[Guess, ...]
@@ -50,11 +50,11 @@ def propose_schema(
     keep: Sequence[str] = (),
     note: Note = silent,
 ) -> Proposal:
-    """A schema with the categories, classes and ranges of a CSV file that is public.
+    """Propose a schema with the categories, classes and ranges of a public CSV file.
 
-    Every distinct value of a categorical column will be visible to everyone. `columns` names the
-    columns of a file that has no header. `group`, `ignore` and `keep` (as a feature) overrule what
-    would be guessed. Raises DataError.
+    Every distinct value of a categorical column becomes public. `columns` names the columns of a
+    file without a header. `group`, `ignore` and `keep` (as a feature) overrule the guesses. Raises
+    DataError.
     """
     table = _table(Path(path), label, columns, note)
     sheet, records = table[0].sheet, len(table[0].all)
@@ -88,9 +88,11 @@ def _table(path: Path, label: str, columns: Sequence[str] | None, note: Note) ->
         raise DataError(f"{path} is empty.")
     names, rows = (sheet.rows[0][1], sheet.rows[1:]) if columns is None else (columns, sheet.rows)
     if twice := sorted({name for name in names if list(names).count(name) > 1}):
-        raise DataError(f"{path} has two columns named {twice[0]!r}; each needs a name of its own.")
+        raise DataError(
+            f"{path} has two columns named {twice[0]!r}; every column needs a different name."
+        )
     if not rows:
-        raise DataError(f"{path} holds no rows below its header.")
+        raise DataError(f"{path} has no rows below its header.")
     for line, fields in rows:
         if len(fields) != len(names):
             raise DataError(
@@ -106,11 +108,11 @@ def _check_names(columns: Sequence[str], path: Path, wanted: Sequence[str | None
         if name not in columns:
             raise DataError(f"{path} has no column {name}; it has {', '.join(columns)}.")
         if wanted.count(name) > 1:
-            raise DataError(f"Column {name} is named twice; it can be only one thing.")
+            raise DataError(f"Column {name} is named twice; it can have only one role.")
 
 
 def _group(columns: Sequence[Clues]) -> Clues | None:
-    """The column that tells people apart; where several do, the one with the fewest of them."""
+    """Return the column that identifies people; if several do, the one with fewest people."""
     people = [column for column in columns if column.names_people]
     stays = [column for column in columns if column.names_repeated_stays]
     return min(people or stays, key=lambda column: len(column.distinct), default=None)
@@ -125,34 +127,34 @@ def _label(column: Clues) -> Guess:
     if len(classes) > MOST_CLASSES:
         doubt = "Is this a quantity? Terrine predicts classes."
     elif unlabelled:
-        doubt = f"Without a label: {_rows(unlabelled)}. Training refuses such rows."
+        doubt = f"Without a label: {_rows(unlabelled)}. Training refuses these rows."
     described = Column(name=column.name, role="label", values=tuple(classes))
-    return Guess(described, f"to be predicted, as you said: {len(classes):,} classes", doubt)
+    return Guess(described, f"to be predicted, as specified: {len(classes):,} classes", doubt)
 
 
 def _named_group(column: Clues) -> Guess:
-    return _as_group(column, "as you said")
+    return _as_group(column, "as specified")
 
 
 def _guessed_group(column: Clues) -> Guess:
     if not column.names_people:
-        doubt = "The name does not say that these are people. Is there a column that does?"
+        doubt = "The name does not suggest people. Does another column identify them?"
         return _as_group(column, "an identifier that repeats", doubt)
     doubt = f"So few people? If not, use --keep {column.name}."
     few = column.may_be_a_category_of_people
-    return _as_group(column, "tells people apart, by its name", doubt if few else None)
+    return _as_group(column, "identifies people, by its name", doubt if few else None)
 
 
 def _as_group(column: Clues, why: str, doubt: str | None = None) -> Guess:
     missing = len(column.all) - len(column.known)
     if missing and doubt is None:
-        doubt = f"Without a value: {_rows(missing)}, taken for rows of one person."
+        doubt = f"Without a value: {_rows(missing)}, treated as rows of one person."
     count = f"{len(column.distinct):,} in {_rows(len(column.all))}"
     return Guess(Column(name=column.name, role="group"), f"{why}: {count}", doubt)
 
 
 def _ignored(column: Clues) -> Guess:
-    return _ignore(column, "as you said")
+    return _ignore(column, "as specified")
 
 
 def _ignore(column: Clues, why: str, doubt: str | None = None) -> Guess:
@@ -160,7 +162,7 @@ def _ignore(column: Clues, why: str, doubt: str | None = None) -> Guess:
 
 
 def _feature(column: Clues, doubt: str | None = None) -> Guess:
-    """What the values say, whatever else they might be."""
+    """Describe the column as a feature, whatever else it might be."""
     count = len(column.distinct)
     if column.numeric:
         low, high = min(column.numbers), max(column.numbers)
@@ -170,62 +172,62 @@ def _feature(column: Clues, doubt: str | None = None) -> Guess:
     if not 1 <= count <= MOST_CATEGORIES:
         raise DataError(
             f"{column.sheet.path}: column {column.name} cannot be kept. It has {count:,} different "
-            f"values; a category has at least one and at most {MOST_CATEGORIES:,}."
+            f"values; a categorical column has at least one and at most {MOST_CATEGORIES:,}."
         )
     described = Column(name=column.name, role="categorical", values=tuple(column.distinct))
     return Guess(described, f"{count:,} categories" if count > 1 else "one category", doubt)
 
 
 def _guess(column: Clues, group: str | None) -> Guess:
-    """The role of a column that the owner said nothing about and that is not the group."""
+    """Guess the role of a column for which the owner specified none and that is not the group."""
     name, rows, count = column.name, len(column.all), len(column.distinct)
-    keep = f"Not so? Use --keep {name}"
-    keep_or_group = f"{keep}, or --group {name} if it tells people apart."
+    keep = f"If this is wrong, use --keep {name}"
+    keep_or_group = f"{keep}, or --group {name} if it identifies people."
     if not column.known:
         return _ignore(column, "empty in every row")
     if column.names_people:
-        return _ignore(column, f"tells people apart, as {group} does", f"{keep} or --group {name}.")
+        return _ignore(column, f"identifies people, as {group} does", f"{keep} or --group {name}.")
     if column.names_contact:
         return _ignore(column, "identifies people, by its name")
     if column.dates:
         return _ignore(column, "dates or times")
     if column.names_identifier and column.unique and rows > 2:
-        return _ignore(column, "an identifier by its name, and unique in every row")
+        return _ignore(column, "an identifier by its name, and different in every row")
     if column.numeric:
         return _guess_number(column, keep_or_group)
     if column.decimal_commas:
         why = "numbers with decimal commas, in a file whose fields are separated by commas"
         return _ignore(
-            column, why, "To learn from it, write 3.5, or separate fields by semicolons."
+            column, why, "To learn from it, write 3.5, or separate fields with semicolons."
         )
     if column.prose:
         return _ignore(column, "free text")
     words = sum(number != number for number in column.numbers)
     if count > FEW and 0 < words * 5 <= len(column.known):
-        doubt = "To learn from it, write numbers in all rows, or nothing."
-        return _ignore(column, f"numbers, but for {_rows(words)}", doubt)
+        doubt = "To learn from it, leave all values that are not numbers empty."
+        return _ignore(column, f"numbers, except in {_rows(words)}", doubt)
     if column.unique and rows > FEW:
-        return _ignore(column, "unique in every row", f"{keep}.")
+        return _ignore(column, "different in every row", f"{keep}.")
     if column.rare:
         why = f"{count:,} different values in {_rows(rows)}: too rare to learn from"
         return _ignore(column, why, keep_or_group)
     if count > MOST_CATEGORIES:
         return _ignore(column, f"{count:,} different values, more than {MOST_CATEGORIES:,}")
-    doubt = f"Different in every row. If it names rows, use --ignore {name}."
+    doubt = f"Different in every row. If it identifies rows, use --ignore {name}."
     return _feature(column, doubt if column.unique and rows > 4 else None)
 
 
 def _guess_number(column: Clues, keep_or_group: str) -> Guess:
     name, count = column.name, len(column.distinct)
     if column.counts_rows:
-        return _ignore(column, "counts the rows", keep_or_group)
+        return _ignore(column, "numbers the rows", keep_or_group)
     if column.names_identifier and column.rare:
         why = f"an identifier by its name: {count:,} in {_rows(len(column.all))}"
         return _ignore(column, why, keep_or_group)
     if column.thousands:
-        return _feature(column, "Do commas part thousands? 1,234 is read as 1.234.")
+        return _feature(column, "Are the commas thousands separators? 1,234 is read as 1.234.")
     odd = column.whole and count > FEW and (column.unique or column.uniform)
-    doubt = f"Might be an identifier: then use --ignore {name} or --group {name}."
+    doubt = f"If it is an identifier, use --ignore {name} or --group {name}."
     return _feature(column, doubt if odd else None)
 
 

@@ -1,9 +1,9 @@
-"""Tables: CSV files become numbers by a public schema.
+"""Tables: encode CSV files as numbers by a public schema.
 
-Categories and ranges end up in the manifest, and students need them to encode their own rows. So
-they come from a schema that the owner wrote, or from a table that the owner named as public, and
-never from private rows. A private value that the schema does not know is encoded as "other"; a
-number outside the range is clipped to it.
+Categories and ranges are stored in the manifest, and students need them to encode their own rows.
+So they come from a schema that the owner wrote, or from a table that the owner declared public, and
+never from private rows. A private value that is not in the schema is encoded as "other"; a number
+outside the range is clipped to it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ MISSING = ("", "?", "NA", "NaN")
 
 
 def load_csv(path: Path, schema: TableSchema, note: Note = silent) -> Dataset:
-    """The records of a labelled CSV file, plain or gzip, encoded by `schema`.
+    """Load the records of a labelled CSV file, plain or gzip, encoded by `schema`.
 
-    The file has a header that names all columns of the schema, or none and then exactly those
-    columns in order. Raises DataError that names line and column.
+    The file has either a header that names all columns of the schema, or no header and exactly
+    those columns in order. Raises DataError, which names line and column.
     """
     sheet = _records(Path(path), schema, note)
     path, rows = sheet.path, sheet.rows
@@ -53,19 +53,19 @@ def load_csv(path: Path, schema: TableSchema, note: Note = silent) -> Dataset:
 
 
 def encode_csv(path: Path, schema: TableSchema, note: Note = silent) -> NDArray[np.float32]:
-    """Inputs [N, width] of a CSV file, labels ignored: what students send. Raises DataError."""
+    """Encode a CSV file as inputs [N, width], as students send them. Raises DataError."""
     return _encode(_records(Path(path), schema, note), schema)
 
 
 def encoded_width(schema: TableSchema) -> int:
-    """Numbers per encoded row: one a numeric column, one a category plus one for "other"."""
+    """Numbers per encoded row: one per numeric column; one per category and one for "other"."""
     numeric = sum(column.role == "numeric" for column in schema.columns)
     categorical = [column.values or () for column in schema.columns if column.role == "categorical"]
     return numeric + sum(len(values) + 1 for values in categorical)
 
 
 def read_schema(path: Path) -> TableSchema:
-    """A schema from a JSON file. Raises DataError that says what is wrong where."""
+    """Read a schema from a JSON file. Raises DataError."""
     try:
         return TableSchema.model_validate_json(Path(path).read_bytes())
     except OSError as error:
@@ -73,7 +73,7 @@ def read_schema(path: Path) -> TableSchema:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the document"
-        raise DataError(f"{path} is no table schema: at {where}: {first['msg']}.") from None
+        raise DataError(f"{path} is not a table schema: at {where}: {first['msg']}.") from None
 
 
 def _encode(sheet: Sheet, schema: TableSchema) -> NDArray[np.float32]:
@@ -82,7 +82,7 @@ def _encode(sheet: Sheet, schema: TableSchema) -> NDArray[np.float32]:
     at = 0
     for i, column in enumerate(schema.columns):
         if column.role == "numeric":
-            encoded[:, at] = _places(sheet, i, column)
+            encoded[:, at] = _scaled(sheet, i, column)
             at += 1
         elif column.role == "categorical":
             index = {value: k for k, value in enumerate(column.values or ())}
@@ -92,11 +92,11 @@ def _encode(sheet: Sheet, schema: TableSchema) -> NDArray[np.float32]:
     return encoded
 
 
-def _places(sheet: Sheet, i: int, column: Column) -> list[float]:
-    """Where the numbers of a column lie in its range, from 0 to 1."""
+def _scaled(sheet: Sheet, i: int, column: Column) -> list[float]:
+    """Scale the numbers of a column from its range to 0..1."""
     low, high = column.low or 0.0, column.high or 0.0
     comma = sheet.decimal_commas([fields[i] for _, fields in sheet.rows])
-    places = []
+    scaled = []
     for line, fields in sheet.rows:
         missing = fields[i] in MISSING
         value = (low + high) / 2 if missing else number(fields[i], decimal_comma=comma)
@@ -105,15 +105,15 @@ def _places(sheet: Sheet, i: int, column: Column) -> list[float]:
                 f"{sheet.path} line {line}: column {column.name} holds {fields[i]!r}, expected a "
                 f"finite number. {_number_hint(sheet, fields[i], comma)}"
             )
-        places.append(min(max((value - low) / (high - low), 0.0), 1.0))
-    return places
+        scaled.append(min(max((value - low) / (high - low), 0.0), 1.0))
+    return scaled
 
 
 def _number_hint(sheet: Sheet, text: str, comma: bool) -> str:
     if comma and "." in text:
-        return "Other rows of this column have a decimal comma: write all numbers alike."
+        return "Other rows of this column have a decimal comma: use the same format in all rows."
     if "," in text and sheet.delimiter == ",":
-        return "A decimal comma is read only where something else separates fields, as in a;3,5."
+        return "Decimal commas are read only if another character separates fields, as in a;3,5."
     return "If this line is a header, it must name every column of the schema."
 
 
@@ -130,7 +130,7 @@ def _class_index(path: Path, row: Row, i: int, label: Column) -> int:
 
 
 def _records(path: Path, schema: TableSchema, note: Note) -> Sheet:
-    """All rows with their fields in the order of the schema; a header is recognised and used."""
+    """Read all rows with their fields in the order of the schema, using a header if present."""
     names = [column.name for column in schema.columns]
     sheet = read_sheet(
         path, lambda first: len(first) == len(names) or set(names) <= set(first), note

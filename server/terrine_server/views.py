@@ -1,7 +1,7 @@
-"""Ledger records → what is sent, for the API and for `--json` of the commands.
+"""Ledger records → wire models, for the API and for the commands' `--json`.
 
-A wire model takes from a record the attributes that it names, and no others. Hashes of tokens,
-digests of inputs and tallies of votes stay here because no wire model names them.
+A wire model takes only the attributes that it names from a record. Token hashes, input digests and
+vote tallies are never sent because no wire model names them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from terrine_server import ledger
 
 
 class _Result(TypedDict):
-    """`LabelResult` as plain values: a batch has thousands, and models would take most time."""
+    """`LabelResult` as plain values: a batch has thousands, and building models is slow."""
 
     outcome: Outcome
     label: int | None
@@ -38,7 +38,7 @@ class _Result(TypedDict):
 
 
 class _Answers(TypedDict):
-    """`LabelResponse`, likewise."""
+    """`LabelResponse` as plain values."""
 
     results: list[_Result]
     budget: Budget
@@ -48,7 +48,7 @@ _ANSWERS = TypeAdapter(_Answers)
 
 
 def answers(receipt: ledger.Receipt) -> bytes:
-    """Return the answers to a batch: a `LabelResponse` as JSON."""
+    """Return the response to a batch: a `LabelResponse` as JSON."""
     results: list[_Result] = [
         {
             "outcome": result.outcome,
@@ -88,7 +88,7 @@ def budget(project: ledger.ProjectRecord) -> Budget:
 
 
 def estimate(project: ledger.ProjectRecord, queries: int) -> Estimate:
-    """Return the worst-case price of that many new queries."""
+    """Return the worst-case price of `queries` new queries."""
     terms = project.terms
     cost, delta = queries * terms.worst.cost, queries * terms.worst.delta
     return Estimate(
@@ -104,7 +104,7 @@ def estimate(project: ledger.ProjectRecord, queries: int) -> Estimate:
 
 
 def ensemble(record: ledger.EnsembleRecord, available: bool) -> EnsembleInfo:
-    """Return an ensemble as students may know it."""
+    """Return an ensemble as students see it."""
     return EnsembleInfo(
         name=record.name,
         manifest_sha256=record.manifest_sha256,
@@ -162,7 +162,7 @@ def _publishing(record: ledger.ProjectRecord) -> PublishingTerms | None:
 
 
 def secret_spend(project: str, record: ledger.SecretAccount) -> SecretSpend:
-    """Return a secret spend, for its owner."""
+    """Return a secret spend, for the data owner."""
     return SecretSpend(project=project, **asdict(record))
 
 
@@ -177,5 +177,5 @@ def verification(found: ledger.Verification) -> Verification:
 
 
 def token(record: ledger.TokenRecord) -> TokenInfo:
-    """Return a token as it is remembered."""
+    """Return a token without its secret."""
     return TokenInfo.model_validate(record)

@@ -1,4 +1,4 @@
-"""What most tests of the service start from."""
+"""Fixtures for most tests of the service."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Call = Callable[..., Caller]
 
 @pytest.fixture
 def call(terrine_server: RunningServer) -> Call:
-    """Make a caller with a fresh token: of a student of "study" unless told."""
+    """Make a caller with a new token, by default of a student of "study"."""
 
     def make(role: str = "student", project: str | None = None, **token: float) -> Caller:
         return Caller(terrine_server, terrine_server.token(role, project, **token))

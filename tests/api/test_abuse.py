@@ -1,4 +1,4 @@
-"""Clients that are stuck, lie about what they send, or reach for what is not theirs."""
+"""Clients that stall, send malformed or ambiguous requests, or try to reach other projects."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from terrine_server.api import students
 from terrine_server.api.decoding import Decoded, decode
 
 SECONDS = 1
-"""What the impatient server gives a head, and a body."""
+"""Time that the impatient server allows for a head, and for a body."""
 PATIENT = {"keep_alive_seconds": 600, "body_seconds": 600}
-"""Of a server that cuts nobody off while a test lasts."""
+"""Settings of a server that closes no connection during a test."""
 PATIENCE_SECONDS = 30
-"""How long a test waits for a server that ought to cut somebody off."""
+"""How long a test waits for the server to close a connection."""
 CHEAP = {"name": "gnmax", "sigma": 100.0}
 
 
@@ -40,7 +40,7 @@ def served(
 
 @pytest.fixture
 def unpaid(served: RunningServer) -> Iterator[None]:
-    """Asserts that the test costs nothing."""
+    """Asserts that the test charges nothing."""
     before = charges(served)
     yield
     assert charges(served) == before
@@ -50,7 +50,7 @@ def unpaid(served: RunningServer) -> Iterator[None]:
 def impatient(
     directory: Path, ensemble: DigitsEnsemble, **settings: Any
 ) -> Iterator[RunningServer]:
-    """A server with the project "study" that waits a second for anybody."""
+    """Run a server with the project "study" that waits one second for heads and bodies."""
     url = f"sqlite:///{directory / 'terrine.sqlite'}"
     short = {"keep_alive_seconds": SECONDS, "body_seconds": SECONDS} | settings
     with running_server(directory / "data", url, ensemble, **short) as server:
@@ -63,24 +63,24 @@ def charges(server: RunningServer, project: str = "study") -> int:
 
 
 def question() -> bytes:
-    """A .npy file of an input that nobody has asked before."""
+    """Return a .npy file with a new input."""
     return npy(np.random.default_rng().integers(0, 17, (1, 8, 8), np.uint8))
 
 
 def answers(server: RunningServer, count: int = 1) -> None:
-    """Another student asks, and is answered."""
+    """Check that the server answers another student."""
     caller = Caller(server, server.token())
     assert caller.label(server.ensemble.public[:count]).status_code == 200
 
 
 def dribble(wires: list[Wire], data: bytes) -> None:
-    """Send on a byte at a time until the server replies or closes.
+    """Send `data` again and again until the server responds or closes.
 
-    One that counts from the last byte never does.
+    A server that measures the time since the last byte would never do so.
     """
     deadline = time.monotonic() + PATIENCE_SECONDS
     while waiting := [wire for wire in wires if wire.silent()]:
-        assert time.monotonic() < deadline, "the server waits for the end of what has none"
+        assert time.monotonic() < deadline, "the server waits for the end of an endless request"
         for wire in waiting:
             wire.send(data)
         time.sleep(0.1)
@@ -89,7 +89,7 @@ def dribble(wires: list[Wire], data: bytes) -> None:
 # --------------------------------------------------------------------------- slow clients
 
 HEADS = [b"GET /healthz HT", b"GET /healthz HTTP/1.1\r\nHost: terrine\r\nX-A: "]
-"""Begun, and not ended."""
+"""Incomplete heads."""
 
 
 def test_a_head_that_never_ends_is_closed(served: RunningServer) -> None:
@@ -102,7 +102,7 @@ def test_a_head_that_never_ends_is_closed(served: RunningServer) -> None:
     answers(served)
 
 
-def test_a_second_head_has_no_more_time_than_the_first(served: RunningServer) -> None:
+def test_a_second_head_has_the_same_time_limit_as_the_first(served: RunningServer) -> None:
     with closing(Wire(served)) as wire:
         wire.send(request("GET", "/healthz"))
         assert wire.reply().status == 200
@@ -111,23 +111,23 @@ def test_a_second_head_has_no_more_time_than_the_first(served: RunningServer) ->
         assert wire.ends()
 
 
-def test_what_never_ends_holds_neither_threads_nor_the_project(
+def test_endless_bodies_block_neither_threads_nor_the_project(
     tmp_path: Path, digits_ensemble: DigitsEnsemble
 ) -> None:
-    """More bodies than there are threads, all in the project of the student who is answered."""
+    """More bodies than threads, all in the project of the student who is answered."""
     with impatient(tmp_path, digits_ensemble, **PATIENT) as server:
         wires = [Wire(server) for _ in range(100)]
         for wire, begun in zip(wires, HEADS * 20, strict=False):
             wire.send(begun)
         endless_bodies(server, wires[40:])
         answers(server)
-        assert all(wire.silent() for wire in wires), "somebody was cut off"
+        assert all(wire.silent() for wire in wires), "a connection was closed"
         assert charges(server) == 1
         for wire in wires:
             wire.close()
 
 
-def test_bodies_that_never_end_are_refused_and_cost_nothing(served: RunningServer) -> None:
+def test_endless_bodies_are_refused_and_cost_nothing(served: RunningServer) -> None:
     wires, before = [Wire(served) for _ in range(60)], charges(served)
     endless_bodies(served, wires)
     dribble(wires[1::2], b"x")
@@ -138,14 +138,14 @@ def test_bodies_that_never_end_are_refused_and_cost_nothing(served: RunningServe
 
 
 def endless_bodies(server: RunningServer, wires: list[Wire]) -> None:
-    """Ask on every wire with a body whose end does not come; on every other by chunks."""
+    """Send an incomplete body on every wire; on every second one in chunks."""
     token, body = server.token(), question()
     for number, wire in enumerate(wires):
         length = f"Content-Length: {len(body) + 1000}"
         wire.send(label(token, body[:-1], length) if number % 2 else label(token, b"", CHUNKED))
 
 
-def test_a_stranger_cannot_hold_a_body_open_either(served: RunningServer) -> None:
+def test_bodies_without_a_valid_token_have_the_same_time_limit(served: RunningServer) -> None:
     wires = [Wire(served) for _ in range(3)]
     for wire, path in zip(wires, ("/projects", "/tokens", "/label/estimate"), strict=True):
         wire.send(request("POST", path, "Content-Length: 100", body=b"{"))
@@ -154,10 +154,10 @@ def test_a_stranger_cannot_hold_a_body_open_either(served: RunningServer) -> Non
         assert wire.ends()
 
 
-def test_a_slow_body_that_comes_in_time_is_answered_and_paid(
+def test_a_slow_body_that_ends_in_time_is_answered_and_paid(
     tmp_path: Path, digits_ensemble: DigitsEnsemble
 ) -> None:
-    """Once its head is there, what bounds the time of heads does not bound the body."""
+    """The time limit for heads does not apply to the body."""
     with impatient(tmp_path, digits_ensemble, body_seconds=600) as server:
         body = question()
         with closing(Wire(server)) as wire:
@@ -165,13 +165,13 @@ def test_a_slow_body_that_comes_in_time_is_answered_and_paid(
             wire.send(label(server.token(), b"", length, "Expect: 100-continue"))
             assert wire.reply().status == 100
             for at in range(0, len(body), 100):
-                assert Wire(server).ends(), "so the time of a head has passed once more"
+                assert Wire(server).ends(), "the time limit for a head has passed again"
                 wire.send(body[at : at + 100])
             assert wire.reply().status == 200
         assert charges(server) == 1
 
 
-def test_at_the_limit_newcomers_are_told_so_and_those_within_go_on(
+def test_beyond_the_limit_new_connections_get_a_503_and_others_go_on(
     tmp_path: Path, digits_ensemble: DigitsEnsemble
 ) -> None:
     with impatient(tmp_path, digits_ensemble, max_connections=5, **PATIENT) as server:
@@ -197,7 +197,7 @@ def test_at_the_limit_newcomers_are_told_so_and_those_within_go_on(
 
 
 def asked_anew(server: RunningServer, ask: bytes) -> Reply:
-    """The reply on a connection of its own."""
+    """Send a request on a new connection; return the response."""
     with closing(Wire(server)) as wire:
         wire.send(ask)
         return wire.reply()
@@ -231,10 +231,8 @@ CHUNKED = "Transfer-Encoding: chunked"
         pytest.param(["Transfer-Encoding\t: chunked"], id="a tab before the colon"),
     ],
 )
-def test_a_request_that_could_be_read_in_two_ways_is_not_read(
-    served: RunningServer, headers: list[str]
-) -> None:
-    """Nor is the second request that one of the readings would find in its body."""
+def test_an_ambiguous_request_is_refused(served: RunningServer, headers: list[str]) -> None:
+    """So is the second request that one of the readings would find in its body."""
     body = question()
     hidden = label(served.token(), body, f"Content-Length: {len(body)}")
     with closing(Wire(served)) as wire:
@@ -246,7 +244,7 @@ def test_a_request_that_could_be_read_in_two_ways_is_not_read(
 
 
 @pytest.mark.usefixtures("unpaid")
-def test_chunks_belong_to_http_1_1(served: RunningServer) -> None:
+def test_chunks_require_http_1_1(served: RunningServer) -> None:
     body = question()
     chunks = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
     with closing(Wire(served)) as wire:
@@ -257,7 +255,7 @@ def test_chunks_belong_to_http_1_1(served: RunningServer) -> None:
 
 @pytest.mark.usefixtures("unpaid")
 @pytest.mark.parametrize("size", ["g", "-1", "+5", "0x5", "", "1_0", "1" * 30, "5 5"])
-def test_a_chunk_of_no_size_ends_the_request_and_the_connection(
+def test_a_chunk_without_a_size_ends_the_request_and_the_connection(
     served: RunningServer, size: str
 ) -> None:
     with closing(Wire(served)) as wire:
@@ -268,8 +266,8 @@ def test_a_chunk_of_no_size_ends_the_request_and_the_connection(
 
 @pytest.mark.usefixtures("unpaid")
 @pytest.mark.parametrize("name", ["Idempotency-Key", "Authorization", "Content-Type"])
-def test_a_value_cannot_smuggle_another_header_in(served: RunningServer, name: str) -> None:
-    """Where something in front writes a line break through, the header comes twice."""
+def test_a_value_cannot_smuggle_in_another_header(served: RunningServer, name: str) -> None:
+    """If a proxy passes a line break through, the header appears twice."""
     body = question()
     length = f"Content-Length: {len(body)}"
     for line_break in ("\r\n", "\n"):
@@ -291,7 +289,7 @@ def test_a_value_cannot_smuggle_another_header_in(served: RunningServer, name: s
         pytest.param("k" * 60_000, id="sixty thousand"),
     ],
 )
-def test_a_key_that_two_programs_could_write_differently_is_refused(
+def test_a_key_that_programs_could_encode_differently_is_refused(
     served: RunningServer, key: str
 ) -> None:
     body = question()
@@ -316,10 +314,10 @@ def test_a_key_that_two_programs_could_write_differently_is_refused(
         pytest.param(b"GET /healthz HTTP/1.1\r\n\r\n", id="no host"),
     ],
 )
-def test_what_is_no_request_is_not_read_to_its_end(served: RunningServer, head: bytes) -> None:
+def test_a_malformed_request_is_not_read_to_its_end(served: RunningServer, head: bytes) -> None:
     with closing(Wire(served)) as wire:
         wire.send(head)
-        # The reset may overtake what was said.
+        # The reset may overtake the response.
         assert {told.slug for told in wire.rest()} <= {"malformed-http", "not-found"}
     answers(served)
 
@@ -327,7 +325,7 @@ def test_what_is_no_request_is_not_read_to_its_end(served: RunningServer, head: 
 def test_requests_in_one_packet_are_answered_in_order_each_to_its_own_token(
     served: RunningServer,
 ) -> None:
-    """As they come from a proxy that keeps one connection for all of its students."""
+    """As from a proxy that uses one connection for all of its students."""
     body, before = question(), (charges(served), charges(served, "other"))
     length = f"Content-Length: {len(body)}"
     mine, theirs = served.token(), served.token("student", "other")
@@ -355,10 +353,10 @@ def test_http_1_0_is_answered_and_closed(served: RunningServer) -> None:
     assert charges(served) == before + 1
 
 
-# ---------------------------------------------------------------------- what is not theirs
+# ------------------------------------------------------------------------- other projects
 
 
-def test_no_header_parameter_or_field_leads_into_another_project(served: RunningServer) -> None:
+def test_no_header_parameter_or_field_reaches_another_project(served: RunningServer) -> None:
     inputs = served.ensemble.public[5:6]
     before = charges(served), charges(served, "other")
     student = Caller(served, served.token())
@@ -374,7 +372,7 @@ def test_no_header_parameter_or_field_leads_into_another_project(served: Running
     ):
         assert slug(wrong) == "invalid-request"
 
-    # The same question under the same key is another project's own, and tells nothing of this.
+    # The same query with the same key in another project is a new request, and reveals nothing.
     stranger = Caller(served, served.token("student", "other"))
     theirs = stranger.label(inputs, key="k").json()
     assert [result["replayed"] for result in theirs["results"]] == [False]
@@ -382,7 +380,7 @@ def test_no_header_parameter_or_field_leads_into_another_project(served: Running
     assert (charges(served), charges(served, "other")) == (before[0] + 1, before[1] + 1)
 
 
-def test_a_token_revoked_between_two_requests_of_a_connection_opens_nothing_more(
+def test_a_token_revoked_between_two_requests_of_a_connection_is_refused(
     served: RunningServer,
 ) -> None:
     token, body, before = served.token(), question(), charges(served)
@@ -396,14 +394,14 @@ def test_a_token_revoked_between_two_requests_of_a_connection_opens_nothing_more
     assert charges(served) == before + 1
 
 
-def test_a_request_under_way_when_its_token_is_revoked_is_finished_and_paid(
+def test_a_request_that_began_before_its_token_was_revoked_is_answered_and_paid(
     tmp_path: Path, digits_ensemble: DigitsEnsemble
 ) -> None:
-    """The token is judged when the head has come; the body has TERRINE_BODY_SECONDS to follow."""
+    """The token is checked after the head; the body may take TERRINE_BODY_SECONDS."""
     with impatient(tmp_path, digits_ensemble, body_seconds=30) as server:
         token, body = server.token(), question()
         with closing(Wire(server)) as wire:
-            # The server asks for the body once it has let the token in.
+            # The server asks for the body once it has accepted the token.
             length = f"Content-Length: {len(body)}"
             wire.send(label(token, b"", length, "Expect: 100-continue"))
             assert wire.reply().status == 100
@@ -432,14 +430,14 @@ def test_a_request_under_way_when_its_token_is_revoked_is_finished_and_paid(
         "/redoc",
     ],
 )
-def test_a_path_is_one_that_is_listed_or_nothing(served: RunningServer, target: str) -> None:
-    """A proxy that keeps /metrics to itself matches paths as they are written."""
+def test_paths_match_only_as_they_are_listed(served: RunningServer, target: str) -> None:
+    """A proxy that blocks /metrics matches paths literally."""
     with closing(Wire(served)) as wire:
         wire.send(request("GET", target))
         assert wire.reply().slug == "not-found"
 
 
-def test_names_that_would_climb_out_of_a_directory_are_refused(served: RunningServer) -> None:
+def test_names_with_directory_traversal_are_refused(served: RunningServer) -> None:
     admin = Caller(served, served.token("admin"))
     terms = {"mechanism": {"name": "gnmax", "sigma": 4.0}, "epsilon": 1.0, "delta": 1e-5}
     for name in ("..", "../../etc/passwd", "/etc/passwd", "digits/../digits", "digits\0", "%2e%2e"):
@@ -455,19 +453,19 @@ def test_names_that_would_climb_out_of_a_directory_are_refused(served: RunningSe
 # ---------------------------------------------------------------------------------- bombs
 
 
-def test_a_crowd_of_bombs_holds_nobody_and_costs_nothing(
+def test_many_decompression_bombs_block_nobody_and_cost_nothing(
     tmp_path: Path, digits_ensemble: DigitsEnsemble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each unpacks to all that is allowed and is no question; there are more than threads.
+    """Each unpacks to the limit or beyond and is not a valid query; there are more than threads.
 
-    Here none is done with before somebody else has been answered.
+    None is finished before another client has been answered.
     """
     limit, bombs, unpack = 4 << 20, 60, decode
     begun, answered = Event(), Event()
 
     def unpack_for_long(kind: str, body: bytes, most: int) -> Decoded:
         begun.set()
-        assert answered.wait(PATIENCE_SECONDS), "they hold somebody else"
+        assert answered.wait(PATIENCE_SECONDS), "they block another client"
         return unpack(kind, body, most)
 
     monkeypatch.setattr(students, "decode", unpack_for_long)
@@ -491,17 +489,17 @@ def test_a_crowd_of_bombs_holds_nobody_and_costs_nothing(
         assert charges(server) == 1
 
 
-def test_beside_bodies_that_fill_the_memory_allowed_another_is_told_so(
+def test_when_bodies_fill_the_memory_limit_another_gets_a_503(
     tmp_path: Path, digits_ensemble: DigitsEnsemble
 ) -> None:
-    """One alone is read, however little is allowed; what was held is free once it is answered."""
+    """A single body is always read; its memory is free again once it is answered."""
     with impatient(tmp_path, digits_ensemble, max_held_bytes=1024, body_seconds=30) as server:
         token, body = server.token(), npy(np.zeros((100, 8, 8), np.uint8))
         length = f"Content-Length: {len(body)}"
         asked = label(token, body, length)
         first = Wire(server)
         first.send(label(token, b"", length, "Expect: 100-continue"))
-        assert first.reply().status == 100, "now it is read as it comes"
+        assert first.reply().status == 100, "the body is being read"
         first.send(body[:-1])
         second = Wire(server)
         second.send(asked)

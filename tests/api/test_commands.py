@@ -22,7 +22,7 @@ from terrine_server.settings import Settings
 TERRINE = [sys.executable, "-c", "from terrine_server.cli import main; main()"]
 
 
-def test_help_and_version_need_none_of_the_heavy_libraries() -> None:
+def test_help_and_version_import_no_heavy_library() -> None:
     code = """
 import sys
 for heavy in ("torch", "fastapi", "sqlalchemy", "alembic", "scipy", "uvicorn", "pydantic_settings"):
@@ -51,7 +51,7 @@ def test_serve_names_every_setting(terrine: Terrine) -> None:
     }
 
 
-def test_serve_refuses_to_start_until_everything_is_there(terrine: Terrine, tmp_path: Path) -> None:
+def test_serve_refuses_to_start_until_all_is_set_up(terrine: Terrine, tmp_path: Path) -> None:
     data = tmp_path / "data"
     assert "terrine init" in terrine("serve").refused
     assert not data.exists()
@@ -140,7 +140,7 @@ def test_an_owner_goes_from_nothing_to_a_served_label_and_back(
         assert token.split("_")[2] not in listed
         terrine("token", "revoke", token.split("_")[1]).fine  # noqa: B018
         assert student.post("/label", json=body).status_code == 401
-        assert "called nobody" in terrine("project", "close", "nobody").refused  # and never asked
+        assert "called nobody" in terrine("project", "close", "nobody").refused  # without a prompt
         terrine("project", "close", "study", "--yes").fine  # noqa: B018
         assert "closed" in terrine("project", "resume", "study").refused
     assert "Finished server process" in log[-1]
@@ -148,7 +148,7 @@ def test_an_owner_goes_from_nothing_to_a_served_label_and_back(
     assert token.split("_")[2] not in "".join(log)
 
 
-def test_json_is_what_the_http_api_replies(
+def test_json_is_what_the_http_api_returns(
     terrine: Terrine, tmp_path: Path, digits_ensemble: DigitsEnsemble
 ) -> None:
     data = tmp_path / "data"
@@ -180,7 +180,7 @@ def test_json_is_what_the_http_api_replies(
         assert account == replied("/budget", student)
 
 
-def test_odd_text_is_shown_as_it_is_or_refused(terrine: Terrine) -> None:
+def test_unusual_text_is_shown_verbatim_or_refused(terrine: Terrine) -> None:
     terrine("init").fine  # noqa: B018
     terrine("token", "create", "--role", "auditor", "--label", "[/b] [red]x").fine  # noqa: B018
     assert "[/b] [red]x" in terrine("token", "list").fine
@@ -191,7 +191,7 @@ def test_odd_text_is_shown_as_it_is_or_refused(terrine: Terrine) -> None:
 
 @contextmanager
 def served(data: Path) -> Iterator[tuple[str, list[str]]]:
-    """`terrine serve` as a process of its own, asked to stop at the end; its address and log."""
+    """Run `terrine serve` in a separate process; yield its address and log."""
     server = subprocess.Popen(
         [*TERRINE, "--data-dir", str(data), "serve", "--port", "0"],
         stderr=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""What the server does with a socket, whoever opened it."""
+"""Options of the server's sockets."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from terrine_server.api.connection import Connection, options
 from terrine_server.settings import Settings
 
 
-def test_a_reply_does_not_wait_for_its_first_segment_to_be_acknowledged(tmp_path: Path) -> None:
-    """On sockets that are handed down to workers, asyncio leaves Nagle's algorithm on."""
+def test_a_response_does_not_wait_for_its_first_segment_to_be_acknowledged(tmp_path: Path) -> None:
+    """asyncio leaves Nagle's algorithm on for sockets that workers inherit."""
 
     async def accepted() -> int:
         with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -1,4 +1,4 @@
-"""Bytes that students send become arrays of numbers, or a clear refusal; never anything else."""
+"""Bytes that students send become arrays of numbers or a clear refusal, never anything else."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NPY, NPZ, JSON = "application/x-npy", "application/x-npz", "application/json"
 
 
 def header(text: str, version: tuple[int, int] = (1, 0)) -> bytes:
-    """A .npy file's beginning with any header."""
+    """Return the start of a .npy file with any header."""
     length = struct.pack("<H" if version == (1, 0) else "<I", len(text))
     return b"\x93NUMPY" + bytes(version) + length + text.encode()
 
@@ -54,14 +54,14 @@ def test_every_number_type_byte_order_and_layout_arrives_as_it_was_sent(
         np.testing.assert_array_equal(decoded.inputs, array)
 
 
-def test_an_archive_brings_probabilities_along() -> None:
+def test_an_archive_may_have_probabilities() -> None:
     probabilities = np.full((3, 2), 0.5)
     decoded = decode(NPZ, npz(inputs=ROWS, probabilities=probabilities), LIMIT)
     np.testing.assert_array_equal(decoded.inputs, ROWS)
     np.testing.assert_array_equal(decoded.probabilities, probabilities)
 
 
-def test_json_brings_nested_numbers() -> None:
+def test_json_may_have_nested_lists() -> None:
     decoded = decode(
         "application/json; charset=utf-8",
         b'{"inputs": [[1, 2.5], [3, 4]], "probabilities": [[1], [0]]}',
@@ -138,7 +138,7 @@ def test_a_pickle_is_never_run(tmp_path: Any) -> None:
         ),
     ],
 )
-def test_bytes_that_are_no_plain_array_are_refused(body: bytes) -> None:
+def test_bytes_that_are_not_a_plain_array_are_refused(body: bytes) -> None:
     with pytest.raises(InvalidQuery):
         decode(NPY, body, LIMIT)
     with pytest.raises(InvalidQuery):
@@ -160,7 +160,7 @@ def test_bytes_that_are_no_plain_array_are_refused(body: bytes) -> None:
         pytest.param(zipped({"inputs.npy": npy(ROWS)}, zipfile.ZIP_LZMA), id="another compression"),
     ],
 )
-def test_archives_that_are_not_what_numpy_writes_are_refused(body: bytes) -> None:
+def test_archives_unlike_those_of_numpy_are_refused(body: bytes) -> None:
     with pytest.raises(InvalidQuery):
         decode(NPZ, body, LIMIT)
 
@@ -180,7 +180,7 @@ def test_a_decompression_bomb_is_refused_before_it_unpacks() -> None:
         decode(NPZ, body, LIMIT)
 
 
-def test_a_bomb_that_lies_about_its_size_unpacks_no_further_than_it_said() -> None:
+def test_a_bomb_that_lies_about_its_size_unpacks_only_to_the_declared_size() -> None:
     body = bytearray(npz(inputs=np.zeros((2 * LIMIT,), np.uint8)))
     declared = body.index(b"PK\x01\x02") + 24
     body[declared : declared + 4] = struct.pack("<I", 1000)
@@ -211,7 +211,7 @@ def test_a_directory_of_a_million_entries_is_not_parsed() -> None:
         "[1" + "0" * 400 + "]",
     ],
 )
-def test_json_lists_that_are_no_array_of_numbers_are_refused(inputs: str) -> None:
+def test_json_lists_that_are_not_arrays_of_numbers_are_refused(inputs: str) -> None:
     with pytest.raises(InvalidQuery):
         decode(JSON, b'{"inputs": %s}' % inputs.encode(), LIMIT)
 
@@ -245,7 +245,7 @@ def test_other_content_types_are_refused(kind: str) -> None:
 
 
 @given(st.sampled_from(sorted(DECODERS)), st.binary(max_size=300))
-def test_no_bytes_whatever_do_anything_but_decode_or_be_refused(kind: str, body: bytes) -> None:
+def test_any_bytes_are_decoded_or_refused(kind: str, body: bytes) -> None:
     try:
         decoded = decode(kind, body, LIMIT)
     except (TerrineError, RequestValidationError):
@@ -254,7 +254,7 @@ def test_no_bytes_whatever_do_anything_but_decode_or_be_refused(kind: str, body:
 
 
 @given(st.data())
-def test_no_flipped_byte_does_anything_but_decode_or_be_refused(data: st.DataObject) -> None:
+def test_any_flipped_byte_is_decoded_or_refused(data: st.DataObject) -> None:
     kind, body = data.draw(
         st.sampled_from([(NPY, npy(ROWS)), (NPZ, npz(inputs=ROWS, probabilities=ROWS))])
     )

@@ -1,4 +1,4 @@
-"""The reference and the OpenAPI document say what the server does."""
+"""The reference and the OpenAPI document match the server."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def operations(document: Document) -> Iterator[tuple[str, str, Document]]:
             yield method.upper(), path, operation
 
 
-def test_the_reference_lists_exactly_the_problems_there_are() -> None:
+def test_the_reference_lists_exactly_the_problems_that_exist() -> None:
     rows = re.findall(r"^\| `([a-z-]+)` \| (\d{3}) \| (.+) \|$", reference(), re.MULTILINE)
     assert rows == [(slug, str(kind.status), kind.meaning) for slug, kind in PROBLEMS.items()]
 
 
-def test_the_reference_lists_exactly_the_settings_there_are() -> None:
+def test_the_reference_lists_exactly_the_settings_that_exist() -> None:
     rows = re.findall(r"^\| `TERRINE_([A-Z_]+)` \| (.*?) \| (.+) \|$", reference(), re.MULTILINE)
     assert rows == [
         (name.upper(), "" if not field.default else f"`{field.default}`", field.description)
@@ -53,7 +53,7 @@ def test_the_reference_lists_exactly_the_settings_there_are() -> None:
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_the_reference_lists_exactly_the_endpoints_there_are(document: Document) -> None:
+def test_the_reference_lists_exactly_the_endpoints_that_exist(document: Document) -> None:
     rows = re.findall(r"^\| `([A-Z]+) (/\S*)` \| ", reference(), re.MULTILINE)
     assert sorted(rows) == sorted((method, path) for method, path, _ in operations(document))
 
@@ -83,7 +83,7 @@ def test_every_command_in_the_reference_works(
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_the_openapi_document_is_whole(document: Document) -> None:
+def test_the_openapi_document_is_complete(document: Document) -> None:
     schemas = document["components"]["schemas"]
     for name in re.findall(r'"#/components/schemas/(\w+)"', json.dumps(document)):
         assert name in schemas

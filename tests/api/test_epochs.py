@@ -1,4 +1,4 @@
-"""A project that pays by the epoch, over HTTP: opened, asked, overtaken, exhausted, replayed."""
+"""A project with epochs, over HTTP: opened, queried, overtaken, exhausted, replayed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ EPOCHS = 3
 
 
 def of_epochs(results: list[Any]) -> list[bool]:
-    """Whether each paid result of one request opens an epoch, from the outcomes alone."""
+    """Return whether each paid result of one request opens an epoch, from the outcomes alone."""
     left, opens = 0, []
     for result in results:
         if result.charge is not None and not result.replayed:
@@ -44,7 +44,7 @@ def of_epochs(results: list[Any]) -> list[bool]:
     return opens
 
 
-def test_epochs_are_paid_as_they_open_until_no_other_fits(
+def test_epochs_are_paid_when_they_open_until_no_more_fit(
     terrine_server: RunningServer, call: Call
 ) -> None:
     opened = call("admin").http.post("/projects", json=TERMS)
@@ -84,7 +84,7 @@ def test_epochs_are_paid_as_they_open_until_no_other_fits(
     assert terrine_server.ledger.verify("study").ok
 
     again = LabelResponse.model_validate_json(student.label(inputs[:6]).content)
-    assert again.budget == account, "what was told is told again for nothing"
+    assert again.budget == account, "answers are replayed at no cost"
     pairs = zip(again.results, replies[0].results, strict=True)
     for result, before in pairs:
         if before.charge is not None:
@@ -93,7 +93,7 @@ def test_epochs_are_paid_as_they_open_until_no_other_fits(
 
 
 class Overtaking(LocalVoters):
-    """While a request's queries are voted on, another request for one of them is answered."""
+    """While a request is voted on, another request with one of its queries is answered."""
 
     overtake: Callable[[], Receipt] | None = None
 
@@ -104,7 +104,7 @@ class Overtaking(LocalVoters):
         return super().votes(record, inputs)
 
 
-def test_a_request_that_another_one_overtakes_is_drawn_again(terrine_server: RunningServer) -> None:
+def test_a_request_that_is_overtaken_is_drawn_again(terrine_server: RunningServer) -> None:
     terrine_server.open_project(mechanism=MECHANISM, epsilon=13.0, delta=4e-4)
     settings, ledger = terrine_server.settings, terrine_server.ledger
     voters = Overtaking(settings.data_dir)
@@ -124,7 +124,7 @@ def test_a_request_that_another_one_overtakes_is_drawn_again(terrine_server: Run
     assert [entry.event["event"] for entry in entries[:2]] == ["composition", "composition"]
     assert ledger.verify("study").ok
 
-    # Its own repetition, by the same key, overtakes a request too: both are told the same.
+    # A retry with the same key may overtake a request, too: both get the same answers.
     more = terrine_server.ensemble.public[3:4]
     first: list[Receipt] = []
 

@@ -1,4 +1,4 @@
-"""`POST /label`: paid before told, asked twice paid once, refused exactly where the prices say."""
+"""`POST /label`: paid before sent, paid only once, refused exactly where the prices say."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ INTERACTIVE = CONFIDENT | {"name": "interactive_gnmax", "confidence": 0.9}
 CLAIMED = {"name": "immutable", "c": 5, "gamma": 0.2, "pricing": "as_published"}
 
 
-def test_json_npy_and_npz_are_the_same_question(terrine_server: RunningServer, call: Call) -> None:
+def test_the_same_input_in_json_npy_and_npz_is_the_same_query(
+    terrine_server: RunningServer, call: Call
+) -> None:
     terrine_server.open_project()
     student, inputs = call(), terrine_server.ensemble.public[:4]
     first = student.label(inputs)
@@ -60,7 +62,7 @@ def test_answers_are_mostly_right_and_numbered_as_the_ledger_numbers_them(
     assert [result.label for result in reply.results] == [entry.label for entry in charged]
 
 
-def test_the_same_key_returns_the_same_answer_and_no_other_body(
+def test_the_same_key_replays_the_answer_and_refuses_another_body(
     terrine_server: RunningServer, call: Call
 ) -> None:
     terrine_server.open_project()
@@ -80,7 +82,9 @@ def test_a_query_twice_in_one_batch_is_paid_once(terrine_server: RunningServer, 
     assert terrine_server.ledger.project("study").charges == 1
 
 
-def test_simultaneous_first_askings_count_as_one(terrine_server: RunningServer, call: Call) -> None:
+def test_simultaneous_first_requests_are_charged_once(
+    terrine_server: RunningServer, call: Call
+) -> None:
     terrine_server.open_project()
     student, inputs = call(), terrine_server.ensemble.public[:5]
     with ThreadPoolExecutor(8) as pool:
@@ -137,7 +141,7 @@ def test_the_budget_ends_exactly_where_the_price_list_says(
     assert student.http.get("/budget").json()["charges"] == exactly
 
 
-def test_cheap_abstentions_leave_room_that_the_same_batch_may_use(
+def test_a_batch_may_use_the_budget_that_its_cheap_abstentions_leave(
     terrine_server: RunningServer, call: Call
 ) -> None:
     terrine_server.open_project(mechanism=CONFIDENT | {"threshold": 37}, epsilon=6.0)
@@ -165,17 +169,17 @@ SPECS: list[dict[str, Any]] = [
 ]
 
 
-@settings(deadline=None)  # the first example of a mechanism builds its tables
+@settings(deadline=None)  # the first example builds a mechanism's tables
 @given(
     st.sampled_from(SPECS),
     st.sampled_from([0.9, 3.0, 8.0]),
     st.lists(st.integers(0, 1), max_size=60),
     st.integers(0, 60),
 )
-def test_no_query_that_the_gate_admits_goes_without_votes(
+def test_every_query_that_the_gate_admits_is_voted_on(
     spec: dict[str, Any], epsilon: float, outcomes: list[int], earlier: int
 ) -> None:
-    """However the outcomes fall, the gate never reaches beyond the `possible` first queries."""
+    """Whatever the outcomes, the gate never admits more than the first `possible` queries."""
     mechanism = build_mechanism(spec, teachers=250, classes=10)
     terms = quote(mechanism, epsilon, 1e-5)
     prices = sorted(terms.prices.values(), key=lambda price: price.cost)
@@ -192,7 +196,7 @@ def test_no_query_that_the_gate_admits_goes_without_votes(
         assert admitted == most
 
 
-def test_interactive_confirms_what_the_student_knows_and_corrects_what_it_does_not(
+def test_interactive_reinforces_right_predictions_and_corrects_wrong_ones(
     terrine_server: RunningServer, call: Call
 ) -> None:
     terrine_server.open_project(mechanism=INTERACTIVE | {"threshold": 15}, epsilon=20.0)
@@ -214,7 +218,7 @@ def test_interactive_confirms_what_the_student_knows_and_corrects_what_it_does_n
     assert "answered" in {result["outcome"] for result in second}
 
 
-def test_a_claimed_guarantee_is_named_wherever_the_project_is(
+def test_a_claimed_guarantee_is_shown_wherever_the_project_is(
     terrine_server: RunningServer, call: Call
 ) -> None:
     admin = call("admin")
@@ -247,7 +251,7 @@ def test_a_claimed_guarantee_is_named_wherever_the_project_is(
     assert table.count(",claimed,") == 2
 
 
-def test_every_mechanism_serves(terrine_server: RunningServer, call: Call) -> None:
+def test_every_mechanism_can_be_served(terrine_server: RunningServer, call: Call) -> None:
     fitting: list[dict[str, Any]] = [
         {"name": "lnmax", "gamma": 0.4},
         {"name": "gnmax", "sigma": 4.0},
@@ -265,10 +269,10 @@ def test_every_mechanism_serves(terrine_server: RunningServer, call: Call) -> No
         assert terrine_server.ledger.verify(name).ok
 
 
-def test_an_input_with_two_baselines_takes_no_other_inputs_place(
+def test_an_input_with_two_baselines_counts_as_one_input(
     terrine_server: RunningServer, call: Call
 ) -> None:
-    # Teachers all but surely differ from these views, and every outcome costs much the same.
+    # Teachers almost surely differ from these predictions, and all outcomes cost about the same.
     always = INTERACTIVE | {"threshold": 0, "sigma1": 2.0, "sigma2": 1000.0}
     terrine_server.open_project(mechanism=always, epsilon=3.0)
     assert terrine_server.ledger.project("study").affordable == 2

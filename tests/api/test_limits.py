@@ -1,4 +1,4 @@
-"""How often a token may ask, and how often a stranger may guess."""
+"""Rate limits: requests per token, and failed logins per address."""
 
 from __future__ import annotations
 

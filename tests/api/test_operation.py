@@ -1,4 +1,4 @@
-"""What holds for every request, and what those who operate the service see."""
+"""Guarantees for every request, and what operators see."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ Call = Callable[..., Caller]
 
 @pytest.fixture
 def log() -> Iterator[io.StringIO]:
-    """Everything that the process logs, as `terrine serve` would print it."""
+    """The process's log, as `terrine serve` would print it."""
     root = logging.getLogger()
     before = root.handlers[:], root.level
     logs.configure("info")
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # our own caller's
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # the tests' own client
     stream = io.StringIO()
     handler = root.handlers[0]
     assert isinstance(handler, logging.StreamHandler)
@@ -43,7 +43,7 @@ def log() -> Iterator[io.StringIO]:
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_every_answer_carries_a_request_id(terrine_server: RunningServer, call: Call) -> None:
+def test_every_response_has_a_request_id(terrine_server: RunningServer, call: Call) -> None:
     http = call("admin").http
     for path in ("/healthz", "/readyz", "/metrics", "/ledger", "/nowhere", "/openapi.json"):
         assert re.fullmatch("[0-9a-f]{32}", http.get(path).headers["x-request-id"])
@@ -54,7 +54,7 @@ def test_every_answer_carries_a_request_id(terrine_server: RunningServer, call: 
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_every_problem_is_explained_where_its_type_points(
+def test_every_problem_type_links_to_its_explanation(
     terrine_server: RunningServer, call: Call
 ) -> None:
     http = httpx.Client(base_url=terrine_server.url)
@@ -104,7 +104,7 @@ def test_the_log_never_holds_inputs_labels_votes_or_tokens(
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_a_defect_is_a_problem_without_a_traceback_and_a_log_line_without_values(
+def test_a_bug_is_a_problem_without_a_traceback_and_a_log_line_without_values(
     log: io.StringIO,
     terrine_server: RunningServer,
     call: Call,
@@ -130,7 +130,7 @@ def test_a_defect_is_a_problem_without_a_traceback_and_a_log_line_without_values
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_the_log_says_why_the_database_fails_and_the_answer_does_not(
+def test_the_log_says_why_the_database_fails_and_the_response_does_not(
     log: io.StringIO, terrine_server: RunningServer, call: Call
 ) -> None:
     terrine_server.open_project()
@@ -145,7 +145,7 @@ def test_the_log_says_why_the_database_fails_and_the_answer_does_not(
     assert str(path) not in refused.text
 
 
-def test_a_bucket_refills_evenly_and_says_when_to_come_back() -> None:
+def test_a_bucket_refills_evenly_and_says_when_to_retry() -> None:
     now = 0.0
     limit = RateLimit(6, clock=lambda: now)
     for _ in range(6):
@@ -168,7 +168,7 @@ def test_a_bucket_refills_evenly_and_says_when_to_come_back() -> None:
         limit.take("a")
 
 
-def test_a_rate_limit_remembers_a_bounded_number_of_strangers() -> None:
+def test_a_rate_limit_remembers_a_limited_number_of_addresses() -> None:
     limit = RateLimit(1)
     for stranger in range(MAX_KEYS + 500):
         limit.take(str(stranger))

@@ -1,4 +1,4 @@
-"""What the data owner and the auditor do over HTTP."""
+"""The data owner's and the auditor's routes."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_closing_a_project_returns_its_unspent_budget_to_the_cap(
     assert 0 < account().reserved == spent < opened
 
 
-def test_terms_that_make_no_sense_open_nothing(terrine_server: RunningServer, call: Call) -> None:
+def test_invalid_terms_open_no_project(terrine_server: RunningServer, call: Call) -> None:
     admin = call("admin")
 
     def mechanism(name: str, **parameters: Any) -> dict[str, Any]:
@@ -99,7 +99,10 @@ def test_terms_that_make_no_sense_open_nothing(terrine_server: RunningServer, ca
         (mechanism("immutable", c=1, sigma=4, gamma=1), "invalid-terms"),
         (mechanism("immutable", c=1, sigma=4, pricing="as_published"), "invalid-terms"),
         (mechanism("stable", sigma=8, delta_per_query=0.5), "invalid-terms"),
-        (mechanism("stable_svt", **epochs), "invalid-terms"),  # no vote of 40 is clear enough
+        (
+            mechanism("stable_svt", **epochs),
+            "invalid-terms",
+        ),  # no vote of 40 teachers is clear enough
         (mechanism("stable_svt", **epochs | {"answers_per_epoch": 0}), "invalid-request"),
         (mechanism("stable_svt", **epochs | {"answers_per_epoch": 2.5}), "invalid-request"),
         (mechanism("stable_svt", **epochs | {"epsilon_per_epoch": 0}), "invalid-request"),
@@ -135,7 +138,7 @@ def test_every_malformed_field_is_named(call: Call) -> None:
     assert fields == {"body.epsilon", "body.colour"}
 
 
-def test_a_token_is_shown_once_and_dies_when_revoked(
+def test_a_token_is_shown_once_and_refused_once_revoked(
     terrine_server: RunningServer, call: Call
 ) -> None:
     terrine_server.open_project()
@@ -269,7 +272,7 @@ def test_the_ledger_is_filtered_by_outcome_and_time(
         assert slug(auditor.http.get("/ledger/study", params=wrong)) == "invalid-request", wrong
 
 
-def test_names_that_no_database_would_take_are_refused_before_it_is_asked(call: Call) -> None:
+def test_names_that_databases_do_not_accept_are_refused_before_any_query(call: Call) -> None:
     admin = call("admin")
     for path in ("/projects/%00", "/ledger/A%00b", "/ledger/%ff/verify", "/tokens/%00"):
         method = "DELETE" if "tokens" in path else "GET"

@@ -1,4 +1,4 @@
-"""Lists are read page by page, all in the same way; two still answer as they did before."""
+"""All lists have the same paging; two still accept requests without it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from server import RunningServer
 Call = Callable[..., Caller]
 PROJECTS = ["a", "b", "c", "study", "z"]
 PATHS = {"/ledger": "project", "/ledger/study": "seq", "/projects": "name", "/tokens": "id"}
-"""Every paged list, and what names one of its items."""
+"""Every paged list, and the name of one of its items."""
 MALFORMED = {
     "/ledger": ["A", "-a", "a\x00", "a" * 65],
     "/ledger/study": ["x", "-1", "1.0", "9" * 19],
@@ -23,7 +23,7 @@ MALFORMED = {
 
 @pytest.fixture
 def admin(terrine_server: RunningServer, call: Call) -> Caller:
-    """Who may read every list; there are five items in each."""
+    """A caller who may read every list; each list has five items."""
     for name in PROJECTS:
         terrine_server.open_project(name)
     call().label(terrine_server.ensemble.public[:5])
@@ -33,7 +33,7 @@ def admin(terrine_server: RunningServer, call: Call) -> Caller:
 
 
 def items(admin: Caller, path: str, **query: Any) -> list[dict[str, Any]]:
-    """All items of a list, by way of its cursors."""
+    """Return all items of a list, following its cursors."""
     found: list[dict[str, Any]] = []
     cursor: str | None = ""
     while cursor is not None:
@@ -59,12 +59,12 @@ def test_every_list_is_read_page_by_page(admin: Caller, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_what_is_no_cursor_or_limit_is_refused_alike(admin: Caller, path: str) -> None:
+def test_invalid_cursors_and_limits_are_refused_alike(admin: Caller, path: str) -> None:
     for cursor in MALFORMED[path]:
         refused = admin.http.get(path, params={"cursor": cursor})
         assert slug(refused) == "invalid-request"
         assert refused.json()["detail"] == (
-            "query.cursor: Not a cursor of this list. Send the `next` of the page before, "
+            "query.cursor: Not a cursor of this list. Send the `next` of the previous page, "
             "or an empty cursor for the first page"
         )
     for limit in (0, 1001, "x"):
@@ -73,7 +73,7 @@ def test_what_is_no_cursor_or_limit_is_refused_alike(admin: Caller, path: str) -
         assert refused.json()["detail"].startswith("query.limit: ")
 
 
-def test_pages_keep_to_the_filters(admin: Caller) -> None:
+def test_filters_apply_to_every_page(admin: Caller) -> None:
     admin.http.patch("/projects/b", json={"status": "paused"})
     admin.http.patch("/projects/z", json={"status": "paused"})
     for path in ("/projects", "/ledger"):
@@ -83,7 +83,7 @@ def test_pages_keep_to_the_filters(admin: Caller) -> None:
         assert nowhere.json() == {"items": [], "next": None}
 
 
-def test_without_a_cursor_projects_and_tokens_are_bare_lists_as_before(admin: Caller) -> None:
+def test_without_a_cursor_projects_and_tokens_are_bare_lists(admin: Caller) -> None:
     for path in ("/projects", "/tokens"):
         bare = admin.http.get(path)
         assert bare.json() == items(admin, path, limit=1000)
@@ -102,6 +102,6 @@ def test_without_a_cursor_projects_and_tokens_are_bare_lists_as_before(admin: Ca
     assert "not both" in both.json()["detail"]
 
 
-def test_a_token_that_does_not_exist_is_no_cursor(admin: Caller) -> None:
+def test_an_unknown_token_is_not_a_cursor(admin: Caller) -> None:
     unknown = admin.http.get("/tokens", params={"cursor": "0123456789abcdef"})
     assert slug(unknown) == "not-found"

@@ -1,4 +1,4 @@
-"""What counts as an acceptable query, and when two queries are one."""
+"""Which queries are valid, and when two queries are the same."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_features_out_of_range_are_refused(value: float) -> None:
         accepted([[0, 0, value]], ROWS)
 
 
-def test_the_ends_of_the_range_belong_to_it() -> None:
+def test_the_range_includes_its_ends() -> None:
     accepted([[[0, 16], [16, 0]]])
     accepted(np.array([[0.1, -0.1, 0]]), ROWS)
     accepted(np.array([[0.1, -0.1, 0]], np.float32), ROWS)
@@ -107,18 +107,18 @@ def test_the_order_of_a_batch_is_part_of_its_digest() -> None:
     ],
     ids=repr,
 )
-def test_rows_that_are_no_probabilities_are_refused(probabilities: Any) -> None:
+def test_rows_that_are_not_probabilities_are_refused(probabilities: Any) -> None:
     with pytest.raises(InvalidQuery):
         check_probabilities(probabilities, True, batch=1, classes=3)
 
 
-def test_probabilities_may_be_off_by_the_rounding_of_half_precision() -> None:
+def test_probabilities_may_have_the_rounding_errors_of_half_precision() -> None:
     rough = np.array([[0.1, 0.2, 0.7], [1 / 3, 1 / 3, 1 / 3]], np.float16)
     checked = check_probabilities(rough, True, batch=2, classes=3)
     np.testing.assert_array_equal(checked, rough.astype(np.float64))
 
 
-def test_probabilities_nobody_asked_for_are_refused() -> None:
+def test_probabilities_that_are_not_needed_are_refused() -> None:
     assert check_probabilities(None, False, batch=1, classes=3) is None
     with pytest.raises(InvalidQuery):
         check_probabilities(np.full((1, 3), 1 / 3), False, batch=1, classes=3)

@@ -1,4 +1,4 @@
-"""Lines of requests: what is grouped, who has a turn, and what happens when too many come."""
+"""The queue: grouping, turns between projects, and refusals when it is full."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from terrine_server.metrics import Metrics
 
 @dataclass(frozen=True)
 class Asked:
-    """So many queries, perhaps with an idempotency key."""
+    """A request of `queries` queries, optionally with an idempotency key."""
 
     queries: int = 1
     name: str | None = None
@@ -33,7 +33,7 @@ class Asked:
 
 
 class Teachers:
-    """Answers groups only when told to, and remembers what they were."""
+    """Records groups, and answers them once `open` is set."""
 
     def __init__(self) -> None:
         self.groups: list[tuple[str, list[Asked]]] = []
@@ -54,7 +54,7 @@ async def started(teachers: Teachers, groups: int) -> None:
 
 
 async def occupied(queue: Queue[Asked, int], teachers: Teachers) -> list[asyncio.Task[int]]:
-    """Requests of "study" that keep as many groups busy as it may have at a time."""
+    """Start requests of "study" that keep as many groups busy as it may have at a time."""
     tasks = []
     for number in range(GROUPS):
         tasks.append(asyncio.create_task(queue.ask("study", Asked(number=number))))
@@ -67,7 +67,7 @@ def run(most_waiting: int = 10**6) -> tuple[Teachers, Queue[Asked, int]]:
     return teachers, Queue(teachers, Metrics(), most_waiting)
 
 
-def test_what_waits_is_answered_together_and_nothing_waits_for_company() -> None:
+def test_waiting_requests_are_answered_together_and_none_waits_for_others() -> None:
     async def ask() -> None:
         teachers, queue = run()
         first = await occupied(queue, teachers)
@@ -81,7 +81,7 @@ def test_what_waits_is_answered_together_and_nothing_waits_for_company() -> None
     asyncio.run(ask())
 
 
-def test_groups_are_bounded_and_the_same_key_never_comes_twice_in_one() -> None:
+def test_groups_are_limited_and_never_have_the_same_key_twice() -> None:
     async def ask() -> None:
         teachers, queue = run()
         half = GROUP_QUERIES // 2 + 1
@@ -118,11 +118,13 @@ def test_a_busy_project_does_not_keep_another_waiting() -> None:
     asyncio.run(ask())
 
 
-def test_beyond_the_line_requests_are_refused_at_once() -> None:
+def test_requests_to_a_full_queue_are_refused_at_once() -> None:
     async def ask() -> None:
         teachers, queue = run(most_waiting=10)
         served = await occupied(queue, teachers)
-        large = asyncio.create_task(queue.ask("study", Asked(50)))  # alone it may wait
+        large = asyncio.create_task(
+            queue.ask("study", Asked(50))
+        )  # a single request may always wait
         await asyncio.sleep(0.05)
         with pytest.raises(Overloaded):
             await queue.ask("study", Asked())
@@ -133,7 +135,7 @@ def test_beyond_the_line_requests_are_refused_at_once() -> None:
     asyncio.run(ask())
 
 
-def test_one_failure_is_told_to_one_and_a_groups_failure_to_all() -> None:
+def test_an_error_of_one_request_fails_it_alone_and_an_error_of_a_group_all() -> None:
     async def ask() -> None:
         teachers, queue = run()
         teachers.open.set()
@@ -154,7 +156,7 @@ def test_one_failure_is_told_to_one_and_a_groups_failure_to_all() -> None:
     asyncio.run(ask())
 
 
-def test_who_goes_away_while_waiting_is_not_asked_for() -> None:
+def test_a_request_whose_client_disconnects_while_it_waits_is_dropped() -> None:
     async def ask() -> None:
         teachers, queue = run()
         served = await occupied(queue, teachers)
@@ -174,7 +176,7 @@ def test_who_goes_away_while_waiting_is_not_asked_for() -> None:
 # ---------------------------------------------------------------------------- the real service
 
 
-def test_clients_at_once_are_each_told_their_own_and_pay_once(
+def test_simultaneous_clients_get_their_own_answers_and_pay_once(
     terrine_server: RunningServer,
 ) -> None:
     terrine_server.open_project("study", {"name": "gnmax", "sigma": 40.0}, epsilon=20.0)
@@ -185,7 +187,7 @@ def test_clients_at_once_are_each_told_their_own_and_pay_once(
         caller = Caller(terrine_server, token)
         told = []
         for start in range(0, 40, 5):
-            first = (start + 40 * (client // 2)) % 160  # every input is asked for by two clients
+            first = (start + 40 * (client // 2)) % 160  # two clients send each input
             reply = caller.label(inputs[first : first + 5], key=f"{client}-{start}")
             assert reply.status_code == 200, reply.text
             for row, result in enumerate(reply.json()["results"]):
@@ -196,14 +198,14 @@ def test_clients_at_once_are_each_told_their_own_and_pay_once(
 
     with ThreadPoolExecutor(8) as clients:
         told = {row for rows in clients.map(some, range(8)) for row in rows}
-    # One charge and one label for each input, whoever asked and with whom it was grouped.
+    # One charge and one label per input, whoever sent it and however it was grouped.
     assert len(told) == 160
     assert len({input for input, _, _ in told}) == len({charge for _, charge, _ in told}) == 160
     assert terrine_server.ledger.project("study").charges == 160
     assert terrine_server.ledger.verify("study").ok
 
 
-def test_too_many_waiting_queries_are_a_503_that_says_when_to_retry(
+def test_a_full_queue_is_a_503_that_says_when_to_retry(
     tmp_path: Path, digits_ensemble: DigitsEnsemble
 ) -> None:
     url = f"sqlite:///{tmp_path / 'terrine.sqlite'}"

@@ -1,4 +1,4 @@
-"""Whatever is wrong with a request: a clear problem of a stable type, and nothing charged."""
+"""Every invalid request gets a clear problem of a stable type and charges nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ INTERACTIVE = {
 
 @pytest.fixture
 def nothing_charged(terrine_server: RunningServer) -> Callable[[], None]:
-    """Asserts that the books of all projects are as they were when the test began."""
+    """Asserts that the books of all projects have not changed since the test began."""
 
     def books() -> list[tuple[str, int, str]]:
         return [(p.name, p.spent, p.head) for p in terrine_server.ledger.projects()]
@@ -103,7 +103,7 @@ def test_bad_queries_are_named_and_cost_nothing(
     nothing_charged()
 
 
-def test_interactive_needs_probabilities_that_are_some(
+def test_interactive_needs_valid_probabilities(
     terrine_server: RunningServer, call: Call, nothing_charged: Callable[[], None]
 ) -> None:
     terrine_server.open_project(mechanism=INTERACTIVE)
@@ -121,7 +121,7 @@ def test_interactive_needs_probabilities_that_are_some(
     nothing_charged()
 
 
-def test_a_certainty_rounded_above_one_is_a_certainty(
+def test_a_probability_rounded_above_one_counts_as_one(
     terrine_server: RunningServer, call: Call
 ) -> None:
     terrine_server.open_project(mechanism=INTERACTIVE)
@@ -134,7 +134,7 @@ def test_a_certainty_rounded_above_one_is_a_certainty(
     assert exactly.json()["results"][0]["replayed"]
 
 
-def test_what_is_said_twice_or_misspelt_is_refused_not_guessed(
+def test_duplicate_and_misspelt_parameters_are_refused(
     terrine_server: RunningServer, call: Call, nothing_charged: Callable[[], None]
 ) -> None:
     terrine_server.open_project()
@@ -163,7 +163,7 @@ def test_what_is_said_twice_or_misspelt_is_refused_not_guessed(
     nothing_charged()
 
 
-def test_a_body_is_bounded_whatever_it_says_of_its_length(
+def test_the_size_of_a_body_is_limited_whatever_length_it_declares(
     terrine_server: RunningServer, call: Call
 ) -> None:
     terrine_server.open_project()
@@ -184,10 +184,10 @@ def test_a_body_is_bounded_whatever_it_says_of_its_length(
     assert student.label(terrine_server.ensemble.public[:1]).status_code == 200
 
 
-def test_a_refusal_is_read_though_it_left_before_the_body_had_come(
+def test_a_refusal_sent_before_the_end_of_the_body_can_be_read(
     terrine_server: RunningServer, call: Call
 ) -> None:
-    """A socket closed on unread bytes is reset, and the refusal with it."""
+    """Closing a socket with unread bytes resets it, and the refusal is lost."""
     terrine_server.open_project()
     student, stranger = call(), Caller(terrine_server, "terrine_none")
     body = bytes(2**20)
@@ -201,7 +201,7 @@ def test_a_refusal_is_read_though_it_left_before_the_body_had_come(
     assert refused.headers["Connection"] == "close"
 
 
-def test_only_a_valid_token_of_the_right_role_and_project_opens_a_door(
+def test_routes_need_a_valid_token_of_the_right_role_and_project(
     terrine_server: RunningServer, call: Call, nothing_charged: Callable[[], None]
 ) -> None:
     terrine_server.open_project()
@@ -250,7 +250,7 @@ def test_only_a_valid_token_of_the_right_role_and_project_opens_a_door(
     nothing_charged()
 
 
-def test_a_paused_project_waits_and_a_closed_one_ends(
+def test_paused_and_closed_projects_answer_nothing(
     terrine_server: RunningServer, call: Call
 ) -> None:
     terrine_server.open_project()
@@ -292,7 +292,7 @@ def test_altered_files_never_vote(
             path.unlink()
         else:
             path.write_bytes(damaged)
-            if before is not None:  # the time of a file is easily set back
+            if before is not None:  # a file's modification time is easy to set
                 os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
         refused = student.label(inputs)
         assert slug(refused) == "ensemble-unavailable"
@@ -309,7 +309,7 @@ def test_altered_files_never_vote(
 
 @contextmanager
 def database_gone(url: str) -> Iterator[None]:
-    """Take the database away from under the running server, and give it back."""
+    """Make the database unavailable to the running server during the context."""
     parsed = make_url(url)
     if parsed.get_backend_name() == "sqlite":
         path = Path(str(parsed.database))

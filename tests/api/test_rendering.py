@@ -1,4 +1,4 @@
-"""What is sent is what the wire models say, and no event loop waits for it to be written."""
+"""Responses match the wire models, and are never rendered on the event loop."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ results = st.builds(
 
 
 @given(st.builds(Receipt, results=st.lists(results), project=accounts))
-def test_answers_are_written_as_their_wire_model_writes_them(receipt: Receipt) -> None:
+def test_answers_are_rendered_like_their_wire_model(receipt: Receipt) -> None:
     expected = LabelResponse(
         results=[
             LabelResult(outcome=r.outcome, label=r.label, charge=r.seq, replayed=r.replayed)
@@ -118,7 +118,7 @@ def test_answers_are_written_as_their_wire_model_writes_them(receipt: Receipt) -
     assert LabelResponse.model_validate_json(written) == expected
 
 
-def test_answers_that_are_no_answers_are_never_sent() -> None:
+def test_invalid_answers_are_never_sent() -> None:
     good = Result(Outcome.ANSWERED, label=3, seq=1, replayed=False)
     for wrong in ({"label": "3"}, {"label": 3.5}, {"outcome": "won"}, {"seq": b"1"}):
         receipt = Receipt([good, replace(good, **wrong)], PROJECTS[0])
@@ -126,7 +126,7 @@ def test_answers_that_are_no_answers_are_never_sent() -> None:
             views.answers(receipt)
 
 
-def test_an_answer_that_cannot_be_rendered_fails_one_request_and_not_its_group() -> None:
+def test_an_answer_that_cannot_be_rendered_fails_only_its_own_request() -> None:
     good = Receipt([Result(Outcome.ANSWERED, label=3, seq=1, replayed=False)], PROJECTS[0])
     wrong: dict[str, Any] = {"label": "3"}
     bad = replace(good, results=[replace(good.results[0], **wrong)])
@@ -144,7 +144,7 @@ def test_an_answer_that_cannot_be_rendered_fails_one_request_and_not_its_group()
     assert third is refused
 
 
-def test_what_records_hold_beyond_the_wire_model_stays() -> None:
+def test_attributes_outside_the_wire_model_are_never_sent() -> None:
     entry = ChargeRecord(
         project="study",
         project_id=7_777_777,
@@ -194,7 +194,7 @@ def loop_runs_here() -> bool:
 
 
 def noting(where: list[bool], render: Callable[..., Any]) -> Callable[..., Any]:
-    """Render as before, and note whether it is in the thread of an event loop."""
+    """Render as usual, and record whether it happens in the thread of an event loop."""
 
     def noted(*given: Any, **more: Any) -> Any:
         where.append(loop_runs_here())

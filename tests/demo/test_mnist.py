@@ -124,7 +124,7 @@ def test_something_that_is_no_gzip_file_is_refused(
 
 def test_a_missing_file_is_named(mirror: Mirror, tmp_path: Path) -> None:
     del mirror.files["/t10k-images-idx3-ubyte.gz"]
-    with pytest.raises(FetchError, match=r"t10k-images-idx3-ubyte\.gz answers HTTP 404"):
+    with pytest.raises(FetchError, match=r"t10k-images-idx3-ubyte\.gz responded with HTTP 404"):
         fetch_mnist(mirror.url, tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""`docker compose up`, for real: build, serve on PostgreSQL, answer, restart, replicate."""
+"""A real `docker compose up`: build, serve on PostgreSQL, answer, restart, replicate."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 @dataclass(frozen=True)
 class Composition:
-    """One run of docker-compose.yml, with a name, a port and secrets of its own."""
+    """One run of docker-compose.yml, with its own name, port and secrets."""
 
     files: tuple[Path, ...]
     environment: dict[str, str]
@@ -50,7 +50,7 @@ class Composition:
         return done.stdout
 
     def terrine(self, *arguments: str) -> str:
-        """Run `terrine` in a container of its own, beside the server's."""
+        """Run `terrine` in a separate container, next to the server's."""
         return self.succeed("run", "--rm", "--no-TTY", "server", *arguments)
 
 
@@ -66,7 +66,7 @@ def engine() -> None:
 
 @pytest.fixture(scope="module")
 def compose(engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composition]:
-    """The composition, up and healthy; removed with its volumes and image afterwards."""
+    """The running, healthy composition; removed with its volumes and image afterwards."""
     directory = tmp_path_factory.mktemp("compose")
     for name in SECRETS:
         (directory / name).write_text(secrets.token_hex(32))
@@ -105,7 +105,7 @@ secrets:
 
 @pytest.fixture(scope="module")
 def digits(compose: Composition, tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
-    """Train and register teachers inside; returns images that they have not seen."""
+    """Train and register teachers inside; return images that they have not seen."""
     data = load_digits()
     images = data.images.astype(np.uint8)
     file = tmp_path_factory.mktemp("private") / "digits.npz"
@@ -137,7 +137,7 @@ def auditor(compose: Composition) -> httpx.Client:
     return httpx.Client(base_url=compose.url, headers={"Authorization": f"Bearer {token}"})
 
 
-def test_a_query_is_answered_charged_and_remembered_across_a_restart(
+def test_a_query_is_answered_charged_and_replayed_after_a_restart(
     compose: Composition, digits: np.ndarray
 ) -> None:
     question = {"inputs": digits[:5].tolist()}
@@ -170,10 +170,10 @@ def test_migrating_again_changes_nothing(compose: Composition) -> None:
     assert httpx.get(f"{compose.url}/readyz").json() == {"status": "ready"}
 
 
-def test_the_doctor_finds_nothing_to_mend_in_a_container(compose: Composition) -> None:
+def test_the_doctor_finds_no_problem_in_a_container(compose: Composition) -> None:
     told = compose.terrine("doctor")
-    assert "Nothing stands in the way" in told
-    assert "The account terrine_service may add charges, and not change any." in told
+    assert "No problems found" in told
+    assert "The account terrine_service may add charges, but not change them." in told
 
 
 def test_a_container_refuses_a_newer_or_unmigrated_database_and_says_what_to_run(
@@ -200,7 +200,7 @@ def test_a_container_refuses_a_newer_or_unmigrated_database_and_says_what_to_run
     assert httpx.get(f"{compose.url}/readyz").json() == {"status": "ready"}
 
 
-def test_the_server_has_no_rights_that_it_does_not_need(compose: Composition) -> None:
+def test_the_server_has_only_the_rights_that_it_needs(compose: Composition) -> None:
     look = "id -u; touch /opt/x || echo read-only; grep CapEff /proc/self/status"
     said = compose.succeed("exec", "--no-TTY", "server", "sh", "-c", look)
     user, root_fs, capabilities = said.split("\n")[:3]
@@ -226,7 +226,7 @@ def test_no_secret_is_in_the_environment(compose: Composition) -> None:
         assert (compose.files[1].parent / name).read_text() not in inspected
 
 
-def test_the_server_stops_when_told_to(compose: Composition) -> None:
+def test_the_server_stops_on_request(compose: Composition) -> None:
     compose.succeed("stop", "server")
     code = compose.succeed("ps", "--all", "--format", "{{.ExitCode}}", "server").strip()
     assert code in ("0", "143"), "137 would be killed, not stopped"
@@ -240,7 +240,7 @@ def test_the_server_stops_when_told_to(compose: Composition) -> None:
 
 @pytest.fixture
 def replicas(compose: Composition, digits: np.ndarray) -> Iterator[list[str]]:
-    """Three replicas behind the proxy, in place of the one server; their containers."""
+    """Three replicas behind the proxy, instead of one server; yields their containers."""
     compose.succeed("stop", "server")
     compose.succeed("up", "--detach", "--wait", "proxy")
     yield compose.succeed("ps", "--quiet", "replica").split()
@@ -249,13 +249,13 @@ def replicas(compose: Composition, digits: np.ndarray) -> Iterator[list[str]]:
 
 
 def answered_by(replica: str) -> int:
-    """How many label requests a replica has logged."""
+    """Return how many label requests a replica has logged."""
     logged = subprocess.run(["docker", "logs", replica], capture_output=True, text=True, check=True)
     lines = [json.loads(line) for line in logged.stderr.splitlines()]
     return sum(line.get("route") == "/label" for line in lines)
 
 
-def test_replicas_share_the_work_and_one_budget_and_one_may_die(
+def test_replicas_share_the_load_and_one_budget_and_one_may_fail(
     compose: Composition, digits: np.ndarray, replicas: list[str]
 ) -> None:
     assert len(replicas) == 3
@@ -286,10 +286,10 @@ def test_replicas_share_the_work_and_one_budget_and_one_may_die(
         assert http.get("/metrics").status_code == 404, "each replica counts for itself"
 
 
-def test_the_proxy_believes_no_forged_address_until_it_is_told_to(
+def test_the_proxy_ignores_forged_addresses_unless_configured_to_trust_them(
     compose: Composition, replicas: list[str]
 ) -> None:
-    allowed = 30 * len(replicas)  # failed logins a minute, each replica counting for itself
+    allowed = 30 * len(replicas)  # failed logins per minute; each replica counts separately
 
     def failed_logins() -> Counter[int]:
         with httpx.Client(base_url=compose.url) as http:

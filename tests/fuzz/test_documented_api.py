@@ -1,4 +1,4 @@
-"""Whatever the OpenAPI document allows or forbids, the service answers as the document says."""
+"""For valid and invalid requests, the service responds as the OpenAPI document says."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def server(
 
 @pytest.fixture
 def tokens(server: RunningServer) -> dict[str | None, dict[str, str]]:
-    """The headers of each role, and of nobody."""
+    """The headers of each role, and without a token."""
     return {
         role: {"Authorization": f"Bearer {server.token(role) if role else 'terrine_none'}"}
         for role in ROLES
@@ -54,7 +54,7 @@ def tokens(server: RunningServer) -> dict[str | None, dict[str, str]]:
 
 
 def cases(schema: schemathesis.BaseSchema, things: dict[str, str]) -> st.SearchStrategy[Case[Any]]:
-    """Requests to every operation, within the document and beyond, of these things and unknown."""
+    """Requests to every operation, valid and invalid, about known and unknown `things`."""
     strategies = []
     for found in schema.get_all_operations():
         assert isinstance(found, Ok), found
@@ -68,14 +68,14 @@ def cases(schema: schemathesis.BaseSchema, things: dict[str, str]) -> st.SearchS
 
 
 def on_the_digits(case: Case[Any]) -> Case[Any]:
-    """Let half of the projects that are opened be on an ensemble that exists."""
+    """Open half of the projects on an ensemble that exists."""
     body: Any = case.body
     if case.path == "/projects" and isinstance(body, dict) and len(str(body.get("name"))) % 2:
         body["ensemble"] = "digits"
     return case
 
 
-def test_every_reply_is_one_that_the_document_describes(
+def test_every_response_is_described_in_the_document(
     server: RunningServer, tokens: dict[str | None, dict[str, str]]
 ) -> None:
     schema = from_url(f"{server.url}/openapi.json")
@@ -95,5 +95,5 @@ def test_every_reply_is_one_that_the_document_describes(
     tell(counts)
     assert counts.total() >= REQUESTS
     assert {200, 201, 401, 403, 404, 422} <= set(counts)
-    # No generated input has the digits' shape: all that was sent to /label was invalid.
+    # No generated input has the digits' shape: all requests to /label were invalid.
     assert server.ledger.project("study").charges == 0

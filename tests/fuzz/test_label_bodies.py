@@ -1,4 +1,4 @@
-"""Whatever bytes are sent: a valid answer, paid once, or a problem that costs nothing."""
+"""Any bytes get a valid answer, paid once, or a problem that costs nothing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def server(
 
 
 class Student:
-    """Sends any bytes, and holds every reply against what the ledger must then say."""
+    """Sends any bytes, and checks every response against the ledger."""
 
     def __init__(self, server: RunningServer) -> None:
         self.server = server
@@ -49,7 +49,7 @@ class Student:
         self.paid = server.ledger.project("study").charges
 
     def send(self, kind: str, body: bytes, **headers: str) -> int:
-        """Send one request and check its reply. Returns the status."""
+        """Send one request and check its response. Returns the status."""
         given = {"Authorization": f"Bearer {self.token}", "Content-Type": kind}
         self.connection.request("POST", "/label", body, given | headers)
         reply = self.connection.getresponse()
@@ -69,12 +69,12 @@ class Student:
         return status
 
     def settle(self) -> None:
-        """The ledger holds what the valid replies said, and no more."""
+        """Check that the ledger has the charges of the valid responses, and no more."""
         assert self.server.ledger.project("study").charges == self.paid
         assert self.server.ledger.verify("study").ok
 
 
-def test_no_body_whatever_costs_more_than_its_reply_says(server: RunningServer) -> None:
+def test_no_body_costs_more_than_its_response_says(server: RunningServer) -> None:
     student, before = Student(server), answered(server)
 
     @examples(BODIES * 39 // 160)
@@ -107,7 +107,7 @@ NO_SIZE = st.sampled_from([b"", b"g", b"-1", b"+5", b"0x5", b"1_0", b"5 5", b"1"
 
 
 def framed(token: str, body: bytes, frame: str, at: int, size: bytes) -> bytes:
-    """Send `body` with a length that is not its own, or in chunks, good and bad."""
+    """Return a request with `body` and a wrong length, or in valid or invalid chunks."""
     chunks = [chunk for chunk in (body[:at], body[at:]) if chunk]
     joined = b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks)
     match frame:
@@ -122,7 +122,7 @@ def framed(token: str, body: bytes, frame: str, at: int, size: bytes) -> bytes:
     return label(token, joined, "Connection: close", "Transfer-Encoding: chunked")
 
 
-def test_no_body_that_is_cut_off_or_framed_wrongly_costs_anything(server: RunningServer) -> None:
+def test_bodies_that_are_truncated_or_framed_wrongly_cost_nothing(server: RunningServer) -> None:
     student, before = Student(server), answered(server)
 
     @examples(CUT_OFF)
@@ -132,7 +132,7 @@ def test_no_body_that_is_cut_off_or_framed_wrongly_costs_anything(server: Runnin
         at %= len(body)
         wire.send(framed(student.token, body, frame, at, size))
         if frame in ("short", "unended chunks"):
-            wire.close()  # nothing can be answered before the body's end
+            wire.close()  # no response can come before the body's end
             return
         reply = wire.reply()
         assert wire.ends()

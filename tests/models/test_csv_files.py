@@ -1,4 +1,4 @@
-"""What a file is, how it is encoded and what separates its fields: found, or said clearly."""
+"""The format, encoding and delimiter of a file are recognised, or refused with a clear error."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_bad_line_is_named_whatever_the_delimiter(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="line 3: found 3 fields, expected 4"):
         load_csv(path, SCHEMA)
     path = written(tmp_path / "b.csv", PLAIN + '30,1,"A,yes\n40,1,B,no\n')
-    with pytest.raises(DataError, match=r"no CSV file: in the record .* on line 4, .* quote"):
+    with pytest.raises(DataError, match=r"not a CSV file: in the record .* on line 4, .* quote"):
         load_csv(path, SCHEMA)
 
 
@@ -185,7 +185,7 @@ def test_numbers_with_a_decimal_comma(
 def test_a_column_is_not_read_both_ways(tmp_path: Path) -> None:
     mixed = PLAIN.replace(",", ";").replace("2.5", "2,5").replace("10", "1.5")
     path = written(tmp_path / "a.csv", mixed)
-    with pytest.raises(DataError, match=r"line 3: column dose holds '1\.5'.* decimal comma: write"):
+    with pytest.raises(DataError, match=r"line 3: column dose holds '1\.5'.* decimal comma: use"):
         load_csv(path, SCHEMA)
     path = written(tmp_path / "b.csv", PLAIN.replace("2.5", '"2,5"'))
     with pytest.raises(DataError, match=r"line 2: column dose holds '2,5'.*as in a;3,5"):

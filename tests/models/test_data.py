@@ -53,7 +53,7 @@ def test_images_take_the_labels_beside_them_or_those_named(tmp_path: Path) -> No
     [
         (b"", "starts with nothing"),
         (b"\x89PNG\r\n", "starts with 89 50 4e 47"),
-        (b"\x00\x00\x0d\x01" + bytes(8), "no IDX file of bytes"),
+        (b"\x00\x00\x0d\x01" + bytes(8), "not an IDX file of bytes"),
         (idx(IMAGES)[:-1], "truncated"),
         (idx(IMAGES)[:9], "truncated"),
         (idx(IMAGES) + b"x", "too long"),
@@ -135,7 +135,7 @@ def test_a_truncated_npz_is_refused(tmp_path: Path) -> None:
     ("wrong", "message"),
     [
         ({"y": np.zeros(4, np.int64)}, r"expected uint8 \(4, 4, 3\)"),
-        ({"y": np.zeros(5)}, "one integer a record"),
+        ({"y": np.zeros(5)}, "one integer per record"),
         ({"x": np.array(["a"] * 5)}, "must be numbers"),
         ({"group": np.zeros(4, np.int64)}, "group has shape"),
         ({"classes": np.array(["one"])}, "at least two classes"),

@@ -124,14 +124,14 @@ def hospital(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_schema_is_proposed_explained_and_trained_with(terrine: Terrine, hospital: Path) -> None:
     said = terrine("ensemble", "schema", "sample.csv", "--label", "readmitted").fine
     for row in (
-        r"patient_id │ group │ tells people apart, by its name: 479 in 997 rows",
-        r"stay_id │ ignored │ an identifier by its name, and unique in every row",
+        r"patient_id │ group │ identifies people, by its name: 479 in 997 rows",
+        r"stay_id │ ignored │ an identifier by its name, and different in every row",
         r"admitted │ ignored │ dates or times",
         r"note │ ignored │ free text",
         r"diagnosis │ categorical │ 36 categories",
     ):
         assert row in " ".join(said.split())
-    assert "lowest and highest value of 2 of them, all values of 5, the number of its rows" in said
+    assert "lowest and highest value of 2 columns, all values of 5 columns" in said
     assert "If sample.csv is not public" in said
     columns = json.loads(Path("schema.json").read_text())["columns"]
     assert {column["name"]: column["role"] for column in columns} == DEFAULT_ROLES
@@ -147,7 +147,7 @@ def test_a_schema_is_proposed_explained_and_trained_with(terrine: Terrine, hospi
     assert "70 to 70 people each" in trained
     direct = terrine(*train, "--name", "two", "--public", "sample.csv", "--label", "readmitted")
     assert "Guessed from sample.csv" in direct.fine
-    assert "tells people apart" in direct.fine
+    assert "identifies people" in direct.fine
     assert "4 categories" not in direct.fine, "what is as expected needs no mention"
     assert "70 to 70 people each" in direct.fine
 
@@ -163,7 +163,7 @@ def test_the_owner_overrules_the_proposal(terrine: Terrine, hospital: Path) -> N
         "categorical",
     )
     again = terrine(*schema).refused
-    assert "schema.json exists already" in again
+    assert "schema.json already exists" in again
 
 
 def test_without_people_the_owner_hears_what_is_guaranteed(
@@ -171,7 +171,7 @@ def test_without_people_the_owner_hears_what_is_guaranteed(
 ) -> None:
     (hospital / "public.csv").write_text("age,ill\n1,n\n2,y\n3,n\n")
     said = terrine("ensemble", "schema", "public.csv", "--label", "ill").fine
-    assert "the guarantee will be about a row" in said
+    assert "the guarantee will protect single rows" in said
     assert "--group" in said
 
 

@@ -42,7 +42,7 @@ def test_a_column_of_people_becomes_the_group(tmp_path: Path, name: str) -> None
     for values in (REPEATED, [f"P{i:04d}" for i in REPEATED], range(5000, 5000 + ROWS)):
         found = guess(tmp_path, name, values)
         assert found.column.role == "group", values
-        assert "tells people apart" in found.why
+        assert "identifies people" in found.why
         assert found.doubt is None
 
 
@@ -68,7 +68,7 @@ def test_an_identifier_that_repeats_becomes_the_group_in_doubt(tmp_path: Path, n
     found = guess(tmp_path, name, REPEATED)
     assert found.column.role == "group"
     assert found.doubt is not None
-    assert "does not say that these are people" in found.doubt
+    assert "does not suggest people" in found.doubt
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_an_identifier_of_rows_is_ignored(
 ) -> None:
     found = guess(tmp_path, name, values)
     assert found.column.role == "ignored"
-    assert found.why == "an identifier by its name, and unique in every row"
+    assert found.why == "an identifier by its name, and different in every row"
 
 
 @pytest.mark.parametrize("name", ["covid", "paid", "no_of_visits", "bmi_index", "acid"])
@@ -98,15 +98,15 @@ def test_names_that_only_sound_like_identifiers_are_not_taken_for_them(
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        (range(1, ROWS + 1), "counts the rows"),
-        ([uuid.uuid5(uuid.NAMESPACE_URL, str(i)) for i in range(ROWS)], "unique in every row"),
+        (range(1, ROWS + 1), "numbers the rows"),
+        ([uuid.uuid5(uuid.NAMESPACE_URL, str(i)) for i in range(ROWS)], "different in every row"),
         ([uuid.uuid5(uuid.NAMESPACE_URL, str(i)) for i in REPEATED], "50 different values in 200"),
         ([f"AB-{1000 + i}" for i in REPEATED], "50 different values in 200 rows: too rare"),
         ([f"{i:06d}" for i in REPEATED], "50 different values in 200 rows: too rare"),
         ([f"drug {i % 150}" for i in range(ROWS)], "150 different values in 200 rows: too rare"),
         ([f"Patient {i} was well\nand left" for i in range(ROWS)], "free text"),
         ([f"a long remark about case {i}" for i in range(4)], "free text"),
-        ([*range(ROWS - 1), "n/a"], "numbers, but for 1 row"),
+        ([*range(ROWS - 1), "n/a"], "numbers, except in 1 row"),
         ([f"{i},5" for i in range(ROWS)], "numbers with decimal commas"),
         (["", "?", "NA", "NaN"] * 5, "empty in every row"),
         ([f"w{i % 1500}" for i in range(3000)], "1,500 different values, more than 1,000"),
@@ -161,9 +161,7 @@ def test_whole_numbers_that_may_be_identifiers_are_kept_in_doubt(tmp_path: Path)
     for values in ([3 * i for i in range(ROWS)], [30_000 + i for i in REPEATED]):
         found = guess(tmp_path, "kennwert", values)
         assert found.column.role == "numeric"
-        assert (
-            found.doubt == "Might be an identifier: then use --ignore kennwert or --group kennwert."
-        )
+        assert found.doubt == "If it is an identifier, use --ignore kennwert or --group kennwert."
 
 
 def test_names_and_addresses_are_ignored_even_where_they_repeat(tmp_path: Path) -> None:
@@ -179,7 +177,7 @@ def test_decimal_commas_make_numbers_where_semicolons_separate(tmp_path: Path) -
     assert found.doubt is None
     found = guess(tmp_path, "x", [f"{1 + i},250" for i in range(ROWS)], delimiter=";")
     assert (found.column.low, found.column.high) == (1.25, 200.25)
-    assert found.doubt == "Do commas part thousands? 1,234 is read as 1.234."
+    assert found.doubt == "Are the commas thousands separators? 1,234 is read as 1.234."
 
 
 @pytest.mark.parametrize(("delimiter", "decimal"), [(",", "."), (";", ","), ("\t", ",")])
@@ -207,7 +205,7 @@ def test_the_owner_overrules_every_guess(tmp_path: Path) -> None:
     assert found["ward"].column.role == "ignored"
     assert found["admitted"].column.role == "categorical"
     assert found["patient_id"].column.role == "ignored", "no feature, whoever is the group"
-    assert found["patient_id"].why == "tells people apart, as stay_id does"
+    assert found["patient_id"].why == "identifies people, as stay_id does"
 
 
 @pytest.mark.parametrize(
@@ -236,16 +234,16 @@ def test_of_two_columns_of_people_the_coarser_is_the_group(tmp_path: Path) -> No
     path.write_text("\n".join(["mrn,patient_id,ill,dose", *rows]))
     found = propose_schema(path, label="ill").guesses
     assert [g.column.role for g in found] == ["ignored", "group", "label", "numeric"]
-    assert found[0].why == "tells people apart, as patient_id does"
-    assert found[0].doubt == "Not so? Use --keep mrn or --group mrn."
+    assert found[0].why == "identifies people, as patient_id does"
+    assert found[0].doubt == "If this is wrong, use --keep mrn or --group mrn."
 
 
 def test_gaps_are_told_where_they_matter(tmp_path: Path) -> None:
     path = tmp_path / "public.csv"
     path.write_text("patient,ill,dose\n1,n,1\n,y,2\n2,,3\n3,n,4\n3,y,\n")
     found = propose_schema(path, label="ill").guesses
-    assert found[0].doubt == "Without a value: 1 row, taken for rows of one person."
-    assert found[1].doubt == "Without a label: 1 row. Training refuses such rows."
+    assert found[0].doubt == "Without a value: 1 row, treated as rows of one person."
+    assert found[1].doubt == "Without a label: 1 row. Training refuses these rows."
     assert found[2].doubt is None
 
 

@@ -1,4 +1,4 @@
-"""The command line as an operator types it, on a data directory of the test's own."""
+"""The command line as an operator types it, on the test's own data directory."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from machine import Machine
 def machine(
     terrine: Terrine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, database_url: str
 ) -> Machine:
-    """Nothing is prepared on it yet."""
+    """A machine on which nothing is set up yet."""
     monkeypatch.setenv("TERRINE_DATABASE_URL", database_url)
     return Machine(tmp_path / "data", database_url, terrine)
 
 
 @pytest.fixture
 def served_machine(machine: Machine, digits_ensemble: DigitsEnsemble) -> Machine:
-    """A machine with all it needs: tables, key, the digits registered and a project open."""
+    """A machine with tables, a key, the digits registered and a project open."""
     shutil.copytree(digits_ensemble.directory, machine.ensemble)
     machine.data.chmod(0o700)
     mechanism = ("--mechanism", "gnmax", "--sigma", "4")

@@ -1,4 +1,4 @@
-"""`terrine doctor` finds real faults, says how to mend each, and prints no secret."""
+"""`terrine doctor` finds real problems, says how to fix each, and prints no secret."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def charge(machine: Machine, *queries: object) -> None:
     ledger.charge(ledger.project("study").id, [answered(query) for query in queries])
 
 
-def test_a_sound_machine_has_nothing_to_mend(served_machine: Machine) -> None:
+def test_no_problem_is_found_on_a_sound_machine(served_machine: Machine) -> None:
     charge(served_machine, 1, 2)
     report = served_machine.doctor()
     assert report["ok"]
@@ -41,25 +41,25 @@ def test_a_sound_machine_has_nothing_to_mend(served_machine: Machine) -> None:
         "ensemble digits", "books", "clock",
     }  # fmt: skip
     assert ("disk" if served_machine.database_url.startswith("sqlite") else "durability") in checked
-    told = served_machine.run("doctor")
-    assert (told.code, told.err) == (0, "")
-    assert "Nothing stands in the way" in told.out
+    done = served_machine.run("doctor")
+    assert (done.code, done.err) == (0, "")
+    assert "No problems found" in done.out
 
 
-def test_a_bare_machine_is_told_to_initialise(machine: Machine) -> None:
+def test_a_bare_machine_needs_init(machine: Machine) -> None:
     found = machine.wrong()
     assert {check for check, *_ in found} == {"data directory", "secret key", "schema"}
     for _, state, _, mend in found:
         assert (state, mend) == ("problem", "terrine init")
     assert not machine.data.exists(), "the doctor changes nothing"
-    told = machine.run("doctor")
-    assert told.code == 1
-    assert "3 to mend" in told.out
+    done = machine.run("doctor")
+    assert done.code == 1
+    assert "Problems to fix: 3." in done.out
     assert machine.run("init").code == 0
     assert machine.wrong() == []
 
 
-def test_a_newer_database_is_named(served_machine: Machine) -> None:
+def test_a_database_of_a_newer_version_is_found(served_machine: Machine) -> None:
     with connect(served_machine.database_url).begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     ((check, state, found, mend),) = served_machine.wrong()
@@ -69,7 +69,7 @@ def test_a_newer_database_is_named(served_machine: Machine) -> None:
 
 
 @SQLITE
-def test_settings_that_mean_nothing_are_named_without_their_values(machine: Machine) -> None:
+def test_invalid_settings_are_named_without_their_values(machine: Machine) -> None:
     machine.run("init")
     ((check, state, found, mend),) = machine.wrong(TERRINE_GREETING="hush-hush")
     assert (check, state, mend) == ("settings", "warning", "unset TERRINE_GREETING")
@@ -88,7 +88,9 @@ def test_settings_that_mean_nothing_are_named_without_their_values(machine: Mach
 @pytest.mark.parametrize(
     ("mode", "state"), [(0o604, "problem"), (0o640, "warning"), (0o602, "problem")]
 )
-def test_what_others_may_read_is_found(machine: Machine, mode: int, state: str) -> None:
+def test_files_that_other_accounts_may_use_are_found(
+    machine: Machine, mode: int, state: str
+) -> None:
     machine.run("init")
     for name, check in (("secret.key", "secret key"), ("terrine.sqlite", "database")):
         path = (
@@ -163,7 +165,7 @@ def test_a_ledger_without_its_write_ahead_log_is_found(machine: Machine, tmp_pat
     copy = tmp_path / "copy.sqlite"
     copy.touch(mode=0o600)
     with closing(sqlite3.connect(str(make_url(machine.database_url).database))) as ledger:
-        ledger.execute(f"VACUUM INTO '{copy}'")  # a copy comes without
+        ledger.execute(f"VACUUM INTO '{copy}'")  # a copy has none
     other = {"TERRINE_DATABASE_URL": f"sqlite:///{copy}"}
     ((check, state, found, mend),) = machine.wrong(**other)
     assert (check, state, mend) == ("database", "problem", "terrine init")
@@ -172,7 +174,7 @@ def test_a_ledger_without_its_write_ahead_log_is_found(machine: Machine, tmp_pat
     assert machine.wrong(**other) == []
 
 
-def test_altered_missing_exchanged_and_unregistered_ensembles_are_found(
+def test_altered_missing_replaced_and_unregistered_ensembles_are_found(
     served_machine: Machine,
 ) -> None:
     kept = served_machine.ensemble.with_name("kept")
@@ -199,7 +201,7 @@ def test_altered_missing_exchanged_and_unregistered_ensembles_are_found(
     manifest.write_text(manifest.read_text().replace('"records": 1200', '"records": 1201'))
     ((check, state, found, _),) = served_machine.wrong()
     assert (check, state) == ("ensemble digits", "problem")
-    assert "another ensemble" in found
+    assert "a different ensemble" in found
 
 
 @pytest.mark.parametrize(
@@ -210,7 +212,7 @@ def test_altered_missing_exchanged_and_unregistered_ensembles_are_found(
         "DELETE FROM charges WHERE seq = 2",
     ],
 )
-def test_books_that_end_elsewhere_than_the_balance_says_are_found(
+def test_a_last_entry_that_does_not_match_the_balance_is_found(
     served_machine: Machine, forgery: str
 ) -> None:
     charge(served_machine, 1, 2)
@@ -236,7 +238,7 @@ def test_a_charge_from_the_future_is_found(served_machine: Machine) -> None:
     assert not ledger.verify("study").ok  # the hash covers the time, too
 
 
-def test_the_clock_may_be_behind_the_last_charge_by_a_moment_only() -> None:
+def test_the_clock_may_be_at_most_a_second_behind_the_last_charge() -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
     assert dated(now, None).state == "ok"
     assert dated(now, now + timedelta(seconds=0.5)).state == "ok"
@@ -256,7 +258,7 @@ def test_clocks_that_disagree_are_found(seconds: float, state: str) -> None:
     ("free", "state"),
     [(LOW_DISK, "ok"), (LOW_DISK - 1, "warning"), (FULL_DISK, "warning"), (0, "problem")],
 )
-def test_a_disk_that_fills_up_is_found(free: int, state: str) -> None:
+def test_a_disk_that_is_almost_full_is_found(free: int, state: str) -> None:
     assert disk(Path("/var/lib/terrine"), free).state == state
 
 
@@ -284,7 +286,7 @@ def test_a_postgresql_that_may_lose_charges_or_wait_for_ever_is_found() -> None:
 
 @contextmanager
 def altered(url: str, alter: str, restore: str) -> Iterator[None]:
-    """A real PostgreSQL with another setting, for as long as this lasts."""
+    """Change a setting of a real PostgreSQL for the duration of the context."""
     plain = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
     with psycopg.connect(plain, autocommit=True) as connection:
         connection.execute(alter)
@@ -317,7 +319,7 @@ def test_a_real_postgresql_with_unsafe_settings_is_found(served_machine: Machine
     assert served_machine.wrong() == []
 
 
-def test_an_unmigrated_database_with_all_else_in_place_is_told_to_migrate(
+def test_an_unmigrated_database_needs_init_even_if_all_else_is_in_place(
     served_machine: Machine, tmp_path: Path
 ) -> None:
     other = f"sqlite:///{tmp_path / 'other.sqlite'}"

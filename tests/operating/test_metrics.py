@@ -1,4 +1,4 @@
-"""What Prometheus scrapes from the real endpoint, read by Prometheus's own parser."""
+"""Metrics of the real endpoint, read by Prometheus's own parser."""
 
 from __future__ import annotations
 
@@ -73,7 +73,9 @@ def test_requests_and_problems_are_counted_by_route_and_type(
     )
 
 
-def test_accounts_are_those_that_students_are_told(terrine_server: RunningServer) -> None:
+def test_metrics_of_projects_match_the_accounts_that_students_see(
+    terrine_server: RunningServer,
+) -> None:
     for name in ("busy", "idle", "closed"):
         terrine_server.open_project(name, epsilon=2.0)
     terrine_server.ledger.set_status("closed", ProjectStatus.CLOSED)
@@ -85,9 +87,9 @@ def test_accounts_are_those_that_students_are_told(terrine_server: RunningServer
     }  # fmt: skip
     for name in ("busy", "idle"):
         token = terrine_server.token("student", name)
-        told = Caller(terrine_server, token).http.get("/budget").json()
+        account = Caller(terrine_server, token).http.get("/budget").json()
         for figure in ("epsilon", "epsilon_spent", "charges", "affordable"):
-            assert value(seen, f"terrine_project_{figure}", project=name) == told[figure]
+            assert value(seen, f"terrine_project_{figure}", project=name) == account[figure]
     assert value(seen, "terrine_project_charges", project="busy") > 0
 
 
@@ -97,12 +99,12 @@ def test_every_stage_of_a_label_is_timed_and_every_outcome_counted(
 ) -> None:
     terrine_server.open_project()
     student = Caller(terrine_server, terrine_server.token())
-    told = Counter[str]()
+    outcomes = Counter[str]()
     for inputs in (terrine_server.ensemble.public[:3], terrine_server.ensemble.public[:5]):
         for result in student.label(inputs, key=str(len(inputs))).json()["results"]:
-            told[f"{result['outcome']} {str(result['replayed']).lower()}"] += 1
-    student.label(terrine_server.ensemble.public[:3])  # all of it is on record: nobody votes
-    told["answered true"] += 3
+            outcomes[f"{result['outcome']} {str(result['replayed']).lower()}"] += 1
+    student.label(terrine_server.ensemble.public[:3])  # all of it is recorded: no vote
+    outcomes["answered true"] += 3
     student.label(terrine_server.ensemble.public[:3] + 100)  # refused before anything is looked up
     seen = scrape(terrine_server)
     for stage, times in {"decode": 4, "replay": 3, "vote": 2, "release": 2, "charge": 3}.items():
@@ -110,7 +112,7 @@ def test_every_stage_of_a_label_is_timed_and_every_outcome_counted(
     total = value(seen, "terrine_request_seconds_sum", method="POST", route="/label")
     stages = sum(v for (name, _), v in seen.items() if name == "terrine_stage_seconds_sum")
     assert 0 < stages < total
-    assert told == {
+    assert outcomes == {
         f"{dict(labels)['outcome']} {dict(labels)['replayed']}": count
         for (name, labels), count in seen.items()
         if name == "terrine_queries_total"
@@ -118,7 +120,7 @@ def test_every_stage_of_a_label_is_timed_and_every_outcome_counted(
 
 
 @SQLITE
-def test_the_handbook_lists_exactly_the_metrics_there_are(terrine_server: RunningServer) -> None:
+def test_the_handbook_lists_exactly_the_metrics_that_exist(terrine_server: RunningServer) -> None:
     handbook = (Path(__file__).resolve().parents[2] / "docs" / "operating.md").read_text()
     listed = re.findall(r"^\| `(terrine_\w+)` \|", handbook, re.MULTILINE)
     http = Caller(terrine_server, terrine_server.token("auditor")).http

@@ -1,4 +1,4 @@
-"""A data-dependent project from its planning to its refusal: real teachers, commands, HTTP."""
+"""A data-dependent project from opening to exhaustion: real teachers, commands, HTTP."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from terrine_protocol import Outcome
 pytestmark = pytest.mark.slow
 
 CLASSES, WORST_CASE = 4, 171
-"""Queries that σ = 50, ε = 2 and δ = 1e-6 pay for at the worst case (Gaussian DP)."""
+"""Queries that ε = 2 and δ = 1e-6 pay for at σ = 50 in the worst case (Gaussian DP)."""
 OPEN = (
     *("project", "open", "study", "--ensemble", "blobs", "--mechanism", "gnmax", "--sigma", "50"),
     *("--epsilon", "2", "--delta", "1e-6"),
@@ -76,8 +76,8 @@ def token(machine: Machine, role: str) -> str:
     return str(made["token"])
 
 
-def said_everywhere(url: str, tokens: list[str], server: Serving) -> str:
-    """Everything that students, auditors and readers of the log get to see."""
+def visible_text(url: str, tokens: list[str], server: Serving) -> str:
+    """Return everything that students, auditors and readers of the log can see."""
     paths = ["/budget", "/ledger", "/ledger/study", "/projects/study", "/metrics"]
     paths += ["/ensembles", "/healthz", "/readyz", "/openapi.json"]
     replies = [
@@ -88,7 +88,7 @@ def said_everywhere(url: str, tokens: list[str], server: Serving) -> str:
     return "".join(str(reply.headers) + reply.text for reply in replies) + "".join(server.lines)
 
 
-def test_more_is_answered_and_the_secret_stays_with_the_owner(
+def test_more_queries_are_answered_and_the_secret_spend_stays_with_the_owner(
     thousand: Machine, served: Serving
 ) -> None:
     student, auditor, admin = (token(thousand, role) for role in ("student", "auditor", "admin"))
@@ -103,14 +103,14 @@ def test_more_is_answered_and_the_secret_stays_with_the_owner(
         with pytest.raises(BudgetExhausted):
             client.label(blobs(1, seed=4)[0])
         again = client.label(inputs[:100])
-    told = labels.outcomes == Outcome.ANSWERED
-    assert told.sum() > 1.3 * WORST_CASE
-    assert (labels.labels[told] == truth[told]).mean() > 0.95
+    paid = labels.outcomes == Outcome.ANSWERED
+    assert paid.sum() > 1.3 * WORST_CASE
+    assert (labels.labels[paid] == truth[paid]).mean() > 0.95
     assert again.replayed.all()
 
-    # Figures came at their counts, in the public record and nowhere else.
+    # Figures were published at their counts, in the public record and nowhere else.
     assert [p.queries for p in budget.publications] == terms.schedule[: len(budget.publications)]
-    assert budget.charges == told.sum() + len(budget.publications)
+    assert budget.charges == paid.sum() + len(budget.publications)
     with Client(served.url, auditor) as client:
         entries = list(client.charges("study"))
         published = [entry for entry in entries if entry.outcome is Outcome.PUBLISHED]
@@ -124,7 +124,7 @@ def test_more_is_answered_and_the_secret_stays_with_the_owner(
     rows = list(csv.DictReader(io.StringIO(text)))
     assert [int(row["figure"]) for row in rows if row["figure"]] == [e.figure for e in published]
 
-    # The owner may look at what it really cost; nobody else, and it is written nowhere.
+    # Only the owner may see the actual cost, and it is stored nowhere else.
     path = f"{served.url}/projects/study/secret-spend"
     for unentitled in (student, auditor):
         reply = httpx.get(path, headers={"Authorization": f"Bearer {unentitled}"})
@@ -132,12 +132,12 @@ def test_more_is_answered_and_the_secret_stays_with_the_owner(
     with Client(served.url, admin) as client:
         secret = client.secret_spend("study")
     assert secret.secret
-    assert secret.queries == told.sum()
+    assert secret.queries == paid.sum()
     assert secret.cost * 1e12 < budget.publications[-1].figure
-    seen = said_everywhere(served.url, [student, auditor], served)
+    seen = visible_text(served.url, [student, auditor], served)
     for figure in (secret.cost, secret.smooth_sensitivity):
         assert str(figure)[:8] not in seen
-    assert "secret-spend" in seen, "the document names the endpoint"
+    assert "secret-spend" in seen, "the OpenAPI document names the endpoint"
 
     shown = thousand.run("project", "secret-spend", "study", "--json")
     assert shown.err.startswith("SECRET: ")
@@ -146,13 +146,13 @@ def test_more_is_answered_and_the_secret_stays_with_the_owner(
     assert "data-dependent, enforced" in thousand.run("price", "study").fine
     repriced: dict[str, Any] = json.loads(thousand.run("price", "study", "--json").fine)
     assert repriced["enforced"] == "data-dependent"
-    assert repriced["rules"][-1]["queries"] >= told.sum()
+    assert repriced["rules"][-1]["queries"] >= paid.sum()
     assert "≤" in thousand.run("ledger", "show", "study", "--last", "1000").fine
     assert thousand.run("audit", "ledger").code == 0
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_what_cannot_work_is_refused_with_what_would(thousand: Machine) -> None:
+def test_impossible_terms_are_refused_with_an_alternative(thousand: Machine) -> None:
     run: Terrine = thousand.run
     wasteful = ("--mechanism", "gnmax", "--sigma", "400", "--epsilon", "2", "--delta", "1e-6")
     said = run(*OPEN[:5], *wasteful, *PUBLISHING).refused
@@ -167,14 +167,14 @@ def test_what_cannot_work_is_refused_with_what_would(thousand: Machine) -> None:
     )
     assert "data-dependent analysis" in run(*OPEN[:5], *claimed, *PUBLISHING).refused
 
-    # Nothing was reserved by all this, and the worst case still works on the same ensemble.
+    # None of this reserved anything, and the worst case still works on the same ensemble.
     assert json.loads(run("ensemble", "list", "--json").fine)[0]["reserved"] == 0
     assert "worst case" in run(*OPEN).fine
     assert "worst case" in run("project", "secret-spend", "study").refused
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_without_an_order_the_cap_has_no_room_for_figures(served_machine: Machine) -> None:
+def test_data_dependent_projects_need_a_cap_with_an_order(served_machine: Machine) -> None:
     run: Terrine = served_machine.run
     digits = ("project", "open", "more", "--ensemble", "digits", "--mechanism", "gnmax")
     budget = ("--sigma", "4", "--epsilon", "2", "--delta", "1e-6")

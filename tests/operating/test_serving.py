@@ -1,4 +1,4 @@
-"""`terrine serve` as a process: what it refuses to start on, its log, and its workers."""
+"""`terrine serve` as a process: its start, its log, its workers and its end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NOISY = {"name": "gnmax", "sigma": 60.0}
 
 
 def student(machine: Machine, project: str, queries: int) -> dict[str, str]:
-    """The headers of a student whose project affords exactly so many queries."""
+    """Return the headers of a student whose project pays for exactly `queries`."""
     ledger = Ledger(connect(machine.database_url))
     ledger.open_project(project, "digits", NOISY, terms(queries, NOISY))
     return bearer(machine, TokenCreate(role=Role.STUDENT, project=project))
@@ -43,7 +43,7 @@ def bearer(machine: Machine, request: TokenCreate) -> dict[str, str]:
 
 
 def question(number: int) -> dict[str, Any]:
-    """One input that no other number has."""
+    """Return a request with an input that is different for every number."""
     image = np.zeros((8, 8), dtype=np.uint8)
     image.flat[:4] = [number // 17**k % 17 for k in range(4)]
     return {"inputs": [image.tolist()]}
@@ -67,7 +67,7 @@ def test_the_server_refuses_an_unmigrated_or_newer_database_and_names_the_comman
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_no_collection_of_garbage_goes_through_what_was_loaded_before_the_first_request(
+def test_what_is_loaded_before_the_first_request_is_frozen_out_of_garbage_collection(
     served_machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[str] = []
@@ -90,7 +90,7 @@ def test_no_collection_of_garbage_goes_through_what_was_loaded_before_the_first_
 
 
 @pytest.mark.slow
-def test_workers_share_one_port_one_budget_and_one_account_of_what_they_did(
+def test_workers_share_one_port_one_budget_and_their_metrics(
     served_machine: Machine,
 ) -> None:
     affordable, clients, each = 20, 8, 4
@@ -106,15 +106,15 @@ def test_workers_share_one_port_one_budget_and_one_account_of_what_they_did(
                 )
 
         with ThreadPoolExecutor(clients) as pool:
-            told = sum(pool.map(ask, range(clients)), Counter[int]())
-        assert told == {200: affordable, 403: clients * each - affordable}
+            statuses = sum(pool.map(ask, range(clients)), Counter[int]())
+        assert statuses == {200: affordable, 403: clients * each - affordable}
         account = Ledger(connect(served_machine.database_url)).project("shared")
         assert (account.charges, account.affordable) == (affordable, 0)
         assert len({entry["pid"] for entry in server.entries("^request$")}) > 1
 
         auditor = bearer(served_machine, TokenCreate(role=Role.AUDITOR))
-        for _ in range(3):  # whichever worker is asked
-            told_by_metrics = {
+        for _ in range(3):  # whichever worker responds
+            counted = {
                 sample.labels["status"]: sample.value
                 for family in text_string_to_metric_families(
                     httpx.get(f"{server.url}/metrics", headers=auditor).text
@@ -122,15 +122,15 @@ def test_workers_share_one_port_one_budget_and_one_account_of_what_they_did(
                 for sample in family.samples
                 if sample.name == "terrine_requests_total" and sample.labels["route"] == "/label"
             }
-            assert told_by_metrics == {"200": affordable, "403": clients * each - affordable}
+            assert counted == {"200": affordable, "403": clients * each - affordable}
         assert server.stop() == 0
     assert len({entry["pid"] for entry in server.entries("Finished server process")}) == 2
 
 
-def test_a_server_that_is_told_to_stop_answers_what_it_takes_payment_for(
+def test_a_server_that_is_stopped_answers_every_request_that_it_charges(
     served_machine: Machine,
 ) -> None:
-    """Whoever was told nothing asks the next server with the same key, and pays nothing twice."""
+    """Clients without an answer retry with the same key on the next server, and pay once."""
     headers, clients = student(served_machine, "ending", 400), 16
     told: dict[int, dict[str, Any]] = {}
 
@@ -158,9 +158,9 @@ def test_a_server_that_is_told_to_stop_answers_what_it_takes_payment_for(
         statuses = {each.result() for each in asked}
     assert statuses <= {200, 503, None}
     before = dict(told)
-    assert 10 <= len(before) < 200, "the server was to stop in the midst of it"
+    assert 10 <= len(before) < 200, "the server should have stopped in between"
     ledger = Ledger(connect(served_machine.database_url))
-    assert ledger.project("ending").charges == len(before), "paid for, and told nobody"
+    assert ledger.project("ending").charges == len(before), "charged, but never sent"
     with asking() as (_, asked):
         assert {each.result() for each in asked} == {200}
     assert {number: told[number] for number in before} == before

@@ -1,4 +1,4 @@
-"""`docs/architecture.md` names files and functions that exist, and the house keeps its bounds."""
+"""`docs/architecture.md` names files and functions that exist, and files stay short."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ def defined(path: Path) -> set[str]:
     return names
 
 
-def test_the_four_ways_are_told() -> None:
+def test_the_four_paths_are_described() -> None:
     assert len(STEPS) > 30
 
 
 @pytest.mark.parametrize(("path", "name"), STEPS)
-def test_every_step_is_there(path: str, name: str) -> None:
+def test_every_step_exists(path: str, name: str) -> None:
     assert name in defined(where(path))
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if path.islower()])
-def test_every_file_is_there(path: str) -> None:
+def test_every_file_exists(path: str) -> None:
     where(path)
 
 
-def test_the_promise_can_be_read_in_a_day() -> None:
+def test_the_privacy_critical_code_can_be_read_in_a_day() -> None:
     lines = sum(len(file.read_text().splitlines()) for file in PRIVACY.rglob("*.py"))
     assert lines <= MOST_LINES_OF_THE_PROMISE
 

@@ -1,4 +1,4 @@
-"""The distribution as a stranger gets it: built from the sdist, installed from the wheel."""
+"""The distribution as users get it: built from the sdist, installed from the wheel."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def run(*command: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run `command` outside the repository, so that nothing is imported from it by chance."""
+    """Run `command` outside the repository, so that nothing is imported from it by accident."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | variables
     return subprocess.run(
         [str(part) for part in command],

@@ -1,4 +1,4 @@
-"""What the repository promises about itself, checked on every tracked file."""
+"""Rules for the repository, checked on every tracked file."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def findings(paths: list[Path], *patterns: str) -> list[str]:
     return found
 
 
-# A pattern is written so that it does not match itself: this file is tracked, too.
+# Patterns are written so that they do not match themselves: this file is tracked, too.
 
 
-def test_no_file_names_a_place_on_somebodys_machine(tracked: list[Path]) -> None:
+def test_no_file_names_a_path_on_a_developers_machine(tracked: list[Path]) -> None:
     places = (r"(?<![\w.}])/[w]ork/", r"/[h]ome/\w+/", r"/[U]sers/\w+/", r"/[t]mp/bash_")
     assert findings(tracked, *places) == []
 
@@ -57,7 +57,7 @@ def test_no_file_names_a_package_registry(tracked: list[Path]) -> None:
     assert findings(tracked, r"[p]ypi\.org", r"[p]ythonhosted", r"[d]ownload\.pytorch") == []
 
 
-def test_nothing_is_left_to_be_done_later(tracked: list[Path]) -> None:
+def test_no_file_has_a_todo(tracked: list[Path]) -> None:
     assert findings(tracked, r"\b[T]ODO\b", r"\b[F]IXME\b", r"\b[X]XX\b") == []
 
 
@@ -78,7 +78,7 @@ def test_shipped_data_is_small(tracked: list[Path]) -> None:
     assert sum(sizes.values()) < MAX_DATA_BYTES, sizes
 
 
-def test_the_licence_is_there() -> None:
+def test_the_licence_exists() -> None:
     licence = (REPOSITORY / "LICENSE").read_text()
     assert "Apache License" in licence
     assert "Version 2.0" in licence

@@ -1,4 +1,4 @@
-"""`make` explains itself, and makes secrets once and for nobody else's eyes."""
+"""`make` explains itself, and creates secrets once, closed to other accounts."""
 
 from __future__ import annotations
 

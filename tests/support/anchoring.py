@@ -1,4 +1,4 @@
-"""Anchors of a small project: made, signed, and handed to the commands."""
+"""Helpers to make, sign and verify anchors of a small project."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from terrine_server.ledger.anchors import (
 
 ENTRIES = 6
 ONE_DATABASE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-"""Where nothing depends on which database it is."""
+"""For tests that do not depend on the database."""
 
 
 def ask(ledger: Ledger, *queries: object) -> None:

@@ -1,4 +1,4 @@
-"""Two ways in which a client of the crowd asks: a worker on the ledger, and a server over HTTP."""
+"""Two ways for a client of the crowd to send queries: a worker process, and HTTP."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Answers = tuple[Answer, ...] | None
 
 
 class Worker:
-    """Asks a process of its own, which charges; starts another one when that is killed."""
+    """Sends requests to a separate process that charges them; restarts it if it is killed."""
 
     def __init__(self, url: str, projects: Mapping[str, int], flaw: str | None = None) -> None:
         self._url = url
@@ -47,10 +47,10 @@ class Worker:
         return answers(queries, results)
 
     def kill(self) -> None:
-        """SIGKILL the process, wherever it is: one that lives, never the same one twice."""
+        """SIGKILL the process, whatever it is doing: a live one, never the same one twice."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while (pid := self.process.pid) == self._killed or pid is None:
-            assert time.monotonic() < deadline, "no client has missed the one killed before"
+            assert time.monotonic() < deadline, "no client has noticed the previous kill"
             time.sleep(0.001)
         os.kill(pid, signal.SIGKILL)
         self._killed = pid
@@ -66,11 +66,11 @@ class Worker:
         theirs.close()
 
 
-_NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # making one for each client takes long
+_NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # making one per client is slow
 
 
 class Student:
-    """Asks one server after the other over HTTP, with the token of one project."""
+    """Sends each request to a random server over HTTP, with the token of one project."""
 
     def __init__(self, servers: Replicas, token: str, seed: object = None) -> None:
         headers = {"Authorization": f"Bearer {token}"}
@@ -92,12 +92,12 @@ class Student:
 
 
 def answers(queries: Sequence[int], results: Sequence[tuple[Any, ...]]) -> tuple[Answer, ...]:
-    """What a process of `ledger_workers` sent, as answers."""
+    """Convert the results of a process of `ledger_workers` into answers."""
     return tuple(Answer(q, *result) for q, result in zip(queries, results, strict=True))
 
 
 def request(queries: Sequence[int]) -> dict[str, object]:
-    """The body of `POST /label`: each number stands for an image of its own."""
+    """Return the body of `POST /label`: each number stands for a different image."""
     return {"inputs": [image(query).tolist() for query in queries]}
 
 
@@ -106,7 +106,7 @@ def image(query: int) -> np.ndarray:
 
 
 def read(response: httpx.Response, queries: Sequence[int]) -> Answers:
-    """The answers; None where the budget is spent. Raises `Lost` on a 503 as it should be."""
+    """Return the answers, or None if the budget is spent. Raises `Lost` for a well-formed 503."""
     if response.status_code == 503:
         assert response.headers["content-type"] == "application/problem+json", response.text
         assert int(response.headers["retry-after"]) > 0

@@ -1,4 +1,4 @@
-"""Something that happens while a charge is being made."""
+"""Make something happen during a charge."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlalchemy import Engine, event, text
 
 
 def come_between(engine: Engine, act: Callable[[], object]) -> None:
-    """Act once, just before the next charge writes what follows from what it has looked up."""
+    """Act once: after the next charge has read, just before it writes."""
     acted = False
 
     @event.listens_for(engine, "before_cursor_execute")
@@ -22,9 +22,9 @@ def come_between(engine: Engine, act: Callable[[], object]) -> None:
 
 
 def come_first(engine: Engine, act: Callable[[], object], then: Callable[[], object]) -> None:
-    """Act, and do `then` so that it waits for what the act has written and not yet committed.
+    """Run `act`, and `then` so that it waits for what `act` has written but not yet committed.
 
-    PostgreSQL only. What changes a project waits at its end for a lock that is held here.
+    PostgreSQL only. Each update of a project waits at its end for a lock that is held here.
     """
     with engine.begin() as connection:
         connection.execute(

@@ -1,4 +1,4 @@
-"""Small real ledgers: an ensemble, projects that afford exactly so many queries, and proposals."""
+"""Small real ledgers: an ensemble, proposals, and projects for an exact number of queries."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INFO = {
 GNMAX = {"name": "gnmax", "sigma": 40.0}
 CONFIDENT = {"name": "confident_gnmax", "threshold": 200, "sigma1": 150.0, "sigma2": 40.0}
 NOISY = {"name": "confident_gnmax", "threshold": 200, "sigma1": 1500.0, "sigma2": 400.0}
-"""So cheap that tens of thousands of queries fit."""
+"""Queries so cheap that tens of thousands fit."""
 LNMAX = {"name": "lnmax", "gamma": 0.05}
 STABLE = {"name": "stable", "sigma": 8.0, "delta_per_query": 1e-10}
 EPOCHS = {
@@ -43,7 +43,7 @@ def digest(text: object) -> bytes:
 def answered(
     query: object, label: int = 3, given: object = None, epoch: int | None = None
 ) -> Proposal:
-    """A query that the teachers answered; `given` is its input where that is not all of it."""
+    """A query that the teachers answered; `given` is its input, if the query has more than that."""
     whole = digest(query if given is None else given)
     return Proposal(digest(query), whole, VoteOutcome.ANSWERED, label, epoch=epoch)
 
@@ -73,7 +73,7 @@ def register(ledger: Ledger, name: str, epsilon: float = 20.0) -> None:
 
 
 def kept_keys(url: str) -> set[str]:
-    """The idempotency keys that the ledger remembers."""
+    """Return the idempotency keys in the ledger."""
     engine = connect(url)
     with engine.connect() as connection:
         keys = set(connection.execute(select(idempotency.c.key)).scalars())
@@ -83,7 +83,7 @@ def kept_keys(url: str) -> set[str]:
 
 @contextmanager
 def unguarded(url: str) -> Iterator[Connection]:
-    """A transaction for a forger: no trigger fires and no CHECK holds any more, for good."""
+    """Open a transaction for a forger, with triggers and CHECK constraints removed for good."""
     engine = connect(url)
     with engine.connect() as connection:
         if engine.dialect.name == "sqlite":
@@ -108,7 +108,7 @@ def unguarded(url: str) -> Iterator[Connection]:
 def terms(
     queries: int, mechanism: Mapping[str, Any] = GNMAX, epsilon: float = 8.0, delta: float = 1e-6
 ) -> Terms:
-    """Terms whose budget pays for exactly `queries` at the worst price."""
+    """Return terms whose budget pays for exactly `queries` at the worst-case price."""
     quoted = quote(build_mechanism(mechanism, teachers=TEACHERS, classes=CLASSES), epsilon, delta)
     assert quoted.affordable(Account()) >= queries, "ask for a larger epsilon"
     worst = quoted.worst
@@ -122,5 +122,5 @@ def open_project(
     name: str = "study",
     ensemble: str = "mnist",
 ) -> ProjectRecord:
-    """A project that affords exactly `queries` at the worst price."""
+    """Open a project whose budget pays for exactly `queries` at the worst-case price."""
     return ledger.open_project(name, ensemble, mechanism, terms(queries, mechanism))

@@ -1,4 +1,4 @@
-"""Stands between a program and PostgreSQL, passes every byte on, and cuts or waits where told."""
+"""A proxy between a program and PostgreSQL that can cut the connection or delay it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from postgres import Postgres
 
 
 class Cable:
-    """A Unix socket that leads to a server's.
+    """A Unix socket that forwards to a server's.
 
-    `lose_next_reply_to`: when a program says these bytes, it will not hear what the server replies.
+    `lose_next_reply_to`: when a program sends these bytes, the server's reply to them is lost.
     """
 
     def __init__(self, server: Postgres, directory: Path) -> None:

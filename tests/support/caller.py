@@ -45,7 +45,7 @@ def npz(**arrays: Array) -> bytes:
 
 
 def slug(response: httpx.Response) -> str:
-    """Return the type of the problem, which must be a whole problem document."""
+    """Return the problem's type; the body must be a complete problem document."""
     assert response.headers["content-type"] == "application/problem+json", response.text
     problem = response.json()
     assert problem["status"] == response.status_code

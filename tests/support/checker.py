@@ -1,7 +1,7 @@
-"""An auditor who trusts nobody: what clients were told, against what plain SQL finds.
+"""An independent auditor: compares the answers that clients got with the ledger, by plain SQL.
 
-It shares no code with the product. Where every client asked until it was told, each charge must
-have been told to someone: then the books hold what was told, and nothing else.
+It shares no code with the product. If every client retried until it got its answers, each charge
+must have been sent to someone: the books hold exactly the answers that were sent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ENTRIES = (
 
 
 def discrepancies(url: str, project: str, told: Iterable[Told]) -> list[str]:
-    """Everything that is wrong with a project's books, in words; nothing when they are right."""
+    """Return what is wrong with a project's books, in words; an empty list if nothing is."""
     with closing(_open(url)) as database:
         [account] = database.execute(_ACCOUNT.format(project)).fetchall()
         entries = database.execute(_ENTRIES.format(account[0])).fetchall()
@@ -67,10 +67,10 @@ def _answers(entries: list[Any], told: list[Told]) -> Iterator[str]:
         for answer in reply.answers:
             if answer.charge is None:
                 if answer.outcome != "refused" or answer.label is not None:
-                    yield f"told without a charge: {answer}"
+                    yield f"answered without a charge: {answer}"
                 continue
             if book.get(answer.charge) != (answer.outcome, answer.label):
-                yield f"told {answer}, but the books say {book.get(answer.charge)}"
+                yield f"answered {answer}, but the books say {book.get(answer.charge)}"
             charge_of[answer.query].add(answer.charge)
             query_of[answer.charge].add(answer.query)
             if not answer.replayed:
@@ -78,6 +78,6 @@ def _answers(entries: list[Any], told: list[Told]) -> Iterator[str]:
     yield from (f"query {q} was paid by {c}" for q, c in charge_of.items() if len(c) > 1)
     yield from (f"charge {c} paid for {q}" for c, q in query_of.items() if len(q) > 1)
     yield from (f"charge {c} was paid by {k}" for c, k in payers.items() if len(k) > 1)
-    yield from (f"request {k} was told {a}" for k, a in replies.items() if len(a) > 1)
-    if untold := book.keys() - payers.keys():
-        yield f"paid, but told to no one who paid: {sorted(untold)}"
+    yield from (f"request {k} was answered {a}" for k, a in replies.items() if len(a) > 1)
+    if unsent := book.keys() - payers.keys():
+        yield f"paid, but never sent to who paid: {sorted(unsent)}"

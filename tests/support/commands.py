@@ -1,4 +1,4 @@
-"""Commands as a person types them, run in the test's process, where everything is imported."""
+"""Commands as a person types them, run in the test's process, where imports are done."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 @dataclass(frozen=True)
 class Done:
-    """What became of a command."""
+    """The result of a command."""
 
     code: int
     out: str
@@ -19,13 +19,13 @@ class Done:
 
     @property
     def fine(self) -> str:
-        """What it printed; it must have succeeded."""
+        """Its output; the command must have succeeded."""
         assert self.code == 0, self.err
         return self.out
 
     @property
     def refused(self) -> str:
-        """The error, which must be for a person: on stderr alone, without a traceback."""
+        """Its error, which must be readable: on stderr only, without a traceback."""
         assert self.code == 1, self
         assert self.out == ""
         assert "Traceback" not in self.err
@@ -40,7 +40,7 @@ class Terrine(Protocol):
 
 
 def commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Terrine:
-    """Return what runs commands, on a terminal wide enough for any table."""
+    """Return a function that runs commands on a terminal wide enough for any table."""
     from terrine_server.cli import main
 
     def run(*arguments: object, **variables: str) -> Done:

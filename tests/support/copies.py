@@ -1,4 +1,4 @@
-"""Backups that take milliseconds: a copy of a whole database, and a database put back to it."""
+"""Backups that take milliseconds: copy a whole database, and restore it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from sqlalchemy.engine import make_url
 
 
 class Copies:
-    """Copies of one database, whose own connections must be closed while it is put back."""
+    """Copies of one database. Its connections must be closed when it is restored."""
 
     def __init__(self, url: str, directory: Path) -> None:
         self._url, self._directory, self._made = make_url(url), directory, 0
 
     def make(self) -> str:
-        """Copy the database as it is; returns the copy's name."""
+        """Copy the database and return the copy's name."""
         self._made += 1
         if self._url.get_backend_name() == "sqlite":
             copy = self._directory / f"copy-{self._made}.sqlite"
@@ -33,7 +33,7 @@ class Copies:
         return copy_name
 
     def restore(self, copy: str) -> None:
-        """Put the database back to what it was when the copy was made."""
+        """Restore the database to the state of the copy."""
         if self._url.get_backend_name() == "sqlite":
             for suffix in ("-wal", "-shm"):
                 Path(f"{self._file}{suffix}").unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Clients that ask without end, ask again until they are told, and remember what they were told.
+"""Clients that keep sending requests, retry each until it is answered, and record the answers.
 
 They know nothing of the product: a query is a number, and `Ask` turns a request into its answers.
 """
@@ -17,12 +17,12 @@ PATIENCE_SECONDS = 90
 
 
 class Lost(Exception):  # noqa: N818 - what happened to the request
-    """No answer came, or only that there is none for now: whether it was paid is unknown."""
+    """No answer came, or only a 503: whether the request was paid is unknown."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One query's fate, as told."""
+    """The answer to one query."""
 
     query: int
     outcome: str
@@ -33,7 +33,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Told:
-    """One request's reply; None where all of it was refused because the budget is spent."""
+    """One request and its answers; None if all of it was refused because the budget is spent."""
 
     project: str
     key: str
@@ -48,7 +48,7 @@ Ask = Callable[[str, str, Sequence[int]], tuple[Answer, ...] | None]
 def until_told(
     ask: Ask, project: str, key: str, queries: tuple[int, ...], lost: list[Lost]
 ) -> Told:
-    """Repeat a request until it is told; add what was lost on the way to `lost`."""
+    """Retry a request until it is answered; append the failures on the way to `lost`."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
@@ -62,11 +62,11 @@ def until_told(
 
 @dataclass
 class Crowd:
-    """Clients of one or more projects; half of what they ask, another asks at the same time."""
+    """Clients of one or more projects. Half of their queries are shared with other clients."""
 
     seed: int
     clients: Sequence[tuple[str, Ask]]
-    """Each client's project, and how it asks."""
+    """Each client's project, and how it sends requests."""
     told: list[Told] = field(default_factory=list)
     lost: list[Lost] = field(default_factory=list)
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -74,7 +74,7 @@ class Crowd:
 
     @contextmanager
     def asking(self) -> Iterator[None]:
-        """Let all ask during the block; at its end each still waits for its last reply."""
+        """Let all clients send requests during the block, and wait for their last answers."""
         with ThreadPoolExecutor(len(self.clients)) as pool:
             lives = [pool.submit(self._live, i, *c) for i, c in enumerate(self.clients)]
             try:
@@ -85,12 +85,12 @@ class Crowd:
                     life.result()
 
     def wait_for_answers(self, count: int) -> None:
-        """Wait until so many more requests have been told."""
+        """Wait until `count` more requests have been answered."""
         enough = len(self.told) + count
         self.wait_until(lambda: len(self.told) >= enough, "the service answers nobody")
 
     def wait_until(self, so: Callable[[], bool], otherwise: str) -> None:
-        """Wait until it is so; fail, saying what is wrong otherwise, when it takes too long."""
+        """Wait until `so()` is true; fail with the message `otherwise` if it takes too long."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not so():
             assert not self._stop.is_set(), "a client failed"
@@ -123,6 +123,6 @@ class Crowd:
         return f"{client}-{rng.getrandbits(64):x}", tuple(queries)
 
     def _new_query(self, rng: random.Random) -> int:
-        """A number that no other client asks, or one that others ask at about this time."""
+        """Return a number of this client alone, or one that others send at about the same time."""
         self._asked += 1
         return rng.getrandbits(48) if rng.random() < 0.5 else self._asked // 6

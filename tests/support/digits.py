@@ -20,14 +20,14 @@ PRIVATE, PUBLIC = 1200, 400
 
 @dataclass(frozen=True)
 class DigitsEnsemble:
-    """Teachers on the first 1,200 digits; the next 400 are public; the last 197 nobody has seen."""
+    """Teachers trained on the first 1,200 digits; the next 400 are public, the last 197 unseen."""
 
     directory: Path
     manifest: Manifest
     public: NDArray[np.uint8]
-    """[400, 8, 8]; what a student may ask about."""
+    """[400, 8, 8]; the student's queries."""
     public_labels: NDArray[np.int64]
-    """[400]; what they really show. For the eyes of tests only."""
+    """[400]; their true labels, for the tests only."""
     unseen: NDArray[np.uint8]
     unseen_labels: NDArray[np.int64]
 

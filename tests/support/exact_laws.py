@@ -90,7 +90,7 @@ def law(
 
 
 def request_law(spec: Mapping[str, Any], rows: Sequence[Sequence[int]]) -> RequestLaw:
-    """The joint law of what `stable_svt` makes of queries that are asked together.
+    """The joint law of the results of `stable_svt` for the queries of one request.
 
     Maps (epoch, outcome, label) of every query to a probability.
     """
@@ -100,7 +100,7 @@ def request_law(spec: Mapping[str, Any], rows: Sequence[Sequence[int]]) -> Reque
     above = np.cumsum(pmf[::-1])[::-1]  # Pr[ν ≥ k], k = −K, …, K
 
     joint: RequestLaw = {}
-    # A state: what was seen, the epoch, its answers, and Pr[seen, ρ] for each ρ of the open epoch.
+    # A state: results so far, epoch, its answers, and Pr[results, ρ] for each ρ of the open epoch.
     states = [((), 0, 0, pmf)]
     for votes in rows:
         first, second = sorted(votes, reverse=True)[:2]

@@ -1,7 +1,7 @@
-"""A small HTTP server on a real socket that fails in the ways networks do, and then works.
+"""A small HTTP server on a real socket that fails as networks do, and then works.
 
-It keeps a book of its own, as simple as can be: an input is identified by its bytes, its label is
-its first number, and there is room for `capacity` of them.
+It has a minimal ledger: an input is identified by its bytes, its label is its first number, and at
+most `capacity` inputs are answered.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Seen:
 
 @dataclass
 class FaultyServer:
-    """`faults` are taken one a request, first first; without any, it works."""
+    """Each request takes the next of `faults`; when there are none left, the server works."""
 
     url: str = ""
     capacity: int = 1_000_000
@@ -138,7 +138,7 @@ def hangs_up(handler: Handler, seen: Seen) -> None:
 
 
 def works_but_hangs_up(handler: Handler, seen: Seen) -> None:
-    """The charge is written, and the reply is lost."""
+    """The charge is committed, and the response is lost."""
     with handler.faulty.lock:
         handler.faulty.work(seen)
     hangs_up(handler, seen)

@@ -1,4 +1,4 @@
-"""What a forger does to `study` in a ledger whose guards are off."""
+"""Forgeries of the project `study` in a ledger without triggers and constraints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from terrine_server.ledger.store.tables import charges, projects
 
 
 def altered(value: Any) -> Any:
-    """The smallest change to a value of a column."""
+    """Return the value with the smallest possible change."""
     match value:
         case None:
             return 0
@@ -64,7 +64,7 @@ def add(connection: Connection, seq: int, entries: list[dict[str, Any]]) -> None
 
 
 def rehash(connection: Connection, seq: int, **changes: Any) -> None:
-    """Alter one charge and make its own hash right again."""
+    """Alter one charge and recompute its own hash."""
     entries = rows_of(connection)
     previous = entries[seq - 2]["hash"]
     forged = {**entries[seq - 1], **changes}
@@ -72,7 +72,7 @@ def rehash(connection: Connection, seq: int, **changes: Any) -> None:
 
 
 def rewrite(connection: Connection, seq: int, **changes: Any) -> None:
-    """Alter one charge and make every later hash right again, the head's too."""
+    """Alter one charge and recompute every later hash and the head."""
     entries = rows_of(connection)
     head = entries[seq - 2]["hash"]
     for entry in entries[seq - 1 :]:
@@ -89,7 +89,7 @@ def account(**changes: Any) -> Callable[[Connection], object]:
 
 
 def cut(connection: Connection, keep: int) -> None:
-    """Remove all after so many charges, and set count, head and balances back to match."""
+    """Remove all charges after the first `keep`; set count, head and balances to match."""
     entries = rows_of(connection)
     gone = entries[keep:]
     remove(connection, *[entry["seq"] for entry in gone])
@@ -103,7 +103,7 @@ def cut(connection: Connection, keep: int) -> None:
 
 
 def rebuild(connection: Connection, entries: Sequence[Mapping[str, Any]]) -> None:
-    """Replace all charges by these, numbered and chained as if they had always been so."""
+    """Replace all charges with `entries`, numbered and chained consistently."""
     connection.execute(charges.delete().where(charges.c.project_id == 1))
     query = select(projects.c.genesis).where(projects.c.id == 1)
     head = connection.execute(query).scalar_one()

@@ -1,4 +1,4 @@
-"""A server that is asked more than any student may, and its own count of what it answered."""
+"""A server without rate limits, and its own count of the requests it answered."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from hypothesis import HealthCheck, settings
 from server import RunningServer, running_server
 
 DOCUMENTED, BODIES, CUT_OFF = 700, 8_000, 600
-"""Requests of each kind: by the OpenAPI document (on each of two databases), bodies of any bytes,
-and requests whose length or framing is wrong."""
+"""Requests of each kind: generated from the OpenAPI document (on each of two databases), with
+arbitrary bodies, and with a wrong length or framing."""
 assert 2 * DOCUMENTED + BODIES + CUT_OFF >= 10_000
 NO_LIMIT = 10**9
 CHEAP = {"name": "gnmax", "sigma": 500.0}
-"""Noise so large that the budget outlasts thousands of valid questions."""
+"""Noise so large that the budget lasts for thousands of valid queries."""
 COUNTED = re.compile(r'^terrine_requests_total\{.*status="(\d+)"\} (\S+)$', re.MULTILINE)
 
 
 def examples(count: int) -> settings:
-    """Hypothesis' settings for `count` requests, each of which may take its time."""
+    """Hypothesis settings for `count` requests, without a deadline."""
     return settings(
         max_examples=count,
-        derandomize=True,  # the same inputs each time: a failure is seen again
+        derandomize=True,  # the same inputs each time, so that failures repeat
         deadline=None,
         suppress_health_check=list(HealthCheck),
         print_blob=True,
@@ -38,7 +38,7 @@ def examples(count: int) -> settings:
 def tireless_server(
     directory: Path, database_url: str, ensemble: DigitsEnsemble
 ) -> Iterator[RunningServer]:
-    """Serve without rate limits; in the end, no request may have met a defect."""
+    """Serve without rate limits; fail at the end if any response had status 500 or above."""
     with running_server(
         directory,
         database_url,
@@ -54,7 +54,7 @@ def tireless_server(
 
 
 def answered(server: RunningServer) -> Counter[int]:
-    """Return how many requests of each status the server says that it has answered."""
+    """Return how many requests of each status the server has counted."""
     counts: Counter[int] = Counter()
     auditor = {"Authorization": f"Bearer {server.token('auditor')}"}
     for status, count in COUNTED.findall(httpx.get(f"{server.url}/metrics", headers=auditor).text):

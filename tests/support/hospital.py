@@ -1,4 +1,4 @@
-"""Invented stays in a hospital, as a hospital exports them."""
+"""Synthetic hospital stays, in the form of a hospital's export."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEFAULT_ROLES = {
     "room": "categorical",
     "readmitted": "label",
 }
-"""What a person would make of the columns."""
+"""The roles that a person would choose."""
 
 
 def stays(

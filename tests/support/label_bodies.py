@@ -1,4 +1,4 @@
-"""Bodies of `POST /label`, right ones and every kind of wrong one, as hypothesis strategies."""
+"""Bodies of `POST /label`, valid ones and every kind of invalid one, as hypothesis strategies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Sent = tuple[str, bytes]
 
 
 def images(most: int) -> st.SearchStrategy[np.ndarray]:
-    """Up to three images of at most so many series, in every number type and layout."""
+    """Up to three images from at most `series` series, in every number type and layout."""
     return st.builds(
         lambda seed, count, dtype, order: np.asarray(
             np.random.default_rng(seed).integers(0, 17, (count, 8, 8)), dtype, order
@@ -42,7 +42,7 @@ def valid(most: int) -> st.SearchStrategy[Sent]:
 
 
 FEW, MANY = 10, 10**6
-"""Of few, most have been paid for: their answers are replays, which are quicker."""
+"""With few series, most queries were paid before, and replays are quicker."""
 
 # ------------------------------------------------------------------------- what is damaged
 
@@ -54,7 +54,7 @@ END = st.tuples(st.just("end"), st.integers(0, 1 << 16), st.just(0))
 
 
 def damaged(body: bytes, fault: str, where: int, what: int) -> bytes:
-    """Flip a byte, cut some out, add one, repeat some, or end early; the head is hit most often."""
+    """Flip, remove, add or repeat bytes, or truncate; mostly near the start."""
     at = where % (len(body) + 1) if where % 3 else where % 128
     match fault:
         case "flip" if at < len(body):
@@ -118,7 +118,7 @@ HEADER = st.one_of(
 
 
 def array_file(text: str, version: tuple[int, int], lie: int, data: bytes) -> bytes:
-    """A .npy file of any header, whose declared length is off by `lie`."""
+    """A .npy file with any header, whose declared length is wrong by `lie`."""
     head = text.encode("utf-8", "surrogatepass")
     wide = version != (1, 0)
     length = max(0, min(len(head) + lie, 2**32 - 1 if wide else 2**16 - 1))
@@ -126,7 +126,7 @@ def array_file(text: str, version: tuple[int, int], lie: int, data: bytes) -> by
 
 
 class Trap:
-    """Unpickled, it would end the server."""
+    """Would kill the server if it were unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return exec, ("import os; os._exit(99)",)
@@ -190,7 +190,7 @@ METHOD = st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 def archive(members: list[tuple[str, bytes, int]], comment: bytes) -> bytes:
     buffer = io.BytesIO()
     with warnings.catch_warnings(), zipfile.ZipFile(buffer, "w") as made:
-        warnings.simplefilter("ignore")  # the same name twice is meant
+        warnings.simplefilter("ignore")  # the duplicate name is intended
         for name, data, method in members:
             made.writestr(name, data, method, compresslevel=1)
         made.comment = comment

@@ -1,4 +1,4 @@
-"""What other processes do to a ledger: each function is the whole life of one."""
+"""Work on a ledger in other processes: each function is all that one process does."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def migrate(url: str) -> None:
 
 
 def ask_until_exhausted(url: str, project_id: int, name: str, batch: int) -> None:
-    """Pay for ever new queries, a batch at a time, until refused."""
+    """Pay for new queries, a batch at a time, until refused."""
     ledger = Ledger(connect(url))
     try:
         for round in range(1000):
@@ -37,7 +37,7 @@ def ask_until_exhausted(url: str, project_id: int, name: str, batch: int) -> Non
 
 
 def ask_and_tell(url: str, project_id: int, name: str, told: str) -> None:
-    """Pay for ever new queries, and write down each answer once it may be told."""
+    """Pay for new queries without end, and log each answer once it may be sent."""
     ledger = Ledger(connect(url))
     descriptor = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for round in range(100_000):
@@ -47,7 +47,7 @@ def ask_and_tell(url: str, project_id: int, name: str, told: str) -> None:
 
 
 def ask_same(url: str, project_id: int, queries: int, key: str) -> None:
-    """Pay for queries that everyone asks, each as one request with a key that everyone uses."""
+    """Pay for queries that all processes share, each as one request with a shared key."""
     ledger = Ledger(connect(url))
     for i in range(queries):
         ledger.charge(project_id, [answered(i)], (f"{key} {i}", digest(i)))
@@ -68,7 +68,7 @@ def die_before(
 ) -> None:
     """Pay for a batch, but be killed just before the given step: a statement or a COMMIT.
 
-    `between`: another charge comes between, so that it is done anew, holding the project.
+    `between`: another charge comes first, so that this one is retried while holding the lock.
     """
     engine = connect(url)
     if between:
@@ -88,7 +88,7 @@ def die_before(
 
 
 def die_after_commit(url: str, project_id: int, queries: int) -> None:
-    """Pay for a batch, and be killed before anyone is told."""
+    """Pay for a batch, and be killed before the answers are sent."""
     receipt: Receipt = Ledger(connect(url)).charge(
         project_id, [answered(i) for i in range(queries)], ("key", digest("body"))
     )
@@ -97,11 +97,11 @@ def die_after_commit(url: str, project_id: int, queries: int) -> None:
 
 
 def answer_requests(url: str, connection: PipeConnection, flaw: str | None) -> None:
-    """Charge what is asked through the pipe, one request at a time, until it is closed.
+    """Charge the requests from a pipe, one at a time, until it is closed.
 
-    A request is a project's number, a key and queries; each vote is drawn anew, so an answer that
-    was not taken from the record shows. Replies a list of results, None where the budget is spent,
-    or the error's problem. A `flaw` is one of `FLAWS`.
+    A request is a project's number, a key and queries. Each vote is drawn anew, so an answer that
+    is not a replay is noticed. Replies with a list of results, None if the budget is spent, or the
+    error's problem. A `flaw` is one of `FLAWS`.
     """
     engine = connect(url)
     ledger = Ledger(engine)
@@ -128,20 +128,20 @@ def answer_requests(url: str, connection: PipeConnection, flaw: str | None) -> N
 
 
 FLAWS = ("loses commits", "forgets keys")
-"""Defects to plant: those who look for defects must see them."""
+"""Bugs to plant, which the checker must find."""
 
 
 def lose(connection: Connection) -> None:
-    """Undo one commit in five, as a disk would that lies about what it has written."""
+    """Undo one commit in five, like a disk that loses what it reported as written."""
     if randbelow(5) == 0:
         connection.exec_driver_sql("ROLLBACK")
         connection.exec_driver_sql("BEGIN")
 
 
 def race(url: str, project_id: int, name: str, clients: int, connection: PipeConnection) -> None:
-    """Let so many threads pay for ever new queries, one to three at a time, until refused.
+    """Let `clients` threads pay for new queries, one to three at a time, until refused.
 
-    Sends all that they were told, as pairs of queries and results.
+    Sends all results through the pipe, as pairs of queries and results.
     """
     ledger = Ledger(connect(url))
     start = threading.Barrier(clients)

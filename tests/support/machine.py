@@ -23,7 +23,7 @@ class Machine:
         return self.data / "ensembles" / "digits"
 
     def doctor(self, **variables: str) -> dict[str, Any]:
-        """What `terrine doctor --json` says; its exit code must agree."""
+        """Return the output of `terrine doctor --json`; its exit code must agree."""
         done = self.run("doctor", "--json", **variables)
         report: dict[str, Any] = json.loads(done.out)
         assert done.code == (0 if report["ok"] else 1)
@@ -31,9 +31,10 @@ class Machine:
         return report
 
     def wrong(self, **variables: str) -> list[tuple[str, str, str, str]]:
-        """All findings but those that are well, as (check, state, found, mend).
+        """Return all findings that are not ok, as (check, state, found, mend).
 
-        Tests log in as the tables' owner, who has more rights than a service should: not said.
+        Leaves out the warning about rights: tests log in as the tables' owner, who has more rights
+        than a service should.
         """
         findings = self.doctor(**variables)["findings"]
         findings = [f for f in findings if (f["check"], f["state"]) != ("rights", "warning")]

@@ -1,4 +1,4 @@
-"""A real PostgreSQL server for the tests, which may be killed and started again on its files."""
+"""A real PostgreSQL server for the tests, which may be killed and restarted on its files."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ PATIENCE_SECONDS = 60
 class Postgres:
     """A PostgreSQL server, reached through a Unix socket, so that no port can clash.
 
-    Its postmaster is a child of this process: a SIGKILL is seen at once, and no one restarts it.
-    Settings are the defaults, `fsync=on` among them. Its write-ahead log goes to `log_disk`, where
+    Its postmaster is a child of this process: a SIGKILL is noticed at once, nothing restarts it.
+    Settings are the defaults, including `fsync=on`. Its write-ahead log goes to `log_disk`, if
     given.
     """
 
@@ -36,19 +36,19 @@ class Postgres:
         self._directory = directory
         data = directory / "data"
         data.mkdir()
-        # The package knows how to make the files usable where it has to run as another user.
+        # The package makes the files usable if PostgreSQL has to run as another user.
         self._setup = PostgresServer(data, cleanup_mode=None, postgres_version=POSTGRES_VERSION)
         self._setup.ensure_pgdata_inited()
         if log_disk is not None:
             self._keep_log_on(log_disk)
-        # Apart, for a socket's path may not be long.
+        # In a separate directory, because a socket's path must be short.
         self._sockets = Path(tempfile.mkdtemp(prefix="terrine-pg-sockets-"))
         self._sockets.chmod(0o777)
         self._postmaster: subprocess.Popen[bytes] | None = None
         self._empty: list[str] = []
 
     def url(self, database: str, sockets: Path | None = None) -> str:
-        """What SQLAlchemy connects to; `sockets` where something stands in between."""
+        """Return the URL for SQLAlchemy; `sockets`: of a proxy in between, if any."""
         return f"postgresql+psycopg://postgres@/{database}?host={sockets or self._sockets}"
 
     @property
@@ -66,7 +66,7 @@ class Postgres:
 
     @contextmanager
     def database(self) -> Iterator[str]:
-        """An empty database; yields its name. Emptied for the next one: dropping takes longer."""
+        """Yield the name of an empty database. It is emptied and reused: dropping is slow."""
         if self._empty:
             name = self._empty.pop()
         else:
@@ -85,11 +85,11 @@ class Postgres:
             self._empty.append(name)
 
     def alter(self, database: str, how: LiteralString) -> None:
-        """Change what a database sets for its sessions to come."""
+        """Change a database's settings for future sessions."""
         self._run("ALTER DATABASE {} " + how, database)
 
     def end_sessions(self, database: str) -> None:
-        """Cut every connection to a database, and wait until they are."""
+        """Close every connection to a database, and wait until they are closed."""
         with self.connect() as connection:
             connection.execute(
                 "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s",
@@ -97,10 +97,10 @@ class Postgres:
             )
 
     def start(self) -> None:
-        """Start, recover what the last end left behind, and wait until it takes connections."""
+        """Start, recover from the last crash, and wait until connections are accepted."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
-            # What outlived a killed postmaster still holds its memory: then it refuses to start.
+            # It refuses to start while children of a killed postmaster hold its shared memory.
             if self._postmaster is None or self._postmaster.poll() is not None:
                 self._postmaster = self._launch()
             with suppress(psycopg.OperationalError):
@@ -111,13 +111,13 @@ class Postgres:
             time.sleep(0.02)
 
     def kill(self) -> None:
-        """SIGKILL the postmaster. What it started notices, and ends."""
+        """SIGKILL the postmaster. Its children notice and exit."""
         assert self._postmaster is not None
         self._postmaster.kill()
         self._postmaster.wait()
 
     def wait_for_end(self) -> str:
-        """Wait until the postmaster has given up by itself; return all that it ever said."""
+        """Wait until the postmaster exits by itself; return its whole log."""
         assert self._postmaster is not None
         self._postmaster.wait(PATIENCE_SECONDS)
         return (self._directory / "log").read_text()
@@ -147,7 +147,7 @@ class Postgres:
             connection.execute(sql.SQL(statement).format(sql.Identifier(database)))
 
     def _keep_log_on(self, disk: Path) -> None:
-        """As `initdb --waldir --wal-segsize=1` would: what is allocated at a time is a megabyte."""
+        """As `initdb --waldir --wal-segsize=1` would: allocate one megabyte at a time."""
         data = self._setup.pgdata
         subprocess.run(
             [self._setup.bin_path / "pg_resetwal", "--wal-segsize=1", data],
@@ -175,7 +175,7 @@ class Postgres:
 
 @dataclass(frozen=True)
 class Database:
-    """A database, and the server it lives on; SQLite has none."""
+    """A database and its server; None for SQLite."""
 
     url: str
     name: str = ""
@@ -186,10 +186,10 @@ class Database:
 def running_postgres(
     within: Path | None = None, log_disk: Path | None = None
 ) -> Iterator[Postgres]:
-    """A started server with its files in a temporary directory, in `within` where given.
+    """Run a server with its files in a temporary directory, inside `within` if given.
 
-    The directory is not pytest's own, whose parent is closed to other users: as root, PostgreSQL
-    runs under an account of its own and has to reach its files.
+    Not in pytest's directory, whose parent is closed to other users: as root, the tests run
+    PostgreSQL under a separate account, which has to reach its files.
     """
     directory = Path(tempfile.mkdtemp(prefix="terrine-pg-", dir=within))
     directory.chmod(0o755)

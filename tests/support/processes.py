@@ -1,7 +1,7 @@
 """Processes that start fast and may be killed.
 
-What is slow to import is imported once, by a process that then forks: a ledger's worker costs a
-hundredth of a second, a whole server a third.
+Slow imports happen once, in a process that then forks: a ledger worker starts in a hundredth of a
+second, a whole server in a third of a second.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _processes.set_forkserver_preload(
 
 
 def start(work: Callable[..., None], *arguments: Any) -> BaseProcess:
-    """Run `work` in another process, without waiting for it. It ends with this one."""
+    """Run `work` in another process, without waiting for it. It ends when this process ends."""
     process = _processes.Process(target=work, args=arguments, daemon=True)
     process.start()
     return process
 
 
 def in_processes(work: Callable[..., None], *arguments: tuple[Any, ...]) -> list[BaseProcess]:
-    """Run `work` in one process for each tuple of arguments, all at once, until all end."""
+    """Run `work` in parallel, one process per tuple of arguments, and wait for all of them."""
     processes = [start(work, *given) for given in arguments]
     for process in processes:
         process.join(timeout=120)
@@ -40,7 +40,7 @@ def in_processes(work: Callable[..., None], *arguments: tuple[Any, ...]) -> list
 
 
 def command(arguments: Sequence[str], environment: Mapping[str, str], log: str) -> None:
-    """The whole life of `terrine` with these arguments; what it says goes to a file."""
+    """Run `terrine` with these arguments; its output goes to a file."""
     from terrine_server.cli import main
 
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -52,7 +52,7 @@ def command(arguments: Sequence[str], environment: Mapping[str, str], log: str) 
 
 
 def die_before_call(number: int, work: FunctionType, *arguments: Any) -> None:
-    """Do some work, but be killed just before the given one of the calls that it makes itself."""
+    """Run `work`, but be killed just before its own call number `number`."""
     seen = 0
 
     def count(frame: FrameType, event: str, argument: object) -> None:

@@ -1,4 +1,4 @@
-"""Data-dependent projects on a thousand teachers whose votes are made up."""
+"""Data-dependent projects on a thousand teachers with invented votes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def open_published(ledger: Ledger, name: str = "study") -> ProjectRecord:
 def voted(
     project: ProjectRecord, queries: Sequence[object], agreement: float = 0.95
 ) -> list[Proposal]:
-    """Queries that the teachers answered, so many of them with the winner."""
+    """Queries that the teachers answered, a share `agreement` of them with the winner."""
     votes = np.zeros((1, CLASSES), dtype=np.int64)
     votes[0, :2] = round(agreement * TEACHERS), TEACHERS - round(agreement * TEACHERS)
     (places,) = meter_of(project).places(VoteOutcome.ANSWERED, votes)

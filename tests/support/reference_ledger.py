@@ -1,15 +1,15 @@
-"""What a ledger with worst-case prices must do, in as few lines as it takes to say it."""
+"""A reference model of a ledger with worst-case prices, as short as possible."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 Answer = tuple[int, str] | None
-"""Number and outcome of the charge that answers a query; None where it is refused."""
+"""Number and outcome of the charge that answers a query; None if it is refused."""
 
 
 class Refused(Exception):  # noqa: N818 - a refusal is no error
-    """The ledger says no; the text is which no."""
+    """The ledger refuses; the text says why."""
 
 
 @dataclass
@@ -21,14 +21,14 @@ class Book:
     reserved: int
     status: str = "active"
     paid: dict[str, tuple[int, str]] = field(default_factory=dict)
-    """What answers a query, in the order in which they were paid."""
+    """The charge that answers each query, in the order of payment."""
     keys: dict[str, tuple[list[tuple[str, str]], list[Answer]]] = field(default_factory=dict)
 
     def total(self, part: int) -> int:
         return sum(self.prices[outcome][part] for _, outcome in self.paid.values())
 
     def charge(self, queries: list[tuple[str, str]], key: str) -> list[Answer]:
-        """Pay for queries, each with the outcome that its votes would have."""
+        """Pay for queries, each with the outcome that its votes would give."""
         if self.status != "active":
             raise Refused(self.status)
         if key in self.keys:

@@ -73,8 +73,8 @@ class Replicas:
     def wait_until_ready(self, replica: int) -> None:
         """Wait until it listens, which it does once its ensembles are loaded.
 
-        One that ends by itself, because its database is away, is started again as a supervisor
-        would.
+        A server that exits by itself, because its database is down, is restarted, as a supervisor
+        would do.
         """
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
@@ -84,13 +84,13 @@ class Replicas:
                 if connection.getresponse().status == 200:
                     return
             if time.monotonic() > deadline:
-                raise RuntimeError(f"no server came up: {self._log.read_text()[-3000:]}")
+                raise RuntimeError(f"no server started: {self._log.read_text()[-3000:]}")
             if self._running[replica].exitcode is not None:
                 self.start(replica)
             time.sleep(0.02)
 
     def open_project(self, name: str, queries: int) -> str:
-        """Open a project that affords exactly so many queries; return a token for it."""
+        """Open a project whose budget pays for exactly `queries`; return a token for it."""
         self.ledger.open_project(name, "digits", NOISY, terms(queries, NOISY))
         tokens = Tokens(self.ledger, load_secret_key(self._settings.secret_key_path))
         return tokens.create(TokenCreate(role=Role.STUDENT, project=name)).token

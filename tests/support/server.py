@@ -24,7 +24,7 @@ CAP_EPSILON, CAP_DELTA = 50.0, 5e-4
 
 @dataclass(frozen=True)
 class RunningServer:
-    """A server that listens at `url`, and what its owner can do on its machine."""
+    """A server that listens at `url`, and the owner's operations on its machine."""
 
     url: str
     settings: Settings
@@ -52,7 +52,7 @@ class RunningServer:
         return open_project(self.ledger, ProjectOpen.model_validate(terms))
 
     def token(self, role: str = "student", project: str | None = None, *, days: float = 1) -> str:
-        """Make a token; a student's is for `project`, "study" unless told."""
+        """Create a token; a student's is for `project`, by default "study"."""
         if role == Role.STUDENT and project is None:
             project = "study"
         tokens = Tokens(self.ledger, load_secret_key(self.settings.secret_key_path))
@@ -63,9 +63,9 @@ class RunningServer:
 def installed(
     data_dir: Path, database_url: str, ensemble: DigitsEnsemble, **settings: Any
 ) -> tuple[Settings, Engine]:
-    """Prepare what a server needs: tables, key, and the digits with their cap of (50, 5e-4).
+    """Prepare a server's tables and key, and register the digits with a cap of (50, 5e-4).
 
-    The ensemble's files are copied, so a test may alter them. `settings` override the defaults.
+    The ensemble's files are copied: a test may alter them. `settings` override the defaults.
     """
     made = Settings(data_dir=data_dir, database_url=database_url, **settings)
     name = ensemble.manifest.name

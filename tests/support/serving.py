@@ -1,4 +1,4 @@
-"""`terrine serve` in a process of its own, with whatever workers it starts."""
+"""`terrine serve` in a separate process, with any workers that it starts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Serving:
-    """A server in a process of its own, its address, and what it has logged so far."""
+    """A server in a separate process, its address, and its log so far."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -36,12 +36,12 @@ class Serving:
             self.lines.append(line)
 
     def entries(self, event: str) -> list[dict[str, Any]]:
-        """The log's lines, every one a JSON object, of events that match."""
+        """Return the log lines, each a JSON object, whose event matches."""
         entries: list[dict[str, Any]] = [json.loads(line) for line in list(self.lines)]
         return [entry for entry in entries if re.search(event, entry["event"])]
 
     def wait_for(self, event: str, count: int = 1) -> list[str]:
-        """Wait for so many log lines; return what the pattern's group matched in each."""
+        """Wait for `count` log lines; return what the pattern's group matched in each."""
         pattern = re.compile(event)
         return until(
             lambda: [
@@ -56,12 +56,12 @@ class Serving:
         self.process.send_signal(how)
         code = self.process.wait(timeout=30)
         self._reader.join(timeout=30)
-        assert not self._reader.is_alive(), "a worker outlives the server"
+        assert not self._reader.is_alive(), "a worker outlived the server"
         return code
 
 
 def until(look: Callable[[], T], good: Callable[[T], bool], seconds: float = 60) -> T:
-    """Look again and again until what is seen is good."""
+    """Repeat `look()` until its result is `good`, and return it."""
     deadline = time.monotonic() + seconds
     while not good(seen := look()):
         assert time.monotonic() < deadline, seen

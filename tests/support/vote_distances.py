@@ -1,4 +1,4 @@
-"""Everything that a few votes can change, by enumeration. Nothing here touches the product."""
+"""All effects of changing a few votes, by enumeration, without using the product."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Speaks to the server in bytes, for what no HTTP library would send."""
+"""Sends raw bytes to the server, for requests that no HTTP library would send."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from server import RunningServer
 
 @dataclass(frozen=True)
 class Reply:
-    """One reply as it came."""
+    """One response as it was received."""
 
     status: int
     headers: dict[str, str]
@@ -26,7 +26,7 @@ class Reply:
 
     @property
     def slug(self) -> str:
-        """The type of the problem, which must be a whole problem document."""
+        """The problem's type; the body must be a complete problem document."""
         problem = self.json()
         assert self.headers["content-type"] == "application/problem+json"
         assert problem["status"] == self.status
@@ -48,7 +48,7 @@ class Wire:
             self.socket.sendall(data)
 
     def reply(self) -> Reply:
-        """Read one reply. Raises `EOFError` when the server closes without one."""
+        """Read one response. Raises `EOFError` if the server closes without one."""
         while b"\r\n\r\n" not in self._read:
             self._more()
         head, _, self._read = self._read.partition(b"\r\n\r\n")
@@ -61,7 +61,7 @@ class Wire:
         return Reply(int(status.split()[1]), headers, body)
 
     def rest(self) -> list[Reply]:
-        """Read replies until the server closes."""
+        """Read responses until the server closes."""
         replies = []
         with suppress(EOFError):
             while True:
@@ -73,7 +73,7 @@ class Wire:
         return not self.rest()
 
     def silent(self) -> bool:
-        """Whether the server has sent nothing that is unread, and has not closed."""
+        """Whether the server has sent nothing unread and has not closed."""
         return not self._read and not select.select([self.socket], [], [], 0)[0]
 
     def close(self) -> None:
@@ -90,12 +90,12 @@ class Wire:
 
 
 def request(method: str, target: str, *headers: str, body: bytes = b"") -> bytes:
-    """Return an HTTP/1.1 request of exactly these headers, and `Host`."""
+    """Return an HTTP/1.1 request with exactly these headers and `Host`."""
     head = "\r\n".join([f"{method} {target} HTTP/1.1", "Host: terrine", *headers, "", ""])
     return head.encode("latin-1") + body
 
 
 def label(token: str, body: bytes, *more: str) -> bytes:
-    """Return a request to label the .npy file `body`, whose length only `more` says."""
+    """Return a request to label the .npy file `body`; its length is only in `more`, if at all."""
     headers = (f"Authorization: Bearer {token}", "Content-Type: application/x-npy", *more)
     return request("POST", "/label", *headers, body=body)

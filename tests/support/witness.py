@@ -1,4 +1,4 @@
-"""A student of one server, who sees a fault come and go."""
+"""A student of one server, for tests in which a fault begins and ends."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from crowd import Lost, Told
 from replicas import Replicas
 
 RECOVERY_SECONDS = 10
-"""After a fault, the service answers within this."""
+"""After a fault, the service answers again within this time."""
 
 
 class Witness:
-    """Keeps what it is told, and asks again what it was not told."""
+    """Records its answers, and retries requests that were not answered."""
 
     def __init__(self, servers: Replicas) -> None:
         self.servers = servers
@@ -28,28 +28,30 @@ class Witness:
         self._asked = 0
 
     def ask(self) -> None:
-        """Ask a new query. Raises `Lost` on a 503, and then the next call repeats the request."""
+        """Send a new query. Raises `Lost` on a 503; the next call then retries the request."""
         key, queries = f"request-{self._asked}", (self._asked,)
         answers = self._student(self.project, key, queries)
         self.told.append(Told(self.project, key, queries, answers))
         self._asked += 1
 
     def ask_again(self, told: Told) -> None:
-        """Repeat a request that was answered."""
+        """Repeat a request that was answered; the answers must be the same."""
         assert self._student(self.project, told.key, told.queries) == told.answers
 
     def ask_until_lost(self, most: int) -> None:
         with suppress(Lost):
             for _ in range(most):
                 self.ask()
-            pytest.fail("the fault was never felt")
+            pytest.fail("the fault had no effect")
 
     def ask_until_told(self) -> None:
         deadline = time.monotonic() + RECOVERY_SECONDS
         while True:
             with suppress(Lost):
                 return self.ask()
-            assert time.monotonic() < deadline, "the fault is gone, the service is not back"
+            assert time.monotonic() < deadline, (
+                "the fault has ended, but the service has not recovered"
+            )
             time.sleep(0.1)
 
     def alive(self) -> bool:

@@ -1,4 +1,4 @@
-"""What all torture needs: a seed that can be given, and databases that may be broken."""
+"""Fixtures of the torture tests: a seed that can be given, and databases to break."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:  # heavy: imported by the fixtures that need it, when they do
     from witness import Witness
 
 KILLS = 200
-"""Kills under load of a run unless told; `make torture` asks for 1,000."""
+"""Default number of kills under load in a run; `make torture` uses 1,000."""
 
 
 def whole(text: str) -> int:
-    """What `--kills` was given. Raises what argparse prints."""
+    """Parse `--kills`. Raises the error that argparse prints."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of kills: give 1 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of kills: give 1 or more")
     return int(text)
 
 
@@ -38,14 +38,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def tally(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
-    """Tells a line at the end of the report: what was done to whom."""
+    """Adds a line to the end of the report."""
     return partial(record_property, "torture")
 
 
 @pytest.fixture
 def seed(request: pytest.FixtureRequest, testrun_uid: str, tally: Callable[[str], None]) -> int:
-    """As given, or drawn once for all processes of a run."""
-    # Absent where pytest learnt of these options only after it had read the command line.
+    """The seed: as given, or drawn once for all processes of a run."""
+    # Absent if pytest loaded these options only after it had parsed the command line.
     given: int | None = request.config.getoption("seed", default=None)
     seed = int(testrun_uid, 16) % 10**6 if given is None else given
     tally(f"again with: make torture ARGS='--seed {seed}'")
@@ -54,21 +54,21 @@ def seed(request: pytest.FixtureRequest, testrun_uid: str, tally: Callable[[str]
 
 @pytest.fixture(scope="session")
 def kills(request: pytest.FixtureRequest) -> Callable[[float], int]:
-    """How many a test's share of all kills comes to: at least one, however few are asked for."""
+    """Returns a test's share of all kills: at least one."""
     total: int = request.config.getoption("kills", default=KILLS)
     return lambda share: max(1, round(total * share))
 
 
 @pytest.fixture(scope="session")
 def mortal() -> Iterator[Postgres]:
-    """A PostgreSQL server that tests may kill, if they start it again; no other test's."""
+    """A PostgreSQL server that these tests may kill, if they start it again."""
     with running_postgres() as server:
         yield server
 
 
 @contextmanager
 def fresh(request: pytest.FixtureRequest, directory: Path) -> Iterator[Database]:
-    """An empty database of the kind that a fixture is to have."""
+    """An empty database of the kind that the fixture is parametrized with."""
     if request.param == "sqlite":
         yield Database(f"sqlite:///{directory / 'terrine.sqlite'}")
         return
@@ -79,7 +79,7 @@ def fresh(request: pytest.FixtureRequest, directory: Path) -> Iterator[Database]
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
-    """A fresh database on a server that may be killed: each test runs on both kinds."""
+    """An empty database on a server that may be killed; each test runs on both kinds."""
     with fresh(request, tmp_path) as made:
         yield made
 
@@ -88,7 +88,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Databas
 def fresh_database(
     request: pytest.FixtureRequest,
 ) -> Callable[[Path], AbstractContextManager[Database]]:
-    """Makes empty databases of one kind, those of SQLite in a directory."""
+    """Makes empty databases of one kind; those of SQLite in the given directory."""
     return partial(fresh, request)
 
 
@@ -98,7 +98,7 @@ def servers(
     digits_ensemble: DigitsEnsemble,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Replicas]:
-    """As many servers as the file says in `REPLICAS`, else one, for all its tests."""
+    """Servers for all tests of a file: as many as its `REPLICAS` says, or one."""
     from replicas import replicas
 
     directory = tmp_path_factory.mktemp("servers")

@@ -1,4 +1,4 @@
-"""The auditor of the other tests finds what it is there to find."""
+"""The checker of the other tests finds what it should find."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRUTH = [Told("study", "a", (1,), (FIRST,)), Told("study", "b", (2, 1), (SECOND,
 
 @pytest.fixture
 def books(database_url: str) -> str:
-    """Two charges, and the URL of the database that holds them."""
+    """Make two charges; return the URL of their database."""
     ledger = open_ledger(database_url)
     project = open_project(ledger, queries=3)
     ledger.charge(project.id, [answered(1, 7)], ("a", digest("a")))
@@ -40,17 +40,17 @@ def test_the_truth_passes(books: str) -> None:
         (Told("study", "c", (1,), (replace(FIRST, charge=2),)), "query 1 was paid by"),
         (Told("study", "c", (3,), (replace(FIRST, query=3),)), "charge 1 paid for"),
         (Told("study", "c", (1,), (FIRST,)), "charge 1 was paid by"),
-        (Told("study", "a", (1,), (AGAIN,)), "request a was told"),
+        (Told("study", "a", (1,), (AGAIN,)), "request a was answered"),
         (Told("study", "a", (1, 2), (FIRST,)), "other answers than it asked for"),
         (Told("study", "c", (3,), (Answer(3, "answered", 7, None, False),)), "without a charge"),
     ],
 )
-def test_a_lie_to_a_client_is_found(books: str, told: Told, found: str) -> None:
+def test_a_wrong_answer_to_a_client_is_found(books: str, told: Told, found: str) -> None:
     assert any(found in problem for problem in discrepancies(books, "study", [*TRUTH, told]))
 
 
-def test_a_charge_that_nobody_was_told_is_found(books: str) -> None:
-    assert "paid, but told to no one who paid: [2]" in discrepancies(books, "study", TRUTH[:1])
+def test_a_charge_that_was_never_sent_is_found(books: str) -> None:
+    assert "paid, but never sent to who paid: [2]" in discrepancies(books, "study", TRUTH[:1])
 
 
 @pytest.mark.parametrize(
@@ -70,10 +70,8 @@ def test_books_that_do_not_balance_are_found(books: str, forgery: str, found: st
 
 
 @pytest.mark.parametrize("flaw", [None, *FLAWS])
-def test_a_flawed_ledger_is_found_out_by_a_crowd_and_kills(
-    flaw: str | None, tmp_path: Path
-) -> None:
-    """The crash tests' clients, kills and auditor, on workers with a defect, and on sound ones."""
+def test_a_crowd_and_kills_reveal_a_flawed_ledger(flaw: str | None, tmp_path: Path) -> None:
+    """The crash tests' clients, kills and checker, on workers with a bug and without one."""
     url = f"sqlite:///{tmp_path / 'terrine.sqlite'}"
     project = open_project(open_ledger(url), queries=500, mechanism=NOISY)
     workers = [Worker(url, {"study": project.id}, flaw) for _ in range(4)]

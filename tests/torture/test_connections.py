@@ -1,4 +1,4 @@
-"""Cut, slow and repeated: connections and deliveries that go wrong, and a clock that does."""
+"""Connections that are cut, slow commits, repeated deliveries, and a clock that jumps."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 def test_a_connection_cut_at_any_step_leaves_nothing_half_written(
     between: bool, database: Database
 ) -> None:
-    """Before each statement and each COMMIT. The same ledger then goes on by itself."""
+    """Cut before each statement and each COMMIT. The same ledger then recovers by itself."""
     ledger = open_ledger(database.url, epsilon=80)
     batch, key = [answered(i) for i in range(5)], ("key", digest("body"))
     lost = 0
@@ -68,7 +68,7 @@ def test_a_connection_cut_at_any_step_leaves_nothing_half_written(
 
 @contextmanager
 def cut_before(engine: Engine, database: Database, step: int) -> Iterator[list[int]]:
-    """Cut all connections before this step of what the engine does; yield the cuts so far."""
+    """Cut all connections before this step of the engine; yield the cuts so far."""
     steps, cuts = count(), list[int]()
 
     def cut(*_: object) -> None:
@@ -86,10 +86,8 @@ def cut_before(engine: Engine, database: Database, step: int) -> Iterator[list[i
 
 @pytest.mark.parametrize("between", [False, True], ids=["alone", "another came between"])
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-def test_a_charge_whose_reply_was_lost_is_found_by_the_retry(
-    between: bool, database: Database
-) -> None:
-    """The reply to the one statement that charges, or to the COMMIT of a transaction."""
+def test_a_retry_replays_a_charge_whose_reply_was_lost(between: bool, database: Database) -> None:
+    """The reply to the single charging statement, or to the COMMIT of a transaction."""
     assert database.server
     ledger = open_ledger(database.url)
     project = open_project(ledger, queries=10)
@@ -113,8 +111,8 @@ def test_a_charge_whose_reply_was_lost_is_found_by_the_retry(
 
 
 @pytest.mark.slow
-def test_nothing_is_told_while_its_commit_is_slow(witness: Witness) -> None:
-    """The reply waits for the disk, and the server goes on meanwhile."""
+def test_no_answer_is_sent_before_its_slow_commit(witness: Witness) -> None:
+    """The response waits for the disk; the server goes on meanwhile."""
     witness.ask()
     with ThreadPoolExecutor(1) as pool:
         with slow_commits(witness.servers.database_url):
@@ -129,7 +127,7 @@ def test_nothing_is_told_while_its_commit_is_slow(witness: Witness) -> None:
 
 @contextmanager
 def slow_commits(url: str) -> Iterator[None]:
-    """PostgreSQL waits for a standby that does not exist; on SQLite another process writes."""
+    """Block commits: PostgreSQL waits for a missing standby; on SQLite another process writes."""
     if url.startswith("sqlite"):
         path = url.removeprefix("sqlite:///")
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
@@ -149,11 +147,11 @@ def slow_commits(url: str) -> Iterator[None]:
 def test_a_clock_that_jumps_breaks_nothing(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Entries are ordered by number; their times are what the clock said, however wrong."""
+    """Entries are ordered by number; their times are the clock's, however wrong."""
     ledger = open_ledger(database_url)
     project = open_project(ledger, queries=10)
     started = datetime.now(UTC)
-    hours = [0, -1, 24, -24, 24 * 365, -24 * 365 * 10]  # some beyond what keys are kept for
+    hours = [0, -1, 24, -24, 24 * 365, -24 * 365 * 10]  # some longer than keys are kept
     for label, jump in enumerate(hours):
         set_clock(monkeypatch, started + timedelta(hours=jump))
         receipt = ledger.charge(project.id, [answered(label, label)], (f"{label}", digest(label)))
@@ -201,7 +199,7 @@ def test_a_request_delivered_many_times_is_answered_once(witness: Witness) -> No
 def delivery(
     servers: Replicas, token: str, key: str, queries: Sequence[int]
 ) -> Callable[..., list[httpx.Response]]:
-    """A function that sends one request's bytes so many times down a connection of its own."""
+    """Return a function that sends one request's bytes `copies` times on a new connection."""
     sent = httpx.Request(
         "POST",
         f"{servers.url(0)}/label",
@@ -221,7 +219,7 @@ def delivery(
 
 
 def _receive(stream: BinaryIO) -> httpx.Response:
-    """The next of several replies; all are read from one buffer, which may hold the one after."""
+    """Read the next of several responses from one buffer, which may hold more of them."""
     status = int(stream.readline().split()[1])
     headers = http.client.parse_headers(stream)
     content = stream.read(int(headers["Content-Length"]))

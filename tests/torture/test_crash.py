@@ -1,10 +1,11 @@
-"""SIGKILL at random instants under load: what was told is paid once, what was paid is told.
+"""SIGKILL at random instants under load: every answer sent is paid once, every charge is sent.
 
-Clients ask until they are told, and remember. What may die: the processes that charge, PostgreSQL's
-backends and its postmaster. At the end an auditor compares the clients' memory with plain SQL.
+Clients retry until they get answers, and record them. Victims are the processes that charge,
+PostgreSQL's backends and its postmaster. At the end a checker compares the clients' records with
+the ledger, by plain SQL.
 
-The instants come from a seed, which is reported; `make torture ARGS="--seed N"` repeats them.
-Where in its work a victim then is, remains the machine's choice.
+The instants come from a seed, which is reported; `make torture ARGS="--seed N"` repeats them. What
+a victim is doing at that instant still varies from run to run.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ if TYPE_CHECKING:
 
 
 PROJECTS = {"small": 20, "wide": 20_000}
-"""Queries that each affords: one is spent, the other never."""
+"""Queries that each project pays for: the first is exhausted, the second never."""
 OF_WORKERS, OF_SERVERS = 0.36, 0.14
 """Each test's share of all kills: half on SQLite and half on PostgreSQL."""
 
 
 @dataclass(frozen=True)
 class Kill:
-    """After so many answers and then seconds, kill the victim that the fraction points at."""
+    """After `answers` answers and then `seconds`, kill a victim; `which` in [0, 1) selects it."""
 
     answers: int
     seconds: float
@@ -62,7 +63,7 @@ def schedule(seed: int, kills: int, pause: float, databases: float) -> list[Kill
 
 
 def strike(database: Database, kill: Kill, process: Callable[[], None]) -> None:
-    """Carry out a kill; what is killed but a process of ours comes back before the next one."""
+    """Carry out a kill. A killed PostgreSQL process recovers before the next kill."""
     if kill.victim == "process" or database.server is None:
         process()
     elif kill.victim == "backend":
@@ -76,14 +77,14 @@ def strike(database: Database, kill: Kill, process: Callable[[], None]) -> None:
 def judged(
     database: Database, crowd: Crowd, kills: Sequence[Kill], what: str, tally: Callable[[str], None]
 ) -> Iterator[None]:
-    """Let the crowd ask during the block, then audit."""
+    """Let the crowd send requests during the block, then check the ledger."""
     began = time.monotonic()
     try:
         with crowd.asking():
             yield
-            # After few kills this may take a little longer than the killing did.
+            # With few kills, this may take a little longer than the kills.
             crowd.wait_until(
-                lambda: len(crowd.lost) >= len(kills) / 2, "the kills hit nobody at work"
+                lambda: len(crowd.lost) >= len(kills) / 2, "the kills interrupted no request"
             )
             crowd.wait_until(
                 lambda: any(reply.answers is None for reply in crowd.told),
@@ -106,7 +107,7 @@ def judged(
 def test_workers_killed_under_load(
     database: Database, kills: Callable[[float], int], seed: int, tally: Callable[[str], None]
 ) -> None:
-    """Six clients, each with a worker that charges for it and is killed."""
+    """Six clients, each with its own worker process; the workers are killed."""
     ledger = open_ledger(database.url)
     ids = {name: open_project(ledger, n, NOISY, name).id for name, n in PROJECTS.items()}
     workers = [Worker(database.url, ids) for _ in range(6)]
@@ -131,7 +132,7 @@ def test_servers_killed_under_load(
     tally: Callable[[str], None],
     tmp_path: Path,
 ) -> None:
-    """Five students of three servers; each server is killed once it listens, and started again."""
+    """Five students of three servers. Servers are killed once they listen, and restarted."""
     from replicas import replicas
 
     with replicas(tmp_path / "data", database.url, digits_ensemble, 3) as servers:

@@ -1,4 +1,4 @@
-"""Many at once: a budget that affords N answers exactly N; asked by many at once is paid once."""
+"""Concurrent clients get exactly the N answers of the budget; shared queries are paid once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def draw(seed: int) -> random.Random:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_256_clients_in_4_processes_get_exactly_what_the_budget_affords(
+def test_256_clients_in_4_processes_get_exactly_the_answers_of_the_budget(
     database: Database, draw: random.Random, kills: Callable[[float], int]
 ) -> None:
     ledger = open_ledger(database.url)
@@ -61,7 +61,7 @@ def test_256_clients_in_4_processes_get_exactly_what_the_budget_affords(
 
 
 class Race:
-    """Clients of all servers that start together, each with connections of its own."""
+    """Clients of all servers that start together, each with its own connections."""
 
     def __init__(self, servers: Replicas, queries: int, clients: int) -> None:
         self.project = f"race-{uuid.uuid4().hex[:8]}"
@@ -72,7 +72,7 @@ class Race:
         self._students = [Student(servers, token, seed=i) for i in range(clients)]
 
     def run(self, live: Callable[[int], None]) -> None:
-        """Let all clients live at once, then audit."""
+        """Run all clients at once, then check the ledger."""
         start = threading.Barrier(len(self._students))
 
         def wait_and_live(client: int) -> None:
@@ -96,7 +96,7 @@ class Race:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_servers_give_256_clients_exactly_what_the_budget_affords(
+def test_servers_give_256_clients_exactly_the_answers_of_the_budget(
     servers: Replicas, draw: random.Random, kills: Callable[[float], int]
 ) -> None:
     for _ in range(kills(1 / 100)):
@@ -104,7 +104,7 @@ def test_servers_give_256_clients_exactly_what_the_budget_affords(
         with closing(Race(servers, queries, REPLICAS * CLIENTS)) as race:
 
             def live(client: int, race: Race = race, seed: float = seed) -> None:
-                """Ask one to three new queries at a time, until refused."""
+                """Send one to three new queries at a time, until refused."""
                 rng, told = random.Random(f"{seed} {client}"), True
                 while told:
                     batch = [rng.getrandbits(48) for _ in range(rng.randint(1, 3))]
@@ -116,8 +116,10 @@ def test_servers_give_256_clients_exactly_what_the_budget_affords(
 
 
 @pytest.mark.slow
-def test_what_servers_are_asked_at_once_is_paid_once(servers: Replicas, seed: int) -> None:
-    """Eight clients of four servers ask the same: with keys of their own, then with one key."""
+def test_queries_sent_to_several_servers_at_once_are_paid_once(
+    servers: Replicas, seed: int
+) -> None:
+    """Eight clients of four servers send the same queries: with different keys, then with one."""
     with closing(Race(servers, queries=500, clients=2 * REPLICAS)) as race:
 
         def live(client: int) -> None:

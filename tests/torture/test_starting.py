@@ -1,6 +1,6 @@
-"""SIGKILL while something starts: the next start finds nothing half-done and no lock of the dead.
+"""SIGKILL during a start: the next start finds nothing half-done and no stale lock.
 
-What is slow to import is imported already, so that the instants hit the work that a start does.
+Slow imports are already done, so that the kills hit the work of the start itself.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 OF_STARTS = 0.05
 """Kills of each test and database, as a share of those under load."""
 MORE = 30
-"""Kills beyond those, where so far every one came too late; about one in three does."""
+"""Further kills, if all so far came too late; about one in three does."""
 
 
 @pytest.mark.slow
@@ -45,7 +45,7 @@ def test_servers_killed_while_they_start(
     tally: Callable[[str], None],
     tmp_path: Path,
 ) -> None:
-    """Between the start of the process and its first answers, for which clients already wait."""
+    """Kills fall between the start of the process and its first answers to waiting clients."""
     from replicas import replicas
 
     rng, count, killed, listening = random.Random(seed), kills(OF_STARTS), 0, 0
@@ -55,7 +55,7 @@ def test_servers_killed_while_they_start(
         crowd = Crowd(seed, [("study", student) for student in students])
 
         def restart() -> float:
-            """Return how long it takes, in seconds, until it listens."""
+            """Restart; return the seconds until it listens."""
             began = time.monotonic()
             servers.kill(0)
             servers.start(0)
@@ -88,7 +88,7 @@ def test_servers_killed_while_they_start(
 
 
 @pytest.mark.slow
-def test_what_a_killed_init_leaves_the_next_one_completes(
+def test_init_completes_after_an_init_that_was_killed(
     fresh_database: Callable[[Path], AbstractContextManager[Database]],
     terrine: Terrine,
     kills: Callable[[float], int],
@@ -97,7 +97,7 @@ def test_what_a_killed_init_leaves_the_next_one_completes(
     tmp_path: Path,
 ) -> None:
     rng, count, starts, interrupted, usual = random.Random(seed), kills(OF_STARTS), 0, 0, 0.0
-    in_processes(time.sleep, (0,))  # now everything that processes share is imported
+    in_processes(time.sleep, (0,))  # now all shared imports are done
     while starts <= count or (not interrupted and starts <= count + MORE):
         home = tmp_path / str(starts)
         home.mkdir()
@@ -128,8 +128,8 @@ def test_what_a_killed_init_leaves_the_next_one_completes(
     assert interrupted, "every kill came too late"
 
 
-def test_a_secret_key_is_whole_or_not_there(tmp_path: Path) -> None:
-    """Killed before each of the calls that making one consists of."""
+def test_a_secret_key_is_complete_or_missing(tmp_path: Path) -> None:
+    """Kill before each call that creates the key."""
     path, call, ended = tmp_path / "secret.key", 0, -signal.SIGKILL
     while ended == -signal.SIGKILL:
         path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""A full disk, a read-only disk or database: refused clearly, and then over.
+"""Full disks, read-only disks and databases: clear refusals, and recovery without help.
 
-While a fault lasts, whoever asks gets a 503 that says to retry; nothing is half-written. When it is
-gone, the same request is answered, and nobody had to help.
+During a fault, clients get a 503 that says to retry, and nothing is half-written. Afterwards the
+same request is answered, without intervention.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from terrine_server.ledger import Ledger, connect
 
 @contextmanager
 def small_disk(size: str) -> Iterator[Path]:
-    """A disk of its own, or a loud skip.
+    """Mount a small disk, or skip the test and say so.
 
-    Not in pytest's own directory, which every run of pytest closes to other users: PostgreSQL's.
+    Not in pytest's directory, which is closed to other users, such as PostgreSQL's.
     """
     directory = Path(tempfile.mkdtemp(prefix="terrine-disk-"))
     directory.chmod(0o755)
@@ -52,7 +52,7 @@ def small_disk(size: str) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> Path:
-    """Leave not a byte; return the file whose removal gives the room back."""
+    """Fill the disk; return the file whose removal frees it."""
     filler = disk / "filler"
     with filler.open("wb", buffering=0) as file, suppress(OSError):
         while True:
@@ -78,14 +78,14 @@ def check_full_disk(url: str, ensemble: DigitsEnsemble, directory: Path, disk: P
         witness = Witness(servers)
         witness.ask()
         filler = fill(disk)
-        witness.ask_until_lost(most=500)  # what was allocated before is used up first
+        witness.ask_until_lost(most=500)  # space that is already allocated is used up first
         for _ in range(3):
             with pytest.raises(Lost):
                 witness.ask()
         with pytest.raises(DatabaseUnavailable, match="disk is full"):
             make_tokens(Ledger(connect(url)), 2000)
         assert witness.alive()
-        witness.ask_again(witness.told[0])  # what is paid can be told
+        witness.ask_again(witness.told[0])  # paid answers can be replayed
         filler.unlink()
         witness.ask_until_told()
         witness.judge()
@@ -104,10 +104,10 @@ def make_tokens(ledger: Ledger, count: int) -> None:
 
 
 @pytest.mark.slow
-def test_without_room_for_its_log_postgresql_gives_up_and_the_service_does_not(
+def test_without_space_for_its_log_postgresql_exits_and_the_service_survives(
     digits_ensemble: DigitsEnsemble, seed: int, tmp_path: Path
 ) -> None:
-    """It panics in mid-commit, cannot recover, and ends, until its operator makes room."""
+    """PostgreSQL panics during a commit and cannot recover until its operator frees space."""
     with (
         small_disk("64m") as disk,
         running_postgres(log_disk=disk) as server,
@@ -119,7 +119,7 @@ def test_without_room_for_its_log_postgresql_gives_up_and_the_service_does_not(
         crowd = Crowd(seed, [("study", student) for student in students])
         with crowd.asking():
             crowd.wait_for_answers(20)
-            filler = fill(disk)  # a started segment is left, of a megabyte
+            filler = fill(disk)  # leaves the current segment, of one megabyte
             said = server.wait_for_end()
             assert re.search("PANIC: .*No space left on device", said), said[-2000:]
             told, lost = len(crowd.told), len(crowd.lost)
@@ -139,10 +139,10 @@ def test_without_room_for_its_log_postgresql_gives_up_and_the_service_does_not(
 
 
 @pytest.mark.slow
-def test_a_read_only_disk_is_refused_at_the_start(
+def test_a_server_refuses_to_start_on_a_read_only_disk(
     digits_ensemble: DigitsEnsemble, tmp_path: Path
 ) -> None:
-    """A server does not start on a SQLite file that it cannot write, and says so."""
+    """It says that it cannot write to the SQLite file."""
     with (
         small_disk("4m") as disk,
         replicas(
@@ -152,7 +152,7 @@ def test_a_read_only_disk_is_refused_at_the_start(
         witness = Witness(servers)
         witness.ask()
         servers.stop(0)
-        servers.engine.dispose()  # this process has it open, too
+        servers.engine.dispose()  # this process also has it open
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
         servers.start(0)
         assert "cannot be" in servers.refusal(0)
@@ -168,12 +168,12 @@ def test_a_read_only_disk_is_refused_at_the_start(
 def test_a_database_made_read_only_is_a_503_until_it_is_writable(
     witness: Witness, mortal: Postgres
 ) -> None:
-    """As after a failover to a standby, or where an operator freezes it for a backup."""
+    """As after a failover to a standby, or when an operator freezes it for a backup."""
     name = witness.servers.engine.url.database
     assert name
     witness.ask()
     mortal.alter(name, "SET default_transaction_read_only = on")
-    mortal.end_sessions(name)  # they would go on as before
+    mortal.end_sessions(name)  # existing sessions would keep the old setting
     for _ in range(3):
         with pytest.raises(Lost):
             witness.ask()

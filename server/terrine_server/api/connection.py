@@ -1,7 +1,7 @@
-"""What holds for every connection: a bounded time for headers, a bounded number, problems.
+"""Limits on every connection: time for headers, number of connections, errors as problems.
 
-uvicorn by itself waits for ever for headers that do not come, at its limit turns away even the
-connections that it already serves, and answers what is no HTTP in plain text.
+uvicorn alone waits for ever for missing headers. At its limit it refuses requests even on the
+connections that it already serves, and it answers malformed HTTP in plain text.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from terrine_server.api.problems import problem
 from terrine_server.settings import Settings
 
 ONE_TOO_MANY = "one_too_many"
-"""Set in the state of requests on a connection beyond the limit; the envelope refuses them."""
+"""In the state of requests on a connection beyond the limit; the envelope refuses them."""
 
 
 class Connection(H11Protocol):
-    """One client's connection. h11 bounds what a request's headers may take in memory."""
+    """One client's connection. h11 limits the size of a request's headers."""
 
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
@@ -30,10 +30,10 @@ class Connection(H11Protocol):
         self._headers_due: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for the first request."""
+        """Start waiting for the first request."""
         super().connection_made(transport)
-        # asyncio leaves Nagle's algorithm on where sockets are handed down, as they are to workers:
-        # the second segment of a reply would then wait 40 ms for the first to be acknowledged.
+        # asyncio leaves Nagle's algorithm on for inherited sockets, which is what workers have: the
+        # second segment of a response would wait 40 ms for the first to be acknowledged.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._most is not None and len(self.connections) > self._most:
             self.app_state = {**self.app_state, ONE_TOO_MANY: True}
@@ -45,7 +45,7 @@ class Connection(H11Protocol):
         self._stop_waiting()
 
     def data_received(self, data: bytes) -> None:
-        """Take in bytes, and wait on where a request's headers are not whole."""
+        """Process bytes; keep waiting while a request's headers are incomplete."""
         super().data_received(data)
         if self.conn.their_state is h11.IDLE:
             self._expect_headers()
@@ -53,10 +53,10 @@ class Connection(H11Protocol):
             self._stop_waiting()
 
     def send_400_response(self, msg: str) -> None:
-        """Say in a problem document that this was no HTTP, and close."""
+        """Respond to malformed HTTP with a problem document, and close."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             request_id = uuid4().hex
-            reply = problem(
+            response = problem(
                 request_id,
                 "",
                 "malformed-http",
@@ -64,13 +64,15 @@ class Connection(H11Protocol):
                 "Nothing was answered.",
             )
             headers = [
-                *reply.raw_headers,
+                *response.raw_headers,
                 (b"x-request-id", request_id.encode()),
                 (b"connection", b"close"),
             ]
             for event in (
-                h11.Response(status_code=reply.status_code, headers=headers, reason=b"Bad Request"),
-                h11.Data(data=bytes(reply.body)),
+                h11.Response(
+                    status_code=response.status_code, headers=headers, reason=b"Bad Request"
+                ),
+                h11.Data(data=bytes(response.body)),
                 h11.EndOfMessage(),
             ):
                 self.transport.write(self.conn.send(event))
@@ -87,7 +89,7 @@ class Connection(H11Protocol):
 
 
 def options(settings: Settings) -> dict[str, Any]:
-    """Return how uvicorn is to serve the app, for `uvicorn.run` and `uvicorn.Config`."""
+    """Return the options for `uvicorn.run` and `uvicorn.Config`."""
     return {
         "http": Connection,
         "ws": "none",

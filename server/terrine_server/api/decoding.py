@@ -1,7 +1,7 @@
-"""Request bodies of `POST /label` → plain arrays. Nothing here trusts a length or a header.
+"""Decode request bodies of `POST /label` into plain arrays. Lengths and headers are not trusted.
 
-No pickle can get in: object dtypes are refused before any data is read, and arrays are views of
-the received bytes, so that a header cannot claim memory that was not sent.
+Pickles are never read: object dtypes are refused before any data. Arrays are views of the received
+bytes, so a header cannot claim memory that was not sent.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_HEADER = 1024
 """Bytes of a .npy header or of a zip directory; ours need about 100."""
 MAX_DIMENSIONS = 8
 NUMBER = re.compile(r"[<>|=]?(u[1248]|i[1248]|f[248])")
-"""What a .npy header calls a dtype that is a number."""
+"""Numeric dtypes as a .npy header writes them."""
 
 ZIP_ERRORS = (
     zipfile.BadZipFile,
@@ -40,19 +40,19 @@ ZIP_ERRORS = (
     ValueError,
     NotImplementedError,
 )
-"""What `zipfile` raises on bytes that are no archive."""
+"""What `zipfile` raises for bytes that are not an archive."""
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """What a student sent: numbers of shape `[B, …]`, and `[B, m]` where given."""
+    """What a student sent: inputs `[B, …]` and, if given, probabilities `[B, m]`."""
 
     inputs: np.ndarray
     probabilities: np.ndarray | None = None
 
 
 def decode(content_type: str, body: bytes, limit: int) -> Decoded:
-    """Decode `body` by its content type into arrays of at most `limit` bytes.
+    """Decode `body` according to its content type into arrays of at most `limit` bytes.
 
     Raises `UnsupportedMediaType`, `RequestValidationError` (malformed JSON, unknown fields),
     `InvalidQuery` (not a plain array) or `PayloadTooLarge` (unpacks to more than `limit`).
@@ -81,7 +81,7 @@ def decode_json(body: bytes, limit: int) -> Decoded:
 
 
 def decode_npy(body: bytes, limit: int) -> Decoded:
-    """Decode one `.npy` array, the inputs."""
+    """Decode a `.npy` array: the inputs."""
     return Decoded(_array("inputs", body))
 
 
@@ -98,21 +98,23 @@ def decode_npz(body: bytes, limit: int) -> Decoded:
                     "each once, and nothing else."
                 )
             if any(member.flag_bits & 0x1 for member in members):
-                raise InvalidQuery("Encrypted archives are not read.")
+                raise InvalidQuery("Encrypted archives are not accepted.")
             if any(
                 member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
                 for member in members
             ):
-                raise InvalidQuery("The archive must be stored or deflated, as numpy writes it.")
+                raise InvalidQuery(
+                    "The archive must be stored or deflated, as numpy writes archives."
+                )
             if sum(member.file_size for member in members) > limit:
                 raise _too_large(limit)
             arrays = {
-                # A member yields at most the size that its directory entry declares.
+                # Reading a member returns at most the size that its directory entry declares.
                 member.filename.removesuffix(".npy"): _array(member.filename, archive.read(member))
                 for member in members
             }
     except ZIP_ERRORS:
-        raise InvalidQuery("The bytes are not a whole .npz archive.") from None
+        raise InvalidQuery("The body is not a complete .npz archive.") from None
     return Decoded(**arrays)
 
 
@@ -124,35 +126,35 @@ DECODERS: dict[str, Callable[[bytes, int], Decoded]] = {
 
 
 def _array(name: str, data: bytes) -> np.ndarray:
-    """View the bytes of one `.npy` file as the array they are, or raise `InvalidQuery`."""
+    """View the bytes of a `.npy` file as an array. Raises `InvalidQuery`."""
     header = _header(data)
     if header is None:
         raise InvalidQuery(f"{name}: the bytes are not a plain .npy array (format 1.0 or 2.0).")
     descr, fortran, shape, offset = header
     if not NUMBER.fullmatch(descr):
-        # Objects would be pickles; structured, string and complex arrays are no inputs.
+        # Objects would be pickles; structured, string and complex arrays are not inputs.
         raise InvalidQuery(
             f"{name}: the dtype must be an integer or float of at most 8 bytes. "
             "Pickled objects are never read."
         )
     if len(shape) > MAX_DIMENSIONS or 0 in shape:
         raise InvalidQuery(
-            f"{name}: at most {MAX_DIMENSIONS} dimensions, none of them empty, are expected."
+            f"{name}: expected at most {MAX_DIMENSIONS} dimensions, none of them empty."
         )
     dtype = np.dtype(descr)
     expected = math.prod(shape) * dtype.itemsize
     if len(data) - offset != expected:
         raise InvalidQuery(
-            f"{name}: the header announces {expected} bytes of data, {len(data) - offset} follow."
+            f"{name}: the header declares {expected} bytes of data, {len(data) - offset} follow."
         )
     flat = np.frombuffer(data, dtype, offset=offset)
     return flat.reshape(shape, order="F" if fortran else "C")
 
 
 def _header(data: bytes) -> tuple[str, bool, tuple[int, ...], int] | None:
-    """Return dtype, Fortran order, shape and where the data begins; None for any other bytes.
+    """Return dtype, Fortran order, shape and offset of the data; None if it is not a `.npy` file.
 
-    The format is numpy's NEP 1. Its own parser goes on to handle headers of Python 2 and of any
+    The format is numpy's NEP 1. numpy's own parser also accepts headers of Python 2 and of any
     dtype, and lets exceptions of a tokenizer escape.
     """
     size, format_ = {b"\x01\x00": (2, "<H"), b"\x02\x00": (4, "<I")}.get(data[6:8], (0, ""))
@@ -174,21 +176,21 @@ def _header(data: bytes) -> tuple[str, bool, tuple[int, ...], int] | None:
 
 
 def _check_directory(body: bytes) -> None:
-    """Refuse an archive whose directory could hold more than our two members.
+    """Refuse an archive whose directory could hold more than the two expected members.
 
-    A zip file ends in a 22-byte record (PKWARE APPNOTE 4.3.16). Reading its counts first keeps
-    a directory with a million entries from being parsed at all.
+    A zip file ends in a 22-byte record (PKWARE APPNOTE 4.3.16). Its counts are checked first:
+    a directory with a million entries is never parsed.
     """
     end = body[-22:]
     if len(end) < 22 or end[:4] != b"PK\x05\x06" or body[-42:-38] == b"PK\x06\x07":
-        raise InvalidQuery("The bytes are not a whole .npz archive.")
+        raise InvalidQuery("The body is not a complete .npz archive.")
     entries, size = struct.unpack("<HI", end[10:16])
     if entries > 2 or size > MAX_HEADER:
         raise InvalidQuery("The archive must hold `inputs` and, optionally, `probabilities`.")
 
 
 def _nested(name: str, value: list[Any]) -> np.ndarray:
-    """Turn nested lists of numbers into float64, refusing ragged lists and everything else."""
+    """Turn nested lists of numbers into float64. Refuses ragged lists and anything else."""
     shape: list[int] = []
     level: list[Any] = [value]
     while level and isinstance(level[0], list):
@@ -207,7 +209,7 @@ def _nested(name: str, value: list[Any]) -> np.ndarray:
     try:
         return np.array(level, dtype=np.float64).reshape(shape)
     except OverflowError:
-        raise InvalidQuery(f"{name}: a number is too large to be one.") from None
+        raise InvalidQuery(f"{name}: a number is too large for float64.") from None
 
 
 def _too_large(limit: int) -> PayloadTooLarge:

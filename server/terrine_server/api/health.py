@@ -1,4 +1,4 @@
-"""For those who operate the service: is it alive, is it ready, how is it doing?"""
+"""Routes for operators: liveness, readiness and metrics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ router = APIRouter(tags=["operation"])
 
 @router.get("/healthz")
 async def healthz() -> dict[str, str]:
-    """Answer as long as the process does. Looks at nothing else."""
+    """Succeed as long as the process responds. Checks nothing else."""
     return {"status": "alive"}
 
 
@@ -31,7 +31,7 @@ async def healthz() -> dict[str, str]:
     responses=openapi.problems("database-unavailable", "ensemble-unavailable", token=False),
 )
 def readyz(services: ServicesDep) -> dict[str, str]:
-    """Answer when the database, its schema and every registered ensemble can be used."""
+    """Succeed if the database, its schema and every registered ensemble can be used."""
     check_schema(services.engine)
     for ensemble in services.ledger.ensembles():
         services.voters.check(ensemble)
@@ -46,13 +46,13 @@ def metrics(services: ServicesDep, _: Auditor) -> Response:
 
 
 class Accounts(Collector):
-    """What every project that is not closed may be told of its budget, read when asked for."""
+    """The public account of every project that is not closed, read at each scrape."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
 
     def collect(self) -> Iterator[Metric]:
-        """Yield one gauge for each figure, with one value for each project."""
+        """Yield one gauge per figure, with one value per project."""
         accounts = [views.budget(project) for project in self._open()]
         for figure, meaning in FIGURES.items():
             gauge = GaugeMetricFamily(f"terrine_project_{figure}", meaning, labels=["project"])
@@ -70,8 +70,8 @@ class Accounts(Collector):
 PAGE = 1000
 FIGURES = {
     "epsilon": "The privacy budget's epsilon.",
-    "epsilon_spent": "Epsilon spent so far, as the project's students are told it.",
+    "epsilon_spent": "Epsilon spent so far, as shown to the project's students.",
     "charges": "Ledger entries so far.",
-    "affordable": "Further queries that are certain to fit, at worst price.",
+    "affordable": "Further queries that are certain to fit, at the worst-case price.",
 }
-"""Of an account as it is published, nothing else: what students may ask `GET /budget` for."""
+"""Figures of the public account only: students see the same in `GET /budget`."""

@@ -71,12 +71,12 @@ def charges(
     cursor: NumberCursor = None,
     limit: Limit = paging.PAGE,
     outcome: Annotated[PAID | None, Query()] = None,
-    since: Annotated[Instant | None, Query(description="From this instant on.")] = None,
-    until: Annotated[Instant | None, Query(description="Before this instant.")] = None,
+    since: Annotated[Instant | None, Query(description="Charges at or after this time.")] = None,
+    until: Annotated[Instant | None, Query(description="Charges before this time.")] = None,
 ) -> Response:
     """List a project's charges, oldest first.
 
-    With `Accept: text/csv`, stream them all; `cursor` and `limit` then have no effect.
+    With `Accept: text/csv`, all of them are streamed; `cursor` and `limit` then have no effect.
     """
     record = services.ledger.project(project)
     paid = None if outcome is None else Outcome(outcome)
@@ -98,7 +98,7 @@ def verify(services: ServicesDep, _: Auditor, project: Name) -> Verification:
 
 
 def _prefers_csv(accept: str) -> bool:
-    """Whether text/csv is named, and before JSON."""
+    """Whether `Accept` names text/csv, and before JSON."""
     kinds = [part.partition(";")[0].strip().lower() for part in accept.split(",")]
     named = [kind for kind in kinds if kind in ("text/csv", "application/json")]
     return named[:1] == ["text/csv"]

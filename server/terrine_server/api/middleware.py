@@ -1,8 +1,7 @@
-"""What holds for every request: an id, a bounded body, a log line, metrics, no traceback.
+"""Around every request: an id, limits on the body, a log line, metrics, and no tracebacks.
 
-The log line has the route, status and duration, and the type of the problem where there was one.
-Paths, query strings and bodies stay out of it, as do the texts of unexpected exceptions, which may
-quote them.
+The log line has the route, status and duration, and the type of the problem if there was one. It
+never has paths, query strings, bodies, or texts of unexpected exceptions, which may quote them.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from terrine_server.metrics import Metrics
 log = structlog.get_logger("terrine")
 
 SMALL_BODY = 64 * 1024
-"""Most bytes of any body but that of `POST /label`."""
+"""Maximum bytes of a body, except for `POST /label`."""
 SINGLE = (b"authorization", b"content-type", b"content-encoding", b"idempotency-key")
-"""Headers that may come once: of two, a proxy and we could each believe another."""
+"""Headers that may appear only once: of two, a proxy might use one and we the other."""
 LINGER = 5.0
-"""Most seconds for which what is left of a refused body is read and thrown away."""
+"""Maximum seconds for reading and discarding the rest of a refused body."""
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """An `X-Request-Id` of this form is kept; any other is replaced."""
 
@@ -53,7 +52,7 @@ class Envelope:
         self.max_held_bytes = max_held_bytes
         self.body_seconds = body_seconds
         self.held = 0
-        """Bytes of the bodies of all requests that are not answered yet."""
+        """Bytes received in the bodies of all requests that are still being handled."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -89,14 +88,14 @@ class Envelope:
                 )
                 scope["state"]["problem"] = "internal"
                 if status:
-                    # Half a reply is out: only breaking off tells the client.
-                    raise RuntimeError("broke off a reply; the log names the defect") from None
+                    # Part of the response was sent: only closing the connection tells the client.
+                    raise RuntimeError("response aborted; the log names the bug") from None
                 await problem(
                     request_id,
                     scope["path"],
                     "internal",
-                    "A defect in the server; nothing was answered. "
-                    "The request id finds it in the server's log.",
+                    "A bug in the server; the request was not answered. "
+                    "The server's log has the details under this request id.",
                 )(scope, receive, send_named)
             finally:
                 self._record(scope, status, time.perf_counter() - started)
@@ -104,12 +103,12 @@ class Envelope:
     async def _limited(
         self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send
     ) -> None:
-        """Run the app on a body of bounded size and duration, whatever its Content-Length says."""
+        """Run the app, limiting the body's size and duration whatever its Content-Length says."""
         limit = self.max_body_bytes if scope["path"] == "/label" else SMALL_BODY
         body = _Body(receive, headers, limit, self.body_seconds)
         refusal, held = _refusal(scope, headers, limit), 0
 
-        async def answer(message: Message) -> None:
+        async def respond(message: Message) -> None:
             await body.before_the_end(message, send)
 
         async def receive_limited() -> Message:
@@ -119,7 +118,7 @@ class Envelope:
             except TimeoutError:
                 refusal = Refusal(
                     "request-timeout",
-                    f"The body did not arrive whole within {self.body_seconds} s. "
+                    f"The body was not complete within {self.body_seconds} s. "
                     "Nothing was charged. Send less at once.",
                 )
                 raise ClientDisconnect from None
@@ -130,18 +129,18 @@ class Envelope:
             held, self.held = held + size, self.held + size
             if self.max_held_bytes < self.held != held:
                 refusal = Refusal(
-                    "overloaded", "Too much is being sent at a time. Nothing was charged."
+                    "overloaded", "Too many bytes are being received at once. Nothing was charged."
                 )
                 raise ClientDisconnect
             return message
 
-        async def answer_unless_refused(message: Message) -> None:
+        async def respond_unless_refused(message: Message) -> None:
             if refusal is None:
-                await answer(message)
+                await respond(message)
 
         if refusal is None:
             try:
-                await self.app(scope, receive_limited, answer_unless_refused)
+                await self.app(scope, receive_limited, respond_unless_refused)
             except ClientDisconnect:
                 if refusal is None:
                     raise
@@ -149,24 +148,24 @@ class Envelope:
                 self.held -= held
         if refusal is not None:
             scope["state"]["problem"] = refusal.slug
-            reply = problem(scope["state"]["request_id"], scope["path"], *refusal)
-            await reply(scope, receive, answer)
+            response = problem(scope["state"]["request_id"], scope["path"], *refusal)
+            await response(scope, receive, respond)
 
     def _record(self, scope: MutableMapping[str, Any], status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "(none)")
         method = scope["method"] if scope["method"] in METHODS else "(other)"
         self.metrics.requests.labels(method, route, str(status)).inc()
         self.metrics.seconds.labels(method, route).observe(seconds)
-        told: dict[str, Any] = {"status": status, "seconds": round(seconds, 4)}
-        refused = scope["state"].get("problem")
-        if refused is not None:
-            self.metrics.problems.labels(refused).inc()
-            told["problem"] = refused
-        log.info("request", method=method, route=route, **told)
+        fields: dict[str, Any] = {"status": status, "seconds": round(seconds, 4)}
+        slug = scope["state"].get("problem")
+        if slug is not None:
+            self.metrics.problems.labels(slug).inc()
+            fields["problem"] = slug
+        log.info("request", method=method, route=route, **fields)
 
 
 class Refusal(NamedTuple):
-    """Why a request goes no further than the envelope: a problem."""
+    """The problem that the envelope answers a request with."""
 
     slug: str
     detail: str
@@ -175,32 +174,33 @@ class Refusal(NamedTuple):
 
 
 def _refusal(scope: Scope, headers: Mapping[bytes, bytes], limit: int) -> Refusal | None:
-    """Return what a request's head alone is refused for, if anything."""
+    """Return the refusal of a request by its head alone, or None."""
     if scope["state"].get(ONE_TOO_MANY):
         return Refusal(
             "overloaded",
-            "More clients are connected than the server serves at a time.",
+            "Too many clients are connected.",
             headers={"Connection": "close"},
         )
     if b"transfer-encoding" in headers and (
         b"content-length" in headers or scope["http_version"] == "1.0"
     ):
-        # A proxy and we could each see another end of the body (RFC 9112, sections 6.1 and 6.3).
+        # A proxy could see a different end of the body than we do (RFC 9112, 6.1 and 6.3).
         return Refusal(
-            "malformed-http", "Transfer-Encoding goes with HTTP/1.1 and without Content-Length."
+            "malformed-http",
+            "Transfer-Encoding requires HTTP/1.1, and excludes Content-Length.",
         )
     if scope["path"].endswith("\n"):
-        # Routes are matched by `$`, which lets a last newline pass; rules of a proxy do not.
+        # Routes are matched with `$`, which accepts a final newline; a proxy's rules do not.
         return Refusal("not-found", "There is nothing at a path that ends in a newline.")
     if headers.get(b"content-encoding", b"identity").lower() != b"identity":
         return Refusal(
             "unsupported-media-type",
-            "Compressed bodies (Content-Encoding) are not read; .npz is compressed by itself.",
+            "Compressed bodies (Content-Encoding) are not accepted. Use .npz to send less.",
         )
     names = [name for name, _ in scope["headers"]]
     for name in SINGLE:
         if names.count(name) > 1:
-            return Refusal("invalid-request", f"The header {name.decode()} came twice.")
+            return Refusal("invalid-request", f"The header {name.decode()} was sent twice.")
     length = headers.get(b"content-length", b"0")
     if not length.isdigit() or int(length[:20]) > limit:
         return _too_large(limit)
@@ -216,11 +216,11 @@ def _too_large(limit: int) -> Refusal:
 
 
 class _Body:
-    """A request's body, counted, timed, and not left unread when the reply ends.
+    """A request's body: counted, timed, and read to its end before the response ends.
 
-    A socket closed on unread bytes is reset, and a reset throws away what the client has not read
-    yet: the reply that says why. So a reply that comes before the body's end announces the closing
-    and then reads on a while (RFC 9112, section 9.6), as many bytes again as the limit at most.
+    Closing a socket with unread bytes resets it, and a reset discards what the client has not read
+    yet: the response that says why. So a response that is sent before the body's end announces the
+    close and then reads on (RFC 9112, section 9.6), at most as many bytes again as the limit.
     """
 
     def __init__(
@@ -235,7 +235,7 @@ class _Body:
         )
 
     async def receive(self) -> Message:
-        """Return the next message and count its bytes. Raises `TimeoutError` when it is overdue."""
+        """Return the next message and count its bytes. Raises `TimeoutError` if it is late."""
         async with asyncio.timeout_at(None if self.ended else self._due):
             message = await self._receive()
         self.received += len(message.get("body", b""))
@@ -243,7 +243,7 @@ class _Body:
         return message
 
     async def before_the_end(self, message: Message, send: Send) -> None:
-        """Pass on a message of the reply; before its last one, read what is left of the body."""
+        """Send a message of the response; before the last one, read the rest of the body."""
         last = message["type"] == "http.response.body" and not message.get("more_body", False)
         if not self.ended and message["type"] == "http.response.start":
             message["headers"] = [*message["headers"], (b"connection", b"close")]

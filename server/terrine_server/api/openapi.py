@@ -1,4 +1,4 @@
-"""What the OpenAPI document says beyond the routes' own types: bodies, problems, examples."""
+"""Additions to the OpenAPI document: bodies, problems and examples."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ ALWAYS = (
     "database-unavailable",
     "broken-books",
 )
-"""What any request may meet before its route is asked."""
+"""Problems that any request may meet before it reaches its route."""
 WITH_TOKEN = ("unauthorized", "forbidden")
 BINARY = {"type": "string", "format": "binary"}
 
 
 def problems(*slugs: str, token: bool = True) -> Responses:
-    """Return the problem responses of a route: those that every route has, and `slugs`."""
+    """Return the problem responses of a route: those of every route, and `slugs`."""
     responses: Responses = {}
     for slug in dict.fromkeys([*slugs, *ALWAYS, *(WITH_TOKEN if token else ())]):
         kind = PROBLEMS[slug]
@@ -71,7 +71,7 @@ LABEL_BODY = {
                         "value": {"inputs": [[5.1, 3.5, 1.4, 0.2], [6.2, 2.9, 4.3, 1.3]]}
                     },
                     "with probabilities": {
-                        "summary": "interactive_gnmax also takes the student's own view",
+                        "summary": "interactive_gnmax also takes the student's own predictions",
                         "value": {
                             "inputs": [[5.1, 3.5, 1.4, 0.2]],
                             "probabilities": [[0.9, 0.05, 0.05]],
@@ -146,7 +146,7 @@ CSV_RESPONSES: Responses = problems("not-found") | {
 
 EXAMPLE_PROJECT = Body(
     openapi_examples={
-        "labels when teachers agree": {
+        "answers when teachers agree": {
             "value": {
                 "name": "diabetes-study",
                 "ensemble": "clinics",
@@ -188,7 +188,7 @@ EXAMPLE_TOKEN = Body(
 
 
 def install(app: FastAPI) -> None:
-    """Add the schemas that only bodies and problems refer to."""
+    """Add the schemas that only request bodies and problems refer to."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:

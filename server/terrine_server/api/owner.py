@@ -1,4 +1,4 @@
-"""What the data owner manages: ensembles, projects and tokens."""
+"""Routes of the data owner: ensembles, projects and tokens."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ router = APIRouter(tags=["owner"])
 
 @router.get("/ensembles", responses=openapi.problems())
 def ensembles(services: ServicesDep, holder: Anyone) -> list[EnsembleAccount | EnsembleInfo]:
-    """List the ensembles; to a student, the one of its project, without the owner's account."""
+    """List the ensembles. A student sees its project's ensemble, without the owner's account."""
     if holder.role is Role.STUDENT:
         record = services.ledger.project(holder.project or "").ensemble
         return [views.ensemble(record, services.available(record))]
@@ -57,7 +57,7 @@ def open_project(
     request: Annotated[ProjectOpen, openapi.EXAMPLE_PROJECT],
     response: Response,
 ) -> ProjectInfo:
-    """Open a project: fix its mechanism, prices and budget, and reserve them under the cap."""
+    """Open a project: fix its mechanism and prices, and reserve its budget under the cap."""
     record = operations.open_project(services.ledger, request)
     response.headers["Location"] = f"/projects/{record.name}"
     return views.project(record, services.available(record.ensemble))
@@ -76,12 +76,13 @@ def projects(
     ensemble: Annotated[Name | None, Query()] = None,
     status: Annotated[ProjectStatus | None, Query()] = None,
     after: Annotated[
-        Name | None, Query(deprecated=True, description="Names after this one. Use `cursor`.")
+        Name | None,
+        Query(deprecated=True, description="Only names after this one. Use `cursor` instead."),
     ] = None,
 ) -> Response:
     """List projects' terms, by name.
 
-    Without `cursor`, the items alone are returned, and the request is deprecated.
+    A request without `cursor` returns the items alone and is deprecated.
     """
     if cursor is not None and after is not None:
         error = {"loc": ("query", "after"), "msg": "Send `cursor` or `after`, not both"}
@@ -103,7 +104,7 @@ def projects(
 
 @router.get("/projects/{name}", responses=openapi.problems("not-found"))
 def project(services: ServicesDep, holder: Anyone, name: Name) -> ProjectInfo:
-    """Return a project's terms; a student may read those of its own."""
+    """Return a project's terms. A student may read only its own project's."""
     if holder.role is Role.STUDENT and holder.project != name:
         raise Forbidden("This token belongs to another project.")
     record = services.ledger.project(name)
@@ -112,10 +113,9 @@ def project(services: ServicesDep, holder: Anyone, name: Name) -> ProjectInfo:
 
 @router.get("/projects/{name}/secret-spend", responses=openapi.problems("not-found", "conflict"))
 def secret_spend(services: ServicesDep, _: Admin, name: Name) -> SecretSpend:
-    """Return what a data-dependent project's queries cost at their votes.
+    """Return what a data-dependent project's queries cost at their actual votes.
 
-    Secret: for the data owner alone. Whoever else sees it learns of the private data, outside
-    every budget.
+    Secret, for the data owner only: it reveals private data, outside every budget.
     """
     return views.secret_spend(name, services.ledger.secret_spend(name))
 
@@ -124,7 +124,7 @@ def secret_spend(services: ServicesDep, _: Admin, name: Name) -> SecretSpend:
 def update_project(
     services: ServicesDep, _: Admin, name: Name, request: ProjectUpdate
 ) -> ProjectInfo:
-    """Pause, resume or close a project. Closing is final and returns what was not spent."""
+    """Pause, resume or close a project. Closing is final and returns the unspent budget."""
     record = services.ledger.set_status(name, request.status)
     return views.project(record, services.available(record.ensemble))
 
@@ -133,7 +133,7 @@ def update_project(
 def create_token(
     services: ServicesDep, _: Admin, request: Annotated[TokenCreate, openapi.EXAMPLE_TOKEN]
 ) -> TokenCreated:
-    """Make a token. Its secret is in this reply and nowhere else."""
+    """Create a token. Its secret is in this response and nowhere else."""
     return services.tokens.create(request)
 
 
@@ -150,8 +150,8 @@ def tokens(
 ) -> Response:
     """List tokens without their secrets, oldest first.
 
-    Without `cursor`, the items alone are returned, all of them unless there is a `limit`, and the
-    request is deprecated.
+    A request without `cursor` returns the items alone, all of them unless `limit` is given, and is
+    deprecated.
     """
     if cursor is None:
         return paging.bare_list([views.token(t) for t in services.ledger.list_tokens(limit=limit)])
@@ -162,5 +162,5 @@ def tokens(
 
 @router.delete("/tokens/{token_id}", responses=openapi.problems("not-found"))
 def revoke_token(services: ServicesDep, _: Admin, token_id: TokenId) -> TokenInfo:
-    """Revoke a token, at once and for good."""
+    """Revoke a token immediately and for good."""
     return views.token(services.ledger.revoke_token(token_id))

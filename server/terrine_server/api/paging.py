@@ -1,7 +1,7 @@
-"""Lists in pages: every paged route takes `cursor` and `limit`, and returns `{items, next}`.
+"""Paging: every list route takes `cursor` and `limit`, and returns `{items, next}`.
 
-Pages are rendered here, in the route's own thread. FastAPI would render a model that a route
-returns on the event loop, and every other request would wait for a thousand entries.
+Pages are rendered here, in the route's own thread. FastAPI would render a returned model on the
+event loop, and every other request would wait while it renders a thousand entries.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def _check(cursor: Any, check: ValidatorFunctionWrapHandler) -> Any:
     except ValidationError:
         raise PydanticCustomError(
             "cursor",
-            "Not a cursor of this list. Send the `next` of the page before, "
+            "Not a cursor of this list. Send the `next` of the previous page, "
             "or an empty cursor for the first page",
         ) from None
 
 
-_CURSOR = Query(description="The `next` of the page before. Empty: the first page.")
+_CURSOR = Query(description="The `next` of the previous page. Empty: the first page.")
 TokenId = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 _Number = Annotated[str, Field(pattern=r"^[0-9]{1,18}$")]
 
@@ -38,16 +38,16 @@ NameCursor = Annotated[Name | Literal[""] | None, WrapValidator(_check), _CURSOR
 NumberCursor = Annotated[_Number | Literal[""] | None, WrapValidator(_check), _CURSOR]
 TokenCursor = Annotated[TokenId | Literal[""] | None, WrapValidator(_check), _CURSOR]
 
-LIMIT = Query(ge=1, le=1000, description="Most items on a page.")
+LIMIT = Query(ge=1, le=1000, description="Maximum number of items on a page.")
 Limit = Annotated[int, LIMIT]
 PAGE = 100
-"""Items on a page, where the request names no limit."""
+"""Items on a page, if the request has no `limit`."""
 
 DEPRECATED = {
     "Deprecation": "@1795305600",  # 2026-11-22; RFC 9745
     "Link": '<?cursor=>; rel="successor-version"',
 }
-"""Headers of a list that is returned as it was before it had pages."""
+"""Headers of a list that is returned without paging."""
 
 
 def page(
@@ -59,8 +59,8 @@ def page(
 ) -> Response:
     """Return one page as JSON: the first `limit` of the records found.
 
-    The caller looks for one record more than that, which tells whether there is a next page.
-    `view` makes an item of a record, and `cursor` is what finds the records after it.
+    The caller queries one record more, which shows whether there is a next page. `view` turns a
+    record into an item; `cursor` returns the cursor for the records after a record.
     """
     shown = found[:limit]
     more = len(found) > limit
@@ -70,5 +70,5 @@ def page(
 
 
 def bare_list(items: Sequence[BaseModel]) -> Response:
-    """Return a list as JSON, as it was before it had pages. The next minor release drops this."""
+    """Return a list as JSON without paging. The next minor release drops this."""
     return Response(to_json(items), media_type="application/json", headers=DEPRECATED)

@@ -1,4 +1,4 @@
-"""Every refusal as an RFC 9457 problem, in one place."""
+"""Errors as RFC 9457 problems."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ router = APIRouter(tags=["problems"])
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_SECONDS = 2
-"""What `Retry-After` says where the server cannot know better."""
+"""`Retry-After` where the server has no better estimate."""
 MAX_ERRORS = 20
-"""Most fields that one `invalid-request` names."""
+"""Maximum number of fields that one `invalid-request` names."""
 PRIVATE_DETAIL = {
-    "database-unavailable": "The ledger cannot be reached, and without it nothing is answered. "
+    "database-unavailable": "The ledger cannot be reached, and no query is answered without it. "
     "Retry with the same Idempotency-Key.",
     "ensemble-unavailable": "The ensemble's files do not verify. Nothing was charged. "
-    "The data owner finds the reason in the server's log.",
+    "The server's log has the reason; ask the data owner.",
 }
-"""Problems whose cause names paths and hosts, which are for the log only."""
+"""Problems whose cause names paths and hosts: clients get this text, the log the cause."""
 NO_RETRY = {"broken-books"}
-"""Problems of status 503 that last until a person has mended something."""
+"""Problems of status 503 that last until a person has repaired something."""
 BY_STATUS = {404: "not-found", 405: "method-not-allowed", 413: "payload-too-large"}
 
 
@@ -85,7 +85,7 @@ def install(app: FastAPI) -> None:
 
 @router.get("/problems")
 def catalogue() -> dict[str, ProblemType]:
-    """Return every type of problem, by the last part of its `type`."""
+    """Return every problem type, by the last part of its `type`."""
     return PROBLEMS
 
 
@@ -95,7 +95,7 @@ def catalogue() -> dict[str, ProblemType]:
     responses=openapi.problems("not-found", token=False),
 )
 def explanation(request: Request, slug: str) -> Any:
-    """Explain one type of problem; as a page where a browser asks."""
+    """Explain one problem type; as an HTML page for browsers."""
     if slug not in PROBLEMS:
         raise NotFound(f"There is no problem type {slug!r}. GET /problems lists them.")
     kind = PROBLEMS[slug]
@@ -136,10 +136,10 @@ def _framework(request: Request, error: Exception) -> Response:
     slug = BY_STATUS.get(error.status_code, "invalid-request")
     detail = error.detail
     if slug == "not-found":
-        detail = "There is nothing at this path. GET /openapi.json lists what there is."
+        detail = "Nothing exists at this path. GET /openapi.json lists all paths."
     elif slug == "method-not-allowed":
         allowed = (error.headers or {}).get("Allow", "")
-        detail = f"{request.method} is not offered here. Offered: {allowed}."
+        detail = f"{request.method} is not allowed here. Allowed: {allowed}."
     return _answer(request, slug, detail, headers=error.headers)
 
 

@@ -1,4 +1,4 @@
-"""What routes depend on: the services of the app, and who may call which route."""
+"""Dependencies of the routes: the app's services, and who may call which route."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from terrine_server.settings import Settings
 
 @dataclass(frozen=True)
 class Services:
-    """What `create_app` makes once, and every route may use."""
+    """Made once by `create_app`, for all routes."""
 
     settings: Settings
     engine: Engine
@@ -53,9 +53,9 @@ ServicesDep = Annotated[Services, Depends(get_services)]
 
 
 async def known_parameters(request: Request) -> None:
-    """Refuse query parameters that the route does not have, or that come twice.
+    """Refuse query parameters that are unknown to the route or given twice.
 
-    A misspelt filter must not turn into no filter.
+    A misspelt filter must not become no filter.
     """
     names = {field.alias for field in request.scope["route"].dependant.query_params}
     given = [name for name, _ in request.query_params.multi_items()]
@@ -72,7 +72,7 @@ _bearer = HTTPBearer(
     auto_error=False,
     scheme_name="token",
     bearerFormat="terrine_<id>_<secret>",
-    description="A student's, auditor's or admin's token, made by the data owner.",
+    description="A student's, auditor's or admin's token, created by the data owner.",
 )
 
 
@@ -80,10 +80,10 @@ Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 
 
 def principal(request: Request, services: ServicesDep, credentials: Bearer) -> Principal:
-    """Return who asks. Raises `Unauthorized` or `RateLimited`.
+    """Return the caller. Raises `Unauthorized` or `RateLimited`.
 
-    Failures are counted by address and never keep a valid token out: behind a proxy or a router,
-    strangers share an address.
+    Failures are counted per address and never block a valid token: strangers behind one proxy or
+    router share an address.
     """
     try:
         if credentials is None:
@@ -97,10 +97,10 @@ def principal(request: Request, services: ServicesDep, credentials: Bearer) -> P
 
 
 def allow(*roles: Role) -> Callable[[Request, Services, Bearer], Principal]:
-    """Return a dependency that lets tokens of these roles pass."""
+    """Return a dependency that accepts tokens of these roles."""
 
-    # Calls `principal` instead of depending on it: to resolve a dependency takes FastAPI longer
-    # than this takes to run, and every request pays.
+    # Calls `principal` instead of depending on it: FastAPI takes longer to resolve a dependency
+    # than this takes to run, on every request.
     def check(request: Request, services: ServicesDep, credentials: Bearer) -> Principal:
         holder = principal(request, services, credentials)
         if holder.role not in roles:

@@ -1,4 +1,4 @@
-"""What a student's token opens: labels, their price, and the account that pays for them."""
+"""Routes of students: labels, their price, and the project's account and terms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from terrine_server.ledger import Receipt
 router = APIRouter(tags=["students"])
 
 CHECKING = CapacityLimiter(8)
-"""Label requests decoded and checked at a time. All other routes have threads of their own."""
+"""Label requests decoded and checked at a time. Other routes use a separate thread pool."""
 
 
 @router.post(
@@ -39,15 +39,15 @@ async def label(
             min_length=1,
             max_length=255,
             pattern=r"^[\x21-\x7e]+$",
-            description="Names this request. Sent again with the same inputs, it returns the same "
-            "answer at no cost; with others it is refused.",
+            description="Identifies this request. A retry with the same inputs returns the same "
+            "answers at no cost; with other inputs it is refused.",
         ),
     ] = None,
 ) -> Response:
-    """Answer a batch of inputs, as far as the budget reaches, in order.
+    """Answer a batch of inputs, in order, as far as the budget reaches.
 
-    What this project has paid for before is repeated at no cost. A batch of which nothing can be
-    answered is a problem of type `budget-exhausted`.
+    Answers that this project has paid for before are replayed at no cost. If no query of the batch
+    can be answered, the problem is `budget-exhausted`.
     """
     body = await request.body()
     content_type = request.headers.get("content-type", "")
@@ -64,27 +64,27 @@ def _ask(services: Services, project: str, content_type: str, body: bytes, key: 
 
 
 def answering(labeling: Labeling) -> Callable[[str, Sequence[Ask]], list[bytes | Exception]]:
-    """Return what answers a group of requests with the body of each one's response.
+    """Return a function that answers a group of requests with their response bodies.
 
     The bodies are rendered in the group's thread. Thousands of results take milliseconds, and on
     the event loop every other request would wait for them.
     """
 
-    def body(fate: Receipt | Exception) -> bytes | Exception:
+    def body(result: Receipt | Exception) -> bytes | Exception:
         try:
-            return views.answers(fate) if isinstance(fate, Receipt) else fate
-        except Exception as error:  # concerns this request alone; the others were paid too
+            return views.answers(result) if isinstance(result, Receipt) else result
+        except Exception as error:  # fails this request only; the others are paid as well
             return error
 
     def answer(project: str, asks: Sequence[Ask]) -> list[bytes | Exception]:
-        return [body(fate) for fate in labeling.answer(project, asks)]
+        return [body(result) for result in labeling.answer(project, asks)]
 
     return answer
 
 
 @router.post("/label/estimate", responses=openapi.problems("project-closed"))
 def estimate(services: ServicesDep, project: OwnProject, plan: EstimateRequest) -> Estimate:
-    """Price a number of new queries at their worst. Looks at no input and no vote."""
+    """Return the worst-case price of a number of new queries. No input or vote is looked at."""
     return views.estimate(services.ledger.project(project), plan.queries)
 
 

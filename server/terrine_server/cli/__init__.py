@@ -1,4 +1,4 @@
-"""The `terrine` command. Each command imports what is heavy when it runs, not before."""
+"""The `terrine` command. Each command imports heavy modules only when it runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    help="Serve labels from private teachers, within a privacy budget; or learn from them.",
+    help="Serve labels from private teachers within a privacy budget, or learn from them.",
 )
 
 app.command()(serve.init)
@@ -60,7 +60,7 @@ def _options(
         str | None,
         typer.Option(
             metavar="DIR",
-            help="Data directory of the server's commands; the same as TERRINE_DATA_DIR.",
+            help="Data directory for the server's commands; same as TERRINE_DATA_DIR.",
         ),
     ] = None,
 ) -> None:

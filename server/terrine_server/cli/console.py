@@ -1,4 +1,4 @@
-"""What commands share: console, ledger, whole files, and errors that a person can act on."""
+"""Shared by all commands: the console, the ledger, output files and readable errors."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ KNOWN = (
     ("terrine_server.ledger.verifying.archive", "ArchiveError"),
     ("terrine_client.errors", "TerrineError"),
 )
-"""Errors whose text was written for the user. Looked up only where already imported."""
+"""Errors whose text is written for the user. Looked up only if their module is imported."""
 
 
 class CommandError(Exception):
-    """Ends a command: the text says what is wrong and what to do."""
+    """Ends a command. The text says what is wrong and what to do."""
 
 
 def fail(message: str) -> NoReturn:
@@ -45,12 +45,12 @@ def fail(message: str) -> NoReturn:
 
 
 def consensus_levels(text: str) -> list[tuple[float, float]]:
-    """Return the levels of C[:SHARE],… as pairs: the share that agrees, and of how many queries."""
+    """Parse C[:SHARE],… into pairs: the share of teachers that agree, the share of queries."""
     try:
         parts = [part.partition(":") for part in text.split(",")]
         return [(float(agreement), float(share or 1)) for agreement, _, share in parts]
     except ValueError:
-        fail(f"--consensus takes numbers such as 0.9 or 0.95:6,0.8:3,0.5:1; not {text!r}.")
+        fail(f"--consensus takes numbers such as 0.9 or 0.95:6,0.8:3,0.5:1, not {text!r}.")
 
 
 def opened_ledger() -> Ledger:
@@ -66,7 +66,7 @@ def opened_ledger() -> Ledger:
 
 @contextmanager
 def writing(output: Path | None) -> Iterator[TextIO]:
-    """Standard output, or a file that appears under its name only when it is complete."""
+    """Open standard output, or a file that gets its name only once it is complete."""
     if output is None:
         yield sys.stdout
         sys.stdout.flush()
@@ -83,14 +83,14 @@ def writing(output: Path | None) -> Iterator[TextIO]:
 
 
 def print_json(value: object) -> None:
-    """Write a pydantic model, or plain values and models within lists and dicts, to stdout."""
+    """Write a pydantic model, or lists and dicts of models and plain values, to stdout."""
     from pydantic_core import to_json
 
     typer.echo(to_json(value, indent=2).decode())
 
 
 def explain(error: BaseException) -> str | None:
-    """Return what to tell the user about `error`, or None when it is a defect of ours."""
+    """Return the message for the user, or None when `error` is a bug in Terrine."""
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}."
     if isinstance(error, CommandError | OSError):
@@ -117,7 +117,7 @@ def explain(error: BaseException) -> str | None:
 
 
 def run(command: Callable[[], Any]) -> NoReturn:
-    """Run `command`; known errors become one line on stderr and exit code 1."""
+    """Run `command`. Errors become a message on stderr and exit code 1."""
     try:
         if not all(map(_is_text, sys.argv)):
             fail("The arguments must be UTF-8 text.")
@@ -134,8 +134,8 @@ def run(command: Callable[[], Any]) -> NoReturn:
             if os.environ.get("TERRINE_DEBUG"):
                 raise
             message = (
-                f"A defect in Terrine: {type(error).__name__}: {error}. "
-                "Set TERRINE_DEBUG=1 to see where, and please report it."
+                f"A bug in Terrine: {type(error).__name__}: {error}. "
+                "Set TERRINE_DEBUG=1 to see the traceback, and please report it."
             )
         errors.print(Text.assemble(("Error:", "bold red"), " ", message), soft_wrap=True)
         sys.exit(1)
@@ -143,11 +143,11 @@ def run(command: Callable[[], Any]) -> NoReturn:
 
 
 def _sentence(message: str) -> str:
-    """What pydantic says, closed with a full stop; texts of our own come without its prefix."""
+    """End pydantic's message with a full stop; drop its prefix from our own messages."""
     message = message.removeprefix("Value error, ")
     return message if message.endswith((".", "?")) else f"{message}."
 
 
 def _is_text(argument: str) -> bool:
-    """Whether the bytes of an argument were text; Python passes others on as lone surrogates."""
+    """Whether an argument was UTF-8; Python turns other bytes into lone surrogates."""
     return not any("\ud800" <= character <= "\udfff" for character in argument)

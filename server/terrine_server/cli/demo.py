@@ -1,4 +1,4 @@
-"""`terrine demo`: the whole job, on this machine, with the real parts."""
+"""`terrine demo`: a complete run on this machine, with the real components."""
 
 from __future__ import annotations
 
@@ -22,25 +22,26 @@ def demo(
         typer.Option(metavar="DIR", help="Directory with MNIST's four IDX files, plain or .gz."),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Small digits, few teachers: under two minutes.")
+        bool,
+        typer.Option("--quick", help="Small digits and few teachers; takes under two minutes."),
     ] = False,
     out: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Where everything goes; must be new or empty. Default: terrine-demo, or "
-            "terrine-demo-2, … when it is taken.",
+            help="Output directory; must be new or empty. Default: terrine-demo, or "
+            "terrine-demo-2, … if it exists.",
         ),
     ] = None,
-    teachers: Annotated[int | None, typer.Option(min=10, help="How many teachers.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="The study's budget.")] = None,
+    teachers: Annotated[int | None, typer.Option(min=10, help="Number of teachers.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="The study's budget: ε.")] = None,
     mnist_url: Annotated[
-        str, typer.Option(envvar="TERRINE_MNIST_URL", help="Where MNIST is downloaded from.")
+        str, typer.Option(envvar="TERRINE_MNIST_URL", help="Where to download MNIST from.")
     ] = MIRROR,
 ) -> None:
-    """Watch Terrine do its whole job: teachers, server, student, budget spent, books checked.
+    """Run all of Terrine once: train teachers, serve, teach a student, verify the ledger.
 
-    Uses MNIST from --data, else from your cache, else downloaded; else scikit-learn's digits.
+    Uses MNIST from --data, from your cache or downloaded; otherwise scikit-learn's digits.
 
     [bold]Examples[/bold]
 
@@ -69,12 +70,12 @@ def demo(
     except ServerError as error:
         fail(str(error))
     except KeyboardInterrupt:
-        errors.print(f"Interrupted. The server is stopped; what was made is in {directory}.")
+        errors.print(f"Interrupted. The server is stopped; the files so far are in {directory}.")
         raise typer.Exit(130) from None
 
 
 def _fresh(out: Path | None) -> Path:
-    """A directory of our own: what an earlier run made is never mixed with, nor removed."""
+    """Choose a new or empty directory, so that files of an earlier run stay as they are."""
     if out is not None:
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             fail(f"{out} exists and is not empty. Remove it, or choose another --out.")

@@ -16,9 +16,9 @@ STYLES = {"ok": "green", "warning": "bold yellow", "problem": "bold red"}
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Check settings, files, database, ensembles, clock and books, and say what to do.
+    """Check settings, files, database, ensembles, clock and ledger, and say how to fix problems.
 
-    Changes nothing. Exit code 1 when there is a problem; a warning is none.
+    Changes nothing. Exits with code 1 if there is a problem; warnings do not count.
     """
     from terrine_server.doctor import State, examine
 
@@ -31,9 +31,9 @@ def doctor(as_json: AsJson = False) -> None:
     if as_json:
         print_json({"ok": not problems, "findings": [vars(finding) for finding in findings]})
     elif problems:
-        console.print(f"{problems} to mend.", style="bold red", highlight=False)
+        console.print(f"Problems to fix: {problems}.", style="bold red", highlight=False)
     else:
-        console.print("Nothing stands in the way.", highlight=False)
+        console.print("No problems found.", highlight=False)
     if problems:
         raise typer.Exit(1)
 

@@ -1,4 +1,4 @@
-"""`terrine ensemble …`: train teachers on private data, look at them, check their files."""
+"""`terrine ensemble …`: train, show, verify and register ensembles; propose table schemas."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from terrine_models.features import PublicData
     from terrine_models.store import Manifest
 
-app = typer.Typer(no_args_is_help=True, help="Train, show and verify ensembles of teachers.")
+app = typer.Typer(no_args_is_help=True, help="Train, show, verify and register ensembles.")
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the ensemble.")]
 Columns = Annotated[
@@ -33,7 +33,7 @@ Group = Annotated[
 
 
 class Kind(StrEnum):
-    """What a teacher is."""
+    """Kind of teacher."""
 
     HEADS = "heads"
     NETWORKS = "networks"
@@ -46,12 +46,12 @@ def train(
         typer.Argument(
             metavar="DATA",
             help="Private training data: a directory of MNIST-style IDX files, an IDX file of "
-            "images, an .npz with x, y and perhaps group, or a .csv, .tsv, .txt or .data file (.gz "
-            "too).",
+            "images, an .npz with x, y and optionally group, or a .csv, .tsv, .txt or .data file "
+            "(optionally .gz).",
         ),
     ],
     name: Annotated[str, typer.Option(help="Name of the ensemble: a-z, 0-9, '-' and '_'.")],
-    teachers: Annotated[int, typer.Option(min=1, help="How many teachers to train.")],
+    teachers: Annotated[int, typer.Option(min=1, help="Number of teachers to train.")],
     out: Annotated[
         Path | None,
         typer.Option(
@@ -60,14 +60,17 @@ def train(
     ] = None,
     kind: Annotated[
         Kind,
-        typer.Option(help="heads: on shared public features, fast. networks: one each, slow."),
+        typer.Option(
+            help="heads: linear heads on shared public features, fast. networks: one network per "
+            "teacher, slow."
+        ),
     ] = Kind.HEADS,
     public: Annotated[
         Path | None,
         typer.Option(
             metavar="PATH",
-            help="Data that anyone may see: IDX images, .npy or .npz to fit the feature map on, "
-            "a CSV file to take categories and ranges from.",
+            help="Public data: IDX images, .npy or .npz to fit the feature map on, "
+            "or a CSV file to take categories and ranges from.",
         ),
     ] = None,
     labels: Annotated[
@@ -77,7 +80,7 @@ def train(
         str | None,
         typer.Option(
             metavar="N|A,B,…",
-            help="The classes of IDX or .npz data: how many, or their names. IDX default: 10.",
+            help="Classes of IDX or .npz data: their number or their names. IDX default: 10.",
         ),
     ] = None,
     label: Annotated[
@@ -89,20 +92,20 @@ def train(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Public schema of a CSV file, in place of --public, --label, --group, --columns.",
+            help="Public schema of a CSV file, instead of --public, --label, --group, --columns.",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the partition and the training.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed for the partition and the training.")] = 0,
     copies: Annotated[
-        int | None, typer.Option(min=0, help="Heads: distorted copies of each image.")
+        int | None, typer.Option(min=0, help="For heads: distorted copies of each image.")
     ] = None,
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="Networks: passes over a shard.")
+        int | None, typer.Option(min=1, help="For networks: passes over a shard.")
     ] = None,
 ) -> None:
     """Train teachers on disjoint parts of private data.
 
-    Interrupted? The same command goes on where it stopped.
+    If interrupted, run the same command again to continue where it stopped.
 
     [bold]Examples[/bold]
 
@@ -122,7 +125,7 @@ def train(
         out = Settings().ensembles_dir / name
     if is_table(data):
         if labels or classes:
-            fail("--labels and --classes are for images; a table names its classes in its schema.")
+            fail("--labels and --classes are for images; a table's classes are in its schema.")
         choice = tables.Choice(public, schema, label, group, split(columns))
         private, named_public = tables.load(data, choice)
     else:
@@ -131,11 +134,11 @@ def train(
         private, named_public = _load_arrays(data, labels, classes, public)
     if kind == Kind.HEADS:
         if epochs is not None:
-            fail("--epochs is for --kind networks: heads are solved, not iterated.")
+            fail("--epochs is for --kind networks: heads are fitted in one step.")
         how: Heads | Networks = Heads() if copies is None else Heads(copies=copies)
     else:
         if copies is not None:
-            fail("--copies is for --kind heads: networks distort images afresh in every epoch.")
+            fail("--copies is for --kind heads: networks distort images anew in every epoch.")
         how = Networks() if epochs is None else Networks(epochs=epochs)
     with teachers_bar(console, teachers) as on_trained:
         manifest = train_ensemble(
@@ -153,7 +156,7 @@ def train(
 
 @app.command()
 def show(directory: Directory) -> None:
-    """Show what an ensemble is, from its manifest.
+    """Show an ensemble's manifest.
 
     [bold]Example[/bold]: terrine ensemble show terrine-data/ensembles/digits
     """
@@ -171,25 +174,25 @@ def verify(directory: Directory) -> None:
     from terrine_models.ensemble import Ensemble
 
     manifest = Ensemble.load(directory, device="cpu").manifest
-    console.print(f"{directory}: all {len(manifest.files)} files are as the manifest says.")
+    console.print(f"{directory}: all {len(manifest.files)} files match the manifest.")
 
 
 @app.command()
 def register(
     name: Annotated[
-        str, typer.Argument(help="Name of an ensemble in the data directory's ensembles/.")
+        str, typer.Argument(help="Name of an ensemble in ensembles/ of the data directory.")
     ],
     epsilon: Annotated[float, typer.Option(help="Cap: ε of all its projects together.")],
     delta: Annotated[float, typer.Option(help="Cap: δ of all its projects together.")],
     order: Annotated[
         float | None,
         typer.Option(
-            help="Rényi order at which the cap adds up, as `terrine plan` names it. Needed by "
+            help="Rényi order at which the cap adds up, as `terrine plan` proposes. Required for "
             "projects with data-dependent accounting; without it, the cap adds up in Gaussian DP."
         ),
     ] = None,
 ) -> None:
-    """Let projects be opened on an ensemble, under a cap that they share. The cap is final.
+    """Allow projects on an ensemble, under a cap that they share. The cap is final.
 
     [bold]Example[/bold]: terrine ensemble register digits --epsilon 4 --delta 1e-5
     """
@@ -199,7 +202,7 @@ def register(
     settings = Settings()
     record = register_ensemble(open_ledger(settings), settings, name, epsilon, delta, order)
     console.print(
-        f"Registered {record.name}: all its projects together stay within "
+        f"Registered {record.name}: its projects together stay within "
         f"ε = {record.epsilon:g}, δ = {record.delta:g}, added up in {record.rule}. "
         f"Next: terrine project open --ensemble {record.name} …",
         soft_wrap=True,
@@ -208,7 +211,7 @@ def register(
 
 @app.command("list")
 def list_ensembles(as_json: AsJson = False) -> None:
-    """List the registered ensembles, their caps, and how much of them projects have reserved."""
+    """List the registered ensembles, their caps, and the share that projects have reserved."""
     from terrine_server.owner.operations import open_ledger
     from terrine_server.settings import Settings
 
@@ -240,9 +243,7 @@ def list_ensembles(as_json: AsJson = False) -> None:
 
 @app.command()
 def schema(
-    public: Annotated[
-        Path, typer.Argument(metavar="PUBLIC_CSV", help="A table that anyone may see.")
-    ],
+    public: Annotated[Path, typer.Argument(metavar="PUBLIC_CSV", help="A public table.")],
     label: Annotated[str, typer.Option(metavar="COLUMN", help="Column to predict.")],
     out: Annotated[
         Path, typer.Option(metavar="FILE", help="Where to write the schema (JSON).")
@@ -254,13 +255,13 @@ def schema(
     ] = None,
     keep: Annotated[
         list[str] | None,
-        typer.Option(metavar="COLUMN", help="Column to learn from in any case. May be repeated."),
+        typer.Option(metavar="COLUMN", help="Column to use as a feature. May be repeated."),
     ] = None,
     columns: Columns = None,
 ) -> None:
-    """Propose a schema for a public table, say why, and write it to be edited by hand.
+    """Propose a schema for a public table, explain it, and write it to a file you can edit.
 
-    Every value in the schema will be visible to students. It must not come from private rows.
+    Students will see every value in the schema. None may come from private rows.
 
     [bold]Example[/bold]: terrine ensemble schema census-sample.csv --label income --out schema.json
     """
@@ -268,7 +269,7 @@ def schema(
     from terrine_models.store import write_atomically
 
     if out.exists():
-        fail(f"{out} exists already; remove it or choose another file.")
+        fail(f"{out} already exists; remove it or choose another file.")
     proposal = propose_schema(
         public,
         label=label,
@@ -294,7 +295,7 @@ def _load_arrays(
         names = [str(i) for i in range(int(names[0]))]
     if data.suffix == ".npz":
         if labels is not None:
-            fail("--labels is for IDX images; an .npz brings its labels as y.")
+            fail("--labels is for IDX images; an .npz has its labels in y.")
         private = load_npz(data, classes=names)
     else:
         private = load_idx(data, labels, classes=names or DIGITS)
@@ -317,11 +318,11 @@ def _print(directory: Path, manifest: Manifest) -> None:
     if features is not None:
         table.add_row("features", f"{features.base}, {features.projection}, {features.width} wide")
         source = features.fitted_on
-        fitted = f"{source.name} ({source.records} public records)" if source else "no data at all"
+        fitted = f"{source.name} ({source.records} public records)" if source else "no data"
         table.add_row("fitted on", fitted)
     if manifest.encoding is not None:
         source = manifest.encoding.fitted_on
-        table.add_row("encoding", f"from {source.name}" if source else "from a schema by hand")
+        table.add_row("encoding", f"from {source.name}" if source else "from a hand-written schema")
     unit = "people" if partition.recipe == "groups" else "records"
     table.add_row("records", str(manifest.records))
     table.add_row("shards", f"{partition.smallest} to {partition.largest} {unit} each")

@@ -1,4 +1,4 @@
-"""`terrine ledger …`: what was paid, whether the books are whole, and a copy of them."""
+"""`terrine ledger …`: show, verify, anchor and export the ledger."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LAST = 20
 
 
 class Format(StrEnum):
-    """How entries are written down."""
+    """Format of an export."""
 
     JSON = "json"
     CSV = "csv"
@@ -34,7 +34,7 @@ class Format(StrEnum):
 @app.command()
 def show(
     project: Annotated[str | None, typer.Argument(help="Only this project.")] = None,
-    last: Annotated[int, typer.Option(min=0, max=1000, help="Entries to show.")] = LAST,
+    last: Annotated[int, typer.Option(min=0, max=1000, help="Number of entries to show.")] = LAST,
     as_json: AsJson = False,
 ) -> None:
     """Show all accounts, or one project's account and its last entries."""
@@ -51,19 +51,19 @@ def export(
     format: Annotated[
         Format,
         typer.Option(
-            help="json: the account, then the entries, one JSON object a line; csv: the entries."
+            help="json: the account, then the entries, one JSON object per line; csv: the entries."
         ),
     ] = Format.JSON,
     output: Annotated[
         Path | None, typer.Option(help="File to write; default: standard output.")
     ] = None,
 ) -> None:
-    """Write down a project's books, with all that its hashes cover.
+    """Export a project's ledger, with everything that its hashes cover.
 
-    `terrine ledger verify --file` verifies JSON from the file alone, years later, anywhere.
+    `terrine ledger verify --file` verifies a JSON export without the database.
     """
     ledger = opened_ledger()
-    ledger.project(project)  # an unknown name leaves no file behind
+    ledger.project(project)  # fails for an unknown name, before a file is made
     with writing(output) as file:
         count = _write_csv(ledger, project, file) if format is Format.CSV else 0
         if format is Format.JSON:
@@ -148,7 +148,7 @@ def _show_project(ledger: Ledger, name: str, last: int, as_json: bool) -> None:
             str(entry.seq),
             f"{entry.created_at:%Y-%m-%d %H:%M:%S}",
             entry.outcome,
-            _told(entry),
+            _result(entry),
             str(entry.cost),
             str(entry.delta),
             _guarantee(entry.guarantee),
@@ -158,7 +158,7 @@ def _show_project(ledger: Ledger, name: str, last: int, as_json: bool) -> None:
         console.print(table)
 
 
-def _told(entry: ChargeRecord) -> str:
+def _result(entry: ChargeRecord) -> str:
     if entry.figure is not None:
         return f"≤ {entry.figure}"
     return "" if entry.label is None else str(entry.label)

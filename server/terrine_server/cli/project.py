@@ -1,4 +1,4 @@
-"""`terrine project …`: what students may ask, and for how much."""
+"""`terrine project …`: open, show, pause and close projects."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from terrine_server.ledger import ProjectRecord
     from terrine_server.settings import Settings
 
-app = typer.Typer(no_args_is_help=True, help="Open, show and close projects.")
+app = typer.Typer(no_args_is_help=True, help="Open, show, pause and close projects.")
 
 Name = Annotated[str, typer.Argument(help="Name of the project.")]
 
 
 class Accounting(StrEnum):
-    """What a query counts as once it is paid."""
+    """What each query counts against the budget."""
 
     WORST_CASE = "worst_case"
     DATA_DEPENDENT = "data_dependent"
@@ -41,34 +41,40 @@ def open_project(
     ],
     epsilon: Annotated[float, typer.Option(help="Budget: ε.")],
     delta: Annotated[float, typer.Option(help="Budget: δ; below 1 / training records.")],
-    sigma: Annotated[float | None, typer.Option(help="Noise, in votes.")] = None,
-    sigma1: Annotated[float | None, typer.Option(help="Noise of the threshold test.")] = None,
-    sigma2: Annotated[float | None, typer.Option(help="Noise of the answer.")] = None,
+    sigma: Annotated[
+        float | None, typer.Option(help="Standard deviation of the noise, in votes.")
+    ] = None,
+    sigma1: Annotated[float | None, typer.Option(help="Noise on the threshold test.")] = None,
+    sigma2: Annotated[float | None, typer.Option(help="Noise on the vote counts.")] = None,
     gamma: Annotated[float | None, typer.Option(help="Laplace noise has scale 1/γ.")] = None,
     threshold: Annotated[int | None, typer.Option(help="Votes that the winner needs.")] = None,
     confidence: Annotated[
-        float | None, typer.Option(help="Confirm the student's label above this.")
+        float | None,
+        typer.Option(
+            help="Reinforce the student's label above this probability (interactive_gnmax)."
+        ),
     ] = None,
     c: Annotated[int | None, typer.Option(help="Votes added to the winner (immutable).")] = None,
     delta_per_query: Annotated[
         float | None,
-        typer.Option(help="Chance that an unstable winner passes (stable, stable_svt)."),
+        typer.Option(help="Probability that an unstable winner passes (stable, stable_svt)."),
     ] = None,
     epsilon_per_epoch: Annotated[
-        float | None, typer.Option(help="What opening an epoch costs (stable_svt).")
+        float | None, typer.Option(help="Price of opening an epoch (stable_svt).")
     ] = None,
     answers_per_epoch: Annotated[
         int | None,
         typer.Option(
-            help="An epoch ends after so many answers, an abstention or its request (stable_svt)."
+            help="An epoch ends after this many answers, an abstention, or with its request "
+            "(stable_svt)."
         ),
     ] = None,
     pricing: Annotated[str | None, typer.Option(help="honest or as_published (immutable).")] = None,
     accounting: Annotated[
         Accounting,
         typer.Option(
-            help="data_dependent publishes noisy bounds on what queries cost at their votes, and "
-            "refuses by those; it needs an ensemble that was registered with --order."
+            help="data_dependent publishes noisy bounds on what the queries cost at their actual "
+            "votes, and refuses by those bounds; the ensemble must be registered with --order."
         ),
     ] = Accounting.WORST_CASE,
     consensus: Annotated[
@@ -76,7 +82,7 @@ def open_project(
         typer.Option(
             metavar="C[:SHARE],…",
             help="For data_dependent: how far teachers are expected to agree, as for "
-            "`terrine plan`. A guess or public knowledge, never what private teachers voted.",
+            "`terrine plan`. A guess or public knowledge, never the private teachers' votes.",
         ),
     ] = None,
     acknowledge_claimed: Annotated[
@@ -85,7 +91,7 @@ def open_project(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Open a project. Its mechanism, prices and budget are fixed from then on."""
+    """Open a project. Its mechanism, prices and budget can never change."""
     from terrine_protocol import ProjectOpen
     from terrine_server.owner.operations import open_ledger, open_project
     from terrine_server.settings import Settings
@@ -130,7 +136,7 @@ def open_project(
 
 @app.command("list")
 def list_projects(
-    ensemble: Annotated[str | None, typer.Option(help="Only those on this ensemble.")] = None,
+    ensemble: Annotated[str | None, typer.Option(help="Only projects on this ensemble.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List all projects."""
@@ -164,7 +170,7 @@ def list_projects(
 
 @app.command()
 def show(name: Name, as_json: AsJson = False) -> None:
-    """Show a project's terms and account; as JSON the terms, `terrine ledger show` the account."""
+    """Show a project's terms and account. --json has the terms; see also `terrine ledger show`."""
     from terrine_server.owner.operations import open_ledger
     from terrine_server.settings import Settings
 
@@ -178,54 +184,54 @@ def show(name: Name, as_json: AsJson = False) -> None:
 
 @app.command("secret-spend")
 def secret_spend(name: Name, as_json: AsJson = False) -> None:
-    """Show what a data-dependent project's queries cost at their votes. SECRET.
+    """Show what a data-dependent project's queries cost at their actual votes. SECRET.
 
-    For the data owner alone: it is a function of the private data, and no promise covers who sees
-    it. Students see bounds on it, at counts that were fixed beforehand.
+    For the data owner only: it is a function of the private data, and no guarantee covers showing
+    it to anyone. Students see bounds on it, published at counts that were fixed beforehand.
     """
     from terrine_server import views
     from terrine_server.owner.operations import open_ledger
     from terrine_server.settings import Settings
 
-    found = views.secret_spend(name, open_ledger(Settings()).secret_spend(name))
+    spend = views.secret_spend(name, open_ledger(Settings()).secret_spend(name))
     errors.print(
-        "[bold red]SECRET:[/] this follows from private votes, outside every guarantee. "
-        "Show it to nobody.",
+        "[bold red]SECRET:[/] this is computed from private votes, outside every guarantee. "
+        "Do not share it.",
         soft_wrap=True,
     )
     if as_json:
-        print_json(found)
+        print_json(spend)
         return
     table = Table(show_header=False)
-    table.add_row("project", found.project)
-    table.add_row("queries", f"{found.queries:,}")
-    table.add_row(f"Rényi divergence at order {found.order:g}", f"{found.cost:.6g}")
-    table.add_row("smooth sensitivity", f"{found.smooth_sensitivity:.3g}")
+    table.add_row("project", spend.project)
+    table.add_row("queries", f"{spend.queries:,}")
+    table.add_row(f"Rényi divergence at order {spend.order:g}", f"{spend.cost:.6g}")
+    table.add_row("smooth sensitivity", f"{spend.smooth_sensitivity:.3g}")
     console.print(table)
 
 
 @app.command()
 def pause(name: Name) -> None:
-    """Stop answering until the project is resumed."""
+    """Pause a project: it answers no queries until it is resumed."""
     _set_status(name, "paused")
 
 
 @app.command()
 def resume(name: Name) -> None:
-    """Answer again."""
+    """Resume a paused project."""
     _set_status(name, "active")
 
 
 @app.command()
 def close(
     name: Name,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Close a project for good, and return what it did not spend to its ensemble's cap."""
+    """Close a project for good, and return its unspent budget to its ensemble's cap."""
     from terrine_server.owner.operations import open_ledger
     from terrine_server.settings import Settings
 
-    open_ledger(Settings()).project(name)  # an unknown name is refused before anything is asked
+    open_ledger(Settings()).project(name)  # fails for an unknown name, before the prompt
     if not yes:
         typer.confirm(f"Close {name} for good?", abort=True)
     _set_status(name, "closed")
@@ -241,7 +247,7 @@ def _set_status(name: str, status: str) -> None:
 
 
 def _infos(settings: Settings, records: Sequence[ProjectRecord]) -> list[ProjectInfo]:
-    """Projects as the HTTP API gives them."""
+    """Return projects as the HTTP API returns them."""
     from terrine_server import views
     from terrine_server.labeling.local_voters import LocalVoters
 

@@ -11,7 +11,7 @@ import typer
 from terrine_server.cli.console import console, fail
 
 WORKER_SECONDS = 20
-"""A worker that has not shown a sign of life for so long is replaced."""
+"""A worker that does not respond for this long is replaced."""
 
 
 def init(
@@ -19,13 +19,14 @@ def init(
         str | None,
         typer.Option(
             metavar="ROLE",
-            help="PostgreSQL: role that `serve` will log in as; gets no right to change charges.",
+            help="PostgreSQL role that `serve` will log in as. It may add charges, never change "
+            "them.",
         ),
     ] = None,
 ) -> None:
-    """Make the data directory, the secret key and the tables; migrate older ones.
+    """Create the data directory, the secret key and the tables; migrate older tables.
 
-    Safe to repeat: what exists is kept.
+    Safe to repeat: existing files and data are kept.
     """
     from terrine_server.ledger import connect, upgrade
     from terrine_server.ledger.store.roles import grant
@@ -39,18 +40,18 @@ def init(
     load_secret_key(settings.secret_key_path)
     engine = connect(settings.database, settings.database_password())
     if service_role is not None and engine.dialect.name != "postgresql":
-        fail("--service-role is for PostgreSQL: SQLite has no roles.")
+        fail("--service-role is for PostgreSQL; SQLite has no roles.")
     upgrade(engine)
     if service_role is not None:
         grant(engine, service_role)
-    console.print(f"{'Made' if made else 'Kept'} the secret key {settings.secret_key_path}.")
+    console.print(f"{'Created' if made else 'Kept'} the secret key {settings.secret_key_path}.")
     console.print(f"The ledger is ready. Data directory: {settings.data_dir.absolute()}")
 
 
 def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
+        int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0 chooses a free one.")
     ] = None,
     workers: Annotated[
         int, typer.Option(min=1, max=64, help="Processes that share the port and the ledger.")
@@ -58,8 +59,8 @@ def serve(
 ) -> None:
     """Serve the HTTP API until interrupted.
 
-    Environment variables set the rest; docs/api.md says what each one means.
-    Where things are: TERRINE_DATA_DIR, TERRINE_DATABASE_URL, TERRINE_DATABASE_PASSWORD_FILE,
+    Environment variables set everything else; docs/api.md explains each one.
+    Places: TERRINE_DATA_DIR, TERRINE_DATABASE_URL, TERRINE_DATABASE_PASSWORD_FILE,
     TERRINE_SECRET_KEY_FILE, TERRINE_HOST, TERRINE_PORT, TERRINE_FORWARDED_ALLOW_IPS,
     TERRINE_DEVICE.
     Limits: TERRINE_MAX_BATCH, TERRINE_MAX_WAITING, TERRINE_MAX_BODY_BYTES,

@@ -1,4 +1,4 @@
-"""Tables on the command line: which schema they are read by, and what one was guessed from."""
+"""Tables on the command line: choosing a schema, and showing how it was guessed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Choice:
-    """What the owner said about the schema of a private table."""
+    """The options that choose the schema of a private table."""
 
     public: Path | None
     schema: Path | None
@@ -31,12 +31,12 @@ class Choice:
 
 
 def load(data: Path, choice: Choice) -> tuple[Dataset, PublicData | None]:
-    """The private records of a table, and the public ones where they are named."""
+    """Return the private records of a table, and the public ones if --public is given."""
     from terrine_models.csv_files import read_text
     from terrine_models.features import PublicData
     from terrine_models.tables import encode_csv, load_csv
 
-    read_text(data)  # a file that is no text at all is refused before a schema is asked for
+    read_text(data)  # refuses a file that is not text before asking for a schema
     schema = _schema(data, choice)
     private = load_csv(data, schema, note)
     if choice.public is None:
@@ -46,25 +46,27 @@ def load(data: Path, choice: Choice) -> tuple[Dataset, PublicData | None]:
 
 
 def show(proposal: Proposal, public: Path, out: Path) -> None:
-    """Print what each column was taken for and why, and what the schema gives away."""
+    """Print each column's role and why, and what the schema makes public."""
     _print(proposal.guesses)
     schema = proposal.schema
     ranges = sum(column.role == "numeric" for column in schema.columns)
     lists = sum(column.role in ("categorical", "label") for column in schema.columns)
-    say = [
-        f"{out}: {len(schema.columns)} columns. Look through it: all of it is public.",
-        f"Read off {public}: the names of its columns, the lowest and highest value of {ranges} of "
-        f"them, all values of {lists}, the number of its rows and its SHA-256. If {public.name} is "
-        "not public, replace all that by what you know without it, or make the schema from an "
-        "invented table.",
+    sentences = [
+        f"{out}: {len(schema.columns)} columns. Review it: everything in it will be public.",
+        f"Taken from {public}: the column names, the lowest and highest value of {ranges} columns, "
+        f"all values of {lists} columns, the number of rows and the SHA-256. If {public.name} is "
+        "not public, replace all of this with what you know without it, or make the schema from "
+        "an invented table.",
     ]
     if not any(column.role == "group" for column in schema.columns):
-        say.append(
-            "No column tells people apart, so the guarantee will be about a row. If a person can "
-            "have several rows, name the column with --group."
+        sentences.append(
+            "No column identifies people, so the guarantee will protect single rows. If a person "
+            "can have several rows, name the column that identifies people with --group."
         )
-    say.append(f"Then: terrine ensemble train PRIVATE.csv --name NAME --teachers N --schema {out}")
-    for sentence in say:
+    sentences.append(
+        f"Then: terrine ensemble train PRIVATE.csv --name NAME --teachers N --schema {out}"
+    )
+    for sentence in sentences:
         console.print(escape(sentence), soft_wrap=True, highlight=False)
 
 
@@ -74,7 +76,7 @@ def note(sentence: str) -> None:
 
 
 def split(text: str | None) -> list[str] | None:
-    """The parts of A,B,…"""
+    """Split A,B,… into its parts."""
     return None if text is None else [part.strip() for part in text.split(",")]
 
 
@@ -84,20 +86,20 @@ def _schema(data: Path, choice: Choice) -> TableSchema:
 
     if choice.schema is not None:
         if choice.label or choice.group or choice.columns:
-            fail("--schema already says which columns there are; drop --label, --group, --columns.")
+            fail("--schema already describes the columns; drop --label, --group, --columns.")
         return read_schema(choice.schema)
     if choice.public is None or choice.label is None:
         fail(
-            f"{data} is a table. Its categories and ranges become public, so they cannot be taken "
-            "from it: give --schema FILE, or --label COLUMN and --public with a table that is "
-            "public. `terrine ensemble schema --help` says how to make a schema."
+            f"{data} is a private table. Categories and ranges become public, so they "
+            "cannot be taken from it. Give --schema FILE, or --label COLUMN and --public with a "
+            "public table. `terrine ensemble schema --help` explains how to make a schema."
         )
     proposal = propose_schema(
         choice.public, label=choice.label, group=choice.group, columns=choice.columns, note=note
     )
     surprises = [g for g in proposal.guesses if g.doubt or g.column.role in ("group", "ignored")]
     if surprises:
-        note(f"Guessed from {choice.public}; `terrine ensemble schema` makes a file to change it:")
+        note(f"Guessed from {choice.public}; to change this, use `terrine ensemble schema`:")
         _print(surprises)
     return proposal.schema
 

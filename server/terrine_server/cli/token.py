@@ -1,4 +1,4 @@
-"""`terrine token …`: who may ask."""
+"""`terrine token …`: create, list and revoke tokens."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ app = typer.Typer(no_args_is_help=True, help="Create, list and revoke tokens.")
 @app.command()
 def create(
     role: Annotated[str, typer.Option(help="student, auditor or admin.")],
-    project: Annotated[str | None, typer.Option(help="A student's project.")] = None,
-    label: Annotated[str, typer.Option(help="For your own records.")] = "",
+    project: Annotated[str | None, typer.Option(help="Project of a student's token.")] = None,
+    label: Annotated[str, typer.Option(help="A note for yourself.")] = "",
     expires_in_days: Annotated[float, typer.Option(help="Days until it expires.")] = 90,
     as_json: AsJson = False,
 ) -> None:
-    """Make a token and print it, this once, as the only thing on stdout."""
+    """Create a token. It is printed once, alone on stdout, and cannot be shown again."""
     from terrine_protocol import TokenCreate
     from terrine_server.cli.console import errors
     from terrine_server.owner.operations import open_ledger
@@ -40,7 +40,7 @@ def create(
         typer.echo(made.token)
     errors.print(
         f"Role {made.role}, id {made.id}, expires {made.expires_at:%Y-%m-%d}. "
-        "Keep it safe: it is not shown again.",
+        "Keep it safe: it will not be shown again.",
         soft_wrap=True,
     )
 
@@ -62,7 +62,7 @@ def list_tokens(as_json: AsJson = False) -> None:
             token.id,
             token.role,
             token.project or "",
-            Text(token.label),  # as it is: markup in it is not ours
+            Text(token.label),  # as it is, without markup
             f"{token.expires_at:%Y-%m-%d}",
             f"{token.revoked_at:%Y-%m-%d}" if token.revoked_at else "",
         )
@@ -71,7 +71,7 @@ def list_tokens(as_json: AsJson = False) -> None:
 
 @app.command()
 def revoke(token_id: Annotated[str, typer.Argument(help="Id of the token.")]) -> None:
-    """Revoke a token, at once and for good."""
+    """Revoke a token immediately and for good."""
     from terrine_server.owner.operations import open_ledger
     from terrine_server.settings import Settings
 

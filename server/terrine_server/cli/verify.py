@@ -1,4 +1,4 @@
-"""`terrine ledger verify` and `terrine ledger anchor`: are the books whole, and still the same?"""
+"""`terrine ledger verify` and `terrine ledger anchor`."""
 
 from __future__ import annotations
 
@@ -23,32 +23,37 @@ def verify(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="What `export` wrote (JSON), in place of a project and a ledger.",
+            help="JSON written by `export`, to verify instead of the ledger.",
         ),
     ] = None,
     anchor: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="What `anchor` wrote: it must still hold.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="File written by `anchor`; the books must still match it."
+        ),
     ] = None,
     public_key: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Ed25519 key that must have signed it.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Ed25519 key that must have signed the anchor."),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Trust that signature for all up to the anchor.")
+        bool,
+        typer.Option("--resume", help="Trust the signed anchor, and check only what follows it."),
     ] = False,
 ) -> None:
-    """Recompute every hash, number, price and balance. Exit code 1 when anything is wrong.
+    """Recompute every hash, number, price and balance. Exits with code 1 if anything is wrong.
 
-    An older backup, a chain written anew, or entries cut from the end together with a balance set
-    back to match, are consistent by themselves: only an anchor that was kept elsewhere tells.
+    An older backup, a rewritten chain, or entries removed from the end together with a balance set
+    back to match, are consistent in themselves: only an anchor kept elsewhere reveals them.
     """
     from terrine_server.ledger.verifying.walk import verify_export
 
     if file is not None and project is not None:
-        fail("Name a project, or give --file with an export; not both.")
+        fail("Name a project or give --file with an export, not both.")
     if resume and public_key is None:
-        fail("--resume takes an anchor's word, so it must be signed: give --public-key as well.")
+        fail("--resume trusts an anchor, so it must be signed: give --public-key as well.")
     if public_key is not None and anchor is None:
-        fail("--public-key checks the signature of an anchor: give --anchor as well.")
+        fail("--public-key checks an anchor's signature: give --anchor as well.")
     anchors = _read(anchor, public_key)
     if file is not None:
         with entries_bar(errors, file.name) as progress:
@@ -70,10 +75,11 @@ def anchor(
         Path | None, typer.Option(help="File to write; default: standard output.")
     ] = None,
 ) -> None:
-    """Verify the books, then write down where they stand, to be kept elsewhere.
+    """Verify the books, then write an anchor: where each chain stands now.
 
-    Later, `terrine ledger verify --anchor FILE` tells whether they still hold all that they held.
-    Keep the file, and the key even more so, where nobody who writes the database can reach them.
+    Later, `terrine ledger verify --anchor FILE` shows whether the books still hold all entries up
+    to the anchor. Keep the file, and above all the key, where nobody who can write to the database
+    can reach them.
 
     A key:  openssl genpkey -algorithm ed25519 -out anchor.key
             openssl pkey -in anchor.key -pubout -out anchor.pub
@@ -88,13 +94,13 @@ def anchor(
             found = ledger.verify(name, progress=progress)
         if found.anchor is None:
             _report(found)
-            fail(f"The books of {name} are not whole, so there is nothing to anchor.")
+            fail(f"The books of {name} are not whole, so they cannot be anchored.")
         anchors.append(found.anchor)
     with writing(output) as file:
         file.write(write_anchors(anchors, signing))
     if output is not None:
-        said = f"Wrote where {len(anchors)} projects stand to {output}"
-        console.print(f"{said}{', signed' if key else ''}.", highlight=False, soft_wrap=True)
+        line = f"Wrote anchors of {len(anchors)} projects to {output}"
+        console.print(f"{line}{', signed' if key else ''}.", highlight=False, soft_wrap=True)
 
 
 def _read(path: Path | None, public_key: Path | None) -> dict[str, Anchor] | None:
@@ -110,7 +116,7 @@ def _read(path: Path | None, public_key: Path | None) -> dict[str, Anchor] | Non
 
 def _check_anchored(project: str, anchors: dict[str, Anchor] | None) -> None:
     if anchors is not None and project not in anchors:
-        fail(f"The file of anchors holds none of the project {project}.")
+        fail(f"The anchor file has no anchor of project {project}.")
 
 
 def _verify_ledger(project: str, anchors: dict[str, Anchor] | None, resume: bool) -> bool:
@@ -123,23 +129,23 @@ def _verify_ledger(project: str, anchors: dict[str, Anchor] | None, resume: bool
     for name in names:
         if name in anchored and name not in there:
             console.print(f"{name}: [bold red]NOT WHOLE[/], gone", highlight=False)
-            said = f"  anchor: there at {anchored[name].made_at}; an older backup was restored"
-            console.print(said, highlight=False, soft_wrap=True)
+            line = f"  anchor: present at {anchored[name].made_at}; an older backup was restored"
+            console.print(line, highlight=False, soft_wrap=True)
             whole = False
             continue
         with entries_bar(errors, name) as progress:
             found = ledger.verify(name, anchored.get(name), resume, progress)
         whole = _report(found) and whole
     if not names:
-        console.print("No project was opened yet.")
+        console.print("No project has been opened yet.")
     return whole
 
 
 def _report(found: Verification) -> bool:
     verdict = "[green]whole[/]" if found.ok else "[bold red]NOT WHOLE[/]"
-    vouched = f", the first {found.vouched} by the anchor's word" if found.vouched else ""
-    said = f"{found.project}: {verdict}, {found.charges} charges{vouched}"
-    console.print(said, highlight=False, soft_wrap=True)
+    vouched = f", the first {found.vouched} trusted to the anchor" if found.vouched else ""
+    line = f"{found.project}: {verdict}, {found.charges} charges{vouched}"
+    console.print(line, highlight=False, soft_wrap=True)
     console.print(f"  head {found.head}", highlight=False, soft_wrap=True)
     for problem in found.problems:
         console.print(f"  {problem}", markup=False, highlight=False, soft_wrap=True)

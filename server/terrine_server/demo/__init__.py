@@ -1,4 +1,4 @@
-"""`terrine demo`: the whole job on one machine, with the real parts.
+"""`terrine demo`: a complete run on one machine, with the real components.
 
-`material.py` finds the data, `process.py` runs the server, `story.py` tells what happens.
+`material.py` finds the data, `process.py` runs the server, `story.py` has the steps.
 """

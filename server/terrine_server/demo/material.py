@@ -1,4 +1,4 @@
-"""What the demo plays with: real images, split into private, public and held-out ones."""
+"""The demo's data: real images, split into private, public and held-out ones."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ class Material:
     name: str
     why: str
     private: Dataset
-    """The owner's. Teachers learn from it, and nobody else ever sees it."""
+    """The data owner's. Only the teachers learn from it."""
     public: NDArray[np.uint8]
-    """[P, H, W]. The student's, without labels: what it may ask about."""
+    """[P, H, W]. The student's unlabelled images, which it sends as queries."""
     truth: NDArray[np.int64]
-    """[P], what they really show: for the audience alone, and for the comparison without
-    privacy. The student never sees it."""
+    """[P], their true labels, only for the report and for the comparison without privacy. The
+    student never sees them."""
     held_out: NDArray[np.uint8]
-    """[Q, H, W]. The student's own labelled data, never learned from."""
+    """[Q, H, W]. The student's own labelled images, for testing only."""
     held_out_labels: NDArray[np.int64]
     teachers: int
     heads: Heads
     epsilon: float
     agreement: float
-    """Share of the teachers that must agree, before noise."""
+    """Threshold, as a share of the teachers."""
     sigma1: float
-    """Noise of that test, as a share of the teachers."""
+    """Noise on the threshold test, as a share of the teachers."""
     sigma2: float
-    """Noise of the answer, as a share of the teachers."""
+    """Noise on the vote counts, as a share of the teachers."""
     training: Training
 
 
 def choose(data: Path | None, quick: bool, url: str, console: Console) -> Material:
-    """MNIST from `data`, else from the user's cache, else from `url`; otherwise small digits.
+    """Return MNIST from `data`, from the user's cache or from `url`; otherwise the small digits.
 
-    Raises DataError when `data` is not MNIST-like: what was asked for is not replaced.
+    Raises DataError if `data` is given but is not MNIST-like.
     """
     if data is not None:
         return mnist(data, f"from {data}, as you asked")
@@ -63,14 +63,14 @@ def choose(data: Path | None, quick: bool, url: str, console: Console) -> Materi
         with _download_bar(console) as bar:
             fetch_mnist(url, cache, bar)
     except FetchError as error:
-        return digits(f"because MNIST is neither given (--data DIR) nor cached, and: {error}")
-    return mnist(cache, f"downloaded from {url}, digests as expected, kept in {cache}")
+        return digits(f"because MNIST is neither given (--data DIR) nor cached, and {error}")
+    return mnist(cache, f"downloaded from {url}, digests verified, cached in {cache}")
 
 
 def mnist(directory: Path, why: str) -> Material:
-    """Teachers learn from the training part; 9/10 of the test part are public, 1/10 held out."""
+    """Return MNIST: the training set is private; 9/10 of the test set are public, 1/10 held out."""
     if not directory.is_dir():
-        raise DataError(f"{directory} is no directory; expected one with MNIST's four IDX files")
+        raise DataError(f"{directory} is not a directory; expected one with MNIST's four IDX files")
     private = load_idx(directory)
     test = load_idx(_images(directory))
     if test.spec != private.spec:
@@ -96,7 +96,7 @@ def mnist(directory: Path, why: str) -> Material:
 
 
 def digits(why: str) -> Material:
-    """scikit-learn's 1,797 handwritten digits of 8 x 8 pixels, shuffled."""
+    """Return scikit-learn's 1,797 handwritten digits of 8 x 8 pixels, shuffled."""
     from sklearn.datasets import load_digits
 
     bundle = load_digits()

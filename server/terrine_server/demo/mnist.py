@@ -34,9 +34,9 @@ FILES = {
         "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
     ),
 }
-"""Size and SHA-256 of each file when unpacked: mirrors compress them differently."""
+"""Size and SHA-256 of each file, unpacked, because mirrors compress them differently."""
 
-pooch.get_logger().setLevel("WARNING")  # the bar shows what is downloaded
+pooch.get_logger().setLevel("WARNING")  # the progress bar shows the downloads
 
 
 class FetchError(Exception):
@@ -44,14 +44,14 @@ class FetchError(Exception):
 
 
 def cache_directory() -> Path:
-    """Where MNIST is kept: `terrine/mnist` in the user's cache directory (XDG)."""
+    """Return MNIST's directory: `terrine/mnist` in the user's cache directory (XDG)."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     cache = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
     return cache / "terrine" / "mnist"
 
 
 def cached_mnist(directory: Path) -> bool:
-    """Whether all four files are there, byte for byte."""
+    """Whether all four files exist with the right digests."""
     try:
         return all(pooch.file_hash(directory / name) == FILES[name][1] for name in FILES)
     except OSError:
@@ -59,9 +59,9 @@ def cached_mnist(directory: Path) -> bool:
 
 
 def fetch_mnist(url: str, directory: Path, bar: Progress) -> None:
-    """Download what is missing of MNIST's four `.gz` files below `url` and unpack it.
+    """Download those of MNIST's four `.gz` files that are missing, from `url`, and unpack them.
 
-    A file appears under its name only when its digest is right. Raises FetchError.
+    A file gets its name only if its digest is right. Raises FetchError.
     """
     base = url.rstrip("/") + "/"
     store = pooch.create(
@@ -77,7 +77,7 @@ def fetch_mnist(url: str, directory: Path, bar: Progress) -> None:
             store.fetch(name, downloader=_Unpacked(size, _Meter(bar, name)))
         except HTTPError as error:
             status = str(error).partition(" for url")[0]
-            raise FetchError(f"{source} answers HTTP {status}") from None
+            raise FetchError(f"{source} responded with HTTP {status}") from None
         except RequestException as error:
             raise FetchError(f"{source} cannot be read: {_reason(error)}") from None
         except ValueError as error:
@@ -88,9 +88,9 @@ def fetch_mnist(url: str, directory: Path, bar: Progress) -> None:
 
 
 class _Unpacked:
-    """Downloads a file for pooch and writes what is in it, at most `size` bytes.
+    """Downloads a file for pooch and writes its unpacked content, at most `size` bytes.
 
-    A server that declares the packing as the transfer's own sends what requests has unpacked.
+    If the server declares gzip as a Content-Encoding, requests has already unpacked the file.
     """
 
     def __init__(self, size: int, meter: _Meter) -> None:
@@ -131,7 +131,7 @@ class _Meter:
 
 
 def _reason(error: RequestException) -> str:
-    """The last link of the chain that requests and urllib3 wrap around what happened."""
+    """Return the innermost reason in the errors that requests and urllib3 wrap."""
     cause = error.args[0] if error.args else error
     cause = getattr(cause, "reason", cause)
     text = cause.args[0] if isinstance(cause, Exception) and cause.args else cause

@@ -1,4 +1,4 @@
-"""A real server in a process of its own, which never outlives the demo."""
+"""A real server in a separate process, which never outlives the demo."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ LOG_LINES = 15
 
 
 class ServerError(Exception):
-    """The server did not start; the message ends with its log."""
+    """The server did not start; the message has the end of its log."""
 
 
 @contextmanager
 def running_server(data_dir: Path, log: Path) -> Iterator[str]:
-    """Run `terrine serve` on `data_dir` at a free port of this machine; yields its URL.
+    """Run `terrine serve` on `data_dir` at a free local port; yield its URL.
 
-    Its output goes to `log`. Settings of the caller's environment do not reach it.
+    Its output goes to `log`. TERRINE_* variables of the environment are not passed on.
     Raises ServerError.
     """
     port = _free_port()
@@ -74,7 +74,7 @@ def _wait_until_ready(server: subprocess.Popen[bytes], url: str, log: Path) -> N
 
 
 def _reach_directly() -> None:
-    """A proxy that the environment names must not stand between this machine and itself."""
+    """Bypass a proxy set in the environment for connections to this machine."""
     known = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
     os.environ["no_proxy"] = ",".join(filter(None, (known, "127.0.0.1")))
 

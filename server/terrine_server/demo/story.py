@@ -50,7 +50,7 @@ class Figures:
     answered: int
     abstained: int
     labels_right: float
-    """Share of the bought labels that are right."""
+    """Share of the bought labels that are correct."""
     student: float
     """Accuracy on the held-out images."""
     without_privacy: float
@@ -80,7 +80,7 @@ class Demo:
         self.began = time.monotonic()
 
     def run(self) -> Figures:
-        """Run it from start to end. Raises what its parts raise."""
+        """Run all steps. Raises what they raise."""
         m = self.material
         self._step("Data")
         self._say(f"{m.name}, {m.why}.")
@@ -157,7 +157,7 @@ class Demo:
         make_secret_key(settings.secret_key_path)
         upgrade(connect(settings.database))
         ledger = open_ledger(settings)
-        # Twice the budget of one study: there is room for a second one.
+        # Twice the budget of one study, which leaves room for a second one.
         register_ensemble(ledger, settings, ENSEMBLE, 2 * m.epsilon, DELTA)
         mechanism = ConfidentGNMaxSpec(
             name="confident_gnmax",
@@ -248,10 +248,10 @@ class Demo:
         return results[FOLDS], sum(results[:FOLDS]) / (len(m.public) + len(m.held_out))
 
     def _fold(self, number: int, labels: NDArray[np.int64], on_step: OnStep) -> float:
-        """How many images of fold `number` a student that was trained without it classifies right.
+        """Return how many images of fold `number` a student trained without it gets right.
 
         The folds divide all test images, held-out ones included. The student sees the public images
-        outside its fold, with the labels that were bought for them in the study above.
+        outside its fold, with the labels bought for them in the study above.
         """
         m = self.material
         images = np.concatenate([m.public, m.held_out])
@@ -288,7 +288,7 @@ class Demo:
             "all public images",
             f"{FOLDS} folds": f"{f.folds:.2%} of all {len(m.public) + len(m.held_out):,} test "
             "images, each by a student trained without its fold (labels from the same study)",
-            "labels": f"{f.answered:,} bought, {f.labels_right:.2%} of them right",
+            "labels": f"{f.answered:,} bought, {f.labels_right:.2%} of them correct",
             "queries": f"{f.asked:,} sent, {f.abstained:,} abstentions",
             "privacy": f"ε = {f.epsilon_spent:.4f} of {f.epsilon:g} spent at δ = {f.delta:g}, "
             f"worst case, {f.guarantee}",

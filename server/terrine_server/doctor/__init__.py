@@ -1,8 +1,8 @@
-"""What a data owner's machine needs, checked piece by piece: each finding says how to mend it.
+"""Checks of the data owner's machine. Each finding says how to fix what it found.
 
-`examine` reads and never changes anything. It looks at files first, then at the database, then at
-what both must agree on; what cannot be looked at because something before it is broken is left
-out. Findings hold paths, names and versions, never a secret, a vote or the value of a variable.
+`examine` reads and never changes anything. It checks files first, then the database, then what both
+must agree on. A check is skipped if it depends on something that is broken. Findings contain paths,
+names and versions, never a secret, a vote or the value of a variable.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Finding", "State", "device", "examine"]
 
 
 def examine() -> Iterator[Finding]:
-    """Yield what is found on this machine, in the order in which it is best mended."""
+    """Yield the findings on this machine, in the order in which to fix them."""
     try:
         settings = Settings()
     except ValidationError as error:
@@ -41,8 +41,8 @@ def examine() -> Iterator[Finding]:
         yield Finding(
             "password",
             State.PROBLEM,
-            f"The file {path} of the database password cannot be read ({error.strerror}).",
-            "Put it there, or correct TERRINE_DATABASE_PASSWORD_FILE",
+            f"The database password file {path} cannot be read ({error.strerror}).",
+            "Create it, or correct TERRINE_DATABASE_PASSWORD_FILE",
         )
         return
     if settings.database_password_file is not None:
@@ -60,17 +60,17 @@ def _with_database(settings: Settings, password: str | None) -> Iterator[Finding
         yield from database.look(engine)
         yield from database.rights(engine)
         check_schema(engine)
-        yield Finding("schema", State.OK, "The tables are those of this Terrine.")
+        yield Finding("schema", State.OK, "The tables match this version of Terrine.")
         yield from books.ensembles(Ledger(engine), settings)
         yield from books.ends(Ledger(engine))
     except SchemaMismatch as error:
         newer = "newer" in error.detail
-        mend = "Install the Terrine that migrated it" if newer else "terrine init"
+        mend = "Install the version of Terrine that migrated it" if newer else "terrine init"
         yield Finding("schema", State.PROBLEM, str(error), mend)
     except BrokenBooks as error:
         yield Finding("books", State.PROBLEM, str(error), "terrine ledger verify all")
     except DatabaseUnavailable as error:
-        mend = "See that it runs, and check TERRINE_DATABASE_URL and the password's file"
+        mend = "Check that it is running, TERRINE_DATABASE_URL and the password file"
         yield Finding("database", State.PROBLEM, str(error), mend)
     finally:
         engine.dispose()

@@ -1,4 +1,4 @@
-"""The database itself: reachable, durable, patient, and of the same time as this machine."""
+"""Checks of the database: reachable, durable, with timeouts, its clock in step with ours."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CLOCK_SKEW, CLOCK_BROKEN = timedelta(seconds=1), timedelta(minutes=1)
 
 
 def look(engine: Engine) -> Iterator[Finding]:
-    """Connect and yield what is found. Raises DatabaseUnavailable."""
+    """Connect and yield findings. Raises DatabaseUnavailable."""
     path = sqlite_path(engine)
     if path is not None:
         yield from _sqlite(engine, path)
@@ -38,7 +38,7 @@ def look(engine: Engine) -> Iterator[Finding]:
 
 
 def rights(engine: Engine) -> Iterator[Finding]:
-    """Look at what this account may do to the tables; nothing where there are none, or no roles."""
+    """Check this account's rights on the tables; nothing on SQLite or without tables."""
     if sqlite_path(engine) is not None:
         return
     with reading(engine) as connection:
@@ -51,11 +51,11 @@ def rights(engine: Engine) -> Iterator[Finding]:
         mend = f"terrine init --service-role {account}   (as the owner of the tables)"
         yield Finding("rights", State.PROBLEM, found, mend)
     elif excess:
-        found = f"The account {account} may {', '.join(excess)} charges: triggers alone forbid it."
-        mend = "Serve as another role: docs/ledger.md, A role with fewer rights"
+        found = f"The account {account} may {', '.join(excess)} charges: only triggers prevent it."
+        mend = "Serve with another role: docs/ledger.md, A role with fewer rights"
         yield Finding("rights", State.WARNING, found, mend)
     else:
-        found = f"The account {account} may add charges, and not change any."
+        found = f"The account {account} may add charges, but not change them."
         yield Finding("rights", State.OK, found)
 
 
@@ -65,10 +65,10 @@ def _sqlite(engine: Engine, path: Path) -> Iterator[Finding]:
         journal = _value(connection, "PRAGMA journal_mode")
     yield Finding("database", State.OK, f"SQLite {version}, {path}.")
     if journal != "wal":
-        found = f"The journal of {path} is of mode {journal}, not a write-ahead log."
+        found = f"The journal mode of {path} is {journal}; expected wal (write-ahead log)."
         yield Finding("database", State.PROBLEM, found, "terrine init")
     if not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):
-        found = f"This account may not write {path} and beside it."
+        found = f"This account may not write to {path} and its directory."
         mend = f"chown \"$(id -u)\" '{path.parent}' '{path}'*"
         yield Finding("database", State.PROBLEM, found, mend)
     yield private("database", path)
@@ -94,21 +94,21 @@ POSTGRESQL = {
         "ALTER DATABASE … SET default_transaction_read_only = off;",
     ),
 }
-"""Without these a charge is not durable, or waits in vain: what is right, and what mends it."""
+"""Without these, a charge is not durable or fails. Accepted values, and how to set them."""
 POSTGRESQL_WAITS = ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout")
 
 
 def postgresql(settings: Mapping[str, str], standby: bool) -> Iterator[Finding]:
-    """Judge a PostgreSQL server by its settings, as our own session sees them."""
+    """Check a PostgreSQL server's settings, as our session sees them."""
     version = settings["server_version"].partition(" ")[0]
     if int(settings["server_version_num"]) // 10_000 < OLDEST_POSTGRESQL:
-        found = f"PostgreSQL {version} gets no more corrections from its makers."
+        found = f"PostgreSQL {version} is no longer supported by its developers."
         mend = f"Upgrade to PostgreSQL {OLDEST_POSTGRESQL} or newer"
         yield Finding("database", State.WARNING, found, mend)
     else:
         yield Finding("database", State.OK, f"PostgreSQL {version}.")
     if standby:
-        found = "This PostgreSQL is a standby, which takes no charges."
+        found = "This PostgreSQL server is a standby, which accepts no charges."
         yield Finding("database", State.PROBLEM, found, "Point TERRINE_DATABASE_URL at the primary")
     wrong = False
     for name, (right, mend) in POSTGRESQL.items():
@@ -119,11 +119,11 @@ def postgresql(settings: Mapping[str, str], standby: bool) -> Iterator[Finding]:
     for name in POSTGRESQL_WAITS:
         if settings[name] == "0":
             wrong = True
-            found = f"PostgreSQL's {name} is off: one stuck connection could hold up a project."
+            found = f"PostgreSQL's {name} is off: one stuck connection could block a project."
             _, mend = POSTGRESQL["synchronous_commit"]
             yield Finding("durability", State.PROBLEM, found, mend)
     if not wrong:
-        yield Finding("durability", State.OK, "Commits are on disk, and every wait is limited.")
+        yield Finding("durability", State.OK, "Commits are on disk, and every wait has a timeout.")
 
 
 def skew(here: datetime, there: datetime) -> Finding:

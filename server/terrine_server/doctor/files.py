@@ -1,4 +1,4 @@
-"""Settings, device, directories and secrets of this machine."""
+"""Checks of settings, device, directories and secrets."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from terrine_server.owner.tokens import SecretKeyError, load_secret_key
 from terrine_server.settings import Settings
 
 LOW_DISK, FULL_DISK = 2**30, 2**26
-"""Bytes: below the first it is time to act, below the second answers are about to stop."""
+"""Bytes. Below the first, act soon; below the second, answers are about to stop."""
 FOREIGN_VARIABLES = {"TERRINE_DEBUG", "TERRINE_TOKEN", "TERRINE_URL", "TERRINE_SHARED_DATA"}
-"""Variables that are not the server's: the command line's, the student's and the tests'."""
+"""Variables that the command line, the student and the tests read, not the server."""
 
 
 def unusable(error: ValidationError) -> Iterator[Finding]:
-    """Name each setting that is not valid, without its value."""
+    """Yield a finding for each invalid setting, without its value."""
     for item in error.errors(include_url=False, include_input=False):
         where = ".".join(map(str, item["loc"])).upper()
         found = f"TERRINE_{where}: {item['msg']}." if where else item["msg"]
@@ -29,12 +29,12 @@ def unusable(error: ValidationError) -> Iterator[Finding]:
 
 
 def variables(environment: Mapping[str, str]) -> Finding:
-    """Whether every TERRINE_* variable is one that somebody reads."""
+    """Check that every TERRINE_* variable is one that Terrine reads."""
     known = {f"TERRINE_{name.upper()}" for name in Settings.model_fields} | FOREIGN_VARIABLES
     unknown = sorted(n for n in environment if n.startswith("TERRINE_") and n not in known)
     if unknown:
         named = ", ".join(unknown)
-        found = f"The environment sets {named}, which means nothing here."
+        found = f"The environment sets {named}, which Terrine does not know."
         return Finding("settings", State.WARNING, found, f"unset {' '.join(unknown)}")
     return Finding(
         "settings", State.OK, "Every TERRINE_* variable is a setting with a valid value."
@@ -42,7 +42,7 @@ def variables(environment: Mapping[str, str]) -> Finding:
 
 
 def device(name: str | None) -> Finding:
-    """Whether PyTorch can use the device that is to vote; None stands for the best there is."""
+    """Check that PyTorch can use the device for voting; None means the best available."""
     import torch
 
     wanted = name or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -60,7 +60,7 @@ def device(name: str | None) -> Finding:
 
 
 def directory(path: Path) -> Finding:
-    """Whether the data directory is there, for this account and no other."""
+    """Check that the data directory exists, readable by this account and no other."""
     if not path.is_dir():
         found = f"There is no data directory {path.absolute()}."
         return Finding("data directory", State.PROBLEM, found, "terrine init")
@@ -68,13 +68,13 @@ def directory(path: Path) -> Finding:
         found = f"This account may not read {path}."
         return Finding("data directory", State.PROBLEM, found, f"chown -R \"$(id -u)\" '{path}'")
     if path.stat().st_mode & stat.S_IRWXO:
-        found = f"Every account of this machine may enter {path}, which holds private teachers."
+        found = f"Every account on this machine may enter {path}, which holds private teachers."
         return Finding("data directory", State.PROBLEM, found, f"chmod 700 '{path}'")
     return Finding("data directory", State.OK, f"{path.absolute()} is closed to other accounts.")
 
 
 def secret_key(path: Path) -> Finding:
-    """Whether the key of the token hashes is there, long enough, and nobody else's."""
+    """Check that the secret key exists, is long enough, and is closed to other accounts."""
     try:
         load_secret_key(path)
     except SecretKeyError as error:
@@ -84,24 +84,26 @@ def secret_key(path: Path) -> Finding:
 
 
 def private(check: str, path: Path) -> Finding:
-    """Whether other accounts are kept from a file that must be nobody else's."""
+    """Check that a secret file is closed to other accounts."""
     mode = path.stat().st_mode
     if path.resolve().is_relative_to("/run/secrets"):
-        # Where container engines mount secrets: no other account is inside.
-        return Finding(check, State.OK, f"{path} is a container's secret.")
+        # Container engines mount secrets here, and the container has no other accounts.
+        return Finding(check, State.OK, f"{path} is a container secret.")
     if mode & stat.S_IRWXO:
-        found = f"Every account of this machine may use {path} (mode {stat.S_IMODE(mode):o})."
+        found = f"Every account on this machine may use {path} (mode {stat.S_IMODE(mode):o})."
         return Finding(check, State.PROBLEM, found, f"chmod 600 '{path}'")
     if mode & stat.S_IRWXG:
         found = f"The group of {path} may use it (mode {stat.S_IMODE(mode):o})."
         return Finding(check, State.WARNING, found, f"chmod 600 '{path}'")
-    return Finding(check, State.OK, f"{path} is its owner's alone.")
+    return Finding(check, State.OK, f"{path} is closed to other accounts.")
 
 
 def disk(path: Path, free: int) -> Finding:
-    """Whether `free` bytes are enough for the ledger in `path` to grow."""
-    found = f"{free / 2**30:.1f} GiB are free where {path} is."
+    """Check that `free` bytes are enough for the ledger in `path` to grow."""
+    found = f"{free / 2**30:.1f} GiB are free on the disk of {path}."
     if free >= LOW_DISK:
         return Finding("disk", State.OK, found)
     state = State.WARNING if free >= FULL_DISK else State.PROBLEM
-    return Finding("disk", state, found, "Make room: a ledger that cannot grow answers nothing")
+    return Finding(
+        "disk", state, found, "Free some space: when the ledger cannot grow, answers stop"
+    )

@@ -1,4 +1,4 @@
-"""What the doctor says."""
+"""A finding of the doctor."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class State(StrEnum):
-    """How bad it is. A warning does not stop the service; a problem does, or should."""
+    """Severity. A warning does not stop the service; a problem does, or should."""
 
     OK = "ok"
     WARNING = "warning"
@@ -16,7 +16,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at: what was found and, unless all is well, what to do about it."""
+    """The result of one check: what was found and, unless it is fine, how to fix it."""
 
     check: str
     state: State

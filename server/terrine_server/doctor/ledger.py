@@ -1,4 +1,4 @@
-"""What the ledger says exists, and how its books end."""
+"""Checks of the ledger: its ensembles' files, and the last entry of each project."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from terrine_server.settings import Settings
 
 
 def ensembles(ledger: Ledger, settings: Settings) -> Iterator[Finding]:
-    """Verify every registered ensemble's files, and name directories that are no such ensemble."""
+    """Verify the files of every registered ensemble, and report unregistered directories."""
     from terrine_models.store import StoreError, manifest_digest, verify
 
     registered = ledger.ensembles()
@@ -30,7 +30,7 @@ def ensembles(ledger: Ledger, settings: Settings) -> Iterator[Finding]:
         if same:
             yield Finding(check, State.OK, f"{record.info['teachers']} teachers, as registered.")
         else:
-            found = f"{directory} holds another ensemble than the one registered."
+            found = f"{directory} holds a different ensemble from the one registered."
             yield Finding(check, State.PROBLEM, found, restore)
     known = {(settings.data_dir / record.path).resolve() for record in registered}
     for directory in sorted(settings.ensembles_dir.glob("*/")):
@@ -38,13 +38,13 @@ def ensembles(ledger: Ledger, settings: Settings) -> Iterator[Finding]:
             yield Finding(
                 f"ensemble {directory.name}",
                 State.WARNING,
-                f"{directory} is not registered: nobody can ask it.",
+                f"{directory} is not registered: no project can use it.",
                 f"terrine ensemble register {directory.name} --epsilon … --delta …",
             )
 
 
 def ends(ledger: Ledger) -> Iterator[Finding]:
-    """Look at the last entry of each project: does its balance stand on it, and when was it?"""
+    """Check that each project's balance matches its last entry, and that entry's date."""
     whole, newest = 0, None
     for name in ledger.project_names():
         try:
@@ -55,21 +55,20 @@ def ends(ledger: Ledger) -> Iterator[Finding]:
             continue
         found = [(entry.seq, entry.hash) for entry in last] or [(0, project.genesis)]
         if found != [(project.charges, project.head)]:
-            said = f"The last charge of {name} is not the one that its balance stands on."
-            yield Finding("books", State.PROBLEM, said, f"terrine ledger verify {name}")
+            text = f"The last charge of {name} does not match its balance."
+            yield Finding("books", State.PROBLEM, text, f"terrine ledger verify {name}")
             continue
         whole += 1
         newest = max(filter(None, [newest, *(entry.created_at for entry in last)]), default=None)
-    said = f"{whole} end where their balance says. All entries: `terrine ledger verify`."
-    yield Finding("books", State.OK, said)
+    text = f"{whole} end as their balance says. To check all entries: `terrine ledger verify`."
+    yield Finding("books", State.OK, text)
     yield dated(datetime.now(UTC), newest)
 
 
 def dated(now: datetime, newest: datetime | None) -> Finding:
-    """Hold this machine's clock against the newest charge, which cannot be still to come."""
+    """Check this machine's clock against the newest charge, which cannot be in the future."""
     if newest is None or newest <= now + CLOCK_SKEW:
-        return Finding("clock", State.OK, "No charge is dated later than this machine's clock.")
-    found = f"A charge is dated {newest:%Y-%m-%d %H:%M:%S} UTC, but here it is {now:%H:%M:%S} UTC"
-    return Finding(
-        "clock", State.PROBLEM, f"{found} of {now:%Y-%m-%d}.", "timedatectl set-ntp true"
-    )
+        return Finding("clock", State.OK, "No charge is dated in the future.")
+    found = f"A charge is dated {newest:%Y-%m-%d %H:%M:%S} UTC, but this machine's clock says "
+    now_text = f"{now:%Y-%m-%d %H:%M:%S} UTC."
+    return Finding("clock", State.PROBLEM, found + now_text, "timedatectl set-ntp true")

@@ -1,7 +1,7 @@
-"""Ensembles in this process: found through the ledger, verified, loaded when first asked.
+"""Ensembles in this process: found through the ledger, verified, loaded on first use.
 
-An ensemble votes only while its files are the very ones that were registered: the manifest's
-digest must be the ledger's, every file's the manifest's, and both are checked again when a file on
+An ensemble votes only while its files are exactly those that were registered. The manifest's digest
+must match the ledger, and every file's digest the manifest. Both are checked again when a file on
 disk changes.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from terrine_models.store import Manifest
 
 FileStamp = tuple[tuple[int, int, int], ...]
-"""Inode, size and time of change (which no one can set back) of an ensemble's files."""
+"""Inode, size and change time (ctime, which cannot be set) of an ensemble's files."""
 
 
 @dataclass
@@ -44,7 +44,7 @@ class LocalVoters:
         self._lock = Lock()
 
     def check(self, record: EnsembleRecord) -> None:
-        """Load and verify the ensemble if need be. Raises `EnsembleUnavailable`."""
+        """Load and verify the ensemble if necessary. Raises `EnsembleUnavailable`."""
         self._verified(record)
 
     def available(self, record: EnsembleRecord) -> bool:
@@ -84,7 +84,7 @@ class LocalVoters:
         from terrine_models.ensemble import Ensemble
         from terrine_models.store import load_manifest, manifest_digest
 
-        # Stamped before reading and compared after: a change meanwhile does not go unnoticed.
+        # Stamped before reading and compared later, so that a change in between is noticed.
         stamp = _stamp(directory, load_manifest(directory))
         ensemble = Ensemble.load(directory, device=self._device)
         if manifest_digest(directory) != record.manifest_sha256:
@@ -92,7 +92,7 @@ class LocalVoters:
                 f"The manifest in {directory} is not the one that was registered as "
                 f"{record.name}. Restore it from a backup."
             )
-        ensemble.fastest()  # measured now: the first student need not wait for it
+        ensemble.fastest()  # measured now, so that the first student need not wait
         return stamp, ensemble
 
 

@@ -1,6 +1,6 @@
 """The one pipeline: check → replay? → vote → mechanism → charge → answer.
 
-Each request is checked by itself; a group of requests of one project then shares the rest. Votes
+Each request is checked alone; a group of requests of one project then shares the rest. Votes
 exist between `votes` and `release`, in this function's memory, and nowhere else.
 """
 
@@ -54,9 +54,9 @@ from terrine_server.privacy import (
 
 @dataclass(frozen=True)
 class Draw:
-    """What the mechanism released for one query; not paid yet, so not to be answered yet.
+    """What the mechanism released for one query. It is not paid yet, so it must not be sent yet.
 
-    `epoch`: where a mechanism has them. `places`: where a tally counts the query, which is secret.
+    `epoch`: if the mechanism has epochs. `places`: where a tally counts the query, which is secret.
     """
 
     outcome: VoteOutcome
@@ -67,10 +67,10 @@ class Draw:
 
 @dataclass(frozen=True, eq=False)
 class Ask:
-    """One request, checked: canonical inputs `[B, …]`, probabilities and baselines `[B, m]`.
+    """One checked request: canonical inputs `[B, …]`, probabilities and baselines `[B, m]`.
 
-    `key`: its idempotency key, and the digest of what it asks. `genesis`: of the project that it
-    was checked for.
+    `key`: its idempotency key and the digest of its queries. `genesis`: of the project that it was
+    checked for.
     """
 
     queries: np.ndarray
@@ -90,7 +90,7 @@ class Ask:
 
 
 class Labeling:
-    """Answers queries of projects, and sees that each answer is paid before it is told."""
+    """Answers queries of projects. Each answer is paid before it is sent."""
 
     def __init__(self, ledger: Ledger, voters: Voters, metrics: Metrics, max_batch: int) -> None:
         self._ledger = ledger
@@ -105,9 +105,9 @@ class Labeling:
         probabilities: np.ndarray | None = None,
         key: str | None = None,
     ) -> Ask:
-        """Check one request: inputs `[B, …]`, with probabilities `[B, m]` where they are needed.
+        """Check one request: inputs `[B, …]`, and probabilities `[B, m]` if they are needed.
 
-        `key` is its idempotency key. Raises a `TerrineError` that concerns it alone.
+        `key` is its idempotency key. Raises a `TerrineError` that concerns this request only.
         """
         project = self._ledger.remembered(project_name)
         info, mechanism = project.ensemble.info, mechanism_of(project)
@@ -131,10 +131,10 @@ class Labeling:
         )
 
     def answer(self, project_name: str, asks: Sequence[Ask]) -> list[Receipt | TerrineError]:
-        """Answer a group of requests, no two with the same key: by one vote and one commit.
+        """Answer a group of requests, no two with the same key, with one vote and one commit.
 
-        Each gets its receipt, or the refusal that concerns it alone. Raises a `TerrineError` when
-        nothing was answered; then nothing was charged, unless the database died while it committed.
+        Each gets its receipt, or a refusal that concerns it alone. Raises a `TerrineError` if
+        nothing was answered; then nothing was charged, unless the database died during the commit.
         """
         told: dict[int, Receipt | TerrineError] = {}
         waiting = list(range(len(asks)))
@@ -156,8 +156,8 @@ class Labeling:
                 _proposal(digest, drawn.get(index)) for index, digest in enumerate(digests)
             )
             batches = [Batch(list(islice(proposals, len(ask))), ask.key) for ask in group]
-            # Where another request came first, what was drawn is thrown away untold. More is on
-            # record then, so this ends.
+            # If another request came first, the draws are discarded unsent. More is recorded
+            # then, so this loop ends.
             with self._metrics.stage("charge"), suppress(Overtaken):
                 paid = self._ledger.charge_group(project.id, batches, record)
                 told |= zip(waiting, paid, strict=True)
@@ -166,14 +166,16 @@ class Labeling:
         return [told[index] for index in range(len(asks))]
 
     def _check(self, project: ProjectRecord, asks: Sequence[Ask]) -> None:
-        """Raise what concerns all requests of a group."""
+        """Raise the errors that concern all requests of a group."""
         check_active(project)
         self._voters.check(project.ensemble)
         if any(ask.genesis != project.genesis for ask in asks):
-            raise DatabaseUnavailable("The ledger was exchanged for another one. Ask again.")
+            raise DatabaseUnavailable(
+                "The ledger was replaced by another one. Send the request again."
+            )
 
     def _count(self, told: Iterable[Receipt | TerrineError]) -> None:
-        """Count what is about to be told: outcomes, which are public, and nothing behind them."""
+        """Count the outcomes that are about to be sent; they are public."""
         results = chain.from_iterable(r.results for r in told if isinstance(r, Receipt))
         for (outcome, replayed), times in Counter(
             (result.outcome, result.replayed) for result in results
@@ -183,7 +185,7 @@ class Labeling:
     def _drawn(
         self, project: ProjectRecord, asks: Sequence[Ask], chosen: Sequence[int]
     ) -> dict[int, Draw]:
-        """Vote on the chosen queries of a group, and release what the mechanism lets out."""
+        """Vote on the chosen queries of a group, and draw the mechanism's releases."""
         if not chosen:
             return {}
         mechanism = mechanism_of(project)
@@ -212,7 +214,7 @@ class Labeling:
     ) -> list[int]:
         """Return the first new queries, up to where the budget ends even at the lowest prices.
 
-        Inputs are counted, not queries: once an input is answered, it is free with any baseline.
+        Inputs are counted, not queries: an answered input is free with any baseline.
         """
         most = possible(project.terms, project.account)
         chosen: list[int] = []
@@ -235,7 +237,7 @@ def _proposal(digest: QueryDigest, draw: Draw | None) -> Proposal:
 
 
 def _rows(arrays: Sequence[np.ndarray | None], chosen: Sequence[int]) -> np.ndarray | None:
-    """Rows of arrays that every request of a project has, or none."""
+    """Return rows of arrays that either all requests of a project have, or none."""
     given = [array for array in arrays if array is not None]
     return np.concatenate(given)[chosen] if given else None
 
@@ -243,9 +245,9 @@ def _rows(arrays: Sequence[np.ndarray | None], chosen: Sequence[int]) -> np.ndar
 def possible(terms: Terms, account: Account) -> float:
     """Return how many new queries the gate could admit if each had its cheapest outcome.
 
-    The gate asks that the dearest outcome fits before each query, so the last one needs that much
-    room and the others as little as the cheapest. A figure that is still to be published may free
-    any amount. All that is known here is public.
+    The gate requires room for the dearest outcome before each query, so the last query needs that
+    much and the others may need as little as the cheapest. A figure still to be published may free
+    any amount. Everything used here is public.
     """
     prices = terms.prices.values()
     if not terms.admits(account):

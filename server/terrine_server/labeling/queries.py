@@ -1,7 +1,7 @@
-"""Canonical queries: what an ensemble takes, checked and identified.
+"""Canonical queries: checked, converted and identified by digests.
 
-Two queries are the same query exactly when their digests are equal, whatever encoding, byte order
-or number type they arrived in.
+Two queries are the same exactly if their digests are equal, whatever encoding, byte order or number
+type they were sent in.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from terrine_server.privacy.mechanisms.interactive_gnmax import ROW_SUM_TOLERANC
 
 
 def canonical_inputs(inputs: np.ndarray, spec: InputSpec, max_batch: int) -> np.ndarray:
-    """Check inputs against the manifest; return them `[B, *shape]`, C order, manifest's dtype.
+    """Check inputs against `spec`; return them as `[B, *shape]`, in C order and its dtype.
 
     Conversions that would change a value beyond its float32 rounding are refused.
     Raises `InvalidQuery` or `PayloadTooLarge`.
@@ -25,14 +25,13 @@ def canonical_inputs(inputs: np.ndarray, spec: InputSpec, max_batch: int) -> np.
     expected = ", ".join(["B", *map(str, spec.shape)])
     if inputs.ndim == 0 or list(inputs.shape[1:]) != spec.shape:
         raise InvalidQuery(
-            f"Inputs of shape [{expected}] are expected; these have shape {list(inputs.shape)}."
+            f"Expected inputs of shape [{expected}]; these have shape {list(inputs.shape)}."
         )
     if len(inputs) == 0:
-        raise InvalidQuery("The batch is empty; at least one query is expected.")
+        raise InvalidQuery("The batch is empty; expected at least one query.")
     if len(inputs) > max_batch:
         raise PayloadTooLarge(
-            f"The batch holds {len(inputs)} queries; at most {max_batch} are taken at a time. "
-            "Split it.",
+            f"The batch has {len(inputs)} queries; at most {max_batch} are allowed. Split it.",
             limit=max_batch,
         )
     if inputs.dtype.kind == "f" and not np.isfinite(inputs).all():
@@ -44,9 +43,9 @@ def canonical_inputs(inputs: np.ndarray, spec: InputSpec, max_batch: int) -> np.
         return np.ascontiguousarray(inputs, dtype=np.uint8)
     with np.errstate(over="ignore"):
         converted = np.ascontiguousarray(inputs, dtype=np.dtype("<f4"))
-    # Compared as float32, so that a float32 0.1 is not above a limit of 0.1.
+    # Compared as float32, so that 0.1 in float32 does not exceed a limit of 0.1.
     _check_range(converted, np.float32(spec.low), np.float32(spec.high))
-    return converted + np.float32(0)  # -0.0 and 0.0 are one number, hence one query
+    return converted + np.float32(0)  # -0.0 becomes 0.0: one number, one query
 
 
 def _check_range(inputs: np.ndarray, low: float | np.float32, high: float | np.float32) -> None:
@@ -57,25 +56,24 @@ def _check_range(inputs: np.ndarray, low: float | np.float32, high: float | np.f
 def check_probabilities(
     probabilities: np.ndarray | None, needed: bool, batch: int, classes: int
 ) -> np.ndarray | None:
-    """Check a student's probabilities; return them float64 `[B, m]`, or None where none are due.
+    """Check a student's probabilities; return them as float64 `[B, m]`, or None if not needed.
 
-    Rows must sum to 1 within `ROW_SUM_TOLERANCE`. A certainty that rounding took above 1, as
-    float32 softmax does, counts as 1; nothing else is changed.
+    Rows must sum to 1 within `ROW_SUM_TOLERANCE`. Values that rounding put above 1, as float32
+    softmax does, become 1; nothing else is changed.
     """
     if not needed:
         if probabilities is not None:
             raise InvalidQuery(
-                "This project takes no probabilities; only interactive_gnmax does. Leave them out."
+                "This project takes no probabilities; only interactive_gnmax does. Omit them."
             )
         return None
     if probabilities is None:
         raise InvalidQuery(
-            f"interactive_gnmax needs `probabilities` of shape [{batch}, {classes}] "
-            "beside the inputs."
+            f"interactive_gnmax also needs `probabilities` of shape [{batch}, {classes}]."
         )
     if probabilities.shape != (batch, classes):
         raise InvalidQuery(
-            f"Probabilities of shape [{batch}, {classes}] are expected; "
+            f"Expected probabilities of shape [{batch}, {classes}]; "
             f"these have shape {list(probabilities.shape)}."
         )
     checked = np.ascontiguousarray(probabilities, dtype=np.float64)
@@ -98,7 +96,7 @@ def input_digests(inputs: np.ndarray, manifest_sha256: str) -> list[bytes]:
 
 
 def query_digests(inputs: list[bytes], baselines: np.ndarray | None) -> list[bytes]:
-    """Return the SHA-256 of each query: its input and, for Interactive, its integer baseline."""
+    """Return the SHA-256 of each query: its input and, for interactive_gnmax, its baseline."""
     common = hashlib.sha256(b"terrine query 1\0")
     if baselines is None:
         return [_digest(common, digest) for digest in inputs]
@@ -109,7 +107,7 @@ def query_digests(inputs: list[bytes], baselines: np.ndarray | None) -> list[byt
 
 
 def batch_digest(queries: list[bytes]) -> bytes:
-    """Return the SHA-256 of a whole request: what its idempotency key stands for."""
+    """Return the SHA-256 of all queries of a request, to which its idempotency key is bound."""
     return hashlib.sha256(b"terrine batch 1\0" + b"".join(queries)).digest()
 
 

@@ -1,9 +1,9 @@
-"""Requests wait here, a line for each project, and are answered in groups.
+"""Queues of requests, one per project, answered in groups.
 
-While one group of a project votes and pays, the next one gathers: what waits is taken together, so
-that it shares one vote of the teachers and one commit, and nothing ever waits for company. Groups
-are bounded; so are the lines, beyond which requests are refused at once. Projects take turns: a
-group at a time, in the order in which they began to wait.
+While one group of a project is voted on and charged, the next one collects in the queue. The
+requests of a group share one vote of the teachers and one commit; no request waits just to fill a
+group. Groups are limited in size, and so are queues: beyond that, requests are refused at once.
+Projects take turns, one group at a time, in the order in which they started to wait.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from terrine_server.errors import Overloaded
 from terrine_server.metrics import Metrics
 
 GROUP_QUERIES = 1024
-"""A group takes requests until it holds so many queries."""
+"""Maximum queries in a group, unless a single request has more."""
 GROUPS = 2
-"""Of one project, at a time: one votes while the other is being paid for."""
+"""Groups of one project at a time: one is voted on while the other is charged."""
 THREADS = 16
-"""Groups of all projects at a time."""
+"""Groups of all projects together at a time."""
 
 
 class Request(Protocol):
-    """What a group is made of."""
+    """One request in the queue."""
 
     def __len__(self) -> int:
         """Number of queries."""
 
     @property
     def name(self) -> str | None:
-        """Its idempotency key: two of the same are never in one group."""
+        """Its idempotency key; a group never has two requests with the same key."""
 
 
 R = TypeVar("R", bound=Request)
@@ -45,7 +45,7 @@ T = TypeVar("T")
 @dataclass
 class _Waiting(Generic[R, T]):
     request: R
-    told: asyncio.Future[T]
+    answer: asyncio.Future[T]
 
 
 @dataclass
@@ -56,10 +56,10 @@ class _Line(Generic[R, T]):
 
 
 class Queue(Generic[R, T]):
-    """Lines of requests in front of `answer`, which answers a group of one project in a thread.
+    """Queues requests for `answer`, which answers a group of one project in a thread.
 
-    `answer` returns for each request its answer, or the exception that concerns it alone; what it
-    raises concerns the whole group. Belongs to one event loop.
+    `answer` returns for each request its answer, or an exception that concerns it alone. An
+    exception that it raises concerns the whole group. Belongs to one event loop.
     """
 
     def __init__(
@@ -76,20 +76,20 @@ class Queue(Generic[R, T]):
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def ask(self, project: str, request: R) -> T:
-        """Return the answer. Raises `Overloaded` where too much waits already.
+        """Return the answer. Raises `Overloaded` if too many queries are waiting.
 
-        A request whose asker goes away while it waits is dropped, unasked and unpaid.
+        If the client disconnects while its request waits, the request is dropped and not charged.
         """
         line = self._lines.setdefault(project, _Line())
         if line.waiting and line.queries + len(request) > self._most_waiting:
             raise Overloaded("Too many queries of this project are waiting. Nothing was charged.")
-        told: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        waiting = _Waiting(request, told)
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        waiting = _Waiting(request, answer)
         line.waiting.append(waiting)
         self._count(line, len(request))
         self._start(project, line)
         try:
-            return await told
+            return await answer
         except asyncio.CancelledError:
             if waiting in line.waiting:
                 line.waiting.remove(waiting)
@@ -108,7 +108,7 @@ class Queue(Generic[R, T]):
             async with self._threads:  # first come, first served
                 group = self._take(line)
                 if group:
-                    await self._tell(project, group)
+                    await self._answer_group(project, group)
         finally:
             line.groups -= 1
             self._start(project, line)
@@ -130,7 +130,7 @@ class Queue(Generic[R, T]):
         self._count(line, -queries)
         return group
 
-    async def _tell(self, project: str, group: Sequence[_Waiting[R, T]]) -> None:
+    async def _answer_group(self, project: str, group: Sequence[_Waiting[R, T]]) -> None:
         self._metrics.groups.observe(len(group))
         requests = [waiting.request for waiting in group]
         answers: Sequence[T | Exception]
@@ -138,15 +138,15 @@ class Queue(Generic[R, T]):
             answers = await to_thread.run_sync(
                 self._answer, project, requests, limiter=CapacityLimiter(1)
             )
-        except Exception as error:  # whatever it is: nobody in the group may wait for ever
+        except Exception as error:  # of any kind: no request of the group may wait for ever
             answers = [error] * len(group)
         for waiting, answer in zip(group, answers, strict=True):
-            if waiting.told.done():
-                continue  # its asker went away; what was paid is found again by asking again
+            if waiting.answer.done():
+                continue  # the client disconnected; a retry replays what was paid
             if isinstance(answer, Exception):
-                waiting.told.set_exception(answer)
+                waiting.answer.set_exception(answer)
             else:
-                waiting.told.set_result(answer)
+                waiting.answer.set_result(answer)
 
     def _count(self, line: _Line[R, T], queries: int) -> None:
         line.queries += queries

@@ -1,4 +1,4 @@
-"""Where votes are cast: what the pipeline asks of it, and what it checks of every count."""
+"""The interface for casting votes, and the check of every vote count."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from terrine_server.ledger import EnsembleRecord
 
 
 class Voters(Protocol):
-    """Turns batches of inputs into the vote counts of registered ensembles. Safe between threads.
+    """Turns batches of inputs into the vote counts of registered ensembles. Thread-safe.
 
-    To add one: a class of its own with these methods, named in `app.create_app`.
+    To add one, write a class with these methods and use it in `app.create_app`.
     """
 
     def check(self, record: EnsembleRecord) -> None:
-        """Raise `EnsembleUnavailable` unless the ensemble that was registered can vote now."""
+        """Raise `EnsembleUnavailable` unless the registered ensemble can vote now."""
 
     def available(self, record: EnsembleRecord) -> bool:
         """Whether `check` passes."""
@@ -30,10 +30,10 @@ class Voters(Protocol):
 
 
 def checked_votes(voters: Voters, record: EnsembleRecord, inputs: np.ndarray) -> np.ndarray:
-    """Return the vote counts for canonical inputs `[B, …]`, int64 `[B, m]`, each row a full tally.
+    """Return the vote counts for canonical inputs `[B, …]`: int64 `[B, m]`, checked.
 
-    Raises `EnsembleUnavailable`, also for counts that cannot be an honest tally: every price rests
-    on one vote per teacher.
+    Raises `EnsembleUnavailable`, also if a row is not one vote per teacher: every price rests on
+    that.
     """
     counts = voters.votes(record, inputs)
     teachers, classes = record.info["teachers"], len(record.info["classes"])

@@ -1,4 +1,4 @@
-"""What a data owner does, for the HTTP routes and the command line alike."""
+"""The data owner's operations, for both the HTTP routes and the command line."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from terrine_server.settings import Settings
 
 
 def open_ledger(settings: Settings) -> Ledger:
-    """Return the ledger that the settings name. Nothing is connected to before its first use."""
+    """Return the ledger that the settings name. It connects on first use."""
     return Ledger(connect(settings.database, settings.database_password()))
 
 
 def open_project(ledger: Ledger, request: ProjectOpen) -> ProjectRecord:
-    """Price a project and carve its budget out of its ensemble's cap.
+    """Price a project and reserve its budget under its ensemble's cap.
 
     Raises `InvalidTerms`, `NotFound` (ensemble), `Conflict` (name taken) or `CapExceeded`.
     """
@@ -50,8 +50,8 @@ def open_project(ledger: Ledger, request: ProjectOpen) -> ProjectRecord:
         raise InvalidTerms(str(error)) from error
     if terms.guarantee == "claimed" and not request.acknowledge_claimed:
         raise InvalidTerms(
-            "This price is the one its paper claims; it does not hold for every data set. "
-            "Set acknowledge_claimed (--acknowledge-claimed) to open the project all the same, "
+            "This price is the one its paper claims, and it does not hold for every data set. "
+            "Set acknowledge_claimed (--acknowledge-claimed) to open the project anyway, "
             'or choose pricing "honest".'
         )
     return ledger.open_project(request.name, request.ensemble, spec, terms)
@@ -60,17 +60,17 @@ def open_project(ledger: Ledger, request: ProjectOpen) -> ProjectRecord:
 def _publishing(
     request: ProjectOpen, spec: Mapping[str, object], mechanism: Mechanism, ensemble: EnsembleRecord
 ) -> tuple[BoundRelease, Sequence[int]] | None:
-    """Choose how a data-dependent project publishes, or check what was asked for.
+    """Choose how a data-dependent project publishes, or check what was requested.
 
-    From the expected consensus alone: no vote is looked at.
+    Uses the expected consensus only: no vote is looked at.
     """
     if request.accounting == "worst_case":
         return None
     check_publishable(mechanism)
     if ensemble.rdp_order is None:
         raise ParameterError(
-            f"The cap of the ensemble {ensemble.name} adds up in {ensemble.rule}, where no "
-            "published figure counts. data_dependent needs an ensemble that was registered with "
+            f"The cap of the ensemble {ensemble.name} adds up in {ensemble.rule}, where "
+            "published figures do not count. data_dependent needs an ensemble registered with "
             '`terrine ensemble register --order ORDER`. Use accounting "worst_case" on this one.'
         )
     votes = Votes.synthetic(
@@ -79,10 +79,11 @@ def _publishing(
         teachers=ensemble.info["teachers"],
         classes=len(ensemble.info["classes"]),
     )
-    given, asked = None, request.publishing
-    if asked is not None:
-        z = publication_z(request.delta, len(asked.schedule))
-        given = BoundRelease(ensemble.rdp_order, asked.beta, asked.sigma, z), asked.schedule
+    given, requested = None, request.publishing
+    if requested is not None:
+        z = publication_z(request.delta, len(requested.schedule))
+        release = BoundRelease(ensemble.rdp_order, requested.beta, requested.sigma, z)
+        given = release, requested.schedule
     return propose(
         spec,
         votes,
@@ -101,9 +102,9 @@ def register_ensemble(
     delta: float,
     order: float | None = None,
 ) -> EnsembleRecord:
-    """Enter a verified ensemble of the data directory in the ledger, with its cap.
+    """Verify an ensemble of the data directory and record it in the ledger, with its cap.
 
-    `order`: the Rényi order of the cap, which data-dependent projects need.
+    `order`: the Rényi order of the cap; data-dependent projects need one.
 
     Raises `StoreError` (its files), `InvalidTerms` (the name or the cap) or `Conflict`
     (registered before).

@@ -1,7 +1,7 @@
-"""Bearer tokens: 256 random bits, shown once, remembered as a keyed hash.
+"""Bearer tokens: 256 random bits, shown once, stored as a keyed hash.
 
-A token reads `terrine_<id>_<secret>`. The id finds it in the database; its HMAC-SHA256 under the
-server's secret key proves it. Without that key, a copy of the database opens nothing.
+A token has the form `terrine_<id>_<secret>`. The id finds it in the database; its HMAC-SHA256 under
+the server's secret key proves it. Without that key, a copy of the database gives no access.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class SecretKeyError(Exception):
 
 @dataclass(frozen=True)
 class Principal:
-    """Who asks: a token's id, what it may do, and the one project that a student's token covers."""
+    """The caller: the token's id, its role and, for a student, its one project."""
 
     token_id: str
     role: Role
@@ -37,14 +37,14 @@ class Principal:
 
 
 class Tokens:
-    """Makes tokens and recognises them."""
+    """Creates and authenticates tokens."""
 
     def __init__(self, ledger: Ledger, key: bytes) -> None:
         self._ledger = ledger
         self._key = key
 
     def create(self, request: TokenCreate) -> TokenCreated:
-        """Make a token. The reply is the only place where it ever appears."""
+        """Create a token. Only this response ever contains it."""
         token_id = secrets.token_hex(8)
         token = f"terrine_{token_id}_{secrets.token_hex(32)}"
         record = self._ledger.create_token(
@@ -66,11 +66,11 @@ class Tokens:
         )
 
     def authenticate(self, token: str) -> Principal:
-        """Return whose token this is. Raises `Unauthorized` when it is not valid now."""
+        """Return the token's principal. Raises `Unauthorized` when the token is not valid now."""
         match = TOKEN.fullmatch(token)
         record = self._ledger.find_token(match[1]) if match else None
         if record is None or not hmac.compare_digest(record.hash, self._hash(token)):
-            raise Unauthorized("The bearer token is not known here. Ask the data owner for one.")
+            raise Unauthorized("The bearer token is unknown. Ask the data owner for one.")
         if record.revoked_at is not None:
             raise Unauthorized("This token was revoked. Ask the data owner for a new one.")
         if record.expires_at <= datetime.now(UTC):
@@ -85,7 +85,7 @@ class Tokens:
 
 
 def load_secret_key(path: Path) -> bytes:
-    """Read the secret key. Raises `SecretKeyError` with what to do."""
+    """Read the secret key. Raises `SecretKeyError`, which says what to do."""
     try:
         key = path.read_bytes().strip()
     except OSError as error:
@@ -101,9 +101,9 @@ def load_secret_key(path: Path) -> bytes:
 
 
 def make_secret_key(path: Path) -> bool:
-    """Write a new secret key that only its owner may read; return False when there is one.
+    """Write a new secret key that only its owner may read; return False if one exists.
 
-    It appears under its name when it is whole and on disk: half a key would be kept from then on.
+    The file gets its name only once it is complete and on disk: half a key would be kept for good.
     """
     if path.exists():
         return False

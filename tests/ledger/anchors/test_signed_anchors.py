@@ -130,7 +130,7 @@ def test_the_commands_from_anchor_to_finding(
     assert "newer: whole" in verified.output
     resumed = terrine("verify", "study", *trusted, "--resume")
     assert resumed.exit_code == 0
-    assert "7 charges, the first 6 by the anchor's word" in resumed.output
+    assert "7 charges, the first 6 trusted to the anchor" in resumed.output
     with unguarded(database_url) as connection:
         cut(connection, 4)
     for arguments in ((), ("study",), ("study", "--resume")):
