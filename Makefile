@@ -11,7 +11,7 @@ INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo serve test test-fast torture lint bench secrets docker clean
+.PHONY: help venv demo serve test test-fast torture mutants lint bench secrets docker clean
 
 help: ## Show this help
 	@echo "Terrine: private teachers vote, students learn, the ledger keeps count."
@@ -49,6 +49,10 @@ test-fast: venv ## Run the tests that take less than ten seconds each
 
 torture: venv ## Kill servers and databases 1,000 times under load, then audit (ARGS="--seed N")
 	$(BIN)/pytest tests/torture --kills 1000 $(ARGS)
+
+mutants: venv ## Alter the privacy and charging code, one place at a time: hours (ARGS="NAME.*": some)
+	$(BIN)/pip install --quiet --editable '.[mutants]'
+	$(BIN)/python tests/mutants/run.py $(ARGS)
 
 lint: venv ## Check style (ruff), types (mypy) and directions (import-linter)
 	@failed=0; for check in "ruff check" "ruff format --check" mypy lint-imports; do \

@@ -7,16 +7,16 @@ field for vote counts.
 """
 
 from terrine_protocol.base import (
-    DeltaSplit,
+    DeltaSplitInfo,
     Guarantee,
     Name,
     Opening,
     Outcome,
-    Price,
+    PriceInfo,
     ProjectStatus,
     Reply,
     Role,
-    Rule,
+    RuleInfo,
     Wire,
 )
 from terrine_protocol.labeling import (
@@ -26,7 +26,7 @@ from terrine_protocol.labeling import (
     LabelRequest,
     LabelResponse,
     LabelResult,
-    Published,
+    PublicationInfo,
 )
 from terrine_protocol.ledger import BudgetPage, Charge, LedgerPage, Verification
 from terrine_protocol.mechanisms import (
@@ -52,7 +52,7 @@ from terrine_protocol.projects import (
     ProjectOpen,
     ProjectPage,
     ProjectUpdate,
-    Publishing,
+    PublishingRequest,
     PublishingTerms,
     SecretSpend,
 )
@@ -65,7 +65,7 @@ __all__ = [
     "Charge",
     "ConfidentGNMaxSpec",
     "ConsensusLevel",
-    "DeltaSplit",
+    "DeltaSplitInfo",
     "EnsembleAccount",
     "EnsembleInfo",
     "Estimate",
@@ -85,7 +85,7 @@ __all__ = [
     "Name",
     "Opening",
     "Outcome",
-    "Price",
+    "PriceInfo",
     "Problem",
     "ProblemType",
     "ProjectInfo",
@@ -93,12 +93,12 @@ __all__ = [
     "ProjectPage",
     "ProjectStatus",
     "ProjectUpdate",
-    "Published",
-    "Publishing",
+    "PublicationInfo",
+    "PublishingRequest",
     "PublishingTerms",
     "Reply",
     "Role",
-    "Rule",
+    "RuleInfo",
     "SecretSpend",
     "Sigma",
     "StableSVTSpec",

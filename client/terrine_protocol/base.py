@@ -68,7 +68,7 @@ class Role(StrEnum):
     ADMIN = "admin"
 
 
-class Rule(Reply):
+class RuleInfo(Reply):
     """How the costs of a project add up; fixed when it is opened."""
 
     name: Annotated[
@@ -78,7 +78,7 @@ class Rule(Reply):
     order: Annotated[float | None, Field(description="Rényi order, for the rdp rule.")] = None
 
 
-class DeltaSplit(Reply):
+class DeltaSplitInfo(Reply):
     """How a project's δ is divided; the four parts add up to at most δ."""
 
     conversion: float
@@ -87,7 +87,7 @@ class DeltaSplit(Reply):
     sampler: float
 
 
-class Price(Reply):
+class PriceInfo(Reply):
     """What one outcome debits, in the project's integer units."""
 
     cost: Annotated[int, Field(ge=0, description="Units of 1e-12 of the rule's quantity.")]
@@ -95,7 +95,7 @@ class Price(Reply):
 
 
 Opening = Annotated[
-    Price | None,
+    PriceInfo | None,
     Field(
         description="For stable_svt: what the first query of an epoch pays besides its own price. "
         "An epoch ends with its request, with an abstention or with its last answer."

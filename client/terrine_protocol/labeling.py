@@ -11,10 +11,10 @@ from terrine_protocol.base import (
     Name,
     Opening,
     Outcome,
-    Price,
+    PriceInfo,
     ProjectStatus,
     Reply,
-    Rule,
+    RuleInfo,
     Wire,
 )
 
@@ -45,7 +45,7 @@ class LabelResult(Reply):
     ] = False
 
 
-class Published(Reply):
+class PublicationInfo(Reply):
     """A published bound on the cost of a data-dependent project's queries."""
 
     charge: Annotated[int, Field(description="Number of its ledger entry.")]
@@ -61,7 +61,7 @@ class Budget(Reply):
     guarantee: Guarantee
     epsilon: float
     delta: float
-    rule: Rule
+    rule: RuleInfo
     budget: Annotated[int, Field(description="The most that may be spent, in units of 1e-12.")]
     spent: int
     delta_budget: Annotated[int, Field(description="Additive δ to spend, in units of 1e-18.")]
@@ -71,7 +71,7 @@ class Budget(Reply):
         Field(description="ε of the spend so far, at the same δ. Informational."),
     ]
     charges: Annotated[int, Field(ge=0, description="Ledger entries so far.")]
-    publications: list[Published] = Field(
+    publications: list[PublicationInfo] = Field(
         default=[],
         description="For data_dependent: the bounds that replace their queries' worst case.",
     )
@@ -104,6 +104,6 @@ class Estimate(Reply):
     epsilon_after: Annotated[
         float, Field(description="ε spent after them, at the worst-case price. Informational.")
     ]
-    prices: dict[Outcome, Price]
+    prices: dict[Outcome, PriceInfo]
     opening: Opening = None
     budget: Budget

@@ -8,15 +8,15 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from terrine_protocol.base import (
-    DeltaSplit,
+    DeltaSplitInfo,
     Guarantee,
     Name,
     Opening,
     Outcome,
-    Price,
+    PriceInfo,
     ProjectStatus,
     Reply,
-    Rule,
+    RuleInfo,
     Wire,
 )
 from terrine_protocol.mechanisms import MechanismSpec
@@ -52,7 +52,7 @@ class EnsembleAccount(EnsembleInfo):
     ]
     epsilon: float
     delta: float
-    rule: Annotated[Rule, Field(description="How the costs of its projects add up.")]
+    rule: Annotated[RuleInfo, Field(description="How the costs of its projects add up.")]
     cap: Annotated[int, Field(description="Units of 1e-12 of the rule's quantity.")]
     reserved: int
     delta_cap: Annotated[int, Field(description="Additive δ, in units of 1e-18.")]
@@ -69,7 +69,7 @@ class ConsensusLevel(Wire):
     share: Annotated[float, Field(gt=0, le=1e9, description="Weight among the queries.")] = 1.0
 
 
-class Publishing(Wire):
+class PublishingRequest(Wire):
     """How a data-dependent project publishes bounds on its spend; see docs/privacy."""
 
     beta: Annotated[float, Field(gt=0, lt=10, description="Smoothing rate.")]
@@ -88,7 +88,7 @@ class PublishingTerms(Reply):
     sigma: float
     z: Annotated[float, Field(description="Standard deviations by which figures are raised.")]
     schedule: list[int]
-    price: Price
+    price: PriceInfo
 
 
 class SecretSpend(Reply):
@@ -126,7 +126,7 @@ class ProjectOpen(Wire):
         Field(min_length=1, max_length=100, description="What data_dependent is planned for."),
     ] = None
     publishing: Annotated[
-        Publishing | None,
+        PublishingRequest | None,
         Field(description="For data_dependent; by default what suits the consensus."),
     ] = None
 
@@ -154,9 +154,9 @@ class ProjectInfo(Reply):
     mechanism: MechanismSpec
     epsilon: float
     delta: float
-    delta_split: DeltaSplit
-    rule: Rule
-    prices: dict[Outcome, Price]
+    delta_split: DeltaSplitInfo
+    rule: RuleInfo
+    prices: dict[Outcome, PriceInfo]
     opening: Opening = None
     publishing: Annotated[PublishingTerms | None, Field(description="For data_dependent.")] = None
     opened_at: datetime

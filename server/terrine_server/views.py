@@ -19,7 +19,7 @@ from terrine_protocol import (
     Estimate,
     Outcome,
     ProjectInfo,
-    Published,
+    PublicationInfo,
     PublishingTerms,
     SecretSpend,
     TokenInfo,
@@ -80,7 +80,8 @@ def budget(project: ledger.ProjectRecord) -> Budget:
         epsilon_spent=terms.epsilon_spent(project.spent),
         charges=project.charges,
         publications=[
-            Published(charge=p.seq, queries=p.queries, figure=p.figure) for p in project.published
+            PublicationInfo(charge=p.seq, queries=p.queries, figure=p.figure)
+            for p in project.published
         ],
         affordable=project.affordable,
     )

@@ -18,7 +18,7 @@ from serving import until
 from wire import Reply, Wire, label, request
 
 from terrine_server.api import students
-from terrine_server.api.decoding import Decoded
+from terrine_server.api.decoding import Decoded, decode
 
 SECONDS = 1
 """What the impatient server gives a head, and a body."""
@@ -462,7 +462,7 @@ def test_a_crowd_of_bombs_holds_nobody_and_costs_nothing(
 
     Here none is done with before somebody else has been answered.
     """
-    limit, bombs, unpack = 4 << 20, 60, students.decode
+    limit, bombs, unpack = 4 << 20, 60, decode
     begun, answered = Event(), Event()
 
     def unpack_for_long(kind: str, body: bytes, most: int) -> Decoded:
