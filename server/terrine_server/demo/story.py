@@ -221,8 +221,7 @@ class Demo:
         m = self.material
         self._say(
             "For comparison: the same network on the true labels of all public images; and "
-            f"{FOLDS} students, each trained without a fifth of the test images, to test on all of "
-            "them."
+            f"{FOLDS} students, each trained without a fifth of the test images and tested on it."
         )
         supervised = replace(m.training, method="supervised")
         halt = threading.Event()
