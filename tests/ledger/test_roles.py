@@ -17,6 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from terrine_protocol import ProjectStatus, Role
 from terrine_server.doctor.database import rights
 from terrine_server.ledger import Ledger, check_schema, connect
+from terrine_server.ledger.store.guards import missing_guards
 from terrine_server.ledger.store.roles import grant
 
 pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -53,6 +54,7 @@ def test_the_service_needs_no_more_rights_than_it_is_given(
     open_ledger(database_url)
     grant(connect(database_url), role_of(service))
     check_schema(restricted)
+    assert missing_guards(restricted) == []
     ledger = Ledger(restricted)
     register(ledger, "second")
     project = open_project(ledger, 10, CONFIDENT, ensemble="second")

@@ -204,6 +204,16 @@ def test_altered_missing_replaced_and_unregistered_ensembles_are_found(
     assert "a different ensemble" in found
 
 
+def test_a_dropped_trigger_is_found(served_machine: Machine) -> None:
+    on = "" if served_machine.database_url.startswith("sqlite") else " ON charges"
+    with connect(served_machine.database_url).begin() as connection:
+        connection.execute(text(f"DROP TRIGGER charges_no_update{on}"))
+    ((check, state, found, mend),) = served_machine.wrong()
+    assert (check, state) == ("schema", "problem")
+    assert "charges_no_update" in found
+    assert "backup" in mend
+
+
 @pytest.mark.parametrize(
     "forgery",
     [

@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Engine, text
 from terrine_server.doctor.files import disk, private
 from terrine_server.doctor.finding import Finding, State
 from terrine_server.ledger.store.database import reading, sqlite_path
+from terrine_server.ledger.store.guards import missing_guards
 from terrine_server.ledger.store.roles import missing, over_history
 
 OLDEST_POSTGRESQL = 14
@@ -57,6 +58,17 @@ def rights(engine: Engine) -> Iterator[Finding]:
     else:
         found = f"The account {account} may add charges, but not change them."
         yield Finding("rights", State.OK, found)
+
+
+def schema(engine: Engine) -> Iterator[Finding]:
+    """Check that the tables and all that guards them are there."""
+    missing = missing_guards(engine)
+    for part in missing:
+        found = f"The database lacks {part}, or it was altered or disabled."
+        mend = "Restore the database from a backup, then run terrine ledger verify all"
+        yield Finding("schema", State.PROBLEM, found, mend)
+    if not missing:
+        yield Finding("schema", State.OK, "Tables, constraints and triggers are this Terrine's.")
 
 
 def _sqlite(engine: Engine, path: Path) -> Iterator[Finding]:

@@ -28,7 +28,6 @@ def upgrade(engine: Engine) -> None:
     if path is not None:
         _create_file(path)
         use_write_ahead_log(engine)
-    config = _config()
     with writing(engine) as connection:
         if path is None:
             connection.execute(
@@ -36,8 +35,14 @@ def upgrade(engine: Engine) -> None:
             )
         if _state(connection) == "newer":
             raise _newer()
-        config.attributes["connection"] = connection
-        command.upgrade(config, "head")
+        migrate(connection)
+
+
+def migrate(connection: Connection) -> None:
+    """Run the migrations that a database lacks, in the connection's transaction."""
+    config = _config()
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
 
 
 def check_schema(engine: Engine) -> None:
