@@ -182,7 +182,7 @@ def test_a_project_that_the_anchors_leave_out_is_not_passed_over(
     open_project(ledger, 3, name="newer")
     result = terrine("verify", "newer", "--anchor", file)
     assert isinstance(result.exception, CommandError)
-    assert "none of the project newer" in str(result.exception)
+    assert "no anchor of project newer" in str(result.exception)
 
 
 @ONE_DATABASE
