@@ -147,7 +147,7 @@ def check_counts(counts: Sequence[int]) -> None:
     for count in counts:
         integer("a count of the schedule", count, 1, 10**15, "it counts paid queries")
     if any(later <= earlier for earlier, later in pairwise(counts)):
-        raise ParameterError("Each count of a schedule must be larger than the one before.")
+        raise ParameterError("The counts of a schedule must grow: each must exceed the one before.")
 
 
 def cap(epsilon: float, delta: float, order: float | None = None) -> Cap:
