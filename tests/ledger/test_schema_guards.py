@@ -83,13 +83,15 @@ def test_each_guard_of_postgresql_is_missed(engine: Engine) -> None:
     assert lacking(engine, "DROP TRIGGER charges_no_update ON charges") == [
         "the trigger charges_no_update"
     ]
-    name_of = engine.dialect.identifier_preparer.format_constraint  # type: ignore[attr-defined]
+    format_name = engine.dialect.identifier_preparer.format_constraint
     missed = {"the trigger charges_no_update"}
     for table in reversed(metadata.sorted_tables):
         for index in table.indexes:
             missed.add(f"the index {index.name}")
             assert set(lacking(engine, f"DROP INDEX {index.name}")) == missed
-        for constraint in sorted(map(name_of, table.constraints), key=lambda n: n.startswith("pk")):
+        for constraint in sorted(
+            (str(format_name(c)) for c in table.constraints), key=lambda n: n.startswith("pk")
+        ):
             missed.add(f"the constraint {constraint}")
             with engine.begin() as connection:
                 connection.execute(text(f"ALTER TABLE {table.name} DROP CONSTRAINT {constraint}"))
