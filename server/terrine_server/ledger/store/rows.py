@@ -55,13 +55,15 @@ def select_ensembles() -> Select[Any]:
 
 
 _newest = charges.alias("newest")
-_of_project = _newest.c.project_id == projects.c.id
-_last_hash = (
-    select(_newest.c.hash)
-    .where(_of_project, _newest.c.seq == projects.c.charges)
+_last = [
+    select(column)
+    .where(_newest.c.project_id == projects.c.id)
+    .order_by(_newest.c.seq.desc())
+    .limit(1)
     .scalar_subquery()
-    .label("last_hash")
-)
+    .label(f"last_{column.name}")
+    for column in (_newest.c.seq, _newest.c.hash)
+]
 _before = charges.alias("before")
 _previous = (
     select(_before.c.hash)
@@ -69,18 +71,17 @@ _previous = (
     .scalar_subquery()
     .label("previous")
 )
-_beyond = exists().where(_of_project, _newest.c.seq > projects.c.charges).label("beyond")
 
 
 @cache  # making it takes longer than asking
 def select_projects() -> Select[Any]:
-    """All projects by name, each with its ensemble and the end of its charges.
+    """All projects by name, each with its ensemble and its last charge.
 
     Not for rows that are locked as they are read: after a wait, PostgreSQL reads the row anew and
     all else as it was before.
     """
     return (
-        select(projects, _last_hash, _beyond, *_ensemble_columns, _claimed)
+        select(projects, *_last, *_ensemble_columns, _claimed)
         # Outer: one whose ensemble is gone is not passed over, but cannot be read.
         .outerjoin(ensembles, projects.c.ensemble_id == ensembles.c.id)
         .order_by(projects.c.name)
@@ -167,8 +168,7 @@ def project_record(row: Row[Any]) -> ProjectRecord:
         if genesis(fields) != row.genesis:
             raise ValueError("the terms are not those that the project was opened with")
         check_account(project)
-    ends = [] if row.last_hash is None else [(row.charges, row.last_hash)]
-    check_end(project, [*ends, (0, b"beyond")] if row.beyond else ends)
+    check_end(project, [] if row.last_seq is None else [(row.last_seq, row.last_hash)])
     return project
 
 

@@ -1,0 +1,112 @@
+"""Guards against what should not happen: each of these tests fails without one of them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from books import EPOCHS, answered, digest, open_ledger, open_project, unguarded, unvoted
+from forging import rebuild, rows_of
+from sqlalchemy import Connection, select, update
+
+from terrine_server.errors import Overtaken
+from terrine_server.ledger import Batch, Ledger, QueryDigest, connect, rows
+from terrine_server.ledger.chain import canonical_json, genesis
+from terrine_server.ledger.tables import ensembles, projects
+
+
+@pytest.fixture
+def ledger(database_url: str) -> Ledger:
+    return open_ledger(database_url)
+
+
+@pytest.mark.parametrize("looked_up", [False, True], ids=["at once", "and looked up before"])
+def test_no_epoch_goes_on_from_queries_of_a_request_that_came_first(
+    ledger: Ledger, database_url: str, looked_up: bool
+) -> None:
+    """Two requests share an epoch. The first, with a key, was answered by another server meanwhile:
+    how far the epoch has come depends on what was drawn for it and is thrown away, so the second
+    cannot be answered with it. Without the guard it would be, and pay for an opening of its own."""
+    project = open_project(ledger, 5, EPOCHS)
+    key = ("key", digest("body"))
+    keyed = Batch([answered(1, epoch=0), answered(2, epoch=0)], key)
+    other = Batch([answered(3, epoch=0)])
+    asked = [
+        [QueryDigest(p.query_digest, p.input_digest) for p in batch.proposals]
+        for batch in (keyed, other)
+    ]
+    record = ledger.consult("study", [key, None], asked) if looked_up else None
+    first = Ledger(connect(database_url)).charge(project.id, keyed.proposals, key)
+    with pytest.raises(Overtaken):
+        ledger.charge_group(project.id, [keyed, other], record)
+    after = ledger.project("study")
+    assert after.account == first.project.account, "nothing of the group was charged"
+    assert ledger.charge(project.id, [unvoted(1), unvoted(2)], key).results == first.results
+    assert ledger.verify("study").ok
+
+
+def reopened(connection: Connection, **changes: int) -> None:
+    """Make `study` a project that was opened on other terms, with every hash as it has to be.
+
+    Without the database's own checks, that is what a defect in opening would leave.
+    """
+    row = connection.execute(rows.select_projects().where(projects.c.id == 1)).one()
+    fields: dict[str, Any] = {**row._mapping, **changes}
+    fields["terms"] = canonical_json({**json.loads(row.terms), **changes})
+    start = genesis(fields)
+    changed = {name: fields[name] for name in ("terms", *changes)}
+    entries = rows_of(connection)
+    connection.execute(update(projects).where(projects.c.id == 1).values(changed))
+    connection.execute(update(projects).where(projects.c.id == 1).values(genesis=start, head=start))
+    if entries:
+        rebuild(connection, entries)
+    connection.execute(
+        update(ensembles).values(
+            reserved=select(projects.c.cap_budget).scalar_subquery(),
+            delta_reserved=select(projects.c.delta_budget).scalar_subquery(),
+        )
+    )
+
+
+def test_books_made_again_on_the_same_terms_are_whole(ledger: Ledger, database_url: str) -> None:
+    ledger.charge(open_project(ledger, 5).id, [answered(1)])
+    with unguarded(database_url) as connection:
+        reopened(connection)
+    assert ledger.verify("study").ok
+
+
+@pytest.mark.parametrize(
+    ("budget", "reserved", "cap"),
+    [("cap_budget", "reserved", "cap"), ("delta_budget", "delta_reserved", "delta_cap")],
+)
+def test_more_reserved_than_the_cap_is_found_though_all_else_agrees(
+    ledger: Ledger, database_url: str, budget: str, reserved: str, cap: str
+) -> None:
+    open_project(ledger, 5)
+    most = getattr(ledger.ensemble("mnist"), cap)
+    with unguarded(database_url) as connection:
+        reopened(connection, **{budget: most})
+    assert ledger.verify("study").ok, "all of the cap may be reserved"
+    with unguarded(database_url) as connection:
+        reopened(connection, **{budget: most + 1})
+    assert ledger.verify("study").problems == [f"ensemble mnist: {reserved} exceeds {cap}"]
+
+
+@pytest.mark.parametrize(
+    ("spent", "budget"),
+    [("spent", "budget"), ("cap_spent", "cap_budget"), ("delta_spent", "delta_budget")],
+)
+def test_more_spent_than_the_budget_is_found_though_all_else_agrees(
+    ledger: Ledger, database_url: str, spent: str, budget: str
+) -> None:
+    project = open_project(ledger, 5)
+    after = ledger.charge(project.id, [answered(query) for query in range(5)]).project
+    most = getattr(after, spent)
+    with unguarded(database_url) as connection:
+        reopened(connection, **{budget: most})
+    assert ledger.verify("study").ok, "all of the budget may be spent"
+    with unguarded(database_url) as connection:
+        reopened(connection, **{budget: most - 1})
+    (found,) = ledger.verify("study").problems
+    assert found == f"balance: {spent} {most} exceeds {budget} {most - 1}"
