@@ -14,7 +14,6 @@ from books import (
     STABLE,
     abstained,
     answered,
-    digest,
     open_ledger,
     open_project,
     terms,
@@ -54,19 +53,6 @@ def study(ledger: Ledger) -> ProjectRecord:
     ledger.charge(project.id, first)
     ledger.charge(project.id, [unvoted(0), abstained(6, epoch=0)])
     return ledger.charge(project.id, [answered(7, epoch=0), answered(8, epoch=0)]).project
-
-
-def test_a_request_whose_key_came_first_is_voted_on_again(ledger: Ledger) -> None:
-    """What was drawn for it decides where the epochs of its group start, so it cannot be left out.
-
-    Without a draw it is a retry, which gets the earlier receipt.
-    """
-    project, key = open_project(ledger, 5, EPOCHS), ("monday", digest("monday"))
-    first = ledger.charge(project.id, [answered(1, epoch=0)], key)
-    with pytest.raises(Overtaken):
-        ledger.charge(project.id, [answered(1, epoch=0)], key)
-    assert ledger.charge(project.id, [unvoted(1)], key).results == first.results
-    assert ledger.project("study").charges == 1
 
 
 def test_the_first_entry_of_an_epoch_records_and_pays_its_opening(

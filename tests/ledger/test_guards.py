@@ -11,9 +11,10 @@ from forging import rebuild, rows_of
 from sqlalchemy import Connection, select, update
 
 from terrine_server.errors import Overtaken
-from terrine_server.ledger import Batch, Ledger, QueryDigest, connect, rows
+from terrine_server.ledger import Batch, Ledger, QueryDigest, connect
 from terrine_server.ledger.chain import canonical_json, genesis
-from terrine_server.ledger.tables import ensembles, projects
+from terrine_server.ledger.store import rows
+from terrine_server.ledger.store.tables import ensembles, projects
 
 
 @pytest.fixture

@@ -41,8 +41,6 @@ from sqlalchemy import Connection, Table, select, update
 from terrine_protocol import ProjectStatus
 from terrine_server.errors import DatabaseUnavailable, NotFound
 from terrine_server.ledger import Ledger, Verification, connect
-from terrine_server.ledger.chain import genesis
-from terrine_server.ledger.store.rows import select_projects
 from terrine_server.ledger.store.tables import charges, ensembles, projects
 from terrine_server.ledger.verifying.walk import verify_project
 
@@ -259,20 +257,6 @@ def test_terms_are_bound_before_the_first_charge(ledger: Ledger, database_url: s
             update(projects).where(projects.c.name == "fresh").values(delta_budget=10**12)
         )
     assert not ledger.verify("fresh").ok
-
-
-@pytest.mark.parametrize("name", ["", "delta_"])
-def test_an_ensemble_that_reserves_more_than_its_cap_is_found(name: str, database_url: str) -> None:
-    """All hashes and sums agree with the smaller cap; it alone is too small."""
-    ledger = open_ledger(database_url)
-    open_project(ledger, queries=5)
-    with unguarded(database_url) as connection:
-        smaller = {f"{name}cap": ensembles.c[f"{name}reserved"] - 1}
-        connection.execute(update(ensembles).values(smaller))
-        start = genesis(connection.execute(select_projects()).one()._mapping)
-        connection.execute(update(projects).values(genesis=start, head=start))
-    problem = f"ensemble mnist: {name}reserved exceeds {name}cap"
-    assert ledger.verify("study").problems == [problem]
 
 
 def test_a_truncated_tail_with_matching_balance_shows_only_in_the_head(
