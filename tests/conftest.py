@@ -15,16 +15,36 @@ if TYPE_CHECKING:  # heavy: imported by the fixtures that need it, when they do
     from digits import DigitsEnsemble
     from server import RunningServer
 
+SERVERS = {"postgresql", "postgres", "mortal", "servers"}
+"""Who is given this parameter or one of these fixtures needs a server in another process."""
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 for size in ("COLUMNS", "LINES"):  # of the terminal that the tests are started from
     os.environ.pop(size, None)
+# With threads of their own, the small matrix products of one test wait, spinning, for a processor
+# that another test has: on two cores that two processes share, planning took ten times as long.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where tests are spread over processes, the long ones come first: none is left to wait for."""
+    """Put long tests first where several processes share them, and mark what needs a server.
+
+    `make test-fast` runs what is not marked `slow`. A test is slow if it takes more than two
+    seconds on an idle machine, which its file says with a mark of its own, or if it starts a server
+    in another process (PostgreSQL, `terrine serve`). Where that server comes from a fixture, the
+    mark is set here; a test that starts one by itself carries the mark.
+    """
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    for item in items:
+        if isinstance(item, pytest.Function) and _uses_a_server(item):
+            item.add_marker(pytest.mark.slow)
+
+
+def _uses_a_server(item: pytest.Function) -> bool:
+    given = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    named = {value for value in given if isinstance(value, str)}.union(item.fixturenames)
+    return not named.isdisjoint(SERVERS)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +14,14 @@ from faulty_server import FaultyServer, running_faulty_server
 def faulty() -> Iterator[FaultyServer]:
     with running_faulty_server() as server:
         yield server
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that the client meant to wait before each retry. It does not wait."""
+    seconds: list[float] = []
+    monkeypatch.setattr(time, "sleep", seconds.append)
+    return seconds
 
 
 @pytest.fixture

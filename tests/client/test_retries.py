@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
@@ -63,7 +62,8 @@ def test_a_temporary_fault_is_retried_with_the_same_key(faulty: FaultyServer, fa
     with Client(faulty.url, TOKEN, timeout=patience(fault)) as client:
         labels = client.label(X)
     assert labels.labels.tolist() == [1, 2, 3, 4, 5, 6]
-    assert len(faulty.seen) == 3
+    # A busy machine may exceed the short time-out once more.
+    assert len(faulty.seen) == 3 or (fault is stalls and len(faulty.seen) > 3)
     assert len({seen.key for seen in faulty.seen}) == 1
     assert len({seen.body for seen in faulty.seen}) == 1
     assert len(faulty.book) == 6
@@ -136,30 +136,33 @@ def test_other_problems_are_never_retried(
 
 
 @pytest.mark.parametrize("form", ["seconds", "date"])
-def test_retry_after_is_waited_for(faulty: FaultyServer, form: str) -> None:
-    at = datetime.now(UTC) + timedelta(seconds=3)
-    value = "2" if form == "seconds" else format_datetime(at, usegmt=True)
+def test_retry_after_is_waited_for(faulty: FaultyServer, waits: list[float], form: str) -> None:
+    at = datetime.now(UTC) + timedelta(seconds=100)
+    value = "100" if form == "seconds" else format_datetime(at, usegmt=True)
     faulty.faults.append(replies(*problem(429, "rate-limited"), Retry_After=value))
-    started = time.monotonic()
     with Client(faulty.url, TOKEN) as client:
         client.budget()
-    assert time.monotonic() - started >= 1.9  # the usual first wait is 1.1 s at most
+    [seconds] = waits
+    assert seconds == 100 if form == "seconds" else 50 < seconds <= 100
 
 
-def test_an_hour_of_retry_after_is_reported_and_not_slept_through(faulty: FaultyServer) -> None:
+def test_an_hour_of_retry_after_is_reported_and_not_slept_through(
+    faulty: FaultyServer, waits: list[float]
+) -> None:
     faulty.faults.append(replies(*problem(429, "rate-limited"), Retry_After="3600"))
     with Client(faulty.url, TOKEN) as client, pytest.raises(RateLimited) as caught:
         client.budget()
     assert caught.value.retry_after == 3600
     assert len(faulty.seen) == 1
+    assert waits == []
 
 
-def test_backoff_is_at_least_a_tenth_of_a_second(faulty: FaultyServer) -> None:
+def test_backoff_is_at_least_a_tenth_of_a_second(faulty: FaultyServer, waits: list[float]) -> None:
     faulty.faults.append(replies(*problem(503, "database-unavailable"), Retry_After="nonsense"))
-    started = time.monotonic()
     with Client(faulty.url, TOKEN) as client:
         client.budget()
-    assert time.monotonic() - started >= 0.1
+    [seconds] = waits
+    assert seconds >= 0.1
 
 
 @pytest.mark.parametrize("fault", [hangs_up, stalls, replies(503)], ids=["drop", "stall", "503"])

@@ -9,13 +9,12 @@ from __future__ import annotations
 import io
 import json
 import socket
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Lock, Thread
+from threading import Event, Lock, Thread
 from typing import Any
 
 import numpy as np
@@ -56,6 +55,7 @@ class FaultyServer:
     seen: list[Seen] = field(default_factory=list)
     book: dict[bytes, int] = field(default_factory=dict)
     lock: Lock = field(default_factory=Lock)
+    closing: Event = field(default_factory=Event)
 
     def work(self, seen: Seen) -> tuple[int, Body]:
         if seen.path.partition("?")[0].endswith("/budget"):
@@ -150,7 +150,8 @@ def cuts_off(handler: Handler, seen: Seen) -> None:
 
 
 def stalls(handler: Handler, seen: Seen) -> None:
-    time.sleep(1.5)
+    """Say nothing for as long as the test lasts."""
+    handler.faulty.closing.wait()
     hangs_up(handler, seen)
 
 
@@ -185,6 +186,7 @@ def running_faulty_server() -> Iterator[FaultyServer]:
     try:
         yield faulty
     finally:
+        faulty.closing.set()
         server.shutdown()
         server.server_close()
         thread.join()
