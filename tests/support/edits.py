@@ -78,6 +78,8 @@ class Hand:
     def _writing(self) -> Iterator[Connection]:
         with self._engine.connect() as connection:
             if connection.dialect.name == "sqlite":
+                driver: Any = connection.connection.driver_connection
+                driver.execute("PRAGMA foreign_keys = OFF")  # before a transaction begins
                 connection.exec_driver_sql("PRAGMA ignore_check_constraints = ON")
             else:  # foreign keys, too, are triggers
                 connection.exec_driver_sql("SET LOCAL session_replication_role = replica")

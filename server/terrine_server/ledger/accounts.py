@@ -84,6 +84,7 @@ def open_project(
     if row is None:
         raise NotFound(f"There is no ensemble called {ensemble_name}.")
     ensemble = rows.ensemble_record(row)
+    _check_reserved(connection, ensemble)
     _check_delta("The project's δ", terms.delta, ensemble.records)
     _check_sizes(budget=terms.budget, delta_budget=terms.delta_budget, cap_budget=terms.cap_budget)
     fields: dict[str, Any] = {
@@ -107,7 +108,6 @@ def open_project(
     start = genesis({**row._mapping, **fields})
     if connection.execute(rows.select_projects().where(projects.c.name == name)).first():
         raise Conflict(f"A project called {name} exists already; names are never used twice.")
-    _check_reserved(connection, ensemble)
     _check_cap(ensemble, terms)
     try:
         connection.execute(insert(projects).values(**fields, genesis=start, head=start))

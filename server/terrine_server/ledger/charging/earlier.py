@@ -35,7 +35,7 @@ from terrine_server.ledger.records import (
     Result,
 )
 from terrine_server.ledger.store import searches
-from terrine_server.ledger.store.rows import Accounts, check_end, readable
+from terrine_server.ledger.store.rows import Accounts, check_end
 from terrine_server.ledger.store.soundness import UNREADABLE
 from terrine_server.privacy import VoteOutcome
 
@@ -154,19 +154,33 @@ def _recall(
             "This Idempotency-Key came before with a different request. "
             "Use a fresh key for every new request."
         )
-    what = f"What project {project.name} keeps of this Idempotency-Key"
+    own = {seq for seq, time in times.items() if time == kept.created_at}
     try:
-        with readable(what, project.name):
-            own = {seq for seq, time in times.items() if time == kept.created_at}
-            return Receipt(_results(json.loads(kept.results), asked, recorded, own), project)
-    except BrokenBooks as error:
-        return error  # which concerns no other request
+        return Receipt(_results(numbers_kept(kept.results), asked, recorded, own), project)
+    except UNREADABLE as error:
+        # Returned, since it concerns no other request.
+        return BrokenBooks(
+            "What is kept of this Idempotency-Key was altered or damaged. Sent without it, the "
+            "request is answered at no cost as far as it was paid.",
+            project.name,
+            repr(error),
+        )
 
 
 def numbers(results: Sequence[Result]) -> list[int]:
     """What is kept of results: a charge's number where it was paid, its negative where it was
     replayed, 0 where it was refused."""
     return [0 if r.seq is None else -r.seq if r.replayed else r.seq for r in results]
+
+
+def numbers_kept(text: str) -> list[int]:
+    """Read what `numbers` wrote, as JSON. ValueError or TypeError for what it never writes."""
+    kept = json.loads(text)
+    if not isinstance(kept, list) or any(type(number) is not int for number in kept):
+        raise TypeError("no list of whole numbers")
+    if not any(kept):
+        raise ValueError("a request of which nothing was answered keeps no key")
+    return kept
 
 
 def _results(
@@ -180,13 +194,9 @@ def _results(
     `together`: charges that were made in the transaction that kept the numbers. What the request
     paid is among them, and what it was refused is not: that may have been paid later.
     """
-    newest = max(map(abs, numbers), default=0)
-    if newest == 0:
-        raise ValueError("a request of which nothing was answered keeps no key")
+    newest = max(map(abs, numbers))
     results = []
     for number, digest in zip(numbers, asked, strict=True):
-        if type(number) is not int:
-            raise TypeError("not the number of a charge")
         own = recorded.queries.get(digest.query)
         answer = recorded.answered_inputs.get(digest.input)
         found = {result.seq: result for result in (answer, own) if result is not None}

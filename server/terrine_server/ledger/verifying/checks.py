@@ -23,9 +23,11 @@ from terrine_server.errors import BrokenBooks
 from terrine_server.ledger.anchors import Anchor
 from terrine_server.ledger.chain import genesis
 from terrine_server.ledger.charging import tallies
+from terrine_server.ledger.charging.earlier import numbers_kept
 from terrine_server.ledger.epochs import Epochs, entry_event
 from terrine_server.ledger.store import rows
-from terrine_server.ledger.store.tables import projects
+from terrine_server.ledger.store.soundness import UNREADABLE
+from terrine_server.ledger.store.tables import idempotency, projects
 from terrine_server.privacy import Account, Price, Terms, VoteOutcome
 
 Raw = Mapping[str, Any]
@@ -185,6 +187,26 @@ def check_tally(connection: Connection, project: Raw, rules: Rules) -> Iterator[
 def whole(value: object) -> int:
     """Return a whole number as it is, and 0 for what was never written."""
     return value if isinstance(value, int) else 0
+
+
+def check_keys(connection: Connection, project: Raw) -> Iterator[str]:
+    """What is kept of each request with a key names charges that are there.
+
+    Whether they are those of its queries shows when it is sent again, for the queries are not kept.
+    """
+    kept = select(idempotency.c.key, idempotency.c.results).where(
+        idempotency.c.project_id == project["id"]
+    )
+    for key, results in connection.execute(kept, execution_options={"yield_per": 1000}):
+        try:
+            there = max(map(abs, numbers_kept(results))) <= project["charges"]
+        except UNREADABLE:
+            there = False
+        if not there:
+            yield (
+                f"key {key!r}: what is kept of its request is not what was written; without it, "
+                "what was paid is still answered at no cost"
+            )
 
 
 def check_reservation(connection: Connection, project: Raw) -> Iterator[str]:

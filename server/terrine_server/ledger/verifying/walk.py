@@ -29,6 +29,7 @@ from terrine_server.ledger.verifying.checks import (
     Rules,
     check_balance,
     check_entry,
+    check_keys,
     check_reservation,
     check_tally,
     check_terms,
@@ -61,6 +62,7 @@ def verify_project(
     def beside(rules: Rules) -> Iterator[str]:
         yield from check_tally(connection, project, rules)
         yield from check_reservation(connection, project)
+        yield from check_keys(connection, project)
 
     walk = _Walk(project, anchor, resume, progress)
     found = walk.verified(stored(connection, project["id"], walk.after), beside)

@@ -1,0 +1,269 @@
+"""Edits of the database by hand, as the ledger meets them: refused when read, and found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from books import GNMAX, abstained, answered, digest, open_ledger, open_project, register, terms
+from edits import Hand, edited_json, other_values
+from publishing import open_published, published_terms, publishing_ledger, voted
+from sqlalchemy import Engine, event, text
+
+from terrine_protocol import ProjectStatus
+from terrine_server.errors import BrokenBooks
+from terrine_server.ledger import Ledger, ProjectRecord, Proposal, connect
+from terrine_server.ledger.store import rows as ledger_rows
+from terrine_server.ledger.store.tables import metadata
+
+KEY = ("key", digest("body"))
+
+
+@pytest.fixture
+def ledger(database_url: str) -> Ledger:
+    return open_ledger(database_url)
+
+
+def hand(url: str) -> Hand:
+    return Hand(connect(url), url)
+
+
+def fresh(url: str) -> Ledger:
+    """As another server, which has read nothing yet."""
+    return Ledger(connect(url))
+
+
+def seqs(results: Any) -> list[tuple[int | None, bool]]:
+    return [(result.seq, result.replayed) for result in results]
+
+
+# ------------------------------------------------------------------------ what a key was answered
+
+
+def kept(url: str, key: str = "key") -> list[int]:
+    with connect(url).connect() as connection:
+        query = text("SELECT results FROM idempotency WHERE key = :key")
+        found: list[int] = json.loads(connection.execute(query, {"key": key}).scalar_one())
+        return found
+
+
+def test_a_retry_is_answered_from_charges_by_their_numbers(
+    ledger: Ledger, database_url: str
+) -> None:
+    """Paid, repeated, repeated for its input alone, and refused; though that was paid later."""
+    project = open_project(ledger, 4)
+    ledger.charge(project.id, [answered("before", 1)])
+    batch = [
+        *(answered("new", 2), answered("before", 9)),
+        *(answered("view", 9, given="new"), answered("last", 3)),
+    ]
+    first = ledger.charge(project.id, batch, KEY).results
+    assert seqs(first) == [(2, False), (1, True), (2, True), (3, False)]
+    assert [result.label for result in first] == [2, 1, 2, 3]
+    assert kept(database_url) == [2, -1, -2, 3]
+    assert fresh(database_url).charge(project.id, batch, KEY).results == first
+
+    more = [answered("new", 9), answered("fits"), answered("fits not")]
+    refused = ledger.charge(project.id, more, ("second", digest("more"))).results
+    assert seqs(refused) == [(2, True), (4, False), (None, False)]
+    assert kept(database_url, "second") == [-2, 4, 0]
+    again = fresh(database_url).charge(project.id, more, ("second", digest("more"))).results
+    assert again == refused
+
+
+def test_a_refused_query_that_was_paid_later_is_refused_in_a_retry(
+    ledger: Ledger, database_url: str
+) -> None:
+    project = open_project(ledger, 3)
+    ledger.charge(project.id, [answered(1)])
+    unvoted = [
+        Proposal(digest(1), digest(1), None, None),
+        Proposal(digest(2), digest(2), None, None),
+    ]
+    first = ledger.charge(project.id, unvoted, KEY).results
+    assert seqs(first) == [(1, True), (None, False)]
+    ledger.charge(project.id, [answered(2)])
+    assert fresh(database_url).charge(project.id, unvoted, KEY).results == first
+
+
+@pytest.mark.parametrize("column", ["label", "outcome", "hash", "query_digest", "input_digest"])
+def test_no_label_is_read_from_a_charge_whose_hash_is_not_its_own(
+    ledger: Ledger, database_url: str, column: str
+) -> None:
+    """Neither for its query, new to this server, nor for the key that paid for it."""
+    project = open_project(ledger, 5)
+    batch = [answered(1, 4), answered(2, 5), answered(3, 6)]
+    ledger.charge(project.id, batch, KEY)
+    edits = hand(database_url)
+    others: dict[str, list[Any]] = {"label": [6, 0], "outcome": ["reinforced"]}
+    for value in others.get(column, [bytes(32)]):
+        with edits.set("charges", 1, column, value) as done:
+            assert done
+            for key in (None, KEY):
+                with pytest.raises(BrokenBooks, match=r"Entry [23] of project study was altered"):
+                    fresh(database_url).charge(project.id, batch, key)
+            with pytest.raises(BrokenBooks, match="Entry 2"):
+                ledger.charges("study")
+            assert not ledger.verify("study").ok
+            assert seqs(ledger.charge(project.id, [answered(1)]).results) == [(1, True)]
+    assert [charge.label for charge in ledger.charges("study")] == [4, 5, 6]
+
+
+@pytest.mark.parametrize("results", ["", "{}", "[1,2]x", "[1,9]", "[-9,1]", "[0,0]", "[1.0,2]"])
+def test_verification_names_what_was_made_of_a_key(
+    ledger: Ledger, database_url: str, results: str
+) -> None:
+    project = open_project(ledger, 5)
+    ledger.charge(project.id, [answered(1), answered(2)], KEY)
+    with hand(database_url).set("idempotency", 0, "results", results):
+        (found,) = ledger.verify("study").problems
+        assert found.startswith("key 'key': what is kept of its request is not")
+    assert ledger.verify("study").ok
+
+
+# -------------------------------------------------------------- accounts of data-dependent projects
+
+
+@pytest.fixture
+def published(database_url: str) -> ProjectRecord:
+    """Five queries after its first publication."""
+    ledger = publishing_ledger(database_url)
+    project = open_published(ledger)
+    schedule = published_terms().schedule
+    assert schedule is not None
+    project = ledger.charge(project.id, voted(project, range(schedule.counts[0] + 5))).project
+    assert len(project.published) == 1
+    return project
+
+
+def balance(url: str) -> list[Any]:
+    with connect(url).connect() as connection:
+        query = text("SELECT charges, spent, delta_spent, cap_spent, head FROM projects")
+        return list(connection.execute(query).one())
+
+
+def test_what_was_published_cannot_be_edited(published: ProjectRecord, database_url: str) -> None:
+    edits, before = hand(database_url), balance(database_url)
+    columns = ("published", "spent", "delta_spent", "cap_spent", "charges")
+    original = json.loads(edits.value("projects", 0, "published"))
+    seq, figure = original[0]
+    garbled = [*edited_json(original), f"[[{seq},{figure - 1}]]", f"[[{seq - 1},{figure}]]"]
+    garbled += [f"[[{seq},{figure}],[{seq},{figure}]]", f"[[{seq},{figure}],[{seq + 2},1]]"]
+    cases = [("published", value) for value in garbled]
+    for column in columns:
+        cases += [(column, v) for v in other_values(column, edits.value("projects", 0, column))]
+    for column, value in cases:
+        with edits.set("projects", 0, column, value) as done:
+            if not done:
+                continue
+            edited = balance(database_url)
+            with pytest.raises(BrokenBooks):
+                fresh(database_url).project("study")
+            with pytest.raises(BrokenBooks):
+                fresh(database_url).secret_spend("study")
+            with pytest.raises(BrokenBooks):
+                fresh(database_url).charge(published.id, voted(published, ["new"]))
+            assert balance(database_url) == edited
+            assert not fresh(database_url).verify("study").ok
+    assert balance(database_url) == before
+    assert fresh(database_url).verify("study").ok
+
+
+def test_an_edited_tally_is_refused_or_counts_on(
+    published: ProjectRecord, database_url: str
+) -> None:
+    edits = hand(database_url)
+    for column in ("charges", "tally"):
+        original = edits.value("secret_spends", 0, column)
+        for value in other_values(column, original):
+            same_size = isinstance(value, bytes) and len(value) == len(original)
+            with edits.set("secret_spends", 0, column, value) as done:
+                if not done or same_size:  # only verification counts what it holds
+                    assert not done or not fresh(database_url).verify("study").ok
+                    continue
+                before = balance(database_url)
+                with pytest.raises(BrokenBooks):
+                    fresh(database_url).charge(published.id, voted(published, ["new"]))
+                with pytest.raises(BrokenBooks):
+                    fresh(database_url).secret_spend("study")
+                assert balance(database_url) == before
+                assert not fresh(database_url).verify("study").ok
+
+
+# ------------------------------------------------------------------------- opening and closing
+
+
+def opens(ledger: Ledger) -> object:
+    return ledger.open_project("second", "mnist", GNMAX, terms(3))
+
+
+def closes(ledger: Ledger) -> object:
+    return ledger.set_status("study", ProjectStatus.CLOSED)
+
+
+@pytest.mark.parametrize("act", [opens, closes])
+def test_an_edited_cap_reserves_and_returns_nothing(
+    ledger: Ledger, database_url: str, act: Callable[[Ledger], object]
+) -> None:
+    register(ledger, "elsewhere")
+    ledger.charge(open_project(ledger, 3).id, [answered(1), answered(2)])
+    edits = hand(database_url)
+    columns = [column.name for column in metadata.tables["ensembles"].c]
+    for column in set(columns) - {"id", "name", "path", "registered_at"}:
+        original = edits.value("ensembles", 0, column)
+        nearby = [
+            value for value in other_values(column, original) if type(value) is type(original)
+        ]
+        for value in nearby:
+            with edits.set("ensembles", 0, column, value) as done:
+                if not done or value == original:
+                    continue
+                with pytest.raises(BrokenBooks):
+                    act(fresh(database_url))
+                assert not ledger.verify("study").ok, column
+    assert ledger.project_names() == ["study"]
+    act(fresh(database_url))
+    assert ledger.verify("study").ok
+
+
+def test_a_project_whose_ensemble_is_gone_is_not_passed_over(
+    ledger: Ledger, database_url: str
+) -> None:
+    open_project(ledger, 3)
+    edits = hand(database_url)
+    with edits.edited("UPDATE projects SET ensemble_id = 99") as done:
+        assert done
+        with pytest.raises(BrokenBooks):
+            ledger.projects()
+        with pytest.raises(BrokenBooks):
+            ledger.project("study")
+        assert not ledger.verify("study").ok
+
+
+# ---------------------------------------------------------------------------- what is remembered
+
+
+def counting(engine: Engine) -> list[str]:
+    statements: list[str] = []
+    event.listen(engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
+    return statements
+
+
+def test_what_is_fixed_of_a_project_is_read_once_and_of_so_many_projects_only(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = [open_project(open_ledger(database_url), 2, name="p0")]
+    opened += [open_project(fresh(database_url), 2, name=f"p{number}") for number in (1, 2)]
+    monkeypatch.setattr(ledger_rows, "MOST_REMEMBERED", 2)
+    engine = connect(database_url)
+    ledger, statements = Ledger(engine), counting(engine)
+    for project in opened:
+        assert ledger.remembered(project.name).genesis == project.genesis
+        read = len(statements)
+        assert ledger.remembered(project.name).terms == project.terms
+        ledger.charge(project.id, [answered(1), abstained(2)][:1])
+        assert not any("FROM projects LEFT OUTER JOIN" in text for text in statements[read:])
+        assert len(ledger._accounts._remembered) <= 2
+    assert ledger.remembered("p2").charges == 0, "all else is as it was when it was read"
