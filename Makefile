@@ -44,8 +44,8 @@ serve: venv ## Make ./terrine-data if it is not there, then serve on http://127.
 test: venv ## Run every test, two at a time (ARGS="-n 0": one)
 	$(BIN)/pytest -n 2 --dist worksteal $(ARGS)
 
-test-fast: venv ## Run the tests that take less than ten seconds each
-	$(BIN)/pytest -m 'not slow and not docker' $(ARGS)
+test-fast: venv ## Run the quick tests of every room, within 90 seconds: no server, no PostgreSQL
+	$(BIN)/pytest -n 2 --dist worksteal -m 'not slow and not docker' $(ARGS)
 
 torture: venv ## Kill servers and databases 1,000 times under load, then audit (ARGS="--seed N")
 	$(BIN)/pytest tests/torture --kills 1000 $(ARGS)

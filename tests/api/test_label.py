@@ -294,7 +294,7 @@ def test_a_request_checked_for_another_ledgers_project_is_not_answered(
         terrine_server.ledger, LocalVoters(settings.data_dir), Metrics(), settings.max_batch
     )
     ask = service.check("study", terrine_server.ensemble.public[:2])
-    with pytest.raises(DatabaseUnavailable, match="exchanged"):
+    with pytest.raises(DatabaseUnavailable, match="replaced"):
         service.answer("study", [ask, replace(ask, genesis="00" * 32)])
     assert terrine_server.ledger.project("study").charges == 0
     (told,) = service.answer("study", [service.check("study", terrine_server.ensemble.public[:2])])

@@ -127,7 +127,7 @@ def test_missing_data_is_not_replaced_by_other_data(
     terrine: Terrine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert "nowhere is no directory" in terrine("demo", "--data", "nowhere").refused
+    assert "nowhere is not a directory" in terrine("demo", "--data", "nowhere").refused
     assert not (tmp_path / "terrine-demo").exists()
 
 

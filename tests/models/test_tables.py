@@ -81,7 +81,7 @@ def test_a_header_may_order_columns_differently_and_add_some(
         ("30,nurse,a,low\n31,nurse,a,middling\n", "line 2: column income holds 'middling'"),
         ("", "holds no records"),
         ("age,job,person,income\n", "holds no records"),
-        ('30,"nurse,a,low\n', "no CSV file"),
+        ('30,"nurse,a,low\n', "not a CSV file"),
         ("\xff", "found 1 fields"),
     ],
 )
@@ -93,7 +93,7 @@ def test_a_bad_line_is_named(tmp_path: Path, schema: TableSchema, text: str, sai
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "no table schema"),
+        ("{", "not a table schema"),
         ('{"columns": []}', "at columns"),
         ('{"columns": [{"name": "a", "role": "numeric"}]}', "label"),
         (
@@ -117,6 +117,7 @@ def test_a_schema_fitted_on_the_private_table_is_refused(tmp_path: Path) -> None
         train_ensemble(load_csv(path, by_accident), tmp_path / "out", name="t", teachers=2)
 
 
+@pytest.mark.slow
 def test_adult_trains_by_the_public_table_end_to_end(tmp_path: Path, shared_data: Path) -> None:
     public_csv = shared_data / "adult" / "adult.test.gz"
     schema = propose_schema(public_csv, label="income", columns=ADULT).schema

@@ -212,7 +212,9 @@ class Ledger:
             found = earlier.look_up(connection, self._accounts, project_id, keys, digests)
             if genesis not in (None, found.project.genesis):
                 # The outcomes were drawn for a project with other terms, of the same number.
-                raise DatabaseUnavailable("The ledger was exchanged for another one. Ask again.")
+                raise DatabaseUnavailable(
+                    "The ledger was replaced by another one. Send the request again."
+                )
             return found
 
         if record is None or record.project.charges < self._charged.get(project_id, 0):
