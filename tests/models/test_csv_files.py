@@ -74,7 +74,7 @@ def test_other_delimiters_are_read_alike_and_stated(tmp_path: Path, text: str) -
     "content",
     [
         b"\xef\xbb\xbf" + PLAIN.encode(),
-        gzip.compress(PLAIN.encode(, mtime=0)),
+        gzip.compress(PLAIN.encode(), mtime=0),
         PLAIN.replace("\n", "\r\n").encode(),
         b"|a comment; of UCI\n\n" + PLAIN.encode() + b",,,\n",
         PLAIN.replace("2.5", "2.50").replace("A", "A  ").encode(),
@@ -137,7 +137,7 @@ def test_a_bad_line_is_named_whatever_the_delimiter(tmp_path: Path) -> None:
             "line 2 holds the byte 0xf6.*iconv -f WIN",
         ),
         ("h.csv", b"\xef\xbb\xbf\n\xe4,", "line 2 holds the byte 0xe4"),
-        ("h.csv.gz", gzip.compress(PLAIN.encode(, mtime=0))[:-9], "cannot be read"),
+        ("h.csv.gz", gzip.compress(PLAIN.encode(), mtime=0)[:-9], "cannot be read"),
         ("h.csv", "", "holds no records"),
     ],
 )
