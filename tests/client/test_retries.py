@@ -21,6 +21,7 @@ from faulty_server import (
 
 from terrine_client import (
     AsyncClient,
+    BrokenBooks,
     Client,
     ConnectionFailed,
     DatabaseUnavailable,
@@ -86,6 +87,14 @@ def test_it_gives_up_after_the_given_number_of_retries(faulty: FaultyServer) -> 
     with Client(faulty.url, TOKEN, retries=3) as client, pytest.raises(DatabaseUnavailable):
         client.budget()
     assert len(faulty.seen) == 4
+
+
+@pytest.mark.usefixtures("no_backoff")
+def test_a_ledger_that_contradicts_itself_is_not_asked_again(faulty: FaultyServer) -> None:
+    faulty.faults.extend([replies(*problem(503, "broken-books"))] * 2)
+    with Client(faulty.url, TOKEN) as client, pytest.raises(BrokenBooks):
+        client.label(X)
+    assert len(faulty.seen) == 1
 
 
 def test_without_retries_it_sends_once(faulty: FaultyServer) -> None:

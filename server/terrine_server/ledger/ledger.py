@@ -139,10 +139,9 @@ class Ledger:
 
     def project_names(self) -> list[str]:
         """Return the names of all projects, readable or not: what `verify` can be asked about."""
+        names = select(projects.c.name).order_by(projects.c.name)
         with reading(self._engine) as connection:
-            return list(
-                connection.execute(select(projects.c.name).order_by(projects.c.name)).scalars()
-            )
+            return list(connection.execute(names).scalars())
 
     def set_status(self, name: str, status: ProjectStatus) -> ProjectRecord:
         """Pause, resume or close a project.
@@ -179,11 +178,10 @@ class Ledger:
 
         Queries that were paid before, or come twice, are replayed for free. New ones are paid in
         order while one more at the worst price is certain to fit; then all new ones are refused.
-        Where a mechanism has epochs, the first that is paid of each pays for opening it.
-        `idempotency` is the request's key and the SHA-256 of its body: a request with a key that
-        came before gets the earlier receipt. Raises ProjectPaused, ProjectClosed,
-        IdempotencyConflict, InvalidQuery for no query at all or a malformed key, Overtaken where
-        a query of an epoch was paid meanwhile, and BudgetExhausted when every query was refused.
+        The first query that is paid in each epoch pays for opening it. `idempotency`: the request's
+        key and the SHA-256 of its body; a retry gets the earlier receipt. Raises ProjectPaused,
+        ProjectClosed, IdempotencyConflict, InvalidQuery (no query, a malformed key), Overtaken (a
+        query of an epoch was paid meanwhile), and BudgetExhausted when every query was refused.
         """
         (fate,) = self.charge_group(project_id, [Batch(proposals, idempotency)])
         if isinstance(fate, TerrineError):
