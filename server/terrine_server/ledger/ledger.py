@@ -52,8 +52,7 @@ class Ledger:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._accounts = rows.Accounts()
-        # How many charges a project had when one was last paid here. What was read before that is
-        # out of date; whether what was read later is, the database says.
+        # Charges of a project when one was last paid here: what was read before is out of date.
         self._charged: dict[int, int] = {}
 
     # ------------------------------------------------------------------ ensembles
@@ -277,10 +276,9 @@ class Ledger:
         since: datetime | None = None,
         until: datetime | None = None,
     ) -> Iterator[ChargeRecord]:
-        """Yield all entries in order, in constant memory.
+        """Yield all entries in order, in constant memory and one transaction a page.
 
-        One transaction a page, not one for all: entries never change, and a slow reader must not
-        hold the database.
+        Entries never change, and a slow reader must not hold the database.
         """
         after = 0
         while page := self.charges(project, after, _PAGE, outcome, since, until):
@@ -288,9 +286,9 @@ class Ledger:
             after = page[-1].seq
 
     def export(self, project: str) -> Iterator[dict[str, Any]]:
-        """Yield a project's books as `archive` keeps them: its account, then every entry.
+        """Yield a project's account, then every entry that it counts, as `archive` keeps them.
 
-        As they are when the account is read, in constant memory. Raises NotFound.
+        In constant memory. Raises NotFound.
         """
         with reading(self._engine) as connection:
             query = rows.select_projects().where(projects.c.name == project)
