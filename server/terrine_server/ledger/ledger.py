@@ -40,14 +40,13 @@ _PAGE = 1000
 
 
 class Ledger:
-    """Ensembles, projects, charges and tokens in one database.
+    """Ensembles, projects, charges and tokens in one database. Safe to share between threads.
 
     What a method writes is one transaction. Methods that write lock what they touch, ensemble
-    before project, and charges go by accounts that nobody changed since they were looked up: no
-    interleaving of threads, processes or machines overspends a budget or a cap. Safe to share
-    between threads. Any method raises DatabaseUnavailable when the database cannot be reached or is
-    busy for too long, and BrokenBooks when it contradicts itself; nothing is then half-written.
-    """
+    before project, and a charge applies only if nobody changed the account since it was looked up:
+    no interleaving of threads, processes or machines overspends a budget or a cap. Any method
+    raises DatabaseUnavailable when the database cannot be reached or is busy for too long, and
+    BrokenBooks when it contradicts itself; nothing is then half-written."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
