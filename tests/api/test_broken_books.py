@@ -19,7 +19,7 @@ from sqlalchemy import text
 from terrine_server.app import create_app
 from terrine_server.labeling.local_voters import LocalVoters
 from terrine_server.ledger import Ledger
-from terrine_server.ledger.store.rows import Accounts
+from terrine_server.ledger.store.rows import KnownProjects
 from terrine_server.ledger.store.tables import metadata
 
 KEY = {"Idempotency-Key": "k"}
@@ -62,7 +62,7 @@ class Office:
 
     def started(self) -> FastAPI:
         """A server that has read nothing yet. Making a new one each time would take longest."""
-        self._starting.state.services.ledger._accounts = Accounts()
+        self._starting.state.services.ledger._accounts = KnownProjects()
         return self._starting
 
     def keep(self) -> None:

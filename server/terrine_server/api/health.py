@@ -41,11 +41,11 @@ def readyz(services: ServicesDep) -> dict[str, str]:
 @router.get("/metrics", response_class=PlainTextResponse, responses=openapi.problems())
 def metrics(services: ServicesDep, _: Auditor) -> Response:
     """Return Prometheus metrics: requests, stages, outcomes, and each project's public account."""
-    text = services.metrics.text(Accounts(services.ledger))
+    text = services.metrics.text(AccountMetrics(services.ledger))
     return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
-class Accounts(Collector):
+class AccountMetrics(Collector):
     """The public account of every project that is not closed, read at each scrape."""
 
     def __init__(self, ledger: Ledger) -> None:

@@ -50,7 +50,7 @@ class Ledger:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._accounts = rows.Accounts()
+        self._accounts = rows.KnownProjects()
         # Charges of a project when one was last paid here: what was read before is out of date.
         self._charged: dict[int, int] = {}
 

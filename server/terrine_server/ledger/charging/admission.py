@@ -18,7 +18,7 @@ REFUSED = Result(Outcome.REFUSED, label=None, seq=None, replayed=False)
 
 
 @dataclass(frozen=True)
-class Entry:
+class NewEntry:
     """What becomes the charge numbered `seq`: a query's `proposal`, or a published `figure`.
 
     `opens`: whether it pays for the epoch that starts with it.
@@ -37,7 +37,7 @@ class Admission:
     """What becomes of a batch: its results in order, the new entries, the account after them."""
 
     results: Sequence[Result]
-    entries: Sequence[Entry]
+    entries: Sequence[NewEntry]
     account: Account
 
 
@@ -72,7 +72,7 @@ def admit(
     queries, answered_inputs = dict(recorded.queries), dict(recorded.answered_inputs)
     known = Recorded(queries, answered_inputs)
     results: list[Result] = []
-    entries: list[Entry] = []
+    entries: list[NewEntry] = []
     refusing, epoch = False, None
     for proposal in proposals:
         earlier = known.find(proposal.query_digest, proposal.input_digest)
@@ -98,12 +98,12 @@ def admit(
         if outcome is Outcome.ANSWERED:
             answered_inputs[proposal.input_digest] = result
         results.append(result)
-        entries.append(Entry(account.charges, outcome, price, proposal=proposal, opens=opens))
+        entries.append(NewEntry(account.charges, outcome, price, proposal=proposal, opens=opens))
         if secret is not None:
             secret.add(proposal.places)
             if terms.schedule is not None and terms.due(account):
                 figure = secret.publish(terms.bound(account))
                 account = terms.after_publishing(account, figure)
                 price = terms.schedule.price
-                entries.append(Entry(account.charges, Outcome.PUBLISHED, price, figure=figure))
+                entries.append(NewEntry(account.charges, Outcome.PUBLISHED, price, figure=figure))
     return Admission(results, entries, account)

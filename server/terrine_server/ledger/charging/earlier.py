@@ -35,14 +35,14 @@ from terrine_server.ledger.records import (
     Result,
 )
 from terrine_server.ledger.store import searches
-from terrine_server.ledger.store.rows import Accounts, check_end
+from terrine_server.ledger.store.rows import KnownProjects, check_end
 from terrine_server.ledger.store.soundness import UNREADABLE
 from terrine_server.privacy import VoteOutcome
 
 
 def look_up(
     connection: Connection,
-    accounts: Accounts,
+    accounts: KnownProjects,
     project: str | int,
     keys: Sequence[tuple[str, bytes] | None],
     digests: Sequence[Sequence[QueryDigest]],

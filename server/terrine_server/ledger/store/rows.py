@@ -209,7 +209,7 @@ MOST_REMEMBERED = 1024
 """Projects whose terms a process keeps at hand."""
 
 
-class Accounts:
+class KnownProjects:
     """Projects' accounts as they stand. What was fixed when one was opened is read once.
 
     Then it is checked against its hash, and remembered with it. Of the ensemble, too, what may

@@ -19,7 +19,7 @@ from sqlalchemy import RowMapping
 
 from terrine_server.ledger.chain import TERMS_FIELDS, canonical_json, iso
 from terrine_server.ledger.records import ChargeRecord
-from terrine_server.ledger.verifying.entries import COLUMNS, PAGE, Entry, Pages
+from terrine_server.ledger.verifying.entries import COLUMNS, PAGE, Pages, StoredEntry
 
 FORMAT = "terrine-export/1"
 ACCOUNT_FIELDS = (
@@ -58,7 +58,7 @@ def entry_line(entry: ChargeRecord) -> dict[str, Any]:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[tuple[dict[str, Any], Iterator[Entry]]]:
+def opened(path: Path) -> Iterator[tuple[dict[str, Any], Iterator[StoredEntry]]]:
     """Open an export: the account as `account_line` took it, and its entries one by one.
 
     Raises ArchiveError for what is no export, or where an entry is none; OSError.
@@ -77,14 +77,14 @@ def opened(path: Path) -> Iterator[tuple[dict[str, Any], Iterator[Entry]]]:
         yield project, _entries(path, project, lines)
 
 
-def pages(entries: Iterator[Entry], after: int | None) -> Pages:
+def pages(entries: Iterator[StoredEntry], after: int | None) -> Pages:
     """Gather the entries, or those numbered above `after`, into pages."""
     wanted = (entry for entry in entries if after is None or entry[0] > after)
     while page := list(islice(wanted, PAGE)):
         yield page
 
 
-def _entries(path: Path, project: Mapping[str, Any], lines: Iterable[str]) -> Iterator[Entry]:
+def _entries(path: Path, project: Mapping[str, Any], lines: Iterable[str]) -> Iterator[StoredEntry]:
     for number, line in enumerate(lines, start=2):
         try:
             yield _entry(project, line)
@@ -94,7 +94,7 @@ def _entries(path: Path, project: Mapping[str, Any], lines: Iterable[str]) -> It
             ) from None
 
 
-def _entry(project: Mapping[str, Any], line: str) -> Entry:
+def _entry(project: Mapping[str, Any], line: str) -> StoredEntry:
     entry = json.loads(line)
     if entry.keys() != set(_FIELDS):
         raise KeyError("other fields than an entry's")

@@ -24,8 +24,8 @@ KIND = slice(4, 13)
 """Where in it the `KIND_FIELDS` are."""
 PAGE = 1000
 
-Entry = Sequence[Any]
-Pages = Iterable[Sequence[Entry]]
+StoredEntry = Sequence[Any]
+Pages = Iterable[Sequence[StoredEntry]]
 
 # SQLite keeps that very text.
 _POSTGRESQL_ISO = """to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')"""

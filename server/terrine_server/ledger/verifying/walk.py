@@ -35,7 +35,7 @@ from terrine_server.ledger.verifying.checks import (
     check_terms,
     whole,
 )
-from terrine_server.ledger.verifying.entries import KIND, Entry, Pages, is_instant, stored
+from terrine_server.ledger.verifying.entries import KIND, Pages, StoredEntry, is_instant, stored
 from terrine_server.privacy import Terms
 
 MOST_PROBLEMS = 100
@@ -181,7 +181,7 @@ class _Walk:
             yield f"anchor: it was closed at {anchor.made_at}, and is {project['status']} now"
 
     def _check_entries(
-        self, rules: Rules, entries: Iterator[Entry]
+        self, rules: Rules, entries: Iterator[StoredEntry]
     ) -> Generator[str, None, tuple[int, bytes] | None]:
         """Yield what is wrong; return the last entry's number and hash.
 
@@ -243,7 +243,7 @@ class _Walk:
             yield _gone(anchor)
         return last, head
 
-    def _counted(self, pages: Pages) -> Iterator[Entry]:
+    def _counted(self, pages: Pages) -> Iterator[StoredEntry]:
         done, total = self.after or 0, self._project["charges"]
         for page in pages:
             yield from page
