@@ -294,6 +294,7 @@ def test_unknown_projects_cannot_be_verified(ledger: Ledger) -> None:
         ledger.verify("nobody")
 
 
+@pytest.mark.slow
 def test_any_flipped_bit_of_a_stored_charge_is_found(tmp_path: Path) -> None:
     """On the disk, below SQL: every byte of an entry's record in the SQLite file."""
     path = tmp_path / "terrine.sqlite"
@@ -328,6 +329,7 @@ def test_any_flipped_bit_of_a_stored_charge_is_found(tmp_path: Path) -> None:
     assert Ledger(connect(url)).verify("study").ok
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)  # libpq's is not traced
 def test_verifying_a_longer_ledger_takes_no_more_memory(database_url: str) -> None:
     ledger = open_ledger(database_url)

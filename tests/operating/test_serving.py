@@ -127,6 +127,7 @@ def test_workers_share_one_port_one_budget_and_their_metrics(
     assert len({entry["pid"] for entry in server.entries("Finished server process")}) == 2
 
 
+@pytest.mark.slow
 def test_a_server_that_is_stopped_answers_every_request_that_it_charges(
     served_machine: Machine,
 ) -> None:
@@ -188,6 +189,7 @@ def test_a_killed_worker_is_replaced_and_no_worker_outlives_the_server(
             httpx.get(f"{server.url}/healthz")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_every_line_of_the_log_is_json_with_time_level_and_process(
     served_machine: Machine,
