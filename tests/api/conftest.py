@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from caller import Caller
+from digits import DigitsEnsemble
+from impatient import CHEAP, charges, impatient
 from server import RunningServer
 
 Call = Callable[..., Caller]
@@ -19,3 +21,20 @@ def call(terrine_server: RunningServer) -> Call:
         return Caller(terrine_server, terrine_server.token(role, project, **token))
 
     return make
+
+
+@pytest.fixture(scope="module")
+def served(
+    tmp_path_factory: pytest.TempPathFactory, digits_ensemble: DigitsEnsemble
+) -> Iterator[RunningServer]:
+    with impatient(tmp_path_factory.mktemp("abused"), digits_ensemble) as server:
+        server.open_project("other", CHEAP)
+        yield server
+
+
+@pytest.fixture
+def unpaid(served: RunningServer) -> Iterator[None]:
+    """Asserts that the test charges nothing."""
+    before = charges(served)
+    yield
+    assert charges(served) == before
