@@ -7,11 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from caller import Caller
 from digits import DigitsEnsemble
-from impatience import (
-    CHEAP,
-    charges,
-    impatient,
-)
+from impatient import CHEAP, charges, impatient
 from server import RunningServer
 
 Call = Callable[..., Caller]

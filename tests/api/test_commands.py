@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from commands import Done, Terrine
 from digits import DigitsEnsemble
 
@@ -22,6 +23,7 @@ from terrine_server.settings import Settings
 TERRINE = [sys.executable, "-c", "from terrine_server.cli import main; main()"]
 
 
+@pytest.mark.slow
 def test_help_and_version_import_no_heavy_library() -> None:
     code = """
 import sys
@@ -90,6 +92,7 @@ def test_serve_refuses_to_start_until_all_is_set_up(terrine: Terrine, tmp_path: 
     assert gone in terrine("serve", TERRINE_DATABASE_PASSWORD_FILE=gone).refused
 
 
+@pytest.mark.slow
 def test_an_owner_goes_from_nothing_to_a_served_label_and_back(
     terrine: Terrine, tmp_path: Path, digits_ensemble: DigitsEnsemble
 ) -> None:
@@ -148,6 +151,7 @@ def test_an_owner_goes_from_nothing_to_a_served_label_and_back(
     assert token.split("_")[2] not in "".join(log)
 
 
+@pytest.mark.slow
 def test_json_is_what_the_http_api_returns(
     terrine: Terrine, tmp_path: Path, digits_ensemble: DigitsEnsemble
 ) -> None:

@@ -203,6 +203,7 @@ def test_simultaneous_clients_get_their_own_answers_and_pay_once(
     assert terrine_server.ledger.verify("study").ok
 
 
+@pytest.mark.slow
 def test_a_full_queue_is_a_503_that_says_when_to_retry(
     tmp_path: Path, digits_ensemble: DigitsEnsemble
 ) -> None:

@@ -38,6 +38,7 @@ def test_a_missing_ledger_is_an_error(terrine: Terrine) -> None:
     assert "There is no data directory" in terrine("audit", "ledger").refused
 
 
+@pytest.mark.slow
 def test_a_fresh_ledger_passes(terrine: Terrine, tmp_path: Path) -> None:
     terrine("init").fine  # noqa: B018 - asserts
     done = subprocess.run(
@@ -57,6 +58,7 @@ def test_an_unwritable_report_is_refused_before_the_work(terrine: Terrine, tmp_p
     assert "there is no directory" in terrine("audit", "mechanisms", "--json", nowhere).refused
 
 
+@pytest.mark.slow
 def test_all_findings_are_printed_written_and_drawn(
     tmp_path: Path, small: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,6 +83,7 @@ def test_all_findings_are_printed_written_and_drawn(
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_loss_above_its_price_ends_with_exit_code_1(
     tmp_path: Path, small: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,6 +74,7 @@ def test_every_mechanism_is_audited() -> None:
     assert {str(case.spec["name"]) for case in CASES} == set(MECHANISMS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("title", SOUND)
 def test_no_mechanism_reveals_more_than_its_price(title: str) -> None:
     # So many draws that the bounds below are many standard deviations away.
@@ -124,6 +125,7 @@ def test_only_neighbouring_votes_are_compared(case: Case) -> None:
             assert sorted(moved[moved != 0]) == [-1, 1]
 
 
+@pytest.mark.slow
 def test_requests_that_begin_with_an_epoch_look_like_the_first_of_a_call() -> None:
     """In one long call, most requests begin while an epoch of an earlier one is open."""
     case, draws = BY_TITLE["stable_svt"], 20_000
@@ -147,6 +149,7 @@ class TestPlantedDefects:
         assert caught(title)
 
     # The price of immutable Laplace is not tight enough to reveal this defect.
+    @pytest.mark.slow
     @pytest.mark.parametrize("title", [title for title in SOUND if title != "immutable, Laplace"])
     def test_a_vote_that_counts_twice(self, title: str, monkeypatch: pytest.MonkeyPatch) -> None:
         replace_in(
@@ -195,6 +198,7 @@ class TestPlantedDefects:
         )
         assert caught("gnmax")
 
+    @pytest.mark.slow
     def test_a_sparse_vector_without_noise_on_its_threshold(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -202,12 +206,14 @@ class TestPlantedDefects:
         replace_sampler(monkeypatch, lambda table, shape: sample(table, shape) * [[1], [0]])
         assert caught("stable_svt")
 
+    @pytest.mark.slow
     def test_a_sparse_vector_without_noise_on_its_queries(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         replace_sampler(monkeypatch, lambda table, shape: sample(table, shape) * [[0], [1]])
         assert caught("stable_svt")
 
+    @pytest.mark.slow
     def test_a_sparse_vector_that_is_too_lenient(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def release(self: StableSVT, counts: Any, *_: Any) -> Released:
             return honest(replace(self, delta_per_query=0.2), counts)

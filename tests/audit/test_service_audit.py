@@ -35,6 +35,7 @@ def test_the_worlds_differ_in_one_teacher_on_every_input(tmp_path: Path) -> None
         assert there.votes(inputs).tolist() == [[TEACHERS - votes - 1, votes + 1]] * 20
 
 
+@pytest.mark.slow
 def test_the_service_keeps_its_budget_and_its_books() -> None:
     attack, books = findings(students=12)
     assert attack.verdict == books.verdict == "holds"

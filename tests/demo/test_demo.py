@@ -158,6 +158,7 @@ def test_mnist_is_split_into_private_public_and_held_out(tmp_path: Path) -> None
         mnist(tmp_path, "as a test")
 
 
+@pytest.mark.slow
 def test_a_server_that_cannot_start_reports_why(tmp_path: Path) -> None:
     with (
         pytest.raises(ServerError, match=r"(?s)ended with code 1.*terrine init"),
@@ -166,6 +167,7 @@ def test_a_server_that_cannot_start_reports_why(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_a_server_stops_when_its_context_ends(tmp_path: Path) -> None:
     made = Settings(
         data_dir=tmp_path / "data", database_url=f"sqlite:///{tmp_path / 'data' / 'terrine.sqlite'}"

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
+import pytest
 from books import GNMAX, answered, digest, open_ledger, open_project, terms
 from ledger_workers import ask_same, ask_until_exhausted, open_projects
 from processes import in_processes
@@ -54,6 +55,7 @@ def test_threads_never_overspend(database_url: str) -> None:
     assert ledger.verify("study").ok
 
 
+@pytest.mark.slow
 def test_processes_never_overspend(database_url: str) -> None:
     ledger = open_ledger(database_url)
     project = open_project(ledger, queries=100)
@@ -86,6 +88,7 @@ def test_the_same_key_at_once_gives_the_same_receipt(database_url: str) -> None:
     assert ledger.project("study").charges == 2
 
 
+@pytest.mark.slow
 def test_processes_that_ask_the_same_pay_once(database_url: str) -> None:
     ledger = open_ledger(database_url)
     project = open_project(ledger, queries=50)
@@ -97,6 +100,7 @@ def test_processes_that_ask_the_same_pay_once(database_url: str) -> None:
     assert ledger.verify("study").ok
 
 
+@pytest.mark.slow
 def test_projects_opened_at_once_never_exceed_the_cap(database_url: str) -> None:
     """The cap holds 5 such budgets; 4 processes try 3 each."""
     ledger = open_ledger(database_url)

@@ -22,6 +22,7 @@ from terrine_server.ledger import Ledger, connect
 from terrine_server.ledger.store import database as database_module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "least"), [("alone", 5), ("another came between", 8), ("tallied", 8)]
 )
@@ -60,6 +61,7 @@ def test_killed_at_any_step_leaves_nothing_half_written(
     assert step >= least, "it took fewer steps than the test reckons with"
 
 
+@pytest.mark.slow
 def test_killed_after_the_commit_the_retry_is_free(database_url: str) -> None:
     ledger = open_ledger(database_url)
     project = open_project(ledger, queries=10)
@@ -70,6 +72,7 @@ def test_killed_after_the_commit_the_retry_is_free(database_url: str) -> None:
     assert ledger.project("study").charges == 5
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_everything_told_was_paid(database_url: str, tmp_path: Path) -> None:
     """Three processes at a time are killed in mid-work, four times over."""
     ledger = open_ledger(database_url)

@@ -107,6 +107,7 @@ def proposal(query: int, kind: int) -> Proposal:
     return answered(query, query % 10) if kind else abstained(query)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     requests=st.lists(

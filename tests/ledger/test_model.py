@@ -251,6 +251,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 # A PostgreSQL database takes a tenth of a second to copy.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("database_url", "examples"), [("sqlite", 30), ("postgresql", 10)], indirect=["database_url"]
 )

@@ -58,6 +58,7 @@ def test_migrating_twice_changes_nothing(engine: Engine) -> None:
     check_schema(engine)
 
 
+@pytest.mark.slow
 def test_processes_that_migrate_at_once_all_succeed(database_url: str) -> None:
     processes = in_processes(migrate, *[(database_url,)] * 6)
     assert [process.exitcode for process in processes] == [0] * 6

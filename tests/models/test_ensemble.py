@@ -170,6 +170,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.slow
 def test_voting_stays_within_its_memory(tmp_path: Path, heads: Path, digits: Dataset) -> None:
     """4,000 heads have 3.2 GB of scores on 20,000 inputs; they must vote within 64 MiB."""
     manifest = load_manifest(heads)

@@ -147,6 +147,7 @@ def test_networks_learn_tables_too(out: Path, plane: Dataset) -> None:
     assert (ensemble.votes(plane.inputs).argmax(1) == plane.labels).mean() > 0.95
 
 
+@pytest.mark.slow
 def test_heads_and_networks_read_digits(tmp_path: Path, digits: Dataset) -> None:
     private, unseen = rows_of(digits, slice(0, 1200)), rows_of(digits, slice(1200, None))
     for how, teachers in ((Heads(), 40), (Networks(epochs=15), 6)):
@@ -252,6 +253,7 @@ def interrupted(killed: Path, out: Path) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_training_continues_after_a_kill(
     interrupted: Path, digits: Dataset, tmp_path: Path
 ) -> None:
@@ -304,6 +306,7 @@ def test_training_continues_after_a_kill(
     assert all(torch.equal(resumed[name], made) for name, made in teachers_in(straight).items())
 
 
+@pytest.mark.slow
 def test_a_damaged_interrupted_training_is_refused(interrupted: Path, digits: Dataset) -> None:
     note = interrupted.with_name("ensemble.partial") / "training.json"
     note.write_bytes(note.read_bytes()[:-5])

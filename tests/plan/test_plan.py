@@ -75,6 +75,7 @@ def test_a_planned_project_answers_as_planned(name: str) -> None:
     assert right / labels == pytest.approx(found.chosen.accuracy, abs=0.01)
 
 
+@pytest.mark.slow
 def test_wanted_answers_are_affordable_at_the_planned_epsilon() -> None:
     for name in ("gnmax", "lnmax"):
         found = plan(name, [synthetic(500)], delta=DELTA, answers=300)
@@ -88,6 +89,7 @@ def test_wanted_answers_are_affordable_at_the_planned_epsilon() -> None:
 # ----------------------------------------------------------------------------- the choice
 
 
+@pytest.mark.slow
 def test_more_teachers_who_agree_as_much_need_less_epsilon() -> None:
     needs = [
         plan("gnmax", [synthetic(n)], delta=DELTA, answers=500).chosen.epsilon for n in (250, 1000)
@@ -99,6 +101,7 @@ def test_more_teachers_who_agree_as_much_need_less_epsilon() -> None:
     assert both.chosen.teachers == 1000
 
 
+@pytest.mark.slow
 def test_more_epsilon_buys_more_answers_and_more_consensus_more_accuracy() -> None:
     votes, grid = synthetic(400), {"sigma": [60.0]}
     more = [plan("gnmax", [votes], delta=DELTA, epsilon=e).wanted for e in (0.5, 2, 4)]
@@ -111,6 +114,7 @@ def test_more_epsilon_buys_more_answers_and_more_consensus_more_accuracy() -> No
     assert accuracy == sorted(set(accuracy))
 
 
+@pytest.mark.slow
 def test_the_chosen_candidate_is_the_best_that_is_accurate_enough() -> None:
     votes = synthetic(300)
     loose = plan("confident_gnmax", [votes], delta=DELTA, epsilon=2.0, accuracy=0.9)
@@ -137,6 +141,7 @@ def test_no_candidate_beats_one_on_the_frontier() -> None:
     assert [b.accuracy for b in best] == sorted(b.accuracy for b in best)
 
 
+@pytest.mark.slow
 def test_curves_rise_and_pass_through_the_plan() -> None:
     votes = synthetic(1000)
     found = plan("gnmax", [votes], delta=DELTA, epsilon=2.0)
@@ -164,6 +169,7 @@ def published(
     ).plan(epsilon)
 
 
+@pytest.mark.slow
 def test_publishing_pays_for_many_teachers_and_not_for_few() -> None:
     def gain(teachers: int, sigma: float, agreement: float) -> float:
         found = published(teachers, sigma, agreement, 4.0)
@@ -178,6 +184,7 @@ def test_publishing_pays_for_many_teachers_and_not_for_few() -> None:
     assert gain(250, 40.0, 0.9) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "grid"),
     [
@@ -230,6 +237,7 @@ def test_a_schedule_is_followed_by_the_real_release_and_gate() -> None:
     assert answered > found.schedule[-1] * 1.2
 
 
+@pytest.mark.slow
 def test_more_publications_help_where_they_are_cheap() -> None:
     mechanism = build_mechanism({"name": "gnmax", "sigma": 100.0}, teachers=5000, classes=10)
     votes = synthetic(5000, Consensus(0.8))
@@ -305,6 +313,7 @@ def test_tied_and_unanimous_votes_are_planned_without_a_nan(name: str, level: Co
         assert all(math.isfinite(bound) for bound in found.publishing.bounds)
 
 
+@pytest.mark.slow
 def test_unanimity_beyond_floating_point_is_planned() -> None:
     found = plan(
         "gnmax",

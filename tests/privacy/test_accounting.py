@@ -269,6 +269,7 @@ class TestDiscreteGaussianShift:
         assert shift_mu(sigma) * sigma == pytest.approx(ratio, abs=5e-5)
         assert shift_mu(sigma) * sigma > 1
 
+    @pytest.mark.slow
     @settings(deadline=None, max_examples=20)
     @given(st.floats(0.5, 60))
     def test_the_central_step_is_the_widest_for_any_sigma(self, sigma: float) -> None:

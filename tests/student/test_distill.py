@@ -40,6 +40,7 @@ def study(
     return distill(client, digits.public, out, held_out=own, training=training, **options)
 
 
+@pytest.mark.slow
 def test_a_student_queries_until_it_is_refused_and_trains(
     server: RunningServer, tmp_path: Path
 ) -> None:

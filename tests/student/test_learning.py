@@ -54,12 +54,14 @@ def learn_moons(method: Method) -> float:
     return student.accuracy(x, truth)
 
 
+@pytest.mark.slow
 def test_virtual_adversarial_training_finds_the_gap_between_the_moons() -> None:
     supervised, vat = side_by_side(learn_moons, methods("supervised", "vat"))
     assert supervised < 0.93
     assert vat > 0.97
 
 
+@pytest.mark.slow
 def test_unlabelled_digits_teach_more_than_labels_alone() -> None:
     images, truth = digits()
     pool, unseen = slice(0, 400), slice(1000, None)
@@ -82,6 +84,7 @@ def test_unlabelled_digits_teach_more_than_labels_alone() -> None:
     assert vat > 0.93
 
 
+@pytest.mark.slow
 def test_fixmatch_learns_more_from_distorted_images_than_labels_alone(shared_data: Path) -> None:
     """On images large enough to be distorted: 200 labels among 2,000 MNIST test images."""
     images = read_idx(shared_data / "mnist" / "t10k-images-idx3-ubyte.gz")
@@ -115,6 +118,7 @@ def test_copies_of_one_input_are_ordered_too() -> None:
     assert sorted(order) == list(range(50))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["supervised", "vat", "fixmatch"])
 def test_a_student_depends_on_its_seed_alone_not_on_others_trained_in_parallel(
     method: Method,

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from migrated import migrated
 from sqlalchemy import Connection, inspect, select
 
-from terrine_server.ledger import Ledger, ProjectRecord, Proposal, connect, upgrade
+from terrine_server.ledger import Ledger, ProjectRecord, Proposal, connect
 from terrine_server.ledger.store.tables import idempotency
 from terrine_server.privacy import Account, Terms, VoteOutcome, build_mechanism, cap, quote
 
@@ -59,9 +60,7 @@ def unvoted(query: object, given: object = None) -> Proposal:
 
 def open_ledger(url: str, epsilon: float = 20.0) -> Ledger:
     """A migrated database with one ensemble, `mnist`."""
-    engine = connect(url)
-    upgrade(engine)
-    ledger = Ledger(engine)
+    ledger = Ledger(migrated(url))
     register(ledger, "mnist", epsilon)
     return ledger
 

@@ -7,8 +7,9 @@ from functools import lru_cache
 
 import numpy as np
 from books import INFO, RECORDS, digest
+from migrated import migrated
 
-from terrine_server.ledger import Ledger, ProjectRecord, Proposal, connect, upgrade
+from terrine_server.ledger import Ledger, ProjectRecord, Proposal
 from terrine_server.ledger.charging.tallies import meter_of
 from terrine_server.planning.forecast import Consensus, Votes
 from terrine_server.planning.proposal import propose
@@ -37,9 +38,7 @@ def published_terms(epsilon: float = EPSILON) -> Terms:
 
 def publishing_ledger(url: str) -> Ledger:
     """A migrated database with one ensemble, `thousand`, whose cap has a Rényi order."""
-    engine = connect(url)
-    upgrade(engine)
-    ledger = Ledger(engine)
+    ledger = Ledger(migrated(url))
     info = {**INFO, "teachers": TEACHERS}
     ledger.register_ensemble(
         "thousand", "ensembles/thousand", digest("thousand").hex(), info, RECORDS, CAP

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from digits import DigitsEnsemble
+from migrated import migrated
 from sqlalchemy import Engine
 
 from terrine_protocol import ProjectOpen, Role, TokenCreate
 from terrine_server.audit.world import serving
-from terrine_server.ledger import Ledger, ProjectRecord, connect, upgrade
+from terrine_server.ledger import Ledger, ProjectRecord
 from terrine_server.owner.operations import open_project, register_ensemble
 from terrine_server.owner.tokens import Tokens, load_secret_key, make_secret_key
 from terrine_server.settings import Settings
@@ -71,8 +72,7 @@ def installed(
     name = ensemble.manifest.name
     shutil.copytree(ensemble.directory, made.ensembles_dir / name)
     make_secret_key(made.secret_key_path)
-    engine = connect(database_url)
-    upgrade(engine)
+    engine = migrated(database_url)
     register_ensemble(Ledger(engine), made, name, CAP_EPSILON, CAP_DELTA)
     return made, engine
 

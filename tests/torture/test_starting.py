@@ -128,6 +128,7 @@ def test_init_completes_after_an_init_that_was_killed(
     assert interrupted, "every kill came too late"
 
 
+@pytest.mark.slow
 def test_a_secret_key_is_complete_or_missing(tmp_path: Path) -> None:
     """Kill before each call that creates the key."""
     path, call, ended = tmp_path / "secret.key", 0, -signal.SIGKILL

@@ -1,8 +1,7 @@
-"""A server that waits a second for anybody, and clients that keep it waiting."""
+"""A server that closes slow connections after a second, and one that never does."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,15 +11,11 @@ import numpy as np
 from caller import Caller, npy
 from digits import DigitsEnsemble
 from server import RunningServer, running_server
-from wire import Wire
 
-CHUNKED = "Transfer-Encoding: chunked"
 SECONDS = 1
 """Time that the impatient server allows for a head, and for a body."""
 PATIENT = {"keep_alive_seconds": 600, "body_seconds": 600}
 """Settings of a server that closes no connection during a test."""
-PATIENCE_SECONDS = 30
-"""How long a test waits for the server to close a connection."""
 CHEAP = {"name": "gnmax", "sigma": 100.0}
 
 
@@ -49,16 +44,3 @@ def answers(server: RunningServer, count: int = 1) -> None:
     """Check that the server answers another student."""
     caller = Caller(server, server.token())
     assert caller.label(server.ensemble.public[:count]).status_code == 200
-
-
-def dribble(wires: list[Wire], data: bytes) -> None:
-    """Send `data` again and again until the server responds or closes.
-
-    A server that measures the time since the last byte would never do so.
-    """
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while waiting := [wire for wire in wires if wire.silent()]:
-        assert time.monotonic() < deadline, "the server waits for the end of an endless request"
-        for wire in waiting:
-            wire.send(data)
-        time.sleep(0.1)

@@ -1,0 +1,216 @@
+"""Clients that would use up connections, threads, time or memory."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from pathlib import Path
+from threading import Event
+
+import numpy as np
+import pytest
+from caller import Caller, npy, npz
+from digits import DigitsEnsemble
+from impatient import PATIENT, answers, charges, impatient, question
+from server import RunningServer
+from serving import until
+from wire import Reply, Wire, label, request
+
+from terrine_server.api import students
+from terrine_server.api.decoding import Decoded, decode
+
+PATIENCE_SECONDS = 30
+"""How long a test waits for the server to close a connection."""
+CHUNKED = "Transfer-Encoding: chunked"
+HEADS = [b"GET /healthz HT", b"GET /healthz HTTP/1.1\r\nHost: terrine\r\nX-A: "]
+"""Incomplete heads."""
+
+
+@pytest.mark.slow
+def test_a_head_that_never_ends_is_closed(served: RunningServer) -> None:
+    silent = [Wire(served) for _ in range(10)]
+    talking = [Wire(served) for _ in range(20)]
+    for wire, begun in zip(talking, HEADS * 10, strict=True):
+        wire.send(begun)
+    dribble(talking, b"x")
+    assert all(wire.ends() for wire in [*silent, *talking])
+    answers(served)
+
+
+@pytest.mark.slow
+def test_a_second_head_has_the_same_time_limit_as_the_first(served: RunningServer) -> None:
+    with closing(Wire(served)) as wire:
+        wire.send(request("GET", "/healthz"))
+        assert wire.reply().status == 200
+        wire.send(HEADS[1])
+        dribble([wire], b"x")
+        assert wire.ends()
+
+
+def test_endless_bodies_block_neither_threads_nor_the_project(
+    tmp_path: Path, digits_ensemble: DigitsEnsemble
+) -> None:
+    """More bodies than threads, all in the project of the student who is answered."""
+    with impatient(tmp_path, digits_ensemble, **PATIENT) as server:
+        wires = [Wire(server) for _ in range(100)]
+        for wire, begun in zip(wires, HEADS * 20, strict=False):
+            wire.send(begun)
+        endless_bodies(server, wires[40:])
+        answers(server)
+        assert all(wire.silent() for wire in wires), "a connection was closed"
+        assert charges(server) == 1
+        for wire in wires:
+            wire.close()
+
+
+@pytest.mark.slow
+def test_endless_bodies_are_refused_and_cost_nothing(served: RunningServer) -> None:
+    wires, before = [Wire(served) for _ in range(60)], charges(served)
+    endless_bodies(served, wires)
+    dribble(wires[1::2], b"x")
+    assert {wire.reply().slug for wire in wires} == {"request-timeout"}
+    assert all(wire.ends() for wire in wires)
+    assert charges(served) == before
+    answers(served, 2)
+
+
+def dribble(wires: list[Wire], data: bytes) -> None:
+    """Send `data` again and again until the server responds or closes.
+
+    A server that measures the time since the last byte would never do so.
+    """
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while waiting := [wire for wire in wires if wire.silent()]:
+        assert time.monotonic() < deadline, "the server waits for the end of an endless request"
+        for wire in waiting:
+            wire.send(data)
+        time.sleep(0.1)
+
+
+def endless_bodies(server: RunningServer, wires: list[Wire]) -> None:
+    """Send an incomplete body on every wire; on every second one in chunks."""
+    token, body = server.token(), question()
+    for number, wire in enumerate(wires):
+        length = f"Content-Length: {len(body) + 1000}"
+        wire.send(label(token, body[:-1], length) if number % 2 else label(token, b"", CHUNKED))
+
+
+@pytest.mark.slow
+def test_bodies_without_a_valid_token_have_the_same_time_limit(served: RunningServer) -> None:
+    wires = [Wire(served) for _ in range(3)]
+    for wire, path in zip(wires, ("/projects", "/tokens", "/label/estimate"), strict=True):
+        wire.send(request("POST", path, "Content-Length: 100", body=b"{"))
+    for wire in wires:
+        assert wire.reply().slug == "request-timeout"
+        assert wire.ends()
+
+
+@pytest.mark.slow
+def test_a_slow_body_that_ends_in_time_is_answered_and_paid(
+    tmp_path: Path, digits_ensemble: DigitsEnsemble
+) -> None:
+    """The time limit for heads does not apply to the body."""
+    with impatient(tmp_path, digits_ensemble, body_seconds=600) as server:
+        body = question()
+        with closing(Wire(server)) as wire:
+            length = f"Content-Length: {len(body)}"
+            wire.send(label(server.token(), b"", length, "Expect: 100-continue"))
+            assert wire.reply().status == 100
+            for at in range(0, len(body), 100):
+                assert Wire(server).ends(), "the time limit for a head has passed again"
+                wire.send(body[at : at + 100])
+            assert wire.reply().status == 200
+        assert charges(server) == 1
+
+
+def test_beyond_the_limit_new_connections_get_a_503_and_others_go_on(
+    tmp_path: Path, digits_ensemble: DigitsEnsemble
+) -> None:
+    with impatient(tmp_path, digits_ensemble, max_connections=5, **PATIENT) as server:
+        ask = request("GET", "/budget", f"Authorization: Bearer {server.token()}")
+        within = Wire(server)
+        within.send(ask)
+        assert within.reply().status == 200
+        stuck = [Wire(server) for _ in range(4)]
+        newcomer = Wire(server)
+        newcomer.send(ask)
+        told = newcomer.reply()
+        assert (told.status, told.slug) == (503, "overloaded")
+        assert int(told.headers["retry-after"]) > 0
+        assert newcomer.ends()
+        within.send(ask)
+        assert within.reply().status == 200
+        assert all(wire.silent() for wire in stuck)
+        stuck.pop().close()
+        served = until(lambda: asked_anew(server, ask), lambda reply: reply.status == 200)
+        assert served.json()["project"] == "study"
+        for wire in [within, *stuck]:
+            wire.close()
+
+
+def asked_anew(server: RunningServer, ask: bytes) -> Reply:
+    """Send a request on a new connection; return the response."""
+    with closing(Wire(server)) as wire:
+        wire.send(ask)
+        return wire.reply()
+
+
+def test_many_decompression_bombs_block_nobody_and_cost_nothing(
+    tmp_path: Path, digits_ensemble: DigitsEnsemble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each unpacks to the limit or beyond and is not a valid query; there are more than threads.
+
+    None is finished before another client has been answered.
+    """
+    limit, bombs, unpack = 4 << 20, 60, decode
+    begun, answered = Event(), Event()
+
+    def unpack_for_long(kind: str, body: bytes, most: int) -> Decoded:
+        begun.set()
+        assert answered.wait(PATIENCE_SECONDS), "they block another client"
+        return unpack(kind, body, most)
+
+    monkeypatch.setattr(students, "decode", unpack_for_long)
+    with impatient(tmp_path, digits_ensemble, max_body_bytes=limit, **PATIENT) as server:
+        within = npz(inputs=np.zeros(limit - 1000, np.uint8))
+        beyond = npz(inputs=np.zeros(8 * limit, np.uint8))
+        assert len(within) < limit / 100
+        token, wires = server.token(), [Wire(server) for _ in range(bombs)]
+        for wire, body in zip(wires, [within, beyond] * (bombs // 2), strict=True):
+            length = f"Content-Length: {len(body)}"
+            wire.send(label(token, body, length).replace(b"x-npy", b"x-npz"))
+        assert begun.wait(PATIENCE_SECONDS)
+        try:
+            assert Caller(server, token).http.get("/budget").status_code == 200
+            assert all(wire.silent() for wire in wires)
+        finally:
+            answered.set()
+        told = [wire.reply().slug for wire in wires]
+        assert told == ["invalid-query", "payload-too-large"] * (bombs // 2)
+        answers(server)
+        assert charges(server) == 1
+
+
+def test_when_bodies_fill_the_memory_limit_another_gets_a_503(
+    tmp_path: Path, digits_ensemble: DigitsEnsemble
+) -> None:
+    """A single body is always read; its memory is free again once it is answered."""
+    with impatient(tmp_path, digits_ensemble, max_held_bytes=1024, body_seconds=30) as server:
+        token, body = server.token(), npy(np.zeros((100, 8, 8), np.uint8))
+        length = f"Content-Length: {len(body)}"
+        asked = label(token, body, length)
+        first = Wire(server)
+        first.send(label(token, b"", length, "Expect: 100-continue"))
+        assert first.reply().status == 100, "the body is being read"
+        first.send(body[:-1])
+        second = Wire(server)
+        second.send(asked)
+        told = second.reply()
+        assert (told.status, told.slug) == (503, "overloaded")
+        assert int(told.headers["retry-after"]) > 0
+        assert charges(server) == 0
+        first.send(body[-1:])
+        assert first.reply().status == 200
+        first.send(asked)
+        assert first.reply().status == 200
+        assert charges(server) == 1
