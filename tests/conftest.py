@@ -15,8 +15,21 @@ if TYPE_CHECKING:  # heavy: imported by the fixtures that need it, when they do
     from digits import DigitsEnsemble
     from server import RunningServer
 
-SERVERS = {"postgresql", "postgres", "mortal", "servers"}
-"""Who is given this parameter or one of these fixtures needs a server in another process."""
+WHOLE_SERVICES = {"audit", "demo", "docker", "fuzz", "operating", "student", "torture"}
+"""Directories whose tests run whole services, trainings or many draws."""
+SLOW_FILES = {
+    *("api/test_broken_books", "api/test_commands", "api/test_queueing", "api/test_exhaustion"),
+    *("api/test_abuse", "api/test_paging", "api/test_rendering", "ledger/test_concurrency"),
+    *("ledger/test_crash", "ledger/test_edits", "ledger/test_groups", "ledger/test_ledger_cli"),
+    *("ledger/test_model", "ledger/test_publishing", "ledger/test_schema_guards"),
+    *("models/test_ensemble", "models/test_ensemble_cli", "models/test_teachers"),
+    *("plan/test_plan", "plan/test_plan_commands", "plan/test_planning_documentation"),
+    *("packaging/test_distribution", "privacy_data_dependent/test_cost_properties"),
+    "privacy_data_dependent/test_smoothness_brute_force",
+}
+"""Files most of whose tests take seconds."""
+SERVERS = {"postgresql", "postgres", "mortal", "servers", "terrine_server", "served"}
+"""A test that is given this parameter, or one of these fixtures, needs a running server."""
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 for size in ("COLUMNS", "LINES"):  # of the terminal that the tests are started from
@@ -27,24 +40,24 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put long tests first where several processes share them, and mark what needs a server.
+    """Put long tests first where several processes share them, and mark what is slow.
 
-    `make test-fast` runs what is not marked `slow`. A test is slow if it takes more than two
-    seconds on an idle machine, which its file says with a mark of its own, or if it starts a server
-    in another process (PostgreSQL, `terrine serve`). Where that server comes from a fixture, the
-    mark is set here; a test that starts one by itself carries the mark.
+    `make test-fast` runs what is not marked `slow`. A test is slow if it takes more than about two
+    seconds on an idle machine, which its file says with a mark of its own, or if it is of
+    `WHOLE_SERVICES` or `SLOW_FILES`, or needs one of `SERVERS`: those are marked here.
     """
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     for item in items:
-        if isinstance(item, pytest.Function) and _uses_a_server(item):
+        if isinstance(item, pytest.Function) and _is_slow(item):
             item.add_marker(pytest.mark.slow)
 
 
-def _uses_a_server(item: pytest.Function) -> bool:
+def _is_slow(item: pytest.Function) -> bool:
     given = item.callspec.params.values() if hasattr(item, "callspec") else ()
     named = {value for value in given if isinstance(value, str)}.union(item.fixturenames)
-    return not named.isdisjoint(SERVERS)
+    room, file = item.path.parent.name, f"{item.path.parent.name}/{item.path.stem}"
+    return room in WHOLE_SERVICES or file in SLOW_FILES or not named.isdisjoint(SERVERS)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
