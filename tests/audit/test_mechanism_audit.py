@@ -157,7 +157,8 @@ class TestPlantedDefects:
             BY_TITLE[title].build(),
             checked_counts=lambda counts, *_: 2 * counts.astype(np.int64),
         )
-        assert caught(title)
+        # Of confident_gnmax, 40,000 draws miss this defect once in fifty times.
+        assert caught(title, 4 * DRAWS if title == "confident_gnmax" else DRAWS)
 
     @pytest.mark.parametrize(
         ("title", "event"),
