@@ -7,7 +7,17 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from books import GNMAX, abstained, answered, digest, open_ledger, open_project, register, terms
+from books import (
+    EPOCHS,
+    GNMAX,
+    abstained,
+    answered,
+    digest,
+    open_ledger,
+    open_project,
+    register,
+    terms,
+)
 from edits import Hand, edited_json, other_values
 from publishing import open_published, published_terms, publishing_ledger, voted
 from sqlalchemy import Engine, event, text
@@ -49,6 +59,14 @@ def kept(url: str, key: str = "key") -> list[int]:
         return found
 
 
+EDITED = (
+    *("[2,1,-2,3]", "[2,-1,2,3]"),  # repeated, as if it had been paid
+    *("[2,0,-2,3]", "[0,-1,-2,3]", "[2,-1,-2,0]"),  # answered, as if it had been refused
+    *("[2,-2,-2,3]", "[3,-1,-2,2]", "[2,-1,-2]"),  # of other queries, or of fewer
+)
+"""What is made of [2,-1,-2,3]."""
+
+
 def test_a_retry_is_answered_from_charges_by_their_numbers(
     ledger: Ledger, database_url: str
 ) -> None:
@@ -64,6 +82,14 @@ def test_a_retry_is_answered_from_charges_by_their_numbers(
     assert [result.label for result in first] == [2, 1, 2, 3]
     assert kept(database_url) == [2, -1, -2, 3]
     assert fresh(database_url).charge(project.id, batch, KEY).results == first
+
+    edits = hand(database_url)
+    for edited in EDITED:
+        with edits.set("idempotency", 0, "results", edited):
+            with pytest.raises(BrokenBooks, match="this Idempotency-Key was altered"):
+                fresh(database_url).charge(project.id, batch, KEY)
+            again = fresh(database_url).charge(project.id, batch).results
+            assert [result.label for result in again] == [2, 1, 2, 3]
 
     more = [answered("new", 9), answered("fits"), answered("fits not")]
     refused = ledger.charge(project.id, more, ("second", digest("more"))).results
@@ -190,6 +216,25 @@ def test_an_edited_tally_is_refused_or_counts_on(
                     fresh(database_url).secret_spend("study")
                 assert balance(database_url) == before
                 assert not fresh(database_url).verify("study").ok
+
+
+def test_an_epoch_that_was_opened_cannot_be_unpaid(ledger: Ledger, database_url: str) -> None:
+    """Four answers are of two epochs at least, as an epoch has three."""
+    project = open_project(ledger, 5, EPOCHS)
+    opening = project.terms.opening
+    assert opening is not None
+    queries = [answered(query, epoch=query // 3) for query in range(4)]
+    after = ledger.charge(project.id, queries).project
+    edits = hand(database_url)
+    for column, price in [("spent", opening.cost), ("cap_spent", opening.cap_cost)]:
+        assert getattr(after, column) == 2 * price
+        for value in (0, price, 2 * price - 1, 4 * price + 1):
+            with edits.set("projects", 0, column, value) as done:
+                assert done
+                with pytest.raises(BrokenBooks):
+                    fresh(database_url).charge(project.id, [answered("new", epoch=0)])
+                assert not ledger.verify("study").ok
+    assert ledger.verify("study").ok
 
 
 # ------------------------------------------------------------------------- opening and closing
