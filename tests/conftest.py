@@ -21,7 +21,7 @@ SLOW_FILES = {
     *("api/test_broken_books", "api/test_commands", "api/test_queueing", "api/test_exhaustion"),
     *("api/test_abuse", "api/test_paging", "api/test_rendering", "ledger/test_concurrency"),
     *("ledger/test_crash", "ledger/test_edits", "ledger/test_groups", "ledger/test_ledger_cli"),
-    *("ledger/test_model", "ledger/test_publishing", "ledger/test_schema_guards"),
+    *("ledger/test_model", "ledger/test_publishing", "ledger/test_parts"),
     *("models/test_ensemble", "models/test_ensemble_cli", "models/test_teachers"),
     *("plan/test_plan", "plan/test_plan_commands", "plan/test_planning_documentation"),
     *("packaging/test_distribution", "privacy_data_dependent/test_cost_properties"),

@@ -16,9 +16,10 @@ from sqlalchemy.exc import DBAPIError
 
 from terrine_protocol import ProjectStatus, Role
 from terrine_server.doctor.database import rights
-from terrine_server.ledger import Ledger, check_schema, connect
-from terrine_server.ledger.store.guards import missing_guards
+from terrine_server.errors import DatabaseUnavailable
+from terrine_server.ledger import Ledger, check_schema, connect, upgrade
 from terrine_server.ledger.store.roles import grant
+from terrine_server.ledger.store.schema import missing_parts
 
 pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
@@ -54,7 +55,7 @@ def test_the_service_needs_no_more_rights_than_it_is_given(
     open_ledger(database_url)
     grant(connect(database_url), role_of(service))
     check_schema(restricted)
-    assert missing_guards(restricted) == []
+    assert missing_parts(restricted) == []
     ledger = Ledger(restricted)
     register(ledger, "second")
     project = open_project(ledger, 10, CONFIDENT, ensemble="second")
@@ -153,6 +154,25 @@ def test_the_doctor_says_which_rights_are_missing(
     assert f"terrine init --service-role {role_of(service)}" in said.mend
     (said,) = rights(connect(database_url))
     assert said.state == "warning", "the owner may do anything"
+
+
+def test_the_service_sees_what_the_tables_lack(
+    database_url: str, service: URL, restricted: Engine
+) -> None:
+    open_ledger(database_url)
+    owner = connect(database_url)
+    grant(owner, role_of(service))
+    with owner.begin() as connection:
+        connection.execute(text("DROP TRIGGER charges_no_delete ON charges"))
+        connection.execute(text("ALTER TABLE charges DROP CONSTRAINT ck_charges_price"))
+        connection.execute(text("DROP INDEX uq_charges_answered_input"))
+    assert [part.name for part in missing_parts(restricted)] == [
+        "check ck_charges_price of charges",
+        "unique index uq_charges_answered_input of charges",
+        "trigger charges_no_delete on charges",
+    ]
+    with pytest.raises(DatabaseUnavailable, match=r"may not|permission|owner"):
+        upgrade(restricted)  # only the owner of the tables may restore them
 
 
 def test_init_grants_the_rights(

@@ -209,13 +209,30 @@ def test_altered_missing_replaced_and_unregistered_ensembles_are_found(
     assert "a different ensemble" in found
 
 
-def test_a_dropped_trigger_is_found(served_machine: Machine) -> None:
-    on = "" if served_machine.database_url.startswith("sqlite") else " ON charges"
+def test_what_the_tables_lack_is_found_and_init_restores_it(served_machine: Machine) -> None:
+    charge(served_machine, 1)
+    on = " ON charges" * (not served_machine.database_url.startswith("sqlite"))
     with connect(served_machine.database_url).begin() as connection:
         connection.execute(text(f"DROP TRIGGER charges_no_update{on}"))
+        connection.execute(text("DROP INDEX uq_charges_answered_input"))
     ((check, state, found, mend),) = served_machine.wrong()
     assert (check, state) == ("schema", "problem")
-    assert "charges_no_update" in found
+    assert "trigger charges_no_update on charges" in found
+    assert "unique index uq_charges_answered_input of charges" in found
+    assert mend == "terrine init && terrine ledger verify all"
+    printed = served_machine.run("init").fine
+    assert "trigger charges_no_update on charges" in printed
+    assert "terrine ledger verify all" in printed
+    assert served_machine.wrong() == []
+    assert "Restored" not in served_machine.run("init").fine
+
+
+def test_what_no_statement_restores_needs_a_backup(served_machine: Machine) -> None:
+    with connect(served_machine.database_url).begin() as connection:
+        connection.execute(text("ALTER TABLE tokens RENAME COLUMN label TO marked"))
+    check, state, found, mend = served_machine.wrong()[0]
+    assert (check, state) == ("schema", "problem")
+    assert "column label of tokens" in found
     assert "backup" in mend
 
 

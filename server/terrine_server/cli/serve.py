@@ -41,10 +41,18 @@ def init(
     engine = connect(settings.database, settings.database_password())
     if service_role is not None and engine.dialect.name != "postgresql":
         fail("--service-role is for PostgreSQL; SQLite has no roles.")
-    upgrade(engine)
+    restored = upgrade(engine)
     if service_role is not None:
         grant(engine, service_role)
     console.print(f"{'Created' if made else 'Kept'} the secret key {settings.secret_key_path}.")
+    if restored:
+        console.print(
+            f"Restored in the ledger's tables: {'; '.join(restored)}. Nothing guarded what was "
+            "written without them: run `terrine ledger verify all`.",
+            style="bold yellow",
+            highlight=False,
+            soft_wrap=True,
+        )
     console.print(f"The ledger is ready. Data directory: {settings.data_dir.absolute()}")
 
 

@@ -13,8 +13,8 @@ from sqlalchemy import Connection, Engine, text
 from terrine_server.doctor.files import disk, private
 from terrine_server.doctor.finding import Finding, State
 from terrine_server.ledger.store.database import reading, sqlite_path
-from terrine_server.ledger.store.guards import missing_guards
 from terrine_server.ledger.store.roles import missing, over_history
+from terrine_server.ledger.store.schema import missing_parts
 
 OLDEST_POSTGRESQL = 14
 CLOCK_SKEW, CLOCK_BROKEN = timedelta(seconds=1), timedelta(minutes=1)
@@ -61,14 +61,21 @@ def rights(engine: Engine) -> Iterator[Finding]:
 
 
 def schema(engine: Engine) -> Iterator[Finding]:
-    """Check that the tables and all that guards them are there."""
-    missing = missing_guards(engine)
-    for part in missing:
-        found = f"The database lacks {part}, or it was altered or disabled."
-        mend = "Restore the database from a backup, then run terrine ledger verify all"
+    """Check that the tables have all the parts that keep charges and balances right."""
+    parts = missing_parts(engine)
+    restorable = [part.name for part in parts if part.restore]
+    lost = [part.name for part in parts if not part.restore]
+    if restorable:
+        found = f"The tables lack: {'; '.join(restorable)}."
+        mend = "terrine init && terrine ledger verify all"
         yield Finding("schema", State.PROBLEM, found, mend)
-    if not missing:
-        yield Finding("schema", State.OK, "Tables, constraints and triggers are this Terrine's.")
+    if lost:
+        found = f"The tables lack what cannot be added to them: {'; '.join(lost)}."
+        mend = "Restore a backup of the database; terrine ledger verify all"
+        yield Finding("schema", State.PROBLEM, found, mend)
+    if not parts:
+        found = "The tables, their constraints and triggers match this version of Terrine."
+        yield Finding("schema", State.OK, found)
 
 
 def _sqlite(engine: Engine, path: Path) -> Iterator[Finding]:

@@ -12,37 +12,37 @@ from sqlalchemy import Connection, Engine, text
 
 from terrine_server.errors import DatabaseUnavailable, SchemaMismatch
 from terrine_server.ledger.store.database import reading, sqlite_path, use_write_ahead_log, writing
+from terrine_server.ledger.store.parts import Part, missing
 
 # Any number will do as long as it is Terrine's own: it names the lock under which migrations run.
 _MIGRATION_LOCK = 0x7E221E
 
 
-def upgrade(engine: Engine) -> None:
-    """Create the tables, or bring them to this version. Changes nothing when they are.
+def upgrade(engine: Engine) -> list[str]:
+    """Create the tables, or bring them to this version.
 
-    Several processes may do so at once: one migrates, the others wait for it. Raises
-    SchemaMismatch when the database is newer than this version, DatabaseUnavailable when it
-    cannot be reached; either way nothing is half-migrated.
+    If they are of this version, restore the parts that somebody removed, as far as a statement can,
+    and return their names: they did not guard what was written meanwhile. Several processes may do
+    so at once: one migrates, the others wait for it. Raises SchemaMismatch when the database is
+    newer than this version, BrokenBooks when its rows contradict a part, and DatabaseUnavailable
+    when it cannot be reached; either way nothing is half-migrated.
     """
     path = sqlite_path(engine)
     if path is not None:
         _create_file(path)
         use_write_ahead_log(engine)
+    config = _config()
     with writing(engine) as connection:
         if path is None:
             connection.execute(
                 text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATION_LOCK}
             )
-        if _state(connection) == "newer":
+        state = _state(connection)
+        if state == "newer":
             raise _newer()
-        migrate(connection)
-
-
-def migrate(connection: Connection) -> None:
-    """Run the migrations that a database lacks, in the connection's transaction."""
-    config = _config()
-    config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+        return _restore(connection) if state == "current" else []
 
 
 def check_schema(engine: Engine) -> None:
@@ -57,6 +57,24 @@ def check_schema(engine: Engine) -> None:
             if state == "empty"
             else "The ledger's tables are of an older Terrine. Run `terrine init` to migrate them."
         )
+
+
+def missing_parts(engine: Engine) -> list[Part]:
+    """Return the constraints, indexes, triggers and columns that the tables lack.
+
+    Needs no right but to connect. Raises DatabaseUnavailable.
+    """
+    with reading(engine) as connection:
+        return list(missing(connection, ScriptDirectory.from_config(_config())))
+
+
+def _restore(connection: Connection) -> list[str]:
+    scripts = ScriptDirectory.from_config(_config())
+    restored = [part for part in missing(connection, scripts) if part.restore]
+    for part in restored:
+        for statement in part.restore:
+            connection.execute(text(statement))
+    return [part.name for part in restored]
 
 
 def _state(connection: Connection) -> str:
