@@ -26,10 +26,10 @@ UNREADABLE = (
 """What reading a value that was never written may raise."""
 
 
-def check_types(columns: Iterable[Column[Any]], row: Mapping[str, Any], prefix: str = "") -> None:
+def check_types(columns: Iterable[Column[Any]], row: Mapping[str, Any]) -> None:
     """Each value is of its column's type. SQLite keeps a value of any type in any column."""
     for column in columns:
-        value = row[prefix + column.name]
+        value = row[column.name]
         if value is None and column.nullable:
             continue
         if type(value) is not column.type.python_type:
