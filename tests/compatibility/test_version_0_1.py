@@ -109,7 +109,7 @@ def asked(project: str) -> list[QueryDigest]:
 
 @pytest.mark.parametrize("project", LABELLED)
 def test_a_retry_gets_the_reply_that_it_got(project: str, ledger: Ledger) -> None:
-    (receipt,) = ledger.consult(project, [("monday", digest("monday"))], [asked(project)]).told
+    (receipt,) = ledger.consult(project, [("monday", digest("monday"))], [asked(project)]).answers
     assert isinstance(receipt, Receipt)
     assert views.answers(receipt).decode() == read("wire.json")["labels"][project]
 

@@ -88,7 +88,7 @@ def test_a_retry_in_a_group_is_told_what_it_was_told(ledger: Ledger) -> None:
     assert again.results == first.results
     assert numbers(other) == [3]
     asked = [QueryDigest(digest(query), digest(query)) for query in (0, 1)]
-    told = ledger.consult("study", [None, key, ("new", digest(1))], [[], asked, []]).told
+    told = ledger.consult("study", [None, key, ("new", digest(1))], [[], asked, []]).answers
     assert told[::2] == [None, None]
     assert isinstance(told[1], Receipt)
     assert told[1].results == first.results

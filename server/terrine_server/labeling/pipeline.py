@@ -136,7 +136,7 @@ class Labeling:
         Each gets its receipt, or a refusal that concerns it alone. Raises a `TerrineError` if
         nothing was answered; then nothing was charged, unless the database died during the commit.
         """
-        told: dict[int, Receipt | TerrineError] = {}
+        answers: dict[int, Receipt | TerrineError] = {}
         waiting = list(range(len(asks)))
         while waiting:
             with self._metrics.stage("replay"):
@@ -147,9 +147,11 @@ class Labeling:
                 )
                 project = record.project
                 self._check(project, group)
-                told |= {i: fate for i, fate in zip(waiting, record.told, strict=True) if fate}
-            if any(record.told):
-                waiting = [index for index in waiting if index not in told]
+                answers |= {
+                    i: fate for i, fate in zip(waiting, record.answers, strict=True) if fate
+                }
+            if any(record.answers):
+                waiting = [index for index in waiting if index not in answers]
                 continue
             drawn = self._drawn(project, group, self._payable(project, digests, record.recorded))
             proposals = iter(
@@ -160,10 +162,10 @@ class Labeling:
             # then, so this loop ends.
             with self._metrics.stage("charge"), suppress(Overtaken):
                 paid = self._ledger.charge_group(project.id, batches, record)
-                told |= zip(waiting, paid, strict=True)
+                answers |= zip(waiting, paid, strict=True)
                 waiting = []
-        self._count(told.values())
-        return [told[index] for index in range(len(asks))]
+        self._count(answers.values())
+        return [answers[index] for index in range(len(asks))]
 
     def _check(self, project: ProjectRecord, asks: Sequence[Ask]) -> None:
         """Raise the errors that concern all requests of a group."""
@@ -174,9 +176,9 @@ class Labeling:
                 "The ledger was replaced by another one. Send the request again."
             )
 
-    def _count(self, told: Iterable[Receipt | TerrineError]) -> None:
+    def _count(self, answers: Iterable[Receipt | TerrineError]) -> None:
         """Count the outcomes that are about to be sent; they are public."""
-        results = chain.from_iterable(r.results for r in told if isinstance(r, Receipt))
+        results = chain.from_iterable(r.results for r in answers if isinstance(r, Receipt))
         for (outcome, replayed), times in Counter(
             (result.outcome, result.replayed) for result in results
         ).items():

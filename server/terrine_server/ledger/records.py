@@ -183,12 +183,12 @@ class Recorded:
 class OnRecord:
     """A project as it stands, and what is on record of some requests to it, all at one moment.
 
-    `told`: for each request the receipt that came before under its key, None for a new one, an
+    `answers`: for each request the receipt that came before under its key, None for a new one, an
     IdempotencyConflict for a key that came with another request. `recorded`: earlier answers.
     """
 
     project: ProjectRecord
-    told: Sequence[Receipt | TerrineError | None]
+    answers: Sequence[Receipt | TerrineError | None]
     recorded: Recorded
 
 

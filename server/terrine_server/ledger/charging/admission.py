@@ -67,7 +67,7 @@ def admit(
     outlives its batch. Raises ValueError for an outcome that is not on the price list, or without
     an epoch where there is one to pay: nothing unpriced is ever released. Raises Overtaken for a
     query of an epoch that is recorded: what was drawn for it decides where the next epoch starts,
-    so it may neither be told nor be left out.
+    so it can neither be returned nor left out.
     """
     queries, answered_inputs = dict(recorded.queries), dict(recorded.answered_inputs)
     known = Recorded(queries, answered_inputs)

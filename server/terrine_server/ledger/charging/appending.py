@@ -1,4 +1,4 @@
-"""What a charge writes: new entries, the balance after them, and what requests with keys are told.
+"""What a charge writes: new entries, the balance after them, and the answers kept for keys.
 
 All of it moves the project on from exactly where it was read, or is not written at all. PostgreSQL
 does it in one statement, which needs no transaction and no lock held from before.
@@ -43,9 +43,9 @@ def append(
     before: ProjectRecord,
     after: ProjectRecord,
     entries: Sequence[Sequence[Any]],
-    told: Sequence[tuple[str, bytes, Sequence[Result]]],
+    kept: Sequence[tuple[str, bytes, Sequence[Result]]],
 ) -> bool:
-    """Append entries (tuples of `COLUMNS`), move the balance, and keep what keys are told.
+    """Append entries (tuples of `COLUMNS`), move the balance, keep the answers of keyed requests.
 
     Returns False, and has written nothing, when the project is not active or not as `before`: other
     charges came between. IntegrityError, when a key was used meanwhile, leaves nothing written
@@ -62,7 +62,7 @@ def append(
         "published": canonical_json([(p.seq, p.figure) for p in after.published]),
         "head": bytes.fromhex(after.head),
     }
-    keys = [(key, digest, canonical_json(numbers(results))) for key, digest, results in told]
+    keys = [(key, digest, canonical_json(numbers(results))) for key, digest, results in kept]
     write = _in_sqlite if connection.dialect.name == "sqlite" else _in_postgresql
     return write(connection, now, move, entries, keys)
 

@@ -42,8 +42,8 @@ def charge(
     """
     project = record.project
     check_active(project)
-    fates = list(record.told)
-    for index, (fate, batch) in enumerate(zip(record.told, batches, strict=True)):
+    fates = list(record.answers)
+    for index, (fate, batch) in enumerate(zip(record.answers, batches, strict=True)):
         if not batch.proposals:
             fates[index] = InvalidQuery("The batch is empty; at least one query is expected.")
         elif fate is not None and any(p.epoch is not None for p in batch.proposals):
@@ -55,7 +55,7 @@ def charge(
     admission = admit(project.terms, project.account, record.recorded, proposals, tally)
     after, entries = _entries(now, project, admission)
     results = iter(admission.results)
-    told = []
+    kept = []
     for index in fresh:
         results_of_batch = list(islice(results, len(batches[index].proposals)))
         if all(result is REFUSED for result in results_of_batch):
@@ -64,8 +64,8 @@ def charge(
         fates[index] = Receipt(results_of_batch, after)
         key = batches[index].key
         if key is not None:
-            told.append((*key, results_of_batch))
-    if (entries or told) and not append(connection, now, project, after, entries, told):
+            kept.append((*key, results_of_batch))
+    if (entries or kept) and not append(connection, now, project, after, entries, kept):
         raise Moved
     if entries and tally is not None:
         tallies.save_tally(connection, project, tally, after.charges)

@@ -77,11 +77,11 @@ def look_up(
             by_input[entry.input_digest] = paid.result(entry)
     check_end(account, ends)
     recorded = Recorded(by_query, by_input)
-    told = [
+    answers = [
         key and _recall(account, *key, by_key.get(key[0]), asked, recorded, paid.times)
         for key, asked in zip(keys, digests, strict=True)
     ]
-    return OnRecord(account, told, recorded)
+    return OnRecord(account, answers, recorded)
 
 
 class _Paid:
