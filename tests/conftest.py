@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from commands import Terrine, commands
+from hypothesis import HealthCheck, settings
 from postgres import Postgres, running_postgres
 
 if TYPE_CHECKING:  # heavy: imported by the fixtures that need it, when they do
@@ -20,7 +21,7 @@ WHOLE_SERVICES = {"audit", "demo", "docker", "fuzz", "operating", "student", "to
 SLOW_FILES = {
     *("api/test_broken_books", "api/test_commands", "api/test_queueing", "api/test_exhaustion"),
     *("api/test_abuse", "api/test_paging", "api/test_rendering", "ledger/test_concurrency"),
-    *("ledger/test_crash", "ledger/test_edits", "ledger/test_groups", "ledger/test_ledger_cli"),
+    *("ledger/test_crash", "ledger/test_edits", "ledger/test_ledger_cli"),
     *("ledger/test_model", "ledger/test_publishing", "ledger/test_parts"),
     *("models/test_ensemble", "models/test_ensemble_cli", "models/test_teachers"),
     *("plan/test_plan", "plan/test_plan_commands", "plan/test_planning_documentation"),
@@ -37,6 +38,9 @@ for size in ("COLUMNS", "LINES"):  # of the terminal that the tests are started 
 # With threads of their own, the small matrix products of one test wait, spinning, for a processor
 # that another test has: on two cores that two processes share, planning took ten times as long.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# How long an example takes says more about the machine than about the code.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

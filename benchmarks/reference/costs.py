@@ -24,6 +24,7 @@ from terrine_server.privacy.accounting.events import (
     CostEvent,
     GaussianNoisyMax,
     GaussianThreshold,
+    LaplaceArgmax,
     LaplaceNoisyMax,
     StabilityTest,
 )
@@ -64,6 +65,9 @@ def data_dependent_rdp(
             return gnmax_rdp(gnmax_log_q(votes, sigma), sigma, alpha)
         case LaplaceNoisyMax(gamma, shift=1):
             return lnmax_rdp(lnmax_log_q(votes, gamma), gamma, alpha)
+        case LaplaceArgmax(gamma):
+            counts_alone = lnmax_rdp(lnmax_log_q(votes, gamma), gamma, alpha)
+            return np.minimum(counts_alone, rdp(event, alpha))
         case GaussianThreshold() | StabilityTest():
             statistic = statistic_of(event, votes, baselines)
             low, _ = statistic_range(event)

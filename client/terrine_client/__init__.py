@@ -8,7 +8,7 @@
 a tree.
 """
 
-from terrine_client._labels import Labels
+from terrine_client._labels import NO_COUNT, Labels
 from terrine_client.client import AsyncClient, Client
 from terrine_client.errors import (
     BrokenBooks,
@@ -45,6 +45,7 @@ from terrine_client.errors import (
 from terrine_protocol import Budget, Estimate, Outcome
 
 __all__ = [
+    "NO_COUNT",
     "AsyncClient",
     "BrokenBooks",
     "Budget",

@@ -59,6 +59,7 @@ def label_batches(
     results: list[LabelResult] = []
     paid: set[int] = set()
     account: Budget | None = None
+    noise_sigma: float | None = None
     exhausted: BudgetExhausted | None = None
     spent = False
     while (start := len(results)) < len(inputs):
@@ -73,17 +74,18 @@ def label_batches(
             if len(reply.results) != size:
                 reason = f"{len(reply.results)} results for {size} inputs."
                 raise UnexpectedReply(200, reason)
+            _check_counts(reply, results)
         except TerrineError as error:
             if isinstance(error, PayloadTooLarge) and size > 1:
                 rows = size // 2
                 continue
             if not isinstance(error, BudgetExhausted):
-                _hand_over(error, results, account, len(inputs))
+                _hand_over(error, results, account, noise_sigma, len(inputs))
                 raise
             exhausted = error
             results += [_REFUSED] * size
         else:
-            account = reply.budget
+            account, noise_sigma = reply.budget, reply.noise_sigma
             results += reply.results
             paid.update(result.charge for result in reply.results if result.charge is not None)
         report(results, len(inputs))
@@ -94,7 +96,18 @@ def label_batches(
     if account is None:
         assert exhausted is not None  # noqa: S101 - every batch was either answered or refused
         raise exhausted
-    return Labels.gather(results, account)
+    return Labels.gather(results, account, noise_sigma)
+
+
+def _check_counts(reply: LabelResponse, before: Sequence[LabelResult]) -> None:
+    """Noisy counts come with every answer or with none, as many each time, and with their σ."""
+    earlier = next((r for r in before if r.outcome is Outcome.ANSWERED), None)
+    answered = [r for r in reply.results if r.outcome is Outcome.ANSWERED]
+    compared = answered if earlier is None else [earlier, *answered]
+    sizes = {None if result.counts is None else len(result.counts) for result in compared}
+    if len(sizes) > 1 or (sizes - {None} and reply.noise_sigma is None):
+        reason = "Some answers have other noisy counts than the rest, or no σ of their noise."
+        raise UnexpectedReply(200, reason)
 
 
 def _queries(account: Budget) -> int:
@@ -103,11 +116,15 @@ def _queries(account: Budget) -> int:
 
 
 def _hand_over(
-    error: TerrineError, results: list[LabelResult], account: Budget | None, total: int
+    error: TerrineError,
+    results: list[LabelResult],
+    account: Budget | None,
+    noise_sigma: float | None,
+    total: int,
 ) -> None:
     """Attach the answers received before the error to it."""
     if account is not None:
-        error.partial = Labels.gather(results, account)
+        error.partial = Labels.gather(results, account, noise_sigma)
         error.add_note(
             f"Stopped after {len(results)} of {total} inputs; their answers are in `partial`. "
             "Sending the inputs again returns them at no cost."

@@ -38,7 +38,6 @@ from terrine_protocol import (
     ProjectOpen,
     ProjectStatus,
     ProjectUpdate,
-    SecretSpend,
     TokenCreate,
     TokenCreated,
     TokenInfo,
@@ -167,7 +166,6 @@ _ENSEMBLES: TypeAdapter[list[EnsembleAccount | EnsembleInfo]] = TypeAdapter(
 _BUDGETS = TypeAdapter(BudgetPage)
 _CHARGES = TypeAdapter(LedgerPage)
 _VERIFICATION = TypeAdapter(Verification)
-_SECRET_SPEND = TypeAdapter(SecretSpend)
 _TOKEN = TypeAdapter(TokenInfo)
 _TOKENS = TypeAdapter(TokenPage)
 _TOKEN_CREATED = TypeAdapter(TokenCreated)
@@ -215,10 +213,6 @@ def charges(
 
 def verify(project: str) -> Call[Verification]:
     return Call(_VERIFICATION, "GET", f"/ledger/{_segment(project)}/verify")
-
-
-def secret_spend(project: str) -> Call[SecretSpend]:
-    return Call(_SECRET_SPEND, "GET", f"/projects/{_segment(project)}/secret-spend")
 
 
 def open_project(terms: ProjectOpen) -> Call[ProjectInfo]:

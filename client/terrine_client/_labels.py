@@ -12,6 +12,9 @@ import numpy.typing as npt
 
 from terrine_protocol import Budget, LabelResult, Outcome
 
+NO_COUNT = int(np.iinfo(np.int64).min)
+"""Stands in `Labels.noisy_counts` where there is no answer. No count is this small."""
+
 
 @dataclass(frozen=True, eq=False)
 class Labels:
@@ -21,6 +24,10 @@ class Labels:
     labels: [B] int64, the class index; -1 where there is none.
     charges: [B] int64, number of the ledger entry that paid for the answer; -1 where refused.
     replayed: [B] bool, True where an earlier answer was repeated, at no cost.
+    noisy_counts: [B, m] int64, the votes for each class and their noise, for noisy_votes: they may
+        be negative, or more than the teachers. Rows that are not `answered` hold `NO_COUNT`. None
+        for other mechanisms.
+    noise_sigma: the standard deviation of the noise in each of them, in votes; None likewise.
     """
 
     outcomes: npt.NDArray[np.str_]
@@ -28,9 +35,13 @@ class Labels:
     charges: npt.NDArray[np.int64]
     replayed: npt.NDArray[np.bool_]
     budget: Budget
+    noisy_counts: npt.NDArray[np.int64] | None = None
+    noise_sigma: float | None = None
 
     @classmethod
-    def gather(cls, results: Sequence[LabelResult], budget: Budget) -> Labels:
+    def gather(
+        cls, results: Sequence[LabelResult], budget: Budget, noise_sigma: float | None = None
+    ) -> Labels:
         """Collect the server's results, one per input."""
         return cls(
             outcomes=np.array([result.outcome.value for result in results], dtype=np.str_),
@@ -38,6 +49,8 @@ class Labels:
             charges=_integers([result.charge for result in results]),
             replayed=np.array([result.replayed for result in results], dtype=np.bool_),
             budget=budget,
+            noisy_counts=_noisy_counts([result.counts for result in results]),
+            noise_sigma=noise_sigma,
         )
 
     def __len__(self) -> int:
@@ -58,6 +71,14 @@ class Labels:
     def __repr__(self) -> str:
         counts = ", ".join(f"{count} {outcome}" for outcome, count in self.counts.items() if count)
         return f"<Labels of {len(self)} inputs: {counts}>"
+
+
+def _noisy_counts(given: Sequence[Sequence[int] | None]) -> npt.NDArray[np.int64] | None:
+    classes = next((len(counts) for counts in given if counts is not None), None)
+    if classes is None:
+        return None
+    nothing = [NO_COUNT] * classes
+    return np.array([nothing if counts is None else counts for counts in given], dtype=np.int64)
 
 
 def _integers(values: Sequence[int | None]) -> npt.NDArray[np.int64]:

@@ -29,7 +29,6 @@ from terrine_protocol import (
     ProjectInfo,
     ProjectOpen,
     ProjectStatus,
-    SecretSpend,
     TokenCreate,
     TokenCreated,
     TokenInfo,
@@ -134,10 +133,6 @@ class Client(Connection[httpx.Client]):
     def verify(self, project: str) -> Verification:
         """Have the server recompute a project's hash chain and balances."""
         return self._send(_calls.verify(project))
-
-    def secret_spend(self, project: str) -> SecretSpend:
-        """A data-dependent project's cost at its votes. Secret: for admins, not to be shared."""
-        return self._send(_calls.secret_spend(project))
 
     def open_project(self, terms: ProjectOpen) -> ProjectInfo:
         """Open a project on terms that never change. For admins."""
@@ -256,10 +251,6 @@ class AsyncClient(Connection[httpx.AsyncClient]):
     async def verify(self, project: str) -> Verification:
         """As `Client.verify`."""
         return await self._send(_calls.verify(project))
-
-    async def secret_spend(self, project: str) -> SecretSpend:
-        """As `Client.secret_spend`."""
-        return await self._send(_calls.secret_spend(project))
 
     async def open_project(self, terms: ProjectOpen) -> ProjectInfo:
         """As `Client.open_project`."""

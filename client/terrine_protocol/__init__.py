@@ -3,7 +3,7 @@
 Client and server import these models, and this package imports neither. Requests forbid unknown
 fields, so that a misspelt option is an error and never a silent default; replies may gain fields.
 The terms of a project are strict numbers: neither `true` nor "1" is accepted as 1. No model has a
-field for vote counts.
+field for vote counts, but for the noisy ones that a project of noisy_votes pays for.
 """
 
 from terrine_protocol.base import (
@@ -37,6 +37,7 @@ from terrine_protocol.mechanisms import (
     InteractiveGNMaxSpec,
     LNMaxSpec,
     MechanismSpec,
+    NoisyVotesSpec,
     Sigma,
     StableSpec,
     StableSVTSpec,
@@ -44,7 +45,9 @@ from terrine_protocol.mechanisms import (
 )
 from terrine_protocol.problems import PROBLEMS, Problem, ProblemType
 from terrine_protocol.projects import (
+    ChoiceInfo,
     ConsensusLevel,
+    ConsideredInfo,
     EnsembleAccount,
     EnsembleInfo,
     InputSpec,
@@ -63,8 +66,10 @@ __all__ = [
     "Budget",
     "BudgetPage",
     "Charge",
+    "ChoiceInfo",
     "ConfidentGNMaxSpec",
     "ConsensusLevel",
+    "ConsideredInfo",
     "DeltaSplitInfo",
     "EnsembleAccount",
     "EnsembleInfo",
@@ -83,6 +88,7 @@ __all__ = [
     "LedgerPage",
     "MechanismSpec",
     "Name",
+    "NoisyVotesSpec",
     "Opening",
     "Outcome",
     "PriceInfo",

@@ -32,6 +32,11 @@ class Reply(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", from_attributes=True)
 
 
+def absent(value: object) -> bool:
+    """Whether a field that older replies do not have is left out of a reply as well."""
+    return value is None
+
+
 class Guarantee(StrEnum):
     """How far a stated (ε, δ) may be trusted."""
 

@@ -37,6 +37,13 @@ class LabelResult(Reply):
 
     outcome: Outcome
     label: Annotated[int | None, Field(description="Class index, if there is a label.")] = None
+    counts: Annotated[
+        list[int] | None,
+        Field(
+            description="For noisy_votes, and absent otherwise: the votes for each class and their "
+            "noise, which may make them negative or more than the teachers. `label` is the largest."
+        ),
+    ] = None
     charge: Annotated[
         int | None, Field(description="Number of the ledger entry that paid for it.")
     ] = None
@@ -85,6 +92,13 @@ class LabelResponse(Reply):
     """The results, in the order of the inputs, and the account after them."""
 
     results: list[LabelResult]
+    noise_sigma: Annotated[
+        float | None,
+        Field(
+            description="For noisy_votes, and absent otherwise: the standard deviation of the "
+            "noise in each of `counts`, in votes."
+        ),
+    ] = None
     budget: Budget
 
 

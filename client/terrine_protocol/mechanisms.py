@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from terrine_protocol.base import Wire
+from terrine_protocol.base import Wire, absent
 
 Sigma = Annotated[
     float,
@@ -40,17 +40,45 @@ Threshold = Annotated[
 ]
 
 
+AnswerShare = Annotated[
+    float | None,
+    Field(
+        strict=True,
+        ge=0.001,
+        le=100,
+        exclude_if=absent,
+        description="Test and maximum are priced as one release, in which an answer costs this "
+        "multiple of what all queries would cost at one price. By default the server chooses.",
+    ),
+]
+
+
 class LNMaxSpec(Wire):
     """Noisy max with Laplace noise (Papernot et al. 2017)."""
 
     name: Literal["lnmax"]
     gamma: Gamma
+    pricing: Annotated[
+        Literal["tight"] | None,
+        Field(
+            exclude_if=absent,
+            description="tight: a query pays for what its answer reveals, as in every project that "
+            "is opened now. Absent in older projects, which pay for all noisy counts.",
+        ),
+    ] = None
 
 
 class GNMaxSpec(Wire):
     """Noisy max with Gaussian noise (Papernot et al. 2018, section 4.1)."""
 
     name: Literal["gnmax"]
+    sigma: Sigma
+
+
+class NoisyVotesSpec(Wire):
+    """The noisy vote counts themselves, and their maximum, at the full price of gnmax."""
+
+    name: Literal["noisy_votes"]
     sigma: Sigma
 
 
@@ -61,6 +89,7 @@ class ConfidentGNMaxSpec(Wire):
     threshold: Threshold
     sigma1: Sigma
     sigma2: Sigma
+    answer_share: AnswerShare = None
 
 
 class InteractiveGNMaxSpec(Wire):
@@ -76,6 +105,7 @@ class InteractiveGNMaxSpec(Wire):
             strict=True, ge=0, le=1, description="Above this, the student's own label is confirmed."
         ),
     ]
+    answer_share: AnswerShare = None
 
 
 class ImmutableSpec(Wire):
@@ -132,6 +162,7 @@ class StableSVTSpec(Wire):
 MechanismSpec = Annotated[
     LNMaxSpec
     | GNMaxSpec
+    | NoisyVotesSpec
     | ConfidentGNMaxSpec
     | InteractiveGNMaxSpec
     | ImmutableSpec

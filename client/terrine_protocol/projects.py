@@ -18,6 +18,7 @@ from terrine_protocol.base import (
     Reply,
     RuleInfo,
     Wire,
+    absent,
 )
 from terrine_protocol.mechanisms import MechanismSpec
 
@@ -105,6 +106,27 @@ class SecretSpend(Reply):
     smooth_sensitivity: float
 
 
+class ConsideredInfo(Reply):
+    """A sound rule that a project could have been opened under."""
+
+    rule: RuleInfo
+    answer_share: Annotated[
+        float | None,
+        Field(description="None if test and maximum are charged apart, each at its worst case."),
+    ] = None
+    answers: Annotated[int, Field(ge=0, description="Expected at the planned pass rate.")]
+    queries: Annotated[int, Field(ge=0, description="Certain, whatever their outcomes.")]
+
+
+class ChoiceInfo(Reply):
+    """Why a project has its rule: it buys the most answers of those considered, best first."""
+
+    pass_rate: Annotated[
+        float, Field(description="Share of queries that were expected to be answered.")
+    ]
+    considered: list[ConsideredInfo]
+
+
 class ProjectOpen(Wire):
     """`POST /projects`. Everything here is fixed for the project's life."""
 
@@ -130,11 +152,25 @@ class ProjectOpen(Wire):
         Field(description="For data_dependent; by default what suits the consensus."),
     ] = None
 
+    expected_pass_rate: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            le=1,
+            exclude_if=absent,
+            description="Share of queries that are expected to be answered: a public guess, which "
+            "decides how the price is divided between answers and abstentions. By default what the "
+            "mechanism would answer if teachers mostly agree.",
+        ),
+    ] = None
+
     @model_validator(mode="after")
     def _publishing_goes_with_data_dependent(self) -> Self:
         given = self.consensus is not None or self.publishing is not None
         if given and self.accounting == "worst_case":
             raise ValueError('consensus and publishing go with accounting "data_dependent".')
+        if self.expected_pass_rate is not None and self.accounting == "data_dependent":
+            raise ValueError('expected_pass_rate goes with accounting "worst_case".')
         return self
 
 
@@ -159,6 +195,10 @@ class ProjectInfo(Reply):
     prices: dict[Outcome, PriceInfo]
     opening: Opening = None
     publishing: Annotated[PublishingTerms | None, Field(description="For data_dependent.")] = None
+    choice: Annotated[
+        ChoiceInfo | None,
+        Field(exclude_if=absent, description="The rules that were considered at opening."),
+    ] = None
     opened_at: datetime
     closed_at: datetime | None = None
 

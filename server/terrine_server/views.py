@@ -7,6 +7,7 @@ vote tallies are never sent because no wire model names them.
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import NotRequired
 
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
@@ -35,12 +36,14 @@ class _Result(TypedDict):
     label: int | None
     charge: int | None
     replayed: bool
+    counts: NotRequired[tuple[int, ...]]
 
 
 class _Answers(TypedDict):
     """`LabelResponse` as plain values."""
 
     results: list[_Result]
+    noise_sigma: NotRequired[float]
     budget: Budget
 
 
@@ -49,18 +52,22 @@ _ANSWERS = TypeAdapter(_Answers)
 
 def answers(receipt: ledger.Receipt) -> bytes:
     """Return the response to a batch: a `LabelResponse` as JSON."""
-    results: list[_Result] = [
-        {
+    results: list[_Result] = []
+    for result in receipt.results:
+        answer: _Result = {
             "outcome": result.outcome,
             "label": result.label,
             "charge": result.seq,
             "replayed": result.replayed,
         }
-        for result in receipt.results
-    ]
-    return _ANSWERS.dump_json(
-        {"results": results, "budget": budget(receipt.project)}, warnings="error"
-    )
+        if result.counts is not None:
+            answer["counts"] = result.counts
+        results.append(answer)
+    whole: _Answers = {"results": results, "budget": budget(receipt.project)}
+    sigma = receipt.project.noise_sigma
+    if sigma is not None:
+        whole["noise_sigma"] = sigma
+    return _ANSWERS.dump_json(whole, warnings="error")
 
 
 def budget(project: ledger.ProjectRecord) -> Budget:
@@ -147,6 +154,7 @@ def project(record: ledger.ProjectRecord, available: bool) -> ProjectInfo:
         prices=terms.prices,
         opening=terms.opening,
         publishing=_publishing(record),
+        choice=terms.choice,
         opened_at=record.opened_at,
         closed_at=record.closed_at,
     )

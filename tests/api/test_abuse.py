@@ -46,9 +46,9 @@ def test_an_ambiguous_request_is_refused(served: RunningServer, headers: list[st
     hidden = label(served.token(), body, f"Content-Length: {len(body)}")
     with closing(Wire(served)) as wire:
         wire.send(label(served.token(), b"0\r\n\r\n" + hidden, *headers))
-        told = wire.reply()
-        assert (told.status, told.slug) == (400, "malformed-http")
-        assert told.headers["connection"] == "close"
+        reply = wire.reply()
+        assert (reply.status, reply.slug) == (400, "malformed-http")
+        assert reply.headers["connection"] == "close"
         assert wire.ends()
 
 
@@ -127,7 +127,7 @@ def test_a_malformed_request_is_not_read_to_its_end(served: RunningServer, head:
     with closing(Wire(served)) as wire:
         wire.send(head)
         # The reset may overtake the response.
-        assert {told.slug for told in wire.rest()} <= {"malformed-http", "not-found"}
+        assert {reply.slug for reply in wire.rest()} <= {"malformed-http", "not-found"}
     answers(served)
 
 

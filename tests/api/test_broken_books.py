@@ -290,7 +290,8 @@ def check_edited(office: Office, table: str, column: str) -> None:
             continue  # they differ in nothing that the database has to do with
         reply = office.look(fresh, path)
         if reply.status_code == 200:
-            assert told(path, reply) == told(path, before) or may_differ(table, column, path), path
+            same = content(path, reply) == content(path, before)
+            assert same or may_differ(table, column, path), path
         elif slug(reply) == "broken-books":
             refused = True
             assert "terrine ledger verify" in reply.json()["detail"]
@@ -315,7 +316,7 @@ def may_differ(table: str, column: str, path: str) -> bool:
     return (table, column) in FREE
 
 
-def told(path: str, reply: httpx.Response) -> Any:
+def content(path: str, reply: httpx.Response) -> Any:
     """What a page says of the projects."""
     if path == "/metrics":
         return [line for line in reply.text.splitlines() if line.startswith("terrine_project_")]

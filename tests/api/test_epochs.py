@@ -71,8 +71,8 @@ def test_epochs_are_paid_when_they_open_until_no_more_fit(
     else:
         pytest.fail("the budget never ended")
     assert sum(sum(of_epochs(reply.results)) for reply in replies) == EPOCHS
-    told = [result for reply in replies for result in reply.results if result.charge]
-    assert EPOCHS <= len(told) <= EPOCHS * 5
+    charged = [result for reply in replies for result in reply.results if result.charge]
+    assert EPOCHS <= len(charged) <= EPOCHS * 5
     account = replies[-1].budget
     assert account.spent == EPOCHS * info.opening.cost <= account.budget
     assert account.affordable == 0
@@ -112,9 +112,9 @@ def test_a_request_that_is_overtaken_is_drawn_again(terrine_server: RunningServe
     inputs = terrine_server.ensemble.public[:3]
 
     def ask(inputs: np.ndarray, key: str | None = None) -> Receipt:
-        (told,) = service.answer("study", [service.check("study", inputs, key=key)])
-        assert isinstance(told, Receipt)
-        return told
+        (receipt,) = service.answer("study", [service.check("study", inputs, key=key)])
+        assert isinstance(receipt, Receipt)
+        return receipt
 
     voters.overtake = lambda: ask(inputs[1:2])
     receipt = ask(inputs)

@@ -134,9 +134,9 @@ def test_beyond_the_limit_new_connections_get_a_503_and_others_go_on(
         stuck = [Wire(server) for _ in range(4)]
         newcomer = Wire(server)
         newcomer.send(ask)
-        told = newcomer.reply()
-        assert (told.status, told.slug) == (503, "overloaded")
-        assert int(told.headers["retry-after"]) > 0
+        reply = newcomer.reply()
+        assert (reply.status, reply.slug) == (503, "overloaded")
+        assert int(reply.headers["retry-after"]) > 0
         assert newcomer.ends()
         within.send(ask)
         assert within.reply().status == 200
@@ -185,8 +185,8 @@ def test_many_decompression_bombs_block_nobody_and_cost_nothing(
             assert all(wire.silent() for wire in wires)
         finally:
             answered.set()
-        told = [wire.reply().slug for wire in wires]
-        assert told == ["invalid-query", "payload-too-large"] * (bombs // 2)
+        slugs = [wire.reply().slug for wire in wires]
+        assert slugs == ["invalid-query", "payload-too-large"] * (bombs // 2)
         answers(server)
         assert charges(server) == 1
 
@@ -205,9 +205,9 @@ def test_when_bodies_fill_the_memory_limit_another_gets_a_503(
         first.send(body[:-1])
         second = Wire(server)
         second.send(asked)
-        told = second.reply()
-        assert (told.status, told.slug) == (503, "overloaded")
-        assert int(told.headers["retry-after"]) > 0
+        reply = second.reply()
+        assert (reply.status, reply.slug) == (503, "overloaded")
+        assert int(reply.headers["retry-after"]) > 0
         assert charges(server) == 0
         first.send(body[-1:])
         assert first.reply().status == 200

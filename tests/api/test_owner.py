@@ -54,6 +54,19 @@ def test_a_project_is_opened_read_listed_and_closed(call: Call) -> None:
     assert listed(status="closed") == ["another"]
 
 
+def test_a_new_project_with_laplace_noise_pays_for_answers_alone(
+    terrine_server: RunningServer, call: Call
+) -> None:
+    admin, lnmax = call("admin"), {"name": "lnmax", "gamma": 0.4}
+    opened = admin.http.post("/projects", json=TERMS | {"mechanism": lnmax})
+    assert opened.status_code == 201
+    assert opened.json()["mechanism"] == lnmax | {"pricing": "tight"}
+    call().label(terrine_server.ensemble.public[:2])
+    page = admin.http.get("/ledger/study").json()
+    assert {charge["event"]["event"] for charge in page["items"]} == {"laplace_argmax"}
+    assert terrine_server.ledger.verify("study").problems == []
+
+
 def test_closing_a_project_returns_its_unspent_budget_to_the_cap(
     terrine_server: RunningServer, call: Call
 ) -> None:
@@ -70,7 +83,7 @@ def test_closing_a_project_returns_its_unspent_budget_to_the_cap(
     opened = account().reserved
     call().label(terrine_server.ensemble.public[:2])
     admin.http.patch("/projects/study", json={"status": "closed"})
-    spent = terrine_server.ledger.project("study").spent
+    spent = terrine_server.ledger.project("study").cap_spent
     assert 0 < account().reserved == spent < opened
 
 

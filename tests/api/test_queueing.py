@@ -137,19 +137,19 @@ def test_an_error_of_one_request_fails_it_alone_and_an_error_of_a_group_all() ->
     async def ask() -> None:
         teachers, queue = run()
         teachers.open.set()
-        told = await asyncio.gather(
+        results = await asyncio.gather(
             *(queue.ask("study", Asked(number=n)) for n in (1, -1, 2)), return_exceptions=True
         )
-        assert [type(each) for each in told] == [int, KeyError, int]
+        assert [type(each) for each in results] == [int, KeyError, int]
 
         def fails(project: str, group: Sequence[Asked]) -> list[int | Exception]:
             raise ConnectionError
 
         broken: Queue[Asked, int] = Queue(fails, Metrics(), 10)
-        told = await asyncio.gather(
+        results = await asyncio.gather(
             *(broken.ask("study", Asked()) for _ in range(3)), return_exceptions=True
         )
-        assert [type(each) for each in told] == [ConnectionError] * 3
+        assert [type(each) for each in results] == [ConnectionError] * 3
 
     asyncio.run(ask())
 
@@ -183,22 +183,23 @@ def test_simultaneous_clients_get_their_own_answers_and_pay_once(
 
     def some(client: int) -> list[tuple[int, int, int]]:
         caller = Caller(terrine_server, token)
-        told = []
+        received = []
         for start in range(0, 40, 5):
             first = (start + 40 * (client // 2)) % 160  # two clients send each input
             reply = caller.label(inputs[first : first + 5], key=f"{client}-{start}")
             assert reply.status_code == 200, reply.text
             for row, result in enumerate(reply.json()["results"]):
-                told.append((first + row, result["charge"], result["label"]))
+                received.append((first + row, result["charge"], result["label"]))
             again = caller.label(inputs[first : first + 5], key=f"{client}-{start}").json()
             assert again["results"] == reply.json()["results"]
-        return told
+        return received
 
     with ThreadPoolExecutor(8) as clients:
-        told = {row for rows in clients.map(some, range(8)) for row in rows}
+        received = {row for rows in clients.map(some, range(8)) for row in rows}
     # One charge and one label per input, whoever sent it and however it was grouped.
-    assert len(told) == 160
-    assert len({input for input, _, _ in told}) == len({charge for _, charge, _ in told}) == 160
+    assert len(received) == 160
+    assert len({input for input, _, _ in received}) == 160
+    assert len({charge for _, charge, _ in received}) == 160
     assert terrine_server.ledger.project("study").charges == 160
     assert terrine_server.ledger.verify("study").ok
 

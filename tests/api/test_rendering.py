@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pytest
-from books import CLAIMED, CLASSES, EPOCHS, GNMAX, INFO, LNMAX, RECORDS, digest, terms
+from books import CLAIMED, CLASSES, COUNTED, EPOCHS, GNMAX, INFO, LNMAX, RECORDS, digest, terms
 from caller import Caller
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,7 +33,7 @@ from terrine_server.errors import BudgetExhausted, TerrineError
 from terrine_server.labeling.pipeline import Ask, Labeling
 from terrine_server.ledger import EnsembleRecord, ProjectRecord, Receipt
 from terrine_server.ledger.records import ChargeRecord, Publication, Result, TokenRecord
-from terrine_server.privacy import cap
+from terrine_server.privacy import GaussianNoisyCounts, cap
 
 Call = Callable[..., Caller]
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
@@ -83,9 +85,10 @@ def project(mechanism: dict[str, Any]) -> ProjectRecord:
 
 
 PROJECTS = [project(mechanism) for mechanism in (GNMAX, LNMAX, EPOCHS, CLAIMED)]
-accounts = st.builds(
+COUNTING = replace(project(COUNTED), events={"answered": GaussianNoisyCounts(400.0).to_json()})
+standing = partial(
+    st.builds,
     replace,
-    st.sampled_from(PROJECTS),
     status=st.sampled_from(ProjectStatus),
     spent=st.integers(0, 2**40),
     delta_spent=AMOUNTS,
@@ -102,6 +105,10 @@ results = st.builds(
     seq=st.none() | st.integers(1, 2**63 - 1),
     replayed=st.booleans(),
 )
+accounts = standing(st.sampled_from(PROJECTS))
+counted_results = st.builds(
+    replace, results, counts=st.none() | st.lists(st.integers(-(2**40), 2**40)).map(tuple)
+)
 
 
 @given(st.builds(Receipt, results=st.lists(results), project=accounts))
@@ -114,8 +121,22 @@ def test_answers_are_rendered_like_their_wire_model(receipt: Receipt) -> None:
         budget=views.budget(receipt.project),
     )
     written = views.answers(receipt)
-    assert written == expected.model_dump_json().encode()
+    assert written == expected.model_dump_json(exclude=NOISY).encode()
     assert LabelResponse.model_validate_json(written) == expected
+
+
+NOISY: Any = {"noise_sigma": True, "results": {"__all__": {"counts"}}}
+"""What is absent where there are no noisy counts, and not null."""
+
+
+@given(st.builds(Receipt, results=st.lists(counted_results), project=standing(st.just(COUNTING))))
+def test_noisy_counts_are_rendered_where_there_are_some(receipt: Receipt) -> None:
+    written = views.answers(receipt)
+    told = LabelResponse.model_validate_json(written)
+    assert told.noise_sigma == 400.0
+    for sent, result in zip(json.loads(written)["results"], receipt.results, strict=True):
+        assert ("counts" in sent) == (result.counts is not None)
+        assert sent.get("counts") == (None if result.counts is None else list(result.counts))
 
 
 def test_invalid_answers_are_never_sent() -> None:

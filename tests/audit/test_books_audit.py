@@ -23,9 +23,9 @@ from books import (
 from sqlalchemy import text
 
 from terrine_server.audit.findings import AuditFinding
-from terrine_server.audit.ledger import audit_books
+from terrine_server.audit.ledger import audit_books, check_project
 from terrine_server.ledger import Ledger
-from terrine_server.privacy import Terms, VoteOutcome
+from terrine_server.privacy import Terms, VoteOutcome, build_mechanism, quote
 
 
 @pytest.fixture
@@ -123,3 +123,16 @@ def test_a_forged_entry_is_found(tmp_path: Path, ledger: Ledger) -> None:
     assert finding.subject == "books of study"
     assert "entry 2: altered" in finding.evidence
     assert "1 projects" in summary.evidence
+
+
+def test_a_project_with_lowered_prices_is_named(ledger: Ledger) -> None:
+    """The books agree with themselves; only the votes say that the prices are too low."""
+    spec = CONFIDENT | {"sigma1": 60.0, "sigma2": 45.0, "answer_share": 0.5}
+    mechanism = build_mechanism(spec, teachers=250, classes=10)
+    quoted = quote(mechanism, 1.0, 1e-6)
+    ledger.open_project("fair", "mnist", spec, quoted)
+    assert list(check_project(ledger, ledger.project("fair"))) == []
+    half = {o: replace(p, cost=p.cost // 2) for o, p in quoted.prices.items()}
+    ledger.open_project("cheap", "mnist", spec, replace(quoted, prices=half))
+    found = list(check_project(ledger, ledger.project("cheap")))
+    assert any("its prices are too low" in problem for problem in found), found

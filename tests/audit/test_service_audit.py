@@ -15,7 +15,7 @@ from terrine_server.audit import service
 from terrine_server.audit.findings import AuditFinding
 from terrine_server.audit.service import SPLIT, audit_service
 from terrine_server.audit.world import TEACHERS, input_with, save_world
-from terrine_server.owner import operations
+from terrine_server.planning import opening
 from terrine_server.privacy import Mechanism, Terms, quote
 from terrine_server.privacy.noise import NoiseTable
 
@@ -89,7 +89,7 @@ def test_answers_sold_too_cheaply_are_caught_by_the_books(monkeypatch: pytest.Mo
         }
         return replace(terms, prices=prices)
 
-    monkeypatch.setattr(operations, "quote", cheap)
+    monkeypatch.setattr(opening, "quote", cheap)
     _, *books = findings(students=3)
     assert [finding.verdict for finding in books] == ["exceeded"] * 6 + ["holds"]
     assert "entry 1 paid a cost of" in books[0].evidence

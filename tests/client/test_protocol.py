@@ -45,7 +45,8 @@ BUDGET: dict[str, Any] = {
     "publications": [{"charge": 2, "queries": 1, "figure": 10**9}],
     "affordable": 40,
 }
-RESULT = {"outcome": "reinforced", "label": 3, "charge": 9, "replayed": True}
+RESULT = {"outcome": "reinforced", "label": 3, "charge": 9, "replayed": True, "counts": None}
+COUNTED = RESULT | {"outcome": "answered", "counts": [-7, 3, 0, 41]}
 PRICE = {"cost": 5, "delta": 1}
 CHARGE = {
     "project": "study",
@@ -73,6 +74,13 @@ TOKEN = {
 }
 SPLIT = {"conversion": 9e-6, "stability": 0.0, "publication": 0.0, "sampler": 1e-8}
 PUBLISHING = {"beta": 0.02, "sigma": 40.0, "schedule": [200, 400]}
+CONSIDERED = {
+    "rule": {"name": "gdp", "order": None},
+    "answer_share": None,
+    "answers": 900,
+    "queries": 1000,
+}
+CHOICE = {"pass_rate": 0.7, "considered": [CONSIDERED]}
 PROJECT: dict[str, Any] = {
     "name": "study",
     "status": "closed",
@@ -86,13 +94,20 @@ PROJECT: dict[str, Any] = {
     "prices": {"answered": PRICE},
     "opening": None,
     "publishing": PUBLISHING | {"order": 10.0, "z": 4.9, "price": PRICE},
+    "choice": CHOICE,
     "opened_at": "2026-01-02T03:04:05Z",
     "closed_at": "2026-01-03T03:04:05Z",
 }
 MECHANISMS: list[dict[str, Any]] = [
-    {"name": "lnmax", "gamma": 0.05},
+    {"name": "lnmax", "gamma": 0.05, "pricing": "tight"},
     {"name": "gnmax", "sigma": 40.0},
-    {"name": "confident_gnmax", "threshold": 200, "sigma1": 150.0, "sigma2": 40.0},
+    {
+        "name": "confident_gnmax",
+        "threshold": 200,
+        "sigma1": 150.0,
+        "sigma2": 40.0,
+        "answer_share": 0.5,
+    },
     {
         "name": "interactive_gnmax",
         "threshold": 200,
@@ -109,6 +124,7 @@ MECHANISMS: list[dict[str, Any]] = [
         "delta_per_query": 1e-9,
         "answers_per_epoch": 100,
     },
+    {"name": "noisy_votes", "sigma": 40.0},
 ]
 EXAMPLES: dict[str, dict[str, Any]] = {
     "LNMaxSpec": MECHANISMS[0],
@@ -118,14 +134,15 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "ImmutableSpec": MECHANISMS[4],
     "StableSpec": MECHANISMS[6],
     "StableSVTSpec": MECHANISMS[7],
+    "NoisyVotesSpec": MECHANISMS[8],
     "LabelRequest": {"inputs": [[0.1, 2.0]], "probabilities": [[0.25, 0.75]]},
-    "LabelResult": RESULT,
+    "LabelResult": COUNTED,
     "RuleInfo": {"name": "gdp", "order": None},
     "DeltaSplitInfo": SPLIT,
     "PriceInfo": PRICE,
     "PublicationInfo": BUDGET["publications"][0],
     "Budget": BUDGET,
-    "LabelResponse": {"results": [RESULT], "budget": BUDGET},
+    "LabelResponse": {"results": [RESULT, COUNTED], "noise_sigma": 4.0, "budget": BUDGET},
     "EstimateRequest": {"queries": 500},
     "Estimate": {
         "queries": 500,
@@ -161,6 +178,8 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "consensus": [{"agreement": 0.9, "share": 3.0}],
         "publishing": PUBLISHING,
     },
+    "ChoiceInfo": CHOICE,
+    "ConsideredInfo": CONSIDERED,
     "ConsensusLevel": {"agreement": 0.9, "share": 3.0},
     "PublishingRequest": PUBLISHING,
     "PublishingTerms": PROJECT["publishing"],
@@ -233,7 +252,7 @@ def test_parameters_of_a_mechanism_are_numbers_and_may_be_integers(spec: dict[st
         for wrong in (True, "1"):
             with pytest.raises(ValidationError, match=r"valid (number|integer)"):
                 adapter.validate_python(spec | {name: wrong})
-    whole = dict.fromkeys(numbers.keys() - {"confidence", "delta_per_query"}, 7)
+    whole = dict.fromkeys(numbers.keys() - {"confidence", "delta_per_query", "answer_share"}, 7)
     adapter.validate_python(spec | whole)
 
 
@@ -258,6 +277,8 @@ def test_a_mechanism_is_identified_by_its_name(spec: dict[str, Any]) -> None:
         {"name": "gnmax", "sigma": float("inf")},
         {"name": "gnmax", "sigma": float("nan")},
         {"name": "gnmax"},
+        {"name": "noisy_votes"},
+        {"name": "noisy_votes", "sigma": 40, "classes": 3},
         {"name": "gnmax", "sigma": 40, "gamma": 0.05},
         {"name": "lnmax", "gamma": 0},
         {"name": "stable", "sigma": 40, "delta_per_query": 0},
@@ -313,8 +334,11 @@ def test_every_token_expires(days: float) -> None:
 
 
 def test_no_field_is_for_votes() -> None:
-    fields = {field for model in MODELS.values() for field in model.model_fields}
-    words = {word.removesuffix("s") for field in fields for word in field.split("_")}
+    """But for noisy ones, which a student pays for."""
+    fields = {(name, field) for name, model in MODELS.items() for field in model.model_fields}
+    noisy = {("LabelResult", "counts")}
+    assert noisy < fields
+    words = {word.removesuffix("s") for _, field in fields - noisy for word in field.split("_")}
     assert not words & {"vote", "count", "margin", "histogram", "tally"}
 
 

@@ -171,9 +171,9 @@ def test_migrating_again_changes_nothing(compose: Composition) -> None:
 
 
 def test_the_doctor_finds_no_problem_in_a_container(compose: Composition) -> None:
-    told = compose.terrine("doctor")
-    assert "No problems found" in told
-    assert "The account terrine_service may add charges, but not change them." in told
+    report = compose.terrine("doctor")
+    assert "No problems found" in report
+    assert "The account terrine_service may add charges, but not change them." in report
 
 
 def test_a_container_refuses_a_newer_or_unmigrated_database_and_says_what_to_run(
@@ -270,10 +270,10 @@ def test_replicas_share_the_load_and_one_budget_and_one_may_fail(
         return reply.status_code
 
     with ThreadPoolExecutor(8) as pool:
-        told = pool.map(ask, range(affordable + 10))
-        next(told)
+        statuses = pool.map(ask, range(affordable + 10))
+        next(statuses)
         subprocess.run(["docker", "kill", replicas[0]], capture_output=True, check=True)
-        lost = Counter(told)[502]
+        lost = Counter(statuses)[502]
     assert lost <= 8, "no more than what the killed one was working on"
     again = Counter(ask(number) for number in range(affordable + 10))
     assert again == {200: affordable, 403: 10}

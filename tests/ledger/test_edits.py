@@ -12,7 +12,6 @@ from books import (
     GNMAX,
     abstained,
     answered,
-    digest,
     open_ledger,
     open_project,
     register,
@@ -24,11 +23,9 @@ from sqlalchemy import Engine, event, text
 
 from terrine_protocol import ProjectStatus
 from terrine_server.errors import BrokenBooks
-from terrine_server.ledger import Ledger, ProjectRecord, Proposal, connect
+from terrine_server.ledger import Ledger, ProjectRecord, connect
 from terrine_server.ledger.store import rows as ledger_rows
 from terrine_server.ledger.store.tables import metadata
-
-KEY = ("key", digest("body"))
 
 
 @pytest.fixture
@@ -43,110 +40,6 @@ def hand(url: str) -> Hand:
 def fresh(url: str) -> Ledger:
     """As another server, which has read nothing yet."""
     return Ledger(connect(url))
-
-
-def seqs(results: Any) -> list[tuple[int | None, bool]]:
-    return [(result.seq, result.replayed) for result in results]
-
-
-# ------------------------------------------------------------------------ what a key was answered
-
-
-def kept(url: str, key: str = "key") -> list[int]:
-    with connect(url).connect() as connection:
-        query = text("SELECT results FROM idempotency WHERE key = :key")
-        found: list[int] = json.loads(connection.execute(query, {"key": key}).scalar_one())
-        return found
-
-
-EDITED = (
-    *("[2,1,-2,3]", "[2,-1,2,3]"),  # repeated, as if it had been paid
-    *("[2,0,-2,3]", "[0,-1,-2,3]", "[2,-1,-2,0]"),  # answered, as if it had been refused
-    *("[2,-2,-2,3]", "[3,-1,-2,2]", "[2,-1,-2]"),  # of other queries, or of fewer
-)
-"""What is made of [2,-1,-2,3]."""
-
-
-def test_a_retry_is_answered_from_charges_by_their_numbers(
-    ledger: Ledger, database_url: str
-) -> None:
-    """Paid, repeated, repeated for its input alone, and refused; though that was paid later."""
-    project = open_project(ledger, 4)
-    ledger.charge(project.id, [answered("before", 1)])
-    batch = [
-        *(answered("new", 2), answered("before", 9)),
-        *(answered("view", 9, given="new"), answered("last", 3)),
-    ]
-    first = ledger.charge(project.id, batch, KEY).results
-    assert seqs(first) == [(2, False), (1, True), (2, True), (3, False)]
-    assert [result.label for result in first] == [2, 1, 2, 3]
-    assert kept(database_url) == [2, -1, -2, 3]
-    assert fresh(database_url).charge(project.id, batch, KEY).results == first
-
-    edits = hand(database_url)
-    for edited in EDITED:
-        with edits.set("idempotency", 0, "results", edited):
-            with pytest.raises(BrokenBooks, match="this Idempotency-Key was altered"):
-                fresh(database_url).charge(project.id, batch, KEY)
-            again = fresh(database_url).charge(project.id, batch).results
-            assert [result.label for result in again] == [2, 1, 2, 3]
-
-    more = [answered("new", 9), answered("fits"), answered("fits not")]
-    refused = ledger.charge(project.id, more, ("second", digest("more"))).results
-    assert seqs(refused) == [(2, True), (4, False), (None, False)]
-    assert kept(database_url, "second") == [-2, 4, 0]
-    again = fresh(database_url).charge(project.id, more, ("second", digest("more"))).results
-    assert again == refused
-
-
-def test_a_refused_query_that_was_paid_later_is_refused_in_a_retry(
-    ledger: Ledger, database_url: str
-) -> None:
-    project = open_project(ledger, 3)
-    ledger.charge(project.id, [answered(1)])
-    unvoted = [
-        Proposal(digest(1), digest(1), None, None),
-        Proposal(digest(2), digest(2), None, None),
-    ]
-    first = ledger.charge(project.id, unvoted, KEY).results
-    assert seqs(first) == [(1, True), (None, False)]
-    ledger.charge(project.id, [answered(2)])
-    assert fresh(database_url).charge(project.id, unvoted, KEY).results == first
-
-
-@pytest.mark.parametrize("column", ["label", "outcome", "hash", "query_digest", "input_digest"])
-def test_no_label_is_read_from_a_charge_whose_hash_is_not_its_own(
-    ledger: Ledger, database_url: str, column: str
-) -> None:
-    """Neither for its query, new to this server, nor for the key that paid for it."""
-    project = open_project(ledger, 5)
-    batch = [answered(1, 4), answered(2, 5), answered(3, 6)]
-    ledger.charge(project.id, batch, KEY)
-    edits = hand(database_url)
-    others: dict[str, list[Any]] = {"label": [6, 0], "outcome": ["reinforced"]}
-    for value in others.get(column, [bytes(32)]):
-        with edits.set("charges", 1, column, value) as done:
-            assert done
-            for key in (None, KEY):
-                with pytest.raises(BrokenBooks, match=r"Entry [23] of project study was altered"):
-                    fresh(database_url).charge(project.id, batch, key)
-            with pytest.raises(BrokenBooks, match="Entry 2"):
-                ledger.charges("study")
-            assert not ledger.verify("study").ok
-            assert seqs(ledger.charge(project.id, [answered(1)]).results) == [(1, True)]
-    assert [charge.label for charge in ledger.charges("study")] == [4, 5, 6]
-
-
-@pytest.mark.parametrize("results", ["", "{}", "[1,2]x", "[1,9]", "[-9,1]", "[0,0]", "[1.0,2]"])
-def test_verification_names_what_was_made_of_a_key(
-    ledger: Ledger, database_url: str, results: str
-) -> None:
-    project = open_project(ledger, 5)
-    ledger.charge(project.id, [answered(1), answered(2)], KEY)
-    with hand(database_url).set("idempotency", 0, "results", results):
-        (found,) = ledger.verify("study").problems
-        assert found.startswith("key 'key': what is kept of its request is not")
-    assert ledger.verify("study").ok
 
 
 # -------------------------------------------------------------- accounts of data-dependent projects

@@ -86,8 +86,8 @@ def test_requests_at_once_open_an_epoch_each(ledger: Ledger) -> None:
             return 0
 
     with ThreadPoolExecutor(8) as pool:
-        told = list(pool.map(ask, range(8)))
-    assert sorted(told) == [0, 0, 0, 3, 3, 3, 3, 3]
+        paid = list(pool.map(ask, range(8)))
+    assert sorted(paid) == [0, 0, 0, 3, 3, 3, 3, 3]
     openers = [e.seq for e in ledger.charges("study") if e.event["event"] == "composition"]
     assert openers == [1, 4, 7, 10, 13]
     after = ledger.project("study")

@@ -76,7 +76,7 @@ def test_an_archived_project_outlives_its_database(
     for arguments in ((), ("--anchor", anchor)):
         verified = terrine("verify", "--file", export, *arguments)
         assert verified.exit_code == 0, verified.output
-        assert "study: whole, 6 charges" in verified.output
+        assert "study: intact, 6 charges" in verified.output
         assert head in verified.output
     export.write_text(export.read_text().replace('"label": 3', '"label": 4'))
     found = terrine("verify", "--file", export)

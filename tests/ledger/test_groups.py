@@ -77,7 +77,32 @@ def test_what_is_wrong_with_one_request_does_not_touch_the_others(
     assert kept_keys(database_url) == {"old", "old2", "good"}
 
 
-def test_a_retry_in_a_group_is_told_what_it_was_told(ledger: Ledger) -> None:
+def test_a_request_behind_one_that_is_refused_gets_what_was_answered_before(
+    ledger: Ledger,
+) -> None:
+    project = open_project(ledger, queries=1)
+    paid, refused, free = ledger.charge_group(
+        project.id, [Batch([answered(0)]), Batch([answered(1)]), Batch([answered(0)])]
+    )
+    assert (numbers(paid), numbers(free)) == ([1], [1])
+    assert isinstance(refused, BudgetExhausted)
+
+
+def test_a_refusal_says_what_is_spent_of_which_budget(ledger: Ledger) -> None:
+    """Also what requests of its own group have spent, which came first."""
+    project = open_project(ledger, queries=3)
+    ledger.charge(project.id, [answered("before")])
+    _, grouped = ledger.charge_group(
+        project.id, [Batch([answered(0), answered(1)]), Batch([answered(2)])]
+    )
+    (alone,) = ledger.charge_group(project.id, [Batch([answered(3)])])
+    for refused in (grouped, alone):
+        assert isinstance(refused, BudgetExhausted)
+        assert refused.extras == {"spent": project.terms.budget, "budget": project.terms.budget}
+        assert f"has spent {project.terms.budget} of {project.terms.budget}" in refused.detail
+
+
+def test_a_retry_in_a_group_gets_its_earlier_answer(ledger: Ledger) -> None:
     project = open_project(ledger, queries=5)
     key = ("key", digest("body"))
     first = ledger.charge(project.id, [answered(0), answered(1)], key)
@@ -88,10 +113,10 @@ def test_a_retry_in_a_group_is_told_what_it_was_told(ledger: Ledger) -> None:
     assert again.results == first.results
     assert numbers(other) == [3]
     asked = [QueryDigest(digest(query), digest(query)) for query in (0, 1)]
-    told = ledger.consult("study", [None, key, ("new", digest(1))], [[], asked, []]).answers
-    assert told[::2] == [None, None]
-    assert isinstance(told[1], Receipt)
-    assert told[1].results == first.results
+    answers = ledger.consult("study", [None, key, ("new", digest(1))], [[], asked, []]).answers
+    assert answers[::2] == [None, None]
+    assert isinstance(answers[1], Receipt)
+    assert answers[1].results == first.results
 
 
 def test_what_concerns_the_project_concerns_all_of_them(ledger: Ledger) -> None:
@@ -108,7 +133,7 @@ def proposal(query: int, kind: int) -> Proposal:
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     requests=st.lists(
         st.lists(st.builds(proposal, st.integers(0, 9), st.integers(0, 2)), min_size=1, max_size=4),
@@ -131,7 +156,7 @@ def test_grouping_changes_nothing(
         ledger = open_ledger(f"sqlite:///{directory / name}")
         return ledger, open_project(ledger, queries, CONFIDENT).id
 
-    def told(fate: Receipt | TerrineError) -> object:
+    def comparable(fate: Receipt | TerrineError) -> object:
         return list(fate.results) if isinstance(fate, Receipt) else type(fate)
 
     alone, grouped = books("alone"), books("grouped")
@@ -141,6 +166,6 @@ def test_grouping_changes_nothing(
         for part in (requests[:cut], requests[cut:])
         for fate in grouped[0].charge_group(grouped[1], [Batch(request) for request in part])
     ]
-    assert list(map(told, one_by_one)) == list(map(told, in_groups))
+    assert list(map(comparable, one_by_one)) == list(map(comparable, in_groups))
     assert alone[0].project("study").account == grouped[0].project("study").account
     assert grouped[0].verify("study").ok

@@ -78,7 +78,7 @@ def test_verify_prints_the_head_and_succeeds(ledger: Ledger) -> None:
     result = terrine("verify")
     assert result.exit_code == 0
     for name in ("study", "claimed"):
-        assert f"{name}: whole" in result.output
+        assert f"{name}: intact" in result.output
         assert ledger.project(name).head in result.output
 
 
@@ -90,7 +90,7 @@ def test_verify_fails_on_any_finding(ledger: Ledger, database_url: str) -> None:
     for arguments in (["verify"], ["verify", "all"], ["verify", "study"]):
         result = terrine(*arguments)
         assert result.exit_code == 1
-        assert "study: NOT WHOLE" in result.output
+        assert "study: NOT INTACT" in result.output
         assert "entry 2: altered" in result.output
     assert terrine("verify", "claimed").exit_code == 0
 
@@ -105,7 +105,7 @@ def test_verify_reports_accounts_that_nothing_else_can_read(
     result = terrine("verify")
     assert result.exit_code == 1
     assert "terms: they cannot be read" in result.output
-    assert "claimed: whole" in result.output
+    assert "claimed: intact" in result.output
 
 
 def test_an_export_holds_all_that_the_hashes_cover(ledger: Ledger, tmp_path: Path) -> None:

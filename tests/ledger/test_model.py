@@ -270,7 +270,6 @@ def test_a_ledger_does_as_the_reference_does(
         settings=settings(
             max_examples=examples,
             stateful_step_count=STEPS,
-            deadline=None,
             derandomize=True,
             database=None,
             suppress_health_check=list(HealthCheck),

@@ -120,7 +120,7 @@ def admitted(terms: Terms, figures: list[int], sizes: list[int]) -> list[Admissi
     return made
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     figures=st.lists(st.integers(0, 2 * TERMS.budget), min_size=64, max_size=64),
     sizes=st.lists(st.integers(1, 180), min_size=1, max_size=8),
@@ -140,7 +140,7 @@ def test_whatever_is_published_no_budget_is_overspent(figures: list[int], sizes:
         before = after
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     figures=st.lists(st.integers(0, TERMS.budget), min_size=64, max_size=64),
     size=st.integers(1, 300),
@@ -163,7 +163,7 @@ def test_other_votes_with_the_same_published_record_are_refused_alike(
     assert free[95] > 1.2 * free[60]
 
     figures = [published.figure for published in ledger.project("free-95").published]
-    told: dict[str, Any] = {}
+    released: dict[str, Any] = {}
     for name, agreement in (("agreeing", 0.99), ("split", 0.51)):
         record = iter(figures)
         monkeypatch.setattr(SecretTally, "publish", lambda _, bound, r=record: min(next(r), bound))
@@ -173,9 +173,9 @@ def test_other_votes_with_the_same_published_record_are_refused_alike(
             (e.seq, e.outcome, e.label, e.figure, e.cost, e.delta, e.cap_cost, dict(e.event))
             for e in ledger.stream_charges(name)
         ]
-        told[name] = paid, entries, ledger.project(name).account
-    assert told["agreeing"] == told["split"]
-    assert told["agreeing"][0] == free[95]
+        released[name] = paid, entries, ledger.project(name).account
+    assert released["agreeing"] == released["split"]
+    assert released["agreeing"][0] == free[95]
 
 
 def test_the_secret_is_read_only_to_publish(

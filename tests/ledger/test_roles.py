@@ -7,7 +7,16 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from books import CONFIDENT, answered, digest, open_ledger, open_project, register
+from books import (
+    CONFIDENT,
+    COUNTED,
+    answered,
+    counted,
+    digest,
+    open_ledger,
+    open_project,
+    register,
+)
 from commands import Terrine
 from publishing import open_published, publishing_ledger, voted
 from sqlalchemy import Engine, text
@@ -89,8 +98,23 @@ def test_publishing_needs_no_more_rights_either(
     assert ledger.verify("study").ok
 
 
+def test_noisy_counts_need_no_more_rights_either(
+    database_url: str, service: URL, restricted: Engine
+) -> None:
+    open_ledger(database_url)
+    grant(connect(database_url), role_of(service))
+    ledger = Ledger(restricted)
+    project = open_project(ledger, 10, COUNTED)
+    batch = [counted(i) for i in range(5)]
+    ledger.charge(project.id, batch)
+    again = ledger.charge(project.id, [counted(i, "again") for i in range(5)]).results
+    assert [result.counts for result in again] == [proposal.counts for proposal in batch]
+    assert ledger.verify("study").ok
+
+
 DENIED = (
     "UPDATE charges SET label = 1",
+    "UPDATE charges SET counts = '[1]'",
     "DELETE FROM charges",
     "TRUNCATE charges",
     "ALTER TABLE charges DISABLE TRIGGER USER",

@@ -131,6 +131,7 @@ def test_waits_are_limited_and_commits_durable_on_postgresql(engine: Engine) -> 
 
 REFUSED_BY_TRIGGERS = {
     "change a charge": "UPDATE charges SET label = 4 WHERE seq = 1",
+    "add noisy counts to a charge": "UPDATE charges SET counts = '[1,0]' WHERE seq = 1",
     "remove a charge": "DELETE FROM charges WHERE seq = 2",
     "remove all charges": "DELETE FROM charges",
     "raise a budget": "UPDATE projects SET budget = budget + 1",
@@ -180,6 +181,7 @@ FORGED_CHARGES = {
     "of no outcome": {"outcome": "refused"},
     "that abstains with a label": {"outcome": "abstained"},
     "that answers without one": {"label": None},
+    "that confirms with noisy counts": {"outcome": "reinforced", "counts": "[1,0]"},
     "of negative cost": {"cost": -1},
 }
 

@@ -20,16 +20,22 @@ def machine(
     return Machine(tmp_path / "data", database_url, terrine)
 
 
-@pytest.fixture
-def served_machine(machine: Machine, digits_ensemble: DigitsEnsemble) -> Machine:
-    """A machine with tables, a key, the digits registered and a project open."""
+@pytest.fixture(params=["rdp"])
+def served_machine(
+    request: pytest.FixtureRequest, machine: Machine, digits_ensemble: DigitsEnsemble
+) -> Machine:
+    """A machine with tables, a key, the digits registered and a project open.
+
+    The parameter is the rule of the digits' cap.
+    """
+    cap = ("--epsilon", "20", "--delta", "1e-4", "--rule", request.param)
     shutil.copytree(digits_ensemble.directory, machine.ensemble)
     machine.data.chmod(0o700)
     mechanism = ("--mechanism", "gnmax", "--sigma", "4")
     budget = ("--epsilon", "5", "--delta", "1e-5")
     for command in (
         ("init",),
-        ("ensemble", "register", "digits", "--epsilon", "20", "--delta", "1e-4"),
+        ("ensemble", "register", "digits", *cap),
         ("project", "open", "study", "--ensemble", "digits", *mechanism, *budget),
     ):
         done = machine.run(*command)

@@ -34,7 +34,9 @@ NOISY = {"name": "gnmax", "sigma": 400.0}
 def student(machine: Machine, project: str, queries: int) -> dict[str, str]:
     """Return the headers of a student whose project pays for exactly `queries`."""
     ledger = Ledger(connect(machine.database_url))
-    ledger.open_project(project, "digits", NOISY, terms(queries, NOISY))
+    ledger.open_project(
+        project, "digits", NOISY, terms(queries, NOISY, ledger.ensemble("digits").rule)
+    )
     return bearer(machine, TokenCreate(role=Role.STUDENT, project=project))
 
 
@@ -135,7 +137,7 @@ def test_a_server_that_is_stopped_answers_every_request_that_it_charges(
 ) -> None:
     """Clients without an answer retry with the same key on the next server, and pay once."""
     headers, clients = student(served_machine, "ending", 20_000), 16
-    told: dict[int, dict[str, Any]] = {}
+    results: dict[int, dict[str, Any]] = {}
     numbers = itertools.count()
 
     def ask(http: httpx.Client, number: int) -> int | None:
@@ -143,7 +145,7 @@ def test_a_server_that_is_stopped_answers_every_request_that_it_charges(
             key = {"Idempotency-Key": str(number)}
             reply = http.post("/label", json=question(number), headers=key)
             if reply.status_code == 200:
-                (told[number],) = reply.json()["results"]
+                (results[number],) = reply.json()["results"]
             return reply.status_code
         return None
 
@@ -165,16 +167,16 @@ def test_a_server_that_is_stopped_answers_every_request_that_it_charges(
 
     with asking() as (server, http, pool):
         lives = [pool.submit(ask_on, http) for _ in range(clients)]
-        until(lambda: len(told), lambda answered: answered >= 10)
+        until(lambda: len(results), lambda answered: answered >= 10)
         assert server.stop() in (0, -signal.SIGTERM)
         statuses = set().union(*(life.result() for life in lives))
     assert statuses <= {200, 503, None}
-    before, asked = dict(told), next(numbers)
+    before, asked = dict(results), next(numbers)
     ledger = Ledger(connect(served_machine.database_url))
     assert ledger.project("ending").charges == len(before), "charged, but never sent"
     with asking() as (_, http, pool):
         assert set(pool.map(partial(ask, http), range(asked))) == {200}
-    assert {number: told[number] for number in before} == before
+    assert {number: results[number] for number in before} == before
     assert ledger.project("ending").charges == asked
     assert ledger.verify("ending").ok
 

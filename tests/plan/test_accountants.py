@@ -104,7 +104,7 @@ EVENTS = st.one_of(
 )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(EVENTS, st.integers(1, 300), st.floats(0.2, 8), st.sampled_from([1e-5, 1e-8]))
 def test_every_method_charges_more_for_more_queries_and_buys_more_with_more(
     event: CostEvent, count: int, epsilon: float, delta: float
@@ -120,14 +120,14 @@ def test_every_method_charges_more_for_more_queries_and_buys_more_with_more(
         assert each.epsilon(each.total({event: bought + 1})) >= epsilon * (1 - 1e-6)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(EVENTS)
 def test_published_curves_are_never_below_the_exact_ones(event: CostEvent) -> None:
     exact = Accountant(Method.IMPROVED, 1e-5).cost(event)
     assert np.all(published_rdp(event, FINE_ORDERS) >= exact * (1 - 1e-6))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(EVENTS, st.integers(1, 200))
 def test_the_classic_conversion_is_never_the_cheaper_one(event: CostEvent, count: int) -> None:
     by_method = {each.method: each for each in accountants([event], 1e-5, 2.0)}
@@ -155,6 +155,7 @@ def test_pure_composition_is_offered_for_pure_events_only() -> None:
     "spec",
     [
         {"name": "gnmax", "sigma": 40.0},
+        {"name": "noisy_votes", "sigma": 40.0},
         {"name": "confident_gnmax", "threshold": 200, "sigma1": 150.0, "sigma2": 40.0},
         {"name": "lnmax", "gamma": 0.05},
         {"name": "stable", "sigma": 8.0, "delta_per_query": 1e-10},

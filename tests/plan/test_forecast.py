@@ -24,6 +24,7 @@ TEACHERS, CLASSES, DRAWS = 200, 5, 6000
 
 SPECS: dict[str, dict[str, Any]] = {
     "gnmax": {"name": "gnmax", "sigma": 30.0},
+    "noisy-votes": {"name": "noisy_votes", "sigma": 30.0},
     "little-noise": {"name": "gnmax", "sigma": 1.0},
     "lnmax": {"name": "lnmax", "gamma": 0.03},
     "confident": {"name": "confident_gnmax", "threshold": 120, "sigma1": 40.0, "sigma2": 25.0},

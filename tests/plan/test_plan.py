@@ -47,8 +47,7 @@ def test_a_planned_project_answers_as_planned(name: str) -> None:
     if name == "interactive_gnmax":
         votes = votes.with_student(0.8)
     found = plan(name, [votes], delta=DELTA, epsilon=2.0)
-    mechanism = build_mechanism(found.chosen.spec, teachers=200, classes=10)
-    terms = quote(mechanism, found.epsilon, found.delta)
+    mechanism, terms = found.offers[0].mechanism, found.offers[0].terms
 
     # Students query in random order until the real price list refuses the next query.
     line = next(line for line in found.lines if line.enforced)
@@ -73,6 +72,22 @@ def test_a_planned_project_answers_as_planned(name: str) -> None:
     assert abs(np.mean(paid) - line.queries) <= 4 * spread + 1 + 0.01 * line.queries
     assert labels / sum(paid) == pytest.approx(found.chosen.answered, abs=0.03)
     assert right / labels == pytest.approx(found.chosen.accuracy, abs=0.01)
+
+
+def test_noisy_counts_are_planned_like_the_noisy_maximum() -> None:
+    """The same in every method but the data-dependent one, which is not for them."""
+    votes = synthetic(1000, *MIXED)
+    labels, counts = (plan(name, [votes], delta=DELTA, epsilon=2.0) for name in NOISY_MAXIMA)
+    assert {**counts.chosen.spec, "name": "gnmax"} == labels.chosen.spec
+    assert counts.chosen.queries == labels.chosen.queries
+    assert counts.chosen.accuracy == labels.chosen.accuracy
+    assert labels.publishing is not None
+    assert counts.publishing is None
+    assert labels.lines[-1].name == DATA_DEPENDENT
+    assert counts.lines == labels.lines[:-1]
+
+
+NOISY_MAXIMA = ("gnmax", "noisy_votes")
 
 
 @pytest.mark.slow

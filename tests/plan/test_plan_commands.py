@@ -12,7 +12,6 @@ from books import CONFIDENT, EPOCHS, LNMAX, abstained, answered, open_ledger, op
 from commands import Terrine
 
 from terrine_server.ledger import ProjectRecord
-from terrine_server.privacy.budget.terms import Account
 
 
 @pytest.fixture
@@ -45,12 +44,21 @@ def test_a_plan_shows_every_rule_and_the_command_to_type(terrine: Terrine) -> No
     assert "Data-dependent accounting" in output
 
 
+def test_a_plan_of_noisy_counts_says_that_they_cost_as_much(terrine: Terrine) -> None:
+    output = terrine("plan", "noisy_votes", *SMALL[1:]).fine
+    assert "Noisy counts cost what gnmax costs at the same σ, not less" in output
+    assert "Data-dependent accounting is not for noisy counts" in output
+    assert "terrine project open NAME --ensemble ENSEMBLE --mechanism noisy_votes" in output
+    assert "Noisy counts" not in terrine("plan", *SMALL).fine
+
+
 def test_project_open_accepts_the_recommended_command(terrine: Terrine) -> None:
     from terrine_protocol import ProjectOpen
     from terrine_server.cli.project import open_project as command
-    from terrine_server.privacy import build_mechanism, quote
+    from terrine_server.planning.opening import choose
+    from terrine_server.privacy import Rule, build_mechanism, cap_order
 
-    for name in ("confident_gnmax", "stable"):
+    for name in ("confident_gnmax", "stable", "noisy_votes"):
         output = terrine("plan", name, "--teachers", "500", "--answers", "40", "--json")
         document = json.loads(output.fine)
         words = shlex.split(document["command"])
@@ -60,6 +68,7 @@ def test_project_open_accepts_the_recommended_command(terrine: Terrine) -> None:
         assert options.keys() <= set(command.__annotations__) - {"name"}
         epsilon, delta = float(options.pop("epsilon")), float(options.pop("delta"))
         mechanism = {"name": options.pop("mechanism")}
+        rate = float(options.pop("expected_pass_rate", "1"))
         del options["ensemble"]
         mechanism |= {parameter: json.loads(number) for parameter, number in options.items()}
         request = ProjectOpen.model_validate(
@@ -69,11 +78,17 @@ def test_project_open_accepts_the_recommended_command(terrine: Terrine) -> None:
                 "mechanism": mechanism,
                 "epsilon": epsilon,
                 "delta": delta,
+                "expected_pass_rate": rate,
             }
         )
         spec = request.mechanism.model_dump(exclude_none=True)
-        terms = quote(build_mechanism(spec, teachers=500, classes=10), epsilon, delta)
-        assert terms.affordable(Account()) >= 1
+        built = build_mechanism(spec, teachers=500, classes=10)
+        cap_rule = Rule("rdp", cap_order(epsilon, delta))
+        offer = choose(
+            built, epsilon, delta, cap_rule=cap_rule, pass_rate=request.expected_pass_rate
+        )
+        # What was planned is what is bought: as many answers as were wanted.
+        assert offer.answers >= 40
 
 
 def test_json_and_table_agree_and_the_json_is_valid(terrine: Terrine) -> None:

@@ -216,7 +216,6 @@ class TestGaussianDP:
         assert theirs <= ours * 1.02
         assert theirs >= ours * 0.8, "the price is not needlessly large"
 
-    @settings(deadline=None)
     @given(st.floats(1e-3, 99), st.floats(1.0001, 1.5), st.floats(-40, -1))
     def test_budget_grows_with_epsilon_and_delta(
         self, epsilon: float, factor: float, log_delta: float
@@ -229,7 +228,6 @@ class TestGaussianDP:
             delta * factor > 0.9
         )
 
-    @settings(deadline=None)
     @given(st.floats(1e-3, 100), st.floats(1e-18, 0.5))
     def test_a_budget_spent_in_full_reads_as_its_epsilon(
         self, epsilon: float, delta: float
@@ -270,7 +268,7 @@ class TestDiscreteGaussianShift:
         assert shift_mu(sigma) * sigma > 1
 
     @pytest.mark.slow
-    @settings(deadline=None, max_examples=20)
+    @settings(max_examples=20)
     @given(st.floats(0.5, 60))
     def test_the_central_step_is_the_widest_for_any_sigma(self, sigma: float) -> None:
         # shift_mu raises ArithmeticError otherwise; this is the same check with independent tails.
@@ -309,7 +307,6 @@ class TestRenyi:
         assert ours == pytest.approx(accountant.get_epsilon(1e-6), rel=2e-9)
         assert ours >= accountant.get_epsilon(1e-6)
 
-    @settings(deadline=None)
     @given(st.floats(1e-4, 200), st.floats(1.01, 1e6))
     def test_pure_dp_curve_is_randomised_response(self, epsilon: float, order: float) -> None:
         ours = float(rdp(ClaimedRelease(epsilon), order))
@@ -321,7 +318,6 @@ class TestRenyi:
             assert abs(ours / exact - 1) < 1e-9
         assert ours <= min(epsilon, epsilon**2 * order / 2) * (1 + 1e-9)
 
-    @settings(deadline=None)
     @given(
         st.floats(1, 40),
         st.integers(0, 60),

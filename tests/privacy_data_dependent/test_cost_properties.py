@@ -53,7 +53,7 @@ def events(teachers: int) -> st.SearchStrategy[CostEvent]:
 
 
 @given(events(MAX_VOTES), histogram, orders, st.randoms())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_costs_lie_between_nothing_and_the_worst_case(
     event: CostEvent, votes: list[int], order: float, shuffler: random.Random
 ) -> None:
@@ -66,7 +66,7 @@ def test_costs_lie_between_nothing_and_the_worst_case(
 
 
 @given(levels, st.floats(0, 5), sigmas, gammas, orders)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_costs_grow_with_the_chance_of_a_wrong_winner(
     level: float, step: float, sigma: float, gamma: float, order: float
 ) -> None:
@@ -76,7 +76,7 @@ def test_costs_grow_with_the_chance_of_a_wrong_winner(
 
 
 @given(histogram, histogram, st.sampled_from([1.5, 3.0, 20.0]), st.floats(0.5, 60))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_sensitivities_bound_and_grow(
     votes: list[int], other: list[int], order: float, sigma: float
 ) -> None:

@@ -24,6 +24,7 @@ SPECS: list[Spec] = [
     {"name": "confident_gnmax", "threshold": 6, "sigma1": 2.0, "sigma2": 1.5},
     {"name": "stable", "sigma": 0.5, "delta_per_query": 0.2},
     {"name": "immutable", "c": 1, "gamma": 0.5},
+    {"name": "lnmax", "gamma": 0.5, "pricing": "tight"},
 ]
 SIZES = [(5, 3), (9, 2), (12, 3), (12, 4)]
 BETAS = (0.01, 0.1, 0.5)
@@ -125,3 +126,16 @@ def test_bad_votes_and_orders_are_refused() -> None:
         meter(SPECS[0], 12, 3).places(VoteOutcome.ANSWERED, np.array([[5, 5, 5]]))
     with pytest.raises(ParameterError, match="beta"):
         meter(SPECS[0], 12, 3).spend(np.zeros(12 * 16 + 1), 0.0)
+
+
+def test_distances_that_are_not_followed_change_nothing_that_matters() -> None:
+    """Far away, the largest change of all stands in: smooth, and below every other term."""
+    reader = meter({"name": "gnmax", "sigma": 60.0}, 3000, 4, order=8.0)
+    votes = np.array([[2000, 600, 300, 100], [1600, 1300, 60, 40], [3000, 0, 0, 0]])
+    tally = tally_of(reader, VoteOutcome.ANSWERED, votes)
+    distances = np.arange(3000)
+    for beta in (0.02, 0.1, 1.0):
+        every = reader.local_sensitivities(tally, 3000) * np.exp(-beta * distances)
+        found = reader.spend(tally, beta).smooth_sensitivity
+        assert found == pytest.approx(every.max(), rel=1e-9, abs=2 * FLOOR)
+        assert found >= every.max()

@@ -33,7 +33,7 @@ class Worker:
 
     def __call__(self, project: str, key: str, queries: Sequence[int]) -> Answers:
         try:
-            self._pipe.send((self._projects[project], key, queries))
+            self._pipe.send((self._projects[project], key, queries, project == "counted"))
             results = self._pipe.recv()
         except (EOFError, OSError) as error:
             self.process.join()
@@ -116,6 +116,13 @@ def read(response: httpx.Response, queries: Sequence[int]) -> Answers:
         return None
     assert response.status_code == 200, response.text
     return tuple(
-        Answer(query, *(result[name] for name in ("outcome", "label", "charge", "replayed")))
+        Answer(
+            *(query, result["outcome"], result["label"], result["charge"], result["replayed"]),
+            _counts(result),
+        )
         for query, result in zip(queries, response.json()["results"], strict=True)
     )
+
+
+def _counts(result: Mapping[str, Any]) -> tuple[int, ...] | None:
+    return tuple(result["counts"]) if "counts" in result else None

@@ -13,7 +13,16 @@ from sqlalchemy import Connection, inspect, select
 
 from terrine_server.ledger import Ledger, ProjectRecord, Proposal, connect
 from terrine_server.ledger.store.tables import idempotency
-from terrine_server.privacy import Account, Terms, VoteOutcome, build_mechanism, cap, quote
+from terrine_server.privacy import (
+    GDP,
+    Account,
+    Rule,
+    Terms,
+    VoteOutcome,
+    build_mechanism,
+    cap,
+    quote,
+)
 
 TEACHERS, CLASSES, RECORDS = 250, 10, 60_000
 INFO = {
@@ -26,6 +35,8 @@ GNMAX = {"name": "gnmax", "sigma": 40.0}
 CONFIDENT = {"name": "confident_gnmax", "threshold": 200, "sigma1": 150.0, "sigma2": 40.0}
 NOISY = {"name": "confident_gnmax", "threshold": 200, "sigma1": 1500.0, "sigma2": 400.0}
 """Queries so cheap that tens of thousands fit."""
+COUNTED = {"name": "noisy_votes", "sigma": 400.0}
+"""Noisy counts, tens of thousands of them."""
 LNMAX = {"name": "lnmax", "gamma": 0.05}
 STABLE = {"name": "stable", "sigma": 8.0, "delta_per_query": 1e-10}
 EPOCHS = {
@@ -47,6 +58,14 @@ def answered(
     """A query that the teachers answered; `given` is its input, if the query has more than that."""
     whole = digest(query if given is None else given)
     return Proposal(digest(query), whole, VoteOutcome.ANSWERED, label, epoch=epoch)
+
+
+def counted(query: object, draw: object = "") -> Proposal:
+    """A query that was answered with noisy counts. Another `draw` has other counts."""
+    counts = tuple(3 * byte - 300 for byte in digest(f"{query} {draw}")[:CLASSES])
+    label = counts.index(max(counts))
+    whole = digest(query)
+    return Proposal(whole, whole, VoteOutcome.ANSWERED, label, counts=counts)
 
 
 def abstained(query: object, given: object = None, epoch: int | None = None) -> Proposal:
@@ -105,10 +124,16 @@ def unguarded(url: str) -> Iterator[Connection]:
 
 
 def terms(
-    queries: int, mechanism: Mapping[str, Any] = GNMAX, epsilon: float = 8.0, delta: float = 1e-6
+    queries: int,
+    mechanism: Mapping[str, Any] = GNMAX,
+    cap_rule: Rule = GDP,
+    *,
+    epsilon: float = 8.0,
+    delta: float = 1e-6,
 ) -> Terms:
     """Return terms whose budget pays for exactly `queries` at the worst-case price."""
-    quoted = quote(build_mechanism(mechanism, teachers=TEACHERS, classes=CLASSES), epsilon, delta)
+    built = build_mechanism(mechanism, teachers=TEACHERS, classes=CLASSES)
+    quoted = quote(built, epsilon, delta, cap_rule=cap_rule)
     assert quoted.affordable(Account()) >= queries, "ask for a larger epsilon"
     worst = quoted.worst
     return replace(quoted, budget=queries * worst.cost, cap_budget=queries * worst.cap_cost)

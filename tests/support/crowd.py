@@ -29,10 +29,11 @@ class Answer:
     label: int | None
     charge: int | None
     replayed: bool
+    counts: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
-class Told:
+class Exchange:
     """One request and its answers; None if all of it was refused because the budget is spent."""
 
     project: str
@@ -45,14 +46,14 @@ Ask = Callable[[str, str, Sequence[int]], tuple[Answer, ...] | None]
 """From project, key and queries to the answers. Raises `Lost`."""
 
 
-def until_told(
+def until_answered(
     ask: Ask, project: str, key: str, queries: tuple[int, ...], lost: list[Lost]
-) -> Told:
+) -> Exchange:
     """Retry a request until it is answered; append the failures on the way to `lost`."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
-            return Told(project, key, queries, ask(project, key, queries))
+            return Exchange(project, key, queries, ask(project, key, queries))
         except Lost as reason:
             lost.append(reason)
             if time.monotonic() > deadline:
@@ -67,7 +68,7 @@ class Crowd:
     seed: int
     clients: Sequence[tuple[str, Ask]]
     """Each client's project, and how it sends requests."""
-    told: list[Told] = field(default_factory=list)
+    exchanges: list[Exchange] = field(default_factory=list)
     lost: list[Lost] = field(default_factory=list)
     _stop: threading.Event = field(default_factory=threading.Event)
     _asked: int = 0
@@ -86,8 +87,8 @@ class Crowd:
 
     def wait_for_answers(self, count: int) -> None:
         """Wait until `count` more requests have been answered."""
-        enough = len(self.told) + count
-        self.wait_until(lambda: len(self.told) >= enough, "the service answers nobody")
+        enough = len(self.exchanges) + count
+        self.wait_until(lambda: len(self.exchanges) >= enough, "the service answers nobody")
 
     def wait_until(self, so: Callable[[], bool], otherwise: str) -> None:
         """Wait until `so()` is true; fail with the message `otherwise` if it takes too long."""
@@ -99,20 +100,21 @@ class Crowd:
 
     def _live(self, client: int, project: str, ask: Ask) -> None:
         rng = random.Random(f"{self.seed} {client}")
-        mine: list[Told] = []
+        mine: list[Exchange] = []
         try:
             while not self._stop.is_set():
-                told = until_told(ask, project, *self._request(rng, client, mine), self.lost)
-                self.told.append(told)
-                if told.answers is None:
+                key, queries = self._request(rng, client, mine)
+                exchange = until_answered(ask, project, key, queries, self.lost)
+                self.exchanges.append(exchange)
+                if exchange.answers is None:
                     time.sleep(0.01)
                 else:
-                    mine.append(told)
+                    mine.append(exchange)
         finally:
             self._stop.set()
 
     def _request(
-        self, rng: random.Random, client: int, mine: Sequence[Told]
+        self, rng: random.Random, client: int, mine: Sequence[Exchange]
     ) -> tuple[str, tuple[int, ...]]:
         earlier = rng.choice(mine) if mine else None
         if earlier and rng.random() < 0.15:

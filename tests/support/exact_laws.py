@@ -60,7 +60,7 @@ def law(
     name, n, votes = spec["name"], sum(counts), list(counts)
     if name == "lnmax":
         return _answers(noisy_max_law(votes, laplace_pmf(spec["gamma"])))
-    if name == "gnmax":
+    if name in ("gnmax", "noisy_votes"):
         return _answers(noisy_max_law(votes, gaussian_pmf(spec["sigma"])))
     if name == "immutable":
         votes[votes.index(max(votes))] += spec["c"]

@@ -51,6 +51,8 @@ class FaultyServer:
     url: str = ""
     capacity: int = 1_000_000
     max_rows: int = 1_000_000
+    counted: bool = False
+    """Whether answers come with three noisy counts."""
     faults: deque[Fault] = field(default_factory=deque)
     seen: list[Seen] = field(default_factory=list)
     book: dict[bytes, int] = field(default_factory=dict)
@@ -66,7 +68,8 @@ class FaultyServer:
         results = [self._result(row) for row in inputs]
         if all(result["outcome"] == "refused" for result in results):
             return problem(403, "budget-exhausted")
-        return 200, {"results": results, "budget": self.budget()}
+        body = {"results": results, "budget": self.budget()}
+        return 200, body | ({"noise_sigma": 2.5} if self.counted else {})
 
     def _result(self, row: np.ndarray) -> Body:
         known = row.tobytes() in self.book
@@ -76,7 +79,8 @@ class FaultyServer:
         first = int(row.flat[0])
         if first == 0:
             return {"outcome": "abstained", "charge": seq, "replayed": known}
-        return {"outcome": "answered", "label": first, "charge": seq, "replayed": known}
+        counts = {"counts": [-first, first, 7]} if self.counted else {}
+        return {"outcome": "answered", "label": first, "charge": seq, "replayed": known} | counts
 
     def budget(self) -> Body:
         return {

@@ -28,7 +28,6 @@ def examples(count: int) -> settings:
     return settings(
         max_examples=count,
         derandomize=True,  # the same inputs each time, so that failures repeat
-        deadline=None,
         suppress_health_check=list(HealthCheck),
         print_blob=True,
     )

@@ -12,7 +12,7 @@ from secrets import randbelow
 from typing import Any
 
 from between import come_between
-from books import abstained, answered, digest
+from books import abstained, answered, counted, digest
 from sqlalchemy import Connection, event
 
 from terrine_server.errors import BudgetExhausted, CapExceeded, TerrineError
@@ -36,10 +36,10 @@ def ask_until_exhausted(url: str, project_id: int, name: str, batch: int) -> Non
     raise AssertionError("the budget never ran out")
 
 
-def ask_and_tell(url: str, project_id: int, name: str, told: str) -> None:
+def ask_and_log(url: str, project_id: int, name: str, log: str) -> None:
     """Pay for new queries without end, and log each answer once it may be sent."""
     ledger = Ledger(connect(url))
-    descriptor = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for round in range(100_000):
         query = f"{name} {round}"
         [result] = ledger.charge(project_id, [answered(query)], (query, digest(query))).results
@@ -99,9 +99,10 @@ def die_after_commit(url: str, project_id: int, queries: int) -> None:
 def answer_requests(url: str, connection: PipeConnection, flaw: str | None) -> None:
     """Charge the requests from a pipe, one at a time, until it is closed.
 
-    A request is a project's number, a key and queries. Each vote is drawn anew, so an answer that
-    is not a replay is noticed. Replies with a list of results, None if the budget is spent, or the
-    error's problem. A `flaw` is one of `FLAWS`.
+    A request is a project's number, a key, queries, and whether they are answered with noisy
+    counts. Each vote is drawn anew, so an answer that is not a replay is noticed. Replies with a
+    list of results, None if the budget is spent, or the error's problem. A `flaw` is one of
+    `FLAWS`.
     """
     engine = connect(url)
     ledger = Ledger(engine)
@@ -109,13 +110,16 @@ def answer_requests(url: str, connection: PipeConnection, flaw: str | None) -> N
         event.listen(engine, "commit", lose)
     while True:
         try:
-            project_id, key, queries = connection.recv()
+            project_id, key, queries, with_counts = connection.recv()
         except EOFError:
             return
-        batch = [
-            abstained(query) if randbelow(3) == 0 else answered(query, randbelow(10))
-            for query in queries
-        ]
+        if with_counts:
+            batch = [counted(query, randbelow(2**32)) for query in queries]
+        else:
+            batch = [
+                abstained(query) if randbelow(3) == 0 else answered(query, randbelow(10))
+                for query in queries
+            ]
         try:
             idempotency = None if flaw == "forgets keys" else (key, digest(queries))
             receipt = ledger.charge(project_id, batch, idempotency)
@@ -124,7 +128,7 @@ def answer_requests(url: str, connection: PipeConnection, flaw: str | None) -> N
         except TerrineError as error:
             connection.send(error.problem)
         else:
-            connection.send(_told(receipt))
+            connection.send(_results(receipt))
 
 
 FLAWS = ("loses commits", "forgets keys")
@@ -148,19 +152,19 @@ def race(url: str, project_id: int, name: str, clients: int, connection: PipeCon
 
     def ask(client: int) -> list[Any]:
         rng = random.Random(f"{name} {client}")
-        told: list[Any] = []
+        results: list[Any] = []
         start.wait()
         while True:
             queries = [rng.getrandbits(48) for _ in range(rng.randint(1, 3))]
             try:
                 receipt = ledger.charge(project_id, [answered(query) for query in queries])
             except BudgetExhausted:
-                return told
-            told.append((tuple(queries), _told(receipt)))
+                return results
+            results.append((tuple(queries), _results(receipt)))
 
     with ThreadPoolExecutor(clients) as pool:
-        connection.send([told for client in pool.map(ask, range(clients)) for told in client])
+        connection.send([pair for client in pool.map(ask, range(clients)) for pair in client])
 
 
-def _told(receipt: Receipt) -> list[tuple[str, int | None, int | None, bool]]:
-    return [(str(r.outcome), r.label, r.seq, r.replayed) for r in receipt.results]
+def _results(receipt: Receipt) -> list[tuple[Any, ...]]:
+    return [(str(r.outcome), r.label, r.seq, r.replayed, r.counts) for r in receipt.results]

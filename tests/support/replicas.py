@@ -11,7 +11,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import processes
-from books import terms
+from books import COUNTED, terms
 from digits import DigitsEnsemble
 from server import installed
 from sqlalchemy import Engine
@@ -90,8 +90,13 @@ class Replicas:
             time.sleep(0.02)
 
     def open_project(self, name: str, queries: int) -> str:
-        """Open a project whose budget pays for exactly `queries`; return a token for it."""
-        self.ledger.open_project(name, "digits", NOISY, terms(queries, NOISY))
+        """Open a project whose budget pays for exactly `queries`; return a token for it.
+
+        One called "counted" is answered with noisy counts.
+        """
+        mechanism = COUNTED if name == "counted" else NOISY
+        quoted = terms(queries, mechanism, self.ledger.ensemble("digits").rule)
+        self.ledger.open_project(name, "digits", mechanism, quoted)
         tokens = Tokens(self.ledger, load_secret_key(self._settings.secret_key_path))
         return tokens.create(TokenCreate(role=Role.STUDENT, project=name)).token
 

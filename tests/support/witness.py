@@ -10,7 +10,7 @@ import httpx
 import pytest
 from asking import Student
 from checker import discrepancies
-from crowd import Lost, Told
+from crowd import Exchange, Lost
 from replicas import Replicas
 
 RECOVERY_SECONDS = 10
@@ -22,7 +22,7 @@ class Witness:
 
     def __init__(self, servers: Replicas) -> None:
         self.servers = servers
-        self.told: list[Told] = []
+        self.exchanges: list[Exchange] = []
         self.project = f"study-{uuid.uuid4().hex[:8]}"
         self._student = Student(servers, servers.open_project(self.project, 5000))
         self._asked = 0
@@ -31,12 +31,12 @@ class Witness:
         """Send a new query. Raises `Lost` on a 503; the next call then retries the request."""
         key, queries = f"request-{self._asked}", (self._asked,)
         answers = self._student(self.project, key, queries)
-        self.told.append(Told(self.project, key, queries, answers))
+        self.exchanges.append(Exchange(self.project, key, queries, answers))
         self._asked += 1
 
-    def ask_again(self, told: Told) -> None:
+    def ask_again(self, earlier: Exchange) -> None:
         """Repeat a request that was answered; the answers must be the same."""
-        assert self._student(self.project, told.key, told.queries) == told.answers
+        assert self._student(self.project, earlier.key, earlier.queries) == earlier.answers
 
     def ask_until_lost(self, most: int) -> None:
         with suppress(Lost):
@@ -44,7 +44,7 @@ class Witness:
                 self.ask()
             pytest.fail("the fault had no effect")
 
-    def ask_until_told(self) -> None:
+    def ask_until_answered(self) -> None:
         deadline = time.monotonic() + RECOVERY_SECONDS
         while True:
             with suppress(Lost):
@@ -58,5 +58,5 @@ class Witness:
         return httpx.get(f"{self.servers.url(0)}/healthz").status_code == 200
 
     def judge(self) -> None:
-        assert discrepancies(self.servers.database_url, self.project, self.told) == []
+        assert discrepancies(self.servers.database_url, self.project, self.exchanges) == []
         assert self.servers.ledger.verify(self.project).ok

@@ -9,13 +9,13 @@ import pytest
 from asking import Worker
 from books import NOISY, answered, digest, open_ledger, open_project, unguarded
 from checker import discrepancies
-from crowd import Answer, Crowd, Told
+from crowd import Answer, Crowd, Exchange
 from ledger_workers import FLAWS
 
 FIRST = Answer(1, "answered", 7, charge=1, replayed=False)
 SECOND = Answer(2, "answered", 7, charge=2, replayed=False)
 AGAIN = replace(FIRST, replayed=True)
-TRUTH = [Told("study", "a", (1,), (FIRST,)), Told("study", "b", (2, 1), (SECOND, AGAIN))]
+TRUTH = [Exchange("study", "a", (1,), (FIRST,)), Exchange("study", "b", (2, 1), (SECOND, AGAIN))]
 
 
 @pytest.fixture
@@ -33,20 +33,24 @@ def test_the_truth_passes(books: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "found"),
+    ("wrong", "found"),
     [
-        (Told("study", "a", (1,), (replace(FIRST, label=8),)), "the books say"),
-        (Told("study", "a", (1,), (replace(FIRST, charge=3),)), "the books say None"),
-        (Told("study", "c", (1,), (replace(FIRST, charge=2),)), "query 1 was paid by"),
-        (Told("study", "c", (3,), (replace(FIRST, query=3),)), "charge 1 paid for"),
-        (Told("study", "c", (1,), (FIRST,)), "charge 1 was paid by"),
-        (Told("study", "a", (1,), (AGAIN,)), "request a was answered"),
-        (Told("study", "a", (1, 2), (FIRST,)), "other answers than it asked for"),
-        (Told("study", "c", (3,), (Answer(3, "answered", 7, None, False),)), "without a charge"),
+        (Exchange("study", "a", (1,), (replace(FIRST, label=8),)), "the books say"),
+        (Exchange("study", "a", (1,), (replace(FIRST, counts=(1, 7)),)), "the books say"),
+        (Exchange("study", "a", (1,), (replace(FIRST, charge=3),)), "the books say None"),
+        (Exchange("study", "c", (1,), (replace(FIRST, charge=2),)), "query 1 was paid by"),
+        (Exchange("study", "c", (3,), (replace(FIRST, query=3),)), "charge 1 paid for"),
+        (Exchange("study", "c", (1,), (FIRST,)), "charge 1 was paid by"),
+        (Exchange("study", "a", (1,), (AGAIN,)), "request a was answered"),
+        (Exchange("study", "a", (1, 2), (FIRST,)), "other answers than it asked for"),
+        (
+            Exchange("study", "c", (3,), (Answer(3, "answered", 7, None, False),)),
+            "without a charge",
+        ),
     ],
 )
-def test_a_wrong_answer_to_a_client_is_found(books: str, told: Told, found: str) -> None:
-    assert any(found in problem for problem in discrepancies(books, "study", [*TRUTH, told]))
+def test_a_wrong_answer_to_a_client_is_found(books: str, wrong: Exchange, found: str) -> None:
+    assert any(found in problem for problem in discrepancies(books, "study", [*TRUTH, wrong]))
 
 
 def test_a_charge_that_was_never_sent_is_found(books: str) -> None:
@@ -83,4 +87,4 @@ def test_a_crowd_and_kills_reveal_a_flawed_ledger(flaw: str | None, tmp_path: Pa
             workers[kill % len(workers)].kill()
     for worker in workers:
         worker.stop()
-    assert bool(discrepancies(url, "study", crowd.told)) == (flaw is not None)
+    assert bool(discrepancies(url, "study", crowd.exchanges)) == (flaw is not None)

@@ -21,7 +21,7 @@ from between import come_between
 from books import answered, digest, open_ledger, open_project
 from cable import cable
 from checker import discrepancies
-from crowd import Told
+from crowd import Exchange
 from postgres import Database
 from sqlalchemy import Engine, event, text
 
@@ -120,7 +120,7 @@ def test_no_answer_is_sent_before_its_slow_commit(witness: Witness) -> None:
             time.sleep(1.5)
             assert not reply.done()
             assert witness.alive()
-            witness.ask_again(witness.told[0])
+            witness.ask_again(witness.exchanges[0])
         reply.result(timeout=10)
     witness.judge()
 
@@ -161,7 +161,7 @@ def test_a_clock_that_jumps_breaks_nothing(
         set_clock(monkeypatch, started - timedelta(hours=jump))
         key = (f"{label}", digest(label))
         [again] = ledger.charge(project.id, [answered(label, 9)], key).results
-        assert (again.seq, again.label) == (label + 1, label), "never paid or told anew"
+        assert (again.seq, again.label) == (label + 1, label), "never paid or answered anew"
     entries = list(ledger.stream_charges("study"))
     assert [entry.seq for entry in entries] == [1, 2, 3, 4, 5, 6]
     assert [entry.created_at - started for entry in entries] == [timedelta(hours=h) for h in hours]
@@ -189,9 +189,9 @@ def test_a_request_delivered_many_times_is_answered_once(witness: Witness) -> No
     servers.start(0)
     servers.wait_until_ready(0)
     replies += deliver(copies=1)
-    told = [Told("again", key, queries, read(reply, queries)) for reply in replies]
-    assert len(told) == 3 + 16 + 1 + 1
-    assert discrepancies(servers.database_url, "again", told) == []
+    exchanges = [Exchange("again", key, queries, read(reply, queries)) for reply in replies]
+    assert len(exchanges) == 3 + 16 + 1 + 1
+    assert discrepancies(servers.database_url, "again", exchanges) == []
     assert servers.ledger.project("again").charges == 3
     witness.judge()
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from asking import Student, Worker
-from books import NOISY, open_ledger, open_project
+from books import COUNTED, NOISY, open_ledger, open_project
 from checker import discrepancies
 from crowd import Crowd
 from postgres import Database
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from digits import DigitsEnsemble
 
 
-PROJECTS = {"small": 20, "wide": 20_000}
-"""Queries that each project pays for: the first is exhausted, the second never."""
+PROJECTS = {"small": 20, "wide": 20_000, "counted": 20_000}
+"""Queries that each project pays for: the first is exhausted, the others never. The last is
+answered with noisy counts."""
 OF_WORKERS, OF_SERVERS = 0.36, 0.14
 """Each test's share of all kills: half on SQLite and half on PostgreSQL."""
 
@@ -87,18 +88,19 @@ def judged(
                 lambda: len(crowd.lost) >= len(kills) / 2, "the kills interrupted no request"
             )
             crowd.wait_until(
-                lambda: any(reply.answers is None for reply in crowd.told),
+                lambda: any(exchange.answers is None for exchange in crowd.exchanges),
                 "the small budget was never spent",
             )
     finally:
         victims = Counter(kill.victim if database.server else "process" for kill in kills)
         tally(
             f"{database.url.partition(':')[0]}, {what}: {len(kills)} kills ({dict(victims)}),"
-            f" {len(crowd.told)} replies, {len(crowd.lost)} lost, {time.monotonic() - began:.0f} s"
+            f" {len(crowd.exchanges)} replies, {len(crowd.lost)} lost,"
+            f" {time.monotonic() - began:.0f} s"
         )
     ledger = Ledger(connect(database.url))
     for project in PROJECTS:
-        assert discrepancies(database.url, project, crowd.told) == []
+        assert discrepancies(database.url, project, crowd.exchanges) == []
         assert ledger.verify(project).ok
 
 
@@ -109,9 +111,13 @@ def test_workers_killed_under_load(
 ) -> None:
     """Six clients, each with its own worker process; the workers are killed."""
     ledger = open_ledger(database.url)
-    ids = {name: open_project(ledger, n, NOISY, name).id for name, n in PROJECTS.items()}
+    mechanisms = {"counted": COUNTED}
+    ids = {
+        name: open_project(ledger, queries, mechanisms.get(name, NOISY), name).id
+        for name, queries in PROJECTS.items()
+    }
     workers = [Worker(database.url, ids) for _ in range(6)]
-    crowd = Crowd(seed, [(("small", "wide")[i % 3 > 0], w) for i, w in enumerate(workers)])
+    crowd = Crowd(seed, [([*PROJECTS][i % 3], worker) for i, worker in enumerate(workers)])
     plan = schedule(seed, kills(OF_WORKERS), 0.05, databases=0.25)
     with judged(database, crowd, plan, "workers", tally):
         for kill in plan:
@@ -137,7 +143,7 @@ def test_servers_killed_under_load(
 
     with replicas(tmp_path / "data", database.url, digits_ensemble, 3) as servers:
         tokens = {name: servers.open_project(name, n) for name, n in PROJECTS.items()}
-        clients = [("small", "wide")[i > 0] for i in range(5)]
+        clients = ["small", "wide", "counted", "wide", "counted"]
         students = [Student(servers, tokens[name], (seed, i)) for i, name in enumerate(clients)]
         crowd = Crowd(seed, list(zip(clients, students, strict=True)))
         plan = schedule(seed, kills(OF_SERVERS), 0.2, databases=0.3)

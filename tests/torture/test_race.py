@@ -15,7 +15,7 @@ import pytest
 from asking import Student, answers
 from books import open_ledger, open_project
 from checker import discrepancies
-from crowd import Lost, Told, until_told
+from crowd import Exchange, Lost, until_answered
 from ledger_workers import race
 from postgres import Database
 from processes import start
@@ -52,11 +52,12 @@ def test_256_clients_in_4_processes_get_exactly_the_answers_of_the_budget(
         replies = [reply for pipe in pipes for reply in pipe.recv()]
         for process in processes:
             process.join()
-        told = [Told(name, f"{i}", q, answers(q, r)) for i, (q, r) in enumerate(replies)]
-        assert sum(a.charge is not None for reply in told for a in reply.answers or ()) == queries
+        exchanges = [Exchange(name, f"{i}", q, answers(q, r)) for i, (q, r) in enumerate(replies)]
+        received = [a for exchange in exchanges for a in exchange.answers or ()]
+        assert sum(a.charge is not None for a in received) == queries
         account = ledger.project(name)
         assert account.spent == account.terms.budget
-        assert discrepancies(database.url, name, told) == []
+        assert discrepancies(database.url, name, exchanges) == []
         assert ledger.verify(name).ok
 
 
@@ -65,7 +66,7 @@ class Race:
 
     def __init__(self, servers: Replicas, queries: int, clients: int) -> None:
         self.project = f"race-{uuid.uuid4().hex[:8]}"
-        self.told: list[Told] = []
+        self.exchanges: list[Exchange] = []
         self.lost: list[Lost] = []
         self._servers = servers
         token = servers.open_project(self.project, queries)
@@ -81,13 +82,14 @@ class Race:
 
         with ThreadPoolExecutor(len(self._students)) as pool:
             list(pool.map(wait_and_live, range(len(self._students))))
-        assert discrepancies(self._servers.database_url, self.project, self.told) == []
+        assert discrepancies(self._servers.database_url, self.project, self.exchanges) == []
         assert self._servers.ledger.verify(self.project).ok
 
-    def ask(self, client: int, key: str, queries: Sequence[int]) -> Told:
-        told = until_told(self._students[client], self.project, key, tuple(queries), self.lost)
-        self.told.append(told)
-        return told
+    def ask(self, client: int, key: str, queries: Sequence[int]) -> Exchange:
+        student = self._students[client]
+        exchange = until_answered(student, self.project, key, tuple(queries), self.lost)
+        self.exchanges.append(exchange)
+        return exchange
 
     def close(self) -> None:
         for student in self._students:
@@ -105,14 +107,14 @@ def test_servers_give_256_clients_exactly_the_answers_of_the_budget(
 
             def live(client: int, race: Race = race, seed: float = seed) -> None:
                 """Send one to three new queries at a time, until refused."""
-                rng, told = random.Random(f"{seed} {client}"), True
-                while told:
+                rng, refused = random.Random(f"{seed} {client}"), False
+                while not refused:
                     batch = [rng.getrandbits(48) for _ in range(rng.randint(1, 3))]
-                    told = race.ask(client, f"{rng.random()}", batch).answers is not None
+                    refused = race.ask(client, f"{rng.random()}", batch).answers is None
 
             race.run(live)
-            told = [a for told in race.told for a in told.answers or ()]
-            assert sum(a.charge is not None for a in told) == queries
+            received = [a for exchange in race.exchanges for a in exchange.answers or ()]
+            assert sum(a.charge is not None for a in received) == queries
 
 
 @pytest.mark.slow
@@ -131,8 +133,8 @@ def test_queries_sent_to_several_servers_at_once_are_paid_once(
         race.run(live)
         assert servers.ledger.project(race.project).charges == 100
         seen: dict[tuple[int, ...], set[tuple[tuple[int | None, int | None], ...]]] = {}
-        for told in race.told:
-            same = tuple((a.charge, a.label) for a in told.answers or ())
-            seen.setdefault(told.queries, set()).add(same)
-        assert len(race.told) == 10 * 2 * 2 * REPLICAS
+        for exchange in race.exchanges:
+            same = tuple((a.charge, a.label) for a in exchange.answers or ())
+            seen.setdefault(exchange.queries, set()).add(same)
+        assert len(race.exchanges) == 10 * 2 * 2 * REPLICAS
         assert all(len(replies) == 1 for replies in seen.values())

@@ -83,7 +83,7 @@ def test_servers_killed_while_they_start(
             f" {listening} of them after the {usual:.1f} s until it listens"
         )
         assert listening < killed, "every kill came too late"
-        assert discrepancies(database.url, "study", crowd.told) == []
+        assert discrepancies(database.url, "study", crowd.exchanges) == []
         assert servers.ledger.verify("study").ok
 
 

@@ -85,9 +85,9 @@ def check_full_disk(url: str, ensemble: DigitsEnsemble, directory: Path, disk: P
         with pytest.raises(DatabaseUnavailable, match="disk is full"):
             make_tokens(Ledger(connect(url)), 2000)
         assert witness.alive()
-        witness.ask_again(witness.told[0])  # paid answers can be replayed
+        witness.ask_again(witness.exchanges[0])  # paid answers can be replayed
         filler.unlink()
-        witness.ask_until_told()
+        witness.ask_until_answered()
         witness.judge()
 
 
@@ -122,9 +122,9 @@ def test_without_space_for_its_log_postgresql_exits_and_the_service_survives(
             filler = fill(disk)  # leaves the current segment, of one megabyte
             said = server.wait_for_end()
             assert re.search("PANIC: .*No space left on device", said), said[-2000:]
-            told, lost = len(crowd.told), len(crowd.lost)
+            exchanges, lost = len(crowd.exchanges), len(crowd.lost)
             until(lambda: len(crowd.lost), lambda now: now >= lost + 20)
-            assert len(crowd.told) == told
+            assert len(crowd.exchanges) == exchanges
             assert httpx.get(f"{servers.url(0)}/healthz").status_code == 200
             filler.unlink()
             server.start()
@@ -132,7 +132,7 @@ def test_without_space_for_its_log_postgresql_exits_and_the_service_survives(
             crowd.wait_for_answers(20)
             assert time.monotonic() - began < RECOVERY_SECONDS
         assert {str(reason) for reason in crowd.lost} == {"/problems/database-unavailable"}
-        assert discrepancies(servers.database_url, "study", crowd.told) == []
+        assert discrepancies(servers.database_url, "study", crowd.exchanges) == []
         assert servers.ledger.verify("study").ok
         for student in students:
             student.stop()
@@ -158,7 +158,7 @@ def test_a_server_refuses_to_start_on_a_read_only_disk(
         assert "cannot be" in servers.refusal(0)
         subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
         servers.wait_until_ready(0)
-        witness.ask_again(witness.told[0])
+        witness.ask_again(witness.exchanges[0])
         witness.ask()
         witness.judge()
 
@@ -177,7 +177,7 @@ def test_a_database_made_read_only_is_a_503_until_it_is_writable(
     for _ in range(3):
         with pytest.raises(Lost):
             witness.ask()
-    witness.ask_again(witness.told[0])
+    witness.ask_again(witness.exchanges[0])
     mortal.alter(name, "RESET default_transaction_read_only")
-    witness.ask_until_told()
+    witness.ask_until_answered()
     witness.judge()

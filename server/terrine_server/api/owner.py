@@ -17,7 +17,6 @@ from terrine_protocol import (
     ProjectStatus,
     ProjectUpdate,
     Role,
-    SecretSpend,
     TokenCreate,
     TokenCreated,
     TokenInfo,
@@ -109,15 +108,6 @@ def project(services: ServicesDep, holder: Anyone, name: Name) -> ProjectInfo:
         raise Forbidden("This token belongs to another project.")
     record = services.ledger.project(name)
     return views.project(record, services.available(record.ensemble))
-
-
-@router.get("/projects/{name}/secret-spend", responses=openapi.problems("not-found", "conflict"))
-def secret_spend(services: ServicesDep, _: Admin, name: Name) -> SecretSpend:
-    """Return what a data-dependent project's queries cost at their actual votes.
-
-    Secret, for the data owner only: it reveals private data, outside every budget.
-    """
-    return views.secret_spend(name, services.ledger.secret_spend(name))
 
 
 @router.patch("/projects/{name}", responses=openapi.problems("not-found", "conflict"))

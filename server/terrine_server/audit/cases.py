@@ -4,6 +4,10 @@ The cases have few teachers and little noise, so that one vote shows: prices are
 parameters, and tests/privacy proves them for all parameters. Neighbours differ in one vote of each
 query. For every mechanism whose noise does not outlive a query, the worst neighbours lie on a path
 from a defeat to a unanimous win. With more than two classes, a few more are drawn at random.
+
+What noisy counts reveal of two neighbours lies in the two counts that differ, and in these, since
+the likelihood ratio of Gaussian noise is monotone in it, in their difference alone. So such a case
+has two classes.
 """
 
 from __future__ import annotations
@@ -87,8 +91,10 @@ def _epochs() -> tuple[tuple[Request, Request], ...]:
 
 
 CASES = (
-    Case("lnmax", {"name": "lnmax", "gamma": 0.5}, 19, _path(19)),
+    Case("lnmax", {"name": "lnmax", "gamma": 0.5, "pricing": "tight"}, 19, _path(19)),
     Case("gnmax", {"name": "gnmax", "sigma": 2.0}, 19, _path(19)),
+    # Of noisy counts all neighbours are alike: two of them, not to take that for granted.
+    Case("noisy_votes", {"name": "noisy_votes", "sigma": 2.0}, 19, (_path(19)[6], _path(19)[-1])),
     Case(
         "confident_gnmax",
         {"name": "confident_gnmax", "threshold": 17, "sigma1": 1.5, "sigma2": 4.0},

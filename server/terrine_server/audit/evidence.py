@@ -18,12 +18,15 @@ from typing import Literal
 from scipy.special import ndtr, ndtri
 from scipy.stats import beta
 
-Unit = Literal["μ", "ε"]
+Unit = Literal["μ", "ε", "D₂"]
 
 
 @dataclass(frozen=True)
 class Promise:
-    """What a release may reveal: `limit`-Gaussian DP (μ) or pure `limit`-DP (ε), apart from δ."""
+    """What a release may reveal apart from δ.
+
+    `limit`-Gaussian DP (μ), pure `limit`-DP (ε), or a Rényi divergence of order 2 up to `limit`.
+    """
 
     unit: Unit
     limit: float
@@ -36,14 +39,18 @@ class Promise:
             return 0.0
         if self.unit == "ε":
             return max(0.0, math.log(p / q))
+        if self.unit == "D₂":
+            return math.log(p**2 / q + (1 - p) ** 2 / (1 - q)) if p > q else 0.0
         return max(0.0, float(ndtri(p) - ndtri(q)))
 
     def epsilon_delta(self, p: float, q: float) -> tuple[float, float, float]:
         """Return (ε, the δ that p and q prove at that ε, the δ that is promised there).
 
         ε is where the promise is tight for an event of probability q: the slope of its trade-off
-        curve at q for μ, the promised ε itself for pure DP.
+        curve at q for μ, the promised ε itself for pure DP. A divergence promises no δ: all are 0.
         """
+        if self.unit == "D₂":
+            return 0.0, 0.0, 0.0
         if self.unit == "ε":
             epsilon, promised = self.limit, 0.0
         else:

@@ -12,13 +12,18 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from terrine_server.audit.findings import AuditFinding, Part
+from terrine_server.audit.worst_votes import needed_share, shown
 from terrine_server.ledger import Ledger, ProjectRecord
 from terrine_server.ledger.epochs import events_of
 from terrine_server.privacy import (
     Account,
+    ConfidentMax,
+    Mechanism,
     ParameterError,
     Price,
     Rule,
+    Terms,
+    VoteOutcome,
     build_mechanism,
     event_from_json,
     price,
@@ -73,6 +78,8 @@ def _check_terms(project: ProjectRecord) -> Iterator[str]:
         terms.epsilon,
         terms.delta,
         cap_rule=project.ensemble.rule,
+        # Any rule that is fixed beforehand is sound. Where none was chosen, only one was quoted.
+        rule=None if terms.choice is None else terms.rule,
         publishing=None if schedule is None else (schedule.publication, schedule.counts),
     )
     if terms.guarantee != quoted.guarantee:
@@ -84,12 +91,23 @@ def _check_terms(project: ProjectRecord) -> Iterator[str]:
     if terms.rule != quoted.rule:
         yield f"its rule is {_rule(terms.rule)}, but {_rule(quoted.rule)} is quoted for it"
         return
+    yield from _check_joint(mechanism, terms)
     for name in ("budget", "delta_budget"):
         if getattr(terms, name) > getattr(quoted, name):
             yield (
                 f"its {name} is {getattr(terms, name)}, but ε = {terms.epsilon:g}, "
                 f"δ = {terms.delta:g} allow {getattr(quoted, name)}"
             )
+
+
+def _check_joint(mechanism: Mechanism, terms: Terms) -> Iterator[str]:
+    """Yield a problem if votes can be found that need more than a joint price list charges."""
+    answer = mechanism.events().get(VoteOutcome.ANSWERED)
+    if isinstance(answer, ConfidentMax) and terms.rule.order is not None:
+        charged = terms.prices[VoteOutcome.ANSWERED], terms.prices[VoteOutcome.ABSTAINED]
+        needed, votes = needed_share(answer, *charged, terms.rule.order)
+        if needed > 1:
+            yield f"its prices are too low: {shown(votes)} votes need {needed:.1%} of them"
 
 
 def _check_charges(ledger: Ledger, project: ProjectRecord) -> Iterator[str]:

@@ -8,17 +8,28 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from heapq import nlargest
 from typing import cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from terrine_server.audit.cases import CASES, Case, Request
 from terrine_server.audit.evidence import Limits, Promise, Sample, events, limits
 from terrine_server.audit.findings import AuditFinding
-from terrine_server.privacy import Mechanism, VoteOutcome, additive_delta, quote, rdp
+from terrine_server.privacy import (
+    GaussianNoisyCounts,
+    LaplaceArgmax,
+    Mechanism,
+    Released,
+    Rule,
+    VoteOutcome,
+    additive_delta,
+    quote,
+    rdp,
+)
 from terrine_server.privacy.accounting.units import COST_UNITS, DELTA_UNITS
 
 FINALISTS = 3
@@ -29,7 +40,10 @@ AT_A_TIME = 250_000
 """How many queries one call releases."""
 
 Seen = tuple[tuple[str, int], ...]
-"""The outcome and label of each query of a request; −1 if there is no label."""
+"""The outcome and label of each query of a request; −1 if there is no label. Where noisy counts of
+two classes are released, in place of the label twice the first less the second, plus the label."""
+Event = tuple[Hashable, ...]
+"""A set of what is seen."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +54,9 @@ class Aspect:
     promise: Promise
     view: Callable[[Seen], Hashable]
     """The part of an outcome that belongs to this aspect."""
+    events: Callable[[Iterable[Hashable]], Iterator[Event]] = events
+    """The events to try, given what was seen."""
+    named: Callable[[Event], str] = field(default=lambda event: " or ".join(map(_named, event)))
 
 
 @dataclass(frozen=True)
@@ -48,7 +65,22 @@ class Suspicion:
 
     one: Request
     other: Request
-    event: tuple[Hashable, ...]
+    event: Event
+
+
+def counted_events(seen: Iterable[Hashable]) -> Iterator[Event]:
+    """Yield, for noisy counts, every set of differences up to one and from one on; and each label.
+
+    By Neyman and Pearson, no other events of the counts tell neighbours better apart. A label that
+    is not that of the counts would tell more.
+    """
+    known = sorted(set(cast("Iterable[int]", seen)))
+    for k in range(1, len(known)):
+        yield tuple(known[:k])
+        yield tuple(known[k:])
+    for label in (0, 1):
+        if with_label := tuple(number for number in known if number % 2 == label):
+            yield with_label
 
 
 def aspects(mechanism: Mechanism) -> list[Aspect]:
@@ -62,14 +94,21 @@ def aspects(mechanism: Mechanism) -> list[Aspect]:
         epoch = Promise("ε", float(rdp(opening, INFINITE)), additive_delta(opening))
         return [Aspect("", epoch, lambda seen: seen)]
     terms = quote(mechanism, epsilon=100.0, delta=0.5)  # the prices do not depend on the budget
+    kinds = mechanism.events().values()
+    if any(isinstance(event, LaplaceArgmax) for event in kinds):
+        cost = quote(mechanism, 100.0, 0.5, rule=Rule("rdp", 2.0)).worst.cost / COST_UNITS
+        return [Aspect("", Promise("D₂", cost), lambda seen: seen)]
     if terms.rule.name == "rdp":
-        epsilon = max(float(rdp(event, INFINITE)) for event in mechanism.events().values())
+        epsilon = max(float(rdp(event, INFINITE)) for event in kinds)
         return [Aspect("", Promise("ε", epsilon), lambda seen: seen)]
 
     def promise(outcome: VoteOutcome) -> Promise:
         price = terms.prices[outcome]
         return Promise("μ", math.sqrt(price.cost / COST_UNITS), price.delta / DELTA_UNITS)
 
+    if any(isinstance(event, GaussianNoisyCounts) for event in kinds):
+        every = promise(VoteOutcome.ANSWERED)
+        return [Aspect("", every, lambda seen: seen[0][1], counted_events, _named_counts)]
     covered = [Aspect("", promise(VoteOutcome.ANSWERED), lambda seen: seen)]
     cheaper = [o for o, price in terms.prices.items() if price.cost < terms.worst.cost]
     if cheaper:
@@ -115,7 +154,7 @@ def observe(mechanism: Mechanism, case: Case, request: Request, draws: int) -> C
     if an epoch begins with it, and only up to the end of that epoch. Such a request is like the
     first one of a call, whatever came before. The first `draws` of them are counted.
     """
-    length, width = len(request), len(VoteOutcome) * (case.classes + 1) + 1
+    length = len(request)
     size = min(draws, AT_A_TIME // length)
     votes = np.tile(np.array(request), (size, 1))
     student = None if case.student is None else np.tile(case.student, (len(votes), 1))
@@ -127,8 +166,12 @@ def observe(mechanism: Mechanism, case: Case, request: Request, draws: int) -> C
         epochs = epochs.reshape(size, length)
         visible = epochs == epochs[:, :1]
 
+        shown = _shown(released)
+        low = int(shown.min())
+        values = int(shown.max()) - low + 1
+        width = len(VoteOutcome) * values + 1
         kinds = sum(i * (released.outcomes == outcome) for i, outcome in enumerate(VoteOutcome))
-        codes = kinds * (case.classes + 1) + released.labels + 2
+        codes = kinds * values + shown - low + 1
         codes = np.where(visible, codes.reshape(size, length), 0)
         _, first, counts = np.unique(
             (codes @ width ** np.arange(length))[fresh][:missing],
@@ -137,9 +180,16 @@ def observe(mechanism: Mechanism, case: Case, request: Request, draws: int) -> C
         )
         for start, count in zip(np.flatnonzero(fresh)[first] * length, counts, strict=True):
             rows = range(start, start + int(visible[start // length].sum()))
-            outcome = tuple((str(released.outcomes[r]), int(released.labels[r])) for r in rows)
+            outcome = tuple((str(released.outcomes[r]), int(shown[r])) for r in rows)
             seen[outcome] += int(count)
     return seen
+
+
+def _shown(released: Released) -> NDArray[np.int64]:
+    """Return the whole number of `Seen` for each row, int64[B]."""
+    if released.counts is None:
+        return released.labels
+    return np.asarray(2 * (released.counts[:, 0] - released.counts[:, 1]) + released.labels)
 
 
 def _suspect(
@@ -154,7 +204,7 @@ def _suspect(
         Suspicion(one, other, event)
         for pair in pairs
         for one, other in (pair, pair[::-1])
-        for event in events(views[one].seen | views[other].seen)
+        for event in aspect.events(views[one].seen | views[other].seen)
     ]
 
     def strength(suspicion: Suspicion) -> float:
@@ -181,7 +231,7 @@ def _judge(
         measured, evidence = 0.0, "always the same outcome"
     else:
         measured, suspect, found = max(map(proven, suspects), key=lambda item: item[0])
-        evidence = _evidence(aspect.promise, suspect, found)
+        evidence = _evidence(aspect, suspect, found)
     return AuditFinding.of_loss(
         "mechanisms",
         case.title + aspect.title,
@@ -200,15 +250,15 @@ def _viewed(aspect: Aspect, counter: Counter[Seen]) -> Sample:
     return Sample(viewed)
 
 
-def _evidence(promise: Promise, suspect: Suspicion, found: Limits) -> str:
-    event = " or ".join(map(_named, suspect.event))
+def _evidence(aspect: Aspect, suspect: Suspicion, found: Limits) -> str:
+    promise, event = aspect.promise, aspect.named(suspect.event)
     one, other = (
         ", ".join("-".join(map(str, votes)) for votes in request)
         for request in (suspect.one, suspect.other)
     )
     frequencies = f"{event}: ≥ {found.p:.4g} on {one}, ≤ {found.q:.4g} on {other}"
     epsilon, measured, promised = promise.epsilon_delta(found.p, found.q)
-    if promised == measured == 0:  # pure DP, and it holds
+    if promised == measured == 0:  # pure DP, and it holds, or Rényi DP
         return frequencies
     return f"{frequencies}; at ε = {epsilon:.3g}: δ ≥ {measured:.3g}, promised {promised:.3g}"
 
@@ -218,3 +268,9 @@ def _named(outcome: Hashable) -> str:
         return "answered" if outcome else "not answered"
     queries = cast("Seen", outcome)
     return ", ".join(name if label < 0 else f"{name} {label}" for name, label in queries)
+
+
+def _named_counts(event: Event) -> str:
+    numbers = cast("tuple[int, ...]", event)
+    labels = " or ".join(map(str, sorted({number % 2 for number in numbers})))
+    return f"answered {labels}, counts {min(numbers) // 2} to {max(numbers) // 2} apart"

@@ -1,4 +1,4 @@
-"""Compare the noise itself, draw by draw, with its definition.
+"""Compare the noise itself, draw by draw, with its definition: of the sampler, and as released.
 
 A privacy loss in the far tail of the noise rarely shows in a label, but it shows here. The
 frequencies of the tails are compared with probabilities computed from the definition of the
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scipy.stats import beta
 
 from terrine_server.audit.findings import AuditFinding
+from terrine_server.privacy import build_mechanism
 from terrine_server.privacy.noise import NoiseTable, discrete_gaussian, discrete_laplace
 
 BEYOND = 2.0**-180
@@ -26,11 +27,30 @@ AT_A_TIME = 1_000_000
 
 @dataclass(frozen=True)
 class Noise:
-    """A distribution: the production sampler, and its unnormalised definition."""
+    """A distribution: the production sampler, and its unnormalised definition.
+
+    `draw` returns so many draws, or a few more, int64; None: those of the sampler.
+    """
 
     title: str
     table: Callable[[], NoiseTable]
     weight: Callable[[NDArray[np.float64]], NDArray[np.float64]]
+    draw: Callable[[int], NDArray[np.int64]] | None = None
+
+
+COUNTED = (20, 10, 7, 3, 0)
+"""Votes whose noisy counts are released, to see the noise in them."""
+
+
+def _released(draws: int) -> NDArray[np.int64]:
+    """Return what `noisy_votes` adds to the votes of every class."""
+    spec = {"name": "noisy_votes", "sigma": 4.0}
+    mechanism = build_mechanism(spec, teachers=sum(COUNTED), classes=len(COUNTED))
+    votes = np.tile(np.array(COUNTED), (-(-draws // len(COUNTED)), 1))
+    counts = mechanism.release(votes).counts
+    if counts is None:
+        raise TypeError("noisy_votes released no counts")
+    return np.asarray(counts - votes).ravel()
 
 
 NOISES = (
@@ -43,6 +63,12 @@ NOISES = (
         "discrete Laplace, γ = 0.5",
         lambda: discrete_laplace(0.5),
         lambda k: np.exp(-0.5 * np.abs(k)),
+    ),
+    Noise(
+        "counts of noisy_votes less the votes, σ = 4",
+        lambda: discrete_gaussian(4.0),
+        lambda k: np.exp(-(k**2) / (2 * 4.0**2)),
+        _released,
     ),
 )
 
@@ -84,7 +110,8 @@ def _tails(noise: Noise, draws: int, level: float) -> Iterator[str]:
     exact = np.cumsum(weights / weights.sum())[:reach]  # Pr[Y ≤ −reach], …, Pr[Y ≤ −1]
     seen = np.zeros(2 * reach + 1, dtype=np.int64)
     for start in range(0, draws, AT_A_TIME):
-        drawn = noise.table().sample((min(AT_A_TIME, draws - start),))
+        size = min(AT_A_TIME, draws - start)
+        drawn = noise.table().sample((size,)) if noise.draw is None else noise.draw(size)[:size]
         # Draws beyond the table are counted at its ends: they are too far out for any tail.
         seen += np.bincount(np.clip(drawn, -reach, reach) + reach, minlength=2 * reach + 1)
     each = level / (2 * reach)

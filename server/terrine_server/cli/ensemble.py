@@ -32,6 +32,13 @@ Group = Annotated[
 ]
 
 
+class CapRule(StrEnum):
+    """How a cap adds up."""
+
+    RDP = "rdp"
+    GDP = "gdp"
+
+
 class Kind(StrEnum):
     """Kind of teacher."""
 
@@ -184,11 +191,19 @@ def register(
     ],
     epsilon: Annotated[float, typer.Option(help="Cap: ε of all its projects together.")],
     delta: Annotated[float, typer.Option(help="Cap: δ of all its projects together.")],
+    rule: Annotated[
+        CapRule,
+        typer.Option(
+            help="How the cap adds up what projects cost. rdp: at one Rényi order, where joint "
+            "prices and published bounds hold. gdp: in Gaussian DP, where about a tenth more of "
+            "plain gnmax fits, but neither of these."
+        ),
+    ] = CapRule.RDP,
     order: Annotated[
         float | None,
         typer.Option(
-            help="Rényi order at which the cap adds up, as `terrine plan` proposes. Required for "
-            "projects with data-dependent accounting; without it, the cap adds up in Gaussian DP."
+            help="Rényi order of the cap; by default what suits its ε and δ. `terrine plan` "
+            "proposes one for data-dependent accounting."
         ),
     ] = None,
 ) -> None:
@@ -200,7 +215,9 @@ def register(
     from terrine_server.settings import Settings
 
     settings = Settings()
-    record = register_ensemble(open_ledger(settings), settings, name, epsilon, delta, order)
+    record = register_ensemble(
+        open_ledger(settings), settings, name, epsilon, delta, rule.value, order
+    )
     console.print(
         f"Registered {record.name}: its projects together stay within "
         f"ε = {record.epsilon:g}, δ = {record.delta:g}, added up in {record.rule}. "

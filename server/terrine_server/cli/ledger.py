@@ -184,12 +184,14 @@ def _write_csv(ledger: Ledger, project: str, file: TextIO) -> int:
     from terrine_server.ledger.chain import canonical_json
     from terrine_server.ledger.verifying.archive import entry_line
 
-    writer = csv.DictWriter(file, [field.name for field in fields(ChargeRecord)])
+    columns = [field.name for field in fields(ChargeRecord)]
+    if ledger.project(project).noise_sigma is None:
+        columns.remove("counts")
+    writer = csv.DictWriter(file, columns)
     writer.writeheader()
     count = 0
     for entry in map(entry_line, ledger.stream_charges(project)):
-        writer.writerow(
-            entry | {name: canonical_json(entry[name]) for name in ("mechanism", "event")}
-        )
+        documents = {"mechanism", "event", "counts"} & entry.keys()
+        writer.writerow(entry | {name: canonical_json(entry[name]) for name in documents})
         count += 1
     return count

@@ -18,6 +18,7 @@ COLORS = {
     "improved RDP": "#d99a2b",
     "fixed-order RDP": "#7a5fa8",
     "GDP": "#1b6ca8",
+    "joint RDP": "#c2185b",
     "data-dependent": "#2e8b57",
 }
 

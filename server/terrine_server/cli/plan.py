@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from terrine_server.cli.console import consensus_levels, console, errors, fail
-from terrine_server.cli.plan_report import document, show
+from terrine_server.cli.plan_report import document, show, show_fitted
 
 if TYPE_CHECKING:
     from terrine_server.planning.forecast import Votes
@@ -31,7 +31,8 @@ def plan(
         str,
         typer.Argument(
             metavar="MECHANISM",
-            help="lnmax, gnmax, confident_gnmax, interactive_gnmax, immutable or stable.",
+            help="lnmax, gnmax, noisy_votes, confident_gnmax, interactive_gnmax, immutable or "
+            "stable.",
         ),
     ],
     teachers: Annotated[
@@ -85,6 +86,16 @@ def plan(
             metavar="NAME=V,V,…", help="Values to try; 0.1n is a tenth of the teachers. Repeatable."
         ),
     ] = None,
+    rows: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="For noisy_votes: public rows that are all asked once; chooses σ for --epsilon.",
+        ),
+    ] = None,
+    features: Annotated[
+        int, typer.Option(min=1, help="With --rows: features that the shares are fitted to.")
+    ] = 150,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw ε against answers, as a PNG.")
@@ -100,6 +111,8 @@ def plan(
       terrine plan confident_gnmax --teachers 1000 --epsilon 2 --consensus 0.95:6,0.8:3,0.5:1
 
       terrine plan gnmax --teachers 250,1000,4000 --answers 500 --picture plan.png
+
+      terrine plan noisy_votes --teachers 1000 --epsilon 1 --rows 9000
 
       terrine plan gnmax --votes public.npz --votes-are public --epsilon 2 --grid sigma=0.05n,0.1n
     """
@@ -127,6 +140,9 @@ def plan(
                 "is right, such as --student-accuracy 0.9."
             )
         ensembles = [each.with_student(student_accuracy) for each in ensembles]
+    values = _grid(grid or [])
+    if rows is not None:
+        values = _for_rows(mechanism, rows, classes, epsilon, delta, grid)
     found = make_plan(
         mechanism,
         ensembles,
@@ -134,7 +150,7 @@ def plan(
         epsilon=epsilon,
         answers=answers,
         accuracy=accuracy,
-        grid=_grid(grid or []),
+        grid=values,
     )
     if picture is not None:
         from terrine_server.cli.picture import draw
@@ -146,6 +162,8 @@ def plan(
         typer.echo(json.dumps(document(found, origin), indent=2, ensure_ascii=False))
     else:
         show(found)
+        if rows is not None:
+            show_fitted(found, rows, features)
         if picture is not None:
             console.print(f"Drew {picture}.", soft_wrap=True)
 
@@ -182,6 +200,23 @@ def _sizes(text: str | None) -> list[int]:
         return [int(part) for part in text.split(",")] if text else []
     except ValueError:
         fail(f"--teachers takes whole numbers, such as 250 or 250,1000; not {text!r}.")
+
+
+def _for_rows(
+    mechanism: str,
+    rows: int,
+    classes: int,
+    epsilon: float | None,
+    delta: float,
+    grid: list[str] | None,
+) -> Callable[[int], Grid]:
+    """Return the noise at which one budget pays for every row, for a number of teachers."""
+    from terrine_server.planning.counts import sigma_for_rows
+
+    if mechanism != "noisy_votes" or epsilon is None or grid:
+        fail("--rows goes with noisy_votes and --epsilon, and replaces --grid.")
+    known = epsilon
+    return lambda n: {"sigma": [sigma_for_rows(rows, n, classes, known, delta)]}
 
 
 def _grid(given: Sequence[str]) -> Callable[[int], Grid]:

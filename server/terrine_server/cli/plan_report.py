@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 
 ALTERNATIVES = 8
 """About how many candidates of the frontier are shown."""
+
+SAME_PRICE = (
+    "Noisy counts cost what gnmax costs at the same σ, not less: its price is that of all noisy "
+    "counts already."
+)
 
 
 def show(found: Plan) -> None:
@@ -42,16 +47,62 @@ def show(found: Plan) -> None:
         )
     console.print(table)
     console.print("Sound: its guarantee holds if it decides refusals and students adapt.")
+    if chosen.spec["name"] == "noisy_votes":
+        console.print(SAME_PRICE, highlight=False, soft_wrap=True)
+    _show_divisions(found)
     _show_publishing(found)
     _show_alternatives(found)
     console.print("To open the project:", highlight=False)
     console.print(f"  {command(found)}", highlight=False, soft_wrap=True)
 
 
+def show_fitted(found: Plan, rows: int, features: int) -> None:
+    """Print what the noise of counts is worth once shares are fitted to public features."""
+    from terrine_server.planning.counts import fitted_noise
+
+    sigma, n = float(str(found.chosen.spec["sigma"])), found.chosen.teachers
+    each, fitted = sigma / n, fitted_noise(rows, n, sigma, features)
+    console.print(
+        f"σ = {sigma:g} pays for each of {rows:,} rows once. The noise of one row's share is "
+        f"{each:.1%} of the teachers; of shares that are fitted to {features} features over all "
+        f"rows, {fitted:.2%} on average.",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _show_divisions(found: Plan) -> None:
+    """Print how a joint price is divided between answers and abstentions, and how it could be."""
+    if not found.divisions:
+        return
+    console.print(
+        "The joint price is divided before the first query, by the share of queries that are "
+        f"expected to pass ({found.pass_rate:.1%}). Of one price for both outcomes,",
+        highlight=False,
+        soft_wrap=True,
+    )
+    table = Table("an answer costs", "an abstention", "answers", "queries at least")
+    for column in table.columns:
+        column.justify = "right"
+    share = found.offers[0].answer_share
+    for each in found.divisions:
+        chosen = each.answer == share
+        answer = f"{each.answer:.3g}"
+        table.add_row(
+            f"[bold]{answer}, chosen[/]" if chosen else answer,
+            f"{each.abstention:.2f}",
+            f"{each.answers:,}",
+            f"{each.queries:,}",
+        )
+    console.print(table)
+
+
 def _show_publishing(found: Plan) -> None:
     enforced = next(line.queries for line in found.lines if line.enforced)
     gain = found.publishing.queries / enforced - 1 if found.publishing is not None else 0.0
-    if found.publishing is None or gain <= 0:
+    if found.chosen.spec["name"] == "noisy_votes":
+        text = "Data-dependent accounting is not for noisy counts: they cost the same at any votes."
+    elif found.publishing is None or gain <= 0:
         text = "Data-dependent accounting does not pay here: use the worst case."
     else:
         published, schedule = found.publishing.publication, found.publishing.schedule
@@ -101,6 +152,8 @@ def command(found: Plan) -> str:
     spec = dict(found.chosen.spec)
     parts = ["terrine project open NAME --ensemble ENSEMBLE", f"--mechanism {spec.pop('name')}"]
     parts += [f"--{name.replace('_', '-')} {value:g}" for name, value in spec.items()]
+    if found.pass_rate < 1:
+        parts.append(f"--expected-pass-rate {found.pass_rate:g}")
     return " ".join([*parts, f"--epsilon {found.epsilon:g}", f"--delta {found.delta:g}"])
 
 
@@ -116,7 +169,13 @@ def _parameters(candidate: Candidate) -> str:
 
 def document(found: Plan, votes: str) -> dict[str, Any]:
     """Return a plan as JSON; `votes` says where the votes came from."""
-    return {"command": command(found), "votes": votes, **_plain(asdict(found))}
+    return {"command": command(found), "votes": votes, **_plain(_fields(found))}
+
+
+def _fields(found: Plan) -> dict[str, Any]:
+    """A plan's fields; of its offers what a project keeps of them."""
+    considered = [asdict(offer.considered) for offer in found.offers]
+    return asdict(replace(found, offers=())) | {"offers": considered}
 
 
 def _plain(value: Any) -> Any:

@@ -13,6 +13,7 @@ import typer
 from rich.table import Table
 
 from terrine_server.cli.console import console, fail, opened_ledger
+from terrine_server.cli.plan_report import SAME_PRICE
 
 if TYPE_CHECKING:
     from terrine_server.planning.accountants import Method
@@ -189,6 +190,8 @@ def _lines(books: Books, budget: float) -> list[Line]:
 
 
 def _show(books: Books, budget: float, lines: list[Line]) -> None:
+    from terrine_server.privacy import GaussianNoisyCounts
+
     made = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(books.outcomes.items()))
     console.print(f"[bold]{books.project}[/]: {made}", highlight=False, soft_wrap=True)
     if books.guarantee == "claimed":
@@ -209,6 +212,8 @@ def _show(books: Books, budget: float, lines: list[Line]) -> None:
             "" if line.enforced or not binding else f"{line.queries / binding - 1:+.1%}",
         )
     console.print(table)
+    if any(isinstance(event, GaussianNoisyCounts) for event in books.tally):
+        console.print(SAME_PRICE, highlight=False, soft_wrap=True)
 
 
 def _document(books: Books, budget: float, lines: list[Line]) -> dict[str, Any]:

@@ -35,8 +35,8 @@ def open_project(
     mechanism: Annotated[
         str,
         typer.Option(
-            help="lnmax, gnmax, confident_gnmax, interactive_gnmax, immutable, stable or "
-            "stable_svt."
+            help="lnmax, gnmax, noisy_votes, confident_gnmax, interactive_gnmax, immutable, "
+            "stable or stable_svt."
         ),
     ],
     epsilon: Annotated[float, typer.Option(help="Budget: ε.")],
@@ -74,7 +74,7 @@ def open_project(
         Accounting,
         typer.Option(
             help="data_dependent publishes noisy bounds on what the queries cost at their actual "
-            "votes, and refuses by those bounds; the ensemble must be registered with --order."
+            "votes, and refuses by those bounds; the ensemble's cap must add up by the rule rdp."
         ),
     ] = Accounting.WORST_CASE,
     consensus: Annotated[
@@ -83,6 +83,14 @@ def open_project(
             metavar="C[:SHARE],…",
             help="For data_dependent: how far teachers are expected to agree, as for "
             "`terrine plan`. A guess or public knowledge, never the private teachers' votes.",
+        ),
+    ] = None,
+    expected_pass_rate: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Share of queries that are expected to be answered, as `terrine plan` says: a "
+            "public guess, which divides the price between answers and abstentions.",
         ),
     ] = None,
     acknowledge_claimed: Annotated[
@@ -119,6 +127,7 @@ def open_project(
             "delta": delta,
             "acknowledge_claimed": acknowledge_claimed,
             "accounting": accounting.value,
+            "expected_pass_rate": expected_pass_rate,
             "consensus": consensus
             and [{"agreement": c, "share": share} for c, share in consensus_levels(consensus)],
         }
@@ -272,12 +281,34 @@ def _show(record: ProjectRecord) -> None:
         "ε spent": f"{account.epsilon_spent:.6g}",
         "charges": str(account.charges),
         "queries left": f"at least {account.affordable}",
+        "prices": _prices(record),
         "accounting": _accounting(record),
         "opened": f"{record.opened_at:%Y-%m-%d %H:%M} UTC",
     }
     for label, value in rows.items():
         table.add_row(label, value)
     console.print(table)
+
+
+def _prices(record: ProjectRecord) -> str:
+    """Return what each outcome costs, and what the rules would have bought that were not taken."""
+    terms = record.terms
+    lines = [f"{outcome} {price.cost / 1e12:.6g}" for outcome, price in terms.prices.items()]
+    if terms.choice is None:
+        return "\n".join(lines)
+    for place, each in enumerate(terms.choice.considered):
+        together = "" if each.answer_share is None else ", test and maximum priced together"
+        lines.append(
+            f"{'instead of' if place else 'chosen:'} {each.rule}{together}: about "
+            f"{each.answers:,} answers if {terms.choice.pass_rate:.0%} of queries are answered, "
+            f"{each.queries:,} queries at least"
+        )
+    if record.ensemble.rdp_order is None:
+        lines.append(
+            "the ensemble's cap adds up in Gaussian DP, where no joint price holds, so none was "
+            "considered"
+        )
+    return "\n".join(lines)
 
 
 def _accounting(record: ProjectRecord) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -52,6 +52,7 @@ Schema = Annotated[
 class Method(StrEnum):
     """How the final student is trained."""
 
+    AUTO = "auto"
     VAT = "vat"
     FIXMATCH = "fixmatch"
     SUPERVISED = "supervised"
@@ -83,10 +84,10 @@ def train(
     method: Annotated[
         Method,
         typer.Option(
-            help="vat and fixmatch learn from unlabelled inputs too; fixmatch is for images, with "
-            "hundreds of labels."
+            help="auto chooses by cross-validation on the bought labels. vat and fixmatch learn "
+            "from unlabelled inputs too, and are replaced by a plain model if they collapse."
         ),
-    ] = Method.VAT,
+    ] = Method.AUTO,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps.")] = None,
     seed: Annotated[
         int, typer.Option(min=0, help="Seed of the order of queries and the training.")
@@ -102,7 +103,7 @@ def train(
 
       terrine student train pool.npy --held-out own.npz --out student
 
-      terrine student train census.csv --schema schema.json --method supervised
+      terrine student train census.csv --schema schema.json
     """
     from dataclasses import replace
 
@@ -142,7 +143,8 @@ def label(
 ) -> None:
     """Request labels for inputs and save them as arrays: outcomes, labels and charges.
 
-    For projects that do not need the student's probabilities. Repeating a query is free.
+    For a noisy_votes project also noisy_counts and noise_sigma. For projects that do not need the
+    student's probabilities. Repeating a query is free.
 
     [bold]Example[/bold]: terrine student label pool.npy --out labels.npz
     """
@@ -153,7 +155,11 @@ def label(
     inputs, _ = load_public(public, schema)
     with connect(url, token_file) as client:
         labels = client.label(inputs, progress=True)
-    np.savez_compressed(out, outcomes=labels.outcomes, labels=labels.labels, charges=labels.charges)
+    arrays: dict[str, Any] = {
+        name: getattr(labels, name)
+        for name in ("outcomes", "labels", "charges", "noisy_counts", "noise_sigma")
+    }
+    np.savez_compressed(out, **{n: value for n, value in arrays.items() if value is not None})
     counts = ", ".join(f"{count} {outcome}" for outcome, count in labels.counts.items() if count)
     console.print(f"{out}: {counts}. ε spent {labels.budget.epsilon_spent:.4g}.", soft_wrap=True)
 
@@ -230,6 +236,7 @@ def summary(report: Report, out: Path) -> Table:
     table.add_row(
         "ε spent", f"{report.epsilon_spent:.4g} of {report.epsilon:g}, δ {report.delta:g}"
     )
+    table.add_row("method", f"{report.choice.chosen} ({report.choice.asked} was asked for)")
     table.add_row("guarantee", report.guarantee)
     table.add_row("queries", f"{sum(report.outcomes.values()):,}: {outcomes}")
     table.add_row("ended by", "the budget" if report.refused else "the student")

@@ -59,10 +59,10 @@ def verify(
         with entries_bar(errors, file.name) as progress:
             found = verify_export(file, anchors or {}, resume, progress)
         _check_anchored(found.project, anchors)
-        whole = _report(found)
+        intact = _report(found)
     else:
-        whole = _verify_ledger(project or "all", anchors, resume)
-    if not whole:
+        intact = _verify_ledger(project or "all", anchors, resume)
+    if not intact:
         raise typer.Exit(1)
 
 
@@ -94,7 +94,7 @@ def anchor(
             found = ledger.verify(name, progress=progress)
         if found.anchor is None:
             _report(found)
-            fail(f"The books of {name} are not whole, so they cannot be anchored.")
+            fail(f"The books of {name} are not intact, so they cannot be anchored.")
         anchors.append(found.anchor)
     with writing(output) as file:
         file.write(write_anchors(anchors, signing))
@@ -125,24 +125,24 @@ def _verify_ledger(project: str, anchors: dict[str, Anchor] | None, resume: bool
     if project != "all":
         _check_anchored(project, anchors)
     names = sorted({*there, *anchored}) if project == "all" else [project]
-    whole = True
+    intact = True
     for name in names:
         if name in anchored and name not in there:
-            console.print(f"{name}: [bold red]NOT WHOLE[/], gone", highlight=False)
+            console.print(f"{name}: [bold red]NOT INTACT[/], gone", highlight=False)
             line = f"  anchor: present at {anchored[name].made_at}; an older backup was restored"
             console.print(line, highlight=False, soft_wrap=True)
-            whole = False
+            intact = False
             continue
         with entries_bar(errors, name) as progress:
             found = ledger.verify(name, anchored.get(name), resume, progress)
-        whole = _report(found) and whole
+        intact = _report(found) and intact
     if not names:
         console.print("No project has been opened yet.")
-    return whole
+    return intact
 
 
 def _report(found: Verification) -> bool:
-    verdict = "[green]whole[/]" if found.ok else "[bold red]NOT WHOLE[/]"
+    verdict = "[green]intact[/]" if found.ok else "[bold red]NOT INTACT[/]"
     vouched = f", the first {found.vouched} trusted to the anchor" if found.vouched else ""
     line = f"{found.project}: {verdict}, {found.charges} charges{vouched}"
     console.print(line, highlight=False, soft_wrap=True)

@@ -87,7 +87,7 @@ def mnist(directory: Path, why: str) -> Material:
         held_out_labels=test.labels[split:],
         teachers=2000,
         heads=Heads(),
-        epsilon=1.0,
+        epsilon=0.5,
         agreement=0.8,
         sigma1=0.2,
         sigma2=0.15,
@@ -118,7 +118,7 @@ def digits(why: str) -> Material:
         agreement=0.6,
         sigma1=0.2,
         sigma2=0.1,
-        training=Training(steps=300),
+        training=Training(method="vat", steps=300),
     )
 
 

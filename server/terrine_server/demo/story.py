@@ -29,6 +29,7 @@ from terrine_server.demo.process import running_server
 from terrine_server.ledger import connect, upgrade
 from terrine_server.owner.operations import open_ledger, open_project, register_ensemble
 from terrine_server.owner.tokens import Tokens, load_secret_key, make_secret_key
+from terrine_server.privacy import Terms
 from terrine_server.settings import Settings
 
 ENSEMBLE, PROJECT = "demo-teachers", "demo-study"
@@ -57,9 +58,22 @@ class Figures:
     """The same network, on the true labels of all the same public images."""
     folds: float
     """Accuracy over all test images; see `Demo._fold`."""
-    ledger_whole: bool
+    ledger_intact: bool
     ledger_head: str
     seconds: float
+
+
+def _bought(terms: Terms) -> str:
+    """Say what the rule that was chosen buys, beside the next best."""
+    if terms.choice is None or len(terms.choice.considered) < 2:
+        return ""
+    best, other = terms.choice.considered[:2]
+    if best.answer_share is None:
+        return f"About {best.answers:,} answers are expected."
+    return (
+        f"The test and the noisy maximum are priced together: about {best.answers:,} answers are "
+        f"expected, where they would be {other.answers:,} priced separately."
+    )
 
 
 class Demo:
@@ -125,7 +139,7 @@ class Demo:
             student=made.student.accuracy(m.held_out, m.held_out_labels),
             without_privacy=without_privacy,
             folds=folds,
-            ledger_whole=found.ok,
+            ledger_intact=found.ok,
             ledger_head=found.head,
             seconds=time.monotonic() - self.began,
         )
@@ -174,7 +188,7 @@ class Demo:
             f"It answers where about {mechanism.threshold:,} of {m.teachers:,} teachers agree "
             f"(noise σ₁ = {mechanism.sigma1:g} on the highest count, σ₂ = {mechanism.sigma2:g} on "
             "each count to choose the label), and abstains elsewhere. The budget pays for at least "
-            f"{project.affordable:,} queries."
+            f"{project.affordable:,} queries. {_bought(project.terms)}"
         )
         tokens = Tokens(ledger, load_secret_key(settings.secret_key_path))
         student = tokens.create(TokenCreate(role=Role.STUDENT, project=PROJECT, label="demo"))
@@ -279,7 +293,7 @@ class Demo:
         )
 
     def _sum_up(self, f: Figures) -> None:
-        m = self.material
+        m, verdict = self.material, "intact" if f.ledger_intact else "NOT INTACT"
         table = Table(title=f"terrine demo: {m.name}", show_header=False)
         rows = {
             "student": f"{f.student:.2%} of {len(m.held_out):,} held-out images",
@@ -292,7 +306,7 @@ class Demo:
             "privacy": f"ε = {f.epsilon_spent:.4f} of {f.epsilon:g} spent at δ = {f.delta:g}, "
             f"worst case, {f.guarantee}",
             "teachers": f"{f.teachers:,}",
-            "ledger": f"{'intact' if f.ledger_whole else 'NOT INTACT'}, head {f.ledger_head[:16]}…",
+            "ledger": f"{verdict}, head {f.ledger_head[:16]}…",
             "time": f"{f.seconds:.0f} s",
         }
         for row in rows.items():

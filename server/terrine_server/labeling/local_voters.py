@@ -84,7 +84,7 @@ class LocalVoters:
         from terrine_models.ensemble import Ensemble
         from terrine_models.store import load_manifest, manifest_digest
 
-        # Stamped before reading and compared later, so that a change in between is noticed.
+        # The stamp is taken before reading, so that a change in between is noticed later.
         stamp = _stamp(directory, load_manifest(directory))
         ensemble = Ensemble.load(directory, device=self._device)
         if manifest_digest(directory) != record.manifest_sha256:
@@ -92,7 +92,7 @@ class LocalVoters:
                 f"The manifest in {directory} is not the one that was registered as "
                 f"{record.name}. Restore it from a backup."
             )
-        ensemble.fastest()  # measured now, so that the first student need not wait
+        ensemble.fastest()  # measured now, so that the first student does not wait
         return stamp, ensemble
 
 

@@ -1,7 +1,7 @@
 """The one pipeline: check → replay? → vote → mechanism → charge → answer.
 
-Each request is checked alone; a group of requests of one project then shares the rest. Votes
-exist between `votes` and `release`, in this function's memory, and nowhere else.
+Each request is checked alone; a group of requests of one project then shares the rest. Votes exist
+only in memory, while `Labeling._drawn` runs, and nowhere else.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from terrine_server.ledger import (
     check_active,
 )
 from terrine_server.ledger.charging.tallies import meter_of
+from terrine_server.ledger.counts import Counts
 from terrine_server.metrics import Metrics
 from terrine_server.privacy import (
     Account,
@@ -56,21 +57,23 @@ from terrine_server.privacy import (
 class Draw:
     """What the mechanism released for one query. It is not paid yet, so it must not be sent yet.
 
-    `epoch`: if the mechanism has epochs. `places`: where a tally counts the query, which is secret.
+    `epoch`: None if the mechanism has no epochs. `places`: where a tally counts the query; secret.
+    `counts`: noisy counts, if the mechanism releases them.
     """
 
     outcome: VoteOutcome
     label: int | None
     places: tuple[int, ...] = field(repr=False)
     epoch: int | None
+    counts: Counts | None = field(repr=False)
 
 
 @dataclass(frozen=True, eq=False)
 class Ask:
     """One checked request: canonical inputs `[B, …]`, probabilities and baselines `[B, m]`.
 
-    `key`: its idempotency key and the digest of its queries. `genesis`: of the project that it was
-    checked for.
+    `key`: its idempotency key and the digest of its queries. `genesis`: that of the project that it
+    was checked for.
     """
 
     queries: np.ndarray
@@ -105,7 +108,7 @@ class Labeling:
         probabilities: np.ndarray | None = None,
         key: str | None = None,
     ) -> Ask:
-        """Check one request: inputs `[B, …]`, and probabilities `[B, m]` if they are needed.
+        """Check one request: inputs `[B, …]`, and probabilities `[B, m]` if needed.
 
         `key` is its idempotency key. Raises a `TerrineError` that concerns this request only.
         """
@@ -148,7 +151,7 @@ class Labeling:
                 project = record.project
                 self._check(project, group)
                 answers |= {
-                    i: fate for i, fate in zip(waiting, record.answers, strict=True) if fate
+                    i: answer for i, answer in zip(waiting, record.answers, strict=True) if answer
                 }
             if any(record.answers):
                 waiting = [index for index in waiting if index not in answers]
@@ -187,7 +190,7 @@ class Labeling:
     def _drawn(
         self, project: ProjectRecord, asks: Sequence[Ask], chosen: Sequence[int]
     ) -> dict[int, Draw]:
-        """Vote on the chosen queries of a group, and draw the mechanism's releases."""
+        """Let the teachers vote on the chosen queries of a group, and draw the outcomes."""
         if not chosen:
             return {}
         mechanism = mechanism_of(project)
@@ -207,16 +210,18 @@ class Labeling:
                     counted = meter_of(project).places(outcome, votes[rows], theirs)
                     for row, place in zip(rows, counted, strict=True):
                         places[row] = place
-            epochs = [None] * len(queries) if released.epochs is None else released.epochs.tolist()
-        draws = map(Draw, released.outcomes, labels, places, epochs)
+            nothing = [None] * len(queries)
+            epochs = nothing if released.epochs is None else released.epochs.tolist()
+            counts = nothing if released.counts is None else map(tuple, released.counts.tolist())
+        draws = map(Draw, released.outcomes, labels, places, epochs, counts)
         return dict(zip(chosen, draws, strict=True))
 
     def _payable(
         self, project: ProjectRecord, digests: list[QueryDigest], recorded: Recorded
     ) -> list[int]:
-        """Return the first new queries, up to where the budget ends even at the lowest prices.
+        """Return the first new queries: as many as the budget can pay for at the lowest prices.
 
-        Inputs are counted, not queries: an answered input is free with any baseline.
+        Inputs are counted, not queries: once an input is answered, it is free with any baseline.
         """
         most = possible(project.terms, project.account)
         chosen: list[int] = []
@@ -235,21 +240,24 @@ class Labeling:
 def _proposal(digest: QueryDigest, draw: Draw | None) -> Proposal:
     if draw is None:
         return Proposal(digest.query, digest.input, None, None)
-    return Proposal(digest.query, digest.input, draw.outcome, draw.label, draw.places, draw.epoch)
+    return Proposal(
+        *(digest.query, digest.input, draw.outcome, draw.label),
+        *(draw.places, draw.epoch, draw.counts),
+    )
 
 
 def _rows(arrays: Sequence[np.ndarray | None], chosen: Sequence[int]) -> np.ndarray | None:
-    """Return rows of arrays that either all requests of a project have, or none."""
+    """Return the chosen rows of arrays that all requests of a project have, or None if none do."""
     given = [array for array in arrays if array is not None]
     return np.concatenate(given)[chosen] if given else None
 
 
 def possible(terms: Terms, account: Account) -> float:
-    """Return how many new queries the gate could admit if each had its cheapest outcome.
+    """Return how many new queries could be admitted if each had its cheapest outcome.
 
-    The gate requires room for the dearest outcome before each query, so the last query needs that
-    much and the others may need as little as the cheapest. A figure still to be published may free
-    any amount. Everything used here is public.
+    A query is admitted only if there is room for the most expensive outcome. So the last query
+    needs that much, and the others may need as little as the cheapest. A figure still to be
+    published may free any amount. Everything used here is public.
     """
     prices = terms.prices.values()
     if not terms.admits(account):
@@ -257,15 +265,15 @@ def possible(terms: Terms, account: Account) -> float:
     if terms.schedule is not None and account.published < len(terms.schedule.counts):
         return float("inf")
 
-    def along(left: int, worst: int, least: int) -> float:
+    def count(left: int, worst: int, least: int) -> float:
         if left < worst:
             return 0
         return 1 + (left - worst) // least if least else float("inf")
 
     cost, delta = terms.budget - account.spent, terms.delta_budget - account.delta_spent
     return min(
-        along(cost, terms.worst.cost, min(p.cost for p in prices)),
-        along(delta, terms.worst.delta, min(p.delta for p in prices)),
+        count(cost, terms.worst.cost, min(p.cost for p in prices)),
+        count(delta, terms.worst.delta, min(p.delta for p in prices)),
     )
 
 

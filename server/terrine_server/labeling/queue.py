@@ -22,9 +22,9 @@ from terrine_server.metrics import Metrics
 GROUP_QUERIES = 1024
 """Maximum queries in a group, unless a single request has more."""
 GROUPS = 2
-"""Groups of one project at a time: one is voted on while the other is charged."""
+"""Groups of one project at the same time: one is voted on while the other is charged."""
 THREADS = 16
-"""Groups of all projects together at a time."""
+"""Groups of all projects at the same time."""
 
 
 class Request(Protocol):
@@ -76,7 +76,7 @@ class Queue(Generic[R, T]):
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def ask(self, project: str, request: R) -> T:
-        """Return the answer. Raises `Overloaded` if too many queries are waiting.
+        """Queue a request, and return its answer. Raises `Overloaded` if too many queries wait.
 
         If the client disconnects while its request waits, the request is dropped and not charged.
         """
@@ -138,7 +138,7 @@ class Queue(Generic[R, T]):
             answers = await to_thread.run_sync(
                 self._answer, project, requests, limiter=CapacityLimiter(1)
             )
-        except Exception as error:  # of any kind: no request of the group may wait for ever
+        except Exception as error:  # any error: no request of the group may wait for ever
             answers = [error] * len(group)
         for waiting, answer in zip(group, answers, strict=True):
             if waiting.answer.done():

@@ -32,8 +32,8 @@ class Voters(Protocol):
 def checked_votes(voters: Voters, record: EnsembleRecord, inputs: np.ndarray) -> np.ndarray:
     """Return the vote counts for canonical inputs `[B, …]`: int64 `[B, m]`, checked.
 
-    Raises `EnsembleUnavailable`, also if a row is not one vote per teacher: every price rests on
-    that.
+    Raises `EnsembleUnavailable`, also if a row is not one vote per teacher: every price depends
+    on that.
     """
     counts = voters.votes(record, inputs)
     teachers, classes = record.info["teachers"], len(record.info["classes"])

@@ -1,8 +1,8 @@
 """The ledger: append-only charges, and the balances that follow from them.
 
-connect, upgrade, check_schema      opening a database
-check_active                        whether a project answers
-Ledger                              everything that is read from it or written to it
+connect, upgrade, check_schema      open a database, migrate it, check its schema
+check_active                        raise unless a project is active
+Ledger                              every read and every write
 """
 
 from terrine_server.ledger.charging.charge import check_active

@@ -142,8 +142,8 @@ def set_status(
         .values(status=status, closed_at=now if closing else None)
     )
     if closing:
-        # Sound because the cap is itself a filter that may be filled adaptively: what counts
-        # against it is what was released, not what once might have been.
+        # Sound because the cap is itself a privacy filter, which may be filled adaptively: only
+        # what was released counts against it, not what might have been.
         unspent = project.terms.cap_budget - project.cap_spent
         delta_unspent = project.terms.delta_budget - project.delta_spent
         _reserve(connection, project.ensemble, -unspent, -delta_unspent)
@@ -151,7 +151,7 @@ def set_status(
 
 
 def _events(mechanism: Mapping[str, Any], terms: Terms, ensemble: EnsembleRecord) -> dict[str, Any]:
-    """What entries are recorded as; refuses terms that were quoted for something else."""
+    """Return the mechanism's cost events. Raises InvalidTerms unless the terms fit it."""
     try:
         built = build_mechanism(
             mechanism, teachers=ensemble.info["teachers"], classes=len(ensemble.info["classes"])
@@ -177,8 +177,9 @@ def _reserve(connection: Connection, ensemble: EnsembleRecord, cost: int, delta_
 
 
 def _check_reserved(connection: Connection, ensemble: EnsembleRecord) -> None:
-    """Raise BrokenBooks unless what is reserved of a held ensemble's cap is what its projects may
-    spend or, once closed, have spent; and unless each of them knows the same ensemble."""
+    """Raise BrokenBooks unless a locked ensemble has reserved the sum over its projects: the budget
+    of each open one, the spend of each closed one. Reading them also checks that each was opened on
+    this ensemble as it is now."""
     cost = delta_cost = 0
     on_it = rows.select_projects().where(ensembles.c.id == ensemble.id)
     for project in map(rows.project_record, connection.execute(on_it)):
@@ -214,7 +215,7 @@ def _check_cap(ensemble: EnsembleRecord, terms: Terms) -> None:
 
 
 def check_name(kind: str, name: str) -> None:
-    """Raise InvalidTerms unless `name` can name `kind`, such as "a project"."""
+    """Raise InvalidTerms unless `name` is a valid name for `kind`, such as "a project"."""
     try:
         _NAME.validate_python(name)
     except ValidationError as error:

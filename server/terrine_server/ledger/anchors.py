@@ -1,8 +1,8 @@
-"""Anchors: where a project's books stood, kept where nobody who writes the database can reach.
+"""Anchors: the state of a project's ledger, kept out of reach of anyone who writes the database.
 
-Whoever may rewrite a whole database can leave books that are consistent and wrong, and an older
-backup is consistent by itself. Neither still holds the entry that an anchor names. An anchor that
-the owner signed (Ed25519, RFC 8032) also vouches for all before it: verification may go on from it.
+Anyone who can rewrite the whole database can make the ledger consistent but wrong. An older backup
+is consistent, too. Neither contains the entry that an anchor names. An anchor that the owner signed
+(Ed25519, RFC 8032) also vouches for all entries before it: verification may resume from it.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ FORMAT = "terrine-anchor/1"
 
 
 class AnchorError(Exception):
-    """An anchor or a key that cannot be used. The text says what to do."""
+    """An anchor or a key that cannot be used. The message says what to do."""
 
 
 @dataclass(frozen=True)
 class Anchor:
-    """Where the books of one project stood when all of them were verified.
+    """The state of one project's ledger when it was verified to its end.
 
     `account`, `outcomes` (entries by outcome) and `published` (number and figure of each
-    publication) are what the rules for further entries depend on. All of it is in the ledger that
-    auditors read; nothing follows from votes.
+    publication) are what the checks of later entries depend on. Auditors can read all of it in the
+    ledger, so it reveals nothing more about votes.
     """
 
     project: str
@@ -51,7 +51,7 @@ class Anchor:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Anchor:
-        """Return the anchor that `asdict` made JSON of. ValueError, TypeError, KeyError."""
+        """Return an anchor from its `asdict`, as JSON. Raises ValueError, TypeError or KeyError."""
         anchor = cls(
             **dict(data)
             | {
@@ -70,7 +70,7 @@ class Anchor:
 def write_anchors(anchors: Iterable[Anchor], key: Ed25519PrivateKey | None) -> str:
     """Return anchors as a JSON document, signed if there is a key.
 
-    What is signed is the document without `signature`, as JSON with sorted keys and no spaces.
+    The signature covers the document without `signature`, as JSON with sorted keys and no spaces.
     """
     document: dict[str, Any] = {
         "format": FORMAT,
@@ -83,9 +83,10 @@ def write_anchors(anchors: Iterable[Anchor], key: Ed25519PrivateKey | None) -> s
 
 
 def read_anchors(path: Path, key: Ed25519PublicKey | None) -> tuple[list[Anchor], bool]:
-    """Return what `write_anchors` wrote, and whether it is signed; a key checks by whom.
+    """Return the anchors that `write_anchors` wrote, and whether they are signed.
 
-    Raises AnchorError when it is malformed, or, with a key, not signed by it.
+    If a key is given, the signature is checked. Raises AnchorError when the file is malformed or,
+    with a key, not signed with it.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -119,7 +120,7 @@ def _check_signature(path: Path, signed: bytes, signature: Any, key: Ed25519Publ
 
 
 def load_private_key(path: Path) -> Ed25519PrivateKey:
-    """Read the key that signs. Raises AnchorError, or OSError when it cannot be read."""
+    """Read the signing key. Raises AnchorError, or OSError when the file cannot be read."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -136,7 +137,7 @@ def load_private_key(path: Path) -> Ed25519PrivateKey:
 
 
 def load_public_key(path: Path) -> Ed25519PublicKey:
-    """Read the key that signatures are checked with. Raises as `load_private_key` does."""
+    """Read the key that checks signatures. Raises the same as `load_private_key`."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 

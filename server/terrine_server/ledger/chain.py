@@ -1,11 +1,12 @@
 """Canonical bytes and the hash chain.
 
-Entry k's hash is SHA-256 over entry k-1's hash and every other column of entry k; the chain starts
-from the hash of the project's immutable terms, so neither an entry nor the terms it was priced
-under can be altered without every later hash failing.
+Entry k's hash is SHA-256 over entry k-1's hash and every other column of entry k; noisy counts are
+hashed by their own SHA-256, and only where there are any. The chain starts from the hash of the
+project's immutable terms. So altering an entry, or the terms that it was priced under, invalidates
+every later hash.
 
-Bytes are framed, field by field, as one tag byte, the payload's length as eight big-endian bytes,
-and the payload; no two different sequences of fields share an encoding.
+Each field is encoded as one tag byte, the payload's length as eight big-endian bytes, and the
+payload. No two different sequences of fields have the same encoding.
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ CHARGE_FIELDS = (
     "mechanism",
     "event",
 )
-"""Every column of a charge but its hash, in the order in which they are hashed."""
+"""Every column of a charge except its hash and its noisy counts, in the order in which they are
+hashed. If there are counts, their SHA-256 comes after these."""
 
 KIND_FIELDS = CHARGE_FIELDS[5:]
-"""Those that many charges share: what came out, what it cost, and why."""
+"""The columns whose values many charges share: the outcome, its price, and what explains it."""
 
 TERMS_FIELDS = (
     "name",
@@ -60,39 +62,54 @@ TERMS_FIELDS = (
     "ensemble__cap",
     "ensemble__delta_cap",
 )
-"""What is fixed when a project is opened, its ensemble's cap included, as it is hashed."""
+"""What is fixed when a project is opened, including its ensemble's cap, in hashing order."""
 
 
 def canonical_json(value: object) -> str:
-    """JSON with sorted keys and no spaces: equal values give equal text."""
+    """Return JSON with sorted keys and no spaces: equal values give equal text."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def frame(*fields: Field) -> bytes:
-    """The fields' one canonical encoding. TypeError for anything that is not a `Field`."""
+    """Return the canonical encoding of the fields. Raises TypeError unless each is a `Field`."""
     return b"".join(_frame(field) for field in fields)
 
 
+def frame_counts(counts: str | None) -> bytes:
+    """The frame of what is hashed of noisy counts, as they are kept; of no counts it is nothing.
+
+    So entries without counts have the hash that they had before there were any. TypeError for
+    anything that is not text.
+    """
+    if counts is None:
+        return b""
+    if not isinstance(counts, str):
+        raise TypeError("noisy counts are kept as text")
+    return frame(hashlib.sha256(counts.encode("utf-8", "surrogateescape")).digest())
+
+
 frame_kind = lru_cache(maxsize=1024, typed=True)(frame)
-"""`frame`, for the `KIND_FIELDS` that charge after charge shares."""
+"""`frame`, cached, for `KIND_FIELDS`."""
 
 
 def genesis(project: Mapping[str, Any]) -> bytes:
-    """Hash before the first charge, from `TERMS_FIELDS`."""
+    """Return the hash before the first charge: that of `TERMS_FIELDS`."""
     return _sha256("terrine/terms/1", *(project[name] for name in TERMS_FIELDS))
 
 
 def charge_hash(previous: bytes, charge: Mapping[str, Any]) -> bytes:
-    """Hash of a charge, from `CHARGE_FIELDS` and the hash before it."""
-    return _sha256("terrine/charge/1", previous, *(charge[name] for name in CHARGE_FIELDS))
+    """Return the hash of a charge: that of the previous hash, `CHARGE_FIELDS` and any counts."""
+    fields = frame("terrine/charge/1", previous, *(charge[name] for name in CHARGE_FIELDS))
+    return hashlib.sha256(fields + frame_counts(charge.get("counts"))).digest()
 
 
 @lru_cache(maxsize=1024)
 def hasher(project_id: int) -> Callable[[bytes, int, str, bytes, bytes, bytes], bytes]:
-    """Return what hashes one project's charges as `charge_hash` does, in a fraction of the time.
+    """Return a function that hashes one project's charges like `charge_hash`, but much faster.
 
-    It takes the hash before, the number, the time as `iso` writes it, both digests (32 bytes each)
-    and the frame of `KIND_FIELDS`, which a caller makes once for all charges that share them.
+    It takes the previous hash, the number, the time in the format of `iso`, both digests (32 bytes
+    each) and the frame of `KIND_FIELDS`, which callers compute once for all charges that share it,
+    followed by `frame_counts`.
     """
     start = frame("terrine/charge/1") + frame(b"\0" * 32)[:9]
     owner = frame(project_id) + b"i"
@@ -115,16 +132,17 @@ def hasher(project_id: int) -> Callable[[bytes, int, str, bytes, bytes, bytes], 
 
 
 def follows(previous: bytes, charge: Mapping[str, Any]) -> bool:
-    """Whether a charge's `hash` is that of its columns and of the hash before it."""
+    """Whether a charge's `hash` matches its other columns and the previous hash."""
     kind = frame_kind(*(charge[name] for name in KIND_FIELDS))
     digests = charge["query_digest"], charge["input_digest"]
     hashed = hasher(charge["project_id"])
     time = iso(charge["created_at"])
+    kind += frame_counts(charge["counts"])
     return bool(hashed(previous, charge["seq"], time, *digests, kind) == charge["hash"])
 
 
 def publication_digest(genesis: str, number: int) -> bytes:
-    """What identifies a project's publication, numbered from 0, where a query's digest stands."""
+    """Return the digest that a publication, numbered from 0, has in place of a query's."""
     return _sha256("terrine/publication/1", bytes.fromhex(genesis), number)
 
 
@@ -139,7 +157,7 @@ def _frame(field: Field) -> bytes:
         case bytes():
             tag, payload = b"b", field
         case str():
-            # A damaged text of SQLite arrives with its undecodable bytes as surrogates.
+            # Damaged text from SQLite has surrogates in place of the bytes that cannot be decoded.
             tag, payload = b"s", field.encode("utf-8", "surrogateescape")
         case bool():
             raise TypeError("a boolean has no canonical encoding here")

@@ -1,4 +1,4 @@
-"""What an entry records of its price, and which entries open an epoch. Pure."""
+"""What an entry records about its price, and which entries open an epoch. Pure."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ Events = Mapping[str, Any]
 
 
 def events_of(mechanism: Mechanism) -> dict[str, Any]:
-    """Return the event of each outcome, as JSON; under `OPENING` that of opening an epoch."""
+    """Return the cost event of each outcome, as JSON; under `OPENING`, that of opening an epoch."""
     events = {str(outcome): event.to_json() for outcome, event in mechanism.events().items()}
     opening = mechanism.opening
     return events if opening is None else events | {OPENING: opening.to_json()}
 
 
 def entry_event(events: Events, outcome: str, opens: bool) -> Events:
-    """Return what an entry records; `opens`: it pays for the epoch that starts with it."""
+    """Return the cost event of an entry. `opens`: whether it also pays for opening an epoch."""
     event: Events = events[outcome]
     return {"event": "composition", "events": [events[OPENING], event]} if opens else event
 
 
 class Kinds:
-    """What a project's entries record beside their number, time and query: `chain.KIND_FIELDS`."""
+    """Builds the `chain.KIND_FIELDS` of a project's entries: all but number, time and query."""
 
     def __init__(self, project: ProjectRecord) -> None:
         self._guarantee = str(project.guarantee)
@@ -42,7 +42,7 @@ class Kinds:
     def fields(
         self, outcome: str, price: Price, opens: bool, label: int | None, figure: int | None = None
     ) -> tuple[str | int | None, ...]:
-        """Return the fields of an entry with this outcome. KeyError where it has no event."""
+        """Return an entry's fields. Raises KeyError for an outcome without a cost event."""
         recorded = self._recorded.get((outcome, opens))
         if recorded is None:
             recorded = canonical_json(entry_event(self._events, outcome, opens))
@@ -54,10 +54,10 @@ class Kinds:
 
 
 class Epochs:
-    """Follows entries, as rows of `charges`, and knows which of them must open an epoch.
+    """Follows entries (rows of `charges`), and tells which of them must open an epoch.
 
-    An epoch ends with an abstention, with its last answer and with its transaction, all of whose
-    entries have one time.
+    An epoch ends with an abstention, with its last answer, or with its transaction. All entries of
+    a transaction have the same time.
     """
 
     def __init__(self, events: Events) -> None:
@@ -67,12 +67,12 @@ class Epochs:
         self._time: object = None
 
     def must_open(self, entry: Mapping[str, Any]) -> bool:
-        """Whether no epoch is open that the entry could belong to."""
+        """Whether there is no open epoch that the entry could belong to."""
         ended = self._left < 1 or entry["created_at"] != self._time
         return self._most is not None and ended
 
     def follow(self, entry: Mapping[str, Any], opened: bool) -> None:
-        """Move on by an entry."""
+        """Take an entry into account. `opened`: whether it opened an epoch."""
         if self._most is not None:
             left = self._most if opened else self._left
             self._left = left - 1 if entry["outcome"] == Outcome.ANSWERED else 0

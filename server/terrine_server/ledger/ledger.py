@@ -1,4 +1,4 @@
-"""The ledger: what was promised, and what was paid for it."""
+"""The ledger's interface: everything that is read from it or written to it."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ _PAGE = 1000
 
 
 class Ledger:
-    """Ensembles, projects, charges and tokens in one database. Safe to share between threads.
+    """Ensembles, projects, charges and tokens in one database. Thread-safe.
 
-    What a method writes is one transaction. Methods that write lock what they touch, ensemble
-    before project, and a charge applies only if nobody changed the account since it was looked up:
+    Each write is one transaction. It locks the rows that it changes, the ensemble before the
+    project, and a charge is written only if the account has not changed since it was looked up. So
     no interleaving of threads, processes or machines overspends a budget or a cap. Any method
     raises DatabaseUnavailable when the database cannot be reached or is busy for too long, and
-    BrokenBooks when it contradicts itself; nothing is then half-written."""
+    BrokenBooks when its contents contradict each other; nothing is half-written then."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._accounts = rows.KnownProjects()
-        # Charges of a project when one was last paid here: what was read before is out of date.
+        # By project: its number of charges after the last one made here. Older records are stale.
         self._charged: dict[int, int] = {}
 
     # ------------------------------------------------------------------ ensembles
@@ -65,11 +65,11 @@ class Ledger:
         records: int,
         cap: Cap,
     ) -> EnsembleRecord:
-        """Enter an ensemble under a name, with the cap that all its projects will share.
+        """Register an ensemble under a name, with the cap that all its projects share.
 
-        `info` is what students may know of it (kind, input, classes, teachers); `records` is the
-        number of training records. Raises InvalidTerms when the cap's δ is 1/records or more,
-        Conflict when the name, or the same manifest under another name, is registered already.
+        `info`: its public facts (kind, input, classes, teachers). `records`: the number of training
+        records. Raises InvalidTerms when the cap's δ is 1/records or more, Conflict when the name,
+        or the same manifest under another name, is registered already.
         """
         with writing(self._engine) as connection:
             return accounts.register_ensemble(
@@ -97,9 +97,9 @@ class Ledger:
     ) -> ProjectRecord:
         """Open a project and reserve its budget from the ensemble's cap.
 
-        `mechanism` is the specification that `terms` were quoted for. Raises NotFound, Conflict
-        when the name is taken, InvalidTerms when δ is 1/records or more or the terms are not the
-        mechanism's, CapExceeded when the cap does not allow the budget.
+        `mechanism`: the specification that `terms` were quoted for. Raises NotFound, Conflict when
+        the name is taken, InvalidTerms when δ is 1/records or more or the terms were quoted for
+        another mechanism, CapExceeded when the budget does not fit in what is left of the cap.
         """
         with writing(self._engine) as connection:
             return accounts.open_project(connection, _now(), name, ensemble_name, mechanism, terms)
@@ -110,9 +110,9 @@ class Ledger:
             return rows.fetch_project(connection, projects.c.name == name, f"called {name}")
 
     def remembered(self, name: str) -> ProjectRecord:
-        """Return one project for what is fixed of it: all else is as it was when it was first read.
+        """Return one project for its fixed fields; all others may be out of date.
 
-        Asks the database at most once. Raises NotFound.
+        Reads the database only if the project is not in memory. Raises NotFound.
         """
         found = self._accounts.remembered(name)
         return self._accounts.remember(self.project(name)) if found is None else found
@@ -124,7 +124,7 @@ class Ledger:
         ensemble: str | None = None,
         status: ProjectStatus | None = None,
     ) -> list[ProjectRecord]:
-        """Return up to `limit` projects by name, those after `after`."""
+        """Return up to `limit` projects in order of their names, starting after `after`."""
         query = rows.select_projects().limit(limit)
         if after is not None:
             query = query.where(projects.c.name > after)
@@ -136,7 +136,7 @@ class Ledger:
             return [rows.project_record(row) for row in connection.execute(query)]
 
     def project_names(self) -> list[str]:
-        """Return the names of all projects, readable or not: what `verify` can be asked about."""
+        """Return the names of all projects, even damaged ones, which `verify` can still check."""
         names = select(projects.c.name).order_by(projects.c.name)
         with reading(self._engine) as connection:
             return list(connection.execute(names).scalars())
@@ -144,7 +144,7 @@ class Ledger:
     def set_status(self, name: str, status: ProjectStatus) -> ProjectRecord:
         """Pause, resume or close a project.
 
-        Closing is final and returns to the cap what was not spent. Raises NotFound, and Conflict
+        Closing is final and returns the unspent budget to the cap. Raises NotFound, and Conflict
         when a closed project would be reopened.
         """
         with writing(self._engine) as connection:
@@ -158,10 +158,10 @@ class Ledger:
         keys: Sequence[tuple[str, bytes] | None],
         digests: Sequence[Sequence[QueryDigest]],
     ) -> OnRecord:
-        """Return how a project stands and what is on record of requests to it; locks nothing.
+        """Return a project's account and what is on record for requests to it. Locks nothing.
 
-        Each request has a key or None, with the digest of what it asks, and the digests of its
-        queries. No two may have the same key. Raises NotFound.
+        `keys`: for each request, its idempotency key and the SHA-256 of its body, or None.
+        `digests`: those of its queries. No two may have the same key. Raises NotFound.
         """
         with reading(self._engine) as connection:
             return earlier.look_up(connection, self._accounts, project, keys, digests)
@@ -172,30 +172,30 @@ class Ledger:
         proposals: Sequence[Proposal],
         idempotency: tuple[str, bytes] | None = None,
     ) -> Receipt:
-        """Pay for a batch, all in one transaction; what the receipt says is durable.
+        """Pay for a batch in one transaction, which is durable once the receipt is returned.
 
-        Queries that were paid before, or come twice, are replayed for free. New ones are paid in
-        order while one more at the worst price is certain to fit; then all new ones are refused.
-        The first query that is paid in each epoch pays for opening it. `idempotency`: the request's
+        A query that was paid before, or that occurs twice, is replayed for free. New ones are paid
+        in order while one more at the worst price is certain to fit; then all new ones are refused.
+        The first paid query of each epoch also pays for opening it. `idempotency`: the request's
         key and the SHA-256 of its body; a retry gets the earlier receipt. Raises ProjectPaused,
         ProjectClosed, IdempotencyConflict, InvalidQuery (no query, a malformed key), Overtaken (a
         query of an epoch was paid meanwhile), and BudgetExhausted when every query was refused.
         """
-        (fate,) = self.charge_group(project_id, [Batch(proposals, idempotency)])
-        if isinstance(fate, TerrineError):
-            raise fate
-        return fate
+        (answer,) = self.charge_group(project_id, [Batch(proposals, idempotency)])
+        if isinstance(answer, TerrineError):
+            raise answer
+        return answer
 
     def charge_group(
         self, project_id: int, batches: Sequence[Batch], record: OnRecord | None = None
     ) -> list[Receipt | TerrineError]:
-        """Pay for the batches of several requests, in order, all in one transaction.
+        """Pay for the batches of several requests, in order, in one transaction.
 
-        Each gets its receipt, or what `charge` would have raised for it alone; one that is refused
-        does not touch the others. No two may have the same key. `record`: what `consult` said of
-        their keys and queries; where nothing was charged since, it is not looked up again. Raises
-        what concerns all of them: ProjectPaused, ProjectClosed, DatabaseUnavailable (also where the
-        project is another than that of the `record`).
+        Returns for each its receipt, or the error that `charge` would have raised for it alone. A
+        refused one does not affect the others. No two may have the same key. `record`: what
+        `consult` returned for them; it is looked up again only if it is out of date. Raises what
+        concerns all of them: ProjectPaused, ProjectClosed, Overtaken, DatabaseUnavailable (also if
+        the project is not the one in `record`).
         """
         keys = [batch.key for batch in batches]
         digests = [
@@ -207,7 +207,7 @@ class Ledger:
         def look_up(connection: Connection) -> OnRecord:
             found = earlier.look_up(connection, self._accounts, project_id, keys, digests)
             if genesis not in (None, found.project.genesis):
-                # The outcomes were drawn for a project with other terms, of the same number.
+                # The same id, but other terms: the outcomes were drawn for another project.
                 raise DatabaseUnavailable(
                     "The ledger was replaced by another one. Send the request again."
                 )
@@ -217,26 +217,26 @@ class Ledger:
             with reading(self._engine) as connection:
                 record = look_up(connection)
         paid = None
-        if record.project.terms.schedule is None:  # else there is a tally to be counted up
-            # What does not fit the books is looked at again while nobody can change them.
+        if record.project.terms.schedule is None:  # a project with a tally must be locked first
+            # If the record is stale, or contradicts the ledger, look it up again under the lock.
             with suppress(charging.Moved, BrokenBooks):
                 with appending(self._engine) as connection:
                     tried = charging.charge(connection, _now(), record, batches)
-                paid = tried  # not before the commit, which may be what does not fit
+                paid = tried  # only after the commit, which may raise BrokenBooks, too
         if paid is None:
             with writing(self._engine) as connection:
                 connection.execute(rows.HOLD, {"id": project_id})
                 record = look_up(connection)
                 paid = charging.charge(connection, _now(), record, batches)
-        project, fates = paid
+        project, answers = paid
         self._charged[project_id] = project.charges
-        return fates
+        return answers
 
     def secret_spend(self, project: str) -> SecretAccount:
-        """Return what a data-dependent project's queries cost at their votes. Secret.
+        """Return the actual cost of a data-dependent project's queries, given their votes. Secret.
 
-        For the data owner's eyes: no promise covers who sees it. Raises NotFound, and Conflict for
-        a project that is priced at the worst case.
+        For the data owner only: no guarantee covers its disclosure. Raises NotFound, and Conflict
+        for a project that is priced at the worst case.
         """
         with snapshot(self._engine) as connection:
             condition = projects.c.name == project
@@ -254,7 +254,7 @@ class Ledger:
     ) -> list[ChargeRecord]:
         """Return up to `limit` entries numbered above `after_seq`, in order.
 
-        Those from `since` on and before `until` only, where given. Raises NotFound.
+        `since` (inclusive) and `until` (exclusive) limit their times, if given. Raises NotFound.
         """
         with reading(self._engine) as connection:
             condition = projects.c.name == project
@@ -275,9 +275,9 @@ class Ledger:
         since: datetime | None = None,
         until: datetime | None = None,
     ) -> Iterator[ChargeRecord]:
-        """Yield all entries in order, in constant memory and one transaction a page.
+        """Yield all entries in order, in constant memory.
 
-        Entries never change, and a slow reader must not hold the database.
+        Each page is one transaction: entries never change, and a slow reader must not hold one.
         """
         after = 0
         while page := self.charges(project, after, _PAGE, outcome, since, until):
@@ -285,7 +285,7 @@ class Ledger:
             after = page[-1].seq
 
     def export(self, project: str) -> Iterator[dict[str, Any]]:
-        """Yield a project's account, then every entry that it counts, as `archive` keeps them.
+        """Yield a project's account, then the entries that it counts, in the format of `archive`.
 
         In constant memory. Raises NotFound.
         """
@@ -308,10 +308,10 @@ class Ledger:
         resume: bool = False,
         progress: Progress | None = None,
     ) -> Verification:
-        """Recompute a project's books from its charges, in constant memory. Raises NotFound.
+        """Recompute a project's ledger from its charges, in constant memory. Raises NotFound.
 
-        With an `anchor`, its entry must still be there, the same. To `resume` from it is to take
-        its word for all up to that entry: only for an anchor whose signature was checked.
+        With an `anchor`, its entry must still exist, unchanged. `resume` trusts the anchor for all
+        entries up to its own, so its signature must have been checked.
         """
         with snapshot(self._engine) as connection:
             return verify_project(connection, project, anchor, resume, progress)
@@ -328,9 +328,9 @@ class Ledger:
         label: str,
         expires_at: datetime,
     ) -> TokenRecord:
-        """Remember a token by a keyed hash of its secret (32 bytes).
+        """Store a token, with a keyed hash of its secret (32 bytes).
 
-        A student's token belongs to one project, the others to none. Raises NotFound when the
+        A student's token belongs to one project, any other to none. Raises NotFound when the
         project does not exist, Conflict when the id is taken.
         """
         with writing(self._engine) as connection:
@@ -357,7 +357,7 @@ class Ledger:
             return rows.token_record(row)
 
     def find_token(self, id: str) -> TokenRecord | None:
-        """Return the token with this id, revoked and expired ones too, or None."""
+        """Return the token with this id, even if revoked or expired, or None."""
         with reading(self._engine) as connection:
             row = connection.execute(rows.TOKEN, {"id": id}).one_or_none()
         return None if row is None else rows.token_record(row)
@@ -367,7 +367,7 @@ class Ledger:
     ) -> list[TokenRecord]:
         """Return up to `limit` tokens, oldest first: all, or those of one project.
 
-        `after`: the id of a token; only those after it. Raises NotFound when it does not exist.
+        `after`: a token's id; only later tokens are returned. Raises NotFound for an unknown id.
         """
         query = rows.select_tokens().limit(limit)
         if project is not None:
@@ -383,7 +383,7 @@ class Ledger:
             return [rows.token_record(row) for row in connection.execute(query)]
 
     def revoke_token(self, id: str) -> TokenRecord:
-        """Make a token invalid from now on; doing it again changes nothing. Raises NotFound."""
+        """Revoke a token, from now on. Doing it again changes nothing. Raises NotFound."""
         with writing(self._engine) as connection:
             connection.execute(
                 update(tokens)

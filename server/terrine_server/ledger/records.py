@@ -1,19 +1,19 @@
-"""What the ledger takes and gives back: frozen, and free of SQL.
+"""The arguments and results of the ledger: frozen, and free of SQL.
 
 EnsembleRecord      an ensemble and how much of its cap is reserved
 ProjectRecord       a project's terms and balances
 QueryDigest         what identifies a query
-Proposal            a query with the outcome that its votes gave, not yet paid
+Proposal            a query with the outcome drawn for it, not yet paid
 Batch               one request's proposals
-Result              a query's fate, paid or refused
+Result              the result of one query, paid or refused
 Receipt             a batch's results and the account after them
-Recorded            earlier answers
-OnRecord            what is known of requests before they are paid
+Recorded            earlier charges that answer queries
+OnRecord            what is on record for requests before they are paid
 Publication         a published bound on a data-dependent project's spend
-SecretAccount       that spend, for the data owner alone
+SecretAccount       that spend, for the data owner only
 ChargeRecord        one entry
 TokenRecord         a token without its secret
-Verification        whether a project's books are whole
+Verification        whether a project's ledger is intact
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 from terrine_protocol import Guarantee, Outcome, ProjectStatus, Role
 from terrine_server.errors import TerrineError
 from terrine_server.ledger.anchors import Anchor
+from terrine_server.ledger.counts import Counts, counted_outcomes, noise_sigma
 from terrine_server.privacy import GDP, Account, Rule, Terms, VoteOutcome
 
 
 @dataclass(frozen=True)
 class EnsembleRecord:
-    """A registered ensemble. Cost in units of 1e-12 of the rule's quantity, δ in units of 1e-18."""
+    """A registered ensemble. Costs are in units of 1e-12 of the rule's quantity, δ in 1e-18."""
 
     id: int
     name: str
@@ -47,17 +49,17 @@ class EnsembleRecord:
     reserved: int
     delta_reserved: int
     claimed: bool
-    """True once any project on it was opened with a claimed guarantee; it never goes back."""
+    """Whether any project on it was opened with a claimed guarantee; once true, it stays true."""
     registered_at: datetime
 
     @property
     def rule(self) -> Rule:
-        """How the cap adds up what its projects spend."""
+        """The rule by which the spends of its projects add up."""
         return GDP if self.rdp_order is None else Rule("rdp", self.rdp_order)
 
     @property
     def guarantee(self) -> Guarantee:
-        """How far the cap's (ε, δ) may be trusted."""
+        """Whether the cap's (ε, δ) is proven or only claimed."""
         return Guarantee.CLAIMED if self.claimed else Guarantee.PROVEN
 
 
@@ -79,17 +81,17 @@ class ProjectRecord:
     cap_spent: int
     charges: int
     published: Sequence[Publication]
-    """The bounds on its spend that were published so far."""
+    """The bounds on its spend that were published so far, in order."""
     genesis: str
-    """Hash of the terms, in hex: where the chain of charges starts."""
+    """Hash of the terms, in hex: the start of the chain of charges."""
     head: str
-    """Hash of the last charge, in hex; the genesis when there is none."""
+    """Hash of the last charge, in hex; the genesis if there is none."""
     opened_at: datetime
     closed_at: datetime | None
 
     @property
     def account(self) -> Account:
-        """What decides on the next query."""
+        """The state that decides whether the next query is admitted."""
         return Account(
             spent=self.spent,
             delta_spent=self.delta_spent,
@@ -101,15 +103,28 @@ class ProjectRecord:
 
     @property
     def affordable(self) -> int:
-        """Further queries that are certain to fit, at the worst price."""
+        """How many further queries are certain to fit, at the worst price."""
         return self.terms.affordable(self.account)
+
+    def counts_due(self, outcome: str) -> int | None:
+        """How many noisy counts an entry with this outcome has; None where it has none."""
+        return len(self.ensemble.info["classes"]) if outcome in self._counted else None
+
+    @property
+    def noise_sigma(self) -> float | None:
+        """The σ of the noise in its entries' counts, in votes; None if it releases no counts."""
+        return noise_sigma(self.events)
+
+    @cached_property
+    def _counted(self) -> frozenset[str]:
+        return counted_outcomes(self.events)
 
 
 @dataclass(frozen=True)
 class QueryDigest:
     """SHA-256 of the canonical query, and of its input alone; 32 bytes each.
 
-    They differ where the student sends more than the input (interactive_gnmax: its baseline).
+    A query is more than its input if the student also sends a baseline (interactive_gnmax).
     """
 
     query: bytes
@@ -118,11 +133,12 @@ class QueryDigest:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A query that asks to be paid.
+    """A query to pay for.
 
-    `outcome` is None for a query that was not voted on: it can be replayed or refused, no more.
-    `places`: where a data-dependent project counts it in its tally; secret. `epoch`: to which of
-    its release's epochs it belongs; None where nothing outlives a query.
+    `outcome` is None for a query that was not voted on, which can only be replayed or refused.
+    `places`: where a data-dependent project counts it in its tally; secret. `epoch`: its epoch in
+    the mechanism's release; None if the mechanism has no epochs. `counts`: noisy counts that are
+    released with the label; None if the mechanism releases none.
     """
 
     query_digest: bytes
@@ -131,6 +147,7 @@ class Proposal:
     label: int | None
     places: tuple[int, ...] = field(default=(), repr=False)
     epoch: int | None = None
+    counts: Counts | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if len(self.query_digest) != 32 or len(self.input_digest) != 32:
@@ -149,12 +166,16 @@ class Batch:
 
 @dataclass(frozen=True)
 class Result:
-    """A query's fate. `seq` is the charge that paid for it, None when refused."""
+    """The result of one query. `seq`: the charge that paid for it; None if refused.
+
+    `counts`: the noisy counts beside the label, for mechanisms that release them.
+    """
 
     outcome: Outcome
     label: int | None
     seq: int | None
     replayed: bool
+    counts: Counts | None = None
 
 
 @dataclass(frozen=True)
@@ -167,24 +188,25 @@ class Receipt:
 
 @dataclass(frozen=True)
 class Recorded:
-    """Earlier charges that answer queries of a batch, by query and by input digest."""
+    """Earlier charges that answer queries, by query digest and by input digest."""
 
     queries: Mapping[bytes, Result]
     answered_inputs: Mapping[bytes, Result]
-    """Charges that were answered with the teachers' label: it holds for any later query of the
-    same input, whatever else the student sent along."""
+    """Charges with the teachers' label. It answers any later query of the same input, whatever
+    else the student sends."""
 
     def find(self, query_digest: bytes, input_digest: bytes) -> Result | None:
-        """Return the charge that answers this query for free. The identical query comes first."""
+        """Return the charge that answers this query for free, if any. Its own takes precedence."""
         return self.queries.get(query_digest) or self.answered_inputs.get(input_digest)
 
 
 @dataclass(frozen=True)
 class OnRecord:
-    """A project as it stands, and what is on record of some requests to it, all at one moment.
+    """A project and what is on record for some requests to it, all as of one moment.
 
-    `answers`: for each request the receipt that came before under its key, None for a new one, an
-    IdempotencyConflict for a key that came with another request. `recorded`: earlier answers.
+    `answers`: for each request, the earlier receipt for its key, None if it is new, or an error,
+    such as IdempotencyConflict if its key was used for another request. `recorded`: earlier charges
+    that answer queries.
     """
 
     project: ProjectRecord
@@ -194,9 +216,9 @@ class OnRecord:
 
 @dataclass(frozen=True)
 class Publication:
-    """A published bound on what a project's queries had cost, after `queries` of them.
+    """A published bound on the cost of a project's first `queries` queries.
 
-    `figure` in units of 1e-12; `seq` is its entry.
+    `figure`: the bound, in units of 1e-12. `seq`: its entry.
     """
 
     seq: int
@@ -206,9 +228,9 @@ class Publication:
 
 @dataclass(frozen=True)
 class SecretAccount:
-    """What a project's queries cost at their votes, and its smooth sensitivity. Both are secret.
+    """The actual cost of a project's queries, given their votes, and its smooth sensitivity.
 
-    In Rényi divergence at the project's order.
+    Both are secret, and in Rényi divergence at the project's order.
     """
 
     queries: int
@@ -219,7 +241,7 @@ class SecretAccount:
 
 @dataclass(frozen=True)
 class ChargeRecord:
-    """One entry of a project's ledger; digests and hash in hex."""
+    """One entry of a project's ledger; digests and hash in hex. `counts`: noisy ones, if any."""
 
     project: str
     project_id: int
@@ -237,11 +259,12 @@ class ChargeRecord:
     mechanism: Mapping[str, Any]
     event: Mapping[str, Any]
     hash: str
+    counts: Counts | None = None
 
 
 @dataclass(frozen=True)
 class TokenRecord:
-    """A token as it is remembered: a keyed hash in place of its secret."""
+    """A token as it is stored: a keyed hash in place of its secret."""
 
     id: str
     role: Role
@@ -256,10 +279,10 @@ class TokenRecord:
 
 @dataclass(frozen=True)
 class Verification:
-    """Whether a project's books are whole. `problems` names what is not, first finding first.
+    """Whether a project's ledger is intact. `problems`: what is not, first finding first.
 
-    `vouched`: so many entries were taken on an anchor's word. `anchor`: where the books stand, if
-    they are whole.
+    `vouched`: how many entries were not checked because an anchor vouches for them. `anchor`: a
+    new anchor, if the ledger is intact.
     """
 
     project: str
@@ -271,5 +294,5 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """True when nothing is wrong."""
+        """Whether nothing is wrong."""
         return not self.problems

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 from terrine_protocol import ProjectOpen
 from terrine_server.errors import InvalidTerms
 from terrine_server.ledger import EnsembleRecord, Ledger, ProjectRecord, connect
 from terrine_server.ledger.accounts import check_name
-from terrine_server.planning.forecast import Consensus, Votes
-from terrine_server.planning.proposal import DEFAULT_CONSENSUS, propose
+from terrine_server.planning.forecast import DEFAULT_CONSENSUS, Consensus, Votes
+from terrine_server.planning.opening import choose, under_todays_analysis
+from terrine_server.planning.proposal import propose
 from terrine_server.privacy import (
     BoundRelease,
     Mechanism,
     ParameterError,
     build_mechanism,
     cap,
+    cap_order,
     quote,
 )
 from terrine_server.privacy.budget.quoting import check_publishable, publication_z
@@ -31,21 +34,24 @@ def open_ledger(settings: Settings) -> Ledger:
 def open_project(ledger: Ledger, request: ProjectOpen) -> ProjectRecord:
     """Price a project and reserve its budget under its ensemble's cap.
 
+    Of the sound rules, it is opened under the one that is expected to buy the most answers.
     Raises `InvalidTerms`, `NotFound` (ensemble), `Conflict` (name taken) or `CapExceeded`.
     """
     ensemble = ledger.ensemble(request.ensemble)
-    spec = request.mechanism.model_dump(mode="json", exclude_none=True)
+    spec = under_todays_analysis(request.mechanism.model_dump(mode="json", exclude_none=True))
     try:
         mechanism = build_mechanism(
             spec, teachers=ensemble.info["teachers"], classes=len(ensemble.info["classes"])
         )
-        terms = quote(
-            mechanism,
-            request.epsilon,
-            request.delta,
-            cap_rule=ensemble.rule,
-            publishing=_publishing(request, spec, mechanism, ensemble),
-        )
+        publishing = _publishing(request, spec, mechanism, ensemble)
+        budget = request.epsilon, request.delta
+        if publishing is None:
+            offer = choose(
+                mechanism, *budget, cap_rule=ensemble.rule, pass_rate=request.expected_pass_rate
+            )
+            terms, spec = offer.terms, offer.specification(spec)
+        else:
+            terms = quote(mechanism, *budget, cap_rule=ensemble.rule, publishing=publishing)
     except ParameterError as error:
         raise InvalidTerms(str(error)) from error
     if terms.guarantee == "claimed" and not request.acknowledge_claimed:
@@ -71,7 +77,7 @@ def _publishing(
         raise ParameterError(
             f"The cap of the ensemble {ensemble.name} adds up in {ensemble.rule}, where "
             "published figures do not count. data_dependent needs an ensemble registered with "
-            '`terrine ensemble register --order ORDER`. Use accounting "worst_case" on this one.'
+            'the rule rdp. Use accounting "worst_case" on this one.'
         )
     votes = Votes.synthetic(
         [Consensus(level.agreement, level.share) for level in request.consensus or ()]
@@ -100,11 +106,13 @@ def register_ensemble(
     name: str,
     epsilon: float,
     delta: float,
+    rule: Literal["rdp", "gdp"] = "rdp",
     order: float | None = None,
 ) -> EnsembleRecord:
     """Verify an ensemble of the data directory and record it in the ledger, with its cap.
 
-    `order`: the Rényi order of the cap; data-dependent projects need one.
+    `rule`: how the cap adds up. Joint prices and published bounds hold at a Rényi order, so they
+    need "rdp"; `order` is by default the best for costs in proportion to it.
 
     Raises `StoreError` (its files), `InvalidTerms` (the name or the cap) or `Conflict`
     (registered before).
@@ -117,7 +125,14 @@ def register_ensemble(
     verify(directory)
     manifest = load_manifest(directory)
     try:
-        limit = cap(epsilon, delta, order)
+        if rule == "rdp":
+            limit = cap(epsilon, delta, cap_order(epsilon, delta) if order is None else order)
+        elif order is None:
+            limit = cap(epsilon, delta)
+        else:
+            raise ParameterError(
+                "A cap in Gaussian DP has no order. Use the rule rdp, or no order."
+            )
     except ParameterError as error:
         raise InvalidTerms(str(error)) from error
     info = {

@@ -22,9 +22,12 @@ from terrine_server.privacy.accounting.curves import gdp_squared, rdp
 from terrine_server.privacy.accounting.events import (
     ClaimedRelease,
     Composition,
+    ConfidentMax,
     CostEvent,
+    GaussianNoisyCounts,
     GaussianNoisyMax,
     GaussianThreshold,
+    LaplaceArgmax,
     LaplaceNoisyMax,
     SparseVectorEpoch,
     StabilityTest,
@@ -169,13 +172,17 @@ def pure_epsilon(event: CostEvent) -> float:
     match event:
         case LaplaceNoisyMax(gamma, shift):
             return 2 * gamma * shift
+        case LaplaceArgmax(gamma):
+            return 2 * gamma
         case SparseVectorEpoch(epsilon_threshold, epsilon_query):
             return epsilon_threshold + epsilon_query
         case WithinEpoch():
             return 0.0
         case ClaimedRelease(epsilon):
             return epsilon
-        case GaussianNoisyMax() | GaussianThreshold() | StabilityTest():
+        case GaussianNoisyMax() | GaussianNoisyCounts() | GaussianThreshold():
+            return math.inf
+        case StabilityTest() | ConfidentMax():
             return math.inf
         case Composition(events):
             return sum(pure_epsilon(part) for part in events)
@@ -221,17 +228,28 @@ def reprice(
 def published_rdp(event: CostEvent, orders: Floats) -> Floats:
     """Return the data-independent curve given in the event's paper.
 
-    P18, Propositions 8 and 10: α/σ² for the noisy maximum, α/2σ² for a test. P17, Theorem 2:
-    2γ²α for Laplace noise, and never more than pure 2γ-DP.
+    P18, Propositions 8 and 10: α/σ² for the noisy maximum, and for all noisy counts, through which
+    its proof goes; α/2σ² for a test. P17, Theorem 2: 2γ²α for Laplace noise, and never more than
+    pure 2γ-DP.
     """
     match event:
         case GaussianNoisyMax(sigma, shift):
             return np.asarray(orders * (shift / sigma) ** 2)
+        case GaussianNoisyCounts(sigma):
+            return np.asarray(orders * (1 / sigma) ** 2)
         case GaussianThreshold(sigma) | StabilityTest(sigma):
             return np.asarray(orders / (2 * sigma**2))
+        case ConfidentMax():
+            return published_rdp(event.parts, orders)
         case Composition(events):
             return np.asarray(sum(published_rdp(part, orders) for part in events))
-        case LaplaceNoisyMax() | SparseVectorEpoch() | WithinEpoch() | ClaimedRelease():
+        case (
+            LaplaceNoisyMax()
+            | LaplaceArgmax()
+            | SparseVectorEpoch()
+            | WithinEpoch()
+            | ClaimedRelease()
+        ):
             epsilon = pure_epsilon(event)
             return np.minimum(epsilon, epsilon**2 * orders / 2)
         case _:
@@ -248,7 +266,8 @@ def _cost(method: Method, event: CostEvent, order: float | None) -> Floats:
         case Method.CLASSIC:
             cost = published_rdp(event, FINE_ORDERS)
         case Method.IMPROVED:
-            cost = rdp(event, FINE_ORDERS)
+            # A joint price is divided between its outcomes for one order; at others, apart.
+            cost = rdp(event.parts if isinstance(event, ConfidentMax) else event, FINE_ORDERS)
         case Method.FIXED_ORDER:
             cost = rdp(event, [math.nan if order is None else order])
         case _:

@@ -27,6 +27,7 @@ from terrine_server.privacy.mechanisms.gnmax import GNMax
 from terrine_server.privacy.mechanisms.immutable import Immutable
 from terrine_server.privacy.mechanisms.interactive_gnmax import InteractiveGNMax
 from terrine_server.privacy.mechanisms.lnmax import LNMax
+from terrine_server.privacy.mechanisms.noisy_votes import NoisyVotes
 from terrine_server.privacy.mechanisms.stable import StableArgmax
 from terrine_server.privacy.parameters import ParameterError, check_ensemble, within
 
@@ -49,6 +50,10 @@ class Consensus:
     agreement: float
     share: float = 1.0
     runner_up: float = 0.5
+
+
+DEFAULT_CONSENSUS = (Consensus(0.95, 0.7), Consensus(0.8, 0.2), Consensus(0.5, 0.1))
+"""The default expectation: teachers that mostly agree."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +167,7 @@ def forecast(mechanism: Mechanism, votes: Votes) -> Forecast:
     always = np.ones(len(counts))
     reinforced: tuple[Floats, Floats] | None = None
     match mechanism:
-        case GNMax(sigma=sigma):
+        case GNMax(sigma=sigma) | NoisyVotes(sigma=sigma):
             passed, right = always, wins(votes, gaussian(sigma))
         case LNMax(gamma=gamma):
             passed, right = always, wins(votes, laplace(gamma))

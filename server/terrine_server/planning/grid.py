@@ -26,7 +26,7 @@ def default_grid(name: str, teachers: int, delta: float) -> dict[str, Sequence[f
     """Return the values of each parameter that a plan tries by default."""
     sigmas = _rounded(teachers, SPREADS)
     match name:
-        case "gnmax":
+        case "gnmax" | "noisy_votes":
             return {"sigma": sigmas}
         case "lnmax":
             scales = [1 / (teachers * spread) for spread in SPREADS]

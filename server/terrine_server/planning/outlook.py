@@ -11,9 +11,11 @@ import numpy as np
 from terrine_server.planning.accountants import Accountant
 from terrine_server.planning.forecast import Forecast, Votes, forecast
 from terrine_server.planning.grid import Spec
+from terrine_server.planning.opening import under_todays_analysis
 from terrine_server.planning.publishing import ORDERS, DataDependent
 from terrine_server.privacy.accounting.events import CostEvent
 from terrine_server.privacy.budget.quoting import quote
+from terrine_server.privacy.budget.rules import GDP
 from terrine_server.privacy.mechanisms import build_mechanism
 from terrine_server.privacy.mechanisms.base import Mechanism
 from terrine_server.privacy.parameters import MAX_EPSILON
@@ -31,13 +33,18 @@ class Outlook:
 
     @classmethod
     def of(cls, spec: Spec, votes: Votes, delta: float) -> Outlook:
-        """Return the outlook; raises `ParameterError` if the specification cannot be used."""
-        mechanism = build_mechanism(spec, teachers=votes.teachers, classes=votes.counts.shape[1])
+        """Return the outlook of a new project.
+
+        Raises `ParameterError` if the specification cannot be used.
+        """
+        mechanism = build_mechanism(
+            under_todays_analysis(spec), teachers=votes.teachers, classes=votes.counts.shape[1]
+        )
         expected = forecast(mechanism, votes)
         shares: dict[CostEvent, float] = {}
         for outcome, event in mechanism.events().items():
             shares[event] = shares.get(event, 0.0) + expected.shares[outcome]
-        terms = quote(mechanism, MAX_EPSILON, delta)
+        terms = quote(mechanism, MAX_EPSILON, delta, rule=GDP)  # for its δ, which has no rule
         return cls(mechanism, expected, shares, terms.delta_budget // terms.worst.delta)
 
     def queries(self, accountant: Accountant, epsilon: float) -> int:

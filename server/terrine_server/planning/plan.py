@@ -12,18 +12,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from terrine_server.planning.accountants import (
-    FILTERS,
-    Accountant,
-    Method,
-    accountants,
-    enforced,
-)
+from terrine_server.planning.accountants import FILTERS, Accountant, Method, accountants
 from terrine_server.planning.forecast import Votes
 from terrine_server.planning.grid import Grid, Spec, specifications
+from terrine_server.planning.opening import (
+    Division,
+    Offer,
+    divisions,
+    needed_epsilon,
+    offers,
+    quick_offer,
+)
 from terrine_server.planning.outlook import Outlook
 from terrine_server.planning.publishing import PublishingPlan
-from terrine_server.privacy.budget.quoting import quote
+from terrine_server.privacy.budget.quoting import cap_order
+from terrine_server.privacy.budget.rules import Rule
+from terrine_server.privacy.mechanisms.base import VoteOutcome
 from terrine_server.privacy.parameters import (
     MAX_EPSILON,
     ParameterError,
@@ -40,6 +44,9 @@ LEAST_ANSWERED = 0.1
 
 DATA_DEPENDENT = "data-dependent"
 """The name of the only accounting method that uses (public or synthetic) votes."""
+
+JOINT = "joint RDP"
+"""The name of the method that prices a test and the noisy maximum as one release."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +70,8 @@ class Candidate:
 class Line:
     """The result of one accounting method for the chosen parameters.
 
-    `name`: a `Method`, or `DATA_DEPENDENT` with the plan's publications. `sound`: whether the
-    guarantee holds if the method decides refusals and students adapt.
+    `name`: a `Method`, `JOINT`, or `DATA_DEPENDENT` with the plan's publications. `sound`: whether
+    the guarantee holds if the method decides refusals and students adapt.
     """
 
     name: str
@@ -81,7 +88,9 @@ class Plan:
 
     `epsilon` is the requested ε, or else the ε of the wanted answers. `labelled`: whether accuracy
     is measured against the truth or against the plurality. `by_teachers`: the best candidate
-    of each ensemble, by the same measure as `chosen`.
+    of each ensemble, by the same measure as `chosen`. `offers`: the rules that the project can be
+    opened under, on an ensemble whose cap is in Rényi DP; the first buys most. `pass_rate`: the
+    expectation that they rest on. `divisions`: other ways to divide the first one's price.
     """
 
     chosen: Candidate
@@ -93,6 +102,9 @@ class Plan:
     lines: Sequence[Line]
     publishing: PublishingPlan | None
     candidates: Sequence[Candidate]
+    pass_rate: float
+    offers: Sequence[Offer]
+    divisions: Sequence[Division]
 
 
 def plan(
@@ -177,13 +189,13 @@ def curves(found: Plan, votes: Votes) -> list[Curve]:
     """Return a curve for each line of a plan; `votes` are the votes of the chosen ensemble."""
     outlook = Outlook.of(found.chosen.spec, votes, found.delta)
     answered = outlook.expected.answered
+    ways = _ways(outlook, found.offers, votes, found.chosen.spec, found.delta, found.epsilon)
     reach = 1.25 * max(line.answers for line in found.lines)
     answers = np.unique(np.ceil(np.linspace(1, max(2, reach), 48)))
     drawn = []
-    for each in accountants(outlook.shares, found.delta, found.epsilon):
-        epsilons = [outlook.epsilon(each, count) for count in answers]
-        binds = any(line.enforced and line.name == each.method.value for line in found.lines)
-        drawn.append(Curve(each.method.value, binds, answers.tolist(), epsilons))
+    for name, look, each, binds in ways:
+        epsilons = [look.epsilon(each, count) for count in answers]
+        drawn.append(Curve(name, binds, answers.tolist(), epsilons))
     model = outlook.data_dependent(votes, found.delta)
     if found.publishing is not None:
         epsilons = np.geomspace(found.epsilon / 8, found.epsilon * 2, 24).tolist()
@@ -197,16 +209,14 @@ def _candidate(
 ) -> Candidate:
     outlook = Outlook.of(spec, votes, delta)
     queries = need = None
+    rate, answered = _pass_rate(outlook), outlook.expected.answered
     if epsilon is not None:
-        quote(outlook.mechanism, epsilon, delta)  # raises if ε does not pay for a single query
-        queries = outlook.queries(enforced(outlook.shares, delta, epsilon), epsilon)
+        best = quick_offer(outlook.mechanism, epsilon, delta, rate)
+        queries = min(outlook.most, int(best.answers / rate))
     if answers is not None:
-        # The fixed order is fixed for this plan, so use the order that is best for it.
-        binding = enforced(outlook.shares, delta, epsilon or 1.0)
-        if binding.method is Method.FIXED_ORDER:
-            binding = Accountant(Method.IMPROVED, binding.delta)
-        need = outlook.epsilon(binding, answers)
-    answered = outlook.expected.answered
+        # The expected number that passes the test, of as many queries as give the answers.
+        passing = answers * rate / answered if answered > 0 else math.inf
+        need = needed_epsilon(outlook.mechanism, delta, rate, passing)
     return Candidate(
         spec=spec,
         teachers=votes.teachers,
@@ -216,6 +226,11 @@ def _candidate(
         answers=None if queries is None else queries * answered,
         epsilon=need,
     )
+
+
+def _pass_rate(outlook: Outlook) -> float:
+    """Return the share of queries that pay for an answer, with the digits that a command shows."""
+    return float(f"{max(outlook.expected.shares[VoteOutcome.ANSWERED], 1e-6):.3g}")
 
 
 def _worth(candidate: Candidate) -> tuple[float, float]:
@@ -250,19 +265,22 @@ def _account(
     outlook = Outlook.of(chosen.spec, votes, delta)
     answered = outlook.expected.answered
     planned = epsilon if epsilon is not None else _ceiling(chosen.epsilon or MAX_EPSILON)
-    rules = accountants(outlook.shares, delta, planned)
-    binding = enforced(outlook.shares, delta, planned)
-    wanted = answers or max(1, math.floor(outlook.queries(binding, planned) * answered))
+    rate = _pass_rate(outlook)
+    cap_rule = Rule("rdp", cap_order(planned, delta))
+    found = offers(outlook.mechanism, planned, delta, cap_rule=cap_rule, pass_rate=rate)
+    ways = _ways(outlook, found, votes, chosen.spec, delta, planned)
+    best, accountant = next((look, each) for _, look, each, binds in ways if binds)
+    wanted = answers or max(1, math.floor(best.queries(accountant, planned) * answered))
     lines = [
         Line(
-            name=each.method.value,
-            enforced=each.method is binding.method,
+            name=name,
+            enforced=binds,
             sound=each.method in FILTERS,
-            queries=(queries := outlook.queries(each, planned)),
+            queries=(queries := look.queries(each, planned)),
             answers=queries * answered,
-            epsilon=outlook.epsilon(each, wanted),
+            epsilon=look.epsilon(each, wanted),
         )
-        for each in rules
+        for name, look, each, binds in ways
     ]
     model = outlook.data_dependent(votes, delta)
     publishing = model.plan(planned)
@@ -287,7 +305,37 @@ def _account(
         lines=tuple(lines),
         publishing=publishing,
         candidates=tuple(candidates),
+        pass_rate=rate,
+        offers=tuple(found),
+        divisions=divisions(found[0], rate),
     )
+
+
+def _ways(
+    outlook: Outlook,
+    found: Sequence[Offer],
+    votes: Votes,
+    spec: Spec,
+    delta: float,
+    epsilon: float,
+) -> list[tuple[str, Outlook, Accountant, bool]]:
+    """Return every accounting method by name, with the outlook that it prices, and if it binds."""
+    best = found[0]
+    apart = [offer for offer in found if offer.answer_share is None]
+    fixed = next((offer.terms.rule.order for offer in apart if offer.terms.rule.order), None)
+    binding = Method.GDP if best.terms.rule.order is None else Method.FIXED_ORDER
+    ways = [
+        (each.method.value, outlook, each, best.answer_share is None and each.method is binding)
+        for each in accountants(outlook.shares, delta, epsilon, fixed)
+    ]
+    for offer in found:
+        if offer.answer_share is not None:
+            look = Outlook.of(offer.specification(spec), votes, delta)
+            each = Accountant(
+                Method.FIXED_ORDER, offer.terms.split.conversion, offer.terms.rule.order
+            )
+            ways.append((JOINT, look, each, offer is best))
+    return ways
 
 
 def _ceiling(epsilon: float) -> float:

@@ -9,15 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from terrine_server.planning.accountants import enforced
-from terrine_server.planning.forecast import Consensus, Votes
+from terrine_server.planning.forecast import Votes
 from terrine_server.planning.grid import Spec
 from terrine_server.planning.outlook import Outlook
 from terrine_server.privacy.budget.quoting import check_counts
 from terrine_server.privacy.parameters import ParameterError
 from terrine_server.privacy.published.release import BoundRelease
-
-DEFAULT_CONSENSUS = (Consensus(0.95, 0.7), Consensus(0.8, 0.2), Consensus(0.5, 0.1))
-"""The default expectation: teachers that mostly agree."""
 
 
 def propose(

@@ -116,7 +116,7 @@ class DataDependent:
     def plan(self, epsilon: float) -> PublishingPlan | None:
         """Return the schedule that reaches the most queries within (ε, δ).
 
-        None if it is best to publish nothing.
+        None if it is best to publish nothing, as of a mechanism that costs the same at any votes.
         """
         budgets = self._budgets(epsilon)
         best: PublishingPlan | None = None

@@ -10,9 +10,12 @@ from terrine_server.privacy.accounting.curves import additive_delta, gdp_squared
 from terrine_server.privacy.accounting.events import (
     ClaimedRelease,
     Composition,
+    ConfidentMax,
     CostEvent,
+    GaussianNoisyCounts,
     GaussianNoisyMax,
     GaussianThreshold,
+    LaplaceArgmax,
     LaplaceNoisyMax,
     LedgerEvent,
     PublishedBound,
@@ -22,7 +25,7 @@ from terrine_server.privacy.accounting.events import (
     event_from_json,
 )
 from terrine_server.privacy.budget.prices import Price, price
-from terrine_server.privacy.budget.quoting import Cap, cap, quote
+from terrine_server.privacy.budget.quoting import Cap, cap, cap_order, quote
 from terrine_server.privacy.budget.rules import GDP, Rule
 from terrine_server.privacy.budget.terms import Account, DeltaSplit, Schedule, Terms
 from terrine_server.privacy.mechanisms import build_mechanism
@@ -39,12 +42,15 @@ __all__ = [
     "Cap",
     "ClaimedRelease",
     "Composition",
+    "ConfidentMax",
     "CostEvent",
     "DeltaSplit",
     "Entropy",
+    "GaussianNoisyCounts",
     "GaussianNoisyMax",
     "GaussianThreshold",
     "InteractiveGNMax",
+    "LaplaceArgmax",
     "LaplaceNoisyMax",
     "LedgerEvent",
     "Mechanism",
@@ -62,6 +68,7 @@ __all__ = [
     "additive_delta",
     "build_mechanism",
     "cap",
+    "cap_order",
     "epsilon_from_gdp",
     "epsilon_from_rdp",
     "event_from_json",

@@ -17,7 +17,12 @@ Above, the sampler's table would have more than 378,000 entries (12 MB)."""
 MIN_GAMMA, MAX_GAMMA = 0.001, 50.0
 """Inverse scales of the discrete Laplace noise, in 1/votes, limited for the same two reasons."""
 
+MIN_ANSWER_SHARE, MAX_ANSWER_SHARE = 0.001, 100.0
+"""What an answer may cost, as a multiple of what one price for all outcomes would be."""
+
 MAX_TEACHERS, MAX_CLASSES = 1_000_000, 100_000
+MAX_COUNTED_CLASSES = 1000
+"""Where noisy counts are released, every answer sends and stores one for each class."""
 MAX_EXTRA_VOTES = 1_000_000_000
 
 
@@ -73,6 +78,14 @@ def check_threshold(value: object, teachers: int) -> int:
     """Check a vote threshold T against the number of teachers."""
     why = f"{teachers} teachers cast at most {teachers} votes"
     return integer("threshold", value, 0, teachers, why)
+
+
+def check_answer_share(value: object) -> float | None:
+    """Check what an answer costs, as a multiple of one price for all outcomes; None is allowed."""
+    if value is None:
+        return None
+    why = "far from 1, one of the outcomes costs next to nothing, or everything"
+    return within("answer_share", value, MIN_ANSWER_SHARE, MAX_ANSWER_SHARE, why)
 
 
 def check_ensemble(teachers: object, classes: object) -> tuple[int, int]:

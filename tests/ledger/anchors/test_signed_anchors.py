@@ -127,7 +127,7 @@ def test_the_commands_from_anchor_to_finding(
     open_project(ledger, 3, name="newer")
     verified = terrine("verify", *trusted)
     assert verified.exit_code == 0, verified.output
-    assert "newer: whole" in verified.output
+    assert "newer: intact" in verified.output
     resumed = terrine("verify", "study", *trusted, "--resume")
     assert resumed.exit_code == 0
     assert "7 charges, the first 6 trusted to the anchor" in resumed.output
@@ -136,7 +136,7 @@ def test_the_commands_from_anchor_to_finding(
     for arguments in ((), ("study",), ("study", "--resume")):
         found = terrine("verify", *arguments, *trusted)
         assert found.exit_code == 1
-        assert "study: NOT WHOLE" in found.output
+        assert "study: NOT INTACT" in found.output
         assert "anchor: entry 6, there at" in found.output
     assert terrine("verify", "study").exit_code == 0
 
@@ -153,7 +153,7 @@ def test_a_project_that_is_no_longer_there_is_named(
     for arguments in ((), ("newer",)):
         found = terrine("verify", *arguments, "--anchor", file)
         assert found.exit_code == 1
-        assert "newer: NOT WHOLE, gone" in found.output
+        assert "newer: NOT INTACT, gone" in found.output
 
 
 @ONE_DATABASE

@@ -1,6 +1,6 @@
-"""Who in a batch is replayed, paid or refused. Pure: no database, no clock, no votes.
+"""Decides which queries are replayed, paid or refused. Pure: no database, no clock, no votes.
 
-A refusal depends on nothing but the account and the worst price, which the student knows too.
+A refusal depends only on the account and the worst price, which the student knows, too.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ REFUSED = Result(Outcome.REFUSED, label=None, seq=None, replayed=False)
 
 @dataclass(frozen=True)
 class NewEntry:
-    """What becomes the charge numbered `seq`: a query's `proposal`, or a published `figure`.
+    """A new entry, numbered `seq`: the charge for a query's `proposal`, or a published `figure`.
 
-    `opens`: whether it pays for the epoch that starts with it.
+    `opens`: whether it also pays for opening an epoch.
     """
 
     seq: int
@@ -34,7 +34,7 @@ class NewEntry:
 
 @dataclass(frozen=True)
 class Admission:
-    """What becomes of a batch: its results in order, the new entries, the account after them."""
+    """The decision on a batch: results in order, new entries, and the account after them."""
 
     results: Sequence[Result]
     entries: Sequence[NewEntry]
@@ -42,13 +42,13 @@ class Admission:
 
 
 class Secret(Protocol):
-    """A project's secret spend, as far as a batch changes it."""
+    """A project's secret spend, as `admit` uses it."""
 
     def add(self, places: tuple[int, ...]) -> None:
         """Count one paid query."""
 
     def publish(self, bound: int) -> int:
-        """Draw a figure that is at least the spend, and at most what is known already."""
+        """Draw a figure from the spend (except with a probability that δ covers) up to `bound`."""
 
 
 def admit(
@@ -58,16 +58,16 @@ def admit(
     proposals: Sequence[Proposal],
     secret: Secret | None = None,
 ) -> Admission:
-    """Decide a batch in its order.
+    """Decide on each query of a batch, in order.
 
-    A query that is recorded, or that came earlier in this batch, is replayed. A new one is paid as
-    long as one more at the worst price is certain to fit; from the first that is not, or that was
-    not voted on, every further new one is refused. A data-dependent project's `secret` is published
-    wherever the terms say. The first paid query of each epoch pays for its opening; no epoch
-    outlives its batch. Raises ValueError for an outcome that is not on the price list, or without
-    an epoch where there is one to pay: nothing unpriced is ever released. Raises Overtaken for a
-    query of an epoch that is recorded: what was drawn for it decides where the next epoch starts,
-    so it can neither be returned nor left out.
+    A query that is on record, or that came earlier in this batch, is replayed. A new one is paid as
+    long as one more at the worst price is certain to fit. From the first new one that does not fit,
+    or that was not voted on, all new ones are refused. For a data-dependent project, a figure of
+    its `secret` spend is published wherever the terms say. The first paid query of each epoch also
+    pays for opening it; no epoch continues after its batch. Raises ValueError for an outcome that
+    is not on the price list, and for an epoch that is missing or has no price: nothing unpriced is
+    ever released. Raises Overtaken if a query with an epoch is on record: its draw decides where
+    the next epoch starts, so it can be neither returned nor left out.
     """
     queries, answered_inputs = dict(recorded.queries), dict(recorded.answered_inputs)
     known = Recorded(queries, answered_inputs)
@@ -93,7 +93,7 @@ def admit(
         outcome, price = Outcome(proposal.outcome), terms.price(proposal.outcome, opens)
         epoch = proposal.epoch
         account = account.plus(price)
-        result = Result(outcome, proposal.label, account.charges, replayed=False)
+        result = Result(outcome, proposal.label, account.charges, False, proposal.counts)
         queries[proposal.query_digest] = result
         if outcome is Outcome.ANSWERED:
             answered_inputs[proposal.input_digest] = result

@@ -1,7 +1,7 @@
-"""What a charge writes: new entries, the balance after them, and the answers kept for keys.
+"""Writes a charge: new entries, the balance after them, and the answers kept for keys.
 
-All of it moves the project on from exactly where it was read, or is not written at all. PostgreSQL
-does it in one statement, which needs no transaction and no lock held from before.
+Everything is written if the project is still exactly as it was read; otherwise, nothing is. On
+PostgreSQL this is one statement, which needs no transaction around it and no lock taken before.
 """
 
 # ruff: noqa: S608 - statements are made of constants
@@ -22,12 +22,12 @@ from terrine_server.ledger.records import ProjectRecord, Result
 from terrine_server.ledger.store.tables import charges
 
 KEYS_KEPT = timedelta(days=7)
-"""How long an idempotency key is remembered. The charges behind it are for ever, so a later retry
-is still free; what is forgotten is only that the key was used."""
+"""How long an idempotency key is kept. Its charges are kept for ever, so a later retry is still
+free; only the fact that the key was used is forgotten."""
 
-COLUMNS = ("seq", "query_digest", "input_digest", *CHARGE_FIELDS[5:], "hash")
-"""What an entry's tuple holds; its project and its time come with the charge."""
-_TOLD = ("key", "body_digest", "results")
+COLUMNS = ("seq", "query_digest", "input_digest", *CHARGE_FIELDS[5:], "counts", "hash")
+"""The columns in an entry's tuple; project and time are the same for all entries of a charge."""
+_KEY_COLUMNS = ("key", "body_digest", "results")
 
 _MOVE = f"""
     UPDATE projects SET spent = :spent, delta_spent = :delta_spent, cap_spent = :cap_spent,
@@ -45,10 +45,10 @@ def append(
     entries: Sequence[Sequence[Any]],
     kept: Sequence[tuple[str, bytes, Sequence[Result]]],
 ) -> bool:
-    """Append entries (tuples of `COLUMNS`), move the balance, keep the answers of keyed requests.
+    """Append entries (tuples of `COLUMNS`), update the balance, store the answers `kept` for keys.
 
-    Returns False, and has written nothing, when the project is not active or not as `before`: other
-    charges came between. IntegrityError, when a key was used meanwhile, leaves nothing written
+    Returns False, and writes nothing, if the project is not active or no longer as `before` because
+    of other charges. Raises IntegrityError if a key was used meanwhile; nothing is written then
     either, once the transaction, if there is one, is rolled back.
     """
     move = {
@@ -91,7 +91,7 @@ def _insert(table: str, columns: Sequence[str]) -> str:
 
 
 _SQLITE_APPEND = _insert("charges", COLUMNS)
-_SQLITE_KEEP = _insert("idempotency", _TOLD)
+_SQLITE_KEEP = _insert("idempotency", _KEY_COLUMNS)
 _SQLITE_FORGET = "DELETE FROM idempotency WHERE project_id = ? AND created_at < ?"
 
 
@@ -107,14 +107,14 @@ def _in_postgresql(
         given |= zip(COLUMNS, entries[0], strict=True)
     else:
         given |= zip(COLUMNS, map(list, zip(*entries, strict=True)), strict=False)
-    given |= zip(_TOLD, map(list, zip(*keys, strict=True)), strict=False)
+    given |= zip(_KEY_COLUMNS, map(list, zip(*keys, strict=True)), strict=False)
     statement = _statement(min(len(entries), 2), bool(keys))
     return connection.execute(statement, given).one_or_none() is not None
 
 
 @cache
 def _statement(entries: int, keys: bool) -> TextClause:
-    """For no entry, one, or many: given as values, which are quicker for one, or as arrays."""
+    """For 0, 1 or 2 (many) `entries`: one is passed as values, which is faster; many as arrays."""
     parts = [f"moved AS ({_MOVE} RETURNING id)"]
     if entries:
         one, types = entries == 1, [_TYPES[name] for name in COLUMNS]
@@ -130,7 +130,7 @@ def _statement(entries: int, keys: bool) -> TextClause:
         source = (
             "unnest(CAST(:key AS text[]), CAST(:body_digest AS bytea[]), CAST(:results AS text[]))"
         )
-        parts.append(f"kept AS ({_from_moved('idempotency', _TOLD, source)})")
+        parts.append(f"kept AS ({_from_moved('idempotency', _KEY_COLUMNS, source)})")
     return text(f"WITH {', '.join(parts)} SELECT id FROM moved")
 
 

@@ -1,4 +1,4 @@
-"""Paying for answers: the batches of one project at a time."""
+"""Pays for batches, those of one project at a time."""
 
 from __future__ import annotations
 
@@ -19,37 +19,44 @@ from terrine_server.errors import (
     ProjectPaused,
     TerrineError,
 )
-from terrine_server.ledger.chain import frame_kind, hasher, iso, publication_digest
+from terrine_server.ledger.chain import (
+    frame_counts,
+    frame_kind,
+    hasher,
+    iso,
+    publication_digest,
+)
 from terrine_server.ledger.charging import tallies
 from terrine_server.ledger.charging.admission import REFUSED, Admission, admit
 from terrine_server.ledger.charging.appending import append
+from terrine_server.ledger.counts import check_counts, text_of
 from terrine_server.ledger.epochs import Kinds
 from terrine_server.ledger.records import Batch, OnRecord, ProjectRecord, Receipt
 from terrine_server.ledger.store.rows import publications
 
 
-class Moved(Exception):  # noqa: N818 - no error: it is tried again
-    """Other charges came between: nothing was written."""
+class Moved(Exception):  # noqa: N818 - not an error: it is tried again
+    """Other charges came in between; nothing was written."""
 
 
 def charge(
     connection: Connection, now: datetime, record: OnRecord, batches: Sequence[Batch]
 ) -> tuple[ProjectRecord, list[Receipt | TerrineError]]:
-    """Pay for the requests and queries that `record` is about, and return the project after that.
+    """Pay for the batches that `record` is about; return the project after them, and the answers.
 
-    See `Ledger.charge_group`. Raises Moved where the project is no longer as `record` says. One
-    whose spend is tallied must be held: its tally is read and written apart from its balance.
+    See `Ledger.charge_group`. Raises Moved if the project is no longer as in `record`. A project
+    with a tally must be locked: its tally is read and written separately from its balance.
     """
     project = record.project
     check_active(project)
-    fates = list(record.answers)
-    for index, (fate, batch) in enumerate(zip(record.answers, batches, strict=True)):
+    answers = list(record.answers)
+    for index, (answer, batch) in enumerate(zip(record.answers, batches, strict=True)):
         if not batch.proposals:
-            fates[index] = InvalidQuery("The batch is empty; at least one query is expected.")
-        elif fate is not None and any(p.epoch is not None for p in batch.proposals):
-            # What was drawn for it decides where later epochs of the group start.
+            answers[index] = InvalidQuery("The batch is empty; at least one query is expected.")
+        elif answer is not None and any(p.epoch is not None for p in batch.proposals):
+            # Its draws decide where later epochs of the group start.
             raise Overtaken("Another request came first with one of these keys. Ask again.")
-    fresh = [index for index, fate in enumerate(fates) if fate is None]
+    fresh = [index for index, answer in enumerate(answers) if answer is None]
     proposals = [proposal for index in fresh for proposal in batches[index].proposals]
     tally = tallies.load_tally(connection, project) if fresh else None
     admission = admit(project.terms, project.account, record.recorded, proposals, tally)
@@ -59,9 +66,9 @@ def charge(
     for index in fresh:
         results_of_batch = list(islice(results, len(batches[index].proposals)))
         if all(result is REFUSED for result in results_of_batch):
-            fates[index] = _exhausted(project)
+            answers[index] = _exhausted(after)
             continue
-        fates[index] = Receipt(results_of_batch, after)
+        answers[index] = Receipt(results_of_batch, after)
         key = batches[index].key
         if key is not None:
             kept.append((*key, results_of_batch))
@@ -69,7 +76,7 @@ def charge(
         raise Moved
     if entries and tally is not None:
         tallies.save_tally(connection, project, tally, after.charges)
-    return after, [fate for fate in fates if fate is not None]
+    return after, [answer for answer in answers if answer is not None]
 
 
 def check_active(project: ProjectRecord) -> None:
@@ -92,7 +99,10 @@ def _exhausted(project: ProjectRecord) -> BudgetExhausted:
 def _entries(
     now: datetime, project: ProjectRecord, admission: Admission
 ) -> tuple[ProjectRecord, list[tuple[Any, ...]]]:
-    """Return the project after an admission, and its entries as `append` takes them."""
+    """Return the project after an admission, and its entries in the form that `append` takes.
+
+    Raises ValueError for noisy counts that are not charged for, or missing where they are.
+    """
     if not admission.entries:
         return project, []
     head = bytes.fromhex(project.head)
@@ -100,16 +110,18 @@ def _entries(
     entries: list[tuple[Any, ...]] = []
     published: list[tuple[int, Any]] = [(p.seq, p.figure) for p in project.published]
     for new in admission.entries:
-        label = None
+        label = counts = None
         if new.proposal is not None:
             query, input = new.proposal.query_digest, new.proposal.input_digest
-            label = new.proposal.label
+            label, counts = new.proposal.label, text_of(new.proposal.counts)
+            check_counts(new.proposal.counts, label, project.counts_due(new.outcome))
         else:
             query = input = publication_digest(project.genesis, len(published))
             published.append((new.seq, new.figure))
         kind = kinds.fields(new.outcome, new.price, new.opens, label, new.figure)
-        head = hashed(head, new.seq, time, query, input, frame_kind(*kind))
-        entries.append((new.seq, query, input, *kind, head))
+        framed = frame_kind(*kind) + frame_counts(counts)
+        head = hashed(head, new.seq, time, query, input, framed)
+        entries.append((new.seq, query, input, *kind, counts, head))
     account = admission.account
     after = replace(
         project,

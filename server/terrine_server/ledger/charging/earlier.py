@@ -1,7 +1,8 @@
-"""What is on record: how a project stands, earlier answers, and how requests were answered before.
+"""Looks up what is on record: the account, earlier charges, and earlier answers to requests.
 
-Labels are read from charges alone, and from none whose hash is not its own. What a request with a
-key was answered is kept as numbers of charges, which have to be those of the queries it asks.
+Labels and noisy counts are read only from charges, and only if a charge's hash matches. For a
+request with a key, the numbers of its charges are kept. Each must be that of a charge for the query
+it stands for.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from terrine_server.errors import (
     NotFound,
     TerrineError,
 )
-from terrine_server.ledger.chain import frame_kind, hasher, iso
+from terrine_server.ledger.chain import frame_counts, frame_kind, hasher, iso
 from terrine_server.ledger.charging.admission import REFUSED
+from terrine_server.ledger.counts import check_counts, counts_of
 from terrine_server.ledger.epochs import Kinds
 from terrine_server.ledger.records import (
     OnRecord,
@@ -47,11 +49,11 @@ def look_up(
     keys: Sequence[tuple[str, bytes] | None],
     digests: Sequence[Sequence[QueryDigest]],
 ) -> OnRecord:
-    """Return how the project with this name or number stands, and what is on record of it.
+    """Return the project with this name or id, and what is on record for requests to it.
 
-    Of requests with these keys and with queries of these digests, all of one moment; see
-    `Ledger.consult`. Raises NotFound, and BrokenBooks where the last charge of all is not the one
-    that the balance was reckoned with, or a charge that answers a query was altered.
+    The requests have these keys, and queries with these digests. Everything is as of one moment;
+    see `Ledger.consult`. Raises NotFound, and BrokenBooks if the last charge is not the one that
+    the account names as its last, or if a charge that answers a query was altered.
     """
     names = [key[0] for key in keys if key is not None]
     if len(set(names)) < len(names):
@@ -85,10 +87,10 @@ def look_up(
 
 
 class _Paid:
-    """Reads charges of a project that answer queries, and checks each against its hash.
+    """Reads charges of a project that answer queries, and checks the hash of each.
 
-    The hash covers what an entry cost and why. That is taken from the terms, not from the entry, so
-    an entry that was charged at any other price is none of this project's.
+    The hash covers the price and the cost event. Both are taken from the terms, not from the entry,
+    so the hash of an entry that was charged at any other price does not match.
     """
 
     def __init__(self, project: ProjectRecord) -> None:
@@ -97,10 +99,11 @@ class _Paid:
         self._hashed = hasher(project.id)
         self._framed: dict[tuple[str, int | None], list[bytes]] = {}
         self.times: dict[int | None, Any] = {}
-        """When each was charged, by number; all of one transaction at one time."""
+        """The time of each charge, by number. All charges of a transaction have the same time."""
 
     def result(self, entry: Any) -> Result:
-        """Return what a row of `searches.find` answers. Raises BrokenBooks."""
+        """Return the result in a row of `searches.find`. Raises BrokenBooks if it was altered."""
+        counts = None
         try:
             seq, time = entry.seq, entry.created_at
             fields = (
@@ -111,17 +114,20 @@ class _Paid:
                 entry.input_digest,
             )
             kinds = self._kinds(entry.outcome, entry.label)
-            intact = any(self._hashed(*fields, kind) == entry.hash for kind in kinds)
+            framed = frame_counts(entry.counts)
+            intact = any(self._hashed(*fields, kind + framed) == entry.hash for kind in kinds)
+            counts = counts_of(entry.counts)
+            check_counts(counts, entry.label, self._project.counts_due(entry.outcome))
         except UNREADABLE:
             intact = False
         if not intact:
             name = self._project.name
             raise BrokenBooks(f"Entry {entry.seq} of project {name} was altered.", name)
         self.times[seq] = entry.created_at
-        return Result(Outcome(entry.outcome), entry.label, seq, replayed=True)
+        return Result(Outcome(entry.outcome), entry.label, seq, True, counts)
 
     def _kinds(self, outcome: str, label: int | None) -> list[bytes]:
-        """The frames that an entry with this outcome may have: it may have opened an epoch."""
+        """Return the frames that an entry with this outcome may have; it may open an epoch."""
         framed = self._framed.get((outcome, label))
         if framed is None:
             terms, kinds = self._project.terms, Kinds(self._project)
@@ -144,7 +150,7 @@ def _recall(
     recorded: Recorded,
     times: Mapping[int | None, Any],
 ) -> Receipt | TerrineError | None:
-    """Return how a request with a key was answered, from the row that was `kept` of it."""
+    """Return the earlier answer to a request with a key, from its row `kept`, if there is one."""
     if not 1 <= len(key) <= 255 or not key.isascii() or not key.isprintable():
         return InvalidQuery("An Idempotency-Key is 1 to 255 printable ASCII characters.")
     if kept is None:
@@ -158,7 +164,7 @@ def _recall(
     try:
         return Receipt(_results(numbers_kept(kept.results), asked, recorded, own), project)
     except UNREADABLE as error:
-        # Returned, since it concerns no other request.
+        # Returned, not raised: it concerns this request alone.
         return BrokenBooks(
             "What is kept of this Idempotency-Key was altered or damaged. Sent without it, the "
             "request is answered at no cost as far as it was paid.",
@@ -168,13 +174,13 @@ def _recall(
 
 
 def numbers(results: Sequence[Result]) -> list[int]:
-    """What is kept of results: a charge's number where it was paid, its negative where it was
-    replayed, 0 where it was refused."""
+    """Return what is kept of results: the charge's number if it was paid, its negative if it was
+    replayed, 0 if it was refused."""
     return [0 if r.seq is None else -r.seq if r.replayed else r.seq for r in results]
 
 
 def numbers_kept(text: str) -> list[int]:
-    """Read what `numbers` wrote, as JSON. ValueError or TypeError for what it never writes."""
+    """Parse the JSON of `numbers`. Raises ValueError or TypeError for what it never returns."""
     kept = json.loads(text)
     if not isinstance(kept, list) or any(type(number) is not int for number in kept):
         raise TypeError("no list of whole numbers")
@@ -189,10 +195,10 @@ def _results(
     recorded: Recorded,
     together: Collection[int | None],
 ) -> list[Result]:
-    """The inverse of `numbers`. ValueError unless each is the number of its query's own charge.
+    """The inverse of `numbers`. Raises ValueError unless each is that of a charge for its query.
 
-    `together`: charges that were made in the transaction that kept the numbers. What the request
-    paid is among them, and what it was refused is not: that may have been paid later.
+    `together`: the charges of the transaction that kept the numbers. It contains every charge that
+    the request paid. A query that it was refused may have been paid later, so not in it.
     """
     newest = max(map(abs, numbers))
     results = []

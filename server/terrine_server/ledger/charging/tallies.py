@@ -1,7 +1,7 @@
-"""The secret spend of data-dependent projects: kept, counted up, and turned into published figures.
+"""The secret spend of data-dependent projects: stored, updated and published as noisy figures.
 
-Everything here is a function of private votes. It reaches the data owner through
-`Ledger.secret_spend`, and students as noisy figures at times that the public record fixes.
+Everything here is a function of private votes. The data owner gets it through
+`Ledger.secret_spend`; students get only noisy figures, at times that follow from public records.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _COUNTS = np.dtype("<u4")
 
 
 class SecretTally:
-    """How many queries of one project had each cost. Not safe to share."""
+    """How many queries of one project had each cost. Not thread-safe."""
 
     def __init__(self, meter: Meter, publication: BoundRelease, tally: Tally) -> None:
         self._meter, self._publication, self.tally = meter, publication, tally
@@ -42,16 +42,16 @@ class SecretTally:
         return self._meter.queries(self.tally) == self._meter.expected_queries(outcomes)
 
     def publish(self, bound: int) -> int:
-        """Draw a figure that is at least the spend, and at most what is known already."""
+        """Draw a figure from the spend (except with a probability that δ covers) up to `bound`."""
         return self._publication.release(self.spend(), bound)
 
     def spend(self) -> SecretSpend:
-        """Return what the counted queries cost at their votes."""
+        """Return the actual cost of the counted queries, given their votes."""
         return self._meter.spend(self.tally, self._publication.beta)
 
 
 def meter_of(project: ProjectRecord) -> Meter:
-    """Return what reads the votes of a data-dependent project. ValueError for any other."""
+    """Return the meter of a data-dependent project's votes. Raises ValueError for any other."""
     if project.terms.schedule is None:
         raise ValueError("a project that is priced at the worst case has no secret spend")
     info = project.ensemble.info
@@ -75,7 +75,7 @@ def _meter(events: str, teachers: int, classes: int, order: float) -> Meter:
 
 
 def open_tally(connection: Connection, project: ProjectRecord) -> None:
-    """Start to count for a project that was just opened."""
+    """Store an empty tally for a project that was just opened."""
     empty = np.zeros(meter_of(project).size, dtype=_COUNTS)
     connection.execute(
         insert(secret_spends).values(project_id=project.id, charges=0, tally=empty.tobytes())
@@ -83,7 +83,7 @@ def open_tally(connection: Connection, project: ProjectRecord) -> None:
 
 
 def load_tally(connection: Connection, project: ProjectRecord) -> SecretTally | None:
-    """Return a project's tally; None where it has none. Raises BrokenBooks."""
+    """Return a project's tally, or None if it has none. Raises BrokenBooks."""
     schedule = project.terms.schedule
     if schedule is None:
         return None
@@ -105,7 +105,7 @@ def load_tally(connection: Connection, project: ProjectRecord) -> SecretTally | 
 def save_tally(
     connection: Connection, project: ProjectRecord, tally: SecretTally, charges: int
 ) -> None:
-    """Keep a tally that covers so many charges."""
+    """Store a tally that covers the first `charges` charges."""
     connection.execute(
         update(secret_spends)
         .where(secret_spends.c.project_id == project.id)

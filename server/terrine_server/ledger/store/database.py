@@ -1,8 +1,8 @@
-"""Opening the database so that a commit is durable and a write waits its turn.
+"""Opens the database so that every commit is durable and every write waits its turn.
 
-SQLite: write-ahead log, `synchronous=FULL`, `BEGIN IMMEDIATE` for writes. The file is never made
-by connecting, and one that was removed or replaced under a running server is refused rather than
-written to. PostgreSQL: psycopg 3, `synchronous_commit=on`, limits on every wait.
+SQLite: write-ahead log, `synchronous=FULL`, `BEGIN IMMEDIATE` for writes. Connecting never creates
+the file. A file that was removed or replaced under a running server is refused, not written to.
+PostgreSQL: psycopg 3, `synchronous_commit=on`, limits on every wait.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from terrine_server.errors import BrokenBooks, DatabaseUnavailable, SchemaMismat
 
 BUSY_SECONDS = 20.0
 """Longest wait for another writer."""
-# hide_parameters: an error's text would hold a label that was not paid for.
+# hide_parameters: otherwise an error's text would contain a label that was not paid for.
 _POOL: dict[str, Any] = {
     "pool_size": 10,
     "max_overflow": 10,
@@ -48,10 +48,10 @@ _POSTGRESQL = {
     "statement_timeout": "60s",
     "idle_in_transaction_session_timeout": "60s",
     "timezone": "UTC",
-    # A plan made while the table was empty scans all of it for as long as it is kept.
+    # A cached plan from when the table was empty would scan all of it, even once it is long.
     "plan_cache_mode": "force_custom_plan",
 }
-# A server that fell silent, or a network that forgot us, is noticed within half a minute.
+# A silent server, or a connection that the network dropped, is noticed within half a minute.
 _ALIVE = {
     "keepalives_idle": 10,
     "keepalives_interval": 5,
@@ -59,12 +59,12 @@ _ALIVE = {
     "tcp_user_timeout": 30_000,
 }
 _WRITE = "BEGIN IMMEDIATE"
-# SQLite has no queue for writers, they try again until they are lucky: within a process, wait here.
+# SQLite has no queue for writers; they retry until one succeeds. Those of a process wait here.
 _TURNS: WeakKeyDictionary[Engine, threading.Lock] = WeakKeyDictionary()
 
 
 def connect(url: str, password: str | None = None) -> Engine:
-    """Engine for `sqlite:///path` or `postgresql://user@host/name`. Connects to nothing yet.
+    """Return an engine for `sqlite:///path` or `postgresql://user@host/name`. Does not connect yet.
 
     `password` replaces the URL's, so that it can come from a file. Raises DatabaseUnavailable
     when the URL is not of either form.
@@ -85,10 +85,10 @@ def connect(url: str, password: str | None = None) -> Engine:
 
 @contextmanager
 def reading(engine: Engine) -> Iterator[Connection]:
-    """A connection that only reads. Any failure of the database is DatabaseUnavailable.
+    """A connection that only reads. Any failure of the database is raised as DatabaseUnavailable.
 
-    On SQLite one transaction. On PostgreSQL each statement is its own: it would see a moment of its
-    own anyway, and a transaction around it costs two more round trips.
+    On SQLite it is one transaction. On PostgreSQL each statement is its own transaction: it would
+    read its own snapshot anyway, and a transaction around it costs two more round trips.
     """
     with _explained(engine), _transaction(engine, "AUTOCOMMIT") as connection:
         yield connection
@@ -96,7 +96,7 @@ def reading(engine: Engine) -> Iterator[Connection]:
 
 @contextmanager
 def snapshot(engine: Engine) -> Iterator[Connection]:
-    """Like `reading`, and every statement sees the database of one moment."""
+    """Like `reading`, but all statements read the same snapshot."""
     with _explained(engine), _transaction(engine, "REPEATABLE READ") as connection:
         yield connection
 
@@ -105,8 +105,8 @@ def snapshot(engine: Engine) -> Iterator[Connection]:
 def writing(engine: Engine) -> Iterator[Connection]:
     """A transaction that commits as a whole or not at all; on SQLite it excludes other writers.
 
-    Any failure of the database is DatabaseUnavailable. When the connection breaks during COMMIT
-    it is unknown which of the two happened: only a retry with the same idempotency key tells.
+    Any failure of the database is raised as DatabaseUnavailable. If the connection breaks during
+    COMMIT, the outcome is unknown: only a retry with the same idempotency key tells.
     """
     with _turn(engine), _explained(engine), _transaction(engine, begin=_WRITE) as connection:
         yield connection
@@ -114,9 +114,9 @@ def writing(engine: Engine) -> Iterator[Connection]:
 
 @contextmanager
 def appending(engine: Engine) -> Iterator[Connection]:
-    """Like `writing`, for what is one statement on PostgreSQL, which is then its own transaction.
+    """Like `writing`, but on PostgreSQL for a single statement, which is its own transaction.
 
-    That, too, is committed as a whole or not at all; it spares the round trips of BEGIN and COMMIT.
+    It, too, is committed as a whole or not at all, without the round trips of BEGIN and COMMIT.
     """
     transaction = _transaction(engine, "AUTOCOMMIT", begin=_WRITE)
     with _turn(engine), _explained(engine), transaction as connection:
@@ -127,7 +127,7 @@ def appending(engine: Engine) -> Iterator[Connection]:
 def _transaction(
     engine: Engine, level: str | None = None, begin: str = "BEGIN"
 ) -> Iterator[Connection]:
-    """`level`: how PostgreSQL isolates it. `begin`: how SQLite begins it."""
+    """`level`: PostgreSQL's isolation level. `begin`: SQLite's statement that begins it."""
     with engine.connect() as connection:
         if engine.dialect.name == "sqlite":
             connection = connection.execution_options(terrine_begin=begin)
@@ -152,9 +152,9 @@ def _turn(engine: Engine) -> Iterator[None]:
 
 
 def use_write_ahead_log(engine: Engine) -> None:
-    """Switch a SQLite file to its write-ahead log; the file remembers it.
+    """Switch a SQLite file to a write-ahead log, which is recorded in the file.
 
-    Outside any transaction, for SQLite cannot switch within one.
+    Not in a transaction, since SQLite cannot switch within one.
     """
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
@@ -163,7 +163,7 @@ def use_write_ahead_log(engine: Engine) -> None:
                 mode = raw.cursor().execute("PRAGMA journal_mode = WAL").fetchone()
             break
         except sqlite3.Error as error:
-            # Of two processes that switch at once SQLite refuses one, without waiting.
+            # If two processes switch at once, SQLite refuses one of them without waiting.
             if "locked" not in str(error) or time.monotonic() > deadline:
                 raise DatabaseUnavailable("The ledger's file cannot be used.", str(error)) from None
             time.sleep(0.02)
@@ -175,7 +175,7 @@ def use_write_ahead_log(engine: Engine) -> None:
 
 
 def sqlite_path(engine: Engine) -> Path | None:
-    """The database's file, or None on PostgreSQL."""
+    """Return the database's file, or None on PostgreSQL."""
     return Path(engine.url.database or "") if engine.dialect.name == "sqlite" else None
 
 
@@ -186,7 +186,7 @@ def _sqlite(url: URL) -> Engine:
     uri = f"file:{quote(str(path))}?mode=rw"
 
     def open_file() -> sqlite3.Connection:
-        # isolation_level=None: the driver begins nothing by itself; `begin` below does.
+        # isolation_level=None: the driver begins no transaction by itself; `begin` below does.
         return sqlite3.connect(
             uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
         )
@@ -245,13 +245,13 @@ def _postgresql(url: URL, password: str | None) -> Engine:
 
     @event.listens_for(engine, "checkout")
     def check_open(connection: psycopg.Connection[Any], *_: object) -> None:
-        # An idle connection has nothing to say unless the server ended it: cheaper than to ask.
+        # An idle connection is readable only if the server closed it. Cheaper than a statement.
         if connection.closed or _readable(connection.fileno()):
             raise exc.InvalidatePoolError("The server closed the connection.")
 
     @event.listens_for(engine, "handle_error")
     def forget_read_only(context: ExceptionContext) -> None:
-        # A session that began while the database was read-only stays so; a new one need not.
+        # A session that began while the database was read-only stays read-only. Open a new one.
         if getattr(context.original_exception, "sqlstate", None) == _READ_ONLY:
             context.is_disconnect = True
 
@@ -266,11 +266,11 @@ def _readable(socket: int) -> bool:
 
 @contextmanager
 def _explained(engine: Engine) -> Iterator[None]:
-    """Turn what the driver says into what the reader can do."""
+    """Turn the driver's errors into errors that say what to do."""
     try:
         yield
     except SQLAlchemyError as error:
-        # Without its context: a driver's error quotes the row, and with it a label not yet paid.
+        # `from None`: a driver's error quotes the row, and with it a label not yet paid for.
         raise _explanation(engine, error) from None
 
 
@@ -294,7 +294,7 @@ def _explanation(engine: Engine, error: SQLAlchemyError) -> DatabaseUnavailable:
     if isinstance(error, exc.IntegrityError):
         return BrokenBooks("The ledger refused an entry.", cause=cause)
     if isinstance(error, exc.DataError) and not state:
-        # The driver's own: PostgreSQL holds a value that Python has nothing for.
+        # Raised by the driver itself: Python cannot represent a value in PostgreSQL.
         return BrokenBooks("A value in the ledger is none that was written.", cause=cause)
     if state in _DISK or re.search(r"disk is full|disk I/O", words):
         return DatabaseUnavailable(

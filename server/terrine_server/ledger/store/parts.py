@@ -1,7 +1,7 @@
-"""The parts of the schema that keep the ledger right, and which of them a database lacks.
+"""The parts of the schema that protect the ledger, and which of them a database lacks.
 
 Tables, columns, constraints and indexes are those of `tables`. Triggers are those that the
-migrations make: each lists them in `sqlite_triggers` and `postgresql_triggers`.
+migrations create: each migration lists its own in `sqlite_triggers` and `postgresql_triggers`.
 """
 
 from __future__ import annotations
@@ -35,66 +35,68 @@ _BODY = re.compile(r"\$\$(.*)\$\$", re.DOTALL)
 
 @dataclass(frozen=True)
 class Part:
-    """A part that is missing, or not as it was made. `restore`: the SQL that mends it, if any."""
+    """A part that is missing or altered. `restore`: the SQL that restores it, if any."""
 
     name: str
     restore: tuple[str, ...] = ()
 
 
 def missing(connection: Connection, scripts: ScriptDirectory) -> Iterator[Part]:
-    """Yield the parts that a migrated database lacks. Needs no right but to connect."""
-    there = inspect(connection)
-    tables = set(there.get_table_names())
+    """Yield the parts that a migrated database lacks. Needs only the right to connect."""
+    inspector = inspect(connection)
+    tables = set(inspector.get_table_names())
     for table in metadata.sorted_tables:
         if table.name in tables:
-            yield from _columns(there, table)
-            yield from _constraints(there, table)
-            yield from _indexes(there, table)
+            yield from _columns(inspector, table)
+            yield from _constraints(inspector, table)
+            yield from _indexes(inspector, table)
         else:
             yield Part(f"table {table.name}")
     triggers = _triggers(connection)
     for statement in _statements(connection.dialect.name, scripts):
-        yield from _guard(connection.dialect.name, statement, triggers)
+        yield from _trigger(connection.dialect.name, statement, triggers)
     yield from _switched_off(connection)
 
 
-def _columns(there: Inspector, table: Table) -> Iterator[Part]:
-    found = {column["name"]: column for column in there.get_columns(table.name)}
+def _columns(inspector: Inspector, table: Table) -> Iterator[Part]:
+    found = {column["name"]: column for column in inspector.get_columns(table.name)}
     for column in table.c:
         if column.name not in found:
             yield Part(f"column {column.name} of {table.name}")
         elif found[column.name]["nullable"] and not column.nullable:
             alter = f"ALTER TABLE {table.name} ALTER {column.name} SET NOT NULL"
-            yield Part(f"NOT NULL of {column.name} of {table.name}", _on_postgresql(there, alter))
+            yield Part(
+                f"NOT NULL of {column.name} of {table.name}", _on_postgresql(inspector, alter)
+            )
 
 
-def _constraints(there: Inspector, table: Table) -> Iterator[Part]:
-    primary = there.get_pk_constraint(table.name)["constrained_columns"]
+def _constraints(inspector: Inspector, table: Table) -> Iterator[Part]:
+    primary = inspector.get_pk_constraint(table.name)["constrained_columns"]
     if primary != [column.name for column in table.primary_key]:
-        yield Part(f"primary key of {table.name}", _adding(there, table.primary_key))
-    checks = {check["name"] for check in there.get_check_constraints(table.name)}
-    unique = {u["name"]: u["column_names"] for u in there.get_unique_constraints(table.name)}
-    foreign = {f["name"]: f["referred_table"] for f in there.get_foreign_keys(table.name)}
+        yield Part(f"primary key of {table.name}", _add_constraint(inspector, table.primary_key))
+    checks = {check["name"] for check in inspector.get_check_constraints(table.name)}
+    unique = {u["name"]: u["column_names"] for u in inspector.get_unique_constraints(table.name)}
+    foreign = {f["name"]: f["referred_table"] for f in inspector.get_foreign_keys(table.name)}
     for constraint in sorted(table.constraints, key=lambda made: str(made.name)):
         name = str(constraint.name)
         match constraint:
             case CheckConstraint():
-                kind, there_is = "check", name in checks
+                kind, present = "check", name in checks
             case UniqueConstraint():
                 columns = [column.name for column in constraint.columns]
-                kind, there_is = "unique constraint", unique.get(name) == columns
+                kind, present = "unique constraint", unique.get(name) == columns
             case ForeignKeyConstraint():
                 to = constraint.referred_table.name
-                kind, there_is = "foreign key", foreign.get(name) == to
+                kind, present = "foreign key", foreign.get(name) == to
             case _:
                 continue
-        if not there_is:
-            yield Part(f"{kind} {name} of {table.name}", _adding(there, constraint))
+        if not present:
+            yield Part(f"{kind} {name} of {table.name}", _add_constraint(inspector, constraint))
 
 
-def _indexes(there: Inspector, table: Table) -> Iterator[Part]:
-    dialect = there.dialect
-    found = {index["name"]: index for index in there.get_indexes(table.name)}
+def _indexes(inspector: Inspector, table: Table) -> Iterator[Part]:
+    dialect = inspector.dialect
+    found = {index["name"]: index for index in inspector.get_indexes(table.name)}
     for index in sorted(table.indexes, key=lambda made: str(made.name)):
         name, made = str(index.name), found.get(index.name)
         if made is not None and _alike(dialect.name, index, made):
@@ -115,26 +117,26 @@ def _alike(dialect: str, index: Index, made: Any) -> bool:
     )
 
 
-def _adding(there: Inspector, constraint: Constraint) -> tuple[str, ...]:
-    """SQLite has no statement that adds a constraint."""
-    dialect = there.dialect
-    compiler: Any = dialect.ddl_compiler  # of a part of a statement, not of one
+def _add_constraint(inspector: Inspector, constraint: Constraint) -> tuple[str, ...]:
+    """Return the SQL that adds a constraint; none on SQLite, which has no such statement."""
+    dialect = inspector.dialect
+    compiler: Any = dialect.ddl_compiler  # compiles part of a statement
     made = compiler(dialect, None).process(constraint)
-    return _on_postgresql(there, f"ALTER TABLE {constraint.table.name} ADD {made}")
+    return _on_postgresql(inspector, f"ALTER TABLE {constraint.table.name} ADD {made}")
 
 
-def _on_postgresql(there: Inspector, statement: str) -> tuple[str, ...]:
-    return (statement,) if there.dialect.name == "postgresql" else ()
+def _on_postgresql(inspector: Inspector, statement: str) -> tuple[str, ...]:
+    return (statement,) if inspector.dialect.name == "postgresql" else ()
 
 
 def _statements(dialect: str, scripts: ScriptDirectory) -> Iterator[str]:
-    """What the migrations say, oldest first."""
+    """Yield the statements that the migrations list, oldest first."""
     for script in reversed(list(scripts.walk_revisions())):
         yield from getattr(script.module, f"{dialect}_triggers", list)()
 
 
-def _guard(dialect: str, statement: str, found: dict[str, str]) -> Iterator[Part]:
-    """Whether a trigger, or a function that triggers call, is there as a statement makes it."""
+def _trigger(dialect: str, statement: str, found: dict[str, str]) -> Iterator[Part]:
+    """Yield the trigger or function that a statement creates, if it is missing or altered."""
     made = _MADE.match(statement)
     if made is None:
         return
@@ -155,7 +157,7 @@ def _guard(dialect: str, statement: str, found: dict[str, str]) -> Iterator[Part
 
 
 def _triggers(connection: Connection) -> dict[str, str]:
-    """The definition of each trigger, and the body of each function, by name."""
+    """Return the definition of each trigger, and the body of each trigger function, by name."""
     if connection.dialect.name == "sqlite":
         query = "SELECT name, sql FROM sqlite_master WHERE type = 'trigger'"
     else:
@@ -170,7 +172,7 @@ def _triggers(connection: Connection) -> dict[str, str]:
 
 
 def _switched_off(connection: Connection) -> Iterator[Part]:
-    """PostgreSQL: tables some of whose triggers, foreign keys among them, do not fire."""
+    """PostgreSQL: yield the tables with a disabled trigger. Foreign keys are triggers, too."""
     if connection.dialect.name == "sqlite":
         return
     query = text(
@@ -186,5 +188,5 @@ def _switched_off(connection: Connection) -> Iterator[Part]:
 
 
 def _folded(sql: str | None) -> str:
-    """Without what PostgreSQL changes of a condition: letter case, spaces, brackets and casts."""
+    """Remove what PostgreSQL changes in a condition: letter case, spaces, brackets and casts."""
     return re.sub(r"::(text|character varying|bytea)|[\s()]", "", str(sql).lower())

@@ -1,4 +1,4 @@
-"""The rights that the service needs in PostgreSQL, and no more: charges are never its to change."""
+"""The rights that the service needs in PostgreSQL, and no more: it must never change charges."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ RIGHTS: dict[str, dict[str, tuple[str, ...]]] = {
     "secret_spends": {"SELECT": (), "INSERT": (), "UPDATE": ("charges", "tally")},
     "tokens": {"SELECT": (), "INSERT": (), "UPDATE": ("revoked_at",)},
 }
-"""By table and right; the columns where it is not all of them."""
+"""By table and right: the columns, or () for all of them."""
 SEQUENCES = ("ensembles_id_seq", "projects_id_seq")
 HISTORY = ("UPDATE", "DELETE", "TRUNCATE", "TRIGGER")
-"""Whoever has one of these on charges can change what was paid, or switch off what forbids it."""
+"""With any of these rights on charges, one can change what was paid, or disable its protection."""
 
 
 def grant(engine: Engine, role: str) -> None:
-    """Give a role these rights, and take all others on the ledger from it.
+    """Grant a role these rights, and revoke all others that it has on the ledger.
 
-    PostgreSQL only, by the tables' owner. Raises NotFound when there is no such role.
+    PostgreSQL only, as the tables' owner. Raises NotFound when there is no such role.
     """
     with writing(engine) as connection:
         known = text("SELECT 1 FROM pg_roles WHERE rolname = :role")
@@ -52,7 +52,7 @@ def grant(engine: Engine, role: str) -> None:
 
 
 def missing(connection: Connection) -> list[str]:
-    """Return which of the rights this account lacks, such as "INSERT on charges"."""
+    """Return the rights that this database account lacks, such as "INSERT on charges"."""
     lacking = []
     for table, rights in RIGHTS.items():
         for right, columns in rights.items():
@@ -62,7 +62,7 @@ def missing(connection: Connection) -> list[str]:
 
 
 def over_history(connection: Connection) -> list[str]:
-    """Return which rights this account has that could change what was charged."""
+    """Return the rights of this database account that could change what was charged."""
     return [right for right in HISTORY if _has(connection, right, "charges")]
 
 

@@ -1,4 +1,4 @@
-"""From rows of the database to records, and the queries that fetch them."""
+"""Queries of the database, and records from their rows."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from terrine_protocol import Guarantee, Outcome, ProjectStatus, Role
 from terrine_server.errors import BrokenBooks, NotFound
 from terrine_server.ledger.chain import follows, genesis
+from terrine_server.ledger.counts import check_counts, counts_of
 from terrine_server.ledger.records import (
     ChargeRecord,
     EnsembleRecord,
@@ -32,7 +33,7 @@ from terrine_server.ledger.store.soundness import (
 from terrine_server.ledger.store.tables import charges, ensembles, projects, tokens
 from terrine_server.privacy import Terms
 
-# The two tables share column names: the ensemble's come under a prefix, the project's as they are.
+# Both tables have columns of the same names, so those of the ensemble get a prefix.
 _ENSEMBLE = "ensemble__"
 _on_ensemble = projects.alias("on_ensemble")
 _claimed = (
@@ -42,7 +43,7 @@ _claimed = (
 )
 _ensemble_columns = [column.label(f"{_ENSEMBLE}{column.name}") for column in ensembles.c]
 
-# What may change of a project, and what tells which one it is.
+# The columns of a project that may change, and those that identify it.
 _ACCOUNT = [projects.c[name] for name in ACCOUNT]
 
 terms_from_text = lru_cache(maxsize=1024)(lambda text: Terms.from_json(json.loads(text)))
@@ -50,7 +51,7 @@ terms_from_text = lru_cache(maxsize=1024)(lambda text: Terms.from_json(json.load
 
 
 def select_ensembles() -> Select[Any]:
-    """All ensembles, by name."""
+    """Select all ensembles, by name."""
     return select(*_ensemble_columns, _claimed).order_by(ensembles.c.name)
 
 
@@ -73,25 +74,25 @@ _previous = (
 )
 
 
-@cache  # making it takes longer than asking
+@cache  # building the query takes longer than running it
 def select_projects() -> Select[Any]:
-    """All projects by name, each with its ensemble and its last charge.
+    """Select all projects, by name, each with its ensemble and its last charge.
 
-    Not for rows that are locked as they are read: after a wait, PostgreSQL reads the row anew and
-    all else as it was before.
+    Not with FOR UPDATE: after waiting for a lock, PostgreSQL reads the locked row again, but
+    everything else as it was before.
     """
     return (
         select(projects, *_last, *_ensemble_columns, _claimed)
-        # Outer: one whose ensemble is gone is not passed over, but cannot be read.
+        # Outer: a project whose ensemble is gone is not skipped, but refused as damaged.
         .outerjoin(ensembles, projects.c.ensemble_id == ensembles.c.id)
         .order_by(projects.c.name)
     )
 
 
 def lock_ensemble(connection: Connection, condition: ColumnElement[bool]) -> Row[Any] | None:
-    """Fetch an ensemble and hold it until the transaction ends.
+    """Fetch an ensemble and lock it until the transaction ends.
 
-    Whoever needs an ensemble and a project locks the ensemble first.
+    To lock an ensemble and a project, lock the ensemble first.
     """
     connection.execute(select(ensembles.c.id).where(condition).with_for_update(key_share=True))
     return connection.execute(select_ensembles().where(condition)).one_or_none()
@@ -109,7 +110,7 @@ def fetch_project(
 
 @contextmanager
 def readable(what: str, project: str = "all") -> Iterator[None]:
-    """What cannot be read was altered: say which, and answer nothing."""
+    """Raise BrokenBooks if reading fails: `what` was altered or damaged then."""
     try:
         yield
     except UNREADABLE as error:
@@ -117,7 +118,7 @@ def readable(what: str, project: str = "all") -> Iterator[None]:
 
 
 def ensemble_record(row: Row[Any]) -> EnsembleRecord:
-    """Record from a row of `select_ensembles` or `select_projects`. Raises BrokenBooks."""
+    """Return the record of a row of `select_ensembles` or `select_projects`. Raises BrokenBooks."""
     fields = {
         name.removeprefix(_ENSEMBLE): value
         for name, value in row._mapping.items()
@@ -138,10 +139,10 @@ def ensemble_record(row: Row[Any]) -> EnsembleRecord:
 
 
 def project_record(row: Row[Any]) -> ProjectRecord:
-    """Record from a row of `select_projects`.
+    """Return the record of a row of `select_projects`.
 
     Raises BrokenBooks unless its terms and its ensemble are those that it was opened with, its
-    balance can be that of its charges, and its last charge is the one that the balance stands on.
+    balance is possible for its number of charges, and its last charge is as `check_end` requires.
     """
     with readable(f"The account of project {row.name!r}", str(row.name)):
         fields = dict(row._mapping)
@@ -173,10 +174,9 @@ def project_record(row: Row[Any]) -> ProjectRecord:
 
 
 def check_end(project: ProjectRecord, ends: Collection[tuple[int, Any]]) -> None:
-    """Raise BrokenBooks unless a project's charges end where its balance says.
+    """Raise BrokenBooks unless a project's last charge is the one that its account names.
 
-    `ends`: number and hash of the charge with the last number that the account knows of, and of
-    what comes after it.
+    `ends`: number and hash of the charge with the account's last number, and of any later one.
     """
     genesis, head = bytes.fromhex(project.genesis), bytes.fromhex(project.head)
     if set(ends or [(0, genesis)]) != {(project.charges, head)}:
@@ -187,7 +187,7 @@ def check_end(project: ProjectRecord, ends: Collection[tuple[int, Any]]) -> None
 
 
 def publications(entries: Iterable[tuple[int, int]]) -> list[Publication]:
-    """Records from the number and figure of each entry that publishes."""
+    """Return the records of publications, from the number and figure of each entry."""
     return [
         Publication(seq, seq - number, figure)
         for number, (seq, figure) in enumerate(entries, start=1)
@@ -201,37 +201,37 @@ def _published(text: str) -> list[Publication]:
     return publications(entries)
 
 
-# key_share: rows that merely refer to it (a new token) need not wait.
+# key_share: rows that only refer to the project, such as a new token, need not wait.
 HOLD = select(projects.c.id).where(projects.c.id == bindparam("id")).with_for_update(key_share=True)
-"""Holds a project until the transaction ends: what is read then is as its last holder left it."""
+"""Locks a project until the transaction ends. What is read next is as the last writer left it."""
 
 MOST_REMEMBERED = 1024
-"""Projects whose terms a process keeps at hand."""
+"""How many projects a process keeps in memory."""
 
 
 class KnownProjects:
-    """Projects' accounts as they stand. What was fixed when one was opened is read once.
+    """Current accounts of projects. What is fixed when a project is opened is read only once.
 
-    Then it is checked against its hash, and remembered with it. Of the ensemble, too, what may
-    change (how much of its cap is reserved) is as it was then.
+    It is checked against its hash, and kept in memory with the hash. The ensemble is kept, too, so
+    what may change in it (how much of its cap is reserved) may be out of date.
     """
 
     def __init__(self) -> None:
         self._remembered: dict[str, ProjectRecord] = {}
 
     def remembered(self, name: str) -> ProjectRecord | None:
-        """Return a project as it was when it was read, or None."""
+        """Return a project as it was when it was read in full, or None."""
         return self._remembered.get(name)
 
     def remember(self, project: ProjectRecord) -> ProjectRecord:
-        """Keep a project that was read in full, in place of any other of its name."""
+        """Keep a project that was read in full. It replaces any other of the same name."""
         if len(self._remembered) >= MOST_REMEMBERED:
             self._remembered.clear()
         self._remembered[project.name] = project
         return project
 
     def current(self, connection: Connection, row: Any) -> ProjectRecord:
-        """Record from a row of `searches.find`. Raises BrokenBooks."""
+        """Return the current record of a row of `searches.find`. Raises BrokenBooks."""
         with readable(f"The account of project {row.name!r}", str(row.name)):
             check_types(_ACCOUNT, row._mapping)
             opened = self._remembered.get(row.name)
@@ -254,20 +254,22 @@ class KnownProjects:
 
 
 def select_charges(project_id: int) -> Select[Any]:
-    """A project's charges in order, each with the hash of the one before."""
+    """Select a project's charges in order, each with the previous hash."""
     return (
         select(charges, _previous).where(charges.c.project_id == project_id).order_by(charges.c.seq)
     )
 
 
 def charge_record(row: Row[Any], project: ProjectRecord) -> ChargeRecord:
-    """Record from a row of `select_charges`. Raises BrokenBooks unless its hash is its own."""
+    """Return the record of a row of `select_charges`. Raises BrokenBooks if its hash is wrong."""
     with readable(f"Entry {row.seq} of project {project.name!r}", project.name):
         fields = dict(row._mapping)
         previous = fields.pop("previous")
         check_types(charges.c, fields)
         if not follows(bytes.fromhex(project.genesis) if row.seq == 1 else previous, fields):
             raise ValueError("the hash is not that of its columns and of the entry before")
+        counts = counts_of(row.counts)
+        check_counts(counts, row.label, project.counts_due(row.outcome))
         return ChargeRecord(
             project=project.name,
             **fields
@@ -275,6 +277,7 @@ def charge_record(row: Row[Any], project: ProjectRecord) -> ChargeRecord:
                 "query_digest": row.query_digest.hex(),
                 "input_digest": row.input_digest.hex(),
                 "outcome": Outcome(row.outcome),
+                "counts": counts,
                 "guarantee": Guarantee(row.guarantee),
                 "mechanism": json.loads(row.mechanism),
                 "event": json.loads(row.event),
@@ -284,7 +287,7 @@ def charge_record(row: Row[Any], project: ProjectRecord) -> ChargeRecord:
 
 
 def select_tokens() -> Select[Any]:
-    """All tokens with the name of their project, oldest first."""
+    """Select all tokens with the name of their project, oldest first."""
     return (
         select(tokens, projects.c.name.label("project"))
         .outerjoin(projects, tokens.c.project_id == projects.c.id)
@@ -293,11 +296,11 @@ def select_tokens() -> Select[Any]:
 
 
 TOKEN = select_tokens().where(tokens.c.id == bindparam("id"))
-"""One token. Made once, as every request needs it."""
+"""Selects one token. Built once, since every request needs it."""
 
 
 def token_record(row: Row[Any]) -> TokenRecord:
-    """Record from a row of `select_tokens`. Raises BrokenBooks."""
+    """Return the record of a row of `select_tokens`. Raises BrokenBooks."""
     with readable(f"The token {row.id!r}"):
         fields = dict(row._mapping)
         check_types(tokens.c, fields)

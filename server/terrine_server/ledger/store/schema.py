@@ -1,4 +1,4 @@
-"""Bringing a database to this version's schema, and refusing to run on any other."""
+"""Migrates a database to this version's schema, and refuses to run on any other."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from terrine_server.errors import DatabaseUnavailable, SchemaMismatch
 from terrine_server.ledger.store.database import reading, sqlite_path, use_write_ahead_log, writing
 from terrine_server.ledger.store.parts import Part, missing
 
-# Any number will do as long as it is Terrine's own: it names the lock under which migrations run.
+# Names the lock under which migrations run. Any number that nobody else uses will do.
 _MIGRATION_LOCK = 0x7E221E
 
 
 def upgrade(engine: Engine) -> list[str]:
-    """Create the tables, or bring them to this version.
+    """Create the tables, or migrate them to this version.
 
-    If they are of this version, restore the parts that somebody removed, as far as a statement can,
-    and return their names: they did not guard what was written meanwhile. Several processes may do
-    so at once: one migrates, the others wait for it. Raises SchemaMismatch when the database is
-    newer than this version, BrokenBooks when its rows contradict a part, and DatabaseUnavailable
-    when it cannot be reached; either way nothing is half-migrated.
+    If they are of this version, restore the parts that somebody removed, as far as SQL can, and
+    return their names: what was written meanwhile was not checked by them. Several processes may do
+    this at once: one migrates, the others wait for it. Raises SchemaMismatch when the database is
+    newer than this version, BrokenBooks when its rows violate a part, and DatabaseUnavailable when
+    it cannot be reached; nothing is half-migrated then.
     """
     path = sqlite_path(engine)
     if path is not None:
@@ -62,7 +62,7 @@ def check_schema(engine: Engine) -> None:
 def missing_parts(engine: Engine) -> list[Part]:
     """Return the constraints, indexes, triggers and columns that the tables lack.
 
-    Needs no right but to connect. Raises DatabaseUnavailable.
+    Needs only the right to connect. Raises DatabaseUnavailable.
     """
     with reading(engine) as connection:
         return list(missing(connection, ScriptDirectory.from_config(_config())))

@@ -1,7 +1,7 @@
-"""The statements that look up what is on record, many values at a time.
+"""The statements that look up what is on record, for many values at a time.
 
-Every value is looked up by itself, by an index. Asked for any of them (`IN`, `= ANY`), both
-databases would rather read all rows of a project as long as they lack statistics.
+Each value is looked up separately, by an index. With `IN` or `= ANY`, both databases would read all
+rows of a project as long as they have no statistics.
 """
 
 # ruff: noqa: S608 - statements are made of constants
@@ -18,23 +18,23 @@ from terrine_server.ledger.records import QueryDigest
 from terrine_server.ledger.store.tables import projects
 
 QUERY, INPUT, LAST, KEY = range(4)
-"""Kinds of found rows: a charge by its query's digest; one by its input's; one that is the last its
-account knows of, or comes after that; the answer to a request that came with a key."""
+"""Kinds of rows found: a charge, by its query digest; a charge, by its input digest; the last
+charge that the account counts, or a later one; what is kept of a request with a key."""
 
 ACCOUNT = (
     *("id", "name", "genesis", "status", "spent", "delta_spent", "cap_spent"),
     *("charges", "published", "head", "closed_at"),
 )
-"""Columns of what may change of a project, and of what tells which one it is."""
+"""The columns of a project that may change, and those that identify it."""
 _FOUND = {
     **{"kind": "int", "seq": "bigint", "hash": "bytea"},
     **{"query_digest": "bytea", "input_digest": "bytea", "created_at": "timestamptz"},
-    **{"outcome": "text", "label": "bigint", "previous": "bytea"},
+    **{"outcome": "text", "label": "bigint", "counts": "text", "previous": "bytea"},
     **{"key": "text", "body_digest": "bytea", "results": "text"},
 }
 FOUND = tuple(_FOUND)
-"""Columns of a found row. A charge has all but the last three, which a key has, with its time; of a
-last charge only number and hash are looked up. `previous` is the hash of the charge before."""
+"""Columns of the rows found. A charge has all but the last three. A key has only those, and its
+time. Of the last charge, only number and hash are looked up. `previous`: the hash before."""
 
 _ACCOUNT = [projects.c[name] for name in ACCOUNT]
 _CHUNK = 5000  # a statement of SQLite has at most 32,766 parameters
@@ -45,9 +45,9 @@ _By = Literal["id", "name"]
 def find(
     connection: Connection, project: str | int, keys: Sequence[str], digests: Sequence[QueryDigest]
 ) -> tuple[Any, Sequence[Any]]:
-    """Return the `ACCOUNT` of the project with this name or number, and what is `FOUND` of it.
+    """Return the `ACCOUNT` of the project with this name or id, and rows of `FOUND`.
 
-    All of one moment. The account is None where there is no such project.
+    Everything is as of one moment. The account is None if there is no such project.
     """
     by: _By = "name" if isinstance(project, str) else "id"
     if connection.dialect.name == "postgresql":
@@ -67,7 +67,7 @@ def find(
 
 
 def _wanted(keys: Sequence[str], digests: Sequence[QueryDigest]) -> dict[str, list[Any]]:
-    nothing = [b""]  # no values are no table
+    nothing = [b""]  # an empty list of values is not a valid table
     wanted: dict[str, list[Any]] = {
         "queries": sorted({digest.query for digest in digests}) or nothing,
         "inputs": sorted({digest.input for digest in digests}) or nothing,
@@ -75,14 +75,14 @@ def _wanted(keys: Sequence[str], digests: Sequence[QueryDigest]) -> dict[str, li
     return {**wanted, "keys": list(keys)} if keys else wanted
 
 
-# Made once: SQLAlchemy takes longer to make a statement than a database to answer it.
+# Cached: SQLAlchemy takes longer to build a statement than a database to run it.
 
 
 @cache
 def account_and_found(by: _By, keys: bool) -> Executable:
-    """PostgreSQL: the account of a `:project`, beside every row found; alone where there is none.
+    """PostgreSQL: the account of a `:project`, repeated in each row found; alone if there is none.
 
-    One statement sees one moment.
+    One statement reads one snapshot.
     """
     account = ", ".join(f"projects.{name}" for name in ACCOUNT)
     found = f"({_search(False, keys)}) AS found ({', '.join(FOUND)})"
@@ -100,14 +100,14 @@ def _account(by: _By) -> Executable:
 
 @cache
 def _found(keys: bool) -> Executable:
-    """SQLite: what is found in a `:project` whose account knows of charges up to the `:last`."""
+    """SQLite: the rows found in a `:project` whose account counts charges up to the `:last`."""
     wanted = ("queries", "inputs", "keys") if keys else ("queries", "inputs")
     query = text(_search(True, keys))
     return query.bindparams(*(bindparam(name, expanding=True) for name in wanted))
 
 
 def _search(sqlite: bool, keys: bool) -> str:
-    """SQL that finds rows: on PostgreSQL beside a row of `projects`."""
+    """Return the SQL that finds rows; on PostgreSQL, it is joined to a row of `projects`."""
     project, last = (":project", ":last") if sqlite else ("projects.id", "projects.charges")
     previous = (
         "(SELECT hash FROM charges AS before "
@@ -124,7 +124,7 @@ def _search(sqlite: bool, keys: bool) -> str:
             *(sqlite, "charges", _columns(INPUT, charge), project),
             *("inputs", "bytea", answered),
         ),
-        # A second one is one too many. Unlimited, PostgreSQL reckons with a third of all charges.
+        # Two rows are already wrong. Without LIMIT, PostgreSQL expects a third of all charges.
         f"SELECT * FROM (SELECT {_columns(LAST, {'seq': 'seq', 'hash': 'hash'})} FROM charges "
         f"WHERE project_id = {project} AND seq >= {last} ORDER BY seq LIMIT 2) AS last",
     ]
@@ -135,11 +135,14 @@ def _search(sqlite: bool, keys: bool) -> str:
     return " UNION ALL ".join(parts)
 
 
-_CHARGE = ("seq", "hash", "query_digest", "input_digest", "created_at", "outcome", "label")
+_CHARGE = (
+    *("seq", "hash", "query_digest", "input_digest", "created_at"),
+    *("outcome", "label", "counts"),
+)
 
 
 def _columns(kind: int, given: dict[str, str]) -> str:
-    """`FOUND`, in order. PostgreSQL would take a NULL without a type for text."""
+    """Return the columns `FOUND`, in order. PostgreSQL would take an untyped NULL for text."""
     values = {name: f"CAST(NULL AS {type})" for name, type in _FOUND.items()}
     values |= {"kind": str(kind)} | given
     return ", ".join(f"{value} AS {name}" for name, value in values.items())
@@ -148,7 +151,7 @@ def _columns(kind: int, given: dict[str, str]) -> str:
 def _each(
     sqlite: bool, table: str, columns: str, project: str, wanted: str, type: str, condition: str
 ) -> str:
-    """SQL that looks up every one of the `wanted` values by itself."""
+    """Return the SQL that looks up each of the `wanted` values separately."""
     if sqlite:  # which keeps the order of a CROSS JOIN
         condition = condition.replace("?", "column1")
         source = f":{wanted} CROSS JOIN {table} ON project_id = {project} AND {condition}"

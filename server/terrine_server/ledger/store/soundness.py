@@ -1,10 +1,9 @@
-"""What is checked of a row each time it is read, so that an edit by hand does no harm until it is
-found.
+"""Checks of a row each time it is read, so that an edit by hand does no harm until it is found.
 
-`verify` recomputes a project's books from all of its entries. This looks at one row and takes
-microseconds: are its values of the types that were written, and can its balance be that of its
-entries? Every check raises ValueError or TypeError, which `rows` turns into BrokenBooks. No text
-here quotes a value.
+`verify` recomputes a project's ledger from all of its entries. These checks look at one row and
+take microseconds: do its values have the types that are written, and is its balance possible for
+its number of entries? Every check raises ValueError or TypeError, which `rows` turns into
+BrokenBooks. No message here quotes a value.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ UNREADABLE = (
     *(ValueError, TypeError, AttributeError, LookupError),
     *(ArithmeticError, RecursionError),
 )
-"""What reading a value that was never written may raise."""
+"""The errors that reading an altered or damaged value may raise."""
 
 
 def check_types(columns: Iterable[Column[Any]], row: Mapping[str, Any]) -> None:
-    """Each value is of its column's type. SQLite keeps a value of any type in any column."""
+    """Check each value's type. SQLite stores a value of any type in any column."""
     for column in columns:
         value = row[column.name]
         if value is None and column.nullable:
@@ -41,7 +40,7 @@ def check_types(columns: Iterable[Column[Any]], row: Mapping[str, Any]) -> None:
 
 
 class _Public(BaseModel):
-    """What students may know of an ensemble."""
+    """The public facts of an ensemble, which students may know."""
 
     model_config = ConfigDict(strict=True)
 
@@ -53,7 +52,7 @@ class _Public(BaseModel):
 
 
 def check_ensemble(ensemble: EnsembleRecord) -> None:
-    """The public facts of an ensemble are all there, and its reservation is within its cap."""
+    """Check that an ensemble's public facts are complete, and its reservation within its cap."""
     try:
         _Public.model_validate({**ensemble.info, "name": ensemble.name})
     except ValidationError as error:
@@ -66,10 +65,10 @@ def check_ensemble(ensemble: EnsembleRecord) -> None:
 
 
 def check_account(project: ProjectRecord) -> None:
-    """A project's status, and a balance that its entries can have made.
+    """Check a project's status, and that its balance is possible for its number of entries.
 
-    Each entry debits one of a few prices, so a number of entries debits at least and at most so
-    much; where every query has the same price, that is exact.
+    Each entry debits one of a few prices, which bounds the balance from below and above. If every
+    query has the same price, the bounds are equal.
     """
     if (project.status is ProjectStatus.CLOSED) != (project.closed_at is not None):
         raise ValueError("status and closed_at contradict each other")
@@ -78,7 +77,7 @@ def check_account(project: ProjectRecord) -> None:
     last = project.published[-1] if project.published else None
     figure = last.figure if last else 0
     since = account.queries - last.queries if last else account.queries
-    # A figure stands for the queries before it; additive δ is never given back.
+    # A figure replaces the cost of the queries before it; additive δ is never given back.
     for name, budget, price, queries, settled in [
         ("spent", terms.budget, "cost", since, figure),
         ("cap_spent", terms.cap_budget, "cap_cost", since, figure),
@@ -96,7 +95,7 @@ def check_account(project: ProjectRecord) -> None:
 
 
 def _check_publications(project: ProjectRecord) -> None:
-    """Each covers a query more than the one before, and none more than is scheduled."""
+    """Check that each covers more queries than the last, and that no more exist than scheduled."""
     schedule = project.terms.schedule
     if len(project.published) > (len(schedule.counts) if schedule else 0):
         raise ValueError("published: more figures than are scheduled")

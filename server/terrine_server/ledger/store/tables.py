@@ -1,12 +1,13 @@
-"""The schema, for SQLite and PostgreSQL alike.
+"""The schema, for both SQLite and PostgreSQL.
 
-What may be checked by the database is: balances within budgets, reservations within caps, numbers
-from 1, digests of 32 bytes. Triggers (see `migrations/`) add that charges are never changed or
-removed, and that terms and caps stay as they were opened.
+Constraints keep balances within budgets and reservations within caps, numbers at 1 or more, and
+digests at 32 bytes. Triggers (see `migrations/`) ensure that charges are never changed or removed,
+and that terms and caps stay as they were opened.
 
-JSON is kept as canonical text, not as the databases' own JSON types: it is hashed, so it must come
-back byte for byte. Money is integers: cost in units of 1e-12 of the rule's quantity, additive δ in
-units of 1e-18, and the share of the ensemble's cap in units of 1e-12 of its rule's quantity.
+JSON is stored as canonical text, not as the databases' own JSON types: it is hashed, so it must be
+read back byte for byte. Amounts are integers: cost in units of 1e-12 of the rule's quantity,
+additive δ in units of 1e-18, and the share of the ensemble's cap in units of 1e-12 of its rule's
+quantity.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Timestamp(TypeDecorator[datetime]):
     """An instant in UTC, to the microsecond.
 
     `timestamptz` on PostgreSQL, ISO 8601 text of fixed length (so that it sorts) on SQLite. Text
-    that was not written so comes back as it is: verification then names the entry that holds it.
+    in any other format is returned as it is, so that verification can name its entry.
     """
 
     impl = DateTime(timezone=True).with_variant(String(27), "sqlite")
@@ -49,7 +50,7 @@ class Timestamp(TypeDecorator[datetime]):
 
     @property
     def python_type(self) -> type[datetime]:
-        """What is written, and what is read unless it was altered."""
+        """The type that is written, and that is read unless the value was altered."""
         return datetime
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> object:
@@ -69,7 +70,7 @@ class Timestamp(TypeDecorator[datetime]):
         return value.astimezone(UTC) if isinstance(value, datetime) else None
 
     def coerce_compared_value(self, op: object, value: object) -> TypeEngine[Any]:
-        """Compare with instants, written the same way."""
+        """Write instants to compare with in the same way."""
         return self
 
 
@@ -83,7 +84,7 @@ metadata = MetaData(
     }
 )
 
-# SQLite numbers rows by itself only in a column of exactly this type.
+# SQLite assigns ids by itself only in a column of exactly this type.
 _Id = BigInteger().with_variant(Integer(), "sqlite")
 _Digest = LargeBinary(32)
 
@@ -172,8 +173,9 @@ charges = Table(
     Column("mechanism", Text, nullable=False),
     Column("event", Text, nullable=False),
     Column("hash", _Digest, nullable=False),
+    Column("counts", Text),
     UniqueConstraint("project_id", "query_digest"),
-    # The teachers label an input once: from then on it is served from the record.
+    # The teachers label an input once; later queries of it are replayed.
     Index(
         "uq_charges_answered_input",
         "project_id",
@@ -195,11 +197,12 @@ charges = Table(
     CheckConstraint("figure >= 0", name="figure_amount"),
     CheckConstraint("cost >= 0 AND delta >= 0 AND cap_cost >= 0", name="price"),
     CheckConstraint("guarantee IN ('proven', 'claimed')", name="guarantee"),
-    # An entry is stored once, in order of its number, not beside an index that repeats the number.
+    CheckConstraint("counts IS NULL OR outcome = 'answered'", name="counts"),
+    # Entries are stored in the primary key itself, in order, not beside an index that repeats it.
     sqlite_with_rowid=False,
 )
 
-# Functions of private votes, of data-dependent projects only: never shown but to the data owner.
+# Functions of private votes, for data-dependent projects only; shown to the data owner alone.
 secret_spends = Table(
     "secret_spends",
     metadata,

@@ -1,7 +1,7 @@
-"""A project's books as a file: JSON objects, one a line; first the account, then every entry.
+"""A project's ledger as a file: one JSON object per line, first the account, then every entry.
 
-It holds all that the hashes cover, so the books can be verified from the file alone, years after
-the database that they came from.
+It holds everything that the hashes cover, so it can be verified from the file alone, even years
+after the database is gone.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 from sqlalchemy import RowMapping
 
 from terrine_server.ledger.chain import TERMS_FIELDS, canonical_json, iso
+from terrine_server.ledger.counts import text_of, whole_numbers
 from terrine_server.ledger.records import ChargeRecord
 from terrine_server.ledger.verifying.entries import COLUMNS, PAGE, Pages, StoredEntry
 
@@ -30,11 +31,12 @@ ACCOUNT_FIELDS = (
 )
 _DIGESTS = {"ensemble__manifest_sha256", "genesis", "head"}
 _TIMES = {"opened_at", "closed_at"}
-_FIELDS = ("project", "project_id", *COLUMNS)
+_FIELDS = {"project", "project_id", *COLUMNS} - {"counts"}
+"""Those of every entry. One with noisy counts has `counts` besides."""
 
 
 class ArchiveError(Exception):
-    """A file that is not what an export writes. The text says where."""
+    """A file that is not an export. The message says where."""
 
 
 def account_line(project: RowMapping) -> dict[str, Any]:
@@ -53,15 +55,17 @@ def account_line(project: RowMapping) -> dict[str, Any]:
 
 
 def entry_line(entry: ChargeRecord) -> dict[str, Any]:
-    """Return an entry's line, its time in the very form that is hashed."""
-    return {**vars(entry), "created_at": iso(entry.created_at)}
+    """Return an entry's line, with its time in the form that is hashed."""
+    line = {**vars(entry), "created_at": iso(entry.created_at)}
+    counts = line.pop("counts")
+    return line if counts is None else {**line, "counts": list(counts)}
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[dict[str, Any], Iterator[StoredEntry]]]:
-    """Open an export: the account as `account_line` took it, and its entries one by one.
+    """Open an export; yield the account, as `account_line` took it, and an iterator of entries.
 
-    Raises ArchiveError for what is no export, or where an entry is none; OSError.
+    Raises OSError, and ArchiveError if the file is not an export, or a line not an entry.
     """
     with path.open(encoding="utf-8", errors="surrogateescape") as lines:
         try:
@@ -78,7 +82,7 @@ def opened(path: Path) -> Iterator[tuple[dict[str, Any], Iterator[StoredEntry]]]
 
 
 def pages(entries: Iterator[StoredEntry], after: int | None) -> Pages:
-    """Gather the entries, or those numbered above `after`, into pages."""
+    """Group the entries, or only those numbered above `after`, into pages."""
     wanted = (entry for entry in entries if after is None or entry[0] > after)
     while page := list(islice(wanted, PAGE)):
         yield page
@@ -96,7 +100,7 @@ def _entries(path: Path, project: Mapping[str, Any], lines: Iterable[str]) -> It
 
 def _entry(project: Mapping[str, Any], line: str) -> StoredEntry:
     entry = json.loads(line)
-    if entry.keys() != set(_FIELDS):
+    if entry.keys() - {"counts"} != _FIELDS:
         raise KeyError("other fields than an entry's")
     if (entry["project"], entry["project_id"]) != (project["name"], project["id"]):
         raise ValueError("an entry of another project")
@@ -108,6 +112,7 @@ def _entry(project: Mapping[str, Any], line: str) -> StoredEntry:
         entry[name] = bytes.fromhex(entry[name])
     for name in ("mechanism", "event"):
         entry[name] = canonical_json(entry[name])
+    entry["counts"] = text_of(whole_numbers(entry["counts"]) if "counts" in entry else None)
     return tuple(entry[name] for name in COLUMNS)
 
 

@@ -1,10 +1,10 @@
-"""What makes a project's books whole: each check yields what does not agree.
+"""The checks of a project's ledger. Each yields what is wrong.
 
-What they find: any altered, missing, swapped, added or re-priced charge, altered terms, and any
-balance, number, hash or reservation that does not follow from the charges. What no look at the
-books alone can find: a tail of charges removed together with a balance, count and head that were
-all set back to match, which an older backup is, too; or a chain rewritten from some entry on to its
-end. An anchor that was kept elsewhere finds both.
+They find any altered, missing, swapped, added or re-priced charge, altered terms, and any balance,
+number, hash or reservation that does not follow from the charges. Two things cannot be found in the
+ledger alone: that charges were removed from its end, and balance, count and head were set back to
+match, as in an older backup; and that the chain was rewritten from some entry to its end. An anchor
+that was kept elsewhere finds both.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from terrine_server.ledger.anchors import Anchor
 from terrine_server.ledger.chain import genesis
 from terrine_server.ledger.charging import tallies
 from terrine_server.ledger.charging.earlier import numbers_kept
+from terrine_server.ledger.counts import check_counts, counted_outcomes, counts_of
 from terrine_server.ledger.epochs import Epochs, entry_event
 from terrine_server.ledger.store import rows
 from terrine_server.ledger.store.soundness import UNREADABLE
@@ -34,11 +35,11 @@ Raw = Mapping[str, Any]
 
 
 def check_terms(project: Raw, terms: Terms) -> Iterator[str]:
-    """The terms are those that the project was opened with."""
+    """Check that the terms are those that the project was opened with."""
     try:
         start = genesis(project)
     except (TypeError, ValueError):
-        start = None  # a value of a type that was never written
+        start = None  # a value of a type that is never written
     if start != project["genesis"]:
         yield "terms: their hash is not the one the project was opened with"
     stated = (terms.guarantee, terms.budget, terms.delta_budget, terms.cap_budget)
@@ -49,13 +50,14 @@ def check_terms(project: Raw, terms: Terms) -> Iterator[str]:
 
 
 class Rules:
-    """What the terms say an entry must be; follows the account from entry to entry."""
+    """What the terms require of each entry; computes the account from entry to entry."""
 
     def __init__(self, terms: Terms, events: Mapping[str, Any], start: Anchor | None) -> None:
         self.terms = terms
         self.prices = {str(outcome): price for outcome, price in terms.prices.items()}
         self.events = dict(events)
         self.epochs = Epochs(events)
+        self.counted = counted_outcomes(events)
         self.account = start.account if start else Account()
         self.published = list(start.published) if start else []
         self.outcomes: Counter[str] = Counter(start.outcomes if start else {})
@@ -65,11 +67,11 @@ class Rules:
 
     @property
     def steady(self) -> bool:
-        """Whether what an entry must be never depends on those before it."""
+        """Whether what is required of an entry never depends on earlier ones."""
         return self.terms.schedule is None and self.terms.opening is None
 
     def add(self, entry: Raw, times: int) -> None:
-        """Move a steady account on by so many equal entries."""
+        """Add equal entries, `times` of them, to the account of `steady` rules."""
         self.outcomes[entry["outcome"]] += times
         self.account = replace(
             self.account,
@@ -88,7 +90,7 @@ class Rules:
         return self.epochs.must_open(entry) or _parsed(entry["event"]) == opened
 
     def follow(self, entry: Raw) -> Iterator[str]:
-        """Yield what contradicts the schedule; then move the account on by the entry."""
+        """Yield what contradicts the schedule, and add the entry to the account."""
         due = self.terms.due(self.account)
         paid = Price(*(whole(entry[name]) for name in ("cost", "delta", "cap_cost")))
         self.outcomes[entry["outcome"]] += 1
@@ -111,9 +113,9 @@ class Rules:
 def check_balance(
     project: Raw, rules: Rules, last: int, head: bytes, published: Sequence[tuple[int, ...]]
 ) -> Iterator[str]:
-    """The account is that of its entries, of which `last` and `head` are the last number and hash.
+    """Check that the account follows from its entries and is within its budget.
 
-    And within its budget.
+    `last` and `head`: number and hash of the last entry.
     """
     if head != project["head"]:
         yield f"head: the project's last hash is not that of its last entry, {last}"
@@ -137,7 +139,7 @@ def check_balance(
 
 
 def check_entry(project: Raw, rules: Rules, classes: int, entry: Raw) -> Iterator[str]:
-    """An entry is what the terms allow, going by its `chain.KIND_FIELDS` and the rules so far."""
+    """Check that the terms allow an entry, by its `chain.KIND_FIELDS` and the entries before."""
     outcome, label = entry["outcome"], entry["label"]
     price = rules.prices.get(outcome)
     if price is None:
@@ -166,14 +168,26 @@ def check_entry(project: Raw, rules: Rules, classes: int, entry: Raw) -> Iterato
         yield f"cost event is not that of {what}"
 
 
+def check_counted(rules: Rules, classes: int, entry: Raw, counts: str | None) -> Iterator[str]:
+    """An entry has noisy counts if it was charged for them, and its label is that of the largest.
+
+    `entry`: its `chain.KIND_FIELDS`.
+    """
+    due = classes if entry["outcome"] in rules.counted else None
+    try:
+        check_counts(counts_of(counts), entry["label"], due)
+    except UNREADABLE as error:
+        yield f"its noisy counts are not what was answered ({error})"
+
+
 def check_tally(connection: Connection, project: Raw, rules: Rules) -> Iterator[str]:
-    """The secret tally counts as many queries as were charged; which ones, nobody can recompute."""
+    """Check that the tally counts as many queries as were charged; their votes are not stored."""
     if rules.terms.schedule is None:
         return
     try:
         record = rows.fetch_project(connection, projects.c.id == project["id"], "at all")
     except BrokenBooks:
-        return  # the account itself is wrong, and was named
+        return  # the account itself is wrong, which another check reports
     try:
         tally = tallies.load_tally(connection, record)
     except BrokenBooks as error:
@@ -185,24 +199,24 @@ def check_tally(connection: Connection, project: Raw, rules: Rules) -> Iterator[
 
 
 def whole(value: object) -> int:
-    """Return a whole number as it is, and 0 for what was never written."""
+    """Return a whole number as it is, and 0 for anything else, which is never written."""
     return value if isinstance(value, int) else 0
 
 
 def check_keys(connection: Connection, project: Raw) -> Iterator[str]:
-    """What is kept of each request with a key names charges that are there.
+    """Check that what is kept of each request with a key names existing charges.
 
-    Whether they are those of its queries shows when it is sent again, for the queries are not kept.
+    The queries are not kept, so whether they match is checked only when the request is repeated.
     """
     kept = select(idempotency.c.key, idempotency.c.results).where(
         idempotency.c.project_id == project["id"]
     )
     for key, results in connection.execute(kept, execution_options={"yield_per": 1000}):
         try:
-            there = max(map(abs, numbers_kept(results))) <= project["charges"]
+            valid = max(map(abs, numbers_kept(results))) <= project["charges"]
         except UNREADABLE:
-            there = False
-        if not there:
+            valid = False
+        if not valid:
             yield (
                 f"key {key!r}: what is kept of its request is not what was written; without it, "
                 "what was paid is still answered at no cost"
@@ -210,7 +224,7 @@ def check_keys(connection: Connection, project: Raw) -> Iterator[str]:
 
 
 def check_reservation(connection: Connection, project: Raw) -> Iterator[str]:
-    """What the ensemble has reserved: whole budgets of open projects, the spend of closed ones."""
+    """Check the ensemble's reservation: budgets of open projects, the spend of closed ones."""
     closed = projects.c.status == "closed"
     cost, delta = connection.execute(
         select(

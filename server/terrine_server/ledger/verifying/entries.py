@@ -1,7 +1,7 @@
-"""Entries as plain tuples, as fast as the database gives them.
+"""Reads entries as plain tuples, as fast as the database returns them.
 
-From the driver itself: SQLAlchemy's rows cost more than all the rest. No value that
-is read is converted: what is hashed is what is stored.
+They come directly from the driver: SQLAlchemy's rows take more time than everything else together.
+No value is converted: what is hashed is what is stored.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from sqlalchemy.exc import DBAPIError
 
 from terrine_server.ledger.chain import CHARGE_FIELDS
 
-COLUMNS = (*CHARGE_FIELDS[1:], "hash")
-"""What an entry's tuple holds. `created_at` is text as `tables.iso` writes it."""
+COLUMNS = (*CHARGE_FIELDS[1:], "counts", "hash")
+"""The columns in an entry's tuple. `created_at` is text in the format of `chain.iso`."""
 KIND = slice(4, 13)
-"""Where in it the `KIND_FIELDS` are."""
+"""The positions of the `KIND_FIELDS` in it."""
 PAGE = 1000
 
 StoredEntry = Sequence[Any]
 Pages = Iterable[Sequence[StoredEntry]]
 
-# SQLite keeps that very text.
+# SQLite stores this text as it is.
 _POSTGRESQL_ISO = """to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')"""
 _INSTANT = re.compile(
     r"(\d{4}-\d\d-\d\d)T(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d\.\d{6}Z", re.ASCII
@@ -35,9 +35,9 @@ _INSTANT = re.compile(
 
 
 def stored(connection: Connection, project_id: int, after: int | None) -> Pages:
-    """Yield the entries in order, or those numbered above `after`, a page at a time.
+    """Yield the entries in order, or only those numbered above `after`, page by page.
 
-    Integers are written into the query, since the two drivers disagree on how to mark parameters.
+    Integers are written into the query, since the two drivers mark parameters differently.
     """
     on_postgresql = connection.dialect.name == "postgresql"
     columns = ", ".join(COLUMNS)
@@ -49,7 +49,7 @@ def stored(connection: Connection, project_id: int, after: int | None) -> Pages:
     query = f"SELECT {columns} FROM charges WHERE {wanted} ORDER BY seq"  # noqa: S608 - see above
     driver: Any = connection.connection.driver_connection
     try:
-        # A named cursor stays in PostgreSQL; any other would hold all entries here at once.
+        # A named cursor stays in PostgreSQL; any other would fetch all entries at once.
         named = {"name": "entries", "scrollable": False} if on_postgresql else {}
         with closing(driver.cursor(**named)) as cursor:
             cursor.execute(query)
@@ -60,7 +60,7 @@ def stored(connection: Connection, project_id: int, after: int | None) -> Pages:
 
 
 def is_instant(text: str) -> bool:
-    """Whether `tables.iso` could have written this. TypeError for anything but text."""
+    """Whether `chain.iso` could have written this. Raises TypeError for anything but text."""
     found = _INSTANT(text)
     return found is not None and _is_date(found[1])
 

@@ -1,7 +1,7 @@
-"""A project's books, in the database or in an export: walked once, entry by entry, and judged.
+"""Verifies a project's ledger, in the database or in an export, in one pass over its entries.
 
-Constant memory. Nearly all the time goes into reading entries and hashing them: what follows from
-fields that many entries share is worked out once for all of them.
+In constant memory. Nearly all the time goes into reading and hashing entries: what depends only on
+fields that many entries share is computed once for all of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 
 from terrine_server.errors import BrokenBooks, NotFound
 from terrine_server.ledger.anchors import Anchor
-from terrine_server.ledger.chain import KIND_FIELDS, frame, hasher, iso
+from terrine_server.ledger.chain import KIND_FIELDS, frame, frame_counts, hasher, iso
 from terrine_server.ledger.records import Verification
 from terrine_server.ledger.store import rows
 from terrine_server.ledger.store.soundness import UNREADABLE
@@ -28,6 +28,7 @@ from terrine_server.ledger.verifying.checks import (
     Raw,
     Rules,
     check_balance,
+    check_counted,
     check_entry,
     check_keys,
     check_reservation,
@@ -39,11 +40,11 @@ from terrine_server.ledger.verifying.entries import KIND, Pages, StoredEntry, is
 from terrine_server.privacy import Terms
 
 MOST_PROBLEMS = 100
-"""A report names this many findings; the first is the one to look at."""
+"""The most findings that a report names; the first is the one to look at."""
 _KINDS = 10_000
 
 Progress = Callable[[int, int], object]
-"""Told how many entries were looked at so far, and how many there should be."""
+"""Called with the number of entries read so far, and how many there should be."""
 
 
 def verify_project(
@@ -59,15 +60,15 @@ def verify_project(
         raise NotFound(f"There is no project called {name}.")
     project = dict(row._mapping)
 
-    def beside(rules: Rules) -> Iterator[str]:
+    def check_rest(rules: Rules) -> Iterator[str]:
         yield from check_tally(connection, project, rules)
         yield from check_reservation(connection, project)
         yield from check_keys(connection, project)
 
     walk = _Walk(project, anchor, resume, progress)
-    found = walk.verified(stored(connection, project["id"], walk.after), beside)
+    found = walk.verified(stored(connection, project["id"], walk.after), check_rest)
     if found.ok:
-        # What every other reader of the account would refuse must not be called whole.
+        # An account that every other reader refuses must not be reported as intact.
         try:
             rows.project_record(row)
         except BrokenBooks as error:
@@ -82,9 +83,9 @@ def verify_export(
     resume: bool = False,
     progress: Progress | None = None,
 ) -> Verification:
-    """Verify an export from the file alone: all but what lies outside a project's own books.
+    """Verify an export from the file alone: all but what is stored outside a project's own ledger.
 
-    Raises ArchiveError when the file is no export.
+    Raises ArchiveError when the file is not an export.
     """
     with archive.opened(path) as (project, entries):
         walk = _Walk(project, anchors.get(project["name"]), resume, progress)
@@ -92,20 +93,20 @@ def verify_export(
 
 
 class _Kind:
-    """What many entries share."""
+    """Fields that many entries share, and what follows from them."""
 
     def __init__(self, fields: Sequence[Any]) -> None:
         self.fields = dict(zip(KIND_FIELDS, fields, strict=True))
         try:
             self.framed: bytes | None = frame(*fields)
         except TypeError:
-            self.framed = None  # a value of a type that was never written
+            self.framed = None  # a value of a type that is never written
         self.problems: Sequence[str] = ()
         self.count = 0
 
 
 class _Walk:
-    """One look at a project's books, from their beginning or from an anchor on."""
+    """One pass over a project's ledger, from its start or from an anchor."""
 
     def __init__(
         self, project: Raw, anchor: Anchor | None, resume: bool, progress: Progress | None
@@ -115,11 +116,11 @@ class _Walk:
 
     @property
     def after(self) -> int | None:
-        """Entries up to this number need not be read: one that was signed vouches for them."""
+        """Entries up to this number are not read: the signed anchor vouches for them."""
         return self._start.entries - 1 if self._start is not None else None
 
-    def verified(self, pages: Pages, beside: Callable[[Rules], Iterable[str]]) -> Verification:
-        """Judge the entries of `pages`, and with `beside` what lies outside a project's books."""
+    def verified(self, pages: Pages, check_rest: Callable[[Rules], Iterable[str]]) -> Verification:
+        """Check the entries of `pages`, then call `check_rest` for what is stored outside them."""
         project, rules, found = self._project, None, list[str]()
         try:
             terms = Terms.from_json(json.loads(project["terms"]))
@@ -128,7 +129,7 @@ class _Walk:
         except UNREADABLE:
             found.append("terms: they cannot be read")
         else:
-            findings = self._findings(pages, terms, rules, published, beside)
+            findings = self._findings(pages, terms, rules, published, check_rest)
             try:
                 found.extend(islice(findings, MOST_PROBLEMS))
             except UNREADABLE as error:
@@ -162,14 +163,14 @@ class _Walk:
         terms: Terms,
         rules: Rules,
         published: Sequence[tuple[int, ...]],
-        beside: Callable[[Rules], Iterable[str]],
+        check_rest: Callable[[Rules], Iterable[str]],
     ) -> Iterator[str]:
         yield from check_terms(self._project, terms)
         yield from self._check_anchored_account()
         last = yield from self._check_entries(rules, self._counted(pages))
         if last is not None:
             yield from check_balance(self._project, rules, *last, published)
-            yield from beside(rules)
+            yield from check_rest(rules)
 
     def _check_anchored_account(self) -> Iterator[str]:
         anchor, project = self._anchor, self._project
@@ -185,7 +186,7 @@ class _Walk:
     ) -> Generator[str, None, tuple[int, bytes] | None]:
         """Yield what is wrong; return the last entry's number and hash.
 
-        None where the entry to go on from is not there: nothing vouches for what was skipped.
+        Returns None if the anchor's entry is not there: nothing vouches for the skipped entries.
         """
         project, anchor = self._project, self._anchor
         last, head = 0, project["genesis"]
@@ -204,7 +205,7 @@ class _Walk:
         kinds: dict[Sequence[Any], _Kind] = {}
         for entry in entries:
             seq, created_at, query, input = entry[:4]
-            shared, hash = entry[KIND], entry[-1]
+            shared, counts, hash = entry[KIND], entry[-2], entry[-1]
             if seq != last + 1:
                 yield _misnumbered(seq, last)
             kind = kinds.get(shared)
@@ -220,20 +221,27 @@ class _Walk:
                     is_instant(created_at)
                     and len(query) == len(input) == 32
                     and kind.framed is not None
-                    and hashed(head, seq, created_at, query, input, kind.framed) == hash
+                    and hashed(
+                        *(head, seq, created_at, query, input),
+                        kind.framed + frame_counts(counts),
+                    )
+                    == hash
                 )
             except (TypeError, AttributeError):
-                intact = False  # a value of a type that was never written
+                intact = False  # a value of a type that is never written
             if not intact:
                 yield f"entry {seq}: altered, or not the one that followed the entry before it"
             if steady:
                 problems = kind.problems
             else:
-                whole = {**kind.fields, "seq": seq, "created_at": created_at}
-                problems = [*check_entry(project, rules, classes, whole)]
-                problems += rules.follow(whole)
+                fields = {**kind.fields, "seq": seq, "created_at": created_at}
+                problems = [*check_entry(project, rules, classes, fields)]
+                problems += rules.follow(fields)
             for problem in problems:
                 yield f"entry {seq}: {problem}"
+            if counts is not None or kind.fields["outcome"] in rules.counted:
+                for problem in check_counted(rules, classes, kind.fields, counts):
+                    yield f"entry {seq}: {problem}"
             if seq == anchored and anchor is not None and hash.hex() != anchor.head:
                 yield _another(anchor)
             head, last = hash, seq

@@ -32,22 +32,28 @@ def bit_rdp(log_passed: Floats, log_failed: Floats, orders: ArrayLike) -> Floats
     it by the whole Gaussian's α/2σ². Returns float[A, V].
     """
     alpha = check_orders(orders)
-    # Of two complementary probabilities, only the smaller is known to full precision.
-    log_p = np.where(log_passed < log_failed, log_passed, log1mexp(-log_failed))
-    log_s = np.where(log_passed < log_failed, log1mexp(-log_passed), log_failed)
+    log_p, log_s = complements(log_passed, log_failed)
     cost = np.zeros((len(alpha), len(log_p)))
     here, there = slice(1, None), slice(None, -1)
     for a, order in enumerate(alpha):
         for x, y in ((here, there), (there, here)):
             np.maximum(
                 cost[a, x],
-                _bernoulli(log_p[x], log_s[x], log_p[y], log_s[y], float(order)),
+                bernoulli_rdp(log_p[x], log_s[x], log_p[y], log_s[y], float(order)),
                 out=cost[a, x],
             )
     return cost
 
 
-def _bernoulli(
+def complements(log_passed: Floats, log_failed: Floats) -> tuple[Floats, Floats]:
+    """Return both to full precision: of the two, only the smaller is given with it."""
+    return (
+        np.where(log_passed < log_failed, log_passed, log1mexp(-log_failed)),
+        np.where(log_passed < log_failed, log1mexp(-log_passed), log_failed),
+    )
+
+
+def bernoulli_rdp(
     log_p: Floats, log_s: Floats, log_p2: Floats, log_s2: Floats, order: float
 ) -> Floats:
     """D_α(Bern(p)‖Bern(p′)), rounded up; s = 1 − p. float[V].

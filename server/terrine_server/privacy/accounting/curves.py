@@ -14,14 +14,19 @@ from terrine_server.privacy.accounting.bits import bit_rdp, log_tails
 from terrine_server.privacy.accounting.events import (
     ClaimedRelease,
     Composition,
+    ConfidentMax,
     CostEvent,
+    GaussianNoisyCounts,
     GaussianNoisyMax,
     GaussianThreshold,
+    LaplaceArgmax,
     LaplaceNoisyMax,
     SparseVectorEpoch,
     StabilityTest,
     WithinEpoch,
 )
+from terrine_server.privacy.accounting.joint import outcome_costs
+from terrine_server.privacy.accounting.laplace import argmax_gdp, argmax_rdp
 from terrine_server.privacy.accounting.units import SLACK
 from terrine_server.privacy.noise import BITS, discrete_gaussian
 
@@ -34,16 +39,22 @@ def gdp_squared(event: CostEvent) -> float:
     match event:
         case GaussianNoisyMax(sigma, shift):
             return 2 * (shift * shift_mu(sigma)) ** 2
+        case GaussianNoisyCounts(sigma):
+            return 2 * shift_mu(sigma) ** 2
         case GaussianThreshold(sigma) | StabilityTest(sigma):
             return shift_mu(sigma) ** 2
         case LaplaceNoisyMax(gamma, shift):
             return _pure_gdp(2 * gamma * shift) ** 2
+        case LaplaceArgmax(gamma):
+            return min(max(argmax_gdp(gamma), _pure_gdp(gamma)), _pure_gdp(2 * gamma)) ** 2
         case SparseVectorEpoch(epsilon_threshold, epsilon_query):
             return _pure_gdp(epsilon_threshold + epsilon_query) ** 2
         case ClaimedRelease(epsilon):
             return _pure_gdp(epsilon) ** 2
         case WithinEpoch():
             return 0.0
+        case ConfidentMax():
+            return gdp_squared(event.parts)
         case Composition(events):
             return sum(gdp_squared(part) for part in events)
         case _:
@@ -57,12 +68,18 @@ def rdp(event: CostEvent, orders: ArrayLike) -> NDArray[np.float64]:
         case GaussianNoisyMax(sigma, shift):
             # P18 section 4.1; an integer shift of N_Z costs no more than one of N (CKS 2020).
             return np.asarray(alpha * (shift / sigma) ** 2)
+        case GaussianNoisyCounts(sigma):
+            return np.asarray(alpha * (1 / sigma) ** 2)
         case GaussianThreshold(sigma, threshold, low, high):
             return _test_rdp(sigma, low - threshold, high - threshold, alpha)
         case StabilityTest(sigma, threshold, high):
             return _test_rdp(sigma, -threshold, high - threshold, alpha)
         case LaplaceNoisyMax(gamma, shift):
             return _pure_rdp(2 * gamma * shift, alpha)
+        case LaplaceArgmax(gamma):
+            answer = np.vectorize(argmax_rdp, otypes=[np.float64])(gamma, alpha)
+            least, most = _pure_rdp(gamma, alpha), _pure_rdp(2 * gamma, alpha)
+            return np.minimum(np.maximum(answer, least), most)
         case SparseVectorEpoch(epsilon_threshold, epsilon_query):
             # Dwork & Roth 2014, Theorem 3.23; proved for integers in docs/privacy/stable_svt.md.
             return _pure_rdp(epsilon_threshold + epsilon_query, alpha)
@@ -70,6 +87,8 @@ def rdp(event: CostEvent, orders: ArrayLike) -> NDArray[np.float64]:
             return _pure_rdp(epsilon, alpha)
         case WithinEpoch():
             return np.zeros_like(alpha)
+        case ConfidentMax():
+            return np.array([_joint_rdp(event, float(a)) for a in alpha.flat]).reshape(alpha.shape)
         case Composition(events):
             return np.asarray(sum(rdp(part, alpha) for part in events))
         case _:
@@ -81,9 +100,11 @@ def additive_delta(event: CostEvent) -> float:
     match event:
         case StabilityTest(delta=delta) | SparseVectorEpoch(delta=delta):
             return delta
-        case GaussianNoisyMax() | GaussianThreshold() | LaplaceNoisyMax():
+        case GaussianNoisyMax() | GaussianNoisyCounts() | GaussianThreshold():
             return 0.0
-        case ClaimedRelease() | WithinEpoch():
+        case LaplaceNoisyMax() | LaplaceArgmax():
+            return 0.0
+        case ClaimedRelease() | WithinEpoch() | ConfidentMax():
             return 0.0
         case Composition(events):
             return sum(additive_delta(part) for part in events)
@@ -128,6 +149,17 @@ def _pure_rdp(epsilon: float, alpha: NDArray[np.float64]) -> NDArray[np.float64]
     small = np.log1p((1 - rare) * np.expm1(gentle) + rare * np.expm1(-gentle))
     large = np.logaddexp(up + np.log1p(-rare), -up + log_rare)
     return np.asarray(np.where(up <= 1.0, small, large) / (alpha - 1))
+
+
+def _joint_rdp(event: ConfidentMax, order: float) -> float:
+    """Return the cost of the event's outcome; apart from the other where together gains nothing.
+
+    Which it is depends on the event's public parameters and the order, never on the outcome.
+    """
+    costs = outcome_costs(event, order)
+    if costs is None:
+        return float(rdp(event.parts, order))
+    return costs.answer if event.answered else costs.abstention
 
 
 def _test_rdp(sigma: float, low: int, high: int, alpha: NDArray[np.float64]) -> NDArray[np.float64]:

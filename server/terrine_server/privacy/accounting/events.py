@@ -30,6 +30,17 @@ class GaussianNoisyMax(_Json):
 
 
 @dataclass(frozen=True)
+class GaussianNoisyCounts(_Json):
+    """counts + N_Z(0, sigma²), all of them; between neighbours two counts move by ≤ 1 vote.
+
+    It costs what `GaussianNoisyMax` costs, whose proof releases all counts. What is known of the
+    winner alone, such as its data-dependent cost, does not hold for it.
+    """
+
+    sigma: float
+
+
+@dataclass(frozen=True)
 class GaussianThreshold(_Json):
     """The bit [v + N_Z(0, sigma²) ≥ threshold] for an integer v in [low, high]; v moves by ≤ 1."""
 
@@ -82,6 +93,41 @@ class LaplaceNoisyMax(_Json):
 
 
 @dataclass(frozen=True)
+class LaplaceArgmax(_Json):
+    """As `LaplaceNoisyMax` where one vote moves, priced by the answer and not the noisy counts."""
+
+    gamma: float
+
+
+@dataclass(frozen=True)
+class ConfidentMax(_Json):
+    """A threshold test and, if it passes, the noisy maximum: one release, priced as a whole.
+
+    The statistic max_j(n_j − b_j) ≥ `low`, with public integers b_j ≥ `baseline`, plus
+    N_Z(0, sigma1²), is compared with `threshold`; `answered`: it passed, and argmax(counts +
+    N_Z(0, sigma2²)) was released. The `teachers` cast one vote each. An answer costs `answer_share`
+    times what every query would cost at one price for both outcomes; an abstention costs what that
+    leaves (`joint.Cells`).
+    """
+
+    teachers: int
+    classes: int
+    threshold: int
+    sigma1: float
+    sigma2: float
+    low: int
+    baseline: int
+    answer_share: float
+    answered: bool
+
+    @property
+    def parts(self) -> Composition:
+        """The same test and maximum, as two releases."""
+        test = GaussianThreshold(self.sigma1, self.threshold, self.low, self.teachers)
+        return Composition((test, GaussianNoisyMax(self.sigma2)) if self.answered else (test,))
+
+
+@dataclass(frozen=True)
 class ClaimedRelease(_Json):
     """A release that its authors claim is pure `epsilon`-DP: charged as claimed, known false."""
 
@@ -107,11 +153,14 @@ class Composition(_Json):
 
 CostEvent = (
     GaussianNoisyMax
+    | GaussianNoisyCounts
     | GaussianThreshold
     | StabilityTest
     | SparseVectorEpoch
     | WithinEpoch
     | LaplaceNoisyMax
+    | LaplaceArgmax
+    | ConfidentMax
     | ClaimedRelease
     | Composition
 )
@@ -120,11 +169,14 @@ LedgerEvent = CostEvent | PublishedBound
 
 _KINDS: dict[str, type[LedgerEvent]] = {
     "gaussian_noisy_max": GaussianNoisyMax,
+    "gaussian_noisy_counts": GaussianNoisyCounts,
     "gaussian_threshold": GaussianThreshold,
     "stability_test": StabilityTest,
     "sparse_vector_epoch": SparseVectorEpoch,
     "within_epoch": WithinEpoch,
     "laplace_noisy_max": LaplaceNoisyMax,
+    "laplace_argmax": LaplaceArgmax,
+    "confident_max": ConfidentMax,
     "published_claim": ClaimedRelease,
     "published_figure": PublishedBound,
     "composition": Composition,

@@ -16,7 +16,7 @@ from scipy.special import ndtri
 from terrine_server.privacy.accounting.checks import check_orders
 from terrine_server.privacy.accounting.conversions import gdp_budget, rdp_budget
 from terrine_server.privacy.accounting.curves import additive_delta
-from terrine_server.privacy.accounting.events import CostEvent
+from terrine_server.privacy.accounting.events import CostEvent, GaussianNoisyCounts
 from terrine_server.privacy.accounting.units import (
     COST_UNITS,
     DELTA_UNITS,
@@ -25,7 +25,7 @@ from terrine_server.privacy.accounting.units import (
     floor_units,
 )
 from terrine_server.privacy.budget.prices import Price, price, publication_price
-from terrine_server.privacy.budget.rules import GDP, Rule, opening_rule
+from terrine_server.privacy.budget.rules import GDP, Rule, opening_rule, search_order
 from terrine_server.privacy.budget.terms import Account, DeltaSplit, Schedule, Terms
 from terrine_server.privacy.mechanisms.base import Mechanism
 from terrine_server.privacy.parameters import (
@@ -62,12 +62,14 @@ def quote(
     delta: float,
     *,
     cap_rule: Rule = GDP,
+    rule: Rule | None = None,
     publishing: tuple[BoundRelease, Sequence[int]] | None = None,
 ) -> Terms:
     """Return the terms of a project with this mechanism and an (ε, δ) budget.
 
-    `cap_rule` is the rule of the ensemble's cap. `publishing`: how the project publishes a bound on
-    its spend, and after how many paid queries each time; the cap must then have the same order.
+    `cap_rule` is the rule of the ensemble's cap; `rule` that of the project, by default
+    `opening_rule`. `publishing`: how the project publishes a bound on its spend, and after how many
+    paid queries each time; rule and cap then have the same order.
     Raises `ParameterError` if the budget is malformed or does not pay for a single query.
     """
     epsilon, delta = check_epsilon(epsilon), check_delta("delta", delta)
@@ -81,7 +83,7 @@ def quote(
     if publishing is not None:
         rule = Rule("rdp", publishing[0].order)
         schedule = _check_schedule(mechanism, rule, cap_rule, split, *publishing)
-    else:
+    elif rule is None:
         rule = opening_rule(kinds, epsilon, split.conversion)
     budget = _budget(rule, epsilon, split.conversion)
     prices = {outcome: price(event, rule, cap_rule) for outcome, event in events.items()}
@@ -133,6 +135,11 @@ def check_publishable(mechanism: Mechanism) -> None:
             f"{mechanism.name} has no data-dependent analysis: an epoch is paid when it opens and "
             "costs the same for any queries. Use worst_case."
         )
+    if any(isinstance(event, GaussianNoisyCounts) for event in mechanism.events().values()):
+        raise ParameterError(
+            f"{mechanism.name} has no data-dependent analysis: noisy counts cost the same at any "
+            "votes, and only the noisy maximum alone may cost less. Use worst_case, or gnmax."
+        )
 
 
 def publication_z(delta: float, publications: int) -> float:
@@ -169,6 +176,16 @@ def cap(epsilon: float, delta: float, order: float | None = None) -> Cap:
             f"epsilon = {epsilon:g}, delta = {delta:g} is too small to share out in {rule}."
         )
     return Cap(epsilon, delta, rule, budget, delta_budget)
+
+
+def cap_order(epsilon: float, delta: float) -> float:
+    """Return the order at which a cap allows the most of costs in proportion to the order.
+
+    Such are the costs of Gaussian noise, whatever its scale.
+    """
+    epsilon, delta = check_epsilon(epsilon), check_delta("delta", delta)
+    conversion = delta * float(1 - PUBLISHING_CAP_ADDITIVE_SHARE)
+    return search_order(epsilon, conversion, lambda order: order)
 
 
 def _budget(rule: Rule, epsilon: float, delta: float) -> int:

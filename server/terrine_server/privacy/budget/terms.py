@@ -74,6 +74,31 @@ class Account:
 
 
 @dataclass(frozen=True)
+class Considered:
+    """A rule that the project could have been opened under, and what it would have bought.
+
+    `answer_share`: see `ConfidentMax`; None if each release is charged by itself. `answers`: how
+    many are expected at the planned pass rate. `queries`: how many are certain, whatever happens.
+    """
+
+    rule: Rule
+    answer_share: float | None
+    answers: int
+    queries: int
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Why the project has this rule: it buys the most of those considered, which come first.
+
+    `pass_rate`: the public expectation of the share of queries that are answered.
+    """
+
+    pass_rate: float
+    considered: tuple[Considered, ...]
+
+
+@dataclass(frozen=True)
 class Terms:
     """Everything that decides whether a query is admitted and what it pays.
 
@@ -94,6 +119,7 @@ class Terms:
     cap_budget: int
     schedule: Schedule | None = None
     opening: Price | None = None
+    choice: Choice | None = None
 
     @cached_property
     def worst(self) -> Price:
@@ -170,7 +196,8 @@ class Terms:
             epsilon = epsilon_from_gdp(spent / COST_UNITS, delta)
         else:
             epsilon = epsilon_from_rdp([spent / COST_UNITS], [self.rule.order], delta)
-            if self.schedule is None and self.cap_rule == GDP:
+            costs = {price.cost for price in self.prices.values()}
+            if self.schedule is None and self.cap_rule == GDP and len(costs) == 1:
                 # After few queries the fixed order converts badly; their μ² converts better.
                 queries = -(-spent // self.worst.cost)
                 squared = queries * self.worst.cap_cost / COST_UNITS
@@ -196,9 +223,12 @@ class Terms:
 
     def to_json(self) -> dict[str, Any]:
         """Return the terms as JSON."""
-        return asdict(self) | {
+        written = asdict(self) | {
             "prices": {outcome.value: asdict(price) for outcome, price in self.prices.items()}
         }
+        if self.choice is None:
+            del written["choice"]  # older terms, whose hash must not change, have none
+        return written
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Terms:
@@ -214,6 +244,7 @@ class Terms:
                 },
                 "schedule": data["schedule"] and _schedule(data["schedule"]),
                 "opening": data["opening"] and Price(**data["opening"]),
+                "choice": _choice(data["choice"]) if "choice" in data else None,
             }
         )
 
@@ -222,6 +253,11 @@ def _schedule(data: Mapping[str, Any]) -> Schedule:
     return Schedule(
         BoundRelease(**data["publication"]), tuple(data["counts"]), Price(**data["price"])
     )
+
+
+def _choice(data: Mapping[str, Any]) -> Choice:
+    considered = (each | {"rule": Rule(**each["rule"])} for each in data["considered"])
+    return Choice(data["pass_rate"], tuple(Considered(**each) for each in considered))
 
 
 def _worst(prices: Mapping[VoteOutcome, Price]) -> Price:

@@ -10,13 +10,17 @@ from terrine_server.privacy.mechanisms.gnmax import GNMax
 from terrine_server.privacy.mechanisms.immutable import Immutable
 from terrine_server.privacy.mechanisms.interactive_gnmax import InteractiveGNMax
 from terrine_server.privacy.mechanisms.lnmax import LNMax
+from terrine_server.privacy.mechanisms.noisy_votes import NoisyVotes
 from terrine_server.privacy.mechanisms.stable import StableArgmax
 from terrine_server.privacy.mechanisms.stable_svt import StableSVT
 from terrine_server.privacy.parameters import ParameterError
 
 MECHANISMS: Mapping[str, Callable[..., Mechanism]] = {
     kind.name: kind
-    for kind in (LNMax, GNMax, ConfidentGNMax, InteractiveGNMax, Immutable, StableArgmax, StableSVT)
+    for kind in (
+        *(LNMax, GNMax, NoisyVotes, ConfidentGNMax, InteractiveGNMax),
+        *(Immutable, StableArgmax, StableSVT),
+    )
 }
 
 

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from terrine_server.privacy.accounting.events import CostEvent
+from terrine_server.privacy.accounting.events import (
+    Composition,
+    ConfidentMax,
+    CostEvent,
+    GaussianNoisyMax,
+    GaussianThreshold,
+)
 from terrine_server.privacy.noise import Entropy, NoiseTable
 
 Counts = NDArray[np.int64]
@@ -31,11 +37,14 @@ class Released:
     """`outcomes`: object[B] of `VoteOutcome`. `labels`: int64[B], −1 where there is none.
 
     `epochs`: int64[B], the epoch of each query, from 0; None if the mechanism has no epochs.
+    `counts`: int64[B, m], noisy counts that are released with the labels; None for mechanisms that
+    release labels alone.
     """
 
     outcomes: NDArray[np.object_]
     labels: NDArray[np.int64]
     epochs: NDArray[np.int64] | None = None
+    counts: Counts | None = None
 
     @classmethod
     def where(
@@ -54,6 +63,14 @@ class Released:
 
 class Mechanism(Protocol):
     """A private vote. Between neighbouring data sets one vote of each query changes its class."""
+
+    @property
+    def teachers(self) -> int:
+        """How many votes are cast."""
+
+    @property
+    def classes(self) -> int:
+        """How many classes are voted on."""
 
     @property
     def name(self) -> str:
@@ -87,14 +104,41 @@ class Mechanism(Protocol):
         """
 
 
-def checked_counts(counts: NDArray[Any], teachers: int, classes: int) -> Counts:
-    """Return vote counts as int64[B, m]; raise `ValueError` if the ensemble cannot cast them."""
+def threshold_events(
+    teachers: int,
+    classes: int,
+    threshold: int,
+    sigma1: float,
+    sigma2: float,
+    *,
+    low: int,
+    answer_share: float | None,
+) -> tuple[CostEvent, CostEvent]:
+    """Return the events of a failed test, and of an answer, of a statistic that is ≥ `low`."""
+    if answer_share is None:
+        test = GaussianThreshold(sigma1, threshold, low=low, high=teachers)
+        return test, Composition((test, GaussianNoisyMax(sigma2)))
+    whole = ConfidentMax(
+        *(teachers, classes, threshold, sigma1, sigma2, low, 0, answer_share), answered=True
+    )
+    return replace(whole, answered=False), whole
+
+
+def checked_counts(
+    counts: NDArray[Any], teachers: int, classes: int, *, all_vote: bool = False
+) -> Counts:
+    """Return vote counts as int64[B, m]; raise `ValueError` if the ensemble cannot cast them.
+
+    `all_vote`: whether the price holds only if every teacher votes.
+    """
     if not isinstance(counts, np.ndarray) or not np.issubdtype(counts.dtype, np.integer):
         raise ValueError("Vote counts must be an integer array.")
     if counts.ndim != 2 or counts.shape[1] != classes:
         raise ValueError(f"Vote counts must have shape [B, {classes}], not {counts.shape}.")
     if np.any(counts < 0) or np.any(counts.sum(axis=1, dtype=np.int64) > teachers):
         raise ValueError(f"Each row of vote counts must be ≥ 0 and sum to at most {teachers}.")
+    if all_vote and np.any(counts.sum(axis=1, dtype=np.int64) != teachers):
+        raise ValueError(f"Each row of vote counts must sum to {teachers}: every teacher votes.")
     return counts.astype(np.int64)
 
 

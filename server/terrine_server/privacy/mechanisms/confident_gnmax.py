@@ -7,12 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from terrine_server.privacy.accounting.events import (
-    Composition,
-    CostEvent,
-    GaussianNoisyMax,
-    GaussianThreshold,
-)
+from terrine_server.privacy.accounting.events import CostEvent
 from terrine_server.privacy.mechanisms.base import (
     Counts,
     Probabilities,
@@ -20,9 +15,15 @@ from terrine_server.privacy.mechanisms.base import (
     VoteOutcome,
     checked_counts,
     noisy_max,
+    threshold_events,
 )
 from terrine_server.privacy.noise import Entropy, discrete_gaussian
-from terrine_server.privacy.parameters import check_ensemble, check_sigma, check_threshold
+from terrine_server.privacy.parameters import (
+    check_answer_share,
+    check_ensemble,
+    check_sigma,
+    check_threshold,
+)
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class ConfidentGNMax:
 
     Price: the largest count moves by at most one vote, so the test is one Gaussian release of
     sensitivity 1 and is always paid. The noisy maximum is paid only if the test passes. Whether it
-    passed is public, so the charge is a function of the transcript.
+    passed is public, so the charge is a function of the transcript. With an `answer_share` both are
+    priced as one release (`accounting.joint`), which costs less in Rényi DP.
     """
 
     teachers: int
@@ -39,6 +41,7 @@ class ConfidentGNMax:
     threshold: int
     sigma1: float
     sigma2: float
+    answer_share: float | None = None
 
     name: ClassVar[str] = "confident_gnmax"
     guarantee: ClassVar[Literal["proven", "claimed"]] = "proven"
@@ -50,11 +53,17 @@ class ConfidentGNMax:
         check_threshold(self.threshold, self.teachers)
         check_sigma("sigma1", self.sigma1)
         check_sigma("sigma2", self.sigma2)
+        check_answer_share(self.answer_share)
 
     def events(self) -> Mapping[VoteOutcome, CostEvent]:
         """An abstention pays for the test, an answer for the test and the noisy maximum."""
-        test = GaussianThreshold(self.sigma1, self.threshold, low=0, high=self.teachers)
-        answer = Composition((test, GaussianNoisyMax(self.sigma2)))
+        # The votes add up to the number of teachers, so some class has at least their mean.
+        mean = -(-self.teachers // self.classes)
+        test, answer = threshold_events(
+            *(self.teachers, self.classes, self.threshold, self.sigma1, self.sigma2),
+            low=0 if self.answer_share is None else mean,
+            answer_share=self.answer_share,
+        )
         return {VoteOutcome.ABSTAINED: test, VoteOutcome.ANSWERED: answer}
 
     def release(
@@ -64,7 +73,9 @@ class ConfidentGNMax:
         entropy: Entropy = os.urandom,
     ) -> Released:
         """Answer or abstain for each row of counts, int64[B, m]; both draw the same noise."""
-        votes = checked_counts(counts, self.teachers, self.classes)
+        votes = checked_counts(
+            counts, self.teachers, self.classes, all_vote=self.answer_share is not None
+        )
         noise = discrete_gaussian(self.sigma1).sample((len(votes),), entropy)
         labels = noisy_max(votes, discrete_gaussian(self.sigma2), entropy)
         return Released.where(

@@ -9,12 +9,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from terrine_server.privacy.accounting.events import (
-    Composition,
-    CostEvent,
-    GaussianNoisyMax,
-    GaussianThreshold,
-)
+from terrine_server.privacy.accounting.events import CostEvent
 from terrine_server.privacy.mechanisms.base import (
     Counts,
     Probabilities,
@@ -22,10 +17,12 @@ from terrine_server.privacy.mechanisms.base import (
     VoteOutcome,
     checked_counts,
     noisy_max,
+    threshold_events,
 )
 from terrine_server.privacy.noise import Entropy, discrete_gaussian
 from terrine_server.privacy.parameters import (
     ParameterError,
+    check_answer_share,
     check_ensemble,
     check_sigma,
     check_threshold,
@@ -45,7 +42,8 @@ class InteractiveGNMax:
 
     Price: for any fixed integer baseline the tested maximum moves by at most one vote, so the cost
     is that of Confident-GNMax; what follows a failed test depends on p alone. P18 subtracts n·p
-    without rounding; an integer baseline keeps the discrete noise exact.
+    without rounding; an integer baseline keeps the discrete noise exact. With an `answer_share`,
+    test and maximum are priced as one release, for any baseline ≥ 0.
     """
 
     teachers: int
@@ -54,6 +52,7 @@ class InteractiveGNMax:
     sigma1: float
     sigma2: float
     confidence: float
+    answer_share: float | None = None
 
     name: ClassVar[str] = "interactive_gnmax"
     guarantee: ClassVar[Literal["proven", "claimed"]] = "proven"
@@ -66,13 +65,15 @@ class InteractiveGNMax:
         check_sigma("sigma1", self.sigma1)
         check_sigma("sigma2", self.sigma2)
         within("confidence", self.confidence, 0, 1, "it is compared with a probability")
+        check_answer_share(self.answer_share)
 
     def events(self) -> Mapping[VoteOutcome, CostEvent]:
         """A failed test pays for the test, an answer for the test and the noisy maximum."""
-        test = GaussianThreshold(
-            self.sigma1, self.threshold, low=-self.teachers, high=self.teachers
+        test, answer = threshold_events(
+            *(self.teachers, self.classes, self.threshold, self.sigma1, self.sigma2),
+            low=-self.teachers,
+            answer_share=self.answer_share,
         )
-        answer = Composition((test, GaussianNoisyMax(self.sigma2)))
         return {
             VoteOutcome.ABSTAINED: test,
             VoteOutcome.REINFORCED: test,
@@ -93,7 +94,9 @@ class InteractiveGNMax:
         entropy: Entropy = os.urandom,
     ) -> Released:
         """Answer, confirm or abstain for each row of counts and probabilities, both [B, m]."""
-        votes = checked_counts(counts, self.teachers, self.classes)
+        votes = checked_counts(
+            counts, self.teachers, self.classes, all_vote=self.answer_share is not None
+        )
         if probabilities is None:
             raise ParameterError("interactive_gnmax needs the student's class probabilities.")
         student = self._checked(probabilities)

@@ -9,7 +9,11 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from terrine_server.privacy.accounting.events import CostEvent, LaplaceNoisyMax
+from terrine_server.privacy.accounting.events import (
+    CostEvent,
+    LaplaceArgmax,
+    LaplaceNoisyMax,
+)
 from terrine_server.privacy.mechanisms.base import (
     Counts,
     Probabilities,
@@ -19,20 +23,23 @@ from terrine_server.privacy.mechanisms.base import (
     noisy_max,
 )
 from terrine_server.privacy.noise import Entropy, discrete_laplace
-from terrine_server.privacy.parameters import check_ensemble, check_gamma
+from terrine_server.privacy.parameters import ParameterError, check_ensemble, check_gamma
 
 
 @dataclass(frozen=True)
 class LNMax:
     """Answers argmax_j (n_j + L_j), with L_j discrete Laplace of scale 1/gamma votes.
 
-    Price: pure 2·gamma-DP per query (P17, Theorem 2), because two counts move by one vote each. The
+    The noisy counts are pure 2·gamma-DP (P17, Theorem 2): two of them move by one vote each. The
     integer lattice does not change this: Pr[L = k] / Pr[L = k + 1] ≤ e^gamma for every integer k.
+    With `pricing="tight"` a query pays for its answer alone, which reveals less
+    (docs/privacy/lnmax.md); without, as in older projects, for the noisy counts.
     """
 
     teachers: int
     classes: int
     gamma: float
+    pricing: Literal["tight"] | None = None
 
     name: ClassVar[str] = "lnmax"
     guarantee: ClassVar[Literal["proven", "claimed"]] = "proven"
@@ -42,10 +49,13 @@ class LNMax:
     def __post_init__(self) -> None:
         check_ensemble(self.teachers, self.classes)
         check_gamma("gamma", self.gamma)
+        if self.pricing not in (None, "tight"):
+            raise ParameterError(f"pricing must be tight, or not be given: not {self.pricing!r}.")
 
     def events(self) -> Mapping[VoteOutcome, CostEvent]:
         """Every query is answered and pays for one noisy maximum."""
-        return {VoteOutcome.ANSWERED: LaplaceNoisyMax(self.gamma)}
+        event = LaplaceNoisyMax if self.pricing is None else LaplaceArgmax
+        return {VoteOutcome.ANSWERED: event(self.gamma)}
 
     def release(
         self,

@@ -36,9 +36,12 @@ from terrine_server.privacy.accounting.curves import rdp
 from terrine_server.privacy.accounting.events import (
     ClaimedRelease,
     Composition,
+    ConfidentMax,
     CostEvent,
+    GaussianNoisyCounts,
     GaussianNoisyMax,
     GaussianThreshold,
+    LaplaceArgmax,
     LaplaceNoisyMax,
     SparseVectorEpoch,
     StabilityTest,
@@ -53,6 +56,9 @@ from terrine_server.privacy.published.noisy_max import (
 )
 from terrine_server.privacy.published.release import SecretSpend, check_beta
 from terrine_server.privacy.published.statistics import bit_table, statistic_of, statistic_range
+
+FURTHEST = 40.0
+"""Distances are followed up to e^(−40): to 40/β votes, which is public."""
 
 FINEST, VALUES = 16, 16_000
 """The statistic of a noisy maximum has up to 16 values per vote of the gap and about 16,000 in all.
@@ -69,8 +75,8 @@ class Meter:
     """Computes the secret spend of one mechanism at one Rényi order.
 
     `events`: the cost event of each outcome. An event without a data-dependent analysis (a boosted
-    or a claimed one) costs its worst case. A tally is int64[size]. Raises `ParameterError` on an
-    invalid order.
+    or a claimed one, or noisy counts) costs its worst case. A tally is int64[size]. Raises
+    `ParameterError` on an invalid order.
     """
 
     def __init__(
@@ -131,20 +137,32 @@ class Meter:
         self, tally: NDArray[np.int64] | Floats, betas: Sequence[float]
     ) -> list[SecretSpend]:
         """Return the spend of a tally for each β. Secret."""
-        decay = np.exp(-np.outer([check_beta(beta) for beta in betas], np.arange(self.teachers)))
-        cost = math.fsum(np.concatenate([part.costs for _, part in self._parts]) * tally)
-        smooth = (self.local_sensitivities(tally) * decay).max(axis=1) * (1 + MARGIN)
+        rates = np.array([check_beta(beta) for beta in betas])
+        # From here on, the largest change that any votes allow stands for all larger distances. It
+        # is smooth too, since it is the same for neighbours, and far too small to matter.
+        reach = min(self.teachers, math.ceil(FURTHEST / rates.min()))
+        decay = np.exp(-np.outer(rates, np.arange(reach)))
+        cost = float(np.sum(np.concatenate([part.costs for _, part in self._parts]) * tally))
+        smooth = (self.local_sensitivities(tally, reach) * decay).max(axis=1)
+        if reach < self.teachers:
+            smooth = np.maximum(smooth, np.exp(-rates * reach) * self._largest_change(tally))
+        smooth *= 1 + MARGIN
         return [SecretSpend(cost * (1 + MARGIN), float(each) + FLOOR) for each in smooth]
 
-    def local_sensitivities(self, tally: NDArray[np.int64] | Floats) -> Floats:
-        """Return Σ LS(k, d) over the queries of a tally, float[teachers], for d = 0, 1, …"""
-        total = np.zeros(self.teachers)
+    def local_sensitivities(self, tally: NDArray[np.int64] | Floats, reach: int) -> Floats:
+        """Return Σ LS(k, d) over the queries of a tally, float[reach], for d = 0, 1, …"""
+        total = np.zeros(reach)
         for first, part in self._parts:
             if part.step:
-                total += part.local_sensitivities(
-                    tally[first : first + len(part.costs)], self.teachers
-                )
+                total += part.local_sensitivities(tally[first : first + len(part.costs)], reach)
         return total
+
+    def _largest_change(self, tally: NDArray[np.int64] | Floats) -> float:
+        """Return the most that Σ LS(k, d) can be at any distance; it depends on counts alone."""
+        return sum(
+            float(tally[first : first + len(part.costs)].sum() * np.ptp(part.costs))
+            for first, part in self._parts
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,14 +199,14 @@ class _Part:
         largest = np.searchsorted(-self.levels, -mean_tail, side="right") - 1
         return np.maximum(largest, 0)
 
-    def local_sensitivities(self, tally: NDArray[np.int64] | Floats, teachers: int) -> Floats:
-        """Return Σ LS(k, d) over this part of a tally, float[teachers]."""
+    def local_sensitivities(self, tally: NDArray[np.int64] | Floats, reach: int) -> Floats:
+        """Return Σ LS(k, d) over this part of a tally, float[reach]."""
         width = 2 * self.step + 1
         highest = maximum_filter1d(self.costs, width, mode="nearest")
         lowest = -maximum_filter1d(-self.costs, width, mode="nearest")
         change = np.maximum(highest - self.costs, self.costs - lowest)
-        total = np.empty(teachers)
-        for distance in range(teachers):
+        total = np.empty(reach)
+        for distance in range(reach):
             total[distance] = tally @ change
             change = maximum_filter1d(change, width, mode="nearest")
         return total
@@ -204,15 +222,18 @@ def _part(event: CostEvent, teachers: int, classes: int, order: float) -> _Part:
             levels = log_ndtr((1 - gaps) / (math.sqrt(2) * sigma))
             costs = gnmax_rdp(_log_q(levels, classes), sigma, order)[:, 0]
             return _Part(event, costs, 2 * fine + 1, levels[::fine], levels)
-        case LaplaceNoisyMax(gamma, shift=1):
+        case LaplaceNoisyMax(gamma, shift=1) | LaplaceArgmax(gamma):
             tails = laplace_log_tails(gamma, teachers)
             fine = _resolution(teachers)
             levels = tails[0] - gamma / fine * np.arange(teachers * fine + 1)
             costs = lnmax_rdp(_log_q(levels, classes), gamma, order)[:, 0]
+            costs = np.minimum(costs, rdp(event, order))
             return _Part(event, costs, 2 * fine + 1, tails, levels)
         case GaussianNoisyMax() | LaplaceNoisyMax() | Composition():
             return _Part(event, rdp(event, [order]), step=0)  # boosted: no known analysis
-        case SparseVectorEpoch() | WithinEpoch() | ClaimedRelease():
+        case GaussianNoisyCounts():
+            return _Part(event, rdp(event, [order]), step=0)  # the same at any votes
+        case SparseVectorEpoch() | WithinEpoch() | ClaimedRelease() | ConfidentMax():
             return _Part(event, rdp(event, [order]), step=0)
         case _:
             assert_never(event)

@@ -1,0 +1,292 @@
+"""Choose the rule and the prices under which a project is opened, before its first query.
+
+Every rule that is considered is sound, and the choice follows from public parameters and a public
+expectation, so nothing depends on its being right: a wrong expectation costs answers, not privacy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+from scipy.optimize import brentq
+
+from terrine_server.planning.forecast import DEFAULT_CONSENSUS, Votes, forecast
+from terrine_server.planning.grid import Spec
+from terrine_server.privacy.accounting.curves import rdp
+from terrine_server.privacy.accounting.events import ConfidentMax
+from terrine_server.privacy.accounting.joint import outcome_costs
+from terrine_server.privacy.accounting.units import COST_UNITS
+from terrine_server.privacy.budget.quoting import cap_order, quote, split_delta
+from terrine_server.privacy.budget.rules import Rule, search_order
+from terrine_server.privacy.budget.terms import Account, Choice, Considered, Terms
+from terrine_server.privacy.mechanisms.base import Mechanism, VoteOutcome
+from terrine_server.privacy.mechanisms.confident_gnmax import ConfidentGNMax
+from terrine_server.privacy.mechanisms.interactive_gnmax import InteractiveGNMax
+from terrine_server.privacy.parameters import (
+    MAX_EPSILON,
+    MIN_ANSWER_SHARE,
+    ParameterError,
+    within,
+)
+
+DEAREST = 3.0
+"""The most that any outcome costs, as a multiple of one price for all outcomes.
+
+The cheaper answers are, the dearer abstentions, and the fewer queries are certain if all of them
+abstain: at least a third of those that one price for all would buy.
+"""
+
+TYPICAL_SHARES = (1.0, 0.5, 0.2, 0.05, 0.01, 0.001)
+
+SHARES = tuple(float(f"{share:.3g}") for share in np.geomspace(DEAREST, MIN_ANSWER_SHARE, 36))
+
+EXPECTED_STUDENT = 0.9
+"""The accuracy of the student that Interactive-GNMax is expected to serve, if nothing is said."""
+
+Thresholded = ConfidentGNMax | InteractiveGNMax
+
+
+def under_todays_analysis(spec: Spec) -> Spec:
+    """Return a requested specification with the analysis by which a new project is charged.
+
+    What an earlier version stored does not name one, and keeps its prices.
+    """
+    return {**spec, "pricing": "tight"} if spec["name"] == "lnmax" else spec
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A mechanism with the terms that it can be opened under. `answers`: how many are expected."""
+
+    mechanism: Mechanism
+    terms: Terms
+    answers: float
+
+    @property
+    def answer_share(self) -> float | None:
+        """See `ConfidentMax`; None if each release is charged by itself."""
+        mechanism = self.mechanism
+        return mechanism.answer_share if isinstance(mechanism, Thresholded) else None
+
+    @property
+    def considered(self) -> Considered:
+        """What is kept of the offer."""
+        certain = self.terms.affordable(Account())
+        return Considered(self.terms.rule, self.answer_share, int(self.answers), certain)
+
+    def specification(self, spec: Spec) -> dict[str, object]:
+        """Return the specification of the mechanism that is opened: as given, with its share."""
+        share = self.answer_share
+        return dict(spec) if share is None else {**spec, "answer_share": share}
+
+
+def choose(
+    mechanism: Mechanism,
+    epsilon: float,
+    delta: float,
+    *,
+    cap_rule: Rule,
+    pass_rate: float | None = None,
+) -> Offer:
+    """Return the best of the `offers`, with all of them in its terms.
+
+    `pass_rate`: by default what `DEFAULT_CONSENSUS` makes of the mechanism.
+    """
+    if pass_rate is not None:
+        why = "it is the share of queries that are expected to be answered"
+        pass_rate = within("expected_pass_rate", pass_rate, 1e-6, 1, why)
+    rate = expected_pass_rate(mechanism) if pass_rate is None else pass_rate
+    found = offers(mechanism, epsilon, delta, cap_rule=cap_rule, pass_rate=rate)
+    choice = Choice(rate, tuple(offer.considered for offer in found))
+    return replace(found[0], terms=replace(found[0].terms, choice=choice))
+
+
+def offers(
+    mechanism: Mechanism,
+    epsilon: float,
+    delta: float,
+    *,
+    cap_rule: Rule,
+    pass_rate: float,
+    order: float | None = None,
+) -> list[Offer]:
+    """Return the sound ways to open a project, the most expected answers first.
+
+    `pass_rate`: the share of queries that are expected to be answered, a public guess. `order`: the
+    order of rules in Rényi DP; by default the best is searched for. Raises `ParameterError` if the
+    budget does not pay for a single query.
+    """
+    found, problem = [], ParameterError("There is no rule to open this project under.")
+    for variant, rule in _variants(mechanism, epsilon, delta, cap_rule, pass_rate, order):
+        try:
+            terms = quote(variant, epsilon, delta, cap_rule=cap_rule, rule=rule)
+        except ParameterError as error:
+            problem = error
+        else:
+            found.append(Offer(variant, terms, expected_answers(terms, pass_rate)))
+    if not found:
+        raise problem
+    # With as many answers, the one that is certain of more queries; then the first.
+    return sorted(found, key=lambda o: (-int(o.answers), -o.terms.affordable(Account())))
+
+
+def expected_answers(terms: Terms, pass_rate: float) -> float:
+    """Return how many answers are expected if this share of queries is answered.
+
+    A query is admitted while the most expensive outcome fits, so a remainder may be left.
+    """
+    others = [p.cost for outcome, p in terms.prices.items() if outcome != VoteOutcome.ANSWERED]
+    if not others or terms.opening is not None:
+        return terms.affordable(Account())
+    mean = pass_rate * terms.prices[VoteOutcome.ANSWERED].cost + (1 - pass_rate) * max(others)
+    queries = (terms.budget - terms.worst.cost) / mean + 1
+    return pass_rate * min(queries, terms.delta_budget // terms.worst.delta)
+
+
+@dataclass(frozen=True)
+class Division:
+    """A way to divide a joint price: what an answer and an abstention cost, of one price for both.
+
+    `answers`: how many are expected. `queries`: how many are certain, whatever their outcomes.
+    """
+
+    answer: float
+    abstention: float
+    answers: int
+    queries: int
+
+
+def divisions(offer: Offer, pass_rate: float) -> tuple[Division, ...]:
+    """Return what other shares of an answer would do to an offer's price; none if it has no share.
+
+    Cheap answers make dear abstentions: more answers if the expectation holds, fewer queries if all
+    of them abstain.
+    """
+    mechanism, terms = offer.mechanism, offer.terms
+    if not isinstance(mechanism, Thresholded) or mechanism.answer_share is None:
+        return ()
+    found = []
+    for share in sorted({*TYPICAL_SHARES, mechanism.answer_share}, reverse=True):
+        variant = replace(mechanism, answer_share=share)
+        event = variant.events()[VoteOutcome.ANSWERED]
+        order = terms.rule.order
+        costs = outcome_costs(event, order) if isinstance(event, ConfidentMax) and order else None
+        if costs is None:
+            continue
+        budget = terms.budget / COST_UNITS
+        worst = max(costs.answer, costs.abstention)
+        mean = pass_rate * costs.answer + (1 - pass_rate) * costs.abstention
+        found.append(
+            Division(
+                answer=share,
+                abstention=costs.abstention / costs.flat,
+                answers=max(0, int(pass_rate * ((budget - worst) / mean + 1))),
+                queries=int(budget / worst),
+            )
+        )
+    return tuple(found)
+
+
+def needed_epsilon(mechanism: Mechanism, delta: float, pass_rate: float, answers: float) -> float:
+    """Return the least ε that is expected to buy so many answers; infinite if none does."""
+
+    def missing(log_epsilon: float) -> float:
+        epsilon = min(math.exp(log_epsilon), MAX_EPSILON)
+        try:
+            best = quick_offer(mechanism, epsilon, delta, pass_rate)
+        except ParameterError:
+            return -math.log(answers) - 1
+        return math.log(max(best.answers, 0.5) / answers)
+
+    low, high = math.log(1e-3), math.log(MAX_EPSILON)
+    if missing(high) < 0:
+        return math.inf
+    if missing(low) >= 0:
+        return math.exp(low)
+    return math.exp(brentq(missing, low, high, xtol=1e-3))
+
+
+def quick_offer(mechanism: Mechanism, epsilon: float, delta: float, pass_rate: float) -> Offer:
+    """Return the best offer at one order alone, which suits any Gaussian noise, for comparisons."""
+    order = _quick_order(epsilon, delta)
+    cap_rule = Rule("rdp", order)
+    found = offers(mechanism, epsilon, delta, cap_rule=cap_rule, pass_rate=pass_rate, order=order)
+    return found[0]
+
+
+@lru_cache(maxsize=1024)
+def _quick_order(epsilon: float, delta: float) -> float:
+    return cap_order(epsilon, delta)
+
+
+def expected_pass_rate(mechanism: Mechanism) -> float:
+    """Return the share of queries that are answered if teachers agree as they mostly do.
+
+    1 where there is no forecast, or nothing but answers.
+    """
+    if VoteOutcome.ABSTAINED not in mechanism.events() or mechanism.opening is not None:
+        return 1.0
+    votes = Votes.synthetic(
+        DEFAULT_CONSENSUS, teachers=mechanism.teachers, classes=mechanism.classes
+    )
+    if mechanism.needs_probabilities:
+        votes = votes.with_student(EXPECTED_STUDENT)
+    rate = forecast(mechanism, votes).shares[VoteOutcome.ANSWERED]
+    return float(f"{min(max(rate, 0.001), 1.0):.3g}")
+
+
+def _variants(
+    mechanism: Mechanism,
+    epsilon: float,
+    delta: float,
+    cap_rule: Rule,
+    pass_rate: float,
+    order: float | None,
+) -> list[tuple[Mechanism, Rule | None]]:
+    """Return each way to price the mechanism, with its rule; None: what `quote` chooses.
+
+    Under a cap in Gaussian DP it is that alone: what one project gained in Rényi DP, the cap would
+    charge in full.
+    """
+    given = mechanism.answer_share if isinstance(mechanism, Thresholded) else None
+    variants: list[tuple[Mechanism, Rule | None]] = [(mechanism, None)] if given is None else []
+    if cap_rule.order is None and given is None:
+        return variants
+    events = mechanism.events()
+    conversion = split_delta(events.values(), delta).conversion
+    if isinstance(mechanism, Thresholded):
+        shares = SHARES if given is None else (given,)
+        found = order or search_order(
+            epsilon, conversion, lambda a: _best_share(mechanism, a, pass_rate, shares)[0]
+        )
+        share = _best_share(mechanism, found, pass_rate, shares)[1]
+        return [*variants, (replace(mechanism, answer_share=share), Rule("rdp", found))]
+    if mechanism.opening is not None:
+        return variants
+    rates = dict.fromkeys(events, 1 - pass_rate) | {VoteOutcome.ANSWERED: pass_rate}
+
+    def mean(order: float) -> float:
+        return sum(rates[outcome] * float(rdp(events[outcome], order)) for outcome in events)
+
+    return [*variants, (mechanism, Rule("rdp", order or search_order(epsilon, conversion, mean)))]
+
+
+@lru_cache(maxsize=1024)
+def _best_share(
+    mechanism: Thresholded, order: float, pass_rate: float, shares: Sequence[float]
+) -> tuple[float, float]:
+    """Return the least mean cost of a query at an order, and the share of an answer that has it."""
+    found = (math.inf, 1.0)
+    for share in shares:
+        event = replace(mechanism, answer_share=share).events()[VoteOutcome.ANSWERED]
+        costs = outcome_costs(event, order) if isinstance(event, ConfidentMax) else None
+        if costs is None:
+            continue
+        if len(shares) == 1 or max(costs.abstention, costs.answer) <= DEAREST * costs.flat:
+            mean = pass_rate * costs.answer + (1 - pass_rate) * costs.abstention
+            found = min(found, (mean, share))
+    return found

@@ -1,0 +1,229 @@
+"""Noisy counts over HTTP: paid like gnmax, told again as they were, and for noisy_votes alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from books import unguarded
+from caller import Caller, npy, npz, slug
+from commands import Terrine
+from forging import write
+from numpy.typing import NDArray
+from scipy.stats import chi2
+from server import RunningServer
+
+from terrine_protocol import LabelResponse, NoisyVotesSpec, ProjectInfo
+from terrine_server.labeling.local_voters import LocalVoters
+from terrine_server.ledger import connect
+from terrine_server.ledger.verifying.walk import verify_export
+
+Call = Callable[..., Caller]
+COUNTED = {"name": "noisy_votes", "sigma": 4.0}
+FALSE_ALARM = 1e-9
+
+
+def results(reply: httpx.Response) -> list[dict[str, Any]]:
+    assert reply.status_code == 200, reply.text
+    found: list[dict[str, Any]] = reply.json()["results"]
+    return found
+
+
+def counts_of(found: list[dict[str, Any]]) -> NDArray[np.int64]:
+    return np.array([result["counts"] for result in found])
+
+
+def votes_on(server: RunningServer, inputs: NDArray[Any]) -> NDArray[np.int64]:
+    """What the teachers really voted, which no student ever sees."""
+    record = server.ledger.ensemble("digits")
+    return LocalVoters(server.settings.data_dir).votes(record, inputs)
+
+
+def test_counts_are_the_votes_with_noise_and_the_label_is_the_largest(
+    terrine_server: RunningServer, call: Call
+) -> None:
+    terrine_server.open_project(mechanism=COUNTED, epsilon=20.0)
+    inputs = terrine_server.ensemble.public[:60]
+    reply = call().label(inputs)
+    told = LabelResponse.model_validate_json(reply.content)
+    assert told.noise_sigma == 4.0
+    counts = counts_of(results(reply))
+    assert counts.shape == (60, 10)
+    assert [result.label for result in told.results] == counts.argmax(axis=1).tolist()
+    assert (counts < 0).any(), "they are not cut off"
+    noise = counts - votes_on(terrine_server, inputs)
+    assert noise.any(axis=1).all()
+    spread = float((noise**2).sum()) / 4.0**2
+    assert chi2.sf(spread, noise.size) > FALSE_ALARM
+    assert chi2.cdf(spread, noise.size) > FALSE_ALARM
+
+
+def test_counts_cost_what_the_noisy_maximum_costs(
+    terrine_server: RunningServer, call: Call
+) -> None:
+    terrine_server.open_project(mechanism=COUNTED)
+    terrine_server.open_project("labels", {"name": "gnmax", "sigma": 4.0})
+    inputs = terrine_server.ensemble.public[:5]
+    counted, labelled = call().label(inputs), call(project="labels").label(inputs)
+    paid, usual = counted.json()["budget"], labelled.json()["budget"]
+    assert {**paid, "project": "labels"} == usual
+    assert paid["spent"] > 0
+    ledger = terrine_server.ledger
+    assert ledger.project("study").terms == ledger.project("labels").terms
+
+
+def test_the_same_input_has_the_same_counts_for_ever(
+    terrine_server: RunningServer, call: Call
+) -> None:
+    terrine_server.open_project(mechanism=COUNTED)
+    student, inputs = call(), terrine_server.ensemble.public[:4]
+    first = student.label(inputs, key="once")
+    paid = counts_of(results(first)).tolist()
+    for again in (
+        student.label(inputs, key="once"),
+        student.send(npy(inputs), "application/x-npy"),
+        student.send(npz(inputs=inputs), "application/x-npz"),
+        call().label(inputs[::-1]),
+    ):
+        found = results(again)
+        counts = counts_of(found).tolist()
+        assert counts in (paid, paid[::-1])
+        assert again.json()["budget"] == first.json()["budget"]
+        assert again.json()["noise_sigma"] == 4.0
+    entries = terrine_server.ledger.charges("study")
+    assert [list(entry.counts or ()) for entry in entries] == paid
+    twice = results(student.label(np.concatenate([inputs[:1], inputs[:1]])))
+    assert twice[0]["counts"] == twice[1]["counts"] == paid[0]
+
+
+def test_a_query_that_is_refused_has_no_counts(terrine_server: RunningServer, call: Call) -> None:
+    terrine_server.open_project(mechanism=COUNTED, epsilon=2.0)
+    room = terrine_server.ledger.project("study").affordable
+    found = results(call().label(terrine_server.ensemble.public[: room + 3]))
+    assert ["counts" in result for result in found] == [True] * room + [False] * 3
+    assert [result["outcome"] for result in found[room:]] == ["refused"] * 3
+    assert slug(call().label(terrine_server.ensemble.public[50:53])) == "budget-exhausted"
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_no_other_mechanism_sends_counts(terrine_server: RunningServer, call: Call) -> None:
+    """Not even null: its replies are what they were."""
+    terrine_server.open_project()
+    reply = call().label(terrine_server.ensemble.public[:2])
+    assert set(reply.json()) == {"results", "budget"}
+    for result in results(reply):
+        assert set(result) == {"outcome", "label", "charge", "replayed"}
+
+
+def test_counts_are_the_students_and_the_owners_alone(
+    terrine_server: RunningServer, call: Call, tmp_path: Path
+) -> None:
+    """The ledger's pages and metrics show labels; an owner's export shows all that is hashed."""
+    terrine_server.open_project(mechanism=COUNTED)
+    found = results(call().label(terrine_server.ensemble.public[:3]))
+    auditor = call("auditor").http
+    page = auditor.get("/ledger/study").json()["items"]
+    assert [item["label"] for item in page] == [result["label"] for result in found]
+    assert all("counts" not in item for item in page)
+    assert page[0]["event"] == {"event": "gaussian_noisy_counts", "sigma": 4.0}
+    assert page[0]["mechanism"] == COUNTED
+    header = auditor.get("/ledger/study", headers={"Accept": "text/csv"}).text.splitlines()[0]
+    assert "counts" not in header
+    assert auditor.get("/ledger/study/verify").json()["ok"]
+    exported = tmp_path / "export.jsonl"
+    lines = list(terrine_server.ledger.export("study"))
+    assert [line["counts"] for line in lines[1:]] == [result["counts"] for result in found]
+    exported.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert verify_export(exported, {}).ok
+
+
+def test_edited_counts_are_broken_books(terrine_server: RunningServer, call: Call) -> None:
+    terrine_server.open_project(mechanism=COUNTED)
+    student, inputs = call(), terrine_server.ensemble.public[:3]
+    counts = results(student.label(inputs, key="k"))[1]["counts"]
+    edited = json.dumps([counts[0] + 1, *counts[1:]], separators=(",", ":"))
+    with unguarded(str(connect_url(terrine_server))) as connection:
+        write(connection, 2, {"counts": edited})
+    for refused in (student.label(inputs, key="k"), student.label(inputs[1:2])):
+        assert slug(refused) == "broken-books"
+        assert edited not in refused.text
+    results(student.label(inputs[:1]))
+    verdict = call("auditor").http.get("/ledger/study/verify").json()
+    assert not verdict["ok"]
+    assert verdict["problems"][0].startswith("entry 2: altered")
+    with unguarded(str(connect_url(terrine_server))) as connection:
+        write(connection, 2, {"counts": json.dumps(counts, separators=(",", ":"))})
+    assert results(student.label(inputs))[1]["counts"] == counts
+
+
+def connect_url(server: RunningServer) -> str:
+    return connect(server.settings.database).url.render_as_string(hide_password=False)
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_data_dependent_accounting_is_refused(terrine_server: RunningServer, call: Call) -> None:
+    terms: dict[str, Any] = {"name": "study", "ensemble": "digits", "mechanism": COUNTED}
+    terms |= {"epsilon": 5.0, "delta": 1e-5, "accounting": "data_dependent"}
+    refused = call("admin").http.post("/projects", json=terms)
+    assert slug(refused) == "invalid-terms"
+    detail = refused.json()["detail"]
+    assert "noisy counts cost the same at any votes" in detail
+    assert "Use worst_case, or gnmax" in detail
+    opened = call("admin").http.post("/projects", json=terms | {"accounting": "worst_case"})
+    assert opened.status_code == 201
+    assert ProjectInfo.model_validate(opened.json()).mechanism == NoisyVotesSpec(**COUNTED)
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_the_document_describes_counts(terrine_server: RunningServer) -> None:
+    schemas = httpx.get(f"{terrine_server.url}/openapi.json").json()["components"]["schemas"]
+    result, response = schemas["LabelResult"], schemas["LabelResponse"]
+    assert {"type": "array", "items": {"type": "integer"}} in result["properties"]["counts"][
+        "anyOf"
+    ]
+    assert "noise_sigma" in response["properties"]
+    assert "counts" not in result["required"]
+    assert "noise_sigma" not in response["required"]
+    assert "NoisyVotesSpec" in schemas
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_the_owners_commands_know_it(
+    terrine_server: RunningServer,
+    call: Call,
+    terrine: Terrine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = terrine_server.settings
+    monkeypatch.setenv("TERRINE_DATA_DIR", str(settings.data_dir))
+    monkeypatch.setenv("TERRINE_DATABASE_URL", settings.database)
+    budget = ("--epsilon", "5", "--delta", "1e-5")
+    opening = ("--ensemble", "digits", "--mechanism", "noisy_votes", "--sigma", "4")
+    assert "noisy_votes, sigma 4" in terrine("project", "open", "study", *opening, *budget).fine
+    refused = terrine(
+        "project", "open", "other", *opening, *budget, "--accounting", "data_dependent"
+    )
+    assert "noisy counts cost the same at any votes" in refused.refused
+    found = results(call().label(terrine_server.ensemble.public[:3]))
+    assert "3 charges" in terrine("ledger", "verify", "study").fine
+    said = terrine("price", "study").fine
+    assert "Noisy counts cost what gnmax costs" in said
+    shown = json.loads(terrine("ledger", "show", "study", "--json").fine)
+    assert [e["counts"] for e in shown["last_charges"]] == [result["counts"] for result in found]
+    for format in ("json", "csv"):
+        file = tmp_path / f"study.{format}"
+        assert terrine("ledger", "export", "study", "--format", format, "--output", str(file)).fine
+        text = file.read_text()
+        assert json.dumps(found[0]["counts"], separators=(", ", ": ")) in text or format == "csv"
+    header, first = (tmp_path / "study.csv").read_text().splitlines()[:2]
+    assert header.endswith(",hash,counts")
+    assert first.endswith('"' + json.dumps(found[0]["counts"], separators=(",", ":")) + '"')
+    assert "intact" in terrine("ledger", "verify", "--file", str(tmp_path / "study.json")).fine
+    books = terrine("audit", "ledger").fine
+    assert "every price matches its event" in books

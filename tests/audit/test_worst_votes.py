@@ -1,0 +1,52 @@
+"""The attack on joint prices finds votes that need nearly all of them, and lower ones fail."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from terrine_server.audit import worst_votes
+from terrine_server.audit.worst_votes import EXAMPLE, audit_joint_price, needed_share
+from terrine_server.privacy import Price, Rule, VoteOutcome, build_mechanism, price
+
+SHARES = (1.0, 0.5, 0.05)
+
+
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize(
+    ("teachers", "threshold", "sigma1", "sigma2", "order"),
+    [
+        (2000, 1600, 400.0, 300.0, 17.71),
+        (250, 200, 50.0, 37.5, 17.8),
+        (1000, 500, 248.0, 174.0, 17),
+    ],
+)
+def test_the_worst_votes_found_need_most_of_a_price_and_never_more(
+    teachers: int, threshold: int, sigma1: float, sigma2: float, order: float, share: float
+) -> None:
+    spec = EXAMPLE | {"threshold": threshold, "sigma1": sigma1, "sigma2": sigma2}
+    mechanism = build_mechanism(spec | {"answer_share": share}, teachers=teachers, classes=10)
+    events = mechanism.events()
+    answer, abstention = (
+        price(events[outcome], Rule("rdp", order))
+        for outcome in (VoteOutcome.ANSWERED, VoteOutcome.ABSTAINED)
+    )
+    needed, _ = needed_share(events[VoteOutcome.ANSWERED], answer, abstention, order)
+    assert needed <= 1
+    if teachers == 2000:  # near a tie, where the others are worst, the price has no room for less
+        assert needed > 0.95
+
+
+def test_the_audit_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = audit_joint_price()
+    assert found.passed
+    assert "need 99.6% of it" in found.evidence
+
+    def cheaper(*args: Any) -> Price:
+        whole = price(*args)
+        return replace(whole, cost=whole.cost * 9 // 10)
+
+    monkeypatch.setattr(worst_votes, "price", cheaper)
+    assert audit_joint_price().verdict == "exceeded"

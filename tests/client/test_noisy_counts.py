@@ -1,0 +1,174 @@
+"""Noisy counts as arrays: in the order of the inputs, through batches, failures and files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from faulty_server import FaultyServer, replies
+
+from terrine_client import (
+    NO_COUNT,
+    AsyncClient,
+    BudgetExhausted,
+    Client,
+    Forbidden,
+    Outcome,
+    UnexpectedReply,
+)
+from terrine_protocol import LabelResponse, LabelResult
+
+if TYPE_CHECKING:
+    from server import RunningServer
+
+TOKEN = "terrine_id_secret"
+
+
+def inputs(count: int, first: int = 1) -> np.ndarray:
+    """[count, 2], each with a different first number."""
+    return np.arange(first, first + count, dtype=np.int64).repeat(2).reshape(count, 2)
+
+
+@pytest.fixture
+def counted(faulty: FaultyServer) -> FaultyServer:
+    faulty.counted = True
+    return faulty
+
+
+def test_counts_are_an_array_with_a_row_for_each_input(counted: FaultyServer) -> None:
+    with Client(counted.url, TOKEN, batch_size=2) as client:
+        labels = client.label(inputs(5))
+    assert labels.noisy_counts is not None
+    assert labels.noisy_counts.dtype == np.int64
+    assert labels.noisy_counts.tolist() == [[-k, k, 7] for k in range(1, 6)]
+    assert labels.noise_sigma == 2.5
+    assert labels.counts[Outcome.ANSWERED] == 5, "the number of inputs with each outcome, as before"
+
+
+def test_where_there_is_no_answer_there_is_no_number_that_could_be_a_count(
+    counted: FaultyServer,
+) -> None:
+    counted.capacity = 3
+    with Client(counted.url, TOKEN, batch_size=2) as client:
+        labels = client.label(inputs(7))
+    assert labels.noisy_counts is not None
+    assert labels.noisy_counts.shape == (7, 3)
+    assert labels.answered.tolist() == [True] * 3 + [False] * 4
+    assert (labels.noisy_counts[~labels.answered] == NO_COUNT).all()
+    assert (labels.noisy_counts[labels.answered] != NO_COUNT).all()
+    assert NO_COUNT == -(2**63)
+
+
+def test_of_other_mechanisms_there_are_none(faulty: FaultyServer) -> None:
+    with Client(faulty.url, TOKEN) as client:
+        labels = client.label(inputs(3))
+    assert labels.noisy_counts is None
+    assert labels.noise_sigma is None
+
+
+def test_an_error_hands_over_the_counts_received_until_then(counted: FaultyServer) -> None:
+    with Client(counted.url, TOKEN, batch_size=2) as client:
+        client.label(inputs(2))
+        stopped = {"type": "/problems/forbidden", "title": "No", "status": 403, "detail": "No."}
+        counted.faults.extend([_works, replies(403, stopped)])
+        with pytest.raises(Forbidden) as stop:
+            client.label(inputs(4))
+    partial = stop.value.partial
+    assert partial is not None
+    assert partial.noisy_counts is not None
+    assert partial.noisy_counts.tolist() == [[-1, 1, 7], [-2, 2, 7]]
+    assert partial.noise_sigma == 2.5
+
+
+def _works(handler: Any, seen: Any) -> None:
+    from faulty_server import works
+
+    works(handler, seen)
+
+
+async def test_the_async_client_returns_the_same(counted: FaultyServer) -> None:
+    with Client(counted.url, TOKEN) as client:
+        once = client.label(inputs(4))
+    async with AsyncClient(counted.url, TOKEN, batch_size=3) as client:
+        again = await client.label(inputs(4))
+    assert again.noisy_counts is not None
+    assert once.noisy_counts is not None
+    assert again.noisy_counts.tolist() == once.noisy_counts.tolist()
+    assert again.noise_sigma == once.noise_sigma
+
+
+RESULT: dict[str, Any] = {"outcome": "answered", "label": 1, "charge": 1, "replayed": False}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "sigma"),
+    [
+        ({"counts": [1, 2]}, {}, 2.5),
+        ({}, {"counts": [1, 2]}, 2.5),
+        ({"counts": [1, 2]}, {"counts": [1, 2, 3]}, 2.5),
+        ({"counts": [1, 2]}, {"counts": [2]}, 2.5),
+        ({"counts": [1, 2]}, {"counts": [1, 2]}, None),
+        ({"counts": [1.5, 2]}, {"counts": [1, 2]}, 2.5),
+        ({"counts": "12"}, {"counts": [1, 2]}, 2.5),
+    ],
+)
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_counts_that_no_server_sends_are_an_unexpected_reply(
+    faulty: FaultyServer, first: Any, second: Any, sigma: float | None, batch_size: int
+) -> None:
+    """In one batch, or in one after the other."""
+    results = [RESULT | first, RESULT | second]
+    for start in range(0, 2, batch_size):
+        body = {"results": results[start : start + batch_size], "budget": faulty.budget()}
+        faulty.faults.append(replies(200, body | ({"noise_sigma": sigma} if sigma else {})))
+    with Client(faulty.url, TOKEN, batch_size=batch_size) as client, pytest.raises(UnexpectedReply):
+        client.label(inputs(2))
+
+
+def test_replies_without_counts_are_read_as_before() -> None:
+    result = LabelResult.model_validate_json('{"outcome": "answered", "label": 3, "charge": 1}')
+    assert result.counts is None
+    assert LabelResponse.model_fields["noise_sigma"].default is None
+    with pytest.raises(ValueError, match="counts"):
+        LabelResult.model_validate_json('{"outcome": "answered", "counts": ["x"]}')
+
+
+# ---------------------------------------------------------------------------- with the real server
+
+
+def test_a_student_gets_counts_and_gets_them_again_for_free(
+    terrine_server: RunningServer,
+) -> None:
+    terrine_server.open_project(mechanism={"name": "noisy_votes", "sigma": 4.0}, epsilon=20)
+    x = terrine_server.ensemble.public[:40]
+    with Client(terrine_server.url, terrine_server.token(), batch_size=16) as client:
+        assert client.project().mechanism.name == "noisy_votes"
+        labels = client.label(x)
+        assert labels.noisy_counts is not None
+        assert labels.noise_sigma == 4.0
+        assert labels.noisy_counts.shape == (40, 10)
+        assert labels.noisy_counts.argmax(axis=1).tolist() == labels.labels.tolist()
+        totals = labels.noisy_counts.sum(axis=1)
+        assert abs(totals.mean() - 40) < 6 * 4 * (10 / 40) ** 0.5, "forty teachers vote"
+
+        order = np.random.default_rng(1).permutation(40)
+        again = client.label(x[order])
+        assert again.noisy_counts is not None
+        assert again.noisy_counts.tolist() == labels.noisy_counts[order].tolist()
+        assert again.replayed.all()
+        assert again.budget.spent == labels.budget.spent
+
+
+def test_the_budget_ends_in_rows_without_counts(terrine_server: RunningServer) -> None:
+    terrine_server.open_project(mechanism={"name": "noisy_votes", "sigma": 4.0}, epsilon=3)
+    x = terrine_server.ensemble.public[:100]
+    with Client(terrine_server.url, terrine_server.token(), batch_size=8) as client:
+        room = client.budget().affordable
+        assert 0 < room < 90
+        labels = client.label(x)
+        assert labels.noisy_counts is not None
+        assert (labels.noisy_counts[:room] != NO_COUNT).all()
+        assert (labels.noisy_counts[room:] == NO_COUNT).all()
+        with pytest.raises(BudgetExhausted):
+            client.label(x[room:])

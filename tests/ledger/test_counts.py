@@ -1,0 +1,328 @@
+"""Noisy counts are paid for with their label, kept as they were told, and every edit is found."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from between import come_between
+from books import (
+    COUNTED,
+    GNMAX,
+    answered,
+    counted,
+    digest,
+    open_ledger,
+    open_project,
+    terms,
+    unguarded,
+)
+from edits import DEEP, Hand
+from forging import rehash, rewrite, rows_of
+
+from terrine_server.audit.ledger import audit_books
+from terrine_server.errors import BrokenBooks
+from terrine_server.ledger import Ledger, ProjectRecord, Proposal, Receipt, connect
+from terrine_server.ledger.anchors import Anchor
+from terrine_server.ledger.chain import CHARGE_FIELDS, frame, frame_counts
+from terrine_server.ledger.verifying.archive import ArchiveError
+from terrine_server.ledger.verifying.walk import verify_export
+from terrine_server.privacy import cap
+
+KEY = ("key", digest("body"))
+BATCH = [counted(1), counted(2), counted(3)]
+
+
+@pytest.fixture
+def ledger(database_url: str) -> Ledger:
+    return open_ledger(database_url)
+
+
+@pytest.fixture
+def project(ledger: Ledger) -> ProjectRecord:
+    """Three answers with noisy counts."""
+    opened = open_project(ledger, 10, COUNTED)
+    return ledger.charge(opened.id, BATCH, KEY).project
+
+
+def fresh(url: str) -> Ledger:
+    """As another server, which has read nothing yet."""
+    return Ledger(connect(url))
+
+
+def told(receipt: Receipt) -> list[Any]:
+    return [result.counts for result in receipt.results]
+
+
+PAID = [proposal.counts for proposal in BATCH]
+
+
+# ------------------------------------------------------------------------------------ told the same
+
+
+def test_counts_are_told_again_as_they_were(
+    project: ProjectRecord, ledger: Ledger, database_url: str
+) -> None:
+    """To the same query, to the same key, in one batch, and by another server: whatever was drawn
+    anew is thrown away."""
+    again = [counted(query, "drawn anew") for query in (1, 2, 3)]
+    assert not set(PAID) & {proposal.counts for proposal in again}
+    for server in (ledger, fresh(database_url)):
+        for batch, key in ((again, None), (BATCH, KEY)):
+            receipt = server.charge(project.id, batch, key)
+            assert told(receipt) == PAID
+            assert [result.label for result in receipt.results] == [p.label for p in BATCH]
+            assert receipt.project.spent == project.spent
+    twice = ledger.charge(project.id, [counted(4), counted(4, "drawn anew")])
+    assert told(twice) == [counted(4).counts] * 2
+    assert [result.replayed for result in twice.results] == [False, True]
+    assert [entry.counts for entry in ledger.charges("study")] == [*PAID, counted(4).counts]
+    assert ledger.verify("study").ok
+
+
+def test_whoever_came_first_decides_on_the_counts(
+    project: ProjectRecord, ledger: Ledger, database_url: str
+) -> None:
+    engine = connect(database_url)
+    first = [counted(7, "first")]
+    come_between(engine, lambda: ledger.charge(project.id, first))
+    receipt = Ledger(engine).charge(project.id, [counted(7, "second"), counted(8)])
+    assert told(receipt) == [first[0].counts, counted(8).counts]
+    assert [result.replayed for result in receipt.results] == [True, False]
+    assert ledger.verify("study").ok
+
+
+def test_a_refused_query_has_no_counts(ledger: Ledger) -> None:
+    project = open_project(ledger, 2, COUNTED)
+    receipt = ledger.charge(project.id, BATCH)
+    assert told(receipt) == [*PAID[:2], None]
+    assert ledger.project("study").charges == 2
+
+
+@pytest.mark.parametrize("classes", [2, 1000])
+def test_there_are_as_many_counts_as_classes(classes: int, database_url: str) -> None:
+    """Negative, and beyond the teachers and beyond 32 bits."""
+    ledger = open_ledger(database_url)
+    info = dict(ledger.ensemble("mnist").info) | {"classes": [str(j) for j in range(classes)]}
+    limit = cap(20, 1e-5)
+    ledger.register_ensemble("wide", "ensembles/wide", digest("w").hex(), info, 60_000, limit)
+    project = ledger.open_project("broad", "wide", COUNTED, terms(5, COUNTED))
+    counts = (-(2**40), *range(-classes + 3, 1), 2**40)
+    assert len(counts) == classes
+    batch = [replace(counted(1), counts=counts, label=classes - 1)]
+    ledger.charge(project.id, batch)
+    assert told(ledger.charge(project.id, [counted(1)])) == [counts]
+    assert [entry.counts for entry in ledger.charges("broad")] == [counts]
+    assert ledger.verify("broad").ok
+
+
+# ------------------------------------------------------------------------ only where they are paid
+
+
+def with_counts(counts: tuple[int, ...] | None, label: int = 3) -> Proposal:
+    return replace(answered("new", label), counts=counts)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "proposal"),
+    [
+        (GNMAX, counted("new")),
+        (COUNTED, answered("new")),
+        (COUNTED, with_counts((0, 0, 0, 9))),
+        (COUNTED, with_counts((*[0] * 10, 9), 10)),
+        (COUNTED, with_counts((0, 9, *[0] * 8))),
+        (COUNTED, with_counts((*[0] * 3, 9, 9, *[0] * 5), 4)),
+    ],
+    ids=["unpaid", "missing", "too few", "too many", "another label", "a tie's second class"],
+)
+def test_counts_that_were_not_charged_for_are_never_written(
+    mechanism: dict[str, Any], proposal: Proposal, ledger: Ledger
+) -> None:
+    project = open_project(ledger, 10, mechanism)
+    with pytest.raises(ValueError, match="noisy counts"):
+        ledger.charge(project.id, [proposal])
+    assert ledger.project("study").charges == 0
+
+
+def test_counts_are_in_no_text_made_of_what_is_not_paid() -> None:
+    assert "counts" not in repr(counted(1))
+
+
+# --------------------------------------------------------------------------------------- the chain
+
+
+def test_an_entrys_hash_covers_the_sha256_of_its_counts(
+    project: ProjectRecord, database_url: str
+) -> None:
+    """Recomputed by hand: a field more than other entries have."""
+    with connect(database_url).connect() as connection:
+        rows = rows_of(connection)
+    head = bytes.fromhex(project.genesis)
+    for row, counts in zip(rows, PAID, strict=True):
+        assert counts is not None
+        assert row["counts"] == "[" + ",".join(map(str, counts)) + "]"
+        framed = frame("terrine/charge/1", head, *(row[name] for name in CHARGE_FIELDS))
+        framed += b"b" + (32).to_bytes(8, "big") + hashlib.sha256(row["counts"].encode()).digest()
+        head = hashlib.sha256(framed).digest()
+        assert row["hash"] == head
+
+
+def test_no_counts_add_nothing_to_what_is_hashed() -> None:
+    assert frame_counts(None) == b""
+    assert len({frame_counts(None), frame_counts(""), frame_counts("[]"), frame_counts("[0]")}) == 4
+    for value in (b"[0]", 7, ()):
+        with pytest.raises(TypeError):
+            frame_counts(value)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------------------------- edits are found
+
+
+def changed(counts: str) -> dict[str, Any]:
+    numbers = json.loads(counts)
+    first, second = numbers[:2]
+    more, less = [first + 1, *numbers[1:]], [first - 1, *numbers[1:]]
+    return {
+        "one more": json.dumps(more, separators=(",", ":")),
+        "one less": json.dumps(less, separators=(",", ":")),
+        "exchanged": json.dumps([second, first, *numbers[2:]], separators=(",", ":")),
+        "another's": json.dumps(list(PAID[0] or ()), separators=(",", ":")),
+        "the same in other words": json.dumps(numbers),
+        "as text": json.dumps([str(n) for n in numbers], separators=(",", ":")),
+        "as fractions": json.dumps([float(n) for n in numbers], separators=(",", ":")),
+        "fewer": json.dumps(numbers[:-1], separators=(",", ":")),
+        "none": None,
+        "empty": "",
+        "no list": "{}",
+        "too deep": DEEP,
+        "bytes": b"\xff\xfe",
+        "a number": 7,
+    }
+
+
+@pytest.mark.parametrize("change", changed("[0,0]"))
+def test_edited_counts_are_not_told_and_are_found(
+    change: str, project: ProjectRecord, ledger: Ledger, database_url: str
+) -> None:
+    edits = Hand(connect(database_url), database_url)
+    value = changed(edits.value("charges", 1, "counts"))[change]
+    with edits.set("charges", 1, "counts", value) as done:
+        if not done:
+            assert database_url.startswith("postgresql")
+            assert not isinstance(value, str | None)
+            return
+        for batch, key in ((BATCH, KEY), (BATCH, None), ([counted(2)], None)):
+            for server in (ledger, fresh(database_url)):
+                with pytest.raises(BrokenBooks, match="Entry 2 of project study was altered"):
+                    server.charge(project.id, batch, key)
+        with pytest.raises(BrokenBooks, match="Entry 2"):
+            ledger.charges("study")
+        with pytest.raises(BrokenBooks, match="Entry 2"):
+            list(ledger.export("study"))
+        found = ledger.verify("study")
+        assert found.problems[0].startswith("entry 2: altered, or not the one that followed")
+        (broken, _) = audit_books(ledger)
+        assert not broken.passed
+        assert "entry 2: altered" in broken.evidence
+        assert told(ledger.charge(project.id, [counted(1)])) == PAID[:1], "the others are intact"
+    assert ledger.verify("study").ok
+    assert told(fresh(database_url).charge(project.id, BATCH, KEY)) == PAID
+
+
+def test_counts_that_are_added_to_an_entry_without_are_found(
+    ledger: Ledger, database_url: str
+) -> None:
+    project = open_project(ledger, 10)
+    ledger.charge(project.id, [answered(1, 0)], KEY)
+    with Hand(connect(database_url), database_url).set("charges", 0, "counts", "[9,0]") as done:
+        assert done
+        with pytest.raises(BrokenBooks):
+            fresh(database_url).charge(project.id, [answered(1, 0)])
+        assert ledger.verify("study").problems[0].startswith("entry 1: altered")
+
+
+CONSISTENT: dict[str, dict[str, Any]] = {
+    "gone": {"counts": None},
+    "too few": {"counts": "[0,9]", "label": 1},
+    "another label's": {"counts": "[0,0,0,9,0,0,0,0,0,0]", "label": 2},
+    "no numbers": {"counts": '["9"]'},
+    "no list": {"counts": "9"},
+}
+
+
+@pytest.mark.parametrize("changes", CONSISTENT.values(), ids=CONSISTENT)
+@pytest.mark.parametrize("forge", [rehash, rewrite])
+def test_counts_that_nobody_was_told_are_found_in_a_chain_that_was_made_to_fit(
+    forge: Callable[..., None],
+    changes: dict[str, Any],
+    project: ProjectRecord,
+    ledger: Ledger,
+    database_url: str,
+) -> None:
+    with unguarded(database_url) as connection:
+        forge(connection, 2, **changes)
+    problems = ledger.verify("study").problems
+    assert any(found.startswith("entry 2: its noisy counts are not") for found in problems)
+    with pytest.raises(BrokenBooks):
+        fresh(database_url).charge(project.id, [counted(2)])
+
+
+def test_an_anchor_finds_counts_that_were_written_anew(
+    project: ProjectRecord, ledger: Ledger, database_url: str
+) -> None:
+    """Consistent in themselves: only what was written down elsewhere tells."""
+    anchor = ledger.verify("study").anchor
+    assert isinstance(anchor, Anchor)
+    with unguarded(database_url) as connection:
+        rewrite(connection, 3, counts="[9,0,0,0,0,0,0,0,0,0]", label=0)
+    assert ledger.verify("study").ok
+    assert any("anchor: entry 3" in found for found in ledger.verify("study", anchor).problems)
+
+
+# ----------------------------------------------------------------------------------------- archives
+
+
+def export(ledger: Ledger, file: Path) -> list[Any]:
+    lines = list(ledger.export("study"))
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return lines
+
+
+def findings(file: Path, lines: list[Any]) -> str:
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    try:
+        problems = verify_export(file, {}).problems
+    except ArchiveError as error:
+        return str(error)
+    return problems[0] if problems else ""
+
+
+def test_an_export_holds_the_counts_and_verifies_without_its_database(
+    project: ProjectRecord, ledger: Ledger, tmp_path: Path
+) -> None:
+    file = tmp_path / "export.jsonl"
+    lines = export(ledger, file)
+    assert [tuple(line["counts"]) for line in lines[1:]] == PAID
+    assert findings(file, lines) == ""
+    for counts in ([*lines[2]["counts"][:-1], 7], lines[1]["counts"], []):
+        edited = [*lines[:2], lines[2] | {"counts": counts}, *lines[3:]]
+        assert findings(file, edited).startswith("entry 2: altered")
+    without = {name: value for name, value in lines[2].items() if name != "counts"}
+    assert findings(file, [*lines[:2], without, *lines[3:]]).startswith("entry 2: altered")
+    values: tuple[Any, ...] = (None, "[1]", [1.0], [True], {}, 7)
+    for value in values:
+        edited = [*lines[:2], lines[2] | {"counts": value}, *lines[3:]]
+        assert "line 3: not an entry" in findings(file, edited)
+
+
+def test_entries_without_counts_are_exported_as_they_were(ledger: Ledger, tmp_path: Path) -> None:
+    ledger.charge(open_project(ledger, 10).id, [answered(1), answered(2)])
+    file = tmp_path / "export.jsonl"
+    lines = export(ledger, file)
+    assert all("counts" not in line for line in lines)
+    assert findings(file, [*lines[:2], lines[2] | {"counts": [1, 0]}]).startswith("entry 2: alt")

@@ -1,0 +1,211 @@
+"""Which rule a project is opened under: the sound one that is expected to buy the most."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from terrine_server.planning.opening import (
+    DEAREST,
+    choose,
+    divisions,
+    expected_pass_rate,
+    needed_epsilon,
+    quick_offer,
+)
+from terrine_server.privacy import (
+    GDP,
+    Account,
+    Mechanism,
+    ParameterError,
+    Rule,
+    Terms,
+    VoteOutcome,
+    build_mechanism,
+    cap_order,
+    price,
+    quote,
+)
+
+CAP = Rule("rdp", 17.7)
+DELTA = 1e-5
+
+
+def confident(teachers: int = 2000, **parameters: Any) -> Mechanism:
+    spec: dict[str, Any] = {"name": "confident_gnmax", "threshold": int(0.8 * teachers)}
+    spec |= {"sigma1": 0.2 * teachers, "sigma2": 0.15 * teachers} | parameters
+    return build_mechanism(spec, teachers=teachers, classes=10)
+
+
+def test_the_joint_price_buys_five_times_the_answers_of_a_large_ensemble() -> None:
+    offer = choose(confident(), 1.0, DELTA, cap_rule=CAP, pass_rate=0.7)
+    assert offer.terms.choice is not None
+    best, apart = offer.terms.choice.considered
+    assert best.rule == offer.terms.rule
+    assert best.rule.order == pytest.approx(17.5, abs=1)
+    assert (apart.rule, apart.answer_share) == (GDP, None)
+    assert apart.answers == pytest.approx(2306, rel=0.01)
+    assert best.answers > 5 * apart.answers
+    assert best.queries > 3 * apart.queries
+
+
+def test_a_small_budget_of_few_teachers_keeps_the_old_rule() -> None:
+    offer = choose(confident(250), 0.2, DELTA, cap_rule=CAP, pass_rate=0.7)
+    assert offer.terms.rule == GDP
+    assert offer.answer_share is None
+    assert offer.terms.prices == quote(confident(250), 0.2, DELTA, cap_rule=CAP).prices
+
+
+def test_a_cap_in_gaussian_dp_has_no_joint_price() -> None:
+    offer = choose(confident(), 1.0, DELTA, cap_rule=GDP, pass_rate=0.7)
+    assert replace(offer.terms, choice=None) == quote(confident(), 1.0, DELTA)
+    assert offer.terms.choice is not None
+    assert len(offer.terms.choice.considered) == 1
+
+
+def test_a_requested_share_is_kept() -> None:
+    mechanism = confident(answer_share=0.3)
+    for cap_rule in (CAP, GDP):
+        offer = choose(mechanism, 1.0, DELTA, cap_rule=cap_rule, pass_rate=0.7)
+        assert offer.mechanism == mechanism
+        assert offer.terms.rule.name == "rdp"
+
+
+@pytest.mark.parametrize("rate", [0.0, -0.5, 1.5, float("nan")])
+def test_an_impossible_pass_rate_is_refused(rate: float) -> None:
+    with pytest.raises(ParameterError, match="expected_pass_rate"):
+        choose(confident(), 1.0, DELTA, cap_rule=CAP, pass_rate=rate)
+
+
+@pytest.mark.parametrize("rate", [1e-3, 0.05, 0.5, 0.95, 1.0])
+def test_any_expectation_leaves_a_third_of_the_queries_certain(rate: float) -> None:
+    offer = choose(confident(), 1.0, DELTA, cap_rule=CAP, pass_rate=rate)
+    assert offer.terms.rule.order is not None
+    flat = confident(answer_share=1.0)
+    one_price = quote(flat, 1.0, DELTA, cap_rule=CAP, rule=offer.terms.rule)
+    certain = offer.terms.affordable(Account())
+    assert certain >= int(one_price.affordable(Account()) / DEAREST)
+
+
+def test_a_low_threshold_gains_little_and_is_still_sound() -> None:
+    """At half of the votes a tie passes the test; the worst of both is the worst of each."""
+    low = confident(threshold=900, sigma1=50.0)
+    offer = choose(low, 1.0, DELTA, cap_rule=CAP, pass_rate=0.7)
+    assert offer.terms.choice is not None
+    answers = [each.answers for each in offer.terms.choice.considered]
+    assert answers == sorted(answers, reverse=True)
+
+
+def test_stable_is_opened_where_its_bit_is_cheapest() -> None:
+    spec = {"name": "stable", "sigma": 60.0, "delta_per_query": 1e-10}
+    stable = build_mechanism(spec, teachers=1000, classes=10)
+    offer = choose(stable, 2.0, DELTA, cap_rule=CAP, pass_rate=0.63)
+    assert offer.terms.rule.name == "rdp"
+    assert offer.answers > 1.3 * 0.63 * quote(stable, 2.0, DELTA).affordable(Account())
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"name": "gnmax", "sigma": 40.0},
+        {"name": "lnmax", "gamma": 0.05},
+        {"name": "immutable", "c": 1, "sigma": 100.0},
+        {"name": "stable", "sigma": 60.0, "delta_per_query": 1e-9},
+        {
+            "name": "interactive_gnmax",
+            "threshold": 600,
+            "sigma1": 200.0,
+            "sigma2": 150.0,
+            "confidence": 0.9,
+        },
+        {
+            "name": "stable_svt",
+            "epsilon_per_epoch": 0.5,
+            "delta_per_query": 1e-10,
+            "answers_per_epoch": 100,
+        },
+    ],
+    ids=lambda spec: spec["name"],
+)
+def test_every_mechanism_is_opened_at_what_its_terms_say(spec: dict[str, Any]) -> None:
+    mechanism = build_mechanism(spec, teachers=1000, classes=10)
+    offer = choose(mechanism, 2.0, DELTA, cap_rule=CAP)
+    terms = offer.terms
+    assert terms.choice is not None
+    assert 0 < terms.choice.pass_rate <= 1
+    assert terms.choice.considered[0] == offer.considered
+    assert Terms.from_json(terms.to_json()) == terms
+    for outcome, event in offer.mechanism.events().items():
+        assert terms.prices[outcome] == price(event, terms.rule, CAP)
+
+
+def test_older_terms_are_written_as_before() -> None:
+    assert "choice" not in quote(confident(), 1.0, DELTA).to_json()
+
+
+@pytest.mark.slow
+@given(st.floats(0.05, 1.0), st.sampled_from([0.2, 0.5, 1.0, 3.0]), st.integers(100, 1500))
+def test_what_is_chosen_buys_the_most_of_what_was_considered(
+    rate: float, epsilon: float, teachers: int
+) -> None:
+    mechanism = confident(teachers)
+    try:
+        offer = choose(mechanism, epsilon, DELTA, cap_rule=CAP, pass_rate=rate)
+    except ParameterError:
+        with pytest.raises(ParameterError, match="does not pay for a single query"):
+            quote(mechanism, epsilon, DELTA)
+        return
+    assert offer.terms.choice is not None
+    answers = [each.answers for each in offer.terms.choice.considered]
+    assert answers == sorted(answers, reverse=True)
+    worst = offer.terms.worst.cost
+    assert worst <= offer.terms.budget
+
+
+def test_expected_answers_are_what_students_get() -> None:
+    """Random outcomes at the planned rate, admitted by the real terms."""
+    offer = choose(confident(), 1.0, DELTA, cap_rule=CAP, pass_rate=0.7)
+    terms, source = offer.terms, np.random.default_rng(1)
+    answers = []
+    for _ in range(20):
+        passed = source.random(40_000) < 0.7
+        prices = (terms.prices[VoteOutcome.ANSWERED], terms.prices[VoteOutcome.ABSTAINED])
+        costs = np.where(passed, prices[0].cost, prices[1].cost)
+        admitted = np.concatenate([[0], np.cumsum(costs)[:-1]]) + terms.worst.cost <= terms.budget
+        answers.append(int((passed & admitted).sum()))
+    assert np.mean(answers) == pytest.approx(offer.answers, rel=0.01)
+
+
+def test_a_planned_epsilon_buys_what_was_wanted() -> None:
+    mechanism = confident()
+    epsilon = needed_epsilon(mechanism, DELTA, 0.7, 3000)
+    assert quick_offer(mechanism, epsilon * 1.01, DELTA, 0.7).answers >= 3000
+    assert quick_offer(mechanism, epsilon * 0.98, DELTA, 0.7).answers < 3000
+    assert needed_epsilon(mechanism, DELTA, 0.7, 1e12) == float("inf")
+
+
+def test_divisions_show_that_cheap_answers_make_dear_abstentions() -> None:
+    offer = choose(confident(), 1.0, DELTA, cap_rule=CAP, pass_rate=0.7)
+    shown = divisions(offer, 0.7)
+    assert [each.answer for each in shown] == sorted((e.answer for e in shown), reverse=True)
+    assert all(a.abstention <= b.abstention for a, b in pairwise(shown))
+    chosen = next(each for each in shown if each.answer == offer.answer_share)
+    assert chosen.answers == max(each.answers for each in shown)
+    assert divisions(choose(confident(250), 0.2, DELTA, cap_rule=CAP, pass_rate=0.7), 0.7) == ()
+
+
+def test_the_default_expectation_is_that_teachers_mostly_agree() -> None:
+    assert 0.6 < expected_pass_rate(confident()) < 0.8
+    gnmax = build_mechanism({"name": "gnmax", "sigma": 4.0}, teachers=9, classes=3)
+    assert expected_pass_rate(gnmax) == 1
+
+
+def test_the_order_of_a_cap_suits_its_budget() -> None:
+    assert cap_order(1.0, DELTA) == pytest.approx(17.5, abs=1.5)
+    assert cap_order(4.0, DELTA) < cap_order(1.0, DELTA) < cap_order(0.1, DELTA)

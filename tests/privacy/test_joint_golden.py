@@ -1,0 +1,159 @@
+"""The joint price against golden values, many digits, and exact laws of a large ensemble."""
+
+from __future__ import annotations
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+from joint_laws import passing, release
+
+from terrine_server.privacy.accounting.bits import bernoulli_rdp, complements, log_tails
+from terrine_server.privacy.accounting.joint import (
+    label_table,
+    outcome_costs,
+)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "order", "k", "tail_at_k", "lose", "gain"),
+    [
+        (3.0, 4.0, 6, 9.6907534730e-02, 3.9921496950e-01, 1.8228235765),
+        (10.0, 8.0, 20, 8.3924935177e-02, 1.1867128937e-01, 3.9940693411e-01),
+        (40.0, 16.0, 90, 5.6805152497e-02, 2.7794314793e-02, 5.6399438594e-02),
+        (40.0, 2.0, 150, 4.1106208515e-03, 4.4954930298e-05, 4.5995192605e-05),
+    ],
+)
+def test_label_tables_have_their_golden_values(
+    sigma: float, order: float, k: int, tail_at_k: float, lose: float, gain: float
+) -> None:
+    table = label_table(sigma, order)
+    found = (table.tail[k], table.lose[k], table.gain[k])
+    assert found == pytest.approx((tail_at_k, lose, gain), rel=2e-9)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "order", "flat", "half", "whole"),
+    [
+        ((250, 10, 200, 150.0, 40.0), 14.0, 3.4155054622e-03, 4.4919672655e-03, 3.4155054601e-03),
+        ((250, 10, 200, 50.0, 37.5), 17.8, 3.3008947081e-03, 3.9626315562e-03, 3.3008947074e-03),
+        ((1000, 10, 800, 300.0, 100.0), 18.0, 3.6247474323e-04, 4.0195158425e-04, 3.6247474315e-04),
+        ((2000, 10, 1600, 400.0, 300.0), 17.8, 4.4250696507e-05, 5.7217406887e-05, 4.425069649e-05),
+        ((2000, 10, 1600, 400.0, 300.0), 40.0, 1.0082860057e-04, 1.2948803012e-04, 1.008286005e-04),
+        ((2000, 2, 1600, 400.0, 300.0), 17.8, 4.3290659196e-05, 5.7655309696e-05, 4.3290659182e-05),
+        ((2000, 100, 1600, 400.0, 200.0), 17.8, 4.9331231764e-05, 5.299804464e-05, 4.9331231760e-5),
+        ((5000, 10, 3500, 1500.0, 100.0), 20.0, 5.2714522197e-4, 6.2361598694e-4, 5.2714522178e-04),
+        ((12, 3, 8, 1.5, 1.5), 5.0, 3.0800335838, math.inf, 3.0791969958),
+        ((9, 4, 6, 0.6, 3.0), 2.0, 2.6693599029, math.inf, 2.6693598501),
+    ],
+)
+def test_prices_have_their_golden_values(
+    parameters: tuple[int, int, int, float, float],
+    order: float,
+    flat: float,
+    half: float,
+    whole: float,
+) -> None:
+    one, part = (outcome_costs(release(*parameters, share=s), order) for s in (1.0, 0.5))
+    assert one is not None
+    assert one.flat == pytest.approx(flat, rel=1e-9)
+    assert one.flat >= flat * (1 - 1e-9)
+    # Margins are relative to what is subtracted, so here they show a little more.
+    loose = 1e-8 if flat < 1 else 1e-3
+    assert one.abstention == pytest.approx(whole, rel=loose)
+    if part is None:
+        assert half == math.inf
+    else:
+        assert part.abstention == pytest.approx(half, rel=loose)
+
+
+@pytest.mark.parametrize(
+    ("threshold", "sigma1", "baseline", "flat"),
+    [
+        (1600, 400.0, 0, 4.4250696507e-05),
+        (1400, 400.0, 200, 4.4250696507e-05),
+        (1000, 400.0, 0, 1.4393938584e-04),
+        (1000, 400.0, 200, 1.0338694722e-04),
+        (600, 400.0, 0, 1.9442054741e-04),
+        (600, 200.0, 200, 2.7057226916e-04),
+    ],
+)
+def test_interactive_prices_have_their_golden_values(
+    threshold: int, sigma1: float, baseline: int, flat: float
+) -> None:
+    event = release(2000, 10, threshold, sigma1, 300.0, low=-2000, baseline=baseline)
+    costs = outcome_costs(event, 17.8)
+    assert costs is not None
+    assert costs.flat == pytest.approx(flat, rel=1e-9)
+
+
+def test_a_label_table_agrees_with_fifty_digits() -> None:
+    """Sums of the censored noise difference where the concave majorant touches them."""
+    sigma, order, k = 10, 8, 20
+    with mpmath.workdps(50):
+        masses = {j: mpmath.e ** (-mpmath.mpf(j * j) / (2 * sigma**2)) for j in range(-200, 201)}
+        total = mpmath.fsum(masses.values())
+
+        def difference(j: int) -> mpmath.mpf:
+            shared = range(max(-200, j - 200), min(200, j + 200) + 1)
+            return mpmath.fsum(masses[y] * masses[y - j] for y in shared) / total**2
+
+        def psi(x: mpmath.mpf) -> mpmath.mpf:
+            return x**order - order * x + order - 1
+
+        law = {j: difference(j) for j in range(-180, 183)}
+        after = {j: law.get(j - 2, mpmath.mpf(0)) for j in law}
+        rare, moved_rare = (mpmath.fsum(d[j] for j in d if j >= k) for d in (law, after))
+        terms = mpmath.fsum(after[j] * psi(law[j] / after[j]) for j in law if j >= k and after[j])
+        rest = (1 - moved_rare) * psi((1 - rare) / (1 - moved_rare))
+        exact = float(terms + rest)
+    assert label_table(10.0, 8.0).lose[k] == pytest.approx(exact, rel=3e-9)
+    assert label_table(10.0, 8.0).lose[k] >= exact
+
+
+def test_the_bit_of_wide_noise_agrees_with_forty_digits() -> None:
+    """Where logarithms of neighbouring tails nearly cancel: sigma 2000, near and far."""
+    sigma, order, reach = 2000, 20, 14 * 2000
+    with mpmath.workdps(40):
+        squares = (mpmath.mpf(y * y) for y in range(reach, -reach - 1, -1))
+        tails, total = {}, mpmath.mpf(0)
+        for y, square in zip(range(reach, -reach - 1, -1), squares, strict=True):
+            total += mpmath.exp(-square / (2 * sigma**2))
+            tails[y] = total
+        exact = {}
+        for margin in (0, 2000, -6000, 9000):
+            p, p2 = (tails[-m] / total for m in (margin, margin - 1))
+            parts = p**order * p2 ** (1 - order), (1 - p) ** order * (1 - p2) ** (1 - order)
+            exact[margin] = float(mpmath.log(mpmath.fsum(parts)) / (order - 1))
+    for margin, cost in exact.items():
+        here, there = (np.array([m]) for m in (margin, margin - 1))
+        logs = [
+            complements(log_tails(float(sigma), -m), log_tails(float(sigma), m + 1))
+            for m in (here, there)
+        ]
+        found = float(bernoulli_rdp(*logs[0], *logs[1], float(order))[0])
+        assert found == pytest.approx(cost, rel=1e-7)
+        assert found >= cost
+
+
+def test_the_price_is_close_to_the_worst_vote_of_two_classes() -> None:
+    """Exact laws of two classes of 2,000 teachers: nothing is 6 % worse than what is found."""
+    event, order = release(2000, 2, 1600, 400.0, 300.0), 17.8
+    costs = outcome_costs(event, order)
+    assert costs is not None
+    noise = np.exp(-(np.arange(-5000, 5001) ** 2) / (2 * 300.0**2))
+    difference = np.convolve(noise / noise.sum(), noise / noise.sum())  # of Y − Y'
+    loses = np.cumsum(difference)  # Pr[Y − Y' ≤ k], k = −10000, …
+
+    def labels(top: int) -> np.ndarray:
+        wrong = loses[10_000 - (2 * top - 2000) - 1]  # ties go to the class with more votes
+        return np.array([1 - wrong, wrong])
+
+    found = 0.0
+    for top in range(1250, 1380, 5):
+        (p, f), (p2, f2) = (passing(v - 1600, 400.0) for v in (top, top - 1))
+        label = float(np.sum(labels(top) ** order * labels(top - 1) ** (1 - order)))
+        total = f**order * f2 ** (1 - order) + p**order * p2 ** (1 - order) * label
+        found = max(found, math.log(total) / (order - 1))
+    assert 0.96 * costs.flat < found <= costs.flat

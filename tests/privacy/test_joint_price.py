@@ -1,0 +1,208 @@
+"""The joint price of a threshold test and its noisy maximum, against exact laws and golden values.
+
+Exact laws are sums over all values of the noise (`exact_laws`). They know nothing of the theorem
+that the price rests on (docs/privacy/joint-price.md).
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from joint_laws import ROUNDING, histograms, moments, moved, release
+
+from terrine_server.privacy.accounting.curves import rdp
+from terrine_server.privacy.accounting.events import ConfidentMax, event_from_json
+from terrine_server.privacy.accounting.joint import (
+    MAX_EXPONENT,
+    label_table,
+    outcome_costs,
+    release_cells,
+)
+
+SIGMAS = [(1.5, 1.5), (0.6, 3.0), (4.0, 2.0)]
+SHARES = (1.0, 0.6, 0.2, 0.05)
+
+
+@pytest.mark.parametrize("order", [1.3, 2.0, 6.0])
+@pytest.mark.parametrize(("sigma1", "sigma2"), SIGMAS)
+@pytest.mark.parametrize(
+    ("teachers", "classes", "threshold"),
+    [(9, 2, 6), (9, 3, 7), (8, 4, 5), (9, 4, 8), (7, 3, 4), (5, 3, 5), (2, 3, 2)],
+)
+def test_every_histogram_and_move_costs_at_most_the_price(
+    teachers: int, classes: int, threshold: int, sigma1: float, sigma2: float, order: float
+) -> None:
+    event = release(teachers, classes, threshold, sigma1, sigma2)
+    more = order - 1
+    prices = [outcome_costs(replace(event, answer_share=share), order) for share in SHARES]
+    assert prices[0] is not None
+    flat = prices[0].flat
+    for before in histograms(teachers, classes):
+        for after in moved(before):
+            abstained, answered = moments(before, after, event, order)
+            assert math.log(abstained + answered) / more <= flat * (1 + ROUNDING)
+            for price in filter(None, prices):
+                paid = abstained * math.exp(-more * price.abstention)
+                paid += answered * math.exp(-more * price.answer)
+                assert paid <= 1 + ROUNDING * (abstained + answered)
+
+
+@pytest.mark.parametrize("order", [2.0, 8.0])
+@pytest.mark.parametrize("teachers", [4, 6, 7])
+def test_no_baseline_costs_more_than_the_price_for_the_least_of_them(
+    teachers: int, order: float
+) -> None:
+    """All baselines of whole votes that a student's probabilities can have, and some others."""
+    classes = 3
+    rng = np.random.default_rng(7)
+    uniform = (teachers // classes,) * classes
+    baselines = [uniform, (0, 0, teachers), (teachers, 0, 0)]
+    baselines += [tuple(map(int, rng.integers(0, teachers + 1, classes))) for _ in range(9)]
+    for own in baselines:
+        for least in {0, min(own)}:
+            for threshold in (0, teachers // 2, teachers):
+                event = release(
+                    *(teachers, classes, threshold, 1.5, 2.0),
+                    share=0.4,
+                    low=-teachers,
+                    baseline=least,
+                )
+                price = outcome_costs(event, order)
+                if price is None:
+                    continue
+                for before in histograms(teachers, classes):
+                    for after in moved(before):
+                        abstained, answered = moments(before, after, event, order, own)
+                        paid = abstained * math.exp(-(order - 1) * price.abstention)
+                        paid += answered * math.exp(-(order - 1) * price.answer)
+                        assert paid <= 1 + ROUNDING * (abstained + answered)
+
+
+def test_a_price_lowered_by_a_tenth_is_too_low() -> None:
+    """At its worst histogram: the brute force above would notice."""
+    event, order = release(9, 3, 6, 0.6, 3.0), 2.0
+    costs = outcome_costs(event, order)
+    assert costs is not None
+    worst = max(
+        math.log(sum(moments(before, after, event, order))) / (order - 1)
+        for before in histograms(9, 3)
+        for after in moved(before)
+    )
+    assert worst > 0.9 * costs.flat
+
+
+@given(
+    st.integers(3, 400),
+    st.integers(2, 12),
+    st.floats(0.3, 1.0),
+    st.floats(0.6, 200.0),
+    st.floats(0.6, 200.0),
+    st.floats(1.05, 40.0),
+    st.floats(0.001, 1.0),
+)
+def test_prices_are_sound_wherever_they_are_given(
+    teachers: int,
+    classes: int,
+    high: float,
+    sigma1: float,
+    sigma2: float,
+    order: float,
+    share: float,
+) -> None:
+    """Whatever the parameters: every cell is paid for, and apart is what both cost at most."""
+    event = release(teachers, classes, round(high * teachers), sigma1, sigma2, share=share)
+    costs = outcome_costs(event, order)
+    separate = [float(rdp(replace(event, answered=a).parts, order)) for a in (False, True)]
+    if costs is None:
+        assert float(rdp(event, order)) == separate[1]
+        assert float(rdp(replace(event, answered=False), order)) == separate[0]
+        return
+    cells = release_cells(replace(event, answer_share=1.0), order)
+    paid = cells.abstained * math.exp(-(order - 1) * costs.abstention)
+    paid = paid + cells.answered * math.exp(-(order - 1) * costs.answer)
+    assert np.all(paid <= 1 + ROUNDING * (cells.abstained + cells.answered))
+    # One price for both is at most what test and maximum cost apart, up to the margins.
+    assert costs.flat <= separate[1] * (1 + 1e-6)
+    assert costs.answer == share * costs.flat
+
+
+def test_the_price_depends_on_the_outcome_and_public_parameters_alone() -> None:
+    event = release(250, 10, 200, 50.0, 37.5, share=0.5)
+    assert event_from_json(event.to_json()) == event
+    answered, abstained = event, replace(event, answered=False)
+    assert float(rdp(answered, 17.8)) < float(rdp(abstained, 17.8))
+
+
+@pytest.mark.parametrize("share", [0.001, 0.5, 3.0])
+def test_a_test_that_tells_too_much_for_a_number_is_charged_apart(share: float) -> None:
+    event = release(40, 10, 24, 0.6, 4.0, share=share)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert outcome_costs(event, 60.0) is None
+    assert float(rdp(event, 60.0)) == float(rdp(event.parts, 60.0))
+
+
+def test_an_order_that_is_too_high_is_charged_apart() -> None:
+    event = release(250, 10, 200, 50.0, 2.0, share=0.5)
+    order = 1 + 2 * math.sqrt(MAX_EXPONENT)
+    assert outcome_costs(event, order) is None
+    assert float(rdp(event, order)) == float(rdp(event.parts, order))
+    with pytest.raises(ValueError, match="too high for a noise of sigma = 2"):
+        label_table(2.0, order)
+
+
+class Adversary:
+    """The best adaptive attack on a budget at one order, by dynamic programming.
+
+    At each step it chooses any histogram and move that the rule admits, having seen all outcomes so
+    far. Reached is the largest Σ P^α Q^(1−α) over transcripts; e^((α−1)·budget) is promised.
+    """
+
+    def __init__(self, event: ConfidentMax, order: float, answer: float, abstention: float) -> None:
+        self.charges = (abstention, answer)
+        self.more = order - 1
+        pairs = [
+            (before, after)
+            for before in histograms(event.teachers, event.classes)
+            for after in moved(before)
+        ]
+        self.queries = {moments(*pair, event, order) for pair in pairs}
+
+    def reached(self, budget: float, reserve: float) -> float:
+        """Admit a query while `reserve` is left; charge what its outcome costs."""
+
+        @cache
+        def best(left: float) -> float:
+            if left < reserve - 1e-12:
+                return 1.0
+            abstained, answered = (best(round(left - charge, 9)) for charge in self.charges)
+            return max(1.0, *(f * abstained + p * answered for f, p in self.queries))
+
+        return best(budget)
+
+
+def test_no_adaptive_student_learns_more_than_the_budget() -> None:
+    """And rules that are only a little more generous let one do it."""
+    event, order = release(12, 2, 9, 2.0, 6.0, share=0.5), 1.5
+    costs = outcome_costs(event, order)
+    assert costs is not None
+    budget = 8.5 * costs.abstention
+    promised = math.exp((order - 1) * budget)
+    sound = Adversary(event, order, costs.answer, costs.abstention)
+    assert 0.8 * promised < sound.reached(budget, reserve=costs.abstention) <= promised
+
+    # Half of every answer is handed back.
+    generous = Adversary(event, order, 0.5 * costs.answer, costs.abstention)
+    assert generous.reached(budget, reserve=costs.abstention) > promised
+    # Both prices are a tenth too low.
+    cheap = Adversary(event, order, 0.9 * costs.answer, 0.9 * costs.abstention)
+    assert cheap.reached(budget, reserve=0.9 * costs.abstention) > promised
+    # A query is admitted while anything is left, not only what its dearest outcome costs.
+    assert sound.reached(budget, reserve=1e-9) > promised
