@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from terrine_client._labels import Labels
+from terrine_client._labels import NO_COUNT, Labels
 from terrine_client.errors import ConfigurationError
 from terrine_protocol import ProjectInfo
 
@@ -39,6 +39,10 @@ class Notebook:
     """[K, 2], queries that the project had paid for, and its ε spent, after each reply."""
     rounds: str = "[]"
     """The rounds so far, as JSON."""
+    noisy_counts: npt.NDArray[np.int64] | None = None
+    """[N, m], for noisy_votes, once there is an answer; `NO_COUNT` in rows without one."""
+    noise_sigma: float | None = None
+    """The standard deviation of their noise, in votes."""
 
     @classmethod
     def open(cls, directory: Path, project: ProjectInfo, public: npt.NDArray[Any]) -> Notebook:
@@ -64,6 +68,8 @@ class Notebook:
             with np.load(path, allow_pickle=False) as file:
                 kept = cls(path, **{name: file[name] for name in file.files})
                 kept.about, kept.rounds = str(kept.about), str(kept.rounds)
+                if kept.noise_sigma is not None:
+                    kept.noise_sigma = float(kept.noise_sigma)
         except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
             raise ConfigurationError(
                 f"{path} is damaged ({error}). Remove it: sending the inputs again is free."
@@ -94,6 +100,12 @@ class Notebook:
         settled = answers.outcomes != "refused"
         self.outcomes[rows[settled]] = answers.outcomes[settled]
         self.labels[rows[settled]] = answers.labels[settled]
+        if answers.noisy_counts is not None:
+            if self.noisy_counts is None:
+                shape = len(self.labels), answers.noisy_counts.shape[1]
+                self.noisy_counts = np.full(shape, NO_COUNT, dtype=np.int64)
+            self.noisy_counts[rows[settled]] = answers.noisy_counts[settled]
+            self.noise_sigma = answers.noise_sigma
         self.planned[rows] = False
         after = (answers.budget.charges, answers.budget.epsilon_spent)
         self.spending = np.vstack([self.spending, after])
@@ -105,6 +117,9 @@ class Notebook:
         self._save()
 
     def _save(self) -> None:
+        counted: dict[str, Any] = {}
+        if self.noisy_counts is not None:
+            counted = {"noisy_counts": self.noisy_counts, "noise_sigma": self.noise_sigma}
         scratch = self.path.with_name(f".{FILE}.{os.getpid()}.tmp")
         try:
             with scratch.open("wb") as file:
@@ -117,6 +132,7 @@ class Notebook:
                     beliefs=self.beliefs,
                     spending=self.spending,
                     rounds=self.rounds,
+                    **counted,
                 )
                 file.flush()
                 os.fsync(file.fileno())

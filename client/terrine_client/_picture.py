@@ -50,5 +50,11 @@ def draw(report: Report, path: Path) -> None:
     left.set_xlabel("queries paid for")
     left.set_xlim(left=0)
     guarantee = "" if report.guarantee == "proven" else f"   (guarantee: {report.guarantee})"
-    left.set_title(f"Project {report.project}, {report.mechanism['name']}{guarantee}")
+    tried = {each.method: each.agreement for each in report.choice.judged}
+    agreement = f", agreement {tried[report.choice.chosen]:.1%}" if tried else ""
+    left.set_title(
+        f"Project {report.project}, {report.mechanism['name']}{guarantee}\n"
+        f"student: {report.choice.chosen}{agreement}",
+        fontsize=10,
+    )
     figure.savefig(path, metadata={"Software": None})

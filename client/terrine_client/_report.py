@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from terrine_models.choice import Choice
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,9 @@ class Report:
     held_out: int
     accuracy: float | None
     training: dict[str, Any]
+    """The settings that were asked for."""
+    choice: Choice
+    """What was tried, what was returned, and why."""
     spending: list[tuple[int, float]]
     """ε spent after so many charges."""
 
@@ -57,3 +63,12 @@ def round_line(number: int, done: Round) -> str:
         f"Round {number}: {done.asked} queries ({outcomes or 'no answers'}); "
         f"ε spent {done.epsilon_spent:.3f}{accuracy}"
     )
+
+
+def choice_lines(choice: Choice) -> list[str]:
+    """What was tried and what was chosen, in one or two lines."""
+    lines = [f"Student: {choice.chosen}. {choice.why}"]
+    if choice.judged:
+        tried = ", ".join(f"{each.method} {each.agreement:.2%}" for each in choice.judged)
+        lines.insert(0, f"Agreement with held-out labels ({choice.folds} folds): {tried}.")
+    return lines

@@ -22,12 +22,13 @@ import numpy.typing as npt
 
 from terrine_client._notebook import Notebook
 from terrine_client._picture import draw
-from terrine_client._report import Report, Round, continued, round_line
+from terrine_client._report import Report, Round, choice_lines, continued, round_line
 from terrine_client.client import Client
 from terrine_client.errors import BudgetExhausted, TerrineError
 from terrine_protocol import ProjectInfo
 
 if TYPE_CHECKING:
+    from terrine_models.choice import Choice
     from terrine_models.learning import Training
     from terrine_models.store import InputSpec, TableSchema
     from terrine_models.students import Student
@@ -57,6 +58,10 @@ class Distilled:
     outcomes: npt.NDArray[np.str_]
     """[N], the outcome of each; empty where it was not sent, or was refused."""
     report: Report
+    noisy_counts: npt.NDArray[np.int64] | None = None
+    """[N, m], for noisy_votes, as in `Labels`."""
+    noise_sigma: float | None = None
+    """The standard deviation of the noise in them, in votes."""
 
 
 def distill(
@@ -81,8 +86,13 @@ def distill(
     seed: of the order of the queries, and of the training. The server draws the noise.
     tell, on_step: called with each line of progress, and with the steps done and to do.
 
-    With interactive_gnmax, the first round sends uniform probabilities, which makes it
-    Confident-GNMax; later rounds query where the student is least certain and send its predictions.
+    With noisy_votes all inputs are asked in one round, and the student learns from the counts
+    (`terrine_models.counted`). With interactive_gnmax, the first round sends uniform probabilities,
+    which makes it Confident-GNMax; later rounds query where the student is least certain and send
+    its predictions.
+
+    The student that is returned is chosen by cross-validation on the bought labels, and checked
+    against a plain model (`terrine_models.choice`); the report says what was tried and why.
 
     After an interruption or a failure, the same call continues where it stopped: answers are saved
     in `answers.npz`, and the server repeats those that were paid for but not saved, at no cost.
@@ -98,16 +108,17 @@ def distill(
     if held_out is not None:
         _check(held_out[0], project, "The held-out inputs")
         _check_separate(public, held_out[0])
+    if project.mechanism.name == "noisy_votes":
+        rounds = 1  # every count helps every other row, so there is nothing to wait for
     notebook = Notebook.open(out, project, public)
     training = replace(training or Training(), seed=seed)
     study = _Study(client, project, public, held_out, training, encoding, on_step, notebook)
     limit = len(public) if queries is None else min(queries, len(public))
     history = [Round(**entry) for entry in json.loads(notebook.rounds)]
     order = study.order(seed)
-    student, refused, over = None, False, False
+    student, choice, refused, over = None, None, False, False
     while not over:
         number = min(len(history) + 1, rounds)
-        before = notebook.outcomes.copy()
         share = limit - int(notebook.asked.sum())
         if number < rounds:
             share = min(share, max(1, client.budget().affordable // (rounds - number + 1)))
@@ -118,17 +129,29 @@ def distill(
             raise DistillError(_nothing_learned(notebook, refused))
         if known > 0:
             tell(f"Round {number}: training on {known:,} labels …")
-            student = study.train(final=over)
-        history = continued(history, study.summarise(before, student))
+            if over:
+                student, choice = study.finish(tell)
+            else:
+                student = study.sketch()
+        history = continued(history, study.summarise(history, student))
         notebook.conclude(json.dumps([asdict(entry) for entry in history]))
         tell(round_line(number, history[-1]))
-    if student is None:
+    if student is None or choice is None:
         raise DistillError(_nothing_learned(notebook, refused))
+    for line in choice_lines(choice):
+        tell(line)
     student.save(out)
-    report = study.report(history, refused)
+    report = study.report(history, refused, choice)
     (out / "report.json").write_text(json.dumps(asdict(report), indent=2) + "\n")
     draw(report, out / "accuracy.png")
-    return Distilled(student, notebook.labels, notebook.outcomes, report)
+    return Distilled(
+        student,
+        notebook.labels,
+        notebook.outcomes,
+        report,
+        notebook.noisy_counts,
+        notebook.noise_sigma,
+    )
 
 
 @dataclass(frozen=True)
@@ -203,35 +226,69 @@ class _Study:
                 return True
         return False
 
-    def train(self, *, final: bool) -> Student:
+    def sketch(self) -> Student:
+        """A student for the rounds before the last: it only has to show where they stand."""
         from terrine_models.learning import train_student
 
-        training = self.training
-        if not final:
-            steps = max(1, training.steps // SKETCH)
-            training = replace(training, method="supervised", steps=steps)
+        steps = max(1, self.training.steps // SKETCH)
         return train_student(
             self.public,
             self.notebook.labels,
             inputs=self.spec,
             classes=tuple(self.project.ensemble.classes),
             encoding=self.encoding,
-            training=training,
+            training=replace(self.training, method="supervised", steps=steps),
             on_step=self.on_step,
         )
 
-    def summarise(self, before: npt.NDArray[np.str_], student: Student | None) -> Round:
+    def finish(self, tell: Callable[[str], None]) -> tuple[Student, Choice]:
+        """The student that is returned, and how it was chosen."""
+        from terrine_models.choice import choose_student
+        from terrine_models.counted import student_from_counts
+
+        answered = self.notebook.labels >= 0
+        counts, sigma = self.notebook.noisy_counts, self.notebook.noise_sigma
+        if counts is not None and sigma is not None and answered.sum() > 1:
+            counted = student_from_counts(
+                self.public[answered],
+                counts[answered],
+                teachers=self.project.ensemble.teachers,
+                sigma=sigma,
+                inputs=self.spec,
+                classes=tuple(self.project.ensemble.classes),
+                encoding=self.encoding,
+                training=self.training,
+                tell=tell,
+                on_step=self.on_step,
+            )
+            return counted.student, counted.choice
+        made = choose_student(
+            self.public,
+            self.notebook.labels,
+            inputs=self.spec,
+            classes=tuple(self.project.ensemble.classes),
+            encoding=self.encoding,
+            training=self.training,
+            tell=tell,
+            on_step=self.on_step,
+        )
+        return made.student, made.choice
+
+    def summarise(self, history: list[Round], student: Student | None) -> Round:
+        """The round after `history`: what was asked since, even if training was interrupted."""
         budget = self.client.budget()
-        new = self.notebook.outcomes[self.notebook.outcomes != before]
+        new = Counter(self.notebook.outcomes[self.notebook.asked].tolist())
+        for earlier in history:
+            new.subtract(earlier.outcomes)
         return Round(
-            asked=len(new),
-            outcomes=dict(Counter(new.tolist())),
+            asked=new.total(),
+            outcomes={outcome: count for outcome, count in new.items() if count},
             charges=budget.charges,
             epsilon_spent=budget.epsilon_spent,
             accuracy=student.accuracy(*self.held_out) if student and self.held_out else None,
         )
 
-    def report(self, history: list[Round], refused: bool) -> Report:
+    def report(self, history: list[Round], refused: bool, choice: Choice) -> Report:
         budget, outcomes = self.client.budget(), self.notebook.outcomes
         return Report(
             project=self.project.name,
@@ -248,6 +305,7 @@ class _Study:
             held_out=0 if self.held_out is None else len(self.held_out[0]),
             accuracy=history[-1].accuracy,
             training=asdict(self.training),
+            choice=choice,
             spending=[(int(charges), spent) for charges, spent in self.notebook.spending.tolist()],
         )
 

@@ -93,14 +93,20 @@ class FeatureMap:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Features [B, width] in float32 of inputs [B, *shape] in any dtype."""
-        base = base_features(self.spec.base, x, self.inputs)
+        return self.of_base(base_features(self.spec.base, x, self.inputs))
+
+    def of_base(self, base: torch.Tensor, *, skip: int = 0) -> torch.Tensor:
+        """Features [B, width] of the data-independent ones [B, D] (`base_features`).
+
+        `skip` as in `graph.extend`.
+        """
         if self.spec.projection == "none":
             return base
         points = _project(base, self.tensors)
         if self.spec.projection != "graph":
             return points
         known = (self.tensors[name] for name in ("points", "scales", "coordinates"))
-        return torch.cat([points, extend(points, *known)], 1)
+        return torch.cat([points, extend(points, *known, skip=skip)], 1)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes that the tensors must have."""

@@ -46,10 +46,18 @@ def embed(points: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def extend(
-    x: torch.Tensor, points: torch.Tensor, scales: torch.Tensor, coordinates: torch.Tensor
+    x: torch.Tensor,
+    points: torch.Tensor,
+    scales: torch.Tensor,
+    coordinates: torch.Tensor,
+    *,
+    skip: int = 0,
 ) -> torch.Tensor:
-    """Coordinates [B, width] of new inputs `x` [B, D] of unit length."""
-    squared, index = _nearest(x, points, NEIGHBOURS)
+    """Coordinates [B, width] of new inputs `x` [B, D] of unit length.
+
+    With `skip` 1, the nearest point does not count: what is a point itself is treated as new.
+    """
+    squared, index = (found[:, skip:] for found in _nearest(x, points, NEIGHBOURS + skip))
     own = squared[:, -1:].sqrt().clamp(min=1e-6)
     weights = torch.softmax(-squared / (own * scales[index]), 1)
     return (weights.unsqueeze(2) * coordinates[index]).sum(1)

@@ -24,6 +24,9 @@ from .store import InputSpec, TableSchema
 from .students import Student, build_student, describe, initialise_student
 
 Method = Literal["supervised", "vat", "fixmatch"]
+"""How a network is trained."""
+Asked = Literal["auto", "supervised", "vat", "fixmatch"]
+"""`auto`: several are tried, and the one that suits the labels is chosen (`choice.py`)."""
 PROBE = 0.5
 """Length of the step that finds the adversarial direction, in units of the prepared input."""
 
@@ -32,11 +35,11 @@ PROBE = 0.5
 class Training:
     """Settings of the training; the defaults suit tens to hundreds of labels.
 
-    `vat` is for images and tables and works with few labels; `fixmatch` is for larger images and
-    hundreds of labels, and learns more from them in the same time.
+    `vat` is for small images with few labels; `fixmatch` is for larger images and hundreds of
+    labels, and learns more from them in the same time.
     """
 
-    method: Method = "vat"
+    method: Asked = "auto"
     steps: int = 600
     batch: int = 64
     """Labelled inputs per step."""
@@ -65,9 +68,12 @@ def train_student(
     """Train on inputs [N, *shape] with `labels` [N], -1 where there is none.
 
     Images are distorted at random in every step. The student is the running mean of the weights.
-    Raises ValueError when no input has a label.
+    By default it learns from labels alone. Raises ValueError when no input has a label, and for
+    the method `auto`, which `choose_student` knows.
     """
-    training = training or Training()
+    training = training or Training(method="supervised")
+    if training.method == "auto":
+        raise ValueError("a network has one method of training; choose_student chooses for auto")
     if x.shape != (len(labels), *inputs.shape):
         raise ValueError(f"inputs have shape {x.shape}, expected {(len(labels), *inputs.shape)}")
     known = np.flatnonzero(labels >= 0)
@@ -100,7 +106,10 @@ def _train(
         network.parameters(), training.learning_rate, weight_decay=training.weight_decay
     )
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, training.learning_rate, total_steps=training.steps, pct_start=0.05
+        optimizer,
+        training.learning_rate,
+        total_steps=training.steps,
+        pct_start=0.05 if training.steps != 20 else 0.1,  # torch divides by 0.05 * steps - 1
     )
     labelled, everything = (
         _shuffled(known, training.batch, random),

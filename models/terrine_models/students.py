@@ -1,4 +1,4 @@
-"""A student: one small network that learns from bought labels, and may be published.
+"""A student: one small model that learns from bought labels, and may be published.
 
     from terrine_models.learning import Training, train_student
 
@@ -14,17 +14,20 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from numpy.typing import NDArray
-from pydantic import ValidationError
+from pydantic import ValidationError, model_validator
 from torch import nn
 
 from .architectures import MLP, prepare
+from .features import FeatureMap
+from .gradients import oriented_gradients
 from .store import (
+    FeatureSpec,
     InputSpec,
     Record,
     Sha256,
@@ -46,13 +49,21 @@ class StudentModel(Record):
     """`model.json`: what is needed to use a student, and how it was made."""
 
     format: Literal["terrine-student-1"] = "terrine-student-1"
-    architecture: Literal["edges", "mlp"]
+    architecture: Literal["edges", "mlp", "ridge"]
     input: InputSpec
+    features: FeatureSpec | None = None
+    """Of a ridge model: the map of inputs to features, fitted on public inputs."""
     encoding: TableSchema | None = None
     classes: tuple[str, ...]
     training: dict[str, int | float | str]
     versions: dict[str, str]
     weights_sha256: Sha256
+
+    @model_validator(mode="after")
+    def _is_coherent(self) -> Self:
+        if (self.architecture == "ridge") != (self.features is not None):
+            raise ValueError("a ridge model, and no other, states its features")
+        return self
 
 
 class Edges(nn.Module):
@@ -111,8 +122,30 @@ def _convolution(channels: int, filters: int) -> nn.Sequential:
     )
 
 
-def build_student(inputs: InputSpec, classes: int) -> nn.Module:
-    """A network for inputs of this kind, not initialised."""
+class Ridge(nn.Module):
+    """Linear scores on public features. `closed_form.py` computes the weights."""
+
+    def __init__(self, inputs: InputSpec, classes: int, features: FeatureSpec) -> None:
+        super().__init__()
+        self.inputs, self.features = inputs, features
+        for name, shape in FeatureMap(features, inputs, {}).shapes().items():
+            self.register_buffer(name, torch.zeros(shape))
+        self.scores = nn.Linear(features.width, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scores [B, m] of prepared inputs [B, d] or [B, C, H, W]."""
+        base = x if x.ndim == 2 else oriented_gradients(x.mean(1))
+        known = FeatureMap(self.features, self.inputs, dict(self.named_buffers()))
+        scores: torch.Tensor = self.scores(known.of_base(base))
+        return scores
+
+
+def build_student(
+    inputs: InputSpec, classes: int, features: FeatureSpec | None = None
+) -> nn.Module:
+    """A model for inputs of this kind, not initialised: with `features`, a ridge model."""
+    if features is not None:
+        return Ridge(inputs, classes, features)
     if len(inputs.shape) == 1:
         return MLP(inputs, classes, (64, 32))
     return EdgeCNN(inputs, classes)
@@ -128,7 +161,7 @@ def initialise_student(network: nn.Module, generator: torch.Generator) -> None:
 
 
 class Student:
-    """A trained student. Make one with `train_student` or `load`."""
+    """A trained student. Make one with `choose_student`, `train_student` or `load`."""
 
     def __init__(self, network: nn.Module, model: StudentModel) -> None:
         self.network = network.eval()
@@ -181,7 +214,7 @@ class Student:
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(str(part) for part in first["loc"]) or "the document"
             raise StoreError(f"{path} is malformed at {where}: {first['msg']}.") from None
-        network = build_student(model.input, len(model.classes))
+        network = build_student(model.input, len(model.classes), model.features)
         tensors = load_tensors(Path(directory), WEIGHTS, model.weights_sha256)
         try:
             network.load_state_dict(tensors)
@@ -196,11 +229,14 @@ def describe(
     classes: tuple[str, ...],
     training: dict[str, int | float | str],
     encoding: TableSchema | None = None,
+    features: FeatureSpec | None = None,
 ) -> StudentModel:
-    """The `model.json` of a student that is not saved yet."""
+    """The `model.json` of a student that is not saved yet; with `features`, of a ridge model."""
+    network: Literal["edges", "mlp"] = "mlp" if len(inputs.shape) == 1 else "edges"
     return StudentModel(
-        architecture="mlp" if len(inputs.shape) == 1 else "edges",
+        architecture=network if features is None else "ridge",
         input=inputs,
+        features=features,
         encoding=encoding,
         classes=classes,
         training=training,

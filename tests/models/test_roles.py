@@ -238,7 +238,7 @@ def test_of_two_columns_of_people_the_coarser_is_the_group(tmp_path: Path) -> No
     assert found[0].doubt == "If this is wrong, use --keep mrn or --group mrn."
 
 
-def test_gaps_are_told_where_they_matter(tmp_path: Path) -> None:
+def test_gaps_are_reported_where_they_matter(tmp_path: Path) -> None:
     path = tmp_path / "public.csv"
     path.write_text("patient,ill,dose\n1,n,1\n,y,2\n2,,3\n3,n,4\n3,y,\n")
     found = propose_schema(path, label="ill").guesses

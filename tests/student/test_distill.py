@@ -13,15 +13,18 @@ from commands import Terrine
 from digits import DigitsEnsemble
 from server import RunningServer, running_server
 
-from terrine_client import Client
+from terrine_client import NO_COUNT, Client
 from terrine_client.distill import Distilled, DistillError, distill
 from terrine_client.errors import BudgetExhausted, ConfigurationError, ProjectPaused
+from terrine_models.ensemble import Ensemble
 from terrine_models.learning import Training
 from terrine_models.students import Student
 from terrine_protocol import ProjectStatus
 
 QUICK = Training(method="supervised", steps=40)
 CONFIDENT = {"name": "confident_gnmax", "threshold": 24, "sigma1": 8.0, "sigma2": 4.0}
+# Pays for 80 queries of CONFIDENT, whatever their outcomes.
+AMPLE = 20.0
 INTERACTIVE = {**CONFIDENT, "name": "interactive_gnmax", "threshold": 20, "confidence": 0.9}
 
 
@@ -44,10 +47,10 @@ def study(
 def test_a_student_queries_until_it_is_refused_and_trains(
     server: RunningServer, tmp_path: Path
 ) -> None:
-    server.open_project(mechanism=CONFIDENT, epsilon=20.0)
+    server.open_project(mechanism=CONFIDENT, epsilon=8.0)
     lines: list[str] = []
     with Client(server.url, server.token()) as client:
-        made = study(server, client, tmp_path / "s", Training(steps=150), tell=lines.append)
+        made = study(server, client, tmp_path / "s", Training("vat", steps=150), tell=lines.append)
         with pytest.raises(BudgetExhausted):
             client.label(server.ensemble.public[made.outcomes == ""][:1])
     report, bought = made.report, made.labels >= 0
@@ -61,12 +64,20 @@ def test_a_student_queries_until_it_is_refused_and_trains(
     assert report.accuracy == made.student.accuracy(
         server.ensemble.unseen, server.ensemble.unseen_labels
     )
-    assert [line.partition(":")[0] for line in lines] == [f"Round {i // 2 + 1}" for i in range(6)]
+    rounds = [line.partition(":")[0] for line in lines if line.startswith("Round")]
+    assert rounds == [f"Round {i // 2 + 1}" for i in range(6)]
+    assert lines[-1] == f"Student: {report.choice.chosen}. {report.choice.why}"
 
     written = json.loads((tmp_path / "s" / "report.json").read_text())
     assert written["epsilon_spent"] == report.epsilon_spent
     assert written["guarantee"] == "proven"
-    assert written["mechanism"] == CONFIDENT
+    assert {each["method"] for each in written["choice"]["judged"]} == {
+        "ridge",
+        "supervised",
+        "vat",
+    }
+    assert written["choice"]["chosen"] in ("ridge", "supervised", "vat")
+    assert written["mechanism"].items() >= CONFIDENT.items()
     assert (tmp_path / "s" / "accuracy.png").read_bytes().startswith(b"\x89PNG")
     kept = Student.load(tmp_path / "s")
     assert (
@@ -77,7 +88,7 @@ def test_a_student_queries_until_it_is_refused_and_trains(
 def test_an_interrupted_study_continues_and_pays_nothing_twice(
     server: RunningServer, tmp_path: Path
 ) -> None:
-    server.open_project(mechanism=CONFIDENT, epsilon=8.0)
+    server.open_project(mechanism=CONFIDENT, epsilon=AMPLE)
 
     def pause_after_first_round(line: str) -> None:
         if "queries" in line:
@@ -95,8 +106,47 @@ def test_an_interrupted_study_continues_and_pays_nothing_twice(
     )
 
 
+def test_noisy_counts_are_kept_with_the_answers_they_came_with(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    """Also by a study that continues, and by the command that only asks."""
+    server.open_project(mechanism={"name": "noisy_votes", "sigma": 4.0}, epsilon=8.0)
+    with Client(server.url, server.token()) as client:
+        first = study(server, client, tmp_path / "s", queries=6)
+        made = study(server, client, tmp_path / "s", queries=10)
+        again = study(server, client, tmp_path / "other", queries=10)
+    assert first.noise_sigma == made.noise_sigma == 4.0
+    assert made.noisy_counts is not None
+    assert first.noisy_counts is not None
+    assert again.noisy_counts is not None
+    asked = made.outcomes == "answered"
+    assert asked.sum() == 10
+    assert (made.noisy_counts[asked].argmax(axis=1) == made.labels[asked]).all()
+    assert (made.noisy_counts[~asked] == NO_COUNT).all()
+    before = first.outcomes == "answered"
+    assert (made.noisy_counts[before] == first.noisy_counts[before]).all()
+    assert (again.noisy_counts == made.noisy_counts).all()
+    with np.load(tmp_path / "s" / "answers.npz", allow_pickle=False) as kept:
+        assert (kept["noisy_counts"] == made.noisy_counts).all()
+        assert float(kept["noise_sigma"]) == 4.0
+
+
+def test_answers_of_other_mechanisms_are_kept_as_they_were(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    server.open_project(mechanism=CONFIDENT, epsilon=AMPLE)
+    with Client(server.url, server.token()) as client:
+        made = study(server, client, tmp_path / "s", queries=6)
+    assert made.noisy_counts is None
+    with np.load(tmp_path / "s" / "answers.npz", allow_pickle=False) as kept:
+        names = set(kept.files)
+    assert names == {
+        *("about", "outcomes", "labels", "planned", "beliefs", "spending", "rounds"),
+    }
+
+
 def test_lost_answers_are_repeated_for_free(server: RunningServer, tmp_path: Path) -> None:
-    server.open_project(mechanism=CONFIDENT, epsilon=8.0)
+    server.open_project(mechanism=CONFIDENT, epsilon=AMPLE)
     with Client(server.url, server.token()) as client:
         first = study(server, client, tmp_path / "a", queries=10)
         again = study(server, client, tmp_path / "b", queries=10)
@@ -151,7 +201,7 @@ def test_an_interactive_query_sent_again_is_the_same_query(
 def test_nothing_is_sent_before_all_arguments_are_checked(
     server: RunningServer, tmp_path: Path
 ) -> None:
-    server.open_project(mechanism=CONFIDENT)
+    server.open_project(mechanism=CONFIDENT, epsilon=AMPLE)
     digits = server.ensemble
     with Client(server.url, server.token()) as client:
         with pytest.raises(DistillError, match=r"shape \[400, 64\].* takes \[N, 8, 8\]"):
@@ -187,7 +237,7 @@ def test_a_spent_budget_leaves_nothing_to_learn_from(server: RunningServer, tmp_
 def test_the_commands_train_a_student_label_inputs_and_show_the_budget(
     terrine: Terrine, server: RunningServer, tmp_path: Path
 ) -> None:
-    server.open_project(mechanism=CONFIDENT, epsilon=6.0)
+    server.open_project(mechanism=CONFIDENT, epsilon=AMPLE)
     digits, token = server.ensemble, server.token()
     np.save(tmp_path / "pool.npy", digits.public)
     np.savez(tmp_path / "own.npz", x=digits.unseen, y=digits.unseen_labels)
@@ -213,6 +263,20 @@ def test_the_commands_train_a_student_label_inputs_and_show_the_budget(
         assert len(file["labels"]) == 3
 
 
+def test_the_command_saves_noisy_counts(
+    terrine: Terrine, server: RunningServer, tmp_path: Path
+) -> None:
+    server.open_project(mechanism={"name": "noisy_votes", "sigma": 4.0}, epsilon=6.0)
+    np.save(tmp_path / "few.npy", server.ensemble.unseen[:3])
+    label = ("student", "label", tmp_path / "few.npy", "--out", tmp_path / "labels.npz")
+    terrine(*label, "--url", server.url, TERRINE_TOKEN=server.token()).fine  # noqa: B018 - asserts
+    with np.load(tmp_path / "labels.npz", allow_pickle=False) as file:
+        counts, labels, sigma = file["noisy_counts"], file["labels"], file["noise_sigma"]
+    assert counts.shape == (3, 10)
+    assert counts.argmax(axis=1).tolist() == labels.tolist()
+    assert sigma == 4.0
+
+
 @pytest.mark.parametrize(
     ("public", "url", "token", "message"),
     [
@@ -229,3 +293,58 @@ def test_a_wrong_command_says_what_is_wrong(
     (tmp_path / "pool.csv").write_text("a,b\n1,2\n")
     train = ("student", "train", tmp_path / public, "--url", url)
     assert message in terrine(*train, **token).refused
+
+
+def test_the_choice_uses_bought_labels_and_public_inputs_only(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    """Other held-out data change the accuracy that is reported, and nothing about the student."""
+    server.open_project(mechanism=CONFIDENT, epsilon=AMPLE)
+    digits = server.ensemble
+    wrong = (digits.unseen, (digits.unseen_labels + 1) % 10)
+    made = []
+    with Client(server.url, server.token()) as client:
+        for name, held_out in (("a", (digits.unseen, digits.unseen_labels)), ("b", wrong)):
+            options: dict[str, Any] = {"held_out": held_out, "rounds": 1, "queries": 60}
+            out, training = tmp_path / name, Training(steps=40)
+            made.append(distill(client, digits.public, out, training=training, **options))
+    first, second = made
+    assert first.report.choice == second.report.choice
+    assert first.report.choice.folds > 1
+    assert (first.student.predict(digits.unseen) == second.student.predict(digits.unseen)).all()
+    assert first.report.accuracy != second.report.accuracy
+
+
+def test_a_study_that_is_interrupted_while_methods_are_compared_continues(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    server.open_project(mechanism=CONFIDENT, epsilon=AMPLE)
+    training = Training(steps=40)
+
+    def interrupt(line: str) -> None:
+        if line.startswith("Comparing"):
+            raise KeyboardInterrupt
+
+    options: dict[str, Any] = {"rounds": 1, "queries": 40}
+    with Client(server.url, server.token()) as client:
+        with pytest.raises(KeyboardInterrupt):
+            study(server, client, tmp_path / "s", training, tell=interrupt, **options)
+        bought = client.budget().charges
+        made = study(server, client, tmp_path / "s", training, **options)
+    assert made.report.charges == bought == 40
+    assert made.report.choice.judged
+    assert [entry.asked for entry in made.report.rounds] == [40]
+
+
+def test_inputs_on_which_no_teacher_agrees_teach_nothing_and_say_so(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    server.open_project(mechanism={**CONFIDENT, "threshold": 40, "sigma1": 2.0}, epsilon=50.0)
+    digits = server.ensemble
+    votes = Ensemble.load(digits.directory).votes(digits.unseen).max(1)
+    disputed = digits.unseen[votes.argsort()[:3]]
+    with (
+        Client(server.url, server.token()) as client,
+        pytest.raises(DistillError, match=r"inputs were sent and none was labelled"),
+    ):
+        distill(client, disputed, tmp_path / "s", training=QUICK, rounds=1)

@@ -139,7 +139,11 @@ def test_a_student_depends_on_its_seed_alone_not_on_others_trained_in_parallel(
 def test_a_saved_student_predicts_the_same(tmp_path: Path) -> None:
     x, labels, _ = moons()
     student = train_student(
-        x, labels, inputs=PLANE, classes=("upper", "lower"), training=Training(steps=30)
+        x,
+        labels,
+        inputs=PLANE,
+        classes=("upper", "lower"),
+        training=Training("vat", steps=30),
     )
     student.save(tmp_path)
     loaded = Student.load(tmp_path)
@@ -153,7 +157,11 @@ def test_an_altered_or_missing_student_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="as made by `terrine student train`"):
         Student.load(tmp_path)
     train_student(
-        x, labels, inputs=PLANE, classes=("upper", "lower"), training=Training(steps=5)
+        x,
+        labels,
+        inputs=PLANE,
+        classes=("upper", "lower"),
+        training=Training("vat", steps=5),
     ).save(tmp_path)
     weights = tmp_path / "model.safetensors"
     altered = bytearray(weights.read_bytes())
@@ -176,7 +184,9 @@ def test_colour_images_of_odd_size_can_be_learned() -> None:
     spec = InputSpec(shape=(19, 23, 3), dtype="float32", low=0, high=1)
     x = np.random.default_rng(0).random((40, 19, 23, 3)).astype(np.float32)
     labels = np.where(np.arange(40) % 2, 1, 0)
-    student = train_student(x, labels, inputs=spec, classes=("a", "b"), training=Training(steps=3))
+    student = train_student(
+        x, labels, inputs=spec, classes=("a", "b"), training=Training("vat", steps=3)
+    )
     assert student.probabilities(x).shape == (40, 2)
     with pytest.raises(ValueError, match=r"expected \[B, 19, 23, 3\]"):
         student.probabilities(x[:, 1:])

@@ -1,0 +1,119 @@
+"""What noisy counts are worth beside bought labels, at the same ε: accuracy of fitted shares.
+
+Votes of 250, 1,000 or 2,000 teachers on 10,000 MNIST test images (recorded; read from
+TERRINE_SHARED_DATA, else from ../shared/data beside the repository), with fresh noise. For each ε
+and seed: the regression of `terrine_models.shares` on public features, and the labels that it calls
+clear; beside them what confident_gnmax answers for the same ε, at its best parameters of
+`planning.opening` among those of `THRESHOLDS`. The accuracy of the plurality is the teachers' own.
+
+    python benchmarks/noisy_votes.py [--teachers 1000] [--seeds 3] [--student]
+
+`--student` also trains the student that is returned, which takes minutes for each row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from terrine_models.counted import student_from_counts
+from terrine_models.data import load_idx
+from terrine_models.features import PublicData, public_features
+from terrine_models.learning import Training
+from terrine_models.shares import fit_shares
+from terrine_models.store import InputSpec
+from terrine_server.planning.counts import sigma_for_rows
+from terrine_server.planning.forecast import Votes, forecast
+from terrine_server.planning.opening import quick_offer
+from terrine_server.privacy import ParameterError, VoteOutcome
+from terrine_server.privacy.mechanisms.confident_gnmax import ConfidentGNMax
+
+DELTA, CLASSES, WIDTH = 1e-5, 10, 150
+BUDGETS = (0.1, 0.2, 0.3, 0.6, 1.0)
+THRESHOLDS = (0.5, 0.6, 0.7, 0.8)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--teachers", type=int, default=1000, choices=[250, 1000, 2000])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--student", action="store_true")
+    options = parser.parse_args()
+    n = options.teachers
+    x, counts, truth, spec = recorded(n)
+    started = time.perf_counter()
+    public = public_features(spec, PublicData.declare("test images", x), WIDTH)
+    features = public(torch.tensor(x)).double().numpy()
+    took = time.perf_counter() - started
+    print(f"{n:,} teachers; plurality right on {(counts.argmax(1) == truth).mean():.2%}. ", end="")
+    print(f"Features: {took:.1f} s.")
+    print("   ε  seed   σ/n   fitted right   clear rows   right    fit    bought labels, right")
+    for epsilon in BUDGETS:
+        sigma = sigma_for_rows(len(x), n, CLASSES, epsilon, DELTA)
+        bought = labels_bought(counts, truth, n, epsilon)
+        for seed in range(options.seeds):
+            noise = np.random.default_rng(seed).normal(scale=sigma, size=counts.shape)
+            noisy = counts + np.rint(noise).astype(np.int64)
+            started = time.perf_counter()
+            fitted = fit_shares(features, noisy, n, sigma)
+            took = time.perf_counter() - started
+            labels = fitted.clear_labels()
+            clear = labels >= 0
+            share = (fitted.winners == truth).mean()
+            print(
+                f"{epsilon:4g}  {seed:4}  {sigma / n:4.2f}   {share:12.2%}"
+                f"   {clear.sum():10,}  {(labels == truth)[clear].mean():6.2%}  {took:4.1f} s   "
+                f"{bought}",
+                flush=True,
+            )
+            if options.student:
+                made = student_from_counts(
+                    x,
+                    noisy,
+                    teachers=n,
+                    sigma=sigma,
+                    inputs=spec,
+                    classes=tuple(map(str, range(CLASSES))),
+                    training=Training(seed=seed),
+                )
+                right = (made.student.predict(x) == truth).mean()
+                print(f"      student ({made.choice.chosen}): {right:.2%}", flush=True)
+
+
+def labels_bought(counts: np.ndarray, truth: np.ndarray, n: int, epsilon: float) -> str:
+    """Return how many labels confident_gnmax sells for ε, and how many of them are right."""
+    votes, best = Votes.observed(counts, truth, teachers=n), (0.0, 0.0)
+    for share in THRESHOLDS:
+        for spread in (0.15, 0.2):
+            mechanism = ConfidentGNMax(n, CLASSES, round(share * n), 0.2 * n, spread * n)
+            expected = forecast(mechanism, votes)
+            rate = expected.shares[VoteOutcome.ANSWERED]
+            try:
+                offer = quick_offer(mechanism, epsilon, DELTA, max(rate, 1e-6))
+            except ParameterError:
+                continue
+            if expected.accuracy >= 0.97:
+                best = max(best, (offer.answers, expected.accuracy))
+    return f"{best[0]:,.0f}, {best[1]:.2%}"
+
+
+def recorded(n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, InputSpec]:
+    default = Path(__file__).resolve().parents[2] / "shared" / "data"
+    directory = Path(os.environ.get("TERRINE_SHARED_DATA", default))
+    file = directory / f"mnist_{n}_votes.npz"
+    if not file.is_file():
+        raise SystemExit(f"{file} is missing. Set TERRINE_SHARED_DATA to where the votes are.")
+    (images,) = (directory / "mnist").glob("t10k-images*")
+    data = load_idx(images)
+    with np.load(file) as archive:
+        counts, truth = archive["counts"].astype(np.int64), archive["labels"].astype(np.int64)
+    return data.inputs, counts, truth, data.spec
+
+
+if __name__ == "__main__":
+    main()

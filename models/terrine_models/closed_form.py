@@ -1,0 +1,145 @@
+"""The plainest student: ridge regression on public features, solved in closed form.
+
+Nothing here is random and nothing can diverge. The features are those of teachers' heads, fitted on
+the student's own public inputs, so they use unlabelled inputs too: on images, a third of them are
+coordinates on the inputs' neighbourhood graph (`graph.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .features import FeatureMap, PublicData, base_features, public_features
+from .store import InputSpec, TableSchema
+from .students import Student, build_student, describe
+
+WIDTH = 150
+"""Features of an image, at most; as many as teachers' heads have by default."""
+PENALTIES = (1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0)
+"""Relative to the mean variance of the features, from the weakest to the strongest."""
+USUAL = 0.1
+"""What teachers' heads use."""
+SCALES = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""Scores are about -1 and 1; times one of these, their softmax is a probability."""
+BLOCK = 512
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class RidgeFit:
+    """A penalty, a scale, and what they achieve on labels that were not used to fit."""
+
+    penalty: float = USUAL
+    scale: float = 2.0
+    agreement: float | None = None
+    """Share of the held-out labels that are predicted; None without cross-validation."""
+
+
+class RidgeStudents:
+    """Ridge students on the features of public inputs [N, *shape], computed once."""
+
+    def __init__(
+        self,
+        x: NDArray[Any],
+        labels: Ints,
+        *,
+        inputs: InputSpec,
+        classes: tuple[str, ...],
+        encoding: TableSchema | None = None,
+    ) -> None:
+        self.inputs, self.classes, self.encoding = inputs, classes, encoding
+        public = PublicData.declare("the student's public inputs", np.asarray(x))
+        self.map = public_features(inputs, public, WIDTH)
+        known = labels >= 0
+        self.labels = labels[known]
+        self.features = _features(self.map, x[known])
+        self.as_new = self.features
+        if self.map.spec.projection == "graph":
+            self.as_new = _features(self.map, x[known], skip=1)
+
+    def judge(self, folds: Ints) -> RidgeFit:
+        """Choose penalty and scale by cross-validation on `folds` [K], one for each label.
+
+        Held-out inputs are placed on the graph as new ones would be, by their neighbours alone.
+        The penalty is the one with the most agreement, of equals the one nearest to the usual; the
+        scale, the one with the greatest likelihood. As the best of six, its agreement is a little
+        too high.
+        """
+        scores = np.empty((len(PENALTIES), len(self.labels), len(self.classes)))
+        for fold in np.unique(folds):
+            own = folds == fold
+            solutions = ridge_path(self.features[~own], self.labels[~own], len(self.classes))
+            for i, (weights, biases) in enumerate(solutions):
+                scores[i, own] = self.as_new[own] @ weights + biases
+        agreements = (scores.argmax(2) == self.labels).mean(1)
+        equals = np.flatnonzero(agreements == agreements.max())
+        best = min(equals, key=lambda i: abs(np.log(PENALTIES[i] / USUAL)))
+        losses = [_log_loss(scale * scores[best], self.labels) for scale in SCALES]
+        return RidgeFit(PENALTIES[best], SCALES[int(np.argmin(losses))], float(agreements[best]))
+
+    def train(self, fit: RidgeFit) -> Student:
+        """The student on all labels."""
+        classes = len(self.classes)
+        ((weights, biases),) = ridge_path(self.features, self.labels, classes, (fit.penalty,))
+        return self.student(weights, biases, fit)
+
+    def student(self, weights: Floats, biases: Floats, fit: RidgeFit) -> Student:
+        """The student with scores features @ `weights` [d, m] + `biases` [m], times a scale."""
+        network = build_student(self.inputs, len(self.classes), self.map.spec)
+        state = {
+            **self.map.tensors,
+            "scores.weight": torch.from_numpy(fit.scale * weights.T).float(),
+            "scores.bias": torch.from_numpy(fit.scale * biases).float(),
+        }
+        network.load_state_dict(state)
+        how: dict[str, int | float | str] = {
+            "method": "ridge",
+            "penalty": fit.penalty,
+            "scale": fit.scale,
+        }
+        model = describe(self.inputs, self.classes, how, self.encoding, self.map.spec)
+        return Student(network, model)
+
+
+def ridge_path(
+    features: Floats, labels: Ints, classes: int, penalties: tuple[float, ...] = PENALTIES
+) -> Iterator[tuple[Floats, Floats]]:
+    """Least squares on ±1 targets for each penalty: weights [d, m] and biases [m].
+
+    `features` is [r, d], `labels` [r]. The penalty is relative to the features' mean variance,
+    as in `architectures.ridge_heads`; one singular value decomposition serves all.
+    """
+    targets = 2 * np.eye(classes)[labels] - 1
+    centre, level = features.mean(0), targets.mean(0)
+    left, values, right = np.linalg.svd(features - centre, full_matrices=False)
+    squares = values**2
+    rotated = left.T @ (targets - level)
+    unit = squares.sum() / features.shape[1] or 1.0  # constant features: any penalty
+    for penalty in penalties:
+        weights = right.T @ (rotated * (values / (squares + penalty * unit))[:, None])
+        yield weights, level - centre @ weights
+
+
+def _features(known: FeatureMap, x: NDArray[Any], skip: int = 0) -> Floats:
+    blocks = []
+    for at in range(0, len(x), BLOCK):
+        block = torch.from_numpy(np.asarray(x[at : at + BLOCK], dtype=np.float32))
+        base = base_features(known.spec.base, block, known.inputs)
+        blocks.append(known.of_base(base, skip=skip))
+    features: Floats = torch.cat(blocks).double().numpy()
+    return features
+
+
+def _log_loss(scores: Floats, labels: Ints) -> float:
+    """Mean negative log-likelihood of `labels` [K] under the softmax of `scores` [K, m]."""
+    top = scores.max(1, keepdims=True)
+    total = top[:, 0] + np.log(np.exp(scores - top).sum(1))
+    return float((total - scores[np.arange(len(labels)), labels]).mean())

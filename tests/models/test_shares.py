@@ -1,0 +1,119 @@
+"""Shares that are fitted to noisy counts: their errors are known, and clear labels are right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from terrine_models.data import load_idx
+from terrine_models.features import PublicData, public_features
+from terrine_models.shares import fit_shares, noisy_agreement
+
+TEACHERS = 500
+
+
+def study(
+    rows: int, features: int, classes: int = 4, seed: int = 0
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Features [N, d], and vote counts [N, m] that are nearly linear in them."""
+    source = np.random.default_rng(seed)
+    x = source.normal(size=(rows, features))
+    scores = x @ source.normal(size=(features, classes)) / np.sqrt(features)
+    shares = np.exp(0.7 * scores)
+    counts = np.floor(TEACHERS * shares / shares.sum(axis=1, keepdims=True)).astype(np.int64)
+    counts[:, 0] += TEACHERS - counts.sum(axis=1)
+    return x, counts
+
+
+def noisy(counts: NDArray[np.int64], sigma: float, seed: int = 1) -> NDArray[np.int64]:
+    noise = np.random.default_rng(seed).normal(scale=sigma, size=counts.shape)
+    return counts + np.rint(noise).astype(np.int64)
+
+
+def test_fitting_takes_off_most_of_the_noise() -> None:
+    x, counts = study(4000, 20)
+    released = noisy(counts, sigma=1000.0)  # twice the teachers
+    fitted = fit_shares(x, released, TEACHERS, 1000.0)
+    missed = np.sqrt(((fitted.shares - counts / TEACHERS) ** 2).mean())
+    assert missed < 0.1 * 1000 / TEACHERS
+    raw = (released.argmax(axis=1) == counts.argmax(axis=1)).mean()
+    assert (fitted.winners == counts.argmax(axis=1)).mean() > raw + 0.3
+
+
+@pytest.mark.parametrize("sigma", [5.0, 100.0, 1000.0])
+def test_the_stated_error_is_about_the_error_made(sigma: float) -> None:
+    x, counts = study(3000, 15)
+    ratios = []
+    for seed in range(5):
+        fitted = fit_shares(x, noisy(counts, sigma, seed), TEACHERS, sigma)
+        missed = ((fitted.shares - counts / TEACHERS) ** 2).mean(axis=1)
+        ratios.append(float(np.sqrt(missed.mean() / (fitted.errors**2).mean())))
+    assert 0.5 < np.mean(ratios) < 2
+
+
+def test_clear_labels_are_nearly_all_right_at_any_noise() -> None:
+    x, counts = study(4000, 20)
+    truth, kept = counts.argmax(axis=1), []
+    for sigma in (10.0, 200.0, 1000.0, 4000.0):
+        labels = fit_shares(x, noisy(counts, sigma), TEACHERS, sigma).clear_labels()
+        clear = labels >= 0
+        kept.append(int(clear.sum()))
+        if sigma <= 1000:  # above, a fifth of the rows of each class is more than is clear
+            assert (labels == truth)[clear].mean() > (0.95 if sigma < 1000 else 0.85)
+    assert kept[1:] == sorted(kept[1:], reverse=True)
+    assert all(0.2 * 4000 <= number <= 0.8 * 4000 + 4 for number in kept)
+
+
+def test_every_class_that_wins_has_a_label() -> None:
+    x, counts = study(300, 3)
+    fitted = fit_shares(x, noisy(counts, 3000.0), TEACHERS, 3000.0)
+    labels = fitted.clear_labels()
+    assert set(labels[labels >= 0]) == set(fitted.winners)
+
+
+def test_agreement_is_estimated_without_bias() -> None:
+    _, counts = study(2000, 5)
+    guesses = np.random.default_rng(3).integers(0, 4, 2000)
+    exact = counts[np.arange(2000), guesses].mean() / TEACHERS
+    found = [noisy_agreement(guesses, noisy(counts, 800.0, s), TEACHERS) for s in range(40)]
+    assert np.mean(found) == pytest.approx(exact, abs=4 * 1.6 / np.sqrt(40 * 2000))
+
+
+def test_constant_features_predict_the_mean() -> None:
+    _, counts = study(100, 3)
+    fitted = fit_shares(np.ones((100, 4)), counts, TEACHERS, 1.0)
+    np.testing.assert_allclose(fitted.shares, np.tile(counts.mean(0) / TEACHERS, (100, 1)))
+
+
+@pytest.mark.parametrize(
+    ("features", "counts"),
+    [((5, 2), (4, 3)), ((1, 2), (1, 3)), ((5,), (5, 3)), ((5, 2), (5,))],
+)
+def test_shapes_that_do_not_fit_are_refused(
+    features: tuple[int, ...], counts: tuple[int, ...]
+) -> None:
+    with pytest.raises(ValueError, match="need the same rows"):
+        fit_shares(np.zeros(features), np.zeros(counts, dtype=np.int64), 10, 1.0)
+
+
+@pytest.mark.slow
+def test_real_votes_too_noisy_to_read_become_good_labels(shared_data: Path) -> None:
+    """1,000 teachers, ε = 0.3 for 10,000 images: the counts alone give one label in five."""
+    (path,) = (shared_data / "mnist").glob("t10k-images*")
+    images = load_idx(path)
+    with np.load(shared_data / "mnist_1000_votes.npz") as recorded:
+        counts, truth = recorded["counts"].astype(np.int64), recorded["labels"].astype(np.int64)
+    sigma = 1590.0  # planning.counts.sigma_for_rows(10_000, 1000, 10, 0.3, 1e-5)
+    released = noisy(counts, sigma)
+    assert (released.argmax(axis=1) == truth).mean() < 0.3
+    public = public_features(images.spec, PublicData.declare("test", images.inputs), 150)
+    features = public(torch.tensor(images.inputs)).double().numpy()
+    fitted = fit_shares(features, released, 1000, sigma)
+    labels = fitted.clear_labels()
+    assert (fitted.winners == truth).mean() > 0.95
+    assert (labels >= 0).sum() > 6000
+    assert (labels == truth)[labels >= 0].mean() > 0.99

@@ -1,0 +1,144 @@
+"""Students from noisy counts: over HTTP, on images and tables, and against bad counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from digits import DigitsEnsemble
+from numpy.typing import NDArray
+from server import RunningServer, running_server
+from sklearn.datasets import load_digits
+
+from terrine_client import Client
+from terrine_client.distill import distill
+from terrine_models import counted
+from terrine_models.counted import student_from_counts
+from terrine_models.learning import Asked, Training
+from terrine_models.store import InputSpec
+from terrine_models.students import Student
+
+DIGITS = InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16)
+NAMES = tuple(str(digit) for digit in range(10))
+TEACHERS = 400
+
+
+@pytest.fixture
+def server(tmp_path: Path, digits_ensemble: DigitsEnsemble) -> Iterator[RunningServer]:
+    url = f"sqlite:///{tmp_path / 'terrine.sqlite'}"
+    with running_server(tmp_path / "data", url, digits_ensemble) as running:
+        yield running
+
+
+def votes(labels: NDArray[np.int64], sigma: float, seed: int = 0) -> NDArray[np.int64]:
+    """Nine teachers in ten are right, with noise."""
+    source = np.random.default_rng(seed)
+    chances = np.full((len(labels), 10), 0.1 / 9)
+    chances[np.arange(len(labels)), labels] = 0.9
+    counts = np.array([source.multinomial(TEACHERS, row) for row in chances])
+    noise: NDArray[np.int64] = np.rint(source.normal(scale=sigma, size=counts.shape)).astype(int)
+    return counts + noise
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    bundle = load_digits()
+    return bundle.images.astype(np.uint8), bundle.target.astype(np.int64)
+
+
+@pytest.mark.parametrize("method", ["auto", "vat", "supervised"])
+def test_counts_that_show_nothing_by_themselves_make_a_good_student(
+    digits: tuple[NDArray[np.uint8], NDArray[np.int64]], method: Asked
+) -> None:
+    x, truth = digits
+    counts = votes(truth, sigma=600.0)
+    assert (counts.argmax(axis=1) == truth).mean() < 0.4
+    training = Training(method=method, steps=150)
+    made = student_from_counts(
+        x, counts, teachers=TEACHERS, sigma=600.0, inputs=DIGITS, classes=NAMES, training=training
+    )
+    assert (made.student.predict(x) == truth).mean() > 0.85
+    assert "rows are clear" in made.choice.why
+    assert made.choice.chosen in ("ridge", "vat", "supervised")
+
+
+def test_on_a_table_the_regression_is_the_student() -> None:
+    source = np.random.default_rng(2)
+    x = source.normal(size=(1500, 6)).astype(np.float32)
+    truth = (x @ source.normal(size=6) > 0).astype(np.int64)
+    counts = np.stack([TEACHERS * (1 - truth), TEACHERS * truth], axis=1)
+    counts = counts + np.rint(source.normal(scale=800, size=counts.shape)).astype(np.int64)
+    spec = InputSpec(shape=(6,), dtype="float32", low=-10, high=10)
+    made = student_from_counts(
+        x, counts, teachers=TEACHERS, sigma=800.0, inputs=spec, classes=("no", "yes")
+    )
+    assert made.choice.chosen == "ridge"
+    assert (made.student.predict(x) == truth).mean() > 0.9
+    probabilities = made.student.probabilities(x)
+    assert probabilities.min() >= 0
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1, rtol=1e-5)
+
+
+def test_a_network_that_collapsed_is_not_returned(
+    digits: tuple[NDArray[np.uint8], NDArray[np.int64]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, truth = digits
+
+    class OneClass(Student):
+        def predict(self, x: NDArray[np.generic]) -> NDArray[np.int64]:
+            return np.zeros(len(x), dtype=np.int64)
+
+    def collapsed(*args: object, **options: object) -> Student:
+        return OneClass.__new__(OneClass)
+
+    monkeypatch.setattr(counted, "train_student", collapsed)
+    made = student_from_counts(
+        x,
+        votes(truth, sigma=300.0),
+        teachers=TEACHERS,
+        sigma=300.0,
+        inputs=DIGITS,
+        classes=NAMES,
+        training=Training(method="vat", steps=1),
+    )
+    assert made.choice.chosen == "ridge"
+    assert "so the regression is returned" in made.choice.why
+
+
+def test_counts_of_other_inputs_are_refused() -> None:
+    with pytest.raises(ValueError, match="expected"):
+        student_from_counts(
+            np.zeros((5, 8, 8), np.uint8),
+            np.zeros((4, 10), np.int64),
+            teachers=9,
+            sigma=1.0,
+            inputs=DIGITS,
+            classes=NAMES,
+        )
+
+
+@pytest.mark.slow
+def test_a_project_of_noisy_votes_is_asked_once_for_everything(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    server.open_project(mechanism={"name": "noisy_votes", "sigma": 30.0}, epsilon=50.0)
+    pool, lines = server.ensemble.public, list[str]()
+    own = (server.ensemble.unseen, server.ensemble.unseen_labels)
+    with Client(server.url, server.token()) as client:
+        made = distill(
+            client,
+            pool,
+            tmp_path / "s",
+            held_out=own,
+            training=Training(steps=150),
+            tell=lines.append,
+        )
+    assert len(made.report.rounds) == 1
+    assert made.report.charges == len(pool)
+    assert made.report.choice.why
+    assert any("Fitting the shares" in line for line in lines)
+    raw = float((made.labels == server.ensemble.public_labels).mean())
+    assert made.report.accuracy is not None
+    assert made.report.accuracy > raw
