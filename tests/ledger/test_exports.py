@@ -216,3 +216,17 @@ def test_a_damaged_line_is_named(export: Path) -> None:
     export.write_bytes(damaged)
     with pytest.raises(ArchiveError, match="line 2: not an entry of the project study"):
         verify_export(export, {})
+
+
+@ONE_DATABASE
+def test_an_anchor_vouches_for_what_came_before_only_if_asked_to(
+    export: Path, ledger: Ledger
+) -> None:
+    anchors = {"study": anchor_of(ledger)}
+    seen: list[tuple[int, int]] = []
+    assert verify_export(export, anchors, progress=lambda *counted: seen.append(counted)).ok
+    assert seen == [(ENTRIES, ENTRIES)]
+    export.write_text(export.read_text().replace('"label": 2', '"label": 5'))
+    assert verify_export(export, anchors).problems[0].startswith("entry 3: altered")
+    resumed = verify_export(export, anchors, resume=True)
+    assert (resumed.ok, resumed.vouched) == (True, ENTRIES)

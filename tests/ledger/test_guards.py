@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from books import EPOCHS, answered, digest, open_ledger, open_project, unguarded, unvoted
-from forging import rebuild, rows_of
-from sqlalchemy import Connection, select, update
+from forging import rebuild, rewrite, rows_of
+from sqlalchemy import Connection, select, text, update
 
 from terrine_server.errors import Overtaken
 from terrine_server.ledger import Batch, Ledger, QueryDigest, connect
-from terrine_server.ledger.chain import canonical_json, genesis
+from terrine_server.ledger.chain import canonical_json, genesis, iso
 from terrine_server.ledger.store import rows
 from terrine_server.ledger.store.tables import ensembles, projects
+from terrine_server.ledger.verifying import walk
+from terrine_server.ledger.verifying.checks import whole
 
 
 @pytest.fixture
@@ -111,3 +114,49 @@ def test_more_spent_than_the_budget_is_found_though_all_else_agrees(
         reopened(connection, **{budget: most - 1})
     (found,) = ledger.verify("study").problems
     assert found == f"balance: {spent} {most} exceeds {budget} {most - 1}"
+
+
+def test_counts_where_none_are_charged_for_are_found_in_a_chain_that_was_made_to_fit(
+    ledger: Ledger, database_url: str
+) -> None:
+    """They are as many as the classes, and their largest has the label."""
+    ledger.charge(open_project(ledger, 5).id, [answered(1), answered(2, 1)])
+    with unguarded(database_url) as connection:
+        rewrite(connection, 2, counts="[0,9,0,0,0,0,0,0,0,0]")
+    (found,) = ledger.verify("study").problems
+    assert found.startswith("entry 2: its noisy counts are not what was answered")
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)  # it takes any text as a time
+def test_an_account_that_no_reader_accepts_is_not_intact_though_no_hash_covers_it(
+    ledger: Ledger, database_url: str
+) -> None:
+    open_project(ledger, 5)
+    with unguarded(database_url) as connection:
+        connection.execute(text("UPDATE ensembles SET registered_at = 'yesterday'"))
+    found = ledger.verify("study")
+    assert not found.ok
+    assert found.problems[0].startswith("account: ")
+    assert found.anchor is None
+
+
+def test_a_new_anchor_says_when_it_was_made_and_how_the_account_stood(
+    ledger: Ledger, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after = ledger.charge(open_project(ledger, 9).id, [answered(i, i) for i in range(9)]).project
+    before = iso(datetime.now(UTC))
+    anchor = ledger.verify("study").anchor
+    assert anchor is not None
+    assert before <= anchor.made_at <= iso(datetime.now(UTC))
+    assert anchor.account == after.account
+    with connect(database_url).connect() as connection:
+        assert walk.verify_project(connection, "study", anchor).vouched == 0, "if nobody asks to"
+    monkeypatch.setattr(walk, "_KINDS", 2)
+    again = ledger.verify("study").anchor
+    assert again is not None
+    assert again.account == after.account, "however often what was counted is added up"
+
+
+def test_what_is_no_whole_number_counts_as_none() -> None:
+    assert [whole(value) for value in (7, 0, -7)] == [7, 0, -7]
+    assert {whole(value) for value in (7.0, "7", None, b"7")} == {0}

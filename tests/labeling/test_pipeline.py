@@ -1,0 +1,410 @@
+"""The pipeline on a real ledger, with teachers that vote as they are told: fast, and step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from books import CLASSES, COUNTED, EPOCHS, GNMAX, INFO, STABLE, TEACHERS, open_ledger, terms
+from publishing import TEACHERS as THOUSAND
+from publishing import open_published, publishing_ledger
+
+from terrine_protocol import Outcome, ProjectStatus
+from terrine_server.errors import (
+    BudgetExhausted,
+    DatabaseUnavailable,
+    EnsembleUnavailable,
+    InvalidQuery,
+    PayloadTooLarge,
+    ProjectPaused,
+    TerrineError,
+)
+from terrine_server.labeling.pipeline import Ask, Labeling, mechanism_of, possible
+from terrine_server.labeling.queries import batch_digest, input_digests, query_digests
+from terrine_server.labeling.voters import checked_votes
+from terrine_server.ledger import EnsembleRecord, Ledger, Receipt
+from terrine_server.ledger.charging.tallies import meter_of
+from terrine_server.metrics import Metrics
+from terrine_server.privacy import (
+    Account,
+    InteractiveGNMax,
+    Price,
+    Terms,
+    VoteOutcome,
+    build_mechanism,
+    quote,
+)
+
+CONFIDENT = {"name": "confident_gnmax", "threshold": 200, "sigma1": 8.0, "sigma2": 5.0}
+INTERACTIVE = {**CONFIDENT, "name": "interactive_gnmax", "threshold": 60, "confidence": 0.9}
+SHARP = {"name": "gnmax", "sigma": 8.0}
+"""So little noise that an agreement is answered with its label."""
+MOST = 20
+
+
+class Told:
+    """Teachers that agree on the class in the first pixel, or split in halves if it is 99."""
+
+    def __init__(self, teachers: int = TEACHERS) -> None:
+        self.teachers = teachers
+        self.asked: list[list[int]] = []
+        self.missing = False
+        self.meanwhile: Callable[[], object] | None = None
+
+    def check(self, record: EnsembleRecord) -> None:
+        assert record.info["teachers"] == self.teachers
+        if self.missing:
+            raise EnsembleUnavailable("The teachers are away.")
+
+    def available(self, record: EnsembleRecord) -> bool:
+        return not self.missing
+
+    def votes(self, record: EnsembleRecord, inputs: np.ndarray) -> np.ndarray:
+        assert record.info["teachers"] == self.teachers
+        self.asked.append(inputs[:, 0, 1].tolist())
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
+        return cast_votes(inputs, self.teachers)
+
+
+def cast_votes(inputs: np.ndarray, teachers: int) -> np.ndarray:
+    counts = np.zeros((len(inputs), CLASSES), dtype=np.int64)
+    for row, label in enumerate(inputs[:, 0, 0]):
+        if label == 99:
+            counts[row, :2] = teachers // 2
+        else:
+            counts[row, label] = teachers
+    return counts
+
+
+def images(*pairs: tuple[int, int]) -> np.ndarray:
+    """Inputs with these classes to be voted for, and a number in the second pixel."""
+    inputs = np.zeros((len(pairs), 28, 28), dtype=np.uint8)
+    inputs[:, 0, :2] = pairs
+    return inputs
+
+
+def study(path: Path, mechanism: Mapping[str, Any], queries: int) -> tuple[Labeling, Told, Ledger]:
+    """A project whose budget pays for exactly so many queries at the worst price."""
+    ledger = open_ledger(f"sqlite:///{path / 'terrine.sqlite'}", epsilon=90.0)
+    ledger.open_project("study", "mnist", mechanism, terms(queries, mechanism, epsilon=80.0))
+    voters = Told()
+    return Labeling(ledger, voters, Metrics(), MOST), voters, ledger
+
+
+def labels(answer: Receipt | TerrineError) -> list[int | None]:
+    assert isinstance(answer, Receipt), answer
+    return [result.label for result in answer.results]
+
+
+def seqs(answer: Receipt | TerrineError) -> list[int | None]:
+    assert isinstance(answer, Receipt), answer
+    return [result.seq for result in answer.results]
+
+
+def one(service: Labeling, ask: Ask) -> Receipt | TerrineError:
+    (answer,) = service.answer("study", [ask])
+    return answer
+
+
+# ---------------------------------------------------------------------------------------- checking
+
+
+def test_a_request_is_checked_and_identified(tmp_path: Path) -> None:
+    service, _, ledger = study(tmp_path, SHARP, 5)
+    inputs = images((1, 0), (2, 1))
+    ask = service.check("study", inputs.astype(">f8"), key="mine")
+    assert ask.queries.dtype == np.uint8
+    assert (ask.queries == inputs).all()
+    assert (ask.probabilities, ask.baselines) == (None, None)
+    theirs = input_digests(inputs, ledger.ensemble("mnist").manifest_sha256)
+    queries = query_digests(theirs, None)
+    assert [(d.query, d.input) for d in ask.digests] == list(zip(queries, theirs, strict=True))
+    assert ask.key == ("mine", batch_digest(queries))
+    assert ask.name == "mine"
+    assert ask.genesis == ledger.project("study").genesis
+    assert len(ask) == 2
+    without = service.check("study", inputs)
+    assert (without.key, without.name) == (None, None)
+    service.check("study", images(*[(1, n) for n in range(MOST)]))
+    with pytest.raises(PayloadTooLarge):
+        service.check("study", images(*[(1, n) for n in range(MOST + 1)]))
+    with pytest.raises(InvalidQuery, match="no probabilities"):
+        service.check("study", inputs, np.full((2, CLASSES), 0.1))
+
+
+def test_a_students_probabilities_are_part_of_the_query(tmp_path: Path) -> None:
+    service, _, ledger = study(tmp_path, INTERACTIVE, 5)
+    mechanism = mechanism_of(ledger.project("study"))
+    assert isinstance(mechanism, InteractiveGNMax)
+    inputs, student = images((1, 0), (1, 0)), np.full((2, CLASSES), 0.1)
+    student[1] = np.eye(CLASSES)[3]
+    ask = service.check("study", inputs, student)
+    assert ask.probabilities is not None
+    assert ask.baselines is not None
+    assert (ask.probabilities == student).all()
+    assert (ask.baselines == mechanism.canonical_baseline(student)).all()
+    theirs = input_digests(inputs, ledger.ensemble("mnist").manifest_sha256)
+    queries = query_digests(theirs, ask.baselines)
+    assert [(d.query, d.input) for d in ask.digests] == list(zip(queries, theirs, strict=True))
+    assert len({d.query for d in ask.digests}) == 2
+    for wrong in (None, student[:1], student[:, :9]):
+        with pytest.raises(InvalidQuery, match="of shape"):
+            service.check("study", inputs, wrong)
+
+
+# --------------------------------------------------------------------------------------- answering
+
+
+def test_a_group_is_voted_on_once_and_each_request_gets_its_own(tmp_path: Path) -> None:
+    service, voters, ledger = study(tmp_path, SHARP, 9)
+    asks = [
+        service.check("study", images((3, 0), (4, 1))),
+        service.check("study", images((4, 1), (5, 2), (5, 2)), key="second"),
+        service.check("study", images((6, 3))),
+    ]
+    answers = service.answer("study", asks)
+    assert [labels(answer) for answer in answers] == [[3, 4], [4, 5, 5], [6]]
+    assert [seqs(answer) for answer in answers] == [[1, 2], [2, 3, 3], [4]]
+    assert voters.asked == [[0, 1, 2, 3]], "each new query once, in the order of the requests"
+    samples = {
+        (s.name, *s.labels.values()): s.value
+        for metric in service._metrics.registry.collect()
+        for s in metric.samples
+    }
+    assert samples["terrine_queries_total", "answered", "false"] == 4
+    assert samples["terrine_queries_total", "answered", "true"] == 2
+    for stage in ("replay", "vote", "release", "charge"):
+        assert samples["terrine_stage_seconds_count", stage] == 1
+    assert ledger.verify("study").ok
+
+    # A retry among new requests: it is answered from the record, the others are voted on.
+    asks = [
+        service.check("study", images((7, 4))),
+        asks[1],
+        service.check("study", images((4, 1), (8, 5))),
+        service.check("study", images((1, 9)), key="second"),
+    ]
+    new, again, more = service.answer("study", asks[:3])
+    assert isinstance(again, Receipt)
+    assert isinstance(answers[1], Receipt)
+    assert again.results == answers[1].results
+    assert (labels(new), labels(more)) == ([7], [4, 8])
+    assert (seqs(new), seqs(more)) == ([5], [2, 6])
+    assert voters.asked[1:] == [[4, 5]]
+    refused = one(service, asks[3])
+    assert isinstance(refused, TerrineError)
+    assert "different request" in str(refused)
+    assert one(service, asks[0]) == replace(
+        new, results=[replace(r, replayed=True) for r in new.results], project=more.project
+    )
+    assert len(voters.asked) == 2, "nothing on record is voted on again"
+    assert ledger.project("study").charges == 6
+
+
+def test_only_what_may_be_paid_is_voted_on(tmp_path: Path) -> None:
+    service, voters, ledger = study(tmp_path, SHARP, 3)
+    ask = service.check("study", images((1, 0), (1, 0), (2, 1), (3, 2), (4, 3), (1, 0)))
+    answer = one(service, ask)
+    assert labels(answer) == [1, 1, 2, 3, None, 1]
+    assert seqs(answer) == [1, 1, 2, 3, None, 1]
+    assert voters.asked == [[0, 1, 2]]
+    refused = one(service, service.check("study", images((5, 5))))
+    assert isinstance(refused, BudgetExhausted)
+    assert len(voters.asked) == 1, "nobody votes on what cannot be paid"
+    assert labels(one(service, ask)) == [1, 1, 2, 3, None, 1]
+    assert ledger.verify("study").ok
+
+
+def test_an_abstention_leaves_room_for_more_than_the_worst_price_would(tmp_path: Path) -> None:
+    service, voters, ledger = study(tmp_path, CONFIDENT, 2)
+    pairs = [(99, n) for n in range(MOST)]
+    answer = one(service, service.check("study", images(*pairs)))
+    assert isinstance(answer, Receipt)
+    paid = [r for r in answer.results if r.seq is not None]
+    assert {r.outcome for r in paid} == {Outcome.ABSTAINED}
+    assert {r.label for r in answer.results} == {None}
+    project = ledger.project("study")
+    assert len(voters.asked[0]) == possible(project.terms, Account())
+    assert len(paid) == len(voters.asked[0]) > 2
+
+
+def test_an_input_with_two_baselines_counts_once(tmp_path: Path) -> None:
+    service, voters, ledger = study(tmp_path, INTERACTIVE, 1)
+    student = np.eye(CLASSES)[[3, 4, 4]]
+    ask = service.check("study", images((1, 0), (1, 0), (2, 1)), student)
+    answer = one(service, ask)
+    assert voters.asked == [[0, 0]], "the second is free once the first is answered"
+    assert labels(answer) == [1, 1, None]
+    assert seqs(answer) == [1, 1, None]
+    other = service.check("study", images((1, 0)), np.eye(CLASSES)[[5]])
+    assert labels(one(service, other)) == [1], "with any baseline"
+    assert ledger.project("study").charges == 1
+
+
+def test_a_students_label_is_confirmed_by_its_own_row(tmp_path: Path) -> None:
+    """Probabilities and baselines of several requests stay with their queries."""
+    service, voters, ledger = study(tmp_path, INTERACTIVE, 9)
+    eye = np.eye(CLASSES)
+    service.answer("study", [service.check("study", images((2, 0)), eye[[5]])])
+    asks = [
+        service.check("study", images((2, 0), (4, 1)), eye[[5, 4]]),
+        service.check("study", images((6, 2), (7, 3)), eye[[8, 7]]),
+    ]
+    first, second = service.answer("study", asks)
+    assert isinstance(first, Receipt)
+    assert isinstance(second, Receipt)
+    assert (labels(first), labels(second)) == ([2, 4], [6, 7])
+    outcomes = [r.outcome for receipt in (first, second) for r in receipt.results]
+    assert outcomes == ["answered", "reinforced", "answered", "reinforced"]
+    assert voters.asked == [[0], [1, 2, 3]]
+    assert ledger.verify("study").ok
+
+
+def test_what_concerns_the_whole_project_is_raised(tmp_path: Path) -> None:
+    service, voters, ledger = study(tmp_path, SHARP, 5)
+    asks = [service.check("study", images((1, 0))), service.check("study", images((2, 1)))]
+    voters.missing = True
+    with pytest.raises(EnsembleUnavailable, match="away"):
+        service.answer("study", asks)
+    voters.missing = False
+    for odd in (0, 1):
+        stale = [replace(ask, genesis="00" * 32) if i == odd else ask for i, ask in enumerate(asks)]
+        with pytest.raises(DatabaseUnavailable, match="replaced by another"):
+            service.answer("study", stale)
+    ledger.set_status("study", ProjectStatus.PAUSED)
+    with pytest.raises(ProjectPaused):
+        service.answer("study", asks)
+    assert (ledger.project("study").charges, voters.asked) == (0, [])
+
+
+def test_a_request_that_is_overtaken_is_drawn_again(tmp_path: Path) -> None:
+    service, voters, ledger = study(tmp_path, EPOCHS, 4)
+    inputs = images((1, 0), (2, 1), (3, 2))
+    voters.meanwhile = lambda: one(service, service.check("study", inputs[1:2]))
+    answer = one(service, service.check("study", inputs))
+    assert seqs(answer) == [2, 1, 3]
+    assert labels(answer) == [1, 2, 3]
+    assert voters.asked == [[0, 1, 2], [1], [0, 2]]
+    assert ledger.verify("study").ok
+
+
+def test_epochs_are_those_of_the_mechanism(tmp_path: Path) -> None:
+    service, _, ledger = study(tmp_path, EPOCHS, 5)
+    one(service, service.check("study", images((1, 0), (1, 1), (1, 2), (1, 3), (99, 4), (1, 5))))
+    opened = [e.event["event"] == "composition" for e in ledger.charges("study")]
+    assert opened == [True, False, False, True, False, True], "of three answers each at most"
+    assert ledger.verify("study").ok
+
+
+def test_noisy_counts_are_kept_with_their_query(tmp_path: Path) -> None:
+    service, _, ledger = study(tmp_path, {**COUNTED, "sigma": 8.0}, 5)
+    answer = one(service, service.check("study", images((4, 0), (7, 1))))
+    assert isinstance(answer, Receipt)
+    for result, winner in zip(answer.results, (4, 7), strict=True):
+        assert result.counts is not None
+        assert all(type(count) is int for count in result.counts)
+        assert result.counts.index(max(result.counts)) == result.label == winner
+    assert [entry.counts for entry in ledger.charges("study")] == [r.counts for r in answer.results]
+
+
+def test_every_query_is_counted_at_its_own_votes(tmp_path: Path) -> None:
+    """A data-dependent project's tally: what it says is secret, and must be exact."""
+    ledger = publishing_ledger(f"sqlite:///{tmp_path / 'terrine.sqlite'}")
+    project = open_published(ledger)
+    service = Labeling(ledger, Told(THOUSAND), Metrics(), MOST)
+    inputs = images((1, 0), (99, 1), (2, 2), (99, 3), (3, 4))
+    assert len(labels(one(service, service.check("study", inputs)))) == 5
+    meter = meter_of(project)
+    tally = np.zeros(meter.size, dtype=np.int64)
+    for (place,) in meter.places(VoteOutcome.ANSWERED, cast_votes(inputs, THOUSAND)):
+        tally[place] += 1
+    assert project.terms.schedule is not None
+    exact = meter.spend(tally, project.terms.schedule.publication.beta)
+    secret = ledger.secret_spend("study")
+    assert (secret.queries, secret.cost) == (5, exact.cost)
+    assert secret.smooth_sensitivity == exact.smooth_sensitivity
+    assert ledger.verify("study").ok
+
+
+# ------------------------------------------------------------------------------------------- votes
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda votes: votes[:1],
+        lambda votes: votes[:, :9],
+        lambda votes: votes.astype(np.float64),
+        lambda votes: votes + np.eye(CLASSES, dtype=np.int64)[[4, 4]],
+        lambda votes: votes - np.eye(CLASSES, dtype=np.int64)[[1, 2]],
+        lambda votes: votes + np.array([[0] * CLASSES, [-1, 1] + [0] * (CLASSES - 2)]),
+    ],
+    ids=["too few", "a class short", "floats", "one too many", "one too few", "negative"],
+)
+def test_only_full_tallies_are_accepted(
+    change: Callable[[np.ndarray], np.ndarray], tmp_path: Path
+) -> None:
+    service, voters, ledger = study(tmp_path, SHARP, 5)
+    record, inputs = ledger.ensemble("mnist"), images((1, 0), (2, 1))
+    assert (checked_votes(voters, record, inputs) == cast_votes(inputs, TEACHERS)).all()
+
+    class Wrong(Told):
+        def votes(self, record: EnsembleRecord, inputs: np.ndarray) -> np.ndarray:
+            return change(super().votes(record, inputs))
+
+    with pytest.raises(EnsembleUnavailable, match="do not add up"):
+        checked_votes(Wrong(), record, inputs)
+    service = Labeling(ledger, Wrong(), Metrics(), MOST)
+    with pytest.raises(EnsembleUnavailable):
+        one(service, service.check("study", inputs))
+    assert ledger.project("study").charges == 0
+
+
+# ---------------------------------------------------------------------------------------- how many
+
+
+def priced(budget: int, delta_budget: int, *prices: tuple[int, int]) -> Terms:
+    """Terms with these budgets, and a price (cost, delta) for an answer and an abstention."""
+    quoted = terms(2, CONFIDENT, epsilon=80.0)
+    answered, abstained = (Price(cost, delta, cost) for cost, delta in prices)
+    listed = {VoteOutcome.ANSWERED: answered, VoteOutcome.ABSTAINED: abstained}
+    return replace(quoted, budget=budget, delta_budget=delta_budget, prices=listed)
+
+
+@pytest.mark.parametrize(
+    ("quoted", "account", "most"),
+    [
+        (priced(100, 10**6, (30, 1), (7, 1)), Account(), 11),
+        (priced(100, 10**6, (30, 1), (7, 1)), Account(spent=1), 10),
+        (priced(100, 10**6, (30, 1), (7, 1)), Account(spent=70), 1),
+        (priced(100, 10**6, (30, 1), (7, 1)), Account(spent=71), 0),
+        (priced(10**6, 100, (1, 30), (1, 7)), Account(), 11),
+        (priced(10**6, 100, (1, 30), (1, 7)), Account(delta_spent=1), 10),
+        (priced(10**6, 100, (1, 30), (1, 7)), Account(delta_spent=70), 1),
+        (priced(10**6, 100, (1, 30), (1, 7)), Account(delta_spent=71), 0),
+        (priced(100, 100, (30, 30), (0, 0)), Account(), float("inf")),
+        (priced(100, 100, (30, 30), (0, 9)), Account(), 8),
+        (priced(100, 100, (1, 30), (1, 9)), Account(), 8),
+    ],
+)
+def test_as_many_are_possible_as_the_cheapest_outcomes_leave_room_for(
+    quoted: Terms, account: Account, most: float
+) -> None:
+    assert possible(quoted, account) == most
+
+
+def test_a_figure_still_to_be_published_may_free_any_amount(tmp_path: Path) -> None:
+    project = open_published(publishing_ledger(f"sqlite:///{tmp_path / 'terrine.sqlite'}"))
+    assert project.terms.schedule is not None
+    all_of_them = len(project.terms.schedule.counts)
+    assert possible(project.terms, Account(published=all_of_them - 1)) == float("inf")
+    after = possible(project.terms, Account(published=all_of_them))
+    assert 0 < after < float("inf")
+    full = Account(spent=project.terms.budget)
+    assert possible(project.terms, full) == 0
