@@ -1,17 +1,17 @@
-"""The pipeline on a real ledger, with teachers that vote as they are told: fast, and step by step."""
+"""The pipeline on a real ledger, with teachers that vote as they are told."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from books import CLASSES, COUNTED, EPOCHS, GNMAX, INFO, STABLE, TEACHERS, open_ledger, terms
+from books import CLASSES, COUNTED, EPOCHS, TEACHERS, open_ledger, terms
+from publishing import CAP, DELTA, ORDER, open_published, publishing_ledger
 from publishing import TEACHERS as THOUSAND
-from publishing import open_published, publishing_ledger
 
 from terrine_protocol import Outcome, ProjectStatus
 from terrine_server.errors import (
@@ -31,6 +31,7 @@ from terrine_server.ledger.charging.tallies import meter_of
 from terrine_server.metrics import Metrics
 from terrine_server.privacy import (
     Account,
+    BoundRelease,
     InteractiveGNMax,
     Price,
     Terms,
@@ -38,11 +39,14 @@ from terrine_server.privacy import (
     build_mechanism,
     quote,
 )
+from terrine_server.privacy.budget.quoting import publication_z
 
 CONFIDENT = {"name": "confident_gnmax", "threshold": 200, "sigma1": 8.0, "sigma2": 5.0}
 INTERACTIVE = {**CONFIDENT, "name": "interactive_gnmax", "threshold": 60, "confidence": 0.9}
 SHARP = {"name": "gnmax", "sigma": 8.0}
 """So little noise that an agreement is answered with its label."""
+PLAIN = {"name": "gnmax", "sigma": 50.0}
+BASED = {**INTERACTIVE, "threshold": 300, "sigma1": 50.0, "sigma2": 50.0}
 MOST = 20
 
 
@@ -191,7 +195,9 @@ def test_a_group_is_voted_on_once_and_each_request_gets_its_own(tmp_path: Path) 
         service.check("study", images((1, 9)), key="second"),
     ]
     new, again, more = service.answer("study", asks[:3])
+    assert isinstance(new, Receipt)
     assert isinstance(again, Receipt)
+    assert isinstance(more, Receipt)
     assert isinstance(answers[1], Receipt)
     assert again.results == answers[1].results
     assert (labels(new), labels(more)) == ([7], [4, 8])
@@ -232,6 +238,15 @@ def test_an_abstention_leaves_room_for_more_than_the_worst_price_would(tmp_path:
     project = ledger.project("study")
     assert len(voters.asked[0]) == possible(project.terms, Account())
     assert len(paid) == len(voters.asked[0]) > 2
+
+
+def test_an_abstention_is_not_voted_on_again(tmp_path: Path) -> None:
+    service, voters, _ = study(tmp_path, CONFIDENT, 9)
+    one(service, service.check("study", images((99, 0), (0, 1))))
+    answer = one(service, service.check("study", images((99, 0), (0, 1), (0, 2))))
+    assert voters.asked == [[0, 1], [2]]
+    assert labels(answer) == [None, 0, 0]
+    assert seqs(answer) == [1, 2, 3]
 
 
 def test_an_input_with_two_baselines_counts_once(tmp_path: Path) -> None:
@@ -313,21 +328,30 @@ def test_noisy_counts_are_kept_with_their_query(tmp_path: Path) -> None:
     assert [entry.counts for entry in ledger.charges("study")] == [r.counts for r in answer.results]
 
 
-def test_every_query_is_counted_at_its_own_votes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mechanism", [PLAIN, BASED], ids=lambda m: str(m["name"]))
+def test_every_query_is_counted_at_its_own_votes(
+    mechanism: Mapping[str, Any], tmp_path: Path
+) -> None:
     """A data-dependent project's tally: what it says is secret, and must be exact."""
+    built = build_mechanism(mechanism, teachers=THOUSAND, classes=CLASSES)
+    figure = BoundRelease(order=ORDER, beta=0.01, sigma=60.0, z=publication_z(DELTA, 1))
+    quoted = quote(built, 2.0, DELTA, cap_rule=CAP.rule, publishing=(figure, (50,)))
     ledger = publishing_ledger(f"sqlite:///{tmp_path / 'terrine.sqlite'}")
-    project = open_published(ledger)
+    project = ledger.open_project("study", "thousand", mechanism, quoted)
     service = Labeling(ledger, Told(THOUSAND), Metrics(), MOST)
-    inputs = images((1, 0), (99, 1), (2, 2), (99, 3), (3, 4))
-    assert len(labels(one(service, service.check("study", inputs)))) == 5
-    meter = meter_of(project)
+    inputs = images((1, 0), (99, 1), (2, 2), (99, 3), (3, 4), (4, 5))
+    student = np.eye(CLASSES)[[1, 5, 6, 0, 2, 4]] if built.needs_probabilities else None
+    ask = service.check("study", inputs, student)
+    receipt = one(service, ask)
+    assert isinstance(receipt, Receipt)
+    meter, votes = meter_of(project), cast_votes(inputs, THOUSAND)
     tally = np.zeros(meter.size, dtype=np.int64)
-    for (place,) in meter.places(VoteOutcome.ANSWERED, cast_votes(inputs, THOUSAND)):
-        tally[place] += 1
-    assert project.terms.schedule is not None
-    exact = meter.spend(tally, project.terms.schedule.publication.beta)
-    secret = ledger.secret_spend("study")
-    assert (secret.queries, secret.cost) == (5, exact.cost)
+    for row, result in enumerate(receipt.results):
+        theirs = None if ask.baselines is None else ask.baselines[[row]]
+        (places,) = meter.places(VoteOutcome(result.outcome), votes[[row]], theirs)
+        np.add.at(tally, list(places), 1)
+    exact, secret = meter.spend(tally, figure.beta), ledger.secret_spend("study")
+    assert (secret.queries, secret.cost) == (6, exact.cost)
     assert secret.smooth_sensitivity == exact.smooth_sensitivity
     assert ledger.verify("study").ok
 

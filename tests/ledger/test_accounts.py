@@ -172,13 +172,17 @@ def test_terms_of_another_mechanism_are_refused(
         ledger.open_project("study", "mnist", mechanism, terms(2, GNMAX))
 
 
+def changed(amounts: Any, name: str, amount: int) -> Any:
+    return replace(amounts, **{name: amount})
+
+
 @pytest.mark.parametrize("amount", [-1, 2**63])
 def test_amounts_beyond_what_is_counted_are_refused(ledger: Ledger, amount: int) -> None:
     for name in ("budget", "delta_budget", "cap_budget"):
         with pytest.raises(InvalidTerms, match=f"^{name} = {amount} is outside"):
-            ledger.open_project("study", "mnist", GNMAX, replace(terms(1), **{name: amount}))
+            ledger.open_project("study", "mnist", GNMAX, changed(terms(1), name, amount))
     for name, shown in (("budget", "cap"), ("delta_budget", "delta_cap")):
-        limit = replace(cap(4.0, 1e-5), **{name: amount})
+        limit = changed(cap(4.0, 1e-5), name, amount)
         with pytest.raises(InvalidTerms, match=f"^{shown} = {amount} is outside"):
             ledger.register_ensemble("e", "path", digest("e").hex(), INFO, RECORDS, limit)
     with pytest.raises(InvalidTerms, match="one record, not 0"):
@@ -194,9 +198,7 @@ def test_the_largest_and_the_smallest_amounts_are_counted(ledger: Ledger) -> Non
     found = ledger.register_ensemble("f", "path", digest("f").hex(), INFO, 1, limit)
     assert (found.cap, found.delta_cap, found.records) == (0, most, 1)
     with pytest.raises(InvalidTerms, match="above 0"):
-        ledger.register_ensemble(
-            "g", "path", digest("g").hex(), INFO, 1, replace(limit, delta=0.0)
-        )
+        ledger.register_ensemble("g", "path", digest("g").hex(), INFO, 1, replace(limit, delta=0.0))
 
 
 def test_a_refusal_says_how_much_of_the_cap_is_left(ledger: Ledger) -> None:
@@ -210,7 +212,7 @@ def test_a_refusal_says_how_much_of_the_cap_is_left(ledger: Ledger) -> None:
     }
     for name, required in (("cap_budget", "required"), ("delta_budget", "delta_required")):
         most = left["available" if name == "cap_budget" else "delta_available"]
-        asked = replace(share, **{name: most + 1})
+        asked = changed(share, name, most + 1)
         with pytest.raises(CapExceeded) as refusal:
             ledger.open_project("second", "mnist", STABLE, asked)
         amounts = {"required": asked.cap_budget, "delta_required": asked.delta_budget}
