@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,7 @@ SHARP = {"name": "gnmax", "sigma": 8.0}
 PLAIN = {"name": "gnmax", "sigma": 50.0}
 BASED = {**INTERACTIVE, "threshold": 300, "sigma1": 50.0, "sigma2": 50.0}
 MOST = 20
+pytestmark = pytest.mark.timeout(60)  # a group that is asked about for ever
 
 
 class Told:
@@ -257,9 +260,16 @@ def test_an_input_with_two_baselines_counts_once(tmp_path: Path) -> None:
     assert voters.asked == [[0, 0]], "the second is free once the first is answered"
     assert labels(answer) == [1, 1, None]
     assert seqs(answer) == [1, 1, None]
-    other = service.check("study", images((1, 0)), np.eye(CLASSES)[[5]])
-    assert labels(one(service, other)) == [1], "with any baseline"
     assert ledger.project("study").charges == 1
+
+
+def test_an_answered_input_is_not_voted_on_again_with_any_baseline(tmp_path: Path) -> None:
+    service, voters, _ = study(tmp_path, INTERACTIVE, 9)
+    one(service, service.check("study", images((1, 0)), np.eye(CLASSES)[[3]]))
+    ask = service.check("study", images((1, 0), (2, 1)), np.eye(CLASSES)[[5, 5]])
+    answer = one(service, ask)
+    assert voters.asked == [[0], [1]]
+    assert (labels(answer), seqs(answer)) == ([1, 2], [1, 2])
 
 
 def test_a_students_label_is_confirmed_by_its_own_row(tmp_path: Path) -> None:
@@ -307,6 +317,25 @@ def test_a_request_that_is_overtaken_is_drawn_again(tmp_path: Path) -> None:
     assert labels(answer) == [1, 2, 3]
     assert voters.asked == [[0, 1, 2], [1], [0, 2]]
     assert ledger.verify("study").ok
+
+
+def test_what_was_drawn_for_another_ledger_is_not_charged(tmp_path: Path) -> None:
+    """While the teachers vote, the database is replaced by one whose project has other terms."""
+    service, voters, ledger = study(tmp_path, SHARP, 4)
+    (tmp_path / "other").mkdir()
+    study(tmp_path / "other", SHARP, 5)
+
+    def replace_ledger() -> None:
+        with (
+            closing(sqlite3.connect(tmp_path / "other" / "terrine.sqlite")) as other,
+            closing(sqlite3.connect(tmp_path / "terrine.sqlite")) as here,
+        ):
+            other.backup(here)
+
+    voters.meanwhile = replace_ledger
+    with pytest.raises(DatabaseUnavailable, match="replaced by another"):
+        one(service, service.check("study", images((1, 0))))
+    assert ledger.project("study").charges == 0
 
 
 def test_epochs_are_those_of_the_mechanism(tmp_path: Path) -> None:

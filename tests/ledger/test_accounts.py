@@ -218,7 +218,8 @@ def test_a_refusal_says_how_much_of_the_cap_is_left(ledger: Ledger) -> None:
         amounts = {"required": asked.cap_budget, "delta_required": asked.delta_budget}
         assert refusal.value.extras == {**left, **amounts}
         assert refusal.value.extras[required] == most + 1
-    ledger.open_project("second", "mnist", STABLE, replace(share, cap_budget=left["available"]))
+    whole = replace(share, cap_budget=left["available"], delta_budget=left["delta_available"])
+    ledger.open_project("second", "mnist", STABLE, whole)
     assert ledger.ensemble("mnist").reserved == ensemble.cap
 
 

@@ -2,20 +2,26 @@
 
 The mutation tester mutmut wants all sources under `src/`, so they are copied to `.mutants/` first.
 What is altered, and which tests run, is under `[tool.mutmut]` in pyproject.toml. Arguments are
-passed on to `mutmut run`: names of mutants such as `terrine_server.privacy.budget.*`. What survives
-the quick tests, or makes them run out of time, then meets the slow ones that reach it (`SLOW`),
-PostgreSQL's among them. Survivors are listed at the end; docs/mutants.md has those of the last run,
-each with its reason.
+names of mutants such as `terrine_server.privacy.budget.*`; `--sample 150` runs so many of them,
+chosen at random, always the same ones. What survives the quick tests, or makes them run out of
+time, then meets the slow ones that reach it (`SLOW`), PostgreSQL's among them. Survivors are listed
+at the end; docs/mutants.md has those of the last run, each with its reason.
 """
 
 from __future__ import annotations
 
+import argparse
+import math
 import os
+import random
 import shlex
 import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatch
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -46,6 +52,9 @@ SLOW = {
 }
 """Tests for the survivors of a module; the first name that fits counts."""
 LONGEST = 120
+FEW = "terrine_server.privacy.accounting.units.*"
+"""Mutants that take little time: mutmut names all of them once it has run some."""
+SEED = 8
 
 
 def copy() -> None:
@@ -74,7 +83,8 @@ def mutmut(*arguments: str) -> subprocess.CompletedProcess[str]:
 def again(name: str, fate: str) -> str:
     """Return the fate of a survivor once the slow tests that reach it have run."""
     tests = next((tests for module, tests in SLOW.items() if name.startswith(module)), "")
-    environment = os.environ | {"MUTANT_UNDER_TEST": name, "PYTHONPATH": "../src"}
+    mutant = name.replace("__init__.", "")
+    environment = os.environ | {"MUTANT_UNDER_TEST": mutant, "PYTHONPATH": "../src"}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
     command += ["-m", "not docker", *shlex.split(tests)]
     try:
@@ -93,24 +103,56 @@ def again(name: str, fate: str) -> str:
     return "killed" if killed else fate
 
 
-def main() -> int:
-    copy()
-    done = mutmut("run", *sys.argv[1:])
-    if done.returncode != 0:
-        return done.returncode
+def fates_of(patterns: Sequence[str]) -> dict[str, str]:
+    """Return what mutmut found out about the mutants with such names, which it has made before."""
     lines = mutmut("results", "--all", "true").stdout.splitlines()
-    fates = {name.strip(): fate.strip() for name, _, fate in (x.partition(":") for x in lines)}
-    fates = {name: fate for name, fate in fates.items() if fate and fate != "not checked"}
-    for name in [name for name, fate in fates.items() if fate not in KILLED]:
-        fates[name] = again(name, fates[name])
+    pairs = ((name.strip(), fate.strip()) for name, _, fate in (x.partition(":") for x in lines))
+    wanted = patterns or ["*"]
+    return {n: f for n, f in pairs if f and any(fnmatch(n, pattern) for pattern in wanted)}
+
+
+def sample(patterns: Sequence[str], size: int) -> list[str]:
+    """Return the names of so many mutants, chosen at random."""
+    names = sorted(fates_of(patterns), key=lambda name: name.replace("__init__.", ""))
+    print(f"{min(size, len(names))} of {len(names)} mutants")
+    return random.Random(SEED).sample(names, min(size, len(names)))
+
+
+def interval(part: int, whole: int) -> tuple[float, float]:
+    """Return Wilson's 95 % interval for a share that a random sample estimates."""
+    z, share = 1.96, part / whole
+    middle = share + z * z / (2 * whole)
+    width = z * math.sqrt(share * (1 - share) / whole + z * z / (4 * whole * whole))
+    return (middle - width) / (1 + z * z / whole), (middle + width) / (1 + z * z / whole)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="names of mutants, which may contain *")
+    parser.add_argument("--sample", type=int, help="run so many of them, chosen at random")
+    arguments = parser.parse_args()
+    copy()
+    names = arguments.names
+    if arguments.sample:
+        if mutmut("run", FEW).returncode != 0:
+            return 1
+        names = sample(names, arguments.sample)
+    if (done := mutmut("run", *names)).returncode != 0:
+        return done.returncode
+    fates = {name: fate for name, fate in fates_of(names).items() if fate != "not checked"}
+    left = [name for name, fate in fates.items() if fate not in KILLED]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        fates |= zip(left, pool.map(again, left, [fates[name] for name in left]), strict=True)
     counts = Counter(fates.values())
     killed = sum(number for fate, number in counts.items() if fate in KILLED)
     print("\nNot noticed by any test:")
     for name, fate in sorted(fates.items()):
         if fate not in KILLED:
             print(f"  {name}: {fate}")
-    share = killed / max(1, len(fates))
-    print(f"{killed} of {len(fates)} mutants killed, {share:.1%}: {dict(counts)}")
+    print(f"{killed} of {len(fates)} mutants killed, {killed / len(fates):.1%}: {dict(counts)}")
+    if arguments.sample:
+        low, high = interval(killed, len(fates))
+        print(f"of all of them, with a confidence of 95 %: {low:.1%} to {high:.1%}")
     return 0
 
 
