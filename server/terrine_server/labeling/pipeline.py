@@ -7,6 +7,7 @@ only in memory, while `Labeling._drawn` runs, and nowhere else.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -263,12 +264,10 @@ def possible(terms: Terms, account: Account) -> float:
     if not terms.admits(account):
         return 0
     if terms.schedule is not None and account.published < len(terms.schedule.counts):
-        return float("inf")
+        return math.inf
 
     def count(left: int, worst: int, least: int) -> float:
-        if left < worst:
-            return 0
-        return 1 + (left - worst) // least if least else float("inf")
+        return 1 + (left - worst) // least if least else math.inf
 
     cost, delta = terms.budget - account.spent, terms.delta_budget - account.delta_spent
     return min(
