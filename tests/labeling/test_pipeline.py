@@ -1,9 +1,9 @@
-"""The pipeline on a real ledger, with teachers that vote as they are told."""
+"""A group of requests: what is voted on, what is charged, and who gets which answer."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -11,161 +11,47 @@ from typing import Any
 
 import numpy as np
 import pytest
-from books import CLASSES, COUNTED, EPOCHS, TEACHERS, open_ledger, terms
-from publishing import CAP, DELTA, ORDER, open_published, publishing_ledger
+from books import CLASSES, COUNTED, EPOCHS
+from publishing import CAP, DELTA, ORDER, publishing_ledger
 from publishing import TEACHERS as THOUSAND
+from told import (
+    CONFIDENT,
+    INTERACTIVE,
+    MOST,
+    SHARP,
+    Told,
+    cast_votes,
+    images,
+    labels,
+    one,
+    seqs,
+    study,
+)
 
 from terrine_protocol import Outcome, ProjectStatus
 from terrine_server.errors import (
     BudgetExhausted,
     DatabaseUnavailable,
     EnsembleUnavailable,
-    InvalidQuery,
-    PayloadTooLarge,
     ProjectPaused,
     TerrineError,
 )
-from terrine_server.labeling.pipeline import Ask, Labeling, mechanism_of, possible
-from terrine_server.labeling.queries import batch_digest, input_digests, query_digests
-from terrine_server.labeling.voters import checked_votes
-from terrine_server.ledger import EnsembleRecord, Ledger, Receipt
+from terrine_server.labeling.pipeline import Labeling, possible
+from terrine_server.ledger import Receipt
 from terrine_server.ledger.charging.tallies import meter_of
 from terrine_server.metrics import Metrics
 from terrine_server.privacy import (
     Account,
     BoundRelease,
-    InteractiveGNMax,
-    Price,
-    Terms,
     VoteOutcome,
     build_mechanism,
     quote,
 )
 from terrine_server.privacy.budget.quoting import publication_z
 
-CONFIDENT = {"name": "confident_gnmax", "threshold": 200, "sigma1": 8.0, "sigma2": 5.0}
-INTERACTIVE = {**CONFIDENT, "name": "interactive_gnmax", "threshold": 60, "confidence": 0.9}
-SHARP = {"name": "gnmax", "sigma": 8.0}
-"""So little noise that an agreement is answered with its label."""
 PLAIN = {"name": "gnmax", "sigma": 50.0}
 BASED = {**INTERACTIVE, "threshold": 300, "sigma1": 50.0, "sigma2": 50.0}
-MOST = 20
 pytestmark = pytest.mark.timeout(60)  # a group that is asked about for ever
-
-
-class Told:
-    """Teachers that agree on the class in the first pixel, or split in halves if it is 99."""
-
-    def __init__(self, teachers: int = TEACHERS) -> None:
-        self.teachers = teachers
-        self.asked: list[list[int]] = []
-        self.missing = False
-        self.meanwhile: Callable[[], object] | None = None
-
-    def check(self, record: EnsembleRecord) -> None:
-        assert record.info["teachers"] == self.teachers
-        if self.missing:
-            raise EnsembleUnavailable("The teachers are away.")
-
-    def available(self, record: EnsembleRecord) -> bool:
-        return not self.missing
-
-    def votes(self, record: EnsembleRecord, inputs: np.ndarray) -> np.ndarray:
-        assert record.info["teachers"] == self.teachers
-        self.asked.append(inputs[:, 0, 1].tolist())
-        meanwhile, self.meanwhile = self.meanwhile, None
-        if meanwhile is not None:
-            meanwhile()
-        return cast_votes(inputs, self.teachers)
-
-
-def cast_votes(inputs: np.ndarray, teachers: int) -> np.ndarray:
-    counts = np.zeros((len(inputs), CLASSES), dtype=np.int64)
-    for row, label in enumerate(inputs[:, 0, 0]):
-        if label == 99:
-            counts[row, :2] = teachers // 2
-        else:
-            counts[row, label] = teachers
-    return counts
-
-
-def images(*pairs: tuple[int, int]) -> np.ndarray:
-    """Inputs with these classes to be voted for, and a number in the second pixel."""
-    inputs = np.zeros((len(pairs), 28, 28), dtype=np.uint8)
-    inputs[:, 0, :2] = pairs
-    return inputs
-
-
-def study(path: Path, mechanism: Mapping[str, Any], queries: int) -> tuple[Labeling, Told, Ledger]:
-    """A project whose budget pays for exactly so many queries at the worst price."""
-    ledger = open_ledger(f"sqlite:///{path / 'terrine.sqlite'}", epsilon=90.0)
-    ledger.open_project("study", "mnist", mechanism, terms(queries, mechanism, epsilon=80.0))
-    voters = Told()
-    return Labeling(ledger, voters, Metrics(), MOST), voters, ledger
-
-
-def labels(answer: Receipt | TerrineError) -> list[int | None]:
-    assert isinstance(answer, Receipt), answer
-    return [result.label for result in answer.results]
-
-
-def seqs(answer: Receipt | TerrineError) -> list[int | None]:
-    assert isinstance(answer, Receipt), answer
-    return [result.seq for result in answer.results]
-
-
-def one(service: Labeling, ask: Ask) -> Receipt | TerrineError:
-    (answer,) = service.answer("study", [ask])
-    return answer
-
-
-# ---------------------------------------------------------------------------------------- checking
-
-
-def test_a_request_is_checked_and_identified(tmp_path: Path) -> None:
-    service, _, ledger = study(tmp_path, SHARP, 5)
-    inputs = images((1, 0), (2, 1))
-    ask = service.check("study", inputs.astype(">f8"), key="mine")
-    assert ask.queries.dtype == np.uint8
-    assert (ask.queries == inputs).all()
-    assert (ask.probabilities, ask.baselines) == (None, None)
-    theirs = input_digests(inputs, ledger.ensemble("mnist").manifest_sha256)
-    queries = query_digests(theirs, None)
-    assert [(d.query, d.input) for d in ask.digests] == list(zip(queries, theirs, strict=True))
-    assert ask.key == ("mine", batch_digest(queries))
-    assert ask.name == "mine"
-    assert ask.genesis == ledger.project("study").genesis
-    assert len(ask) == 2
-    without = service.check("study", inputs)
-    assert (without.key, without.name) == (None, None)
-    service.check("study", images(*[(1, n) for n in range(MOST)]))
-    with pytest.raises(PayloadTooLarge):
-        service.check("study", images(*[(1, n) for n in range(MOST + 1)]))
-    with pytest.raises(InvalidQuery, match="no probabilities"):
-        service.check("study", inputs, np.full((2, CLASSES), 0.1))
-
-
-def test_a_students_probabilities_are_part_of_the_query(tmp_path: Path) -> None:
-    service, _, ledger = study(tmp_path, INTERACTIVE, 5)
-    mechanism = mechanism_of(ledger.project("study"))
-    assert isinstance(mechanism, InteractiveGNMax)
-    inputs, student = images((1, 0), (1, 0)), np.full((2, CLASSES), 0.1)
-    student[1] = np.eye(CLASSES)[3]
-    ask = service.check("study", inputs, student)
-    assert ask.probabilities is not None
-    assert ask.baselines is not None
-    assert (ask.probabilities == student).all()
-    assert (ask.baselines == mechanism.canonical_baseline(student)).all()
-    theirs = input_digests(inputs, ledger.ensemble("mnist").manifest_sha256)
-    queries = query_digests(theirs, ask.baselines)
-    assert [(d.query, d.input) for d in ask.digests] == list(zip(queries, theirs, strict=True))
-    assert len({d.query for d in ask.digests}) == 2
-    for wrong in (None, student[:1], student[:, :9]):
-        with pytest.raises(InvalidQuery, match="of shape"):
-            service.check("study", inputs, wrong)
-
-
-# --------------------------------------------------------------------------------------- answering
 
 
 def test_a_group_is_voted_on_once_and_each_request_gets_its_own(tmp_path: Path) -> None:
@@ -383,81 +269,3 @@ def test_every_query_is_counted_at_its_own_votes(
     assert (secret.queries, secret.cost) == (6, exact.cost)
     assert secret.smooth_sensitivity == exact.smooth_sensitivity
     assert ledger.verify("study").ok
-
-
-# ------------------------------------------------------------------------------------------- votes
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda votes: votes[:1],
-        lambda votes: votes[:, :9],
-        lambda votes: votes.astype(np.float64),
-        lambda votes: votes + np.eye(CLASSES, dtype=np.int64)[[4, 4]],
-        lambda votes: votes - np.eye(CLASSES, dtype=np.int64)[[1, 2]],
-        lambda votes: votes + np.array([[0] * CLASSES, [-1, 1] + [0] * (CLASSES - 2)]),
-    ],
-    ids=["too few", "a class short", "floats", "one too many", "one too few", "negative"],
-)
-def test_only_full_tallies_are_accepted(
-    change: Callable[[np.ndarray], np.ndarray], tmp_path: Path
-) -> None:
-    service, voters, ledger = study(tmp_path, SHARP, 5)
-    record, inputs = ledger.ensemble("mnist"), images((1, 0), (2, 1))
-    assert (checked_votes(voters, record, inputs) == cast_votes(inputs, TEACHERS)).all()
-
-    class Wrong(Told):
-        def votes(self, record: EnsembleRecord, inputs: np.ndarray) -> np.ndarray:
-            return change(super().votes(record, inputs))
-
-    with pytest.raises(EnsembleUnavailable, match="do not add up"):
-        checked_votes(Wrong(), record, inputs)
-    service = Labeling(ledger, Wrong(), Metrics(), MOST)
-    with pytest.raises(EnsembleUnavailable):
-        one(service, service.check("study", inputs))
-    assert ledger.project("study").charges == 0
-
-
-# ---------------------------------------------------------------------------------------- how many
-
-
-def priced(budget: int, delta_budget: int, *prices: tuple[int, int]) -> Terms:
-    """Terms with these budgets, and a price (cost, delta) for an answer and an abstention."""
-    quoted = terms(2, CONFIDENT, epsilon=80.0)
-    answered, abstained = (Price(cost, delta, cost) for cost, delta in prices)
-    listed = {VoteOutcome.ANSWERED: answered, VoteOutcome.ABSTAINED: abstained}
-    return replace(quoted, budget=budget, delta_budget=delta_budget, prices=listed)
-
-
-@pytest.mark.parametrize(
-    ("quoted", "account", "most"),
-    [
-        (priced(100, 10**6, (30, 1), (7, 1)), Account(), 11),
-        (priced(100, 10**6, (30, 1), (7, 1)), Account(spent=1), 10),
-        (priced(100, 10**6, (30, 1), (7, 1)), Account(spent=70), 1),
-        (priced(100, 10**6, (30, 1), (7, 1)), Account(spent=71), 0),
-        (priced(10**6, 100, (1, 30), (1, 7)), Account(), 11),
-        (priced(10**6, 100, (1, 30), (1, 7)), Account(delta_spent=1), 10),
-        (priced(10**6, 100, (1, 30), (1, 7)), Account(delta_spent=70), 1),
-        (priced(10**6, 100, (1, 30), (1, 7)), Account(delta_spent=71), 0),
-        (priced(100, 100, (30, 30), (0, 0)), Account(), float("inf")),
-        (priced(100, 100, (30, 30), (0, 9)), Account(), 8),
-        (priced(100, 100, (1, 30), (1, 9)), Account(), 8),
-    ],
-)
-def test_as_many_are_possible_as_the_cheapest_outcomes_leave_room_for(
-    quoted: Terms, account: Account, most: float
-) -> None:
-    assert possible(quoted, account) == most
-
-
-def test_a_figure_still_to_be_published_may_free_any_amount(tmp_path: Path) -> None:
-    project = open_published(publishing_ledger(f"sqlite:///{tmp_path / 'terrine.sqlite'}"))
-    assert project.terms.schedule is not None
-    all_of_them = len(project.terms.schedule.counts)
-    assert possible(project.terms, Account(published=all_of_them - 1)) == float("inf")
-    after = possible(project.terms, Account(published=all_of_them))
-    assert 0 < after < float("inf")
-    full = Account(spent=project.terms.budget)
-    assert possible(project.terms, full) == 0

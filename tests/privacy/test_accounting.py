@@ -236,6 +236,12 @@ class TestGaussianDP:
             epsilon, rel=1e-6, abs=1e-9
         )
 
+    @pytest.mark.parametrize("delta", [0.0, 1.0, -0.1, float("nan")])
+    def test_a_delta_that_is_no_probability_is_refused(self, delta: float) -> None:
+        for convert in (gdp_budget, epsilon_from_gdp):
+            with pytest.raises(ParameterError, match=r"^delta "):
+                convert(1.0, delta)
+
     def test_nothing_spent_is_epsilon_zero(self) -> None:
         assert epsilon_from_gdp(0.0, 1e-5) == 0.0
 

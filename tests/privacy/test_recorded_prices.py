@@ -98,17 +98,20 @@ EVENTS: tuple[CostEvent, ...] = (
     confident(0.7, classes=3, threshold=40, low=-100, baseline=30, answered=False),
     confident(1.5, threshold=95, sigma1=3.0, sigma2=40.0, answered=False),
 )
-JOINT: tuple[tuple[ConfidentMax, float], ...] = tuple(
-    (event, order)
-    for event in (
-        *(confident(share) for share in (0.25, 1.0, 2.5)),
-        confident(0.5, classes=2, low=50),
-        confident(0.5, threshold=52, low=-100, baseline=0),
-        confident(0.5, threshold=30, low=-100, baseline=40),
-        confident(0.5, teachers=9, classes=4, threshold=6, sigma1=2.0, sigma2=3.0, low=3),
-    )
-    for order in (1.2, 3.0, 9.0)
-) + ((confident(1.0, sigma2=2.0), 35.0),)  # hardly any order is higher for such a noise
+JOINT: tuple[tuple[ConfidentMax, float], ...] = (
+    (confident(1.0, sigma2=2.0), 35.0),  # hardly any order is higher for such a noise
+    *(
+        (event, order)
+        for event in (
+            *(confident(share) for share in (0.25, 1.0, 2.5)),
+            confident(0.5, classes=2, low=50),
+            confident(0.5, threshold=52, low=-100, baseline=0),
+            confident(0.5, threshold=30, low=-100, baseline=40),
+            confident(0.5, teachers=9, classes=4, threshold=6, sigma1=2.0, sigma2=3.0, low=3),
+        )
+        for order in (1.2, 3.0, 9.0)
+    ),
+)
 VOTES = np.array([[40, 6, 3, 1], [30, 10, 5, 5], [13, 13, 12, 12], [25, 24, 1, 0], [50, 0, 0, 0]])
 
 

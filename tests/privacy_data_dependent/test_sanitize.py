@@ -98,11 +98,23 @@ def test_the_error_says_which_beta_would_work() -> None:
 
 
 @pytest.mark.parametrize(
-    ("order", "sigma", "z"), [(1.0, 6.0, 4.0), (2.0, 0.0, 4.0), (2.0, 6.0, -1.0), (2.0, 6.0, 99.0)]
+    ("order", "sigma", "z", "why"),
+    [
+        (1.0, 6.0, 4.0, "^Rényi orders must be finite and above 1"),
+        (2.0, 0.0, 4.0, "^sigma = 0 is not between 0.001 and .*: it multiplies the smooth"),
+        (2.0, 1.1e9, 4.0, "^sigma = 1.1e.09 is not between 0.001 and 1e.09: it multiplies"),
+        (2.0, 6.0, -1e-9, "^z = -1e-09 is not between 0 and 30: it is how many standard dev"),
+        (2.0, 6.0, 30.1, "^z = 30.1 is not between 0 and 30: it is how many standard dev"),
+    ],
 )
-def test_malformed_publications_are_refused(order: float, sigma: float, z: float) -> None:
-    with pytest.raises(ParameterError):
+def test_malformed_publications_are_refused(order: float, sigma: float, z: float, why: str) -> None:
+    with pytest.raises(ParameterError, match=why):
         BoundRelease(order, 0.01, sigma, z)
+
+
+def test_publications_at_the_ends_of_the_range_are_allowed() -> None:
+    assert BoundRelease(2.0, 0.01, 1e-3, 0.0).failure == pytest.approx(0.5)
+    assert BoundRelease(2.0, 0.01, 1e9, 30.0).failure < 1e-190
 
 
 @pytest.mark.parametrize(("cost", "smooth"), [(math.nan, 1.0), (-1.0, 1.0), (1.0, 0.0)])

@@ -1,0 +1,162 @@
+"""One request: what is checked before it is answered, and how many of its queries are possible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from books import CLASSES, TEACHERS, terms
+from publishing import open_published, publishing_ledger
+from told import (
+    CONFIDENT,
+    INTERACTIVE,
+    MOST,
+    SHARP,
+    Told,
+    cast_votes,
+    images,
+    one,
+    study,
+)
+
+from terrine_server.errors import (
+    EnsembleUnavailable,
+    InvalidQuery,
+    PayloadTooLarge,
+)
+from terrine_server.labeling.pipeline import Labeling, mechanism_of, possible
+from terrine_server.labeling.queries import batch_digest, input_digests, query_digests
+from terrine_server.labeling.voters import checked_votes
+from terrine_server.ledger import EnsembleRecord
+from terrine_server.metrics import Metrics
+from terrine_server.privacy import (
+    Account,
+    InteractiveGNMax,
+    Price,
+    Terms,
+    VoteOutcome,
+)
+
+
+def test_a_request_is_checked_and_identified(tmp_path: Path) -> None:
+    service, _, ledger = study(tmp_path, SHARP, 5)
+    inputs = images((1, 0), (2, 1))
+    ask = service.check("study", inputs.astype(">f8"), key="mine")
+    assert ask.queries.dtype == np.uint8
+    assert (ask.queries == inputs).all()
+    assert (ask.probabilities, ask.baselines) == (None, None)
+    theirs = input_digests(inputs, ledger.ensemble("mnist").manifest_sha256)
+    queries = query_digests(theirs, None)
+    assert [(d.query, d.input) for d in ask.digests] == list(zip(queries, theirs, strict=True))
+    assert ask.key == ("mine", batch_digest(queries))
+    assert ask.name == "mine"
+    assert ask.genesis == ledger.project("study").genesis
+    assert len(ask) == 2
+    without = service.check("study", inputs)
+    assert (without.key, without.name) == (None, None)
+    service.check("study", images(*[(1, n) for n in range(MOST)]))
+    with pytest.raises(PayloadTooLarge):
+        service.check("study", images(*[(1, n) for n in range(MOST + 1)]))
+    with pytest.raises(InvalidQuery, match="no probabilities"):
+        service.check("study", inputs, np.full((2, CLASSES), 0.1))
+
+
+def test_a_students_probabilities_are_part_of_the_query(tmp_path: Path) -> None:
+    service, _, ledger = study(tmp_path, INTERACTIVE, 5)
+    mechanism = mechanism_of(ledger.project("study"))
+    assert isinstance(mechanism, InteractiveGNMax)
+    inputs, student = images((1, 0), (1, 0)), np.full((2, CLASSES), 0.1)
+    student[1] = np.eye(CLASSES)[3]
+    ask = service.check("study", inputs, student)
+    assert ask.probabilities is not None
+    assert ask.baselines is not None
+    assert (ask.probabilities == student).all()
+    assert (ask.baselines == mechanism.canonical_baseline(student)).all()
+    theirs = input_digests(inputs, ledger.ensemble("mnist").manifest_sha256)
+    queries = query_digests(theirs, ask.baselines)
+    assert [(d.query, d.input) for d in ask.digests] == list(zip(queries, theirs, strict=True))
+    assert len({d.query for d in ask.digests}) == 2
+    for wrong in (None, student[:1], student[:, :9]):
+        with pytest.raises(InvalidQuery, match="of shape"):
+            service.check("study", inputs, wrong)
+
+
+# ------------------------------------------------------------------------------------------- votes
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda votes: votes[:1],
+        lambda votes: votes[:, :9],
+        lambda votes: votes.astype(np.float64),
+        lambda votes: votes + np.eye(CLASSES, dtype=np.int64)[[4, 4]],
+        lambda votes: votes - np.eye(CLASSES, dtype=np.int64)[[1, 2]],
+        lambda votes: votes + np.array([[0] * CLASSES, [-1, 1] + [0] * (CLASSES - 2)]),
+    ],
+    ids=["too few", "a class short", "floats", "one too many", "one too few", "negative"],
+)
+def test_only_full_tallies_are_accepted(
+    change: Callable[[np.ndarray], np.ndarray], tmp_path: Path
+) -> None:
+    service, voters, ledger = study(tmp_path, SHARP, 5)
+    record, inputs = ledger.ensemble("mnist"), images((1, 0), (2, 1))
+    assert (checked_votes(voters, record, inputs) == cast_votes(inputs, TEACHERS)).all()
+
+    class Wrong(Told):
+        def votes(self, record: EnsembleRecord, inputs: np.ndarray) -> np.ndarray:
+            return change(super().votes(record, inputs))
+
+    with pytest.raises(EnsembleUnavailable, match="do not add up"):
+        checked_votes(Wrong(), record, inputs)
+    service = Labeling(ledger, Wrong(), Metrics(), MOST)
+    with pytest.raises(EnsembleUnavailable):
+        one(service, service.check("study", inputs))
+    assert ledger.project("study").charges == 0
+
+
+# ---------------------------------------------------------------------------------------- how many
+
+
+def priced(budget: int, delta_budget: int, *prices: tuple[int, int]) -> Terms:
+    """Terms with these budgets, and a price (cost, delta) for an answer and an abstention."""
+    quoted = terms(2, CONFIDENT, epsilon=80.0)
+    answered, abstained = (Price(cost, delta, cost) for cost, delta in prices)
+    listed = {VoteOutcome.ANSWERED: answered, VoteOutcome.ABSTAINED: abstained}
+    return replace(quoted, budget=budget, delta_budget=delta_budget, prices=listed)
+
+
+@pytest.mark.parametrize(
+    ("quoted", "account", "most"),
+    [
+        (priced(100, 10**6, (30, 1), (7, 1)), Account(), 11),
+        (priced(100, 10**6, (30, 1), (7, 1)), Account(spent=1), 10),
+        (priced(100, 10**6, (30, 1), (7, 1)), Account(spent=70), 1),
+        (priced(100, 10**6, (30, 1), (7, 1)), Account(spent=71), 0),
+        (priced(10**6, 100, (1, 30), (1, 7)), Account(), 11),
+        (priced(10**6, 100, (1, 30), (1, 7)), Account(delta_spent=1), 10),
+        (priced(10**6, 100, (1, 30), (1, 7)), Account(delta_spent=70), 1),
+        (priced(10**6, 100, (1, 30), (1, 7)), Account(delta_spent=71), 0),
+        (priced(100, 100, (30, 30), (0, 0)), Account(), float("inf")),
+        (priced(100, 100, (30, 30), (0, 9)), Account(), 8),
+        (priced(100, 100, (1, 30), (1, 9)), Account(), 8),
+    ],
+)
+def test_as_many_are_possible_as_the_cheapest_outcomes_leave_room_for(
+    quoted: Terms, account: Account, most: float
+) -> None:
+    assert possible(quoted, account) == most
+
+
+def test_a_figure_still_to_be_published_may_free_any_amount(tmp_path: Path) -> None:
+    project = open_published(publishing_ledger(f"sqlite:///{tmp_path / 'terrine.sqlite'}"))
+    assert project.terms.schedule is not None
+    all_of_them = len(project.terms.schedule.counts)
+    assert possible(project.terms, Account(published=all_of_them - 1)) == float("inf")
+    after = possible(project.terms, Account(published=all_of_them))
+    assert 0 < after < float("inf")
+    full = Account(spent=project.terms.budget)
+    assert possible(project.terms, full) == 0
