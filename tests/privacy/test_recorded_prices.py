@@ -202,7 +202,7 @@ CASES: Mapping[str, Callable[[], list[float]]] = {
         *floats(rdp(LaplaceArgmax(0.01), [300.0, 1e3, 3e3, 3.9e3])),
         *floats(rdp(LaplaceArgmax(0.3), [60.0, 400.0, 800.0])),
         *floats(rdp(LaplaceArgmax(30.0), [1.5, 8.0])),
-        *(gdp_squared(LaplaceArgmax(gamma)) for gamma in (0.001, 0.05, 1.0, 8.0)),
+        *(gdp_squared(LaplaceArgmax(gamma)) for gamma in (0.001, 0.05, 1.0, 8.0, 50.0)),
     ],
     "the worst of Laplace noise": lambda: [log_tail(0.1, k) for k in (0, 1, 7, 90)],
     "budgets": lambda: [
@@ -214,7 +214,9 @@ CASES: Mapping[str, Callable[[], list[float]]] = {
         *floats(rdp_budget([1.5, 4.0, 20.0], 2.0, 1e-6)),
     ],
     "deltas": lambda: [
-        gdp_log_delta(epsilon, mu) for epsilon in (0.0, 0.1, 5.0, 60.0) for mu in (0.05, 1.0, 8.0)
+        gdp_log_delta(epsilon, mu)
+        for epsilon in (0.0, 0.1, 5.0, 60.0)
+        for mu in (0.05, 1.0, 8.0, 12.0, 20.0)
     ],
     "noisy maxima": lambda: [
         *floats(gnmax_rdp([-1e-3, -2.0, -9.0, -60.0, -900.0], 6.0, ORDERS)),
