@@ -168,6 +168,15 @@ def test_the_threshold_is_the_smallest_with_that_tail(sigma: float, delta: float
         assert w == 1 or gaussian_tail(sigma, w - 1) > mpmath.mpf(delta)
 
 
+def test_a_threshold_is_compared_with_the_next_larger_tail() -> None:
+    """A tail is rounded down, so one unit more may be its exact value."""
+    boundaries = [2**250, 2**254 - 1, 2**256 - 2**254, 2**256 - 2**250]
+    words = np.frombuffer(bytes_of(*boundaries), dtype=">u8").astype(np.uint64).reshape(-1, 4)
+    table = NoiseTable(words)
+    assert [table.tail(k) for k in (1, 2, 3)] == [2**254 - 1, 2**250, 0]
+    assert [table.smallest_with_tail(2.0**-n) for n in (1, 2, 3, 5, 6, 9)] == [1, 1, 2, 2, 3, 3]
+
+
 def test_tables_built_by_several_threads_at_once_are_the_same() -> None:
     build = discrete_gaussian.__wrapped__
     with ThreadPoolExecutor(8) as pool:

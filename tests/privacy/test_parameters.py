@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from terrine_server.privacy import Mechanism, ParameterError, build_mechanism
+from terrine_server.privacy.parameters import check_epsilon
 
 Spec = dict[str, Any]
 LNMAX: Spec = {"name": "lnmax", "gamma": 0.3}
@@ -122,3 +123,20 @@ def test_the_smallest_and_the_largest_ensembles_vote() -> None:
     for teachers, classes in ((1, 2), (10**6, 10**5)):
         built = build_mechanism(GNMAX, teachers=teachers, classes=classes)
         assert (built.teachers, built.classes) == (teachers, classes)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "why"),
+    [
+        ("1", "epsilon must be a number, not '1'."),
+        (0, "epsilon = 0 must be positive."),
+        (9e-7, "epsilon = 9e-07 is not between 1e-06 and 100: less pays for no query, and more "),
+        (100.1, "epsilon = 100.1 is not between 1e-06 and 100: less pays for no query, and more "),
+    ],
+)
+def test_an_epsilon_that_means_nothing_is_refused(epsilon: Any, why: str) -> None:
+    with pytest.raises(ParameterError) as refusal:
+        check_epsilon(epsilon)
+    assert str(refusal.value).startswith(why)
+    assert str(refusal.value).endswith(".")
+    assert (check_epsilon(1e-6), check_epsilon(100)) == (1e-6, 100.0)
