@@ -294,6 +294,10 @@ def _prices(record: ProjectRecord) -> str:
     """Return what each outcome costs, and what the rules would have bought that were not taken."""
     terms = record.terms
     lines = [f"{outcome} {price.cost / 1e12:.6g}" for outcome, price in terms.prices.items()]
+    for listed in terms.by_baseline:
+        prices = (f"{outcome} {price.cost / 1e12:.6g}" for outcome, price in listed.prices.items())
+        least = (listed.baseline - 0.5) / record.ensemble.info["teachers"]
+        lines.append(f"if every probability is at least {least:.3g}: {', '.join(prices)}")
     if terms.choice is None:
         return "\n".join(lines)
     for place, each in enumerate(terms.choice.considered):
