@@ -93,6 +93,14 @@ def open_project(
             "public guess, which divides the price between answers and abstentions.",
         ),
     ] = None,
+    answer_share: Annotated[
+        float | None,
+        typer.Option(
+            help="What an answer costs, of one price for answers and abstentions; 1: both cost the "
+            "same, which makes most queries certain. Default: what buys the most expected answers "
+            "(confident_gnmax, interactive_gnmax)."
+        ),
+    ] = None,
     acknowledge_claimed: Annotated[
         bool,
         typer.Option("--acknowledge-claimed", help="Accept a guarantee that is only claimed."),
@@ -117,6 +125,7 @@ def open_project(
         "epsilon_per_epoch": epsilon_per_epoch,
         "answers_per_epoch": answers_per_epoch,
         "pricing": pricing,
+        "answer_share": answer_share,
     }
     request = ProjectOpen.model_validate(
         {
