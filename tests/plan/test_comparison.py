@@ -58,7 +58,7 @@ def test_a_plan_for_certain_queries_chooses_one_price_for_both_outcomes() -> Non
     assert opened.terms.affordable(Account()) >= certain.chosen.queries
     for wrong in ({"epsilon": None, "answers": 10}, {"epsilon": 1.0, "answers": 10}):
         with pytest.raises(ParameterError, match="for an epsilon alone"):
-            plan("gnmax", [VOTES], delta=1e-5, certain=True, **wrong)  # type: ignore[arg-type]
+            plan("gnmax", [VOTES], delta=1e-5, certain=True, **wrong)
 
 
 def test_the_command_compares_and_names_what_to_type(terrine: Terrine) -> None:
