@@ -222,7 +222,7 @@ class TestAlgorithms:
         assert baseline.tolist() == [[1, 2, 8], [3, 5, 3]]
         assert baseline.dtype == np.int64
         # Probabilities of 32 bits are not rounded again: 10 × 0.35 is below 3.5 in them.
-        narrow = np.array([[0.35, 0.65, 0.0]], dtype=np.float32)
+        narrow: Any = np.array([[0.35, 0.65, 0.0]], dtype=np.float32)
         assert mechanism.canonical_baseline(narrow).tolist() == [[3, 6, 0]]
 
     def test_immutable_adds_its_votes_to_the_winner_alone(self) -> None:
