@@ -21,7 +21,14 @@ from scipy.stats import chi2
 
 from terrine_server.privacy import ParameterError
 from terrine_server.privacy.accounting.units import DELTA_UNITS, SAMPLER_DELTA
-from terrine_server.privacy.noise import CHUNK, NoiseTable, discrete_gaussian, discrete_laplace
+from terrine_server.privacy.noise import (
+    CHUNK,
+    POINT,
+    NoiseTable,
+    _exp_minus,
+    discrete_gaussian,
+    discrete_laplace,
+)
 from terrine_server.privacy.parameters import MAX_CLASSES, MAX_EPSILON, MAX_SIGMA, MIN_GAMMA
 
 FALSE_ALARM = 1e-9  # probability that one statistical test here fails by chance
@@ -74,6 +81,13 @@ def test_every_gaussian_boundary_is_the_exact_cumulative_probability(sigma: floa
     assert table.tail(table.reach + 1) == 0
 
 
+@pytest.mark.parametrize("x", [Fraction(0), Fraction(1, 10**8), Fraction(2), Fraction(50)])
+def test_the_factors_of_a_table_are_right_in_the_last_bits(x: Fraction) -> None:
+    with mpmath.workprec(700):
+        exact = mpmath.exp(-mpmath.mpf(x.numerator) / x.denominator) * mpmath.mpf(2) ** POINT
+        assert abs(_exp_minus(x) - exact) <= 2
+
+
 @pytest.mark.parametrize("gamma", [0.01, 0.3, 1.0, 50.0])
 def test_every_laplace_boundary_is_the_exact_cumulative_probability(gamma: float) -> None:
     table = discrete_laplace(gamma)
@@ -124,6 +138,9 @@ def test_every_draw_uses_the_same_number_of_bytes() -> None:
         requests.append(count)
         return os.urandom(count)
 
+    discrete_gaussian(3.0).sample((2, 2), counting)
+    assert requests == [4 * BYTES]
+    requests.clear()
     draws = discrete_gaussian(3.0).sample((70_000, 2), counting)
     assert draws.shape == (70_000, 2)
     assert sum(requests) == 140_000 * BYTES
