@@ -39,6 +39,7 @@ from terrine_server.privacy import (
     Terms,
     VoteOutcome,
 )
+from terrine_server.privacy.budget.terms import BaselinePrices
 
 
 def test_a_request_is_checked_and_identified(tmp_path: Path) -> None:
@@ -149,6 +150,14 @@ def test_as_many_are_possible_as_the_cheapest_outcomes_leave_room_for(
     quoted: Terms, account: Account, most: float
 ) -> None:
     assert possible(quoted, account) == most
+
+
+def test_a_query_with_the_highest_baseline_is_possible_where_no_other_is() -> None:
+    quoted = priced(100, 10**6, (30, 1), (7, 1))
+    cheaper = {VoteOutcome.ANSWERED: Price(20, 1, 20), VoteOutcome.ABSTAINED: Price(5, 1, 5)}
+    quoted = replace(quoted, by_baseline=(BaselinePrices(9, cheaper),))
+    left = {100: 17, 30: 3, 29: 2, 20: 1, 19: 0}
+    assert {n: possible(quoted, Account(spent=100 - n)) for n in left} == left
 
 
 def test_a_figure_still_to_be_published_may_free_any_amount(tmp_path: Path) -> None:
