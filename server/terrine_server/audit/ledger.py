@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from terrine_server.audit.findings import AuditFinding, Part
-from terrine_server.audit.worst_votes import needed_share, shown
+from terrine_server.audit.worst_votes import needed_by_answer, needed_share, shown
 from terrine_server.ledger import Ledger, ProjectRecord
 from terrine_server.ledger.epochs import events_of
 from terrine_server.privacy import (
@@ -91,7 +91,7 @@ def _check_terms(project: ProjectRecord) -> Iterator[str]:
     if terms.rule != quoted.rule:
         yield f"its rule is {_rule(terms.rule)}, but {_rule(quoted.rule)} is quoted for it"
         return
-    yield from _check_joint(mechanism, terms)
+    yield from _check_prices(mechanism, terms)
     for name in ("budget", "delta_budget"):
         if getattr(terms, name) > getattr(quoted, name):
             yield (
@@ -100,14 +100,19 @@ def _check_terms(project: ProjectRecord) -> Iterator[str]:
             )
 
 
-def _check_joint(mechanism: Mechanism, terms: Terms) -> Iterator[str]:
-    """Yield a problem if votes can be found that need more than a joint price list charges."""
-    answer = mechanism.events().get(VoteOutcome.ANSWERED)
-    if isinstance(answer, ConfidentMax) and terms.rule.order is not None:
-        charged = terms.prices[VoteOutcome.ANSWERED], terms.prices[VoteOutcome.ABSTAINED]
-        needed, votes = needed_share(answer, *charged, terms.rule.order)
-        if needed > 1:
-            yield f"its prices are too low: {shown(votes)} votes need {needed:.1%} of them"
+def _check_prices(mechanism: Mechanism, terms: Terms) -> Iterator[str]:
+    """Yield a problem if votes can be found that need more than the price list charges."""
+    event, order = mechanism.events().get(VoteOutcome.ANSWERED), terms.rule.order
+    if event is None or order is None:
+        return
+    answer = terms.prices[VoteOutcome.ANSWERED]
+    if isinstance(event, ConfidentMax):
+        needed, votes = needed_share(event, answer, terms.prices[VoteOutcome.ABSTAINED], order)
+    else:
+        size = mechanism.teachers, mechanism.classes
+        needed, votes = needed_by_answer(event, answer, order, *size)
+    if needed > 1:
+        yield f"its prices are too low: {shown(votes)} votes need {needed:.1%} of them"
 
 
 def _check_charges(ledger: Ledger, project: ProjectRecord) -> Iterator[str]:
