@@ -46,13 +46,13 @@ def gaussian_argmax_rdp(sigma: float, order: float) -> float:
     if exponent > MAX_EXPONENT:
         return math.inf
     tiny = _TINY * exponent
-    level = exponent + math.log((1 + 4 * order) / min(tiny, 1.0))
+    level = exponent + math.log((1 + 4 * order) / tiny)
     apart = 2 * order + 2 + 2 * sigma * math.sqrt(level)
     reach = 1 + order + math.sqrt(2 * sigma**2 * (level + 8) + apart**2 / 2)
-    laws = _laws(sigma, 4 * math.ceil(reach / sigma / 4))  # so that orders share them
+    laws = _laws(sigma, 4 * math.ceil(reach / sigma / 4))  # which several orders share
     outside = 2 * order * math.exp(exponent - ((laws.reach - 1) / sigma) ** 2 / 2)
     if not (np.isfinite(laws.ratio).all() and outside <= tiny * laws.rarest(math.ceil(apart))):
-        return math.inf
+        return math.inf  # a probability underflows
     worst = max(math.expm1(exponent / 2), *(_supremum(laws, order, sign) for sign in (1, -1)))
     return math.log1p((worst + 4 * tiny) * (1 + SLACK)) / (order - 1) * (1 + SLACK)
 
@@ -130,7 +130,7 @@ def _laws(sigma: float, sigmas: int) -> _Laws:
         tails[parity::2] = np.cumsum(wide[parity::2][::-1])[::-1]
     level = sum(wide[half + u - by - v] * tails[half - u - v + by] for by in (0, 1)) / total**2
     lost, won = mass[last + u] * below_v, mass[last + v + 1] * at_most[last - u]
-    with np.errstate(divide="ignore", invalid="ignore"):  # where a probability is too small
+    with np.errstate(divide="ignore", invalid="ignore"):  # where a probability underflows
         change = np.stack([level + lost, -level - won, won - lost]) / q
         small = np.abs(change) < 0.5
         ratio = np.log1p(change, where=small, out=change)
@@ -141,24 +141,21 @@ def _laws(sigma: float, sigmas: int) -> _Laws:
     shape = slopes + 2 * most**2
     moved = 4 * most * turned + bent + most * slopes
     curved = np.array([[shape, shape, 2 * slopes], [moved, moved, 2 * (most * slopes + bent)]])
-    return _Laws(step, p, ratio, curved)
+    return _Laws(step, p, ratio, curved * (1 + SLACK))
 
 
 def _supremum(laws: _Laws, order: float, sign: int) -> float:
-    """Return a bound on the largest Σ P^α Q^(1−α) − 1; `sign` −1: of Q and P.
-
-    In a cell, the largest of its corners and what it bends by: docs, step 4.
-    """
+    """Return a bound on the largest Σ P^α Q^(1−α) − 1 on the grid; with `sign` −1, of Q and P."""
     width, size = 1 << (LEVELS - 1), laws.p.shape[1] - 1
     i, j = (index.ravel() for index in np.mgrid[0:size:width, 0:size:width])
-    best = bound_left = 0.0
+    seen = kept = 0.0
     while True:
-        bounds, values = _cells(laws, order, sign, i, j, width)
-        best = max(best, values)
-        divided = bounds > best * (1 + TOLERANCE)
-        if width == 1:
-            return max(best, bound_left, float(bounds.max(initial=0.0)))
-        bound_left = max(bound_left, float(bounds[~divided].max(initial=0.0)))
+        values, bounds = _cells(laws, order, sign, i, j, width)
+        seen = max(seen, float(values.max(initial=0.0)))
+        divided = (bounds > seen * (1 + TOLERANCE)) & (width > 1)
+        kept = max(kept, float(bounds[~divided].max(initial=0.0)))
+        if not divided.any():
+            return max(seen, kept)
         width //= 2
         i, j = (
             (index[divided] + width * np.array(part)[:, None]).ravel()
@@ -168,24 +165,30 @@ def _supremum(laws: _Laws, order: float, sign: int) -> float:
 
 def _cells(
     laws: _Laws, order: float, sign: int, i: Integers, j: Integers, width: int
-) -> tuple[Floats, float]:
-    """Return a bound for each cell, float[C], and the largest value at a corner."""
+) -> tuple[Floats, Floats]:
+    """Return the largest value at the corners of each cell, and a bound within it, float[C] each.
+
+    `i`, `j`: the corner with the least u and v, int[C].
+    """
     corners = [(i + width * s, j + width * t) for s, t in ((0, 0), (0, 1), (1, 0), (1, 1))]
-    p = [laws.p[:, x, y] for x, y in corners]
     ratio = [sign * laws.ratio[:, x, y] for x, y in corners]
+    q = [laws.p[:, x, y] for x, y in corners]  # what P, or Q, is compared with
     if sign == 1:
-        p = [each * np.exp(-y) for each, y in zip(p, ratio, strict=True)]
+        q = [each * np.exp(-y) for each, y in zip(q, ratio, strict=True)]
     psi = [np.exp(log_psi(y, order)) for y in ratio]
-    values = np.max([(q * x).sum(axis=0) for q, x in zip(p, psi, strict=True)], axis=0)
-    if width * laws.step == 1:
-        return values, float(values.max(initial=0.0))
-    # Ratios are extreme at the corners 1 and 2; the probabilities largest at one each.
-    slopes = [order * np.expm1((order - 1) * ratio[c]) for c in (1, 2)]
-    turns = [
-        np.abs(psi[c] - np.expm1(ratio[c]) * slope) for c, slope in zip((1, 2), slopes, strict=True)
-    ]
-    bent = (width * laws.step) ** 2 / 8 * laws.curved[:, :, None]
-    second = np.maximum(*np.abs(slopes)) * bent[1] + np.maximum(*turns) * bent[0]
-    largest = np.stack([p[2][0], p[1][1], p[0][2]])
-    first = largest * np.maximum(psi[1], psi[2])
-    return values + np.minimum(first, second).sum(axis=0), float(values.max(initial=0.0))
+    values = np.max([(x * y).sum(axis=0) for x, y in zip(q, psi, strict=True)], axis=0)
+    size = width * laws.step
+    if size == 1:
+        return values, values
+
+    # P/Q is largest where u is least and v most, and the other way round.
+    high, low = 1, 2
+    slope = {c: order * np.expm1((order - 1) * ratio[c]) for c in (high, low)}
+    turn = {c: np.abs(psi[c] - np.expm1(ratio[c]) * slope[c]) for c in (high, low)}
+    law, move = size**2 / 8 * laws.curved[:, :, None]
+    bent = np.maximum(np.abs(slope[high]), np.abs(slope[low])) * move
+    bent += np.maximum(turn[high], turn[low]) * law
+    # a is likeliest where u is most and v least, b the other way round, neither where both are least.
+    likeliest = np.stack([q[low][0], q[high][1], q[0][2]])
+    whole = likeliest * np.maximum(psi[high], psi[low])
+    return values, values + np.minimum(bent, whole).sum(axis=0)
