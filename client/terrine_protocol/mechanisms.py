@@ -80,7 +80,7 @@ class GNMaxSpec(Wire):
 
 
 class NoisyVotesSpec(Wire):
-    """The noisy vote counts themselves, and their maximum, at the full price of gnmax."""
+    """The noisy vote counts themselves, and their maximum, at the price of all that they reveal."""
 
     name: Literal["noisy_votes"]
     sigma: Sigma

@@ -67,6 +67,19 @@ def test_a_new_project_with_laplace_noise_pays_for_answers_alone(
     assert terrine_server.ledger.verify("study").problems == []
 
 
+def test_a_new_project_with_gaussian_noise_pays_for_answers_alone(
+    terrine_server: RunningServer, call: Call
+) -> None:
+    admin = call("admin")
+    opened = admin.http.post("/projects", json=TERMS)
+    assert opened.status_code == 201
+    assert opened.json()["mechanism"] == TERMS["mechanism"] | {"pricing": "tight"}
+    call().label(terrine_server.ensemble.public[:2])
+    page = admin.http.get("/ledger/study").json()
+    assert {charge["event"]["event"] for charge in page["items"]} == {"gaussian_argmax"}
+    assert terrine_server.ledger.verify("study").problems == []
+
+
 def test_closing_a_project_returns_its_unspent_budget_to_the_cap(
     terrine_server: RunningServer, call: Call
 ) -> None:

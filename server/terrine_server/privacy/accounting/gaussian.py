@@ -188,7 +188,7 @@ def _cells(
     law, move = size**2 / 8 * laws.curved[:, :, None]
     bent = np.maximum(np.abs(slope[high]), np.abs(slope[low])) * move
     bent += np.maximum(turn[high], turn[low]) * law
-    # a is likeliest where u is most and v least, b the other way round, neither where both are least.
+    # a is likeliest where u is most and v least, b the other way round, neither at the least two.
     likeliest = np.stack([q[low][0], q[high][1], q[0][2]])
     whole = likeliest * np.maximum(psi[high], psi[low])
     return values, values + np.minimum(bent, whole).sum(axis=0)
