@@ -40,7 +40,7 @@ def test_a_project_is_opened_read_listed_and_closed(call: Call) -> None:
     assert opened.status_code == 201
     assert opened.headers["Location"] == "/projects/study"
     info = ProjectInfo.model_validate_json(opened.content)
-    assert info.mechanism.model_dump() == TERMS["mechanism"]
+    assert info.mechanism.model_dump() == TERMS["mechanism"] | {"pricing": "tight"}
     assert admin.http.get("/projects/study").json() == opened.json()
     for name in ("a-third", "another"):
         assert admin.http.post("/projects", json=TERMS | {"name": name}).status_code == 201
