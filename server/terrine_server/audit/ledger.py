@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 
 from terrine_server.audit.findings import AuditFinding, Part
@@ -18,6 +19,7 @@ from terrine_server.ledger.epochs import events_of
 from terrine_server.privacy import (
     Account,
     ConfidentMax,
+    GaussianArgmax,
     Mechanism,
     ParameterError,
     Price,
@@ -102,17 +104,24 @@ def _check_terms(project: ProjectRecord) -> Iterator[str]:
 
 def _check_prices(mechanism: Mechanism, terms: Terms) -> Iterator[str]:
     """Yield a problem if votes can be found that need more than the price list charges."""
-    event, order = mechanism.events().get(VoteOutcome.ANSWERED), terms.rule.order
-    if event is None or order is None:
+    answer, order = mechanism.events().get(VoteOutcome.ANSWERED), terms.rule.order
+    if order is None:
         return
-    answer = terms.prices[VoteOutcome.ANSWERED]
-    if isinstance(event, ConfidentMax):
-        needed, votes = needed_share(event, answer, terms.prices[VoteOutcome.ABSTAINED], order)
-    else:
+    if isinstance(answer, GaussianArgmax):
         size = mechanism.teachers, mechanism.classes
-        needed, votes = needed_by_answer(event, answer, order, *size)
-    if needed > 1:
-        yield f"its prices are too low: {shown(votes)} votes need {needed:.1%} of them"
+        needed, votes = needed_by_answer(answer, terms.prices[VoteOutcome.ANSWERED], order, *size)
+        if needed > 1:
+            yield f"its price is too low: {shown(votes)} votes need {needed:.1%} of it"
+    if not isinstance(answer, ConfidentMax):
+        return
+    for baseline in terms.baselines:
+        paid = {o: terms.price(o, opens=False, baseline=baseline) for o in terms.prices}
+        charged = paid[VoteOutcome.ANSWERED], paid[VoteOutcome.ABSTAINED]
+        event = replace(answer, baseline=baseline)
+        needed, votes = needed_share(event, *charged, order)
+        if needed > 1:
+            what = f" with a baseline of {baseline}" if baseline else ""
+            yield f"its prices{what} are too low: {shown(votes)} votes need {needed:.1%} of them"
 
 
 def _check_charges(ledger: Ledger, project: ProjectRecord) -> Iterator[str]:
