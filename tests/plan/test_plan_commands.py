@@ -38,7 +38,7 @@ def votes_file(tmp_path: Path) -> Path:
 
 def test_a_plan_shows_every_rule_and_the_command_to_type(terrine: Terrine) -> None:
     output = terrine("plan", *SMALL).fine
-    for name in ("classic RDP", "improved RDP", "fixed-order RDP", "GDP, enforced"):
+    for name in ("classic RDP", "improved RDP", "fixed-order RDP, enforced", "GDP"):
         assert name in output
     assert "terrine project open NAME --ensemble ENSEMBLE --mechanism gnmax --sigma 20" in output
     assert "Data-dependent accounting" in output
