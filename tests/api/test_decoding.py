@@ -255,6 +255,7 @@ def test_json_may_have_inputs_of_any_shape() -> None:
         b'{"inputs": [[1, 2]], "probabilities": [[1]], "probabilities": [[0]]}',
         b'{"inputs": ' + b"[" * 2,
         b"\xff\xfe",
+        b'{"inp\xffuts": [[1, 2]]}',
     ],
 )
 def test_malformed_json_is_refused(body: bytes) -> None:

@@ -26,6 +26,8 @@ from terrine_server.errors import InvalidQuery, PayloadTooLarge, UnsupportedMedi
 MAX_HEADER = 1024
 """Bytes of a .npy header or of a zip directory; ours need about 100."""
 MAX_DIMENSIONS = 8
+MEMBER = re.compile(r"field `([^`]*)`")
+"""How an error of msgspec names a member of an object."""
 NUMBER = re.compile(r"[<>|=]?(u[1248]|i[1248]|f[248])")
 """Numeric dtypes as a .npy header writes them."""
 
@@ -100,7 +102,11 @@ def decode_json(body: bytes, expected: Expected, limits: Limits) -> Decoded:
         )
     try:
         sent = _json_decoder(expected).decode(body)
+    except UnicodeDecodeError:
+        raise _malformed("JSON is malformed: not UTF-8") from None
     except (msgspec.DecodeError, RecursionError) as error:
+        if b"NaN" in body or b"Infinity" in body:  # which Python's json writes
+            raise InvalidQuery("Inputs must be finite; NaN or infinity was found.") from None
         if not isinstance(error, msgspec.ValidationError) or "`$." not in str(error):
             raise _malformed(str(error)) from None
         shape = ", ".join(map(str, ("B", *expected.shape)))
@@ -148,7 +154,9 @@ def _numbers(rows: list[Any], shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _malformed(problem: str) -> RequestValidationError:
-    return RequestValidationError([{"type": "json_invalid", "loc": ("body",), "msg": problem}])
+    member = MEMBER.search(problem)
+    place = (member[1] if member else "body",)
+    return RequestValidationError([{"type": "json_invalid", "loc": place, "msg": problem}])
 
 
 def decode_npz(body: bytes, limit: int) -> Decoded:
