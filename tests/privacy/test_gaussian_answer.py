@@ -73,7 +73,7 @@ def lattice(sigma: float, reach: int) -> tuple[Floats, Floats]:
 
     a must reach 0 and not be below b, b must reach 0 and be above a. A vote moves from a to b.
     """
-    middle = 2 * reach + math.ceil(10 * sigma)
+    middle = 2 * reach + math.ceil(10 * sigma) + 4
     pmf = np.exp(-(np.arange(-middle, middle + 1.0) ** 2) / (2 * sigma**2))
     pmf /= pmf.sum()
     at_most = np.cumsum(pmf)
