@@ -64,6 +64,8 @@ def copy() -> None:
     fresh(REPOSITORY / "migrations", WORK / "src" / "terrine_server" / "migrations")
     for name in BESIDE:
         fresh(REPOSITORY / name, WORK / name)
+    # Which test reaches what is recorded anew: mutmut fails to add to a record of other tests.
+    (WORK / "mutants" / "mutmut-stats.json").unlink(missing_ok=True)
 
 
 def fresh(source: Path, target: Path) -> None:
