@@ -3,20 +3,22 @@
     made = student_from_counts(x, counts, teachers=1000, sigma=500.0, inputs=spec, classes=names)
 
 The counts of every public input are fitted at once (`shares.py`). On a table the regression itself
-is the student. On images the rows whose class is clear become labels, and a network learns from
-them and from all other inputs.
+is the student. On images all but the least clear rows become labels for a kernel student
+(`kernel.py`); or, if that is asked for, the clear ones for a network.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .choice import Candidate, Choice, Made, candidates
+from .choice import LARGE, Candidate, Choice, Made, candidates
 from .closed_form import RidgeFit, RidgeStudents
+from .kernel import KernelStudents
 from .learning import Training, train_student
 from .shares import FittedShares, fit_shares, noisy_agreement
 from .store import InputSpec, TableSchema
@@ -26,6 +28,11 @@ Floats = NDArray[np.float64]
 
 SCALES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """Shares lie in [0, 1]; times one of these, their softmax is the probability that is returned."""
+SETTLED = 0.97
+"""Share of the rows that a class wins, the clearest first, that teach a kernel student. It bears
+labels of which some are wrong better than to have none where inputs are hard."""
+FEWEST = 100
+"""Rows below which there are too few for a kernel."""
 DOUBT = 3.0
 """Standard errors by which a network may agree less with the teachers than the regression does."""
 
@@ -45,9 +52,10 @@ def student_from_counts(
 ) -> Made:
     """Train a student on inputs [N, *shape] and their noisy counts [N, m], all of them answered.
 
-    `sigma`: of the noise, in votes. With the method `auto`, a network on images and the regression
-    on tables. A network that agrees less with the teachers than the regression does is not
-    returned. Raises ValueError on fewer than two rows.
+    `sigma`: of the noise, in votes. With the method `auto`, a kernel student on images of some 20
+    pixels a side or more, a network on smaller ones, and the regression on tables. A student that
+    agrees less with the teachers than the regression does is not returned. Raises ValueError on
+    fewer than two rows.
     """
     training = training or Training()
     if x.shape != (len(counts), *inputs.shape):
@@ -74,33 +82,56 @@ def student_from_counts(
         return Choice(training.method, chosen, f"{found} {why}", (), clear, 0, 0)
 
     wanted = candidates(training.method, inputs, clear)[-1]
+    if training.method == "auto" and len(inputs.shape) > 1 and min(inputs.shape[:2]) >= LARGE:
+        wanted = "kernel" if len(x) >= FEWEST else "ridge"
     if training.method == "auto" and wanted == "supervised":
         # On tables, and where hardly anything is clear, a network adds nothing to the regression.
         return Made(regression, made("ridge", "It is the student."))
     if wanted == "ridge":
         return Made(regression, made("ridge", "It is the student, as asked."))
-    tell(f"Training {wanted} on {clear:,} clear rows …")
-    network = train_student(
-        x,
-        labels,
-        inputs=inputs,
-        classes=classes,
-        encoding=encoding,
-        training=replace(training, method=wanted),
-        on_step=on_step,
-    )
+    if wanted == "kernel":
+        labels = _settled(fitted)
+        tell(f"Training kernel on {int((labels >= 0).sum()):,} rows …")
+        network = KernelStudents(x, inputs=inputs, classes=classes, seed=training.seed).train(
+            labels
+        )
+    else:
+        tell(f"Training {wanted} on {clear:,} clear rows …")
+        network = train_student(
+            x,
+            labels,
+            inputs=inputs,
+            classes=classes,
+            encoding=encoding,
+            training=replace(training, method=wanted),
+            on_step=on_step,
+        )
     predicted = network.predict(x)
     own = noisy_agreement(predicted, counts, teachers)
     differ = int((predicted != fitted.winners).sum())
     doubt = DOUBT * sigma / teachers * np.sqrt(2 * differ) / len(x)
     fault = None
     if own < share - doubt:
-        fault = f"With the {wanted} network only {own:.1%} do"
+        fault = f"With the {wanted} student only {own:.1%} do"
     elif missing := len(np.unique(fitted.winners)) - len(np.unique(predicted)):
-        fault = f"The {wanted} network gave up {missing} of its classes"
+        fault = f"The {wanted} student gave up {missing} of its classes"
     if fault is not None:
         return Made(regression, made("ridge", f"{fault}, so the regression is returned."))
-    return Made(network, made(wanted, f"A network learned from the clear rows: {own:.1%}."))
+    taught = int((labels >= 0).sum())
+    return Made(
+        network, made(wanted, f"{own:.1%} do with {wanted}, which learned from {taught:,}.")
+    )
+
+
+def _settled(fitted: FittedShares) -> Ints:
+    """Return labels [N] for the clearest `SETTLED` of the rows that each class wins, else −1."""
+    winners, leads = fitted.winners, fitted.leads
+    labels = np.full(len(winners), -1, dtype=np.int64)
+    for winner in np.unique(winners):
+        rows = np.flatnonzero(winners == winner)
+        clearest = rows[np.argsort(-leads[rows], kind="stable")]
+        labels[clearest[: math.ceil(SETTLED * len(rows))]] = winner
+    return labels
 
 
 def _scale(fitted: FittedShares, noisy: Floats) -> float:

@@ -115,27 +115,31 @@ class FeatureSpec(Record):
     """A public feature map. `fitted_on` is null for a data-independent one."""
 
     base: Literal["oriented_gradients", "identity"]
-    projection: Literal["graph", "pca", "random", "none"]
+    projection: Literal["graph", "pca", "nystrom", "random", "none"]
     components: Annotated[int, Field(ge=1, description="Numbers from the projection.")]
     coordinates: Annotated[int, Field(ge=0, description="Numbers from the graph.")] = 0
     points: Annotated[int, Field(ge=0, description="Public points in the graph.")] = 0
+    landmarks: Annotated[int, Field(ge=0, description="Public points of a Nyström map.")] = 0
+    gamma: Annotated[float, Field(gt=0, description="Of its kernel exp(-gamma d²).")] | None = None
     seed: Annotated[int, Field(ge=0, description="Of the random projection.")] = 0
     fitted_on: PublicSource | None = None
 
     @model_validator(mode="after")
     def _is_coherent(self) -> Self:
-        if (self.projection in ("graph", "pca")) != (self.fitted_on is not None):
+        if (self.projection in ("graph", "pca", "nystrom")) != (self.fitted_on is not None):
             raise ValueError(
-                "a graph or pca, and no other projection, states what it was fitted on"
+                "a graph, pca or nystrom, and no other projection, states what it was fitted on"
             )
         if (self.projection == "graph") != (self.points > 0 and self.coordinates > 0):
             raise ValueError("a graph, and no other projection, has points and coordinates")
+        if (self.projection == "nystrom") != (self.landmarks > 0 and self.gamma is not None):
+            raise ValueError("nystrom, and no other projection, has landmarks and gamma")
         return self
 
     @property
     def width(self) -> int:
         """Numbers per input."""
-        return self.components + self.coordinates
+        return self.landmarks or self.components + self.coordinates
 
 
 class Partition(Record):
@@ -161,6 +165,11 @@ class TeacherTraining(Record):
     seed: Annotated[int, Field(ge=0)]
     copies: Annotated[int, Field(ge=0)] | None = None
     """Heads: distorted copies in addition to each original."""
+    turning: Annotated[float, Field(ge=0, le=180)] | None = None
+    """Heads with copies: the largest angle, in degrees. Without a value, 15."""
+    bending: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Heads with copies: the largest elastic displacement, as a share of half the side. Without a
+    value, 0.036."""
     ridge: Annotated[float, Field(gt=0)] | None = None
     distorted: bool | None = None
     """Networks: whether every epoch distorts each image anew."""

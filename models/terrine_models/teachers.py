@@ -35,7 +35,7 @@ from .architectures import (
     prepare,
     ridge_heads,
 )
-from .augment import DRAWS, distort, draws_for
+from .augment import BENDING, DRAWS, TURNING, distort, draws_for
 from .data import DataError, Dataset
 from .features import BLOCK, FeatureMap, PublicData, public_features, to_images
 from .store import (
@@ -72,6 +72,10 @@ class Heads:
     """Penalty relative to the mean variance of a shard's features."""
     copies: int = 2
     """Distorted copies of each training image in addition to the original. Tables have none."""
+    turning: float = TURNING
+    """The largest angle by which a copy is turned, in degrees."""
+    bending: float = BENDING
+    """The largest elastic displacement in a copy, as a share of half the side."""
     kind = "heads"
     per_file = 50
 
@@ -81,8 +85,15 @@ class Heads:
 
     def training(self, inputs: InputSpec, seed: int) -> TeacherTraining:
         """What the manifest records."""
-        copies = self.copies if len(inputs.shape) > 1 else 0
-        return TeacherTraining(seed=seed, copies=copies, ridge=self.ridge)
+        if self.copies == 0 or len(inputs.shape) == 1:
+            return TeacherTraining(seed=seed, copies=0, ridge=self.ridge)
+        return TeacherTraining(
+            seed=seed,
+            copies=self.copies,
+            turning=self.turning,
+            bending=self.bending,
+            ridge=self.ridge,
+        )
 
 
 @dataclass(frozen=True)
@@ -221,13 +232,17 @@ def _train_heads(
     features: FeatureMap,
 ) -> dict[str, torch.Tensor]:
     """Weights [k, m, width] and biases [k, m] of a run of k heads."""
-    copies, ridge = plan.training.copies or 0, plan.training.ridge or 0.0
+    settings = plan.training
+    copies, ridge = settings.copies or 0, settings.ridge or 0.0
+    turning = TURNING if settings.turning is None else settings.turning
+    bending = BENDING if settings.bending is None else settings.bending
 
     def prepare_shard(teacher: int) -> tuple[torch.Tensor, torch.Tensor]:
         x, y = _shard(data, shards[teacher])
         if copies:
-            draws = draws_for(plan.training.seed, teacher, len(x) * copies)
-            x = torch.cat([x, _distorted(x.repeat_interleave(copies, 0), draws, data.spec)])
+            draws = draws_for(settings.seed, teacher, len(x) * copies)
+            repeated = x.repeat_interleave(copies, 0)
+            x = torch.cat([x, _distorted(repeated, draws, data.spec, turning, bending)])
             y = torch.cat([y, y.repeat_interleave(copies)])
         return torch.cat([features(block) for block in torch.split(x, BLOCK)]), y
 
@@ -291,9 +306,15 @@ def _shard(data: Dataset, rows: NDArray[np.int64]) -> tuple[torch.Tensor, torch.
     return inputs, torch.from_numpy(data.labels[rows])
 
 
-def _distorted(x: torch.Tensor, draws: torch.Tensor, spec: InputSpec) -> torch.Tensor:
+def _distorted(
+    x: torch.Tensor,
+    draws: torch.Tensor,
+    spec: InputSpec,
+    turning: float = TURNING,
+    bending: float = BENDING,
+) -> torch.Tensor:
     """Distorted inputs [B, *shape]; what moves in from beyond the edge gets the lowest value."""
-    bent = distort(to_images(x - spec.low), draws) + spec.low
+    bent = distort(to_images(x - spec.low), draws, turning, bending) + spec.low
     return bent.squeeze(1) if x.ndim == 3 else bent.permute(0, 2, 3, 1)
 
 

@@ -56,6 +56,7 @@ class Method(StrEnum):
     VAT = "vat"
     FIXMATCH = "fixmatch"
     SUPERVISED = "supervised"
+    KERNEL = "kernel"
 
 
 @app.command()

@@ -1,7 +1,8 @@
 """One experiment: teachers, a project for each seed, students over the real API, and measures.
 
-Everything is kept under one directory as it is made, so an interrupted experiment continues: answers
-that were paid for are never paid for again, and a student that was trained is not trained again.
+Everything is kept under one directory as it is made, so an interrupted experiment continues:
+answers that were paid for are not paid for again, and a student that was trained is not trained
+again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from terrine_client.errors import BudgetExhausted
 from terrine_models.answers import student_from_answers
 from terrine_models.choosing import asking_order
 from terrine_models.ensemble import Ensemble
-from terrine_models.features import PublicData
 from terrine_models.learning import train_student
 from terrine_models.store import write_atomically
 from terrine_protocol import Role
@@ -33,7 +33,7 @@ from terrine_server.planning.accountants import Method, reprice
 from terrine_server.privacy import VoteOutcome, build_mechanism
 from terrine_server.reproduce.owner import fitted_elsewhere, open_books, open_study, trained
 from terrine_server.reproduce.results import Result
-from terrine_server.reproduce.setup import Part, Setup, parts, pool_size
+from terrine_server.reproduce.setup import Part, Setup, parts, pool_size, public_part
 from terrine_server.reproduce.sources import Source
 
 CHUNK = 1024
@@ -68,14 +68,11 @@ class Experiment:
         ensemble: Path | None = None,
     ) -> None:
         self.source, self.setup, self.out, self.console = source, setup, out, console
-        pool = pool_size(setup.protocol, source)
         self.x = source.test.inputs
-        self.public = PublicData.declare(
-            f"{source.title}, test inputs 0 to {pool - 1}, without labels", self.x[:pool]
-        )
+        self.pool = self.x[: pool_size(setup.protocol, source)]
+        self.public = public_part(source)
         self.parts = parts(setup.protocol, source)
-        own = f"{source.name}-{source.teachers}-{setup.protocol}"
-        self.teachers = ensemble or out / "ensembles" / own
+        self.teachers = ensemble or out / "ensembles" / f"{source.name}-{source.teachers}"
 
     def run(self) -> Result:
         """Train what is missing, buy what is missing, and measure. Raises what they raise."""
@@ -85,7 +82,7 @@ class Experiment:
         home = self.out / f"{source.name}-{setup.label(manifest.teachers)}"
         home.mkdir(parents=True, exist_ok=True)
         elsewhere = fitted_elsewhere(manifest, self.public)
-        rows = len(self.public.inputs)
+        rows = len(self.pool)
         specification = setup.specification(rows, manifest.teachers, len(manifest.classes))
         accuracies, chosen, spent = [], Counter[str](), []
         for seed in range(setup.seeds):
@@ -131,7 +128,7 @@ class Experiment:
         name = f"seed-{seed}"
         project = open_study(ledger, name, self.setup, specification)
         token = owner.token(ledger, Role.STUDENT, "reproduce", name)
-        inputs = self.public.inputs
+        inputs = self.pool
         order = np.arange(len(inputs))
         if project.affordable < len(inputs) and self.setup.mechanism != "noisy_votes":
             order = asking_order(inputs, self.source.test.spec, seed)
@@ -220,7 +217,9 @@ class Experiment:
                         training=training,
                         on_step=on_step,
                     )
-                return {"right": int((student.predict(self.x[part.tested]) == self._truth(part)).sum())}
+                return {
+                    "right": int((student.predict(self.x[part.tested]) == self._truth(part)).sum())
+                }
 
             name = f"{self.source.name}-{self.setup.protocol}-true-labels"
             file = self.out / name / f"network-{number}.json"

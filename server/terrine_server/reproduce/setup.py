@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from terrine_models.features import PublicData
 from terrine_server.demo.folds import FOLDS, deal_folds
 from terrine_server.planning.counts import sigma_for_rows
 from terrine_server.reproduce.sources import Source
@@ -63,6 +64,13 @@ def pool_size(protocol: Protocol, source: Source) -> int:
     """How many of the first test inputs are public and may be asked."""
     rows = len(source.test)
     return rows if protocol == "folds" else rows - min(LAST, rows // 10)
+
+
+def public_part(source: Source) -> PublicData:
+    """The test inputs that teachers' feature maps may be fitted on: the pool of `last-1000`."""
+    pool = pool_size("last-1000", source)
+    name = f"{source.title}, test inputs 0 to {pool - 1}, without labels"
+    return PublicData.declare(name, source.test.inputs[:pool])
 
 
 def parts(protocol: Protocol, source: Source) -> list[Part]:
