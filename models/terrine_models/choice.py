@@ -189,7 +189,7 @@ class _Trial:
         networks: list[Method] = [
             name
             for name in tried
-            if name not in ("ridge", "kernel") and not (sure and name == "fixmatch")
+            if name != "ridge" and name != "kernel" and not (sure and name == "fixmatch")
         ]
         agreements, plain_pool = self._judge(networks, folds, steps)
         if "kernel" in tried:

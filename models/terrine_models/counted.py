@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,121 @@ DOUBT = 3.0
 """Standard errors by which a network may agree less with the teachers than the regression does."""
 
 
+class CountedStudents:
+    """Students from noisy counts of the same inputs [N, *shape].
+
+    What needs the inputs alone is computed once, so several students cost little more than one.
+    """
+
+    def __init__(
+        self,
+        x: NDArray[np.generic],
+        *,
+        inputs: InputSpec,
+        classes: tuple[str, ...],
+        encoding: TableSchema | None = None,
+        seed: int = 0,
+    ) -> None:
+        if x.shape[1:] != inputs.shape:
+            raise ValueError(f"inputs have shape {x.shape}, expected {(len(x), *inputs.shape)}")
+        self.x, self.inputs, self.classes, self.encoding = x, inputs, classes, encoding
+        self.seed = seed
+        """Of the distortions from which kernel students learn."""
+
+    @cached_property
+    def ridges(self) -> RidgeStudents:
+        """Of the regression: the features of every input."""
+        everything = np.zeros(len(self.x), dtype=np.int64)
+        return RidgeStudents(
+            self.x,
+            everything,
+            inputs=self.inputs,
+            classes=self.classes,
+            encoding=self.encoding,
+        )
+
+    @cached_property
+    def kernels(self) -> KernelStudents:
+        """Of kernel students: the features of every image, and of its distorted copies."""
+        return KernelStudents(self.x, inputs=self.inputs, classes=self.classes, seed=self.seed)
+
+    def train(
+        self,
+        counts: Ints,
+        *,
+        teachers: int,
+        sigma: float,
+        training: Training | None = None,
+        tell: Callable[[str], None] = lambda line: None,
+        on_step: Callable[[int, int], None] = lambda done, steps: None,
+    ) -> Made:
+        """Train a student on noisy counts [N, m]; see `student_from_counts`."""
+        training = training or Training()
+        if len(counts) != len(self.x):
+            raise ValueError(f"{len(counts)} rows of counts, expected {len(self.x)}")
+        tell("Fitting the shares of the votes to public features …")
+        ridges = self.ridges
+        fitted = fit_shares(ridges.features, counts, teachers, sigma)
+        labels = fitted.clear_labels()
+        regression = ridges.student(
+            fitted.weights,
+            fitted.biases,
+            RidgeFit(fitted.penalty, _scale(fitted, counts / teachers)),
+        )
+        clear = int((labels >= 0).sum())
+        # Of each row as it is predicted without its own counts: otherwise fitted noise counts.
+        share = noisy_agreement(fitted.held_out.argmax(axis=1), counts, teachers)
+        found = (
+            f"{clear:,} of {len(self.x):,} rows are clear. About {share:.1%} of the teachers agree "
+            "with the regression."
+        )
+
+        def made(chosen: Candidate, why: str) -> Choice:
+            return Choice(training.method, chosen, f"{found} {why}", (), clear, 0, 0)
+
+        wanted = candidates(training.method, self.inputs, clear)[-1]
+        if training.method == "auto" and self._has_large_images:
+            wanted = "kernel" if len(self.x) >= FEWEST else "ridge"
+        if training.method == "auto" and wanted == "supervised":
+            # On tables, and where hardly anything is clear, a network adds nothing.
+            return Made(regression, made("ridge", "It is the student."))
+        if wanted == "ridge":
+            return Made(regression, made("ridge", "It is the student, as asked."))
+        if wanted == "kernel":
+            labels = _settled(fitted)
+        tell(f"Training {wanted} on {int((labels >= 0).sum()):,} rows …")
+        if wanted == "kernel":
+            student = self.kernels.train(labels)
+        else:
+            student = train_student(
+                self.x,
+                labels,
+                inputs=self.inputs,
+                classes=self.classes,
+                encoding=self.encoding,
+                training=replace(training, method=wanted),
+                on_step=on_step,
+            )
+        predicted = student.predict(self.x)
+        own = noisy_agreement(predicted, counts, teachers)
+        differ = int((predicted != fitted.winners).sum())
+        doubt = DOUBT * sigma / teachers * np.sqrt(2 * differ) / len(self.x)
+        fault = None
+        if own < share - doubt:
+            fault = f"With the {wanted} student only {own:.1%} do"
+        elif missing := len(np.unique(fitted.winners)) - len(np.unique(predicted)):
+            fault = f"The {wanted} student gave up {missing} of its classes"
+        if fault is not None:
+            return Made(regression, made("ridge", f"{fault}, so the regression is returned."))
+        taught = int((labels >= 0).sum())
+        why = f"{own:.1%} do with the {wanted} student, which learned from {taught:,} rows."
+        return Made(student, made(wanted, why))
+
+    @property
+    def _has_large_images(self) -> bool:
+        return len(self.inputs.shape) > 1 and min(self.inputs.shape[:2]) >= LARGE
+
+
 def student_from_counts(
     x: NDArray[np.generic],
     counts: Ints,
@@ -57,69 +173,12 @@ def student_from_counts(
     agrees less with the teachers than the regression does is not returned. Raises ValueError on
     fewer than two rows.
     """
-    training = training or Training()
     if x.shape != (len(counts), *inputs.shape):
         raise ValueError(f"inputs have shape {x.shape}, expected {(len(counts), *inputs.shape)}")
-    tell("Fitting the shares of the votes to public features …")
-    everything = np.zeros(len(x), dtype=np.int64)
-    ridges = RidgeStudents(x, everything, inputs=inputs, classes=classes, encoding=encoding)
-    fitted = fit_shares(ridges.features, counts, teachers, sigma)
-    labels = fitted.clear_labels()
-    regression = ridges.student(
-        fitted.weights,
-        fitted.biases,
-        RidgeFit(fitted.penalty, _scale(fitted, counts / teachers)),
-    )
-    clear = int((labels >= 0).sum())
-    # Of each row as it is predicted without its own counts: otherwise noise that was fitted counts.
-    share = noisy_agreement(fitted.held_out.argmax(axis=1), counts, teachers)
-    found = (
-        f"{clear:,} of {len(x):,} rows are clear. About {share:.1%} of the teachers agree with the "
-        "regression."
-    )
-
-    def made(chosen: Candidate, why: str) -> Choice:
-        return Choice(training.method, chosen, f"{found} {why}", (), clear, 0, 0)
-
-    wanted = candidates(training.method, inputs, clear)[-1]
-    if training.method == "auto" and len(inputs.shape) > 1 and min(inputs.shape[:2]) >= LARGE:
-        wanted = "kernel" if len(x) >= FEWEST else "ridge"
-    if training.method == "auto" and wanted == "supervised":
-        # On tables, and where hardly anything is clear, a network adds nothing to the regression.
-        return Made(regression, made("ridge", "It is the student."))
-    if wanted == "ridge":
-        return Made(regression, made("ridge", "It is the student, as asked."))
-    if wanted == "kernel":
-        labels = _settled(fitted)
-        tell(f"Training kernel on {int((labels >= 0).sum()):,} rows …")
-        network = KernelStudents(x, inputs=inputs, classes=classes, seed=training.seed).train(
-            labels
-        )
-    else:
-        tell(f"Training {wanted} on {clear:,} clear rows …")
-        network = train_student(
-            x,
-            labels,
-            inputs=inputs,
-            classes=classes,
-            encoding=encoding,
-            training=replace(training, method=wanted),
-            on_step=on_step,
-        )
-    predicted = network.predict(x)
-    own = noisy_agreement(predicted, counts, teachers)
-    differ = int((predicted != fitted.winners).sum())
-    doubt = DOUBT * sigma / teachers * np.sqrt(2 * differ) / len(x)
-    fault = None
-    if own < share - doubt:
-        fault = f"With the {wanted} student only {own:.1%} do"
-    elif missing := len(np.unique(fitted.winners)) - len(np.unique(predicted)):
-        fault = f"The {wanted} student gave up {missing} of its classes"
-    if fault is not None:
-        return Made(regression, made("ridge", f"{fault}, so the regression is returned."))
-    taught = int((labels >= 0).sum())
-    return Made(
-        network, made(wanted, f"{own:.1%} do with {wanted}, which learned from {taught:,}.")
+    seed = training.seed if training else 0
+    students = CountedStudents(x, inputs=inputs, classes=classes, encoding=encoding, seed=seed)
+    return students.train(
+        counts, teachers=teachers, sigma=sigma, training=training, tell=tell, on_step=on_step
     )
 
 

@@ -58,19 +58,26 @@ class KernelStudents:
             draws = torch.from_numpy(random.random((len(x), DRAWS), dtype=np.float32) * 2 - 1)
             parts.append(_features(self.map, plain, draws))
         self.rows = torch.stack(parts)
-        """[1 + copies, N, L]; the first are the inputs as they are."""
+        """[1 + copies, N, L], centred; the first are the inputs as they are."""
+        self.centre = self.rows.mean((0, 1))
+        self.rows -= self.centre
+        self.gram = self._gram(torch.arange(len(x)))
 
-    def train(self, labels: Ints) -> Student:
-        """Learn from labels [N], -1 where there is none. Raises ValueError if all are."""
+    def train(self, labels: Ints, *, again: bool = True) -> Student:
+        """Learn from labels [N], -1 where there is none. Raises ValueError if all are.
+
+        With `again` it learns twice; without, from the given labels alone.
+        """
         given = torch.from_numpy(np.asarray(labels))
         known = (given >= 0).nonzero().squeeze(1)
         if len(known) == 0:
             raise ValueError("there is nothing to learn from: no input has a label")
         scale = self._scale(known, given)
-        weights, biases = self._fit(self.rows[:, known], given[known])
-        scores = self.rows[0] @ weights + biases
-        clear = torch.argsort(_leads(scores))[int(DOUBTFUL * len(scores)) :]
-        weights, biases = self._fit(self.rows[:, clear], scores.argmax(1)[clear])
+        weights, biases = self._fit(known, given[known])
+        if again:
+            scores = self.rows[0] @ weights + biases
+            clear = torch.argsort(_leads(scores))[int(DOUBTFUL * len(scores)) :]
+            weights, biases = self._fit(clear, scores.argmax(1)[clear])
         return self._student(weights, biases, scale)
 
     def judge(self, labels: Ints, folds: Ints) -> float:
@@ -80,25 +87,39 @@ class KernelStudents:
         right = 0
         for fold in np.unique(folds):
             own = torch.from_numpy(folds == fold)
-            weights, biases = self._fit(self.rows[:, known[~own]], given[known[~own]])
+            weights, biases = self._fit(known[~own], given[known[~own]])
             scores = self.rows[0, known[own]] @ weights + biases
             right += int((scores.argmax(1) == given[known[own]]).sum())
         return right / len(known)
 
-    def _fit(self, rows: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Least squares on ±1 targets: weights [L, m] and biases [m]."""
+    def _fit(self, chosen: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Least squares on ±1 targets of the rows `chosen` [K]: weights [L, m] and biases [m]."""
         targets = 2 * F.one_hot(labels, len(self.classes)).float() - 1
-        centre, level = rows.mean((0, 1)), targets.mean(0)
-        gram = torch.zeros((rows.shape[2], rows.shape[2]), dtype=torch.float64)
-        cross = torch.zeros((rows.shape[2], targets.shape[1]), dtype=torch.float64)
-        for copy in rows:
-            centred = copy - centre
-            gram += centred.T @ centred
-            cross += centred.T @ (targets - level)
+        level = targets.mean(0)
+        left_out = torch.ones(self.rows.shape[1], dtype=torch.bool)
+        left_out[chosen] = False
+        others = left_out.nonzero().squeeze(1)
+        gram = self.gram - self._gram(others) if len(others) < len(chosen) else self._gram(chosen)
+        mean = torch.zeros(self.rows.shape[2])
+        cross = torch.zeros((self.rows.shape[2], targets.shape[1]))
+        for copy in self.rows:
+            rows = copy[chosen]
+            mean += rows.mean(0) / len(self.rows)
+            cross += rows.T @ (targets - level)
+        centre = mean.double()
+        gram -= len(self.rows) * len(chosen) * torch.outer(centre, centre)
         diagonal = gram.diagonal()
         diagonal += PENALTY * diagonal.mean() + 1e-9
-        weights = torch.cholesky_solve(cross, torch.linalg.cholesky(gram)).float()
-        return weights, level - centre @ weights
+        weights = torch.cholesky_solve(cross.double(), torch.linalg.cholesky(gram)).float()
+        return weights, level - mean @ weights
+
+    def _gram(self, chosen: torch.Tensor) -> torch.Tensor:
+        """Products [L, L] of the features of some rows and of their copies."""
+        gram = torch.zeros((self.rows.shape[2],) * 2, dtype=torch.float64)
+        for copy in self.rows:
+            rows = copy[chosen]
+            gram += rows.T @ rows
+        return gram
 
     def _scale(self, known: torch.Tensor, labels: torch.Tensor) -> float:
         """Return the scale of scores whose softmax fits labels best that were not learned from."""
@@ -106,7 +127,7 @@ class KernelStudents:
         held[::HELD_OUT] = True
         if held.all():
             return SCALES[1]
-        weights, biases = self._fit(self.rows[:1, known[~held]], labels[known[~held]])
+        weights, biases = self._fit(known[~held], labels[known[~held]])
         scores = self.rows[0, known[held]] @ weights + biases
         own = labels[known[held]]
         return min(SCALES, key=lambda scale: float(F.cross_entropy(scale * scores, own)))
@@ -116,7 +137,7 @@ class KernelStudents:
         state = {
             **self.map.tensors,
             "scores.weight": (scale * weights.T).contiguous(),
-            "scores.bias": scale * biases,
+            "scores.bias": scale * (biases - self.centre @ weights),
         }
         network.load_state_dict(state)
         how: dict[str, int | float | str] = {

@@ -10,50 +10,33 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.markup import escape
 
 from terrine_client import Client
 from terrine_client.errors import BudgetExhausted
-from terrine_models.answers import student_from_answers
 from terrine_models.choosing import asking_order
 from terrine_models.ensemble import Ensemble
-from terrine_models.learning import train_student
 from terrine_models.store import write_atomically
 from terrine_protocol import Role
 from terrine_server.audit.world import serving
-from terrine_server.bars import steps_bar
 from terrine_server.planning.accountants import Method, reprice
 from terrine_server.privacy import VoteOutcome, build_mechanism
+from terrine_server.reproduce.lesson import Bought, Lesson
 from terrine_server.reproduce.owner import fitted_elsewhere, open_books, open_study, trained
 from terrine_server.reproduce.results import Result
-from terrine_server.reproduce.setup import Part, Setup, parts, pool_size, public_part
+from terrine_server.reproduce.setup import Setup, parts, pool_size, public_part
 from terrine_server.reproduce.sources import Source
 
 CHUNK = 1024
 """Inputs that are sent before the budget is looked at again."""
-Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True, eq=False)
-class Bought:
-    """The answers of one study, and its account."""
-
-    labels: Ints
-    """[P], -1 where none was bought."""
-    asked: Ints
-    """Rows that were answered or abstained."""
-    outcomes: dict[str, int]
-    noisy_counts: Ints | None
-    noise_sigma: float | None
-    epsilon_spent: float
-    rule: str
+TRUE = -1
+"""Stands for a seed where true labels were learned from."""
 
 
 class Experiment:
@@ -84,17 +67,16 @@ class Experiment:
         elsewhere = fitted_elsewhere(manifest, self.public)
         rows = len(self.pool)
         specification = setup.specification(rows, manifest.teachers, len(manifest.classes))
-        accuracies, chosen, spent = [], Counter[str](), []
-        for seed in range(setup.seeds):
-            bought = self._bought(home, seed, specification)
-            right = 0
-            for number, part in enumerate(self.parts):
-                made = self._student(home, seed, number, part, bought, manifest.teachers)
+        studies = [self._bought(home, seed, specification) for seed in range(setup.seeds)]
+        right, chosen = Counter[int](), Counter[str]()
+        for number, part in enumerate(self.parts):
+            lesson = Lesson(source, part, manifest.teachers, self._say, self.console)
+            for seed, bought in enumerate(studies):
+                made = self._student(home, seed, number, lesson, bought)
                 chosen[made["chosen"]] += 1
-                right += made["right"]
-            accuracies.append(right / self._tested())
-            spent.append(bought.epsilon_spent)
-            self._say(f"Seed {seed}: {accuracies[-1]:.2%} of {self._tested():,} test inputs.")
+                right[seed] += made["right"]
+            right[TRUE] += self._true_labels(number, lesson, chosen.most_common(1)[0][0])
+        bought = studies[-1]
         plurality, majority = self._teachers_alone()
         return Result(
             data=source.name,
@@ -107,13 +89,13 @@ class Experiment:
             tested=self._tested(),
             epsilon=setup.epsilon,
             delta=setup.delta,
-            epsilon_spent=max(spent),
+            epsilon_spent=max(each.epsilon_spent for each in studies),
             rule=bought.rule,
             papers_epsilon=self._papers_epsilon(manifest.teachers, specification, bought),
             answers=sum(count for name, count in bought.outcomes.items() if name == "answered"),
-            accuracies=accuracies,
+            accuracies=[right[seed] / self._tested() for seed in range(setup.seeds)],
             chosen=dict(chosen),
-            true_labels=self._true_labels(),
+            true_labels=right[TRUE] / self._tested(),
             plurality=plurality,
             majority=majority,
             training=asdict(source.training),
@@ -156,7 +138,6 @@ class Experiment:
         )
         return Bought(
             labels=labels,
-            asked=asked,
             outcomes=dict(Counter(outcomes[asked].tolist())),
             noisy_counts=counts,
             noise_sigma=sigma,
@@ -165,7 +146,7 @@ class Experiment:
         )
 
     def _student(
-        self, home: Path, seed: int, number: int, part: Part, bought: Bought, teachers: int
+        self, home: Path, seed: int, number: int, lesson: Lesson, bought: Bought
     ) -> dict[str, Any]:
         """Train one student, as `terrine student train` does, and measure it; or look it up."""
         directory = home / f"seed-{seed}" / f"student-{number}"
@@ -173,58 +154,27 @@ class Experiment:
 
         def train() -> dict[str, Any]:
             self._say(f"Seed {seed}, student {number + 1} of {len(self.parts)}:")
-            seen, counts = part.seen, bought.noisy_counts
-            with steps_bar(self.console) as on_step:
-                made = student_from_answers(
-                    self.x[seen],
-                    bought.labels[seen],
-                    teachers=teachers,
-                    noisy_counts=None if counts is None else counts[seen],
-                    noise_sigma=bought.noise_sigma,
-                    inputs=self.source.test.spec,
-                    classes=self.source.test.classes,
-                    encoding=self.source.test.encoding,
-                    training=training,
-                    tell=lambda line: self._say(f"  {line}"),
-                    on_step=on_step,
-                )
+            made = lesson.learn(bought, training)
             made.student.save(directory)
-            right = made.student.predict(self.x[part.tested]) == self._truth(part)
-            return {
-                "right": int(right.sum()),
-                "tested": len(right),
-                "chosen": made.choice.chosen,
-                "why": made.choice.why,
-            }
+            right = lesson.right(made.student)
+            self._say(f"  {right / len(lesson.part.tested):.2%}. {made.choice.why}")
+            return {"right": right, "chosen": made.choice.chosen, "why": made.choice.why}
 
-        return self._once(directory / "measured.json", asdict(training), train)
+        found: dict[str, Any] = self._once(directory / "measured.json", asdict(training), train)
+        return found
 
-    def _true_labels(self) -> float:
-        """Accuracy of the same network, trained on the true labels of the same public inputs."""
-        training = replace(self.source.training, method="supervised", seed=0)
-        right = 0
-        for number, part in enumerate(self.parts):
+    def _true_labels(self, number: int, lesson: Lesson, chosen: str) -> int:
+        """How many inputs a model of the same kind has right that learned from true labels."""
+        model: Literal["kernel", "supervised"] = "kernel" if chosen == "kernel" else "supervised"
+        training = replace(self.source.training, method=model, seed=0)
 
-            def train(part: Part = part, number: int = number) -> dict[str, Any]:
-                self._say(f"True labels, network {number + 1} of {len(self.parts)}, to compare …")
-                with steps_bar(self.console) as on_step:
-                    student = train_student(
-                        self.x[part.seen],
-                        self.source.test.labels[part.seen],
-                        inputs=self.source.test.spec,
-                        classes=self.source.test.classes,
-                        encoding=self.source.test.encoding,
-                        training=training,
-                        on_step=on_step,
-                    )
-                return {
-                    "right": int((student.predict(self.x[part.tested]) == self._truth(part)).sum())
-                }
+        def train() -> dict[str, Any]:
+            self._say(f"True labels, {model} {number + 1} of {len(self.parts)}, to compare …")
+            return {"right": lesson.right(lesson.learn_truth(training))}
 
-            name = f"{self.source.name}-{self.setup.protocol}-true-labels"
-            file = self.out / name / f"network-{number}.json"
-            right += self._once(file, asdict(training), train)["right"]
-        return right / self._tested()
+        name = f"{self.source.name}-{self.setup.protocol}-true-labels-{model}"
+        found = self._once(self.out / name / f"{number}.json", asdict(training), train)
+        return int(found["right"])
 
     def _teachers_alone(self) -> tuple[float, float]:
         """Accuracy of the plurality of the votes, and of the test inputs' most frequent class.
@@ -272,9 +222,6 @@ class Experiment:
         text = json.dumps({"about": about, "found": found}, indent=2)
         write_atomically(file, text.encode() + b"\n")
         return found
-
-    def _truth(self, part: Part) -> Ints:
-        return self.source.test.labels[part.tested]
 
     def _tested(self) -> int:
         return sum(len(part.tested) for part in self.parts)
