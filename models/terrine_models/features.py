@@ -171,12 +171,17 @@ def public_features(
     third of the width are coordinates on its neighbourhood graph; or, with the kind `nystrom`, they
     are compared with `width` public landmarks by a Gaussian kernel. Without public data they are
     reduced by a random orthogonal projection to four times the width: it is data-independent and
-    needs more dimensions. Tables keep their encoded columns.
+    needs more dimensions. Tables keep their encoded columns. Raises DataError for `nystrom` without
+    public images.
     """
     if len(inputs.shape) == 1:
+        if kind == "nystrom":
+            raise DataError("A Nyström map is for images; tables keep their encoded columns.")
         spec = FeatureSpec(base="identity", projection="none", components=inputs.shape[0])
         return FeatureMap(spec, inputs, {})
     if public is None:
+        if kind == "nystrom":
+            raise DataError("A Nyström map needs public inputs for its landmarks.")
         return _random_projection(inputs, 4 * width)
     every = -(-len(public.inputs) // MOST_POINTS)
     blocks = [torch.tensor(block) for block in _blocks(public.inputs[::every])]

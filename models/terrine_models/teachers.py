@@ -37,7 +37,7 @@ from .architectures import (
 )
 from .augment import BENDING, DRAWS, TURNING, distort, draws_for
 from .data import DataError, Dataset
-from .features import BLOCK, FeatureMap, PublicData, public_features, to_images
+from .features import BLOCK, FeatureMap, Kind, PublicData, public_features, to_images
 from .store import (
     FEATURES,
     Architecture,
@@ -67,7 +67,9 @@ class Heads:
     """Private ridge heads on a shared public feature map: the default kind of teacher."""
 
     width: int = 150
-    """Features per input, at most, after the public projection."""
+    """Features per input, at most, after the public projection; of nystrom, its landmarks."""
+    features: Kind = "graph"
+    """What is fitted on public images. It needs public data if it is not the default."""
     ridge: float = 0.1
     """Penalty relative to the mean variance of a shard's features."""
     copies: int = 2
@@ -153,7 +155,9 @@ def train_ensemble(
     if public is not None:
         public.check_disjoint(data)
     shards, partition = deal(data, teachers, seed)
-    features = public_features(data.spec, public, how.width) if isinstance(how, Heads) else None
+    features = None
+    if isinstance(how, Heads):
+        features = public_features(data.spec, public, how.width, how.features)
     plan = EnsemblePlan(
         name=name,
         kind=how.kind,
