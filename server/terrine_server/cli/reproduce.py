@@ -108,6 +108,7 @@ def reproduce(
 
       terrine reproduce adult adult/ --epsilon 1
     """
+    from terrine_server import logs
     from terrine_server.reproduce.experiment import Experiment
     from terrine_server.reproduce.results import draw, keep, table
     from terrine_server.reproduce.setup import Setup
@@ -115,6 +116,7 @@ def reproduce(
 
     if ensemble is not None and teachers is not None:
         fail("--teachers is for training; the teachers of --ensemble are as many as they are.")
+    logs.configure("error")
     source = _suited(load(data.value, path), teachers, method, steps, quick)
     out = out or Path(f"reproduce-{data.value}")
     out.mkdir(parents=True, exist_ok=True)

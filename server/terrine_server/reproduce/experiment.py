@@ -22,13 +22,19 @@ from terrine_client import Client
 from terrine_client.errors import BudgetExhausted
 from terrine_models.choosing import asking_order
 from terrine_models.ensemble import Ensemble
-from terrine_models.store import write_atomically
+from terrine_models.store import manifest_digest, write_atomically
 from terrine_protocol import Role
 from terrine_server.audit.world import serving
 from terrine_server.planning.accountants import Method, reprice
 from terrine_server.privacy import VoteOutcome, build_mechanism
 from terrine_server.reproduce.lesson import Bought, Lesson
-from terrine_server.reproduce.owner import fitted_elsewhere, open_books, open_study, trained
+from terrine_server.reproduce.owner import (
+    check_settings,
+    fitted_elsewhere,
+    open_books,
+    open_study,
+    trained,
+)
 from terrine_server.reproduce.results import Result
 from terrine_server.reproduce.setup import Setup, parts, pool_size, public_part
 from terrine_server.reproduce.sources import Source
@@ -56,12 +62,15 @@ class Experiment:
         self.public = public_part(source)
         self.parts = parts(setup.protocol, source)
         self.teachers = ensemble or out / "ensembles" / f"{source.name}-{source.teachers}"
+        self.given = ensemble is not None
 
     def run(self) -> Result:
         """Train what is missing, buy what is missing, and measure. Raises what they raise."""
         began = time.monotonic()
         source, setup = self.source, self.setup
         manifest = trained(source, self.public, self.teachers, self.console)
+        if not self.given:
+            check_settings(manifest, source, self.teachers)
         home = self.out / f"{source.name}-{setup.label(manifest.teachers)}"
         home.mkdir(parents=True, exist_ok=True)
         elsewhere = fitted_elsewhere(manifest, self.public)
@@ -189,8 +198,9 @@ class Experiment:
             votes = Ensemble.load(self.teachers).votes(self.x[tested])
             return {"plurality": float((votes.argmax(axis=1) == truth).mean())}
 
-        file = self.teachers.with_name(f"{self.teachers.name}-{self.setup.protocol}-plurality.json")
-        return self._once(file, {"teachers": str(self.teachers)}, vote)["plurality"], majority
+        file = self.out / f"{self.source.name}-{self.setup.protocol}-plurality.json"
+        teachers = {"teachers": manifest_digest(self.teachers)}
+        return self._once(file, teachers, vote)["plurality"], majority
 
     def _papers_epsilon(
         self, teachers: int, specification: dict[str, Any], bought: Bought
@@ -212,7 +222,8 @@ class Experiment:
         return next((each.epsilon for each in methods if each.method is Method.CLASSIC), None)
 
     def _once(self, file: Path, about: dict[str, Any], make: Any) -> Any:
-        """Return what the file holds if it is about the same settings; otherwise make it."""
+        """Return what the file holds if it is about the same settings and inputs, or make it."""
+        about = {**about, "public_inputs": self.public.source.sha256}
         if file.exists():
             kept = json.loads(file.read_bytes())
             if kept["about"] == about:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from terrine_models.data import DataError
 from terrine_models.features import PublicData
-from terrine_models.store import Manifest, load_manifest
+from terrine_models.store import Manifest, load_manifest, manifest_digest
 from terrine_models.teachers import train_ensemble
 from terrine_protocol import ProjectOpen
 from terrine_server.bars import teachers_bar
@@ -53,6 +53,16 @@ def trained(source: Source, public: PublicData, directory: Path, console: Consol
     return manifest
 
 
+def check_settings(manifest: Manifest, source: Source, directory: Path) -> None:
+    """Refuse teachers of an earlier run that were trained differently. Raises DataError."""
+    training = source.heads.training(source.private.spec, seed=0)
+    if (manifest.teachers, manifest.training) != (source.teachers, training):
+        raise DataError(
+            f"{directory} holds teachers that were trained with other settings. Give another "
+            "--out, or use them with --ensemble."
+        )
+
+
 def fitted_elsewhere(manifest: Manifest, public: PublicData) -> str | None:
     """Return a warning if the feature map was not fitted on these public inputs."""
     known = manifest.features.fitted_on if manifest.features is not None else None
@@ -65,11 +75,19 @@ def fitted_elsewhere(manifest: Manifest, public: PublicData) -> str | None:
 
 
 def open_books(data: Path, teachers: Path, setup: Setup) -> tuple[Owner, Ledger]:
-    """Prepare a service on a directory of its own and register the teachers there, once."""
+    """Prepare a service on a directory of its own and register the teachers there, once.
+
+    Raises DataError if it holds others.
+    """
     owner = Owner.of(data)
     ledger = owner.prepare()
     directory = owner.settings.ensembles_dir / ENSEMBLE
-    if not directory.exists():
+    if directory.exists():
+        if manifest_digest(directory) != manifest_digest(teachers):
+            raise DataError(
+                f"{data} belongs to other teachers than {teachers}. Give another --out."
+            )
+    else:
         partial = directory.with_name(f"{ENSEMBLE}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         shutil.copytree(teachers, partial, copy_function=_link)

@@ -60,6 +60,8 @@ FILES: dict[str, tuple[str, ...]] = {
     "adult": ("adult.data", "adult.test"),
 }
 """How the names of a data set's files begin."""
+FEWEST = 50
+"""Test inputs that folds need."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,12 +90,17 @@ def load(name: Name, directory: Path) -> Source:
             "or .gz."
         )
     found = [_one(directory, start) for start in FILES[name]]
-    return replace(LOADERS[name](found), warnings=check(name, found))
+    source = replace(LOADERS[name](found), warnings=check(name, found))
+    if source.test.spec != source.private.spec:
+        raise DataError(f"{directory}: training and test inputs differ in shape or range.")
+    if len(source.test) < FEWEST:
+        raise DataError(f"{directory} has {len(source.test)} test inputs; {FEWEST} are needed.")
+    return source
 
 
 def check(name: Name, found: list[Path]) -> tuple[str, ...]:
-    """Compare files with the public originals; return a warning for each that differs."""
-    warnings = []
+    """Compare files with the public originals; return a warning if some differ."""
+    others = []
     for path, known in zip(found, DIGESTS[name], strict=True):
         data = path.read_bytes()
         digests = {hashlib.sha256(data).hexdigest()}
@@ -103,11 +110,13 @@ def check(name: Name, found: list[Path]) -> tuple[str, ...]:
             except (OSError, EOFError, zlib.error):
                 raise DataError(f"{path} cannot be unpacked: it is damaged.") from None
         if known not in digests:
-            warnings.append(
-                f"{path.name} is not the public original (SHA-256 {known[:16]}…), so the figures "
-                "are not comparable with published ones."
-            )
-    return tuple(warnings)
+            others.append(path.name)
+    if not others:
+        return ()
+    return (
+        f"{', '.join(others)}: not the public original, by SHA-256, so the figures may not be "
+        "comparable with published ones.",
+    )
 
 
 def _mnist(found: list[Path]) -> Source:
@@ -184,10 +193,7 @@ LOADERS: Mapping[str, Callable[[list[Path]], Source]] = {
 
 def _idx(found: list[Path], classes: tuple[str, ...]) -> tuple[Dataset, Dataset]:
     private = load_idx(found[0], found[1], classes=classes)
-    test = load_idx(found[2], found[3], classes=classes)
-    if test.spec != private.spec:
-        raise DataError(f"{found[0].parent}: training and test images differ in shape.")
-    return private, test
+    return private, load_idx(found[2], found[3], classes=classes)
 
 
 def _mat(path: Path) -> Dataset:
