@@ -16,6 +16,7 @@ from terrine_server.reproduce.papers import PAPERS
 
 FILE = "results.json"
 OURS, TRUE, TEACHERS = "#1b6ca8", "#2e8b57", "#888888"
+TICKS = (*(0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.6), *(1, 2, 3, 5, 8, 15, 30, 60, 100))
 PAPER = {"LNMax": "#d99a2b", "Confident-GNMax": "#b5452c"}
 
 
@@ -44,7 +45,7 @@ class Result:
     chosen: dict[str, int]
     """How many students were of each kind."""
     true_labels: float
-    """The same network on the true labels of the same public inputs."""
+    """A model of the same kind on the true labels of the same public inputs."""
     plurality: float
     """Of all teachers' votes, without noise."""
     majority: float
@@ -108,7 +109,7 @@ def table(result: Result) -> Table:
         f"worst case, enforced: {result.rule}{papers_epsilon}",
     )
     for name, figure in (
-        (f"same network on the true labels of {result.public_inputs:,} inputs", result.true_labels),
+        ("same kind of model on the true labels of the same inputs", result.true_labels),
         (f"plurality of {result.teachers:,} teachers, without noise", result.plurality),
         ("most frequent class", result.majority),
     ):
@@ -129,6 +130,7 @@ def table(result: Result) -> Table:
 def draw(results: Sequence[Result], path: Path) -> None:
     """Draw accuracy against ε, with the papers' points, as a PNG of 1200 x 750 pixels."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import NullLocator
 
     figure = Figure(figsize=(8, 5), dpi=150, layout="constrained")
     axes = figure.subplots()
@@ -146,7 +148,9 @@ def draw(results: Sequence[Result], path: Path) -> None:
             capsize=3,
             label=f"Terrine: {name}, {teachers:,} teachers, worst case",
         )
-    axes.axhline(100 * first.true_labels, color=TRUE, lw=1, ls="--", label="true labels")
+    axes.axhline(
+        100 * first.true_labels, color=TRUE, lw=1, ls="--", label="Same kind of model, true labels"
+    )
     for paper in PAPERS[first.data]:
         axes.plot(
             paper.epsilon,
@@ -157,6 +161,12 @@ def draw(results: Sequence[Result], path: Path) -> None:
             label=f"{paper.source.partition(',')[0]}: {paper.method}",
         )
     axes.set_xscale("log")
+    epsilons = [each.epsilon_spent for each in results]
+    epsilons += [paper.epsilon for paper in PAPERS[first.data]]
+    axes.set_xlim(min(epsilons) / 1.3, max(epsilons) * 1.3)
+    axes.set_xticks([tick for tick in TICKS if min(epsilons) / 1.3 < tick < max(epsilons) * 1.3])
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel(f"ε at δ = {first.delta:g}")
     axes.set_ylabel(f"accuracy on {first.tested:,} inputs, %")
     axes.set_title(f"{first.title}, {first.protocol}", fontsize=10)
