@@ -11,6 +11,7 @@ drawn but the distortions, and nothing can diverge.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -31,12 +32,14 @@ Ints = NDArray[np.int64]
 LANDMARKS = 1500
 COPIES, MOST_ROWS = 3, 40_000
 """Distorted copies of each input; fewer where there would be more rows than that."""
-PENALTY = 1e-3
-"""Relative to the mean variance of a feature. It matters little: 98.9 % from 1e-4 to 1e-2."""
+PENALTIES = (1e-3, 1e-2, 0.1, 1.0)
+"""Relative to the mean variance of a feature. The first, unless held-out labels speak for a
+stronger one by more than a standard error: with thousands of labels it matters little (98.9 % from
+1e-4 to 1e-2), with hundreds, of which many are wrong, it does."""
 DOUBTFUL = 0.03
 """Share of the inputs, the least clear ones, that are left out in the second round."""
 HELD_OUT = 5
-"""Every fifth label is held out to choose the scale of the scores."""
+"""Every fifth label is held out to choose the penalty and the scale of the scores."""
 
 
 class KernelStudents:
@@ -72,13 +75,13 @@ class KernelStudents:
         known = (given >= 0).nonzero().squeeze(1)
         if len(known) == 0:
             raise ValueError("there is nothing to learn from: no input has a label")
-        scale = self._scale(known, given)
-        weights, biases = self._fit(known, given[known])
+        penalty, scale = self._choose(known, given)
+        ((weights, biases),) = self._fit(known, given[known], penalty)
         if again:
             scores = self.rows[0] @ weights + biases
             clear = torch.argsort(_leads(scores))[int(DOUBTFUL * len(scores)) :]
-            weights, biases = self._fit(clear, scores.argmax(1)[clear])
-        return self._student(weights, biases, scale)
+            ((weights, biases),) = self._fit(clear, scores.argmax(1)[clear], penalty)
+        return self._student(weights, biases, penalty, scale)
 
     def judge(self, labels: Ints, folds: Ints) -> float:
         """Share of the known labels that are predicted without their fold [K], in one round."""
@@ -87,13 +90,18 @@ class KernelStudents:
         right = 0
         for fold in np.unique(folds):
             own = torch.from_numpy(folds == fold)
-            weights, biases = self._fit(known[~own], given[known[~own]])
+            ((weights, biases),) = self._fit(known[~own], given[known[~own]], PENALTIES[0])
             scores = self.rows[0, known[own]] @ weights + biases
             right += int((scores.argmax(1) == given[known[own]]).sum())
         return right / len(known)
 
-    def _fit(self, chosen: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Least squares on ±1 targets of the rows `chosen` [K]: weights [L, m] and biases [m]."""
+    def _fit(
+        self, chosen: torch.Tensor, labels: torch.Tensor, *penalties: float
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Least squares on ±1 targets of the rows `chosen` [K], once for each penalty.
+
+        Returns weights [L, m] and biases [m] of each.
+        """
         targets = 2 * F.one_hot(labels, len(self.classes)).float() - 1
         level = targets.mean(0)
         left_out = torch.ones(self.rows.shape[1], dtype=torch.bool)
@@ -108,10 +116,13 @@ class KernelStudents:
             cross += rows.T @ (targets - level)
         centre = mean.double()
         gram -= len(self.rows) * len(chosen) * torch.outer(centre, centre)
-        diagonal = gram.diagonal()
-        diagonal += PENALTY * diagonal.mean() + 1e-9
-        weights = torch.cholesky_solve(cross.double(), torch.linalg.cholesky(gram)).float()
-        return weights, level - mean @ weights
+        unit, found = float(gram.diagonal().mean()), []
+        for penalty in penalties:
+            penalised = gram + torch.eye(len(gram), dtype=gram.dtype) * (penalty * unit + 1e-9)
+            factor = torch.linalg.cholesky(penalised)
+            weights = torch.cholesky_solve(cross.double(), factor).float()
+            found.append((weights, level - mean @ weights))
+        return found
 
     def _gram(self, chosen: torch.Tensor) -> torch.Tensor:
         """Products [L, L] of the features of some rows and of their copies."""
@@ -121,18 +132,25 @@ class KernelStudents:
             gram += rows.T @ rows
         return gram
 
-    def _scale(self, known: torch.Tensor, labels: torch.Tensor) -> float:
-        """Return the scale of scores whose softmax fits labels best that were not learned from."""
+    def _choose(self, known: torch.Tensor, labels: torch.Tensor) -> tuple[float, float]:
+        """Return the penalty, and the scale of scores, that suit labels not learned from."""
         held = torch.zeros(len(known), dtype=torch.bool)
         held[::HELD_OUT] = True
         if held.all():
-            return SCALES[1]
-        weights, biases = self._fit(known[~held], labels[known[~held]])
-        scores = self.rows[0, known[held]] @ weights + biases
-        own = labels[known[held]]
-        return min(SCALES, key=lambda scale: float(F.cross_entropy(scale * scores, own)))
+            return PENALTIES[0], SCALES[1]
+        own, rows = labels[known[held]], self.rows[0, known[held]]
+        solutions = self._fit(known[~held], labels[known[~held]], *PENALTIES)
+        scores = [rows @ weights + biases for weights, biases in solutions]
+        right = [float((each.argmax(1) == own).float().mean()) for each in scores]
+        best = int(np.argmax(right))
+        if right[best] - right[0] <= math.sqrt(right[0] * (1 - right[0]) / len(own)):
+            best = 0
+        scale = min(SCALES, key=lambda scale: float(F.cross_entropy(scale * scores[best], own)))
+        return PENALTIES[best], scale
 
-    def _student(self, weights: torch.Tensor, biases: torch.Tensor, scale: float) -> Student:
+    def _student(
+        self, weights: torch.Tensor, biases: torch.Tensor, penalty: float, scale: float
+    ) -> Student:
         network = build_student(self.inputs, len(self.classes), self.map.spec)
         state = {
             **self.map.tensors,
@@ -142,7 +160,7 @@ class KernelStudents:
         network.load_state_dict(state)
         how: dict[str, int | float | str] = {
             "method": "kernel",
-            "penalty": PENALTY,
+            "penalty": penalty,
             "scale": scale,
             "copies": len(self.rows) - 1,
         }

@@ -17,7 +17,7 @@ from terrine_models.choice import choose_student
 from terrine_models.data import DIGITS, DataError, Dataset
 from terrine_models.ensemble import Ensemble
 from terrine_models.features import PublicData, public_features
-from terrine_models.kernel import PENALTY, KernelStudents
+from terrine_models.kernel import PENALTIES, KernelStudents
 from terrine_models.learning import Training, train_student
 from terrine_models.nystrom import choose_landmarks, nystrom
 from terrine_models.store import MANIFEST, InputSpec
@@ -54,6 +54,7 @@ def test_it_is_better_than_the_labels_it_learned_from(
     assert students.train(truth[:POOL], again=False).accuracy(x[POOL:], truth[POOL:]) > 0.93
     made.save(tmp_path)
     again = Student.load(tmp_path)
+    assert made.model.training["penalty"] != PENALTIES[0]
     np.testing.assert_array_equal(again.probabilities(x[POOL:]), made.probabilities(x[POOL:]))
     assert again.model.training["method"] == "kernel"
 
@@ -65,12 +66,13 @@ def test_it_is_ridge_regression_on_all_copies_of_the_labelled_rows(
     """By hand, whether products of few rows are added up or those of few others subtracted."""
     chosen = np.flatnonzero(np.random.default_rng(1).random(POOL) < share)
     labels = digits[1][chosen]
-    weights, biases = students._fit(torch.from_numpy(chosen), torch.from_numpy(labels))
+    rows_chosen, given = torch.from_numpy(chosen), torch.from_numpy(labels)
+    ((weights, biases),) = students._fit(rows_chosen, given, PENALTIES[0])
     rows = students.rows[:, chosen].double().flatten(0, 1).numpy()
     targets = np.tile(2 * np.eye(10)[labels] - 1, (len(students.rows), 1))
     centred = rows - rows.mean(0)
     gram = centred.T @ centred
-    gram += (PENALTY * np.diag(gram).mean() + 1e-9) * np.eye(len(gram))
+    gram += (PENALTIES[0] * np.diag(gram).mean() + 1e-9) * np.eye(len(gram))
     expected = np.linalg.solve(gram, centred.T @ (targets - targets.mean(0)))
     fitted = rows @ expected + targets.mean(0) - rows.mean(0) @ expected
     found = rows @ weights.double().numpy() + biases.double().numpy()
