@@ -127,6 +127,16 @@ class ChoiceInfo(Reply):
     considered: list[ConsideredInfo]
 
 
+class BaselinePricesInfo(Reply):
+    """Prices of queries whose baseline is at least `baseline` votes for every class.
+
+    The baseline of a class is its probability times the number of teachers, rounded.
+    """
+
+    baseline: int
+    prices: dict[Outcome, PriceInfo]
+
+
 class ProjectOpen(Wire):
     """`POST /projects`. Everything here is fixed for the project's life."""
 
@@ -193,6 +203,10 @@ class ProjectInfo(Reply):
     delta_split: DeltaSplitInfo
     rule: RuleInfo
     prices: dict[Outcome, PriceInfo]
+    by_baseline: Annotated[
+        list[BaselinePricesInfo] | None,
+        Field(exclude_if=absent, description="Prices of queries with a baseline, ascending."),
+    ] = None
     opening: Opening = None
     publishing: Annotated[PublishingTerms | None, Field(description="For data_dependent.")] = None
     choice: Annotated[

@@ -152,6 +152,7 @@ def project(record: ledger.ProjectRecord, available: bool) -> ProjectInfo:
         delta_split=terms.split,
         rule=terms.rule,
         prices=terms.prices,
+        by_baseline=list(terms.by_baseline) or None,
         opening=terms.opening,
         publishing=_publishing(record),
         choice=terms.choice,

@@ -6,12 +6,16 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
-from caller import Caller, slug
+from caller import Caller, npz, slug
+from edits import Hand
 from server import RunningServer
 
 from terrine_client import BudgetExhausted, Client
 from terrine_protocol import Outcome, ProjectInfo
+from terrine_server.audit.ledger import check_project
+from terrine_server.ledger import connect
 
 Call = Callable[..., Caller]
 CONFIDENT: dict[str, Any] = {
@@ -69,6 +73,48 @@ def test_outcomes_are_charged_at_the_prices_of_the_terms_until_they_do_not_fit(
     assert spent == budget.spent <= budget.budget < spent + dearest
     assert 0 < budget.epsilon_spent <= 5.0
     assert terrine_server.ledger.project("study").terms.choice is not None
+
+
+def test_queries_with_even_probabilities_pay_less_and_are_free_when_repeated(
+    terrine_server: RunningServer, call: Call, database_url: str
+) -> None:
+    interactive = {"name": "interactive_gnmax", "threshold": 20, "sigma1": 8.0, "sigma2": 4.0}
+    mechanism = interactive | {"confidence": 0.9}
+    terms = TERMS | {"mechanism": mechanism, "epsilon": 20.0}
+    opened = call("admin").http.post("/projects", json=terms)
+    info = ProjectInfo.model_validate_json(opened.content)
+    assert info.by_baseline is not None
+    assert [each.baseline for each in info.by_baseline] == [2, 4]
+    half, even = ({o: p.cost for o, p in each.prices.items()} for each in info.by_baseline)
+    full = {outcome: price.cost for outcome, price in info.prices.items()}
+    assert max(even.values()) < max(half.values()) < max(full.values())
+
+    images = terrine_server.ensemble.public
+    rows = np.full((3, 10), 0.1)
+    rows[1, :2], rows[1, 2:] = 0.3, 0.05  # two votes of 40
+    rows[2, :5], rows[2, 5:] = 0.2, 0.0
+    body = npz(inputs=images[:3], probabilities=rows)
+    first = call().send(body, "application/x-npz").json()
+    outcomes = [Outcome(result["outcome"]) for result in first["results"]]
+    expected = [
+        prices[outcome] for prices, outcome in zip((even, half, full), outcomes, strict=True)
+    ]
+    again = call().send(body, "application/x-npz").json()
+    assert all(result["replayed"] for result in again["results"])
+    assert again["budget"]["spent"] == sum(expected)
+    with Client(terrine_server.url, terrine_server.token("auditor")) as auditor:
+        entries = sorted(auditor.charges("study"), key=lambda entry: entry.seq)
+        assert auditor.verify("study").ok
+    assert [entry.cost for entry in entries] == expected
+    assert [entry.event["baseline"] for entry in entries] == [4, 2, 0]
+    assert list(check_project(terrine_server.ledger, terrine_server.ledger.project("study"))) == []
+
+    hand = Hand(connect(database_url), database_url)
+    with hand.set("charges", 0, "cost", full[outcomes[0]]) as done:
+        assert done
+        found = terrine_server.ledger.verify("study").problems
+        what = f"not the price of {str(outcomes[0])!r} with a baseline of 4"
+        assert any(what in line for line in found)
 
 
 @pytest.mark.parametrize("rate", [0, -1, 1.01, "often", None])

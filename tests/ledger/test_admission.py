@@ -5,16 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from books import CONFIDENT, EPOCHS, STABLE, answered, digest, terms, unvoted
+from books import CONFIDENT, EPOCHS, STABLE, abstained, answered, digest, terms, unvoted
 from hypothesis import given
 from hypothesis import strategies as st
 
 from terrine_protocol import Outcome
 from terrine_server.errors import Overtaken
+from terrine_server.labeling.pipeline import possible
 from terrine_server.ledger import Recorded
 from terrine_server.ledger.charging.admission import admit
 from terrine_server.ledger.records import Proposal, Result
-from terrine_server.privacy import Account, Terms, VoteOutcome
+from terrine_server.privacy import Account, Price, Terms, VoteOutcome
+from terrine_server.privacy.budget.terms import BaselinePrices
 
 PRICED = terms(1, CONFIDENT)
 
@@ -118,6 +120,50 @@ def test_a_budget_is_spent_to_the_last_unit_and_no_further() -> None:
         exact.budget,
         exact.delta_budget,
     )
+
+
+def by_baseline(queries: int) -> Terms:
+    """Terms with half the price from a baseline of 10 votes, and a fifth from 25."""
+    cheaper = tuple(
+        BaselinePrices(
+            baseline,
+            {
+                outcome: Price(price.cost // part, price.delta, price.cap_cost // part)
+                for outcome, price in PRICED.prices.items()
+            },
+        )
+        for baseline, part in ((10, 2), (25, 5))
+    )
+    return replace(PRICED, budget=queries * PRICED.worst.cost, by_baseline=cheaper)
+
+
+@given(
+    batch=st.lists(st.tuples(st.integers(0, 40), st.booleans()), max_size=30),
+    queries=st.integers(0, 5),
+)
+def test_a_query_is_admitted_and_paid_at_the_price_of_its_baseline(
+    batch: list[tuple[int, bool]], queries: int
+) -> None:
+    offered = by_baseline(queries)
+    proposals = [
+        replace(answered(number) if passed else abstained(number), baseline=baseline)
+        for number, (baseline, passed) in enumerate(batch)
+    ]
+    admission = admit(offered, Account(), Recorded({}, {}), proposals)
+    spent, paid = 0, list(admission.entries)
+    for (baseline, passed), result in zip(batch, admission.results, strict=True):
+        part = 5 if baseline >= 25 else 2 if baseline >= 10 else 1
+        if result.outcome is Outcome.REFUSED:
+            assert spent + offered.worst.cost // part > offered.budget
+            break
+        entry = paid.pop(0)
+        outcome = VoteOutcome.ANSWERED if passed else VoteOutcome.ABSTAINED
+        assert entry.price.cost == PRICED.prices[outcome].cost // part
+        assert entry.baseline == {1: 0, 2: 10, 5: 25}[part]
+        spent += entry.price.cost
+    assert not paid
+    assert spent == admission.account.spent <= offered.budget
+    assert len(admission.entries) <= possible(offered, Account())
 
 
 # -------------------------------------------------------------------------------- epochs

@@ -361,3 +361,29 @@ def test_an_immutable_vote_with_many_extra_votes_is_priced_out() -> None:
     for noise in ({"gamma": 0.05}, {"sigma": 40.0}):
         with pytest.raises(ParameterError, match="does not pay for a single query"):
             quote(build({"name": "immutable", "c": 10**9, **noise}), 8.0, 1e-5)
+
+
+def test_even_baselines_have_lower_prices_where_test_and_maximum_are_priced_together() -> None:
+    spec = {**SPECS[3], "answer_share": 0.5}
+    rule = Rule("rdp", 6.0)
+    mechanism = build_mechanism(spec, teachers=250, classes=10)
+    terms = quote(mechanism, 3.0, 1e-5, rule=rule, cap_rule=rule)
+    assert terms.baselines == (0, 12, 25)
+    assert [terms.priced_baseline(b) for b in (0, 11, 12, 24, 25, 125)] == [0, 0, 12, 12, 25, 25]
+    dearest = [
+        max(terms.price(outcome, opens=False, baseline=b).cost for outcome in terms.prices)
+        for b in terms.baselines
+    ]
+    assert terms.worst.cost == dearest[0] > dearest[1] > dearest[2] == terms.room.cost
+    assert Terms.from_json(json.loads(json.dumps(terms.to_json()))) == terms
+
+    # What a budget reserves of a cap with another rule covers the worst ratio of any list.
+    capped = quote(mechanism, 3.0, 1e-5, rule=rule, cap_rule=Rule("rdp", 4.0))
+    for baseline in capped.baselines:
+        for outcome in capped.prices:
+            price = capped.price(outcome, opens=False, baseline=baseline)
+            assert capped.cap_budget * price.cost >= capped.budget * price.cap_cost
+
+    apart = quote(build_mechanism(SPECS[3], teachers=250, classes=10), 3.0, 1e-5, rule=rule)
+    assert apart.by_baseline == ()
+    assert "by_baseline" not in apart.to_json()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 
 from terrine_server.audit.findings import AuditFinding, Part
@@ -103,11 +104,16 @@ def _check_terms(project: ProjectRecord) -> Iterator[str]:
 def _check_joint(mechanism: Mechanism, terms: Terms) -> Iterator[str]:
     """Yield a problem if votes can be found that need more than a joint price list charges."""
     answer = mechanism.events().get(VoteOutcome.ANSWERED)
-    if isinstance(answer, ConfidentMax) and terms.rule.order is not None:
-        charged = terms.prices[VoteOutcome.ANSWERED], terms.prices[VoteOutcome.ABSTAINED]
-        needed, votes = needed_share(answer, *charged, terms.rule.order)
+    if not isinstance(answer, ConfidentMax) or terms.rule.order is None:
+        return
+    for baseline in terms.baselines:
+        paid = {o: terms.price(o, opens=False, baseline=baseline) for o in terms.prices}
+        charged = paid[VoteOutcome.ANSWERED], paid[VoteOutcome.ABSTAINED]
+        event = replace(answer, baseline=baseline)
+        needed, votes = needed_share(event, *charged, terms.rule.order)
         if needed > 1:
-            yield f"its prices are too low: {shown(votes)} votes need {needed:.1%} of them"
+            what = f" with a baseline of {baseline}" if baseline else ""
+            yield f"its prices{what} are too low: {shown(votes)} votes need {needed:.1%} of them"
 
 
 def _check_charges(ledger: Ledger, project: ProjectRecord) -> Iterator[str]:

@@ -93,8 +93,8 @@ def _suspects(event: ConfidentMax) -> Iterator[tuple[Votes, Votes]]:
     """Yield votes with a lead that the test is likely to see, and moves to and from the top."""
     n, m = event.teachers, event.classes
     reach = 4 * event.sigma1
-    low = max(-(-n // m), round(event.threshold - reach))
-    high = min(n - 1, round(event.threshold + reach))
+    needed = _top_needed(event)
+    low, high = max(-(-n // m), round(needed - reach)), min(n - 1, round(needed + reach))
     tops = {*np.linspace(low, high, LEVELS).astype(int), (n + 1) // 2, n // 2 + 2}
     for top in sorted(int(top) for top in tops if low <= top < n):
         for rest in _divided(n - top, m - 1, top):
@@ -104,6 +104,11 @@ def _suspects(event: ConfidentMax) -> Iterator[tuple[Votes, Votes]]:
                     moved = list(votes)
                     moved[loses], moved[gains] = moved[loses] - 1, moved[gains] + 1
                     yield votes, tuple(moved)
+
+
+def _top_needed(event: ConfidentMax) -> int:
+    """How many votes the top class needs to pass without noise, if all baselines are the same."""
+    return event.threshold + event.baseline
 
 
 def _divided(votes: int, classes: int, most: int) -> Iterator[Votes]:
@@ -120,7 +125,7 @@ def _divided(votes: int, classes: int, most: int) -> Iterator[Votes]:
 
 def _moments(event: ConfidentMax, before: Votes, after: Votes, order: float) -> tuple[float, float]:
     """Σ P^α Q^(1−α) over the abstention, and over the labels."""
-    tails = [_passes(max(votes) - event.threshold, event.sigma1) for votes in (before, after)]
+    tails = [_passes(max(votes) - _top_needed(event), event.sigma1) for votes in (before, after)]
     (p, f), (p2, f2) = tails
     here, there = (_labels(votes, event.sigma2) for votes in (before, after))
     seen = (here > 0) & (there > 0)

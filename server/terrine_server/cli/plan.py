@@ -11,11 +11,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from terrine_server.cli.console import consensus_levels, console, errors, fail
-from terrine_server.cli.plan_report import document, show, show_fitted
+from terrine_server.cli.plan_report import document, show, show_contenders, show_fitted
 
 if TYPE_CHECKING:
     from terrine_server.planning.forecast import Votes
     from terrine_server.planning.grid import Grid
+
+
+class Count(StrEnum):
+    """What a plan makes as large as it can."""
+
+    EXPECTED = "expected"
+    CERTAIN = "certain"
 
 
 class VotesAre(StrEnum):
@@ -28,13 +35,13 @@ class VotesAre(StrEnum):
 
 def plan(
     mechanism: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            metavar="MECHANISM",
+            metavar="[MECHANISM]",
             help="lnmax, gnmax, noisy_votes, confident_gnmax, interactive_gnmax, immutable or "
-            "stable.",
+            "stable. Without one, the best plans of all are compared for --epsilon.",
         ),
-    ],
+    ] = None,
     teachers: Annotated[
         str | None,
         typer.Option(metavar="N,…", help="Number of teachers; several to compare ensembles."),
@@ -45,6 +52,13 @@ def plan(
     answers: Annotated[
         int | None, typer.Option(min=1, help="Answers wanted; finds the smallest ε for them.")
     ] = None,
+    by: Annotated[
+        Count,
+        typer.Option(
+            help="Choose by the answers that --epsilon is expected to buy, or by the queries that "
+            "are certain to fit, whatever their outcomes."
+        ),
+    ] = Count.EXPECTED,
     accuracy: Annotated[
         float | None,
         typer.Option(
@@ -108,6 +122,8 @@ def plan(
 
     [bold]Examples[/bold]
 
+      terrine plan --teachers 1000 --epsilon 1 --consensus 0.95:6,0.8:3,0.5:1 --rows 9000
+
       terrine plan confident_gnmax --teachers 1000 --epsilon 2 --consensus 0.95:6,0.8:3,0.5:1
 
       terrine plan gnmax --teachers 250,1000,4000 --answers 500 --picture plan.png
@@ -133,6 +149,29 @@ def plan(
             fail("Say how many teachers there are, such as --teachers 1000.")
         levels = [Consensus(*level, runner_up) for level in consensus_levels(consensus)]
         ensembles = [Votes.synthetic(levels, teachers=n, classes=classes) for n in sizes]
+    if mechanism is None:
+        if epsilon is None or answers is not None or grid or picture is not None:
+            fail(
+                "All mechanisms are compared for an --epsilon. --answers, --grid and --picture "
+                "are for one of them: name it, as in terrine plan confident_gnmax."
+            )
+        from terrine_server.planning.comparison import Rows, compare
+
+        contenders = compare(
+            ensembles,
+            delta=delta,
+            epsilon=epsilon,
+            accuracy=accuracy,
+            certain=by is Count.CERTAIN,
+            student_accuracy=student_accuracy,
+            rows=None if rows is None else Rows(rows, features),
+        )
+        if as_json:
+            plans = [document(each.plan, _origin(votes_are)) for each in contenders]
+            typer.echo(json.dumps(plans, indent=2, ensure_ascii=False))
+        else:
+            show_contenders(contenders)
+        return
     if mechanism == "interactive_gnmax":
         if student_accuracy is None:
             fail(
@@ -151,6 +190,7 @@ def plan(
         answers=answers,
         accuracy=accuracy,
         grid=values,
+        certain=by is Count.CERTAIN,
     )
     if picture is not None:
         from terrine_server.cli.picture import draw
@@ -158,8 +198,8 @@ def plan(
         chosen = next(each for each in ensembles if each.teachers == found.chosen.teachers)
         draw(found, curves(found, chosen), picture, private=votes_are is VotesAre.PRIVATE)
     if as_json:
-        origin = "assumed" if votes_are is None else votes_are.value
-        typer.echo(json.dumps(document(found, origin), indent=2, ensure_ascii=False))
+        shown = document(found, _origin(votes_are))
+        typer.echo(json.dumps(shown, indent=2, ensure_ascii=False))
     else:
         show(found)
         if rows is not None:
@@ -169,6 +209,10 @@ def plan(
 
 
 # -------------------------------------------------------------------------------- arguments
+
+
+def _origin(votes_are: VotesAre | None) -> str:
+    return "assumed" if votes_are is None else votes_are.value
 
 
 def _check_origin(votes_are: VotesAre | None, acknowledged: bool) -> None:

@@ -12,6 +12,7 @@ from rich.table import Table
 from terrine_server.cli.console import console
 
 if TYPE_CHECKING:
+    from terrine_server.planning.comparison import Contender
     from terrine_server.planning.plan import Candidate, Plan
 
 ALTERNATIVES = 8
@@ -54,6 +55,50 @@ def show(found: Plan) -> None:
     _show_alternatives(found)
     console.print("To open the project:", highlight=False)
     console.print(f"  {command(found)}", highlight=False, soft_wrap=True)
+
+
+def show_contenders(contenders: Sequence[Contender]) -> None:
+    """Print the best plans of several mechanisms, and the command for the first of them."""
+    best = contenders[0].plan
+    against = "the labels" if best.labelled else "what most teachers say"
+    console.print(
+        f"What ε = {best.epsilon:g}, δ = {best.delta:g} buys of each mechanism. Right: agrees with "
+        f"{against}.",
+        highlight=False,
+        soft_wrap=True,
+    )
+    table = Table()
+    table.add_column("mechanism", no_wrap=True)
+    table.add_column("parameters")
+    for heading in ("answered", "right", "answers", "queries at least"):
+        table.add_column(heading, justify="right")
+    several = len({each.plan.chosen.teachers for each in contenders}) > 1
+    for each in contenders:
+        chosen, counted = each.plan.chosen, each.fitted_noise is not None
+        name = str(chosen.spec["name"])
+        of_how_many = f"{chosen.teachers:,} teachers, " if several else ""
+        table.add_row(
+            f"[bold]{name}[/]" if each.plan is best else name,
+            of_how_many + _parameters(chosen),
+            f"{chosen.answered:.1%}",
+            "–" if counted else f"{chosen.accuracy:.2%}",
+            f"{chosen.answers:,.0f}",
+            f"{each.plan.offers[0].considered.queries:,}",
+        )
+    console.print(table)
+    for each in contenders:
+        if each.fitted_noise is not None:
+            console.print(
+                f"noisy_votes answers every row with noisy counts. Fitted to the rows' features, "
+                f"the noise of a share is {each.fitted_noise:.2%} of the "
+                f"{each.plan.chosen.teachers:,} teachers: compare it with how far their votes lie "
+                "apart.",
+                highlight=False,
+                soft_wrap=True,
+            )
+    console.print("To open a project with the first one:", highlight=False)
+    console.print(f"  {command(best)}", highlight=False, soft_wrap=True)
+    console.print("More about one of them: terrine plan MECHANISM", highlight=False)
 
 
 def show_fitted(found: Plan, rows: int, features: int) -> None:
@@ -132,16 +177,20 @@ def _show_alternatives(found: Plan) -> None:
 
 def _show_candidates(found: Plan, candidates: Sequence[Candidate]) -> None:
     table = Table("teachers", "parameters", "answered", "right")
+    if found.certain:
+        table.add_column("queries at least", justify="right")
     price = "answers" if found.chosen.epsilon is None else f"ε of {found.wanted:,}"
-    table.add_column(price, justify="right")
+    table.add_column(f"{price} of them" if found.certain else price, justify="right")
     for each in candidates:
         name = _parameters(each)
         cost = f"{each.answers:,.0f}" if each.epsilon is None else f"{each.epsilon:.3f}"
+        certain = [f"{each.queries:,}"] if found.certain else []
         table.add_row(
             f"{each.teachers:,}",
             f"[bold]{name}[/]" if each is found.chosen else name,
             f"{each.answered:.1%}",
             f"{each.accuracy:.2%}",
+            *certain,
             cost,
         )
     console.print(table)

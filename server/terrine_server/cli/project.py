@@ -93,6 +93,14 @@ def open_project(
             "public guess, which divides the price between answers and abstentions.",
         ),
     ] = None,
+    answer_share: Annotated[
+        float | None,
+        typer.Option(
+            help="What an answer costs, of one price for answers and abstentions; 1: both cost the "
+            "same, which makes most queries certain. Default: what buys the most expected answers "
+            "(confident_gnmax, interactive_gnmax)."
+        ),
+    ] = None,
     acknowledge_claimed: Annotated[
         bool,
         typer.Option("--acknowledge-claimed", help="Accept a guarantee that is only claimed."),
@@ -117,6 +125,7 @@ def open_project(
         "epsilon_per_epoch": epsilon_per_epoch,
         "answers_per_epoch": answers_per_epoch,
         "pricing": pricing,
+        "answer_share": answer_share,
     }
     request = ProjectOpen.model_validate(
         {
@@ -294,6 +303,10 @@ def _prices(record: ProjectRecord) -> str:
     """Return what each outcome costs, and what the rules would have bought that were not taken."""
     terms = record.terms
     lines = [f"{outcome} {price.cost / 1e12:.6g}" for outcome, price in terms.prices.items()]
+    for listed in terms.by_baseline:
+        prices = (f"{outcome} {price.cost / 1e12:.6g}" for outcome, price in listed.prices.items())
+        least = (listed.baseline - 0.5) / record.ensemble.info["teachers"]
+        lines.append(f"if every probability is at least {least:.3g}: {', '.join(prices)}")
     if terms.choice is None:
         return "\n".join(lines)
     for place, each in enumerate(terms.choice.considered):

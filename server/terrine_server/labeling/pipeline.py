@@ -58,7 +58,7 @@ class Draw:
     """What the mechanism released for one query. It is not paid yet, so it must not be sent yet.
 
     `epoch`: None if the mechanism has no epochs. `places`: where a tally counts the query; secret.
-    `counts`: noisy counts, if the mechanism releases them.
+    `counts`: noisy counts, if the mechanism releases them. `baseline`: see `Proposal`.
     """
 
     outcome: VoteOutcome
@@ -66,6 +66,7 @@ class Draw:
     places: tuple[int, ...] = field(repr=False)
     epoch: int | None
     counts: Counts | None = field(repr=False)
+    baseline: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +101,11 @@ class Labeling:
         self._voters = voters
         self._metrics = metrics
         self._max_batch = max_batch
+
+    def expected(self, project_name: str) -> tuple[tuple[int, ...], int]:
+        """Return the shape of one input and the number of classes. Raises NotFound."""
+        info = self._ledger.remembered(project_name).ensemble.info
+        return tuple(InputSpec.model_validate(info["input"]).shape), len(info["classes"])
 
     def check(
         self,
@@ -213,7 +219,8 @@ class Labeling:
             nothing = [None] * len(queries)
             epochs = nothing if released.epochs is None else released.epochs.tolist()
             counts = nothing if released.counts is None else map(tuple, released.counts.tolist())
-        draws = map(Draw, released.outcomes, labels, places, epochs, counts)
+            least = [0] * len(queries) if baselines is None else baselines.min(axis=1).tolist()
+        draws = map(Draw, released.outcomes, labels, places, epochs, counts, least)
         return dict(zip(chosen, draws, strict=True))
 
     def _payable(
@@ -242,7 +249,7 @@ def _proposal(digest: QueryDigest, draw: Draw | None) -> Proposal:
         return Proposal(digest.query, digest.input, None, None)
     return Proposal(
         *(digest.query, digest.input, draw.outcome, draw.label),
-        *(draw.places, draw.epoch, draw.counts),
+        *(draw.places, draw.epoch, draw.counts, draw.baseline),
     )
 
 
@@ -259,8 +266,7 @@ def possible(terms: Terms, account: Account) -> float:
     needs that much, and the others may need as little as the cheapest. A figure still to be
     published may free any amount. Everything used here is public.
     """
-    prices = terms.prices.values()
-    if not terms.admits(account):
+    if not terms.admits(account, baseline=terms.baselines[-1]):
         return 0
     if terms.schedule is not None and account.published < len(terms.schedule.counts):
         return float("inf")
@@ -272,8 +278,8 @@ def possible(terms: Terms, account: Account) -> float:
 
     cost, delta = terms.budget - account.spent, terms.delta_budget - account.delta_spent
     return min(
-        count(cost, terms.worst.cost, min(p.cost for p in prices)),
-        count(delta, terms.worst.delta, min(p.delta for p in prices)),
+        count(cost, terms.room.cost, terms.least.cost),
+        count(delta, terms.room.delta, terms.least.delta),
     )
 
 

@@ -22,9 +22,14 @@ def events_of(mechanism: Mechanism) -> dict[str, Any]:
     return events if opening is None else events | {OPENING: opening.to_json()}
 
 
-def entry_event(events: Events, outcome: str, opens: bool) -> Events:
-    """Return the cost event of an entry. `opens`: whether it also pays for opening an epoch."""
+def entry_event(events: Events, outcome: str, opens: bool, baseline: int = 0) -> Events:
+    """Return the cost event of an entry.
+
+    `opens`: whether it also pays for opening an epoch. `baseline`: see `Terms.price`.
+    """
     event: Events = events[outcome]
+    if baseline:
+        event = {**event, "baseline": baseline}
     return {"event": "composition", "events": [events[OPENING], event]} if opens else event
 
 
@@ -37,16 +42,23 @@ class Kinds:
         self._events = dict(project.events)
         if project.terms.schedule is not None:
             self._events[Outcome.PUBLISHED] = project.terms.schedule.publication.event.to_json()
-        self._recorded: dict[tuple[str, bool], str] = {}
+        self._recorded: dict[tuple[str, bool, int], str] = {}
 
     def fields(
-        self, outcome: str, price: Price, opens: bool, label: int | None, figure: int | None = None
+        self,
+        outcome: str,
+        price: Price,
+        opens: bool,
+        label: int | None,
+        figure: int | None = None,
+        *,
+        baseline: int = 0,
     ) -> tuple[str | int | None, ...]:
         """Return an entry's fields. Raises KeyError for an outcome without a cost event."""
-        recorded = self._recorded.get((outcome, opens))
+        recorded = self._recorded.get((outcome, opens, baseline))
         if recorded is None:
-            recorded = canonical_json(entry_event(self._events, outcome, opens))
-            self._recorded[outcome, opens] = recorded
+            recorded = canonical_json(entry_event(self._events, outcome, opens, baseline))
+            self._recorded[outcome, opens, baseline] = recorded
         return (
             *(str(outcome), label, figure, price.cost, price.delta, price.cap_cost),
             *(self._guarantee, self._mechanism, recorded),

@@ -138,7 +138,8 @@ class Proposal:
     `outcome` is None for a query that was not voted on, which can only be replayed or refused.
     `places`: where a data-dependent project counts it in its tally; secret. `epoch`: its epoch in
     the mechanism's release; None if the mechanism has no epochs. `counts`: noisy counts that are
-    released with the label; None if the mechanism releases none.
+    released with the label; None if the mechanism releases none. `baseline`: the least number of
+    votes that the query's baseline has for a class; 0 if it has no baseline.
     """
 
     query_digest: bytes
@@ -148,6 +149,7 @@ class Proposal:
     places: tuple[int, ...] = field(default=(), repr=False)
     epoch: int | None = None
     counts: Counts | None = field(default=None, repr=False)
+    baseline: int = 0
 
     def __post_init__(self) -> None:
         if len(self.query_digest) != 32 or len(self.input_digest) != 32:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -53,8 +53,9 @@ JOINT = "joint RDP"
 class Candidate:
     """One set of parameters: what it answers, and what that costs under the enforced rule.
 
-    `queries`, `answers`: expected for the requested ε, None without one. `epsilon`: the ε of the
-    wanted answers, infinite if δ does not allow them, None if no number of answers is wanted.
+    `queries`, `answers`: expected for the requested ε, None without one. In a plan for `certain`
+    queries: those that fit whatever their outcomes, and the answers expected of those. `epsilon`:
+    the ε of the wanted answers, infinite if δ does not allow them, None if none are wanted.
     """
 
     spec: Spec
@@ -91,6 +92,7 @@ class Plan:
     of each ensemble, by the same measure as `chosen`. `offers`: the rules that the project can be
     opened under, on an ensemble whose cap is in Rényi DP; the first buys most. `pass_rate`: the
     expectation that they rest on. `divisions`: other ways to divide the first one's price.
+    `certain`: whether candidates were compared by the queries that fit whatever their outcomes.
     """
 
     chosen: Candidate
@@ -105,6 +107,7 @@ class Plan:
     pass_rate: float
     offers: Sequence[Offer]
     divisions: Sequence[Division]
+    certain: bool = False
 
 
 def plan(
@@ -116,17 +119,24 @@ def plan(
     answers: int | None = None,
     accuracy: float | None = None,
     grid: Callable[[int], Grid] | None = None,
+    certain: bool = False,
+    data_dependent: bool = True,
 ) -> Plan:
     """Return the best parameters of a mechanism for one of the ensembles.
 
     With wanted `answers`, these need the least ε. Otherwise they give the most answers for
     `epsilon`. Candidates must be at least as accurate as `accuracy`, by default within `TOLERANCE`
     of the most accurate. `grid` returns, for a number of teachers, values that replace the defaults
-    of each parameter. Raises `ParameterError` if nothing fits.
+    of each parameter. `certain`: compare by the queries that `epsilon` pays for whatever their
+    outcomes, and try one price for both outcomes, which makes most queries certain.
+    `data_dependent`: whether to plan publications as well, which takes longest. Raises
+    `ParameterError` if nothing fits.
     """
     delta = check_delta("delta", delta)
     if epsilon is None and answers is None:
         raise ParameterError("Give the epsilon that may be spent or the number of answers wanted.")
+    if certain and (epsilon is None or answers is not None):
+        raise ParameterError("How many queries are certain can be planned for an epsilon alone.")
     if epsilon is not None:
         check_epsilon(epsilon)
     if answers is not None:
@@ -138,7 +148,10 @@ def plan(
         given = grid(votes.teachers) if grid else {}
         for spec in specifications(name, votes.teachers, delta, given):
             try:
-                candidates.append(_candidate(spec, votes, delta, epsilon, answers))
+                candidates.append(_candidate(spec, votes, delta, epsilon, answers, certain))
+                if certain and "threshold" in spec:
+                    flat = {**spec, "answer_share": 1.0}
+                    candidates.append(_candidate(flat, votes, delta, epsilon, answers, certain))
             except ParameterError as error:
                 problem = error
     if not candidates:
@@ -151,7 +164,7 @@ def plan(
             "Plan fewer answers, more teachers or a larger delta."
         )
     by_teachers = {each.teachers: each for each in sorted(pool, key=_worth)}
-    return _account(
+    found = _account(
         chosen,
         [by_teachers[teachers] for teachers in sorted(by_teachers)],
         known[chosen.teachers],
@@ -159,7 +172,9 @@ def plan(
         epsilon,
         answers,
         candidates,
+        data_dependent,
     )
+    return replace(found, certain=certain)
 
 
 def frontier(candidates: Iterable[Candidate]) -> list[Candidate]:
@@ -205,14 +220,20 @@ def curves(found: Plan, votes: Votes) -> list[Curve]:
 
 
 def _candidate(
-    spec: Spec, votes: Votes, delta: float, epsilon: float | None, answers: int | None
+    spec: Spec,
+    votes: Votes,
+    delta: float,
+    epsilon: float | None,
+    answers: int | None,
+    certain: bool,
 ) -> Candidate:
     outlook = Outlook.of(spec, votes, delta)
     queries = need = None
     rate, answered = _pass_rate(outlook), outlook.expected.answered
     if epsilon is not None:
         best = quick_offer(outlook.mechanism, epsilon, delta, rate)
-        queries = min(outlook.most, int(best.answers / rate))
+        fit = best.considered.queries if certain else int(best.answers / rate)
+        queries = min(outlook.most, fit)
     if answers is not None:
         # The expected number that passes the test, of as many queries as give the answers.
         passing = answers * rate / answered if answered > 0 else math.inf
@@ -261,6 +282,7 @@ def _account(
     epsilon: float | None,
     answers: int | None,
     candidates: Sequence[Candidate],
+    data_dependent: bool,
 ) -> Plan:
     outlook = Outlook.of(chosen.spec, votes, delta)
     answered = outlook.expected.answered
@@ -282,9 +304,9 @@ def _account(
         )
         for name, look, each, binds in ways
     ]
-    model = outlook.data_dependent(votes, delta)
-    publishing = model.plan(planned)
-    if publishing is not None:
+    model = outlook.data_dependent(votes, delta) if data_dependent else None
+    publishing = None if model is None else model.plan(planned)
+    if model is not None and publishing is not None:
         lines.append(
             Line(
                 name=DATA_DEPENDENT,

@@ -21,7 +21,7 @@ REFUSED = Result(Outcome.REFUSED, label=None, seq=None, replayed=False)
 class NewEntry:
     """A new entry, numbered `seq`: the charge for a query's `proposal`, or a published `figure`.
 
-    `opens`: whether it also pays for opening an epoch.
+    `opens`: whether it also pays for opening an epoch. `baseline`: that of its price list.
     """
 
     seq: int
@@ -30,6 +30,7 @@ class NewEntry:
     proposal: Proposal | None = None
     figure: int | None = None
     opens: bool = False
+    baseline: int = 0
 
 
 @dataclass(frozen=True)
@@ -61,13 +62,14 @@ def admit(
     """Decide on each query of a batch, in order.
 
     A query that is on record, or that came earlier in this batch, is replayed. A new one is paid as
-    long as one more at the worst price is certain to fit. From the first new one that does not fit,
-    or that was not voted on, all new ones are refused. For a data-dependent project, a figure of
-    its `secret` spend is published wherever the terms say. The first paid query of each epoch also
-    pays for opening it; no epoch continues after its batch. Raises ValueError for an outcome that
-    is not on the price list, and for an epoch that is missing or has no price: nothing unpriced is
-    ever released. Raises Overtaken if a query with an epoch is on record: its draw decides where
-    the next epoch starts, so it can be neither returned nor left out.
+    long as one more with its baseline is certain to fit, at the worst price. From the first new one
+    that does not fit, or that was not voted on, all new ones are refused. For a data-dependent
+    project, a figure of its `secret` spend is published wherever the terms say. The first paid
+    query of each epoch also pays for opening it; no epoch continues after its batch. Raises
+    ValueError for an outcome that is not on the price list, and for an epoch that is missing or has
+    no price: nothing unpriced is ever released. Raises Overtaken if a query with an epoch is on
+    record: its draw decides where the next epoch starts, so it can be neither returned nor left
+    out.
     """
     queries, answered_inputs = dict(recorded.queries), dict(recorded.answered_inputs)
     known = Recorded(queries, answered_inputs)
@@ -82,7 +84,9 @@ def admit(
             results.append(replace(earlier, replayed=True))
             continue
         opens = proposal.epoch != epoch
-        refusing = refusing or proposal.outcome is None or not terms.admits(account, opens)
+        baseline = terms.priced_baseline(proposal.baseline)
+        fits = terms.admits(account, opens, baseline)
+        refusing = refusing or proposal.outcome is None or not fits
         if refusing or proposal.outcome is None:
             results.append(REFUSED)
             continue
@@ -90,7 +94,7 @@ def admit(
             raise ValueError(f"{proposal.outcome!r} is not on the project's price list")
         if (proposal.epoch is None) != (terms.opening is None):
             raise ValueError("a query has an epoch where epochs are paid for, and only there")
-        outcome, price = Outcome(proposal.outcome), terms.price(proposal.outcome, opens)
+        outcome, price = Outcome(proposal.outcome), terms.price(proposal.outcome, opens, baseline)
         epoch = proposal.epoch
         account = account.plus(price)
         result = Result(outcome, proposal.label, account.charges, False, proposal.counts)
@@ -98,7 +102,14 @@ def admit(
         if outcome is Outcome.ANSWERED:
             answered_inputs[proposal.input_digest] = result
         results.append(result)
-        entries.append(NewEntry(account.charges, outcome, price, proposal=proposal, opens=opens))
+        entries.append(
+            NewEntry(
+                *(account.charges, outcome, price),
+                proposal=proposal,
+                opens=opens,
+                baseline=baseline,
+            )
+        )
         if secret is not None:
             secret.add(proposal.places)
             if terms.schedule is not None and terms.due(account):

@@ -127,15 +127,24 @@ class _Paid:
         return Result(Outcome(entry.outcome), entry.label, seq, True, counts)
 
     def _kinds(self, outcome: str, label: int | None) -> list[bytes]:
-        """Return the frames that an entry with this outcome may have; it may open an epoch."""
+        """Return the frames that an entry with this outcome may have.
+
+        It may open an epoch, or have any of the baselines that are priced.
+        """
         framed = self._framed.get((outcome, label))
         if framed is None:
             terms, kinds = self._project.terms, Kinds(self._project)
+            variants = [(False, baseline) for baseline in terms.baselines]
+            variants += [(True, 0)] if terms.opening is not None else []
             framed = [
                 frame_kind(
-                    *kinds.fields(outcome, terms.price(VoteOutcome(outcome), opens), opens, label)
+                    *kinds.fields(
+                        *(outcome, terms.price(VoteOutcome(outcome), *variant)),
+                        *(variant[0], label),
+                        baseline=variant[1],
+                    )
                 )
-                for opens in ((False, True) if terms.opening is not None else (False,))
+                for variant in variants
             ]
             self._framed[outcome, label] = framed
         return framed

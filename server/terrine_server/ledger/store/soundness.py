@@ -85,7 +85,7 @@ def check_account(project: ProjectRecord) -> None:
     ]:
         if terms.schedule is not None:
             settled += account.published * getattr(terms.schedule.price, price)
-        least = settled + queries * min(getattr(p, price) for p in terms.prices.values())
+        least = settled + queries * getattr(terms.least, price)
         if terms.opening is not None:
             longest = int(project.events[OPENING]["most"])
             least += -(-queries // longest) * getattr(terms.opening, price)

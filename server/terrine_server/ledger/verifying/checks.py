@@ -89,6 +89,15 @@ class Rules:
         opened = entry_event(self.events, entry["outcome"], opens=True)
         return self.epochs.must_open(entry) or _parsed(entry["event"]) == opened
 
+    def baseline(self, entry: Raw) -> int:
+        """Return the baseline that an entry says it was priced at, if any is priced; otherwise 0.
+
+        The query's own is not recorded, but its digest covers it.
+        """
+        event = _parsed(entry["event"])
+        stated = event.get("baseline") if isinstance(event, dict) else None
+        return stated if type(stated) is int and stated in self.terms.baselines else 0
+
     def follow(self, entry: Raw) -> Iterator[str]:
         """Yield what contradicts the schedule, and add the entry to the account."""
         due = self.terms.due(self.account)
@@ -145,10 +154,11 @@ def check_entry(project: Raw, rules: Rules, classes: int, entry: Raw) -> Iterato
     if price is None:
         yield f"outcome {outcome!r} is not on the project's price list"
         return
-    opens = rules.opens(entry)
-    if opens and rules.terms.opening is not None:
-        price += rules.terms.opening
+    opens, baseline = rules.opens(entry), rules.baseline(entry)
+    if outcome != Outcome.PUBLISHED:
+        price = rules.terms.price(VoteOutcome(outcome), opens, baseline)
     what = f"{outcome!r}, opening an epoch," if opens else repr(outcome)
+    what += f" with a baseline of {baseline}" if baseline else ""
     if (entry["cost"], entry["delta"], entry["cap_cost"]) != (
         price.cost,
         price.delta,
@@ -164,7 +174,7 @@ def check_entry(project: Raw, rules: Rules, classes: int, entry: Raw) -> Iterato
         yield f"{outcome}, yet has a figure"
     if entry["guarantee"] != project["guarantee"] or entry["mechanism"] != project["mechanism"]:
         yield "guarantee or mechanism is not the project's"
-    if _parsed(entry["event"]) != entry_event(rules.events, outcome, opens):
+    if _parsed(entry["event"]) != entry_event(rules.events, outcome, opens, baseline):
         yield f"cost event is not that of {what}"
 
 

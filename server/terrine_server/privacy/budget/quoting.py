@@ -6,7 +6,7 @@ Budgets are rounded down, prices up (`prices`). The result is then fixed (`terms
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
@@ -26,8 +26,16 @@ from terrine_server.privacy.accounting.units import (
 )
 from terrine_server.privacy.budget.prices import Price, price, publication_price
 from terrine_server.privacy.budget.rules import GDP, Rule, opening_rule, search_order
-from terrine_server.privacy.budget.terms import Account, DeltaSplit, Schedule, Terms
-from terrine_server.privacy.mechanisms.base import Mechanism
+from terrine_server.privacy.budget.terms import (
+    Account,
+    BaselinePrices,
+    DeltaSplit,
+    Schedule,
+    Terms,
+    most,
+)
+from terrine_server.privacy.mechanisms.base import Mechanism, VoteOutcome
+from terrine_server.privacy.mechanisms.interactive_gnmax import InteractiveGNMax
 from terrine_server.privacy.parameters import (
     ParameterError,
     check_delta,
@@ -87,6 +95,11 @@ def quote(
         rule = opening_rule(kinds, epsilon, split.conversion)
     budget = _budget(rule, epsilon, split.conversion)
     prices = {outcome: price(event, rule, cap_rule) for outcome, event in events.items()}
+    by_baseline = _by_baseline(mechanism, prices, rule, cap_rule)
+    lists = [prices, *(each.prices for each in by_baseline)]
+    own_opening = None if opening is None else price(opening, rule, cap_rule)
+    every = [one for each in lists for one in each.values()]
+    every += [] if own_opening is None else [own_opening]
     terms = Terms(
         epsilon=epsilon,
         delta=delta,
@@ -97,17 +110,31 @@ def quote(
         budget=budget,
         delta_budget=delta_budget,
         prices=prices,
-        cap_budget=(
-            budget
-            if rule == cap_rule
-            else _at_most(budget, (price(event, rule, cap_rule) for event in kinds))
-        ),
+        cap_budget=budget if rule == cap_rule else _at_most(budget, every),
         schedule=schedule,
-        opening=None if opening is None else price(opening, rule, cap_rule),
+        opening=own_opening,
+        by_baseline=by_baseline,
     )
     if terms.affordable(Account()) < 1:
         raise ParameterError(_too_expensive(terms))
     return terms
+
+
+def _by_baseline(
+    mechanism: Mechanism, prices: Mapping[VoteOutcome, Price], rule: Rule, cap_rule: Rule
+) -> tuple[BaselinePrices, ...]:
+    """Return the prices of queries with a baseline; left out where their dearest is no cheaper."""
+    if not isinstance(mechanism, InteractiveGNMax) or rule.order is None:
+        return ()
+    found = []
+    for baseline in mechanism.even_baselines:
+        events = mechanism.events(baseline)
+        own = {outcome: price(event, rule, cap_rule) for outcome, event in events.items()}
+        dearest, before = most(own.values()), most(prices.values())
+        if dearest.cost < before.cost and dearest.cap_cost <= before.cap_cost:
+            found.append(BaselinePrices(baseline, own))
+            prices = own
+    return tuple(found)
 
 
 def split_delta(

@@ -6,7 +6,7 @@ terms from a mechanism and an (ε, δ) budget.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -99,12 +99,24 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class BaselinePrices:
+    """The prices of queries whose baseline is at least `baseline` votes for every class.
+
+    A baseline follows from the student's own probabilities (`InteractiveGNMax`), so it is public.
+    """
+
+    baseline: int
+    prices: Mapping[VoteOutcome, Price]
+
+
+@dataclass(frozen=True)
 class Terms:
     """Everything that decides whether a query is admitted and what it pays.
 
     `cap_budget` is what the project reserves of its ensemble's cap, in the units of `cap_rule`.
     `schedule` is None if every query always counts at its worst case. `opening` is what the first
-    query of an epoch pays on top of its own price, None if there are no epochs.
+    query of an epoch pays on top of its own price, None if there are no epochs. `by_baseline`:
+    prices of queries with a baseline, ascending; none of them has epochs or a schedule.
     """
 
     epsilon: float
@@ -120,22 +132,51 @@ class Terms:
     schedule: Schedule | None = None
     opening: Price | None = None
     choice: Choice | None = None
+    by_baseline: tuple[BaselinePrices, ...] = ()
 
     @cached_property
     def worst(self) -> Price:
         """The most that any query can cost, component by component, including opening an epoch."""
-        return _worst(self._opening_prices)
+        return most(self._opening_prices.values())
 
-    def price(self, outcome: VoteOutcome, opens: bool) -> Price:
-        """Return what a query with this outcome debits; `opens`: whether it opens an epoch."""
-        return (self._opening_prices if opens else self.prices)[outcome]
+    @cached_property
+    def least(self) -> Price:
+        """The least that any query can cost, component by component."""
+        every = [price for prices in self._lists.values() for price in prices.values()]
+        return _by_component(min, every)
 
-    def admits(self, account: Account, opens: bool = True) -> bool:
-        """Whether one more query fits at the worst price.
+    @cached_property
+    def room(self) -> Price:
+        """What must be left for any query at all: what one with the highest baseline may cost."""
+        return self._worst_of[self.baselines[-1]] if self.by_baseline else self.worst
 
-        `opens`: whether it would open an epoch, which follows from earlier outcomes.
+    @cached_property
+    def baselines(self) -> tuple[int, ...]:
+        """The baselines that have prices of their own, ascending; the first is 0.
+
+        The higher the baseline, the cheaper its dearest outcome.
         """
-        worst = self.worst if opens else self._worst_within_epoch
+        return tuple(self._lists)
+
+    def priced_baseline(self, baseline: int) -> int:
+        """Return the largest of the `baselines` that a query with this one has."""
+        return max(each for each in self.baselines if each <= baseline)
+
+    def price(self, outcome: VoteOutcome, opens: bool, baseline: int = 0) -> Price:
+        """Return what a query with this outcome debits.
+
+        `opens`: whether it opens an epoch. `baseline`: one of the `baselines`; raises KeyError if
+        it is not.
+        """
+        return self._opening_prices[outcome] if opens else self._lists[baseline][outcome]
+
+    def admits(self, account: Account, opens: bool = True, baseline: int = 0) -> bool:
+        """Whether one more query fits at the worst price that its outcome can have.
+
+        `opens`: whether it would open an epoch, which follows from earlier outcomes. `baseline`:
+        one of the `baselines`.
+        """
+        worst = self.worst if opens and not baseline else self._worst_of[baseline]
         return (
             account.spent + worst.cost <= self.budget
             and account.delta_spent + worst.delta <= self.delta_budget - self._reserved(account)
@@ -211,8 +252,13 @@ class Terms:
         return {outcome: own + self.opening for outcome, own in self.prices.items()}
 
     @cached_property
-    def _worst_within_epoch(self) -> Price:
-        return _worst(self.prices)
+    def _lists(self) -> Mapping[int, Mapping[VoteOutcome, Price]]:
+        """The price list of each baseline, without opening an epoch."""
+        return {0: self.prices} | {each.baseline: each.prices for each in self.by_baseline}
+
+    @cached_property
+    def _worst_of(self) -> Mapping[int, Price]:
+        return {baseline: most(prices.values()) for baseline, prices in self._lists.items()}
 
     def _publications_left(self, account: Account) -> int:
         return len(self.schedule.counts) - account.published if self.schedule else 0
@@ -223,11 +269,17 @@ class Terms:
 
     def to_json(self) -> dict[str, Any]:
         """Return the terms as JSON."""
-        written = asdict(self) | {
-            "prices": {outcome.value: asdict(price) for outcome, price in self.prices.items()}
-        }
+        written = asdict(self) | {"prices": _written(self.prices)}
+        # Older terms, whose hash must not change, have none of these.
         if self.choice is None:
-            del written["choice"]  # older terms, whose hash must not change, have none
+            del written["choice"]
+        if self.by_baseline:
+            written["by_baseline"] = [
+                {"baseline": each.baseline, "prices": _written(each.prices)}
+                for each in self.by_baseline
+            ]
+        else:
+            del written["by_baseline"]
         return written
 
     @classmethod
@@ -239,12 +291,14 @@ class Terms:
                 "split": DeltaSplit(**data["split"]),
                 "rule": Rule(**data["rule"]),
                 "cap_rule": Rule(**data["cap_rule"]),
-                "prices": {
-                    VoteOutcome(key): Price(**price) for key, price in data["prices"].items()
-                },
+                "prices": _prices(data["prices"]),
                 "schedule": data["schedule"] and _schedule(data["schedule"]),
                 "opening": data["opening"] and Price(**data["opening"]),
                 "choice": _choice(data["choice"]) if "choice" in data else None,
+                "by_baseline": tuple(
+                    BaselinePrices(each["baseline"], _prices(each["prices"]))
+                    for each in data.get("by_baseline", [])
+                ),
             }
         )
 
@@ -260,9 +314,22 @@ def _choice(data: Mapping[str, Any]) -> Choice:
     return Choice(data["pass_rate"], tuple(Considered(**each) for each in considered))
 
 
-def _worst(prices: Mapping[VoteOutcome, Price]) -> Price:
+def _prices(data: Mapping[str, Any]) -> dict[VoteOutcome, Price]:
+    return {VoteOutcome(outcome): Price(**price) for outcome, price in data.items()}
+
+
+def _written(prices: Mapping[VoteOutcome, Price]) -> dict[str, Any]:
+    return {outcome.value: asdict(price) for outcome, price in prices.items()}
+
+
+def most(prices: Iterable[Price]) -> Price:
+    """Return the most of each component."""
+    return _by_component(max, list(prices))
+
+
+def _by_component(choose: Callable[[Iterable[int]], int], prices: Sequence[Price]) -> Price:
     return Price(
-        cost=max(price.cost for price in prices.values()),
-        delta=max(price.delta for price in prices.values()),
-        cap_cost=max(price.cap_cost for price in prices.values()),
+        cost=choose(price.cost for price in prices),
+        delta=choose(price.delta for price in prices),
+        cap_cost=choose(price.cap_cost for price in prices),
     )

@@ -113,13 +113,17 @@ def threshold_events(
     *,
     low: int,
     answer_share: float | None,
+    baseline: int = 0,
 ) -> tuple[CostEvent, CostEvent]:
-    """Return the events of a failed test, and of an answer, of a statistic that is ≥ `low`."""
+    """Return the events of a failed test, and of an answer, of a statistic that is ≥ `low`.
+
+    `baseline`: at least so many votes are subtracted from every count before the test.
+    """
     if answer_share is None:
         test = GaussianThreshold(sigma1, threshold, low=low, high=teachers)
         return test, Composition((test, GaussianNoisyMax(sigma2)))
     whole = ConfidentMax(
-        *(teachers, classes, threshold, sigma1, sigma2, low, 0, answer_share), answered=True
+        *(teachers, classes, threshold, sigma1, sigma2, low, baseline, answer_share), answered=True
     )
     return replace(whole, answered=False), whole
 

@@ -43,7 +43,8 @@ class InteractiveGNMax:
     Price: for any fixed integer baseline the tested maximum moves by at most one vote, so the cost
     is that of Confident-GNMax; what follows a failed test depends on p alone. P18 subtracts n·p
     without rounding; an integer baseline keeps the discrete noise exact. With an `answer_share`,
-    test and maximum are priced as one release, for any baseline ≥ 0.
+    test and maximum are priced as one release, for any baseline ≥ 0. Queries with an even baseline
+    cost less: to pass, their top class needs more votes, so it is further from a tie.
     """
 
     teachers: int
@@ -67,12 +68,25 @@ class InteractiveGNMax:
         within("confidence", self.confidence, 0, 1, "it is compared with a probability")
         check_answer_share(self.answer_share)
 
-    def events(self) -> Mapping[VoteOutcome, CostEvent]:
-        """A failed test pays for the test, an answer for the test and the noisy maximum."""
+    @property
+    def even_baselines(self) -> tuple[int, ...]:
+        """The baselines for which prices of their own are worth having, ascending.
+
+        That of even probabilities, with which a student begins, and half of it.
+        """
+        even = int(self.teachers / self.classes + 0.5)
+        return tuple(sorted({even // 2, even} - {0})) if self.answer_share is not None else ()
+
+    def events(self, baseline: int = 0) -> Mapping[VoteOutcome, CostEvent]:
+        """A failed test pays for the test, an answer for the test and the noisy maximum.
+
+        `baseline`: b_j is at least this for every class.
+        """
         test, answer = threshold_events(
             *(self.teachers, self.classes, self.threshold, self.sigma1, self.sigma2),
             low=-self.teachers,
             answer_share=self.answer_share,
+            baseline=baseline,
         )
         return {
             VoteOutcome.ABSTAINED: test,
