@@ -256,6 +256,7 @@ class _Study:
                 sigma=sigma,
                 inputs=self.spec,
                 classes=tuple(self.project.ensemble.classes),
+                matches_prior=self.project.ensemble.matches_prior,
                 encoding=self.encoding,
                 training=self.training,
                 tell=tell,

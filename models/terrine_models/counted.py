@@ -3,7 +3,8 @@
     made = student_from_counts(x, counts, teachers=1000, sigma=500.0, inputs=spec, classes=names)
 
 The counts of every public input are fitted at once (`shares.py`). On a table the regression itself
-is the student. On images the rows whose class is clear become labels, and a network learns from
+is the student; for two classes with the link that predicts held-out counts better
+(`tanh_shares.py`). On images the rows whose class is clear become labels, and a network learns from
 them and from all other inputs.
 """
 
@@ -20,6 +21,8 @@ from .closed_form import RidgeFit, RidgeStudents
 from .learning import Training, train_student
 from .shares import FittedShares, fit_shares, noisy_agreement
 from .store import InputSpec, TableSchema
+from .students import Student
+from .tanh_shares import fit_two_classes, matched_bias
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -38,6 +41,7 @@ def student_from_counts(
     sigma: float,
     inputs: InputSpec,
     classes: tuple[str, ...],
+    matches_prior: bool = False,
     encoding: TableSchema | None = None,
     training: Training | None = None,
     tell: Callable[[str], None] = lambda line: None,
@@ -45,7 +49,8 @@ def student_from_counts(
 ) -> Made:
     """Train a student on inputs [N, *shape] and their noisy counts [N, m], all of them answered.
 
-    `sigma`: of the noise, in votes. With the method `auto`, a network on images and the regression
+    `sigma`: of the noise, in votes. `matches_prior`: whether teachers for two classes match their
+    prior on public rows (`architectures.match_priors`); then the student suits it too. With the method `auto`, a network on images and the regression
     on tables. A network that agrees less with the teachers than the regression does is not
     returned. Raises ValueError on fewer than two rows.
     """
@@ -55,13 +60,12 @@ def student_from_counts(
     tell("Fitting the shares of the votes to public features …")
     everything = np.zeros(len(x), dtype=np.int64)
     ridges = RidgeStudents(x, everything, inputs=inputs, classes=classes, encoding=encoding)
-    fitted = fit_shares(ridges.features, counts, teachers, sigma)
+    if len(inputs.shape) == 1 and len(classes) == 2:
+        fitted, links = fit_two_classes(ridges.features, counts, teachers, sigma)
+    else:
+        fitted, links = fit_shares(ridges.features, counts, teachers, sigma), ""
     labels = fitted.clear_labels()
-    regression = ridges.student(
-        fitted.weights,
-        fitted.biases,
-        RidgeFit(fitted.penalty, _scale(fitted, counts / teachers)),
-    )
+    regression, suited = _regression(ridges, fitted, counts, teachers, sigma, matches_prior)
     clear = int((labels >= 0).sum())
     # Of each row as it is predicted without its own counts: otherwise noise that was fitted counts.
     share = noisy_agreement(fitted.held_out.argmax(axis=1), counts, teachers)
@@ -69,6 +73,7 @@ def student_from_counts(
         f"{clear:,} of {len(x):,} rows are clear. About {share:.1%} of the teachers agree with the "
         "regression."
     )
+    found = " ".join(filter(None, (found, links, suited)))
 
     def made(chosen: Candidate, why: str) -> Choice:
         return Choice(training.method, chosen, f"{found} {why}", (), clear, 0, 0)
@@ -101,6 +106,32 @@ def student_from_counts(
     if fault is not None:
         return Made(regression, made("ridge", f"{fault}, so the regression is returned."))
     return Made(network, made(wanted, f"A network learned from the clear rows: {own:.1%}."))
+
+
+def _regression(
+    ridges: RidgeStudents,
+    fitted: FittedShares,
+    counts: Ints,
+    teachers: int,
+    sigma: float,
+    matches_prior: bool,
+) -> tuple[Student, str]:
+    """Return the regression as a student, and what was done about the prior."""
+    biases, suited = fitted.biases, ""
+    if matches_prior and len(biases) == 2:
+        leads = ridges.features @ (fitted.weights[:, 1] - fitted.weights[:, 0])
+        prior = 0.5 + float((counts[:, 1] - counts[:, 0]).mean()) / (2 * teachers)
+        error = sigma / teachers / np.sqrt(2 * len(counts))
+        lead = matched_bias(leads, prior, error)
+        suited = f"The mean share of {ridges.classes[1]} is {prior:.1%}"
+        if lead is None:
+            suited += ", too uncertain to be matched."
+        else:
+            biases = np.array([-lead / 2, lead / 2])
+            chosen = float((leads + lead > 0).mean())
+            suited += f", so the student chooses it for {chosen:.1%} of the rows."
+    scale = 1.0 if fitted.link == "tanh" else _scale(fitted, counts / teachers)
+    return ridges.student(fitted.weights, biases, RidgeFit(fitted.penalty, scale)), suited
 
 
 def _scale(fitted: FittedShares, noisy: Floats) -> float:

@@ -16,13 +16,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from numpy.typing import NDArray
 
+from . import bins
 from .data import DataError, Dataset, row_digests
 from .gradients import oriented_gradients
 from .graph import embed, extend
 from .store import FeatureSpec, InputSpec, PublicSource
 from .workers import side_by_side
 
-Base = Literal["oriented_gradients", "identity"]
+Base = Literal["oriented_gradients", "identity", "bins"]
 BLOCK = 128
 """Images turned into features at a time: few enough to stay in a processor's cache."""
 FEWEST_POINTS, MOST_POINTS = 200, 10_000
@@ -89,7 +90,7 @@ class FeatureMap:
         self.inputs = inputs
         self.tensors = tensors
         """`mean` [D] and `basis` [D, components] of a projection; of a graph also `points`
-        [N, components], `scales` [N] and `coordinates` [N, coordinates]."""
+        [N, components], `scales` [N] and `coordinates` [N, coordinates]; of bins, `bins.Bins`."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Features [B, width] in float32 of inputs [B, *shape] in any dtype."""
@@ -102,6 +103,9 @@ class FeatureMap:
         """
         if self.spec.projection == "none":
             return base
+        if self.spec.base == "bins":
+            binned = bins.Bins(self.tensors)(base)
+            return (binned - self.tensors["mean"]) @ self.tensors["basis"]
         points = _project(base, self.tensors)
         if self.spec.projection != "graph":
             return points
@@ -112,8 +116,10 @@ class FeatureMap:
         """The shapes that the tensors must have."""
         if self.spec.projection == "none":
             return {}
-        size = _base_size(self.spec.base, self.inputs)
         spec = self.spec
+        if spec.base == "bins":
+            return bins.shapes(spec.steps, spec.ranks, spec.components)
+        size = _base_size(spec.base, self.inputs)
         shapes: dict[str, tuple[int, ...]] = {"mean": (size,), "basis": (size, spec.components)}
         if spec.projection == "graph":
             shapes["points"] = (spec.points, spec.components)
@@ -130,7 +136,7 @@ class FeatureMap:
 def base_features(base: Base, x: torch.Tensor, inputs: InputSpec) -> torch.Tensor:
     """The data-independent part of a map: [B, *shape] to [B, D]."""
     unit = to_unit(x, inputs)
-    if base == "identity":
+    if base != "oriented_gradients":
         return unit.flatten(1) * 2 - 1
     return oriented_gradients(to_images(unit).mean(1))
 
@@ -149,17 +155,19 @@ def to_images(x: torch.Tensor) -> torch.Tensor:
     return x.unsqueeze(1) if x.ndim == 3 else x.permute(0, 3, 1, 2).contiguous()
 
 
-def public_features(inputs: InputSpec, public: PublicData | None, width: int) -> FeatureMap:
+def public_features(
+    inputs: InputSpec, public: PublicData | None, width: int, *, whiten: bool = False
+) -> FeatureMap:
     """The feature map for inputs of this kind, with at most `width` numbers per input.
 
     Images get oriented gradients. With public data these are reduced to principal components, and a
     third of the width are coordinates on its neighbourhood graph. Without public data they are
     reduced by a random orthogonal projection to four times the width: it is data-independent and
-    needs more dimensions. Tables keep their encoded columns.
+    needs more dimensions. Tables get bins at the quantiles of public rows (`bins.fit_bins`, which
+    explains `whiten`). Without public rows, or with too few, tables keep their encoded columns.
     """
     if len(inputs.shape) == 1:
-        spec = FeatureSpec(base="identity", projection="none", components=inputs.shape[0])
-        return FeatureMap(spec, inputs, {})
+        return _of_tables(inputs, public, width, whiten)
     if public is None:
         return _random_projection(inputs, 4 * width)
     every = -(-len(public.inputs) // MOST_POINTS)
@@ -182,6 +190,26 @@ def public_features(inputs: InputSpec, public: PublicData | None, width: int) ->
             update={"projection": "graph", "coordinates": width // 3, "points": len(points)}
         )
     return FeatureMap(spec, inputs, tensors)
+
+
+def _of_tables(
+    inputs: InputSpec, public: PublicData | None, width: int, whiten: bool
+) -> FeatureMap:
+    if public is not None:
+        rows = base_features("bins", torch.from_numpy(public.inputs), inputs)
+        tensors = bins.fit_bins(rows, width, whiten=whiten)
+        if tensors is not None:
+            spec = FeatureSpec(
+                base="bins",
+                projection="whitened" if whiten else "scaled",
+                components=tensors["basis"].shape[1],
+                steps=len(tensors["steps"]),
+                ranks=len(tensors["knots"]),
+                fitted_on=public.source,
+            )
+            return FeatureMap(spec, inputs, tensors)
+    spec = FeatureSpec(base="identity", projection="none", components=inputs.shape[0])
+    return FeatureMap(spec, inputs, {})
 
 
 def _principal_components(base: torch.Tensor, width: int) -> dict[str, torch.Tensor]:

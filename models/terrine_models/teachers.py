@@ -32,16 +32,25 @@ from .architectures import (
     build_network,
     default_architecture,
     initialise,
+    match_priors,
     prepare,
     ridge_heads,
 )
 from .augment import DRAWS, distort, draws_for
 from .data import DataError, Dataset
-from .features import BLOCK, FeatureMap, PublicData, public_features, to_images
+from .features import (
+    BLOCK,
+    MOST_POINTS,
+    FeatureMap,
+    PublicData,
+    public_features,
+    to_images,
+)
 from .store import (
     FEATURES,
     Architecture,
     EnsemblePlan,
+    FeatureSpec,
     InputSpec,
     Manifest,
     Partition,
@@ -56,6 +65,9 @@ from .store import (
 from .workers import side_by_side
 
 PROGRESS = "training.json"
+USUAL, OF_WHITENED = 0.1, 1.0
+"""Penalties of heads. On whitened features a strong one does no harm: what it shrinks most is the
+shard's own, unreliable view of how features vary together."""
 
 
 class TrainingError(Exception):
@@ -68,10 +80,14 @@ class Heads:
 
     width: int = 150
     """Features per input, at most, after the public projection."""
-    ridge: float = 0.1
-    """Penalty relative to the mean variance of a shard's features."""
+    ridge: float | None = None
+    """Penalty relative to the mean variance of a shard's features. By default `OF_WHITENED` on the
+    whitened features of a table with public rows, and `USUAL` on others."""
     copies: int = 2
     """Distorted copies of each training image in addition to the original. Tables have none."""
+    match_prior: bool = True
+    """Whether heads for two classes, on a table with public rows, match their prior
+    (`match_priors`). It lets much smaller shards do."""
     kind = "heads"
     per_file = 50
 
@@ -79,10 +95,16 @@ class Heads:
         """Always ridge regression."""
         return Architecture(name="ridge")
 
-    def training(self, inputs: InputSpec, seed: int) -> TeacherTraining:
+    def training(self, data: Dataset, seed: int, features: FeatureSpec | None) -> TeacherTraining:
         """What the manifest records."""
-        copies = self.copies if len(inputs.shape) > 1 else 0
-        return TeacherTraining(seed=seed, copies=copies, ridge=self.ridge)
+        copies = self.copies if len(data.spec.shape) > 1 else 0
+        whitened = features is not None and features.projection == "whitened"
+        return TeacherTraining(
+            seed=seed,
+            copies=copies,
+            ridge=self.ridge or (OF_WHITENED if whitened else USUAL),
+            match_prior=(whitened and self.match_prior and len(data.classes) == 2) or None,
+        )
 
 
 @dataclass(frozen=True)
@@ -99,14 +121,14 @@ class Networks:
         """The network that suits the inputs."""
         return default_architecture(inputs)
 
-    def training(self, inputs: InputSpec, seed: int) -> TeacherTraining:
+    def training(self, data: Dataset, seed: int, features: FeatureSpec | None) -> TeacherTraining:
         """What the manifest records."""
         return TeacherTraining(
             seed=seed,
             epochs=self.epochs,
             batch=self.batch,
             learning_rate=self.learning_rate,
-            distorted=len(inputs.shape) > 1,
+            distorted=len(data.spec.shape) > 1,
         )
 
 
@@ -142,7 +164,9 @@ def train_ensemble(
     if public is not None:
         public.check_disjoint(data)
     shards, partition = deal(data, teachers, seed)
-    features = public_features(data.spec, public, how.width) if isinstance(how, Heads) else None
+    features = None
+    if isinstance(how, Heads):
+        features = public_features(data.spec, public, how.width, whiten=True)
     plan = EnsemblePlan(
         name=name,
         kind=how.kind,
@@ -154,7 +178,7 @@ def train_ensemble(
         teachers=teachers,
         records=len(data),
         partition=partition,
-        training=how.training(data.spec, seed),
+        training=how.training(data, seed, features.spec if features else None),
         versions=versions(),
     )
     work = out.with_name(f"{out.name}.partial")
@@ -173,6 +197,8 @@ def train_ensemble(
         if file not in files:
             if features:
                 tensors = _train_heads(data, shards, run, plan, features)
+                if plan.training.match_prior and public is not None:
+                    tensors = _matched(tensors, data, shards, run, features, public)
             else:
                 tensors = _train_networks(data, shards, run, plan)
             files[file] = save_tensors(work / file, tensors)
@@ -233,6 +259,21 @@ def _train_heads(
 
     weights, biases = ridge_heads(side_by_side(prepare_shard, run), len(data.classes), ridge)
     return {"weights": weights, "biases": biases}
+
+
+def _matched(
+    tensors: dict[str, torch.Tensor],
+    data: Dataset,
+    shards: list[NDArray[np.int64]],
+    run: range,
+    features: FeatureMap,
+    public: PublicData,
+) -> dict[str, torch.Tensor]:
+    every = -(-len(public.inputs) // MOST_POINTS)
+    rows = torch.from_numpy(public.inputs[::every].astype(np.float32))
+    priors = torch.tensor([float(data.labels[shards[teacher]].mean()) for teacher in run])
+    weights, biases = tensors["weights"], tensors["biases"]
+    return {"weights": weights, "biases": match_priors(weights, biases, priors, features(rows))}
 
 
 def _train_networks(
