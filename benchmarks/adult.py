@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -72,7 +73,7 @@ class Material:
     folds: Ints
 
     def by_folds(self, predict: Callable[[NDArray[np.bool_]], Ints]) -> float:
-        """Return the accuracy over all rows of `predict`, which is given a fold [N] to leave out."""
+        """Return the accuracy over all rows of `predict`, which is told what to leave out [N]."""
         right = 0
         for fold in range(FOLDS):
             own = self.folds == fold
@@ -128,7 +129,7 @@ def without_privacy(material: Material) -> None:
     """Print models of the same kinds, trained on the true labels of the pool."""
     pool = material.pool
     inputs, labels = pool.inputs, pool.labels
-    about = {"inputs": pool.spec, "classes": pool.classes}
+    about: dict[str, Any] = {"inputs": pool.spec, "classes": pool.classes}
 
     def network(own: NDArray[np.bool_]) -> Ints:
         return train_student(inputs, np.where(own, -1, labels), **about).predict(inputs[own])
@@ -136,6 +137,7 @@ def without_privacy(material: Material) -> None:
     def ridge(own: NDArray[np.bool_]) -> Ints:
         ridges = RidgeStudents(inputs, np.where(own, -1, labels), **about)
         folds = deal_folds(labels[~own], CLASSES, 0)
+        assert folds is not None
         return ridges.train(ridges.judge(folds)).predict(inputs[own])
 
     def logistic(own: NDArray[np.bool_]) -> Ints:
@@ -172,11 +174,11 @@ def counted(material: Material, counts: Ints, epsilon: float, seeds: int) -> Non
     pool, teachers = material.pool, int(counts[0].sum())
     sigma = sigma_for_rows(len(pool), teachers, CLASSES, epsilon, DELTA)
     mechanism = NoisyVotes(teachers, CLASSES, sigma)
-    assert quote(mechanism, epsilon, DELTA).affordable(Account()) >= len(pool)  # noqa: S101
+    assert quote(mechanism, epsilon, DELTA).affordable(Account()) >= len(pool)
     found, started, why = [], time.perf_counter(), ""
     for seed in range(seeds):
         noisy = mechanism.release(counts, entropy=np.random.default_rng(seed).bytes).counts
-        assert noisy is not None  # noqa: S101
+        assert noisy is not None
 
         def learn(own: NDArray[np.bool_], noisy: Ints = noisy) -> Ints:
             nonlocal why

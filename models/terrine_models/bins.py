@@ -56,9 +56,8 @@ def fit_bins(x: torch.Tensor, width: int, *, whiten: bool) -> dict[str, torch.Te
     steps, ranks = [], []
     for column in range(x.shape[1]):
         values = x[:, column]
-        found = values.unique()
-        if len(found) <= 2:
-            steps.append((column, float(found[-1])))
+        if len(set(values.tolist())) <= 2:
+            steps.append((column, float(values.max())))
             continue
         steps += [(column, step) for step in _steps(values)]
         ranks.append((column, _quantiles(values, torch.linspace(0, 1, KNOTS))))
@@ -100,8 +99,7 @@ def _steps(values: torch.Tensor) -> list[float]:
         found = _quantiles(values, torch.tensor(LEVELS))
     else:
         found = torch.cat([rest.min()[None], _quantiles(rest, torch.tensor(ABOVE))])
-    steps: list[float] = found.unique().tolist()
-    return steps
+    return sorted(set(found.tolist()))
 
 
 def _quantiles(values: torch.Tensor, levels: torch.Tensor) -> torch.Tensor:

@@ -50,9 +50,9 @@ def student_from_counts(
     """Train a student on inputs [N, *shape] and their noisy counts [N, m], all of them answered.
 
     `sigma`: of the noise, in votes. `matches_prior`: whether teachers for two classes match their
-    prior on public rows (`architectures.match_priors`); then the student suits it too. With the method `auto`, a network on images and the regression
-    on tables. A network that agrees less with the teachers than the regression does is not
-    returned. Raises ValueError on fewer than two rows.
+    prior on public rows (`architectures.match_priors`); then the student suits it too. With the
+    method `auto`, a network on images and the regression on tables. A network that agrees less with
+    the teachers than the regression does is not returned. Raises ValueError on fewer than two rows.
     """
     training = training or Training()
     if x.shape != (len(counts), *inputs.shape):

@@ -14,7 +14,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from .shares import FittedShares, noisy_shares, fit_shares
+from .shares import FittedShares, fit_shares, noisy_shares
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

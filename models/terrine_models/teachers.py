@@ -85,6 +85,8 @@ class Heads:
     whitened features of a table with public rows, and `USUAL` on others."""
     copies: int = 2
     """Distorted copies of each training image in addition to the original. Tables have none."""
+    bins: bool = True
+    """Whether a table's columns are binned at the quantiles of public rows (`bins.py`)."""
     match_prior: bool = True
     """Whether heads for two classes, on a table with public rows, match their prior
     (`match_priors`). It lets much smaller shards do."""
@@ -166,7 +168,8 @@ def train_ensemble(
     shards, partition = deal(data, teachers, seed)
     features = None
     if isinstance(how, Heads):
-        features = public_features(data.spec, public, how.width, whiten=True)
+        fitted_on = public if how.bins or len(data.spec.shape) > 1 else None
+        features = public_features(data.spec, fitted_on, how.width, whiten=True)
     plan = EnsemblePlan(
         name=name,
         kind=how.kind,

@@ -163,6 +163,15 @@ def test_shards_of_one_class_vote_for_it(out: Path) -> None:
     assert (Ensemble.load(out).votes(pool().inputs)[:, 0] == 3).all()
 
 
+def test_the_owner_can_keep_the_columns_as_they_are(out: Path) -> None:
+    manifest = train_ensemble(
+        dataset(400, 5), out, name="a", teachers=20, how=Heads(bins=False), public=pool()
+    )
+    assert manifest.features is not None
+    assert manifest.features.base == "identity"
+    assert manifest.training.match_prior is None
+
+
 def test_a_map_states_what_it_needs() -> None:
     with pytest.raises(ValueError, match="bins, and no other base"):
         FeatureSpec(base="identity", projection="none", components=3, steps=2)

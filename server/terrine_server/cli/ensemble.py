@@ -106,6 +106,13 @@ def train(
     copies: Annotated[
         int | None, typer.Option(min=0, help="For heads: distorted copies of each image.")
     ] = None,
+    bins: Annotated[
+        bool,
+        typer.Option(
+            help="For heads on a table with --public: bin its columns at the quantiles of the "
+            "public rows, or keep them as they are."
+        ),
+    ] = True,
     epochs: Annotated[
         int | None, typer.Option(min=1, help="For networks: passes over a shard.")
     ] = None,
@@ -142,8 +149,10 @@ def train(
     if kind == Kind.HEADS:
         if epochs is not None:
             fail("--epochs is for --kind networks: heads are fitted in one step.")
-        how: Heads | Networks = Heads() if copies is None else Heads(copies=copies)
+        how: Heads | Networks = Heads(bins=bins, copies=Heads.copies if copies is None else copies)
     else:
+        if not bins:
+            fail("--no-bins is for --kind heads: networks take a table's columns as they are.")
         if copies is not None:
             fail("--copies is for --kind heads: networks distort images anew in every epoch.")
         how = Networks() if epochs is None else Networks(epochs=epochs)
