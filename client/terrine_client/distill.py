@@ -251,6 +251,7 @@ class _Study:
             teachers=self.project.ensemble.teachers,
             noisy_counts=self.notebook.noisy_counts,
             noise_sigma=self.notebook.noise_sigma,
+            matches_prior=self.project.ensemble.matches_prior,
             inputs=self.spec,
             classes=tuple(self.project.ensemble.classes),
             encoding=self.encoding,

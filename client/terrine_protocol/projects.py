@@ -41,6 +41,13 @@ class EnsembleInfo(Reply):
     input: InputSpec
     classes: list[str]
     teachers: int
+    matches_prior: Annotated[
+        bool,
+        Field(
+            description="For two classes: whether each teacher chooses the second for the same "
+            "share of public rows as its own records have it."
+        ),
+    ] = False
     available: Annotated[bool, Field(description="False if its files do not verify.")]
 
 

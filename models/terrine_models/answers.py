@@ -23,6 +23,7 @@ def student_from_answers(
     teachers: int,
     noisy_counts: Ints | None = None,
     noise_sigma: float | None = None,
+    matches_prior: bool = False,
     inputs: InputSpec,
     classes: tuple[str, ...],
     encoding: TableSchema | None = None,
@@ -33,8 +34,9 @@ def student_from_answers(
     """Train a student on inputs [N, *shape] and the answers to them.
 
     labels: [N], -1 where there is none. noisy_counts: [N, m], of the rows with a label, and
-    noise_sigma, in votes, for noisy_votes: then the student learns from the counts (`counted.py`),
-    else from the labels (`choice.py`). Raises ValueError when no input has a label.
+    noise_sigma, in votes, for noisy_votes: then the student learns from the counts (`counted.py`,
+    which explains matches_prior), else from the labels (`choice.py`). Raises ValueError when no
+    input has a label.
     """
     common: dict[str, Any] = {
         "inputs": inputs,
@@ -48,6 +50,11 @@ def student_from_answers(
     if noisy_counts is not None and noise_sigma is not None and answered.sum() > 1:
         counted = noisy_counts[answered]
         return student_from_counts(
-            x[answered], counted, teachers=teachers, sigma=noise_sigma, **common
+            x[answered],
+            counted,
+            teachers=teachers,
+            sigma=noise_sigma,
+            matches_prior=matches_prior,
+            **common,
         )
     return choose_student(x, labels, **common)

@@ -3,7 +3,8 @@
     made = student_from_counts(x, counts, teachers=1000, sigma=500.0, inputs=spec, classes=names)
 
 The counts of every public input are fitted at once (`shares.py`). On a table the regression itself
-is the student. On images all but the least clear rows become labels for a kernel student
+is the student; for two classes with the link that predicts held-out counts better
+(`tanh_shares.py`). On images all but the least clear rows become labels for a kernel student
 (`kernel.py`); or, if that is asked for, the clear ones for a network.
 """
 
@@ -23,6 +24,8 @@ from .kernel import KernelStudents
 from .learning import Training, train_student
 from .shares import FittedShares, fit_shares, noisy_agreement
 from .store import InputSpec, TableSchema
+from .students import Student
+from .tanh_shares import fit_two_classes, matched_bias
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -86,6 +89,7 @@ class CountedStudents:
         *,
         teachers: int,
         sigma: float,
+        matches_prior: bool = False,
         training: Training | None = None,
         tell: Callable[[str], None] = lambda line: None,
         on_step: Callable[[int, int], None] = lambda done, steps: None,
@@ -96,13 +100,12 @@ class CountedStudents:
             raise ValueError(f"{len(counts)} rows of counts, expected {len(self.x)}")
         tell("Fitting the shares of the votes to public features …")
         ridges = self.ridges
-        fitted = fit_shares(ridges.features, counts, teachers, sigma)
+        if len(self.inputs.shape) == 1 and len(self.classes) == 2:
+            fitted, links = fit_two_classes(ridges.features, counts, teachers, sigma)
+        else:
+            fitted, links = fit_shares(ridges.features, counts, teachers, sigma), ""
         labels = fitted.clear_labels()
-        regression = ridges.student(
-            fitted.weights,
-            fitted.biases,
-            RidgeFit(fitted.penalty, _scale(fitted, counts / teachers)),
-        )
+        regression, suited = _regression(ridges, fitted, counts, teachers, sigma, matches_prior)
         clear = int((labels >= 0).sum())
         # Of each row as it is predicted without its own counts: otherwise fitted noise counts.
         share = noisy_agreement(fitted.held_out.argmax(axis=1), counts, teachers)
@@ -110,6 +113,7 @@ class CountedStudents:
             f"{clear:,} of {len(self.x):,} rows are clear. About {share:.1%} of the teachers agree "
             "with the regression."
         )
+        found = " ".join(filter(None, (found, links, suited)))
 
         def made(chosen: Candidate, why: str) -> Choice:
             return Choice(training.method, chosen, f"{found} {why}", (), clear, 0, 0)
@@ -165,6 +169,7 @@ def student_from_counts(
     sigma: float,
     inputs: InputSpec,
     classes: tuple[str, ...],
+    matches_prior: bool = False,
     encoding: TableSchema | None = None,
     training: Training | None = None,
     tell: Callable[[str], None] = lambda line: None,
@@ -172,17 +177,24 @@ def student_from_counts(
 ) -> Made:
     """Train a student on inputs [N, *shape] and their noisy counts [N, m], all of them answered.
 
-    `sigma`: of the noise, in votes. With the method `auto`, a kernel student on images of some 20
-    pixels a side or more, a network on smaller ones, and the regression on tables. A student that
-    agrees less with the teachers than the regression does is not returned. Raises ValueError on
-    fewer than two rows.
+    `sigma`: of the noise, in votes. `matches_prior`: whether teachers for two classes match their
+    prior on public rows (`architectures.match_priors`); then the student suits it too. With the
+    method `auto`, a kernel student on images of some 20 pixels a side or more, a network on smaller
+    ones, and the regression on tables. A student that agrees less with the teachers than the
+    regression does is not returned. Raises ValueError on fewer than two rows.
     """
     if x.shape != (len(counts), *inputs.shape):
         raise ValueError(f"inputs have shape {x.shape}, expected {(len(counts), *inputs.shape)}")
     seed = training.seed if training else 0
     students = CountedStudents(x, inputs=inputs, classes=classes, encoding=encoding, seed=seed)
     return students.train(
-        counts, teachers=teachers, sigma=sigma, training=training, tell=tell, on_step=on_step
+        counts,
+        teachers=teachers,
+        sigma=sigma,
+        matches_prior=matches_prior,
+        training=training,
+        tell=tell,
+        on_step=on_step,
     )
 
 
@@ -195,6 +207,32 @@ def _settled(fitted: FittedShares) -> Ints:
         clearest = rows[np.argsort(-leads[rows], kind="stable")]
         labels[clearest[: math.ceil(SETTLED * len(rows))]] = winner
     return labels
+
+
+def _regression(
+    ridges: RidgeStudents,
+    fitted: FittedShares,
+    counts: Ints,
+    teachers: int,
+    sigma: float,
+    matches_prior: bool,
+) -> tuple[Student, str]:
+    """Return the regression as a student, and what was done about the prior."""
+    biases, suited = fitted.biases, ""
+    if matches_prior and len(biases) == 2:
+        leads = ridges.features @ (fitted.weights[:, 1] - fitted.weights[:, 0])
+        prior = 0.5 + float((counts[:, 1] - counts[:, 0]).mean()) / (2 * teachers)
+        error = sigma / teachers / np.sqrt(2 * len(counts))
+        lead = matched_bias(leads, prior, error)
+        suited = f"The mean share of {ridges.classes[1]} is {prior:.1%}"
+        if lead is None:
+            suited += ", too uncertain to be matched."
+        else:
+            biases = np.array([-lead / 2, lead / 2])
+            chosen = float((leads + lead > 0).mean())
+            suited += f", so the student chooses it for {chosen:.1%} of the rows."
+    scale = 1.0 if fitted.link == "tanh" else _scale(fitted, counts / teachers)
+    return ridges.student(fitted.weights, biases, RidgeFit(fitted.penalty, scale)), suited
 
 
 def _scale(fitted: FittedShares, noisy: Floats) -> float:

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from numpy.typing import NDArray
 
+from . import bins
 from .data import DataError, Dataset, row_digests
 from .gradients import oriented_gradients
 from .graph import embed, extend
@@ -23,7 +24,7 @@ from .nystrom import choose_landmarks, nystrom
 from .store import FeatureSpec, InputSpec, PublicSource
 from .workers import side_by_side
 
-Base = Literal["oriented_gradients", "identity"]
+Base = Literal["oriented_gradients", "identity", "bins"]
 Kind = Literal["graph", "nystrom"]
 """What is fitted on public images: components and graph coordinates, or a kernel's landmarks."""
 KERNEL_COMPONENTS = 150
@@ -95,7 +96,7 @@ class FeatureMap:
         self.tensors = tensors
         """`mean` [D] and `basis` [D, components] of a projection; of a graph also `points`
         [N, components], `scales` [N] and `coordinates` [N, coordinates]; of nystrom also
-        `landmarks` [L, components] and `whitening` [L, L]."""
+        `landmarks` [L, components] and `whitening` [L, L]; of bins, `bins.Bins`."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Features [B, width] in float32 of inputs [B, *shape] in any dtype."""
@@ -112,6 +113,9 @@ class FeatureMap:
             points = (base - self.tensors["mean"]) @ self.tensors["basis"]
             gamma = self.spec.gamma or 0.0
             return nystrom(points, self.tensors["landmarks"], self.tensors["whitening"], gamma)
+        if self.spec.base == "bins":
+            binned = bins.Bins(self.tensors)(base)
+            return (binned - self.tensors["mean"]) @ self.tensors["basis"]
         points = _project(base, self.tensors)
         if self.spec.projection != "graph":
             return points
@@ -122,8 +126,10 @@ class FeatureMap:
         """The shapes that the tensors must have."""
         if self.spec.projection == "none":
             return {}
-        size = _base_size(self.spec.base, self.inputs)
         spec = self.spec
+        if spec.base == "bins":
+            return bins.shapes(spec.steps, spec.ranks, spec.components)
+        size = _base_size(spec.base, self.inputs)
         shapes: dict[str, tuple[int, ...]] = {"mean": (size,), "basis": (size, spec.components)}
         if spec.projection == "graph":
             shapes["points"] = (spec.points, spec.components)
@@ -143,7 +149,7 @@ class FeatureMap:
 def base_features(base: Base, x: torch.Tensor, inputs: InputSpec) -> torch.Tensor:
     """The data-independent part of a map: [B, *shape] to [B, D]."""
     unit = to_unit(x, inputs)
-    if base == "identity":
+    if base != "oriented_gradients":
         return unit.flatten(1) * 2 - 1
     return oriented_gradients(to_images(unit).mean(1))
 
@@ -163,7 +169,12 @@ def to_images(x: torch.Tensor) -> torch.Tensor:
 
 
 def public_features(
-    inputs: InputSpec, public: PublicData | None, width: int, kind: Kind = "graph"
+    inputs: InputSpec,
+    public: PublicData | None,
+    width: int,
+    kind: Kind = "graph",
+    *,
+    whiten: bool = False,
 ) -> FeatureMap:
     """The feature map for inputs of this kind, with at most `width` numbers per input.
 
@@ -171,14 +182,14 @@ def public_features(
     third of the width are coordinates on its neighbourhood graph; or, with the kind `nystrom`, they
     are compared with `width` public landmarks by a Gaussian kernel. Without public data they are
     reduced by a random orthogonal projection to four times the width: it is data-independent and
-    needs more dimensions. Tables keep their encoded columns. Raises DataError for `nystrom` without
-    public images.
+    needs more dimensions. Tables get bins at the quantiles of public rows (`bins.fit_bins`, which
+    explains `whiten`). Without public rows, or with too few, tables keep their encoded columns.
+    Raises DataError for `nystrom` without public images.
     """
     if len(inputs.shape) == 1:
         if kind == "nystrom":
-            raise DataError("A Nyström map is for images; tables keep their encoded columns.")
-        spec = FeatureSpec(base="identity", projection="none", components=inputs.shape[0])
-        return FeatureMap(spec, inputs, {})
+            raise DataError("A Nyström map is for images; tables have bins.")
+        return _of_tables(inputs, public, width, whiten)
     if public is None:
         if kind == "nystrom":
             raise DataError("A Nyström map needs public inputs for its landmarks.")
@@ -225,6 +236,26 @@ def _landmarks(
         fitted_on=source,
     )
     return FeatureMap(spec, inputs, tensors | found)
+
+
+def _of_tables(
+    inputs: InputSpec, public: PublicData | None, width: int, whiten: bool
+) -> FeatureMap:
+    if public is not None:
+        rows = base_features("bins", torch.from_numpy(public.inputs), inputs)
+        tensors = bins.fit_bins(rows, width, whiten=whiten)
+        if tensors is not None:
+            spec = FeatureSpec(
+                base="bins",
+                projection="whitened" if whiten else "scaled",
+                components=tensors["basis"].shape[1],
+                steps=len(tensors["steps"]),
+                ranks=len(tensors["knots"]),
+                fitted_on=public.source,
+            )
+            return FeatureMap(spec, inputs, tensors)
+    spec = FeatureSpec(base="identity", projection="none", components=inputs.shape[0])
+    return FeatureMap(spec, inputs, {})
 
 
 def _principal_components(base: torch.Tensor, width: int) -> dict[str, torch.Tensor]:

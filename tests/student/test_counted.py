@@ -81,6 +81,81 @@ def test_on_a_table_the_regression_is_the_student() -> None:
     np.testing.assert_allclose(probabilities.sum(axis=1), 1, rtol=1e-5)
 
 
+def unlike_classes(rows: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """A table whose second class is one row in five, far from all in its third column."""
+    source = np.random.default_rng(seed)
+    x = source.random((rows, 4), dtype=np.float32)
+    score = 4 * np.abs(x[:, 2] - 0.5) + x[:, 0] + 0.3 * source.normal(size=rows)
+    return x, (score > np.quantile(score, 0.8)).astype(np.int64)
+
+
+TABLE = InputSpec(shape=(4,), dtype="float32", low=0, high=1)
+
+
+def test_a_student_of_teachers_that_match_their_prior_matches_it_too() -> None:
+    (x, truth), (unseen, unseen_truth) = unlike_classes(6000, 0), unlike_classes(3000, 1)
+    source = np.random.default_rng(2)
+    # Unsure teachers: their shares lean to the middle, and their mean is the prior.
+    yes = TEACHERS * (0.2 + 0.3 * (truth - truth.mean()))
+    counts = np.stack([TEACHERS - yes, yes], axis=1)
+    counts = np.rint(counts + source.normal(scale=400, size=counts.shape)).astype(np.int64)
+    right = {}
+    for matches_prior in (False, True):
+        made = student_from_counts(
+            x,
+            counts,
+            teachers=TEACHERS,
+            sigma=400.0,
+            inputs=TABLE,
+            classes=("no", "yes"),
+            matches_prior=matches_prior,
+        )
+        right[matches_prior] = (made.student.predict(unseen) == unseen_truth).mean()
+        assert ("The mean share of yes is" in made.choice.why) == matches_prior
+        assert "with a tanh link" in made.choice.why
+    assert right[True] > right[False] + 0.05
+    assert right[True] > 0.88
+
+
+def test_a_class_that_nobody_votes_for_is_not_predicted() -> None:
+    x, _ = unlike_classes(600, 0)
+    counts = np.stack([np.full(600, TEACHERS), np.zeros(600)], axis=1).astype(np.int64)
+    made = student_from_counts(
+        x,
+        counts,
+        teachers=TEACHERS,
+        sigma=1.0,
+        inputs=TABLE,
+        classes=("no", "yes"),
+        matches_prior=True,
+    )
+    assert (made.student.predict(x) == 0).all()
+    assert "too uncertain to be matched" in made.choice.why
+
+
+def test_constant_columns_and_a_few_rows_still_make_a_student() -> None:
+    for rows in (2, 5, 60):
+        x = np.full((rows, 4), 0.5, np.float32)
+        counts = np.tile([100, 300], (rows, 1)).astype(np.int64)
+        made = student_from_counts(
+            x, counts, teachers=TEACHERS, sigma=50.0, inputs=TABLE, classes=("no", "yes")
+        )
+        assert (made.student.predict(x) == 1).all()
+
+
+def test_a_student_on_bins_is_the_same_after_it_was_saved(tmp_path: Path) -> None:
+    x, truth = unlike_classes(1500, 0)
+    counts = np.stack([TEACHERS * (1 - truth), TEACHERS * truth], axis=1)
+    made = student_from_counts(
+        x, counts, teachers=TEACHERS, sigma=20.0, inputs=TABLE, classes=("no", "yes")
+    )
+    made.student.save(tmp_path)
+    loaded = Student.load(tmp_path)
+    assert loaded.model.features is not None
+    assert loaded.model.features.base == "bins"
+    np.testing.assert_array_equal(loaded.probabilities(x), made.student.probabilities(x))
+
+
 def test_a_network_that_collapsed_is_not_returned(
     digits: tuple[NDArray[np.uint8], NDArray[np.int64]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

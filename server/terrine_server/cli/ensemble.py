@@ -110,6 +110,13 @@ def train(
     bending: Bending = None,
     features: Features = None,
     width: Width = None,
+    bins: Annotated[
+        bool,
+        typer.Option(
+            help="For heads on a table with --public: bin its columns at the quantiles of the "
+            "public rows, or keep them as they are."
+        ),
+    ] = True,
     epochs: Annotated[
         int | None, typer.Option(min=1, help="For networks: passes over a shard.")
     ] = None,
@@ -146,8 +153,10 @@ def train(
     if kind == Kind.HEADS:
         if epochs is not None:
             fail("--epochs is for --kind networks: heads are fitted in one step.")
-        how: Heads | Networks = chosen_heads(copies, turning, bending, features, width)
+        how: Heads | Networks = chosen_heads(copies, turning, bending, features, width, bins)
     else:
+        if not bins:
+            fail("--no-bins is for --kind heads: networks take a table's columns as they are.")
         given = {
             "--copies": copies,
             "--turning": turning,

@@ -55,6 +55,7 @@ def chosen_heads(
     bending: float | None,
     features: FeatureKind | None,
     width: int | None,
+    bins: bool,
 ) -> Heads:
     """The settings that were given, and the defaults of the others."""
     from terrine_models.teachers import Heads
@@ -67,4 +68,5 @@ def chosen_heads(
         copies=usual.copies if copies is None else copies,
         turning=usual.turning if turning is None else turning,
         bending=usual.bending if bending is None else bending,
+        bins=bins,
     )

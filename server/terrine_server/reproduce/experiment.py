@@ -139,7 +139,7 @@ class Experiment:
                     counts[rows], sigma = answers.noisy_counts, answers.noise_sigma
                 if (answers.outcomes == "refused").any():
                     break
-            budget = client.budget()
+            budget, ensemble = client.budget(), client.project().ensemble
         asked = np.flatnonzero((outcomes != "") & (outcomes != "refused"))
         self._say(
             f"Seed {seed}: {len(asked):,} of {len(inputs):,} inputs asked, "
@@ -150,6 +150,7 @@ class Experiment:
             outcomes=dict(Counter(outcomes[asked].tolist())),
             noisy_counts=counts,
             noise_sigma=sigma,
+            matches_prior=ensemble.matches_prior,
             epsilon_spent=budget.epsilon_spent,
             rule=str(project.terms.rule),
         )

@@ -31,6 +31,7 @@ class Bought:
     outcomes: dict[str, int]
     noisy_counts: Ints | None
     noise_sigma: float | None
+    matches_prior: bool
     epsilon_spent: float
     rule: str
 
@@ -62,6 +63,7 @@ class Lesson:
                     counts[seen],
                     teachers=self.teachers,
                     sigma=bought.noise_sigma,
+                    matches_prior=bought.matches_prior,
                     training=training,
                     tell=self._tell,
                     on_step=on_step,
@@ -72,6 +74,7 @@ class Lesson:
                 teachers=self.teachers,
                 noisy_counts=None if counts is None else counts[seen],
                 noise_sigma=bought.noise_sigma,
+                matches_prior=bought.matches_prior,
                 inputs=test.spec,
                 classes=test.classes,
                 encoding=test.encoding,

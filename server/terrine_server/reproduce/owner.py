@@ -55,7 +55,7 @@ def trained(source: Source, public: PublicData, directory: Path, console: Consol
 
 def check_settings(manifest: Manifest, source: Source, directory: Path) -> None:
     """Refuse teachers of an earlier run that were trained differently. Raises DataError."""
-    training = source.heads.training(source.private.spec, seed=0)
+    training = source.heads.training(source.private, 0, manifest.features)
     if (manifest.teachers, manifest.training) != (source.teachers, training):
         raise DataError(
             f"{directory} holds teachers that were trained with other settings. Give another "
