@@ -22,6 +22,7 @@ from terrine_server.privacy.accounting.curves import rdp
 from terrine_server.privacy.accounting.events import (
     Composition,
     CostEvent,
+    GaussianArgmax,
     GaussianNoisyMax,
     GaussianThreshold,
     LaplaceArgmax,
@@ -63,6 +64,8 @@ def data_dependent_rdp(
             return np.asarray(sum(parts))
         case GaussianNoisyMax(sigma, shift=1):
             return gnmax_rdp(gnmax_log_q(votes, sigma), sigma, alpha)
+        case GaussianArgmax(sigma):
+            return np.minimum(data_dependent_rdp(event.counts, votes, alpha), rdp(event, alpha))
         case LaplaceNoisyMax(gamma, shift=1):
             return lnmax_rdp(lnmax_log_q(votes, gamma), gamma, alpha)
         case LaplaceArgmax(gamma):

@@ -16,6 +16,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from terrine_client.errors import (
     BrokenBooks,
+    ConfigurationError,
     ConnectionFailed,
     RateLimited,
     ReplyError,
@@ -198,10 +199,12 @@ def ledger() -> Call[BudgetPage]:
 
 
 def charges(
-    project: str, outcome: Outcome | None, since: datetime | None, until: datetime | None
+    project: str, outcome: Outcome | str | None, since: datetime | None, until: datetime | None
 ) -> Call[LedgerPage]:
+    if outcome is not None and outcome not in set(Outcome):
+        raise ConfigurationError(f"The outcome must be one of {', '.join(Outcome)}.")
     filters = {
-        "outcome": outcome.value if outcome else None,
+        "outcome": outcome and str(outcome),
         "since": since.astimezone(UTC).isoformat() if since else None,
         "until": until.astimezone(UTC).isoformat() if until else None,
     }

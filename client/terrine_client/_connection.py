@@ -95,7 +95,7 @@ def _checked_url(text: str, insecure: bool) -> httpx.URL:
     if url.scheme == "http" and not insecure and not _is_loopback(url.host):
         raise ConfigurationError(
             f"Plain http to {url.host} would show the token to anyone on the network path: use "
-            "https, or pass insecure=True on a network that you trust."
+            "https, or pass insecure=True (--insecure) on a network that you trust."
         )
     return url
 

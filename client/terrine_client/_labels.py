@@ -61,6 +61,17 @@ class Labels:
         """[B] bool: where there is a label to learn from, `answered` or `reinforced`."""
         return self.labels >= 0
 
+    def names(self, classes: Sequence[str]) -> npt.NDArray[np.object_]:
+        """[B] names of the labels, None where there is none.
+
+        classes: all names in order, as in `client.project().ensemble.classes`. Use this rather than
+        `classes[label]`: for an abstention that is the last class.
+        """
+        if len(self) and self.labels.max() >= len(classes):
+            raise ValueError(f"label {self.labels.max()} is none of {len(classes)} classes")
+        listed = [classes[label] if label >= 0 else None for label in self.labels.tolist()]
+        return np.array(listed, dtype=np.object_)
+
     @property
     def counts(self) -> dict[Outcome, int]:
         """Number of inputs with each outcome."""

@@ -120,7 +120,7 @@ class Client(Connection[httpx.Client]):
         self,
         project: str,
         *,
-        outcome: Outcome | None = None,
+        outcome: Outcome | str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
     ) -> Iterator[Charge]:
@@ -241,7 +241,7 @@ class AsyncClient(Connection[httpx.AsyncClient]):
         self,
         project: str,
         *,
-        outcome: Outcome | None = None,
+        outcome: Outcome | str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
     ) -> AsyncIterator[Charge]:

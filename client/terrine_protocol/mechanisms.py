@@ -53,19 +53,22 @@ AnswerShare = Annotated[
 ]
 
 
+Tight = Annotated[
+    Literal["tight"] | None,
+    Field(
+        exclude_if=absent,
+        description="tight: a query pays for what its answer reveals, as in every project that "
+        "is opened now. Absent in older projects, which pay for all noisy counts.",
+    ),
+]
+
+
 class LNMaxSpec(Wire):
     """Noisy max with Laplace noise (Papernot et al. 2017)."""
 
     name: Literal["lnmax"]
     gamma: Gamma
-    pricing: Annotated[
-        Literal["tight"] | None,
-        Field(
-            exclude_if=absent,
-            description="tight: a query pays for what its answer reveals, as in every project that "
-            "is opened now. Absent in older projects, which pay for all noisy counts.",
-        ),
-    ] = None
+    pricing: Tight = None
 
 
 class GNMaxSpec(Wire):
@@ -73,10 +76,11 @@ class GNMaxSpec(Wire):
 
     name: Literal["gnmax"]
     sigma: Sigma
+    pricing: Tight = None
 
 
 class NoisyVotesSpec(Wire):
-    """The noisy vote counts themselves, and their maximum, at the full price of gnmax."""
+    """The noisy vote counts themselves, and their maximum, at the price of all that they reveal."""
 
     name: Literal["noisy_votes"]
     sigma: Sigma

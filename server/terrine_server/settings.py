@@ -67,6 +67,10 @@ class Settings(BaseSettings):
         int,
         Field(ge=1024, description="Maximum bytes in a request body, compressed and decompressed."),
     ] = 64 * 1024 * 1024
+    max_json_bytes: Annotated[
+        int,
+        Field(ge=1024, description="Maximum bytes in a request to label in JSON."),
+    ] = 4 * 1024 * 1024
     max_held_bytes: Annotated[
         int,
         Field(

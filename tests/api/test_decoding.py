@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import struct
+import tracemalloc
 import zipfile
 from typing import Any
 
@@ -16,12 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from terrine_server.api.decoding import DECODERS, Decoded, decode
+from terrine_server.api.decoding import CONTENT_TYPES, Decoded, Expected, Limits
+from terrine_server.api.decoding import decode as decode_body
 from terrine_server.errors import InvalidQuery, PayloadTooLarge, TerrineError, UnsupportedMediaType
 
 LIMIT = 1 << 20
 ROWS = np.arange(12, dtype=np.uint8).reshape(3, 4)
 NPY, NPZ, JSON = "application/x-npy", "application/x-npz", "application/json"
+PAIRS = Expected(shape=(2,), classes=1)
 
 
 def header(text: str, version: tuple[int, int] = (1, 0)) -> bytes:
@@ -59,6 +62,10 @@ def test_an_archive_may_have_probabilities() -> None:
     decoded = decode(NPZ, npz(inputs=ROWS, probabilities=probabilities), LIMIT)
     np.testing.assert_array_equal(decoded.inputs, ROWS)
     np.testing.assert_array_equal(decoded.probabilities, probabilities)
+
+
+def decode(kind: str, body: bytes, limit: int, expected: Expected = PAIRS) -> Decoded:
+    return decode_body(kind, body, expected, Limits(limit, limit))
 
 
 def test_json_may_have_nested_lists() -> None:
@@ -203,17 +210,35 @@ def test_a_directory_of_a_million_entries_is_not_parsed() -> None:
         "[[1, 2], [3]]",
         "[[1, 2], 3]",
         "[1, [2]]",
-        '[["1"]]',
-        "[[true]]",
-        "[[null]]",
-        "[[{}]]",
-        "[" * 10 + "1" + "]" * 10,
-        "[1" + "0" * 400 + "]",
+        '[["1", 2]]',
+        "[[true, 2]]",
+        "[[null, 2]]",
+        "[[{}, 2]]",
+        "[[[1], [2]]]",
+        "[[1, 2, 3]]",
+        "[[]]",
+        "[]",
+        "1",
+        "[" * 100_000 + "1" + "]" * 100_000,
+        "[[1, 1" + "0" * 400 + "]]",
+        "[[1, 1e999]]",
+        '[[1, 2]], "probabilities": [["0.5"]]',
+        '[[1, 2]], "probabilities": [[true]]',
+        '[[1, 2]], "probabilities": [[0.5, 0.5]]',
     ],
 )
-def test_json_lists_that_are_not_arrays_of_numbers_are_refused(inputs: str) -> None:
-    with pytest.raises(InvalidQuery):
+def test_json_lists_that_are_not_the_arrays_expected_are_refused(inputs: str) -> None:
+    with pytest.raises(InvalidQuery, match=r"Inputs are numbers of shape \[B, 2\]"):
         decode(JSON, b'{"inputs": %s}' % inputs.encode(), LIMIT)
+
+
+def test_json_may_have_inputs_of_any_shape() -> None:
+    for shape in ((), (1,), (2, 3), (2, 1, 3, 1)):
+        array = np.arange(4 * np.prod(shape), dtype=float).reshape(4, *shape)
+        body = b'{"inputs": %s, "probabilities": null}' % str(array.tolist()).encode()
+        decoded = decode(JSON, body, LIMIT, Expected(shape, classes=3))
+        np.testing.assert_array_equal(decoded.inputs, array)
+        assert decoded.probabilities is None
 
 
 @pytest.mark.parametrize(
@@ -223,19 +248,52 @@ def test_json_lists_that_are_not_arrays_of_numbers_are_refused(inputs: str) -> N
         b"[]",
         b"nonsense",
         b"{}",
-        b'{"inputs": 1}',
-        b'{"inputs": []}',
-        b'{"inputs": [[1]], "surprise": 1}',
-        b'{"inputs": [[1]], "probabilities": [["0.5"]]}',
-        b'{"inputs": [[1]], "probabilities": [[true]]}',
-        b'{"inputs": [[1]]',
-        b'{"inputs": ' + b"[" * 100_000,
+        b'{"inputs": [[1, 2]], "surprise": 1}',
+        b'{"inputs": [[1, 2]]',
+        b'{"inputs": [[1, 2]]} {}',
+        b'{"inputs": [[1, 2]], "inputs": [[3, 4]]}',
+        b'{"inputs": [[1, 2]], "probabilities": [[1]], "probabilities": [[0]]}',
+        b'{"inputs": ' + b"[" * 2,
         b"\xff\xfe",
+        b'{"inp\xffuts": [[1, 2]]}',
     ],
 )
 def test_malformed_json_is_refused(body: bytes) -> None:
     with pytest.raises(RequestValidationError):
         decode(JSON, body, LIMIT)
+
+
+def bombs(size: int) -> dict[str, bytes]:
+    """Bodies in JSON of this size that would make as many objects as they can."""
+    return {
+        "lists": b'{"inputs":[' + b"[]," * (size // 3),
+        "deep": b'{"inputs":' + b"[" * (size - 20),
+        "unknown": b'{"x":[' + b"[]," * (size // 3),
+        "objects": b'{"inputs":[' + b"{}," * (size // 3),
+        "texts": b'{"inputs":[' + b'"",' * (size // 3),
+        "names": b"{" + b",".join(b'"%d":0' % i for i in range(size // 12)),
+        "numbers": b'{"inputs":[[0' + b",0" * (size // 2 - 10),
+        "rows": b'{"inputs":[' + b"[0,0]," * (size // 6),
+    }
+
+
+@pytest.mark.parametrize("kind", bombs(100))
+def test_no_json_takes_much_more_memory_than_its_arrays(kind: str) -> None:
+    """Only numbers are ever built, and only in lists of the right depth."""
+    body = bombs(1 << 20)[kind][: 1 << 20]
+    tracemalloc.start()
+    with pytest.raises((InvalidQuery, RequestValidationError)):
+        decode(JSON, body, 1 << 20)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < (32 * len(body) if kind in ("rows", "numbers") else 1 << 16)
+
+
+def test_more_json_than_allowed_is_refused_before_it_is_read() -> None:
+    body = b'{"inputs": [[1, 2]]}'.ljust(2000)
+    assert len(decode_body(JSON, body, PAIRS, Limits(body=LIMIT, json=2000)).inputs) == 1
+    with pytest.raises(PayloadTooLarge, match="application/x-npy"):
+        decode_body(JSON, body, PAIRS, Limits(body=LIMIT, json=1999))
 
 
 @pytest.mark.parametrize("kind", ["", "text/plain", "application/x-pickle", "multipart/form-data"])
@@ -244,7 +302,7 @@ def test_other_content_types_are_refused(kind: str) -> None:
         decode(kind, npy(ROWS), LIMIT)
 
 
-@given(st.sampled_from(sorted(DECODERS)), st.binary(max_size=300))
+@given(st.sampled_from(CONTENT_TYPES), st.binary(max_size=300))
 def test_any_bytes_are_decoded_or_refused(kind: str, body: bytes) -> None:
     try:
         decoded = decode(kind, body, LIMIT)

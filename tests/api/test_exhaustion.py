@@ -6,6 +6,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import numpy as np
 import pytest
@@ -165,10 +166,10 @@ def test_many_decompression_bombs_block_nobody_and_cost_nothing(
     limit, bombs, unpack = 4 << 20, 60, decode
     begun, answered = Event(), Event()
 
-    def unpack_for_long(kind: str, body: bytes, most: int) -> Decoded:
+    def unpack_for_long(*sent: Any) -> Decoded:
         begun.set()
         assert answered.wait(PATIENCE_SECONDS), "they block another client"
-        return unpack(kind, body, most)
+        return unpack(*sent)
 
     monkeypatch.setattr(students, "decode", unpack_for_long)
     with impatient(tmp_path, digits_ensemble, max_body_bytes=limit, **PATIENT) as server:

@@ -22,6 +22,7 @@ from terrine_protocol import LabelResponse, NoisyVotesSpec, ProjectInfo
 from terrine_server.labeling.local_voters import LocalVoters
 from terrine_server.ledger import connect
 from terrine_server.ledger.verifying.walk import verify_export
+from terrine_server.privacy import build_mechanism, quote
 
 Call = Callable[..., Caller]
 COUNTED = {"name": "noisy_votes", "sigma": 4.0}
@@ -63,7 +64,7 @@ def test_counts_are_the_votes_with_noise_and_the_label_is_the_largest(
     assert chi2.cdf(spread, noise.size) > FALSE_ALARM
 
 
-def test_counts_cost_what_the_noisy_maximum_costs(
+def test_counts_cost_what_the_whole_noise_reveals_and_labels_no_more(
     terrine_server: RunningServer, call: Call
 ) -> None:
     terrine_server.open_project(mechanism=COUNTED)
@@ -71,10 +72,14 @@ def test_counts_cost_what_the_noisy_maximum_costs(
     inputs = terrine_server.ensemble.public[:5]
     counted, labelled = call().label(inputs), call(project="labels").label(inputs)
     paid, usual = counted.json()["budget"], labelled.json()["budget"]
-    assert {**paid, "project": "labels"} == usual
     assert paid["spent"] > 0
-    ledger = terrine_server.ledger
-    assert ledger.project("study").terms == ledger.project("labels").terms
+    assert paid["affordable"] < usual["affordable"]
+    of_counts, of_labels = (
+        terrine_server.ledger.project(name).terms for name in ("study", "labels")
+    )
+    old = build_mechanism({"name": "gnmax", "sigma": 4.0}, teachers=7, classes=10)
+    assert of_counts.prices == quote(old, 5.0, 1e-5, cap_rule=of_counts.cap_rule).prices
+    assert of_labels.prices != of_counts.prices
 
 
 def test_the_same_input_has_the_same_counts_for_ever(

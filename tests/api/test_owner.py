@@ -40,7 +40,7 @@ def test_a_project_is_opened_read_listed_and_closed(call: Call) -> None:
     assert opened.status_code == 201
     assert opened.headers["Location"] == "/projects/study"
     info = ProjectInfo.model_validate_json(opened.content)
-    assert info.mechanism.model_dump() == TERMS["mechanism"]
+    assert info.mechanism.model_dump() == TERMS["mechanism"] | {"pricing": "tight"}
     assert admin.http.get("/projects/study").json() == opened.json()
     for name in ("a-third", "another"):
         assert admin.http.post("/projects", json=TERMS | {"name": name}).status_code == 201
@@ -64,6 +64,19 @@ def test_a_new_project_with_laplace_noise_pays_for_answers_alone(
     call().label(terrine_server.ensemble.public[:2])
     page = admin.http.get("/ledger/study").json()
     assert {charge["event"]["event"] for charge in page["items"]} == {"laplace_argmax"}
+    assert terrine_server.ledger.verify("study").problems == []
+
+
+def test_a_new_project_with_gaussian_noise_pays_for_answers_alone(
+    terrine_server: RunningServer, call: Call
+) -> None:
+    admin = call("admin")
+    opened = admin.http.post("/projects", json=TERMS)
+    assert opened.status_code == 201
+    assert opened.json()["mechanism"] == TERMS["mechanism"] | {"pricing": "tight"}
+    call().label(terrine_server.ensemble.public[:2])
+    page = admin.http.get("/ledger/study").json()
+    assert {charge["event"]["event"] for charge in page["items"]} == {"gaussian_argmax"}
     assert terrine_server.ledger.verify("study").problems == []
 
 

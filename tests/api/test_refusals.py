@@ -60,6 +60,7 @@ def test_bad_queries_are_named_and_cost_nothing(
     def inputs(value: object) -> bytes:
         return json.dumps({"inputs": value}).encode()
 
+    unknown = json.dumps({"inputs": good.tolist(), "votes": True}).encode()
     cases: list[tuple[str, bytes, str, str]] = [
         ("wrong shape", npy(good[:, :4]), NPY, "invalid-query"),
         ("one input without a batch", npy(good[0]), NPY, "invalid-query"),
@@ -77,11 +78,11 @@ def test_bad_queries_are_named_and_cost_nothing(
         ("bomb", npz(inputs=np.zeros(2**27, np.uint8)), NPZ, "payload-too-large"),
         ("huge batch", npy(np.zeros((5000, 8, 8), np.uint8)), NPY, "payload-too-large"),
         ("empty batch", npy(good[:0]), NPY, "invalid-query"),
-        ("empty batch in JSON", inputs([]), JSON, "invalid-request"),
+        ("empty batch in JSON", inputs([]), JSON, "invalid-query"),
         ("ragged", inputs([good[0].tolist(), [1]]), JSON, "invalid-query"),
         ("booleans", inputs((good > 3).tolist()), JSON, "invalid-query"),
         ("unneeded probabilities", npz(inputs=good, probabilities=floats), NPZ, "invalid-query"),
-        ("unknown field", b'{"inputs": [[1]], "votes": true}', JSON, "invalid-request"),
+        ("unknown field", unknown, JSON, "invalid-request"),
         ("no JSON", b"{", JSON, "invalid-request"),
         ("no body", b"", JSON, "invalid-request"),
         ("text", b"1", "text/plain", "unsupported-media-type"),
@@ -92,8 +93,8 @@ def test_bad_queries_are_named_and_cost_nothing(
 
     huge = student.send(npy(np.zeros((5000, 8, 8), np.uint8)), NPY).json()
     assert huge["limit"] == terrine_server.settings.max_batch
-    unknown = student.send(b'{"inputs": [[1]], "votes": true}', JSON).json()
-    assert [error["field"] for error in unknown["errors"]] == ["votes"]
+    errors = student.send(unknown, JSON).json()["errors"]
+    assert [error["field"] for error in errors] == ["votes"]
     assert slug(student.label(good, key="a b")) == "invalid-request"
     assert slug(student.label(good, key="a" * 256)) == "invalid-request"
     packed = student.http.post(

@@ -25,7 +25,8 @@ from sqlalchemy import text
 from terrine_server.audit.findings import AuditFinding
 from terrine_server.audit.ledger import audit_books, check_project
 from terrine_server.ledger import Ledger
-from terrine_server.privacy import Terms, VoteOutcome, build_mechanism, quote
+from terrine_server.planning.opening import choose
+from terrine_server.privacy import GDP, Rule, Terms, VoteOutcome, build_mechanism, quote
 
 
 @pytest.fixture
@@ -136,3 +137,18 @@ def test_a_project_with_lowered_prices_is_named(ledger: Ledger) -> None:
     ledger.open_project("cheap", "mnist", spec, replace(quoted, prices=half))
     found = list(check_project(ledger, ledger.project("cheap")))
     assert any("its prices are too low" in problem for problem in found), found
+
+
+def test_a_project_with_a_lowered_price_of_answers_is_named(ledger: Ledger) -> None:
+    """A tenth below what the worst votes need, and again only these say so."""
+    spec = {"name": "gnmax", "sigma": 40.0, "pricing": "tight"}
+    mechanism = build_mechanism(spec, teachers=250, classes=10)
+    chosen = choose(mechanism, 1.0, 1e-6, cap_rule=GDP).terms
+    quoted = quote(mechanism, 1.0, 1e-6, rule=Rule("rdp", 17.7))
+    quoted = replace(quoted, choice=chosen.choice)
+    ledger.open_project("fair", "mnist", spec, quoted)
+    assert list(check_project(ledger, ledger.project("fair"))) == []
+    lower = {o: replace(p, cost=p.cost * 9 // 10) for o, p in quoted.prices.items()}
+    ledger.open_project("cheap", "mnist", spec, replace(quoted, prices=lower))
+    found = list(check_project(ledger, ledger.project("cheap")))
+    assert any("its price is too low" in problem for problem in found), found

@@ -8,8 +8,14 @@ from typing import Any
 import pytest
 
 from terrine_server.audit import worst_votes
-from terrine_server.audit.worst_votes import EXAMPLE, audit_joint_price, needed_share
-from terrine_server.privacy import Price, Rule, VoteOutcome, build_mechanism, price
+from terrine_server.audit.worst_votes import (
+    EXAMPLE,
+    audit_answer_price,
+    audit_joint_price,
+    needed_by_answer,
+    needed_share,
+)
+from terrine_server.privacy import GaussianArgmax, Price, Rule, VoteOutcome, build_mechanism, price
 
 SHARES = (1.0, 0.5, 0.05)
 
@@ -37,6 +43,34 @@ def test_the_worst_votes_found_need_most_of_a_price_and_never_more(
     assert needed <= 1
     if teachers == 2000:  # near a tie, where the others are worst, the price has no room for less
         assert needed > 0.95
+
+
+@pytest.mark.parametrize(
+    ("sigma", "order", "teachers", "least"),
+    [(40.0, 17.71, 2000, 0.99), (20.0, 10.0, 100, 0.98), (300.0, 8.0, 4000, 0.99)],
+)
+def test_the_worst_votes_found_need_most_of_the_price_of_an_answer(
+    sigma: float, order: float, teachers: int, least: float
+) -> None:
+    event = GaussianArgmax(sigma)
+    charged = price(event, Rule("rdp", order))
+    needed, _ = needed_by_answer(event, charged, order, teachers, 10)
+    assert least < needed <= 1
+
+
+def test_a_price_of_an_answer_that_is_a_tenth_too_low_is_exceeded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert audit_answer_price().passed
+
+    def cheaper(*args: Any) -> Price:
+        whole = price(*args)
+        return replace(whole, cost=whole.cost * 9 // 10)
+
+    monkeypatch.setattr(worst_votes, "price", cheaper)
+    found = audit_answer_price()
+    assert found.verdict == "exceeded"
+    assert "need 110." in found.evidence
 
 
 def test_the_audit_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:

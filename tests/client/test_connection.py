@@ -231,6 +231,15 @@ def test_charges_are_fetched_as_they_are_read(faulty: FaultyServer) -> None:
     )
 
 
+def test_an_outcome_may_be_given_by_its_name_and_must_exist(faulty: FaultyServer) -> None:
+    faulty.faults.extend(PAGES)
+    with Client(faulty.url, TOKEN) as client:
+        assert len(list(client.charges("study", outcome="answered"))) == 3
+        assert "outcome=answered" in faulty.seen[0].path
+        with pytest.raises(ConfigurationError, match="one of answered, abstained"):
+            client.charges("study", outcome="anything")
+
+
 async def test_charges_can_be_awaited_page_by_page(faulty: FaultyServer) -> None:
     faulty.faults.extend(PAGES)
     async with AsyncClient(faulty.url, TOKEN) as client:

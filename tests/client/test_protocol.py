@@ -100,7 +100,7 @@ PROJECT: dict[str, Any] = {
 }
 MECHANISMS: list[dict[str, Any]] = [
     {"name": "lnmax", "gamma": 0.05, "pricing": "tight"},
-    {"name": "gnmax", "sigma": 40.0},
+    {"name": "gnmax", "sigma": 40.0, "pricing": "tight"},
     {
         "name": "confident_gnmax",
         "threshold": 200,

@@ -114,6 +114,7 @@ def test_stable_is_opened_where_its_bit_is_cheapest() -> None:
     "spec",
     [
         {"name": "gnmax", "sigma": 40.0},
+        {"name": "gnmax", "sigma": 40.0, "pricing": "tight"},
         {"name": "lnmax", "gamma": 0.05},
         {"name": "immutable", "c": 1, "sigma": 100.0},
         {"name": "stable", "sigma": 60.0, "delta_per_query": 1e-9},
@@ -143,6 +144,42 @@ def test_every_mechanism_is_opened_at_what_its_terms_say(spec: dict[str, Any]) -
     assert Terms.from_json(terms.to_json()) == terms
     for outcome, event in offer.mechanism.events().items():
         assert terms.prices[outcome] == price(event, terms.rule, CAP)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "epsilon", "before", "now"),
+    [(20.0, 1.0, 14, 18), (40.0, 1.0, 57, 75), (40.0, 2.0, 201, 269), (100.0, 0.3, 39, 51)],
+)
+def test_paying_for_a_gaussian_answer_buys_a_third_more(
+    sigma: float, epsilon: float, before: int, now: int
+) -> None:
+    old, new = gaussian(sigma, None), gaussian(sigma, "tight")
+    assert int(choose(old, epsilon, DELTA, cap_rule=CAP).answers) == before
+    offer = choose(new, epsilon, DELTA, cap_rule=CAP)
+    assert (int(offer.answers), offer.terms.rule.name) == (now, "rdp")
+    order = offer.terms.rule.order or 0.0
+    for nearby in (0.85, 0.95, 1.05, 1.15):
+        terms = quote(new, epsilon, DELTA, cap_rule=CAP, rule=Rule("rdp", order * nearby))
+        assert terms.affordable(Account()) <= now * 1.01 + 1, "no other order buys more"
+
+
+def test_a_gaussian_answer_pays_for_all_counts_where_that_buys_more() -> None:
+    """Under a cap in Gaussian DP, and where few answers are bought: at the old price."""
+    for sigma, epsilon, cap_rule in ((40.0, 1.0, GDP), (20.0, 0.3, CAP)):
+        terms, before = (
+            choose(gaussian(sigma, pricing), epsilon, DELTA, cap_rule=cap_rule).terms
+            for pricing in ("tight", None)
+        )
+        assert terms.rule == before.rule == GDP
+        assert terms.affordable(Account()) == before.affordable(Account()) > 0
+        (new_price,), (old_price,) = terms.prices.values(), before.prices.values()
+        assert new_price.cost == old_price.cost
+        assert new_price.cap_cost <= old_price.cap_cost
+
+
+def gaussian(sigma: float, pricing: str | None) -> Mechanism:
+    spec = {"name": "gnmax", "sigma": sigma, "pricing": pricing}
+    return build_mechanism(spec, teachers=1000, classes=10)
 
 
 def test_older_terms_are_written_as_before() -> None:

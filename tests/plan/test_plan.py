@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from reference.sensitivity import Charged, secret_spend
+from terrine_server.planning.accountants import Method
 from terrine_server.planning.forecast import Consensus, Votes, forecast
 from terrine_server.planning.grid import default_grid, specifications
 from terrine_server.planning.plan import (
@@ -75,16 +76,23 @@ def test_a_planned_project_answers_as_planned(name: str) -> None:
 
 
 def test_noisy_counts_are_planned_like_the_noisy_maximum() -> None:
-    """The same in every method but the data-dependent one, which is not for them."""
+    """But for the methods that charge for the label alone, or at its votes: not for them."""
     votes = synthetic(1000, *MIXED)
     labels, counts = (plan(name, [votes], delta=DELTA, epsilon=2.0) for name in NOISY_MAXIMA)
     assert {**counts.chosen.spec, "name": "gnmax"} == labels.chosen.spec
-    assert counts.chosen.queries == labels.chosen.queries
     assert counts.chosen.accuracy == labels.chosen.accuracy
     assert labels.publishing is not None
     assert counts.publishing is None
     assert labels.lines[-1].name == DATA_DEPENDENT
-    assert counts.lines == labels.lines[:-1]
+    both = list(zip(counts.lines, labels.lines, strict=False))
+    assert [of_counts.name for of_counts, _ in both] == [of_label.name for _, of_label in both]
+    for of_counts, of_label in both:
+        if of_label.name == Method.FIXED_ORDER:
+            assert 1.5 < of_label.queries / of_counts.queries < 1.6
+            assert of_label.enforced
+        else:
+            assert of_counts.queries == of_label.queries
+            assert of_counts.enforced == (of_counts.name == Method.GDP)
 
 
 NOISY_MAXIMA = ("gnmax", "noisy_votes")

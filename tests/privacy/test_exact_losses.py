@@ -58,6 +58,8 @@ SPECS: list[Spec] = [
     {"name": "noisy_votes", "sigma": 2.0},
     {"name": "lnmax", "gamma": 0.7, "pricing": "tight"},
     {"name": "lnmax", "gamma": 0.1, "pricing": "tight"},
+    {"name": "gnmax", "sigma": 0.8, "pricing": "tight"},
+    {"name": "gnmax", "sigma": 3.0, "pricing": "tight"},
 ]
 BALLOTS = [(2, 5), (2, 6), (3, 5), (3, 6), (4, 5)]  # classes, teachers
 STUDENTS = {2: [0.5, 0.5], 3: [0.1, 0.75, 0.15], 4: [0.25, 0.25, 0.25, 0.25]}

@@ -60,6 +60,7 @@ SPECS: list[Spec] = [
         "answers_per_epoch": 20,
     },
     {"name": "lnmax", "gamma": 0.05, "pricing": "tight"},
+    {"name": "gnmax", "sigma": 40.0, "pricing": "tight"},
 ]
 every_mechanism = pytest.mark.parametrize("spec", SPECS, ids=str)
 

@@ -25,6 +25,7 @@ SPECS: list[Spec] = [
     {"name": "stable", "sigma": 0.5, "delta_per_query": 0.2},
     {"name": "immutable", "c": 1, "gamma": 0.5},
     {"name": "lnmax", "gamma": 0.5, "pricing": "tight"},
+    {"name": "gnmax", "sigma": 2.0, "pricing": "tight"},
 ]
 SIZES = [(5, 3), (9, 2), (12, 3), (12, 4)]
 BETAS = (0.01, 0.1, 0.5)

@@ -259,8 +259,11 @@ def test_the_commands_train_a_student_label_inputs_and_show_the_budget(
     label = ("student", "label", tmp_path / "few.npy", "--out", tmp_path / "labels.npz")
     terrine(*label, "--url", server.url, TERRINE_TOKEN=token).fine  # noqa: B018 - asserts
     with np.load(tmp_path / "labels.npz") as file:
-        assert set(file.files) == {"outcomes", "labels", "charges"}
-        assert len(file["labels"]) == 3
+        assert set(file.files) == {"outcomes", "labels", "names", "charges"}
+        classes = digits.manifest.classes
+        assert [name or None for name in file["names"]] == [
+            None if label < 0 else classes[label] for label in file["labels"]
+        ]
 
 
 def test_the_command_saves_noisy_counts(

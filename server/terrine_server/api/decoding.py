@@ -13,23 +13,25 @@ import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any
+from functools import lru_cache
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
 
-from terrine_protocol import LabelRequest
 from terrine_server.errors import InvalidQuery, PayloadTooLarge, UnsupportedMediaType
 
 MAX_HEADER = 1024
 """Bytes of a .npy header or of a zip directory; ours need about 100."""
 MAX_DIMENSIONS = 8
+MEMBER = re.compile(r"field `([^`]*)`")
+"""How an error of msgspec names a member of an object."""
 NUMBER = re.compile(r"[<>|=]?(u[1248]|i[1248]|f[248])")
 """Numeric dtypes as a .npy header writes them."""
+
+CONTENT_TYPES = ("application/json", "application/x-npy", "application/x-npz")
 
 ZIP_ERRORS = (
     zipfile.BadZipFile,
@@ -51,38 +53,110 @@ class Decoded:
     probabilities: np.ndarray | None = None
 
 
-def decode(content_type: str, body: bytes, limit: int) -> Decoded:
-    """Decode `body` according to its content type into arrays of at most `limit` bytes.
+@dataclass(frozen=True)
+class Expected:
+    """What a project takes: inputs of this shape, probabilities of so many classes."""
+
+    shape: tuple[int, ...]
+    classes: int
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most bytes of a request's arrays, unpacked, and of a request in JSON."""
+
+    body: int
+    json: int
+
+
+def decode(content_type: str, body: bytes, expected: Expected, limits: Limits) -> Decoded:
+    """Decode `body` according to its content type into arrays within `limits`.
 
     Raises `UnsupportedMediaType`, `RequestValidationError` (malformed JSON, unknown fields),
-    `InvalidQuery` (not a plain array) or `PayloadTooLarge` (unpacks to more than `limit`).
+    `InvalidQuery` (not a plain array, or JSON of another shape) or `PayloadTooLarge`.
     """
-    kind = content_type.partition(";")[0].strip().lower()
-    decoder = DECODERS.get(kind)
-    if decoder is None:
-        raise UnsupportedMediaType(
-            f"The content type {kind or '(none)'!r} is not one of {', '.join(DECODERS)}."
+    match content_type.partition(";")[0].strip().lower():
+        case "application/json":
+            return decode_json(body, expected, limits)
+        case "application/x-npy":
+            return Decoded(_array("inputs", body))
+        case "application/x-npz":
+            return decode_npz(body, limits.body)
+        case kind:
+            raise UnsupportedMediaType(
+                f"The content type {kind or '(none)'!r} is not one of {', '.join(CONTENT_TYPES)}."
+            )
+
+
+def decode_json(body: bytes, expected: Expected, limits: Limits) -> Decoded:
+    """Decode the JSON form of `LabelRequest`.
+
+    Each list is held against the shape that is expected while it is read, so nothing is built that
+    is not an array. A number takes up to 30 times its bytes, hence a limit of its own.
+    """
+    if len(body) > limits.json:
+        raise PayloadTooLarge(
+            f"A request in JSON has at most {limits.json} bytes; this one has {len(body)}. Send "
+            "application/x-npy or application/x-npz, or split the request.",
+            limit=limits.json,
         )
-    return decoder(body, limit)
-
-
-def decode_json(body: bytes, limit: int) -> Decoded:
-    """Decode the JSON form of `LabelRequest`."""
     try:
-        request = LabelRequest.model_validate_json(body, strict=True)
-    except ValidationError as error:
-        raise RequestValidationError(error.errors(include_input=False)) from None
-    inputs = _nested("inputs", request.inputs)
-    if inputs.nbytes > limit:
-        raise _too_large(limit)
-    if request.probabilities is None:
+        sent = _json_decoder(expected).decode(body)
+    except UnicodeDecodeError:
+        raise _malformed("JSON is malformed: not UTF-8") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        if b"NaN" in body or b"Infinity" in body:  # which Python's json writes
+            raise InvalidQuery("Inputs must be finite; NaN or infinity was found.") from None
+        if not isinstance(error, msgspec.ValidationError) or "`$." not in str(error):
+            raise _malformed(str(error)) from None
+        shape = ", ".join(map(str, ("B", *expected.shape)))
+        raise InvalidQuery(
+            f"{error}. Inputs are numbers of shape [{shape}], probabilities of shape "
+            f"[B, {expected.classes}]."
+        ) from None
+    members = 1 + (sent.probabilities is not msgspec.UNSET)
+    if body.count(b'"') != 2 * members:  # the only texts in it are the members' names
+        raise _malformed("A member is given twice.")
+    inputs = _numbers(sent.inputs, expected.shape)
+    if inputs.nbytes > limits.body:
+        raise _too_large(limits.body)
+    if not sent.probabilities:
         return Decoded(inputs)
-    return Decoded(inputs, _nested("probabilities", request.probabilities))
+    return Decoded(inputs, _numbers(sent.probabilities, (expected.classes,)))
 
 
-def decode_npy(body: bytes, limit: int) -> Decoded:
-    """Decode a `.npy` array: the inputs."""
-    return Decoded(_array("inputs", body))
+@lru_cache(maxsize=64)
+def _json_decoder(expected: Expected) -> msgspec.json.Decoder[Any]:
+    inputs, rows = _lists(expected.shape), _lists((expected.classes,))
+    fields: list[tuple[str, Any] | tuple[str, Any, Any]] = [
+        ("inputs", inputs),
+        ("probabilities", rows | None | msgspec.UnsetType, msgspec.UNSET),
+    ]
+    return msgspec.json.Decoder(
+        msgspec.defstruct("LabelRequest", fields, forbid_unknown_fields=True)
+    )
+
+
+def _lists(shape: tuple[int, ...]) -> Any:
+    """Return the type of lists of arrays with this shape."""
+    kind: Any = float
+    for side in reversed(shape):
+        kind = Annotated[list[kind], msgspec.Meta(min_length=side, max_length=side)]
+    return Annotated[list[kind], msgspec.Meta(min_length=1)]
+
+
+def _numbers(rows: list[Any], shape: tuple[int, ...]) -> np.ndarray:
+    """Copy lists of this shape. Row by row, so that other threads get their turns."""
+    numbers = np.empty((len(rows), *shape))
+    for index, row in enumerate(rows):
+        numbers[index] = row
+    return numbers
+
+
+def _malformed(problem: str) -> RequestValidationError:
+    member = MEMBER.search(problem)
+    place = (member[1] if member else "body",)
+    return RequestValidationError([{"type": "json_invalid", "loc": place, "msg": problem}])
 
 
 def decode_npz(body: bytes, limit: int) -> Decoded:
@@ -116,13 +190,6 @@ def decode_npz(body: bytes, limit: int) -> Decoded:
     except ZIP_ERRORS:
         raise InvalidQuery("The body is not a complete .npz archive.") from None
     return Decoded(**arrays)
-
-
-DECODERS: dict[str, Callable[[bytes, int], Decoded]] = {
-    "application/json": decode_json,
-    "application/x-npy": decode_npy,
-    "application/x-npz": decode_npz,
-}
 
 
 def _array(name: str, data: bytes) -> np.ndarray:
@@ -187,29 +254,6 @@ def _check_directory(body: bytes) -> None:
     entries, size = struct.unpack("<HI", end[10:16])
     if entries > 2 or size > MAX_HEADER:
         raise InvalidQuery("The archive must hold `inputs` and, optionally, `probabilities`.")
-
-
-def _nested(name: str, value: list[Any]) -> np.ndarray:
-    """Turn nested lists of numbers into float64. Refuses ragged lists and anything else."""
-    shape: list[int] = []
-    level: list[Any] = [value]
-    while level and isinstance(level[0], list):
-        if len(shape) == MAX_DIMENSIONS:
-            raise InvalidQuery(f"{name}: lists are nested more than {MAX_DIMENSIONS} deep.")
-        lengths = {len(item) if isinstance(item, list) else -1 for item in level}
-        if len(lengths) != 1:
-            raise InvalidQuery(
-                f"{name}: lists at depth {len(shape) + 1} differ in length. "
-                "Every row needs the same shape."
-            )
-        shape.append(lengths.pop())
-        level = list(chain.from_iterable(level))
-    if not set(map(type, level)) <= {int, float}:
-        raise InvalidQuery(f"{name}: every innermost element must be a number.")
-    try:
-        return np.array(level, dtype=np.float64).reshape(shape)
-    except OverflowError:
-        raise InvalidQuery(f"{name}: a number is too large for float64.") from None
 
 
 def _too_large(limit: int) -> PayloadTooLarge:

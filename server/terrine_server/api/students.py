@@ -12,7 +12,7 @@ from starlette.responses import Response
 from terrine_protocol import Budget, Estimate, EstimateRequest, LabelResponse, ProjectInfo
 from terrine_server import views
 from terrine_server.api import openapi
-from terrine_server.api.decoding import decode
+from terrine_server.api.decoding import Expected, Limits, decode
 from terrine_server.api.services import OwnProject, Services, ServicesDep
 from terrine_server.labeling.pipeline import Ask, Labeling
 from terrine_server.ledger import Receipt
@@ -59,7 +59,9 @@ async def label(
 
 def _ask(services: Services, project: str, content_type: str, body: bytes, key: str | None) -> Ask:
     with services.metrics.stage("decode"):
-        sent = decode(content_type, body, services.settings.max_body_bytes)
+        settings, expected = services.settings, services.labeling.expected(project)
+        limits = Limits(settings.max_body_bytes, settings.max_json_bytes)
+        sent = decode(content_type, body, Expected(*expected), limits)
         return services.labeling.check(project, sent.inputs, sent.probabilities, key)
 
 

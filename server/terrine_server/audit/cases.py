@@ -92,7 +92,7 @@ def _epochs() -> tuple[tuple[Request, Request], ...]:
 
 CASES = (
     Case("lnmax", {"name": "lnmax", "gamma": 0.5, "pricing": "tight"}, 19, _path(19)),
-    Case("gnmax", {"name": "gnmax", "sigma": 2.0}, 19, _path(19)),
+    Case("gnmax", {"name": "gnmax", "sigma": 2.0, "pricing": "tight"}, 19, _path(19)),
     # Of noisy counts all neighbours are alike: two of them, not to take that for granted.
     Case("noisy_votes", {"name": "noisy_votes", "sigma": 2.0}, 19, (_path(19)[6], _path(19)[-1])),
     Case(

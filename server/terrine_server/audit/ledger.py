@@ -13,12 +13,13 @@ from dataclasses import replace
 from functools import lru_cache
 
 from terrine_server.audit.findings import AuditFinding, Part
-from terrine_server.audit.worst_votes import needed_share, shown
+from terrine_server.audit.worst_votes import needed_by_answer, needed_share, shown
 from terrine_server.ledger import Ledger, ProjectRecord
 from terrine_server.ledger.epochs import events_of
 from terrine_server.privacy import (
     Account,
     ConfidentMax,
+    GaussianArgmax,
     Mechanism,
     ParameterError,
     Price,
@@ -92,7 +93,7 @@ def _check_terms(project: ProjectRecord) -> Iterator[str]:
     if terms.rule != quoted.rule:
         yield f"its rule is {_rule(terms.rule)}, but {_rule(quoted.rule)} is quoted for it"
         return
-    yield from _check_joint(mechanism, terms)
+    yield from _check_prices(mechanism, terms)
     for name in ("budget", "delta_budget"):
         if getattr(terms, name) > getattr(quoted, name):
             yield (
@@ -101,16 +102,23 @@ def _check_terms(project: ProjectRecord) -> Iterator[str]:
             )
 
 
-def _check_joint(mechanism: Mechanism, terms: Terms) -> Iterator[str]:
-    """Yield a problem if votes can be found that need more than a joint price list charges."""
-    answer = mechanism.events().get(VoteOutcome.ANSWERED)
-    if not isinstance(answer, ConfidentMax) or terms.rule.order is None:
+def _check_prices(mechanism: Mechanism, terms: Terms) -> Iterator[str]:
+    """Yield a problem if votes can be found that need more than the price list charges."""
+    answer, order = mechanism.events().get(VoteOutcome.ANSWERED), terms.rule.order
+    if order is None:
+        return
+    if isinstance(answer, GaussianArgmax):
+        size = mechanism.teachers, mechanism.classes
+        needed, votes = needed_by_answer(answer, terms.prices[VoteOutcome.ANSWERED], order, *size)
+        if needed > 1:
+            yield f"its price is too low: {shown(votes)} votes need {needed:.1%} of it"
+    if not isinstance(answer, ConfidentMax):
         return
     for baseline in terms.baselines:
         paid = {o: terms.price(o, opens=False, baseline=baseline) for o in terms.prices}
         charged = paid[VoteOutcome.ANSWERED], paid[VoteOutcome.ABSTAINED]
         event = replace(answer, baseline=baseline)
-        needed, votes = needed_share(event, *charged, terms.rule.order)
+        needed, votes = needed_share(event, *charged, order)
         if needed > 1:
             what = f" with a baseline of {baseline}" if baseline else ""
             yield f"its prices{what} are too low: {shown(votes)} votes need {needed:.1%} of them"

@@ -20,6 +20,7 @@ from terrine_server.audit.cases import CASES, Case, Request
 from terrine_server.audit.evidence import Limits, Promise, Sample, events, limits
 from terrine_server.audit.findings import AuditFinding
 from terrine_server.privacy import (
+    GaussianArgmax,
     GaussianNoisyCounts,
     LaplaceArgmax,
     Mechanism,
@@ -96,8 +97,7 @@ def aspects(mechanism: Mechanism) -> list[Aspect]:
     terms = quote(mechanism, epsilon=100.0, delta=0.5)  # the prices do not depend on the budget
     kinds = mechanism.events().values()
     if any(isinstance(event, LaplaceArgmax) for event in kinds):
-        cost = quote(mechanism, 100.0, 0.5, rule=Rule("rdp", 2.0)).worst.cost / COST_UNITS
-        return [Aspect("", Promise("D₂", cost), lambda seen: seen)]
+        return [Aspect("", _divergence(mechanism), lambda seen: seen)]
     if terms.rule.name == "rdp":
         epsilon = max(float(rdp(event, INFINITE)) for event in kinds)
         return [Aspect("", Promise("ε", epsilon), lambda seen: seen)]
@@ -116,7 +116,14 @@ def aspects(mechanism: Mechanism) -> list[Aspect]:
         covered.append(
             Aspect(": whether it answers", promise(cheapest), lambda seen: seen[0][0] == "answered")
         )
+    if any(isinstance(event, GaussianArgmax) for event in kinds):
+        covered.append(Aspect(" in Rényi DP", _divergence(mechanism), lambda seen: seen))
     return covered
+
+
+def _divergence(mechanism: Mechanism) -> Promise:
+    terms = quote(mechanism, 100.0, 0.5, rule=Rule("rdp", 2.0))
+    return Promise("D₂", terms.worst.cost / COST_UNITS)
 
 
 def audit_mechanisms(

@@ -14,7 +14,7 @@ from terrine_server.audit.ledger import audit_books
 from terrine_server.audit.mechanisms import audit_mechanisms
 from terrine_server.audit.noise import audit_noise
 from terrine_server.audit.service import audit_service
-from terrine_server.audit.worst_votes import audit_joint_price
+from terrine_server.audit.worst_votes import audit_answer_price, audit_joint_price
 from terrine_server.ledger import Ledger
 
 Subject = Literal["mechanisms", "service", "ledger"]
@@ -67,6 +67,7 @@ def _findings(
         yield from audit_noise(effort.noise, level)
         yield from audit_mechanisms(effort.draws, level, choice)
         yield audit_joint_price()
+        yield audit_answer_price()
     if "service" in subjects:
         yield from audit_service(effort.students, level, choice)
     if "ledger" in subjects and ledger is not None:

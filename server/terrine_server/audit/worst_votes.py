@@ -1,8 +1,8 @@
-"""Attack a joint price at the worst votes that can be found, by exact laws instead of draws.
+"""Attack prices at the worst votes that can be found, by exact laws instead of draws.
 
 One query of a large ensemble reveals so little that no number of draws would show a price that is a
 tenth too low. But the law of its outcome can be computed: sums over all values of the noise, in
-which nothing of the price's own theory appears (`accounting.joint`).
+which nothing of a price's own theory appears (`accounting.joint`, `accounting.gaussian`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from terrine_server.audit.findings import AuditFinding
 from terrine_server.privacy import (
     ConfidentMax,
     CostEvent,
+    GaussianArgmax,
     Price,
     Rule,
     VoteOutcome,
@@ -38,6 +39,7 @@ EXAMPLE = {
     "answer_share": 0.5,
 }
 TEACHERS, CLASSES, ORDER = 2000, 10, 17.71
+ALONE = {"name": "gnmax", "sigma": 40.0, "pricing": "tight"}
 LEVELS = 40
 """How many top counts are tried."""
 
@@ -55,6 +57,42 @@ def audit_joint_price() -> AuditFinding:
         "exceeded" if needed > 1 else "holds",
         f"the worst votes found, {shown(votes)}, need {needed:.1%} of it (exact laws, no draws)",
     )
+
+
+def audit_answer_price() -> AuditFinding:
+    """Return what the worst votes that are found need of the price of an answer in an example."""
+    mechanism = build_mechanism(ALONE, teachers=TEACHERS, classes=CLASSES)
+    (event,) = mechanism.events().values()
+    charged = price(event, Rule("rdp", ORDER))
+    needed, votes = needed_by_answer(event, charged, ORDER, TEACHERS, CLASSES)
+    return AuditFinding(
+        "mechanisms",
+        f"price of an answer of gnmax, {TEACHERS:,} teachers",
+        "exceeded" if needed > 1 else "holds",
+        f"the worst votes found, {shown(votes)}, need {needed:.1%} of it (exact laws, no draws)",
+    )
+
+
+def needed_by_answer(
+    event: CostEvent, answer: Price, order: float, teachers: int, classes: int
+) -> tuple[float, Votes]:
+    """Return the largest share of the price of an answer that any votes need, and the votes.
+
+    0 for an event that is not priced by its answer.
+    """
+    if not isinstance(event, GaussianArgmax):
+        return 0.0, ()
+    found: tuple[float, Votes] = (0.0, ())
+    widest = min(teachers, round(6 * event.sigma))
+    for lead in sorted({int(lead) for lead in np.linspace(0, widest, LEVELS)}):
+        top = (teachers + lead) // 2
+        votes = (top, teachers - top, *[0] * (classes - 2))
+        for moved in ((top - 1, teachers - top + 1), (top + 1, teachers - top - 1)):
+            if min(moved) >= 0:
+                moment = _labelled(votes, (*moved, *votes[2:]), event.sigma, order)
+                needed = math.log(moment) / (order - 1) / (answer.cost / COST_UNITS)
+                found = max(found, (needed, votes))
+    return found
 
 
 def needed_share(
@@ -127,10 +165,15 @@ def _moments(event: ConfidentMax, before: Votes, after: Votes, order: float) -> 
     """Σ P^α Q^(1−α) over the abstention, and over the labels."""
     tails = [_passes(max(votes) - _top_needed(event), event.sigma1) for votes in (before, after)]
     (p, f), (p2, f2) = tails
-    here, there = (_labels(votes, event.sigma2) for votes in (before, after))
-    seen = (here > 0) & (there > 0)
-    labels = float(np.sum(here[seen] ** order * there[seen] ** (1 - order)))
+    labels = _labelled(before, after, event.sigma2, order)
     return f**order * f2 ** (1 - order), p**order * p2 ** (1 - order) * labels
+
+
+def _labelled(before: Votes, after: Votes, sigma: float, order: float) -> float:
+    """Σ P^α Q^(1−α) over the labels."""
+    here, there = (_labels(votes, sigma) for votes in (before, after))
+    seen = (here > 0) & (there > 0)
+    return float(np.sum(np.exp(order * np.log(here[seen]) + (1 - order) * np.log(there[seen]))))
 
 
 @lru_cache(maxsize=8)

@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 
 from terrine_server.cli.console import console, fail, opened_ledger
-from terrine_server.cli.plan_report import SAME_PRICE
+from terrine_server.cli.plan_report import ALL_COUNTS, ANSWER_ALONE
 
 if TYPE_CHECKING:
     from terrine_server.planning.accountants import Method
@@ -190,7 +190,7 @@ def _lines(books: Books, budget: float) -> list[Line]:
 
 
 def _show(books: Books, budget: float, lines: list[Line]) -> None:
-    from terrine_server.privacy import GaussianNoisyCounts
+    from terrine_server.privacy import GaussianArgmax, GaussianNoisyCounts
 
     made = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(books.outcomes.items()))
     console.print(f"[bold]{books.project}[/]: {made}", highlight=False, soft_wrap=True)
@@ -213,7 +213,9 @@ def _show(books: Books, budget: float, lines: list[Line]) -> None:
         )
     console.print(table)
     if any(isinstance(event, GaussianNoisyCounts) for event in books.tally):
-        console.print(SAME_PRICE, highlight=False, soft_wrap=True)
+        console.print(ALL_COUNTS, highlight=False, soft_wrap=True)
+    if any(isinstance(event, GaussianArgmax) for event in books.tally):
+        console.print(ANSWER_ALONE, highlight=False, soft_wrap=True)
 
 
 def _document(books: Books, budget: float, lines: list[Line]) -> dict[str, Any]:

@@ -35,6 +35,13 @@ TokenFile = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="File with the token. Default: the variable TERRINE_TOKEN."),
 ]
+Insecure = Annotated[
+    bool,
+    typer.Option(
+        "--insecure",
+        help="Allow plain http to another machine: anyone on the network path can read the token.",
+    ),
+]
 Public = Annotated[
     Path,
     typer.Argument(
@@ -66,6 +73,7 @@ def train(
         Path, typer.Option(metavar="DIR", help="Directory for the student and its report.")
     ] = Path("student"),
     token_file: TokenFile = None,
+    insecure: Insecure = False,
     schema: Schema = None,
     held_out: Annotated[
         Path | None,
@@ -114,7 +122,7 @@ def train(
     if steps is not None:
         training = replace(training, steps=steps)
     inputs, encoding = load_public(public, schema)
-    with connect(url, token_file) as client:
+    with connect(url, token_file, insecure) as client:
         examples = load_held_out(held_out, encoding, client) if held_out else None
         with steps_bar(console) as on_step:
             made = distill(
@@ -139,12 +147,14 @@ def label(
     url: Url,
     out: Annotated[Path, typer.Option(metavar="FILE", help="The .npz file to write.")],
     token_file: TokenFile = None,
+    insecure: Insecure = False,
     schema: Schema = None,
 ) -> None:
     """Request labels for inputs and save them as arrays: outcomes, labels and charges.
 
-    For a noisy_votes project also noisy_counts and noise_sigma. For projects that do not need the
-    student's probabilities. Repeating a query is free.
+    And `names`, the labels' class names, empty where there is no label. For a noisy_votes project
+    also noisy_counts and noise_sigma. For projects that do not need the student's probabilities.
+    Repeating a query is free.
 
     [bold]Example[/bold]: terrine student label pool.npy --out labels.npz
     """
@@ -153,24 +163,28 @@ def label(
     if out.suffix != ".npz":
         fail(f"--out must end in .npz; {out} does not.")
     inputs, _ = load_public(public, schema)
-    with connect(url, token_file) as client:
+    with connect(url, token_file, insecure) as client:
+        classes = client.project().ensemble.classes
         labels = client.label(inputs, progress=True)
     arrays: dict[str, Any] = {
         name: getattr(labels, name)
         for name in ("outcomes", "labels", "charges", "noisy_counts", "noise_sigma")
     }
+    arrays["names"] = np.array([name or "" for name in labels.names(classes)], dtype=np.str_)
     np.savez_compressed(out, **{n: value for n, value in arrays.items() if value is not None})
     counts = ", ".join(f"{count} {outcome}" for outcome, count in labels.counts.items() if count)
     console.print(f"{out}: {counts}. ε spent {labels.budget.epsilon_spent:.4g}.", soft_wrap=True)
 
 
 @app.command()
-def budget(url: Url, token_file: TokenFile = None, as_json: AsJson = False) -> None:
+def budget(
+    url: Url, token_file: TokenFile = None, insecure: Insecure = False, as_json: AsJson = False
+) -> None:
     """Show the account of the token's project.
 
     [bold]Example[/bold]: terrine student budget --url https://labels.example.org
     """
-    with connect(url, token_file) as client:
+    with connect(url, token_file, insecure) as client:
         account = client.budget()
     if as_json:
         print_json(account)
@@ -186,12 +200,12 @@ def budget(url: Url, token_file: TokenFile = None, as_json: AsJson = False) -> N
 
 
 @contextmanager
-def connect(url: str, token_file: Path | None) -> Iterator[Client]:
+def connect(url: str, token_file: Path | None, insecure: bool) -> Iterator[Client]:
     """A client with the token from `token_file`, or else from the environment."""
     from terrine_client import Client
 
     token = token_file.read_text().strip() if token_file else None
-    with Client(url, token) as client:
+    with Client(url, token, insecure=insecure) as client:
         yield client
 
 

@@ -102,6 +102,11 @@ class Labeling:
         self._metrics = metrics
         self._max_batch = max_batch
 
+    def expected(self, project_name: str) -> tuple[tuple[int, ...], int]:
+        """Return the shape of one input and the number of classes. Raises NotFound."""
+        info = self._ledger.remembered(project_name).ensemble.info
+        return tuple(InputSpec.model_validate(info["input"]).shape), len(info["classes"])
+
     def check(
         self,
         project_name: str,

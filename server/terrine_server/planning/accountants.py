@@ -24,6 +24,7 @@ from terrine_server.privacy.accounting.events import (
     Composition,
     ConfidentMax,
     CostEvent,
+    GaussianArgmax,
     GaussianNoisyCounts,
     GaussianNoisyMax,
     GaussianThreshold,
@@ -138,7 +139,7 @@ def accountants(
     share = conversion_delta(kinds, delta)
     fixed = order or opening_rule(kinds, epsilon, share).order
     if fixed is None:
-        highest = np.max([rdp(event, FINE_ORDERS) for event in kinds], axis=0)
+        highest = np.max([rdp(_apart(event), FINE_ORDERS) for event in kinds], axis=0)
         fixed = float(FINE_ORDERS[np.argmax(rdp_budget(FINE_ORDERS, epsilon, share) / highest)])
     every = [
         Accountant(method, share, fixed if method is Method.FIXED_ORDER else None)
@@ -182,7 +183,7 @@ def pure_epsilon(event: CostEvent) -> float:
             return epsilon
         case GaussianNoisyMax() | GaussianNoisyCounts() | GaussianThreshold():
             return math.inf
-        case StabilityTest() | ConfidentMax():
+        case GaussianArgmax() | StabilityTest() | ConfidentMax():
             return math.inf
         case Composition(events):
             return sum(pure_epsilon(part) for part in events)
@@ -235,7 +236,7 @@ def published_rdp(event: CostEvent, orders: Floats) -> Floats:
     match event:
         case GaussianNoisyMax(sigma, shift):
             return np.asarray(orders * (shift / sigma) ** 2)
-        case GaussianNoisyCounts(sigma):
+        case GaussianNoisyCounts(sigma) | GaussianArgmax(sigma):
             return np.asarray(orders * (1 / sigma) ** 2)
         case GaussianThreshold(sigma) | StabilityTest(sigma):
             return np.asarray(orders / (2 * sigma**2))
@@ -256,6 +257,21 @@ def published_rdp(event: CostEvent, orders: Floats) -> Floats:
             assert_never(event)
 
 
+def _apart(event: CostEvent) -> CostEvent:
+    """Return the same release with a price at every order.
+
+    A joint price is divided between its outcomes for one order, and the price of an answer takes
+    too long to compute at hundreds: test and maximum apart, and the noisy counts.
+    """
+    match event:
+        case ConfidentMax():
+            return event.parts
+        case GaussianArgmax():
+            return event.counts
+        case _:
+            return event
+
+
 @lru_cache(maxsize=256)
 def _cost(method: Method, event: CostEvent, order: float | None) -> Floats:
     match method:
@@ -266,8 +282,7 @@ def _cost(method: Method, event: CostEvent, order: float | None) -> Floats:
         case Method.CLASSIC:
             cost = published_rdp(event, FINE_ORDERS)
         case Method.IMPROVED:
-            # A joint price is divided between its outcomes for one order; at others, apart.
-            cost = rdp(event.parts if isinstance(event, ConfidentMax) else event, FINE_ORDERS)
+            cost = rdp(_apart(event), FINE_ORDERS)
         case Method.FIXED_ORDER:
             cost = rdp(event, [math.nan if order is None else order])
         case _:

@@ -90,3 +90,17 @@ def log1mexp(x: Floats) -> Floats:
     x = np.maximum(x, 0)
     with np.errstate(divide="ignore"):
         return np.where(x > math.log(2), np.log1p(-np.exp(-x)), np.log(-np.expm1(-x)))
+
+
+def log_psi(y: Floats, order: float) -> Floats:
+    """Return ln ψ(e^y) with ψ(x) = x^α − αx + α − 1 ≥ 0; −∞ at y = 0."""
+    small = np.abs(order * y) < 0.03
+    near, far = np.where(small, y, 0.0), np.where(small, 1.0, order * y)
+    series = np.zeros_like(near)
+    for i in range(9, 1, -1):  # Σ_i (α^i − α) y^i / i!
+        series = (series * near) + (order**i - order) / math.factorial(i)
+    with np.errstate(divide="ignore", over="ignore"):
+        direct = np.where(
+            far > 600, far, np.log(np.expm1(np.minimum(far, 600)) - order * np.expm1(far / order))
+        )
+        return np.where(small, np.log(series * near**2), direct)

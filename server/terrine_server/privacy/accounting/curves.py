@@ -16,6 +16,7 @@ from terrine_server.privacy.accounting.events import (
     Composition,
     ConfidentMax,
     CostEvent,
+    GaussianArgmax,
     GaussianNoisyCounts,
     GaussianNoisyMax,
     GaussianThreshold,
@@ -25,6 +26,7 @@ from terrine_server.privacy.accounting.events import (
     StabilityTest,
     WithinEpoch,
 )
+from terrine_server.privacy.accounting.gaussian import gaussian_argmax_rdp
 from terrine_server.privacy.accounting.joint import outcome_costs
 from terrine_server.privacy.accounting.laplace import argmax_gdp, argmax_rdp
 from terrine_server.privacy.accounting.units import SLACK
@@ -39,7 +41,7 @@ def gdp_squared(event: CostEvent) -> float:
     match event:
         case GaussianNoisyMax(sigma, shift):
             return 2 * (shift * shift_mu(sigma)) ** 2
-        case GaussianNoisyCounts(sigma):
+        case GaussianArgmax(sigma) | GaussianNoisyCounts(sigma):
             return 2 * shift_mu(sigma) ** 2
         case GaussianThreshold(sigma) | StabilityTest(sigma):
             return shift_mu(sigma) ** 2
@@ -68,6 +70,9 @@ def rdp(event: CostEvent, orders: ArrayLike) -> NDArray[np.float64]:
         case GaussianNoisyMax(sigma, shift):
             # P18 section 4.1; an integer shift of N_Z costs no more than one of N (CKS 2020).
             return np.asarray(alpha * (shift / sigma) ** 2)
+        case GaussianArgmax(sigma):
+            answer = np.vectorize(gaussian_argmax_rdp, otypes=[np.float64])(sigma, alpha)
+            return np.minimum(answer, rdp(event.counts, alpha))
         case GaussianNoisyCounts(sigma):
             return np.asarray(alpha * (1 / sigma) ** 2)
         case GaussianThreshold(sigma, threshold, low, high):
@@ -102,7 +107,7 @@ def additive_delta(event: CostEvent) -> float:
             return delta
         case GaussianNoisyMax() | GaussianNoisyCounts() | GaussianThreshold():
             return 0.0
-        case LaplaceNoisyMax() | LaplaceArgmax():
+        case LaplaceNoisyMax() | LaplaceArgmax() | GaussianArgmax():
             return 0.0
         case ClaimedRelease() | WithinEpoch() | ConfidentMax():
             return 0.0

@@ -30,6 +30,18 @@ class GaussianNoisyMax(_Json):
 
 
 @dataclass(frozen=True)
+class GaussianArgmax(_Json):
+    """As `GaussianNoisyMax` where one vote moves, priced by the answer and not the noisy counts."""
+
+    sigma: float
+
+    @property
+    def counts(self) -> GaussianNoisyMax:
+        """The same release, priced by the noisy counts."""
+        return GaussianNoisyMax(self.sigma)
+
+
+@dataclass(frozen=True)
 class GaussianNoisyCounts(_Json):
     """counts + N_Z(0, sigma²), all of them; between neighbours two counts move by ≤ 1 vote.
 
@@ -153,6 +165,7 @@ class Composition(_Json):
 
 CostEvent = (
     GaussianNoisyMax
+    | GaussianArgmax
     | GaussianNoisyCounts
     | GaussianThreshold
     | StabilityTest
@@ -169,6 +182,7 @@ LedgerEvent = CostEvent | PublishedBound
 
 _KINDS: dict[str, type[LedgerEvent]] = {
     "gaussian_noisy_max": GaussianNoisyMax,
+    "gaussian_argmax": GaussianArgmax,
     "gaussian_noisy_counts": GaussianNoisyCounts,
     "gaussian_threshold": GaussianThreshold,
     "stability_test": StabilityTest,

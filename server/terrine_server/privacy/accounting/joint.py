@@ -18,7 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
-from terrine_server.privacy.accounting.bits import bernoulli_rdp, complements, log_tails
+from terrine_server.privacy.accounting.bits import (
+    bernoulli_rdp,
+    complements,
+    log_psi,
+    log_tails,
+)
 from terrine_server.privacy.accounting.checks import Floats
 from terrine_server.privacy.accounting.events import ConfidentMax
 from terrine_server.privacy.accounting.units import SLACK
@@ -223,7 +228,7 @@ def _moved(
     """Compare the law d of D with d'(k) = d(k + by), |by| = 2."""
     # ln d(k)/d(k + by), exactly: mass(k)/mass(k − 2) = e^((1−k)/σ²).
     ratio = (1 - k) / sigma**2 if by < 0 else (k + 1) / sigma**2
-    weights = _log_psi(ratio, order) - ratio
+    weights = log_psi(ratio, order) - ratio
     terms = np.exp(log_mass + weights)
     above, below = np.cumsum(terms[::-1])[::-1], np.concatenate([[0.0], np.cumsum(terms)[:-1]])
     under = np.concatenate([[0.0], np.cumsum(mass)[:-1]])  # 1 − U(k)
@@ -244,7 +249,7 @@ def _moved(
         after = np.concatenate([under[2:], [1.0, 1.0]])
         step = -np.concatenate([mass[:-1] + mass[1:], [0.0]])
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        rest = after * np.exp(_log_psi(np.log1p(step / after), order))
+        rest = after * np.exp(log_psi(np.log1p(step / after), order))
     return _Moved(terms, weights, majorant, rest)
 
 
@@ -252,20 +257,6 @@ def _running(values: Floats) -> Floats:
     """Return the maximum of each value and all later ones."""
     result: Floats = np.maximum.accumulate(values[::-1])[::-1]
     return result
-
-
-def _log_psi(y: Floats, order: float) -> Floats:
-    """Return ln ψ(e^y) with ψ(x) = x^α − αx + α − 1 ≥ 0; −∞ at y = 0."""
-    small = np.abs(order * y) < 0.03
-    near, far = np.where(small, y, 0.0), np.where(small, 1.0, order * y)
-    series = np.zeros_like(near)
-    for i in range(9, 1, -1):  # Σ_i (α^i − α) y^i / i!
-        series = (series * near) + (order**i - order) / math.factorial(i)
-    with np.errstate(divide="ignore", over="ignore"):
-        direct = np.where(
-            far > 600, far, np.log(np.expm1(np.minimum(far, 600)) - order * np.expm1(far / order))
-        )
-        return np.where(small, np.log(series * near**2), direct)
 
 
 def _log_theta(sigma: float, start: float) -> float:

@@ -16,6 +16,7 @@ from terrine_server.privacy.accounting.events import (
     Composition,
     ConfidentMax,
     CostEvent,
+    GaussianArgmax,
     GaussianNoisyCounts,
     GaussianNoisyMax,
     GaussianThreshold,
@@ -62,7 +63,7 @@ def best_order(events: Iterable[CostEvent], epsilon: float, delta: float) -> flo
     """
     orders, kinds = _orders(delta), list(events)
     if any(
-        isinstance(event, ConfidentMax | LaplaceArgmax) for event in kinds
+        isinstance(event, ConfidentMax | LaplaceArgmax | GaussianArgmax) for event in kinds
     ):  # priced order by order
         return search_order(
             epsilon, delta, lambda order: max(float(rdp(event, order)) for event in kinds)
@@ -100,7 +101,7 @@ def _gains_from_rdp(event: CostEvent) -> bool:
             return True
         case GaussianNoisyMax() | GaussianNoisyCounts() | GaussianThreshold():
             return False
-        case StabilityTest() | WithinEpoch():
+        case GaussianArgmax() | StabilityTest() | WithinEpoch():
             return False
         case Composition(events):
             return any(map(_gains_from_rdp, events))

@@ -9,7 +9,11 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from terrine_server.privacy.accounting.events import CostEvent, GaussianNoisyMax
+from terrine_server.privacy.accounting.events import (
+    CostEvent,
+    GaussianArgmax,
+    GaussianNoisyMax,
+)
 from terrine_server.privacy.mechanisms.base import (
     Counts,
     Probabilities,
@@ -19,20 +23,23 @@ from terrine_server.privacy.mechanisms.base import (
     noisy_max,
 )
 from terrine_server.privacy.noise import Entropy, discrete_gaussian
-from terrine_server.privacy.parameters import check_ensemble, check_sigma
+from terrine_server.privacy.parameters import ParameterError, check_ensemble, check_sigma
 
 
 @dataclass(frozen=True)
 class GNMax:
     """Answers argmax_j (n_j + Y_j), with Y_j ~ N_Z(0, sigma²) in votes (P18, section 4.1).
 
-    Price: two counts move by one vote each, which costs α/sigma² in Rényi DP and
-    μ² = 2·μ_Z(sigma)² in Gaussian DP (see `accounting.curves.shift_mu`).
+    Of the noisy counts two move by one vote each, which costs α/sigma² in Rényi DP and
+    μ² = 2·μ_Z(sigma)² in Gaussian DP (see `accounting.curves.shift_mu`). With `pricing="tight"` a
+    query in Rényi DP pays for its answer alone, which reveals less (docs/privacy/gnmax.md);
+    without, as in older projects, for the noisy counts.
     """
 
     teachers: int
     classes: int
     sigma: float
+    pricing: Literal["tight"] | None = None
 
     name: ClassVar[str] = "gnmax"
     guarantee: ClassVar[Literal["proven", "claimed"]] = "proven"
@@ -42,10 +49,13 @@ class GNMax:
     def __post_init__(self) -> None:
         check_ensemble(self.teachers, self.classes)
         check_sigma("sigma", self.sigma)
+        if self.pricing not in (None, "tight"):
+            raise ParameterError(f"pricing must be tight, or not be given: not {self.pricing!r}.")
 
     def events(self) -> Mapping[VoteOutcome, CostEvent]:
         """Every query is answered and pays for one noisy maximum."""
-        return {VoteOutcome.ANSWERED: GaussianNoisyMax(self.sigma)}
+        event = GaussianNoisyMax if self.pricing is None else GaussianArgmax
+        return {VoteOutcome.ANSWERED: event(self.sigma)}
 
     def release(
         self,

@@ -38,6 +38,7 @@ from terrine_server.privacy.accounting.events import (
     Composition,
     ConfidentMax,
     CostEvent,
+    GaussianArgmax,
     GaussianNoisyCounts,
     GaussianNoisyMax,
     GaussianThreshold,
@@ -216,11 +217,12 @@ def _part(event: CostEvent, teachers: int, classes: int, order: float) -> _Part:
     match event:
         case GaussianThreshold() | StabilityTest():
             return _Part(event, bit_table(event, [order])[0], step=1)
-        case GaussianNoisyMax(sigma, shift=1):
+        case GaussianNoisyMax(sigma, shift=1) | GaussianArgmax(sigma):
             fine = _resolution(teachers)
             gaps = np.arange(teachers * fine + 1) / fine
             levels = log_ndtr((1 - gaps) / (math.sqrt(2) * sigma))
             costs = gnmax_rdp(_log_q(levels, classes), sigma, order)[:, 0]
+            costs = np.minimum(costs, rdp(event, order))
             return _Part(event, costs, 2 * fine + 1, levels[::fine], levels)
         case LaplaceNoisyMax(gamma, shift=1) | LaplaceArgmax(gamma):
             tails = laplace_log_tails(gamma, teachers)
