@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import pickle
 import struct
+import sys
+import time
 import tracemalloc
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -324,3 +328,27 @@ def test_any_flipped_byte_is_decoded_or_refused(data: st.DataObject) -> None:
         decode(kind, bytes(flipped), LIMIT)
     except (TerrineError, RequestValidationError):
         return
+
+
+def test_threads_may_read_headers_at_the_same_time() -> None:
+    """Python 3.11's own parser of literals fails if they do, and garbage is collected meanwhile."""
+    body, often = npy(ROWS), sys.getswitchinterval()
+
+    def give_way(*_: object) -> None:
+        time.sleep(0)
+
+    def read(depth: int) -> bool:
+        if depth:
+            return read(depth - 1)
+        return all(np.array_equal(decode(NPY, body, LIMIT).inputs, ROWS) for _ in range(300))
+
+    sys.setswitchinterval(1e-6)
+    gc.set_threshold(1, 1000, 1000)
+    gc.callbacks.append(give_way)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            assert all(threads.map(read, range(0, 80, 10)))
+    finally:
+        gc.callbacks.remove(give_way)
+        gc.set_threshold(700, 10, 10)
+        sys.setswitchinterval(often)
