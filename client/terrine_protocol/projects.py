@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from datetime import datetime
 from typing import Annotated, Literal, Self
 
@@ -44,8 +45,9 @@ class EnsembleInfo(Reply):
     matches_prior: Annotated[
         bool,
         Field(
-            description="For two classes: whether each teacher chooses the second for the same "
-            "share of public rows as its own records have it."
+            exclude_if=operator.not_,
+            description="For two classes: each teacher chooses the second for the same share of "
+            "public rows as its own records have it.",
         ),
     ] = False
     available: Annotated[bool, Field(description="False if its files do not verify.")]
