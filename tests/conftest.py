@@ -16,7 +16,9 @@ if TYPE_CHECKING:  # heavy: imported by the fixtures that need it, when they do
     from digits import DigitsEnsemble
     from server import RunningServer
 
-WHOLE_SERVICES = {"audit", "demo", "docker", "fuzz", "operating", "student", "torture"}
+WHOLE_SERVICES = {
+    *("audit", "demo", "docker", "fuzz", "operating", "reproduce", "student", "torture"),
+}
 """Directories whose tests run whole services, trainings or many draws."""
 SLOW_FILES = {
     *("api/test_broken_books", "api/test_commands", "api/test_queueing", "api/test_exhaustion"),

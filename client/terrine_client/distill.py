@@ -243,28 +243,15 @@ class _Study:
 
     def finish(self, tell: Callable[[str], None]) -> tuple[Student, Choice]:
         """The student that is returned, and how it was chosen."""
-        from terrine_models.choice import choose_student
-        from terrine_models.counted import student_from_counts
+        from terrine_models.answers import student_from_answers
 
-        answered = self.notebook.labels >= 0
-        counts, sigma = self.notebook.noisy_counts, self.notebook.noise_sigma
-        if counts is not None and sigma is not None and answered.sum() > 1:
-            counted = student_from_counts(
-                self.public[answered],
-                counts[answered],
-                teachers=self.project.ensemble.teachers,
-                sigma=sigma,
-                inputs=self.spec,
-                classes=tuple(self.project.ensemble.classes),
-                encoding=self.encoding,
-                training=self.training,
-                tell=tell,
-                on_step=self.on_step,
-            )
-            return counted.student, counted.choice
-        made = choose_student(
+        made = student_from_answers(
             self.public,
             self.notebook.labels,
+            teachers=self.project.ensemble.teachers,
+            noisy_counts=self.notebook.noisy_counts,
+            noise_sigma=self.notebook.noise_sigma,
+            matches_prior=self.project.ensemble.matches_prior,
             inputs=self.spec,
             classes=tuple(self.project.ensemble.classes),
             encoding=self.encoding,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from datetime import datetime
 from typing import Annotated, Literal, Self
 
@@ -41,6 +42,14 @@ class EnsembleInfo(Reply):
     input: InputSpec
     classes: list[str]
     teachers: int
+    matches_prior: Annotated[
+        bool,
+        Field(
+            exclude_if=operator.not_,
+            description="For two classes: each teacher chooses the second for the same share of "
+            "public rows as its own records have it.",
+        ),
+    ] = False
     available: Annotated[bool, Field(description="False if its files do not verify.")]
 
 

@@ -40,6 +40,24 @@ def ridge_heads(
     return weights.contiguous(), biases
 
 
+def match_priors(
+    weights: torch.Tensor, biases: torch.Tensor, priors: torch.Tensor, rows: torch.Tensor
+) -> torch.Tensor:
+    """Biases [k, 2] with which heads choose class 1 for the share `priors` [k] of rows [P, d].
+
+    The scores of a small shard vary little, so that unmatched heads would hardly ever leave the
+    larger class. `rows` are features of public rows, and a prior is the share of class 1 in the
+    head's own shard: nothing else is used. Heads that know one class only are not changed.
+    """
+    leads = ((weights[:, 1] - weights[:, 0]) @ rows.T).sort(1).values
+    chosen = (priors * len(rows)).round().long().clamp(1, len(rows) - 1)
+    around = torch.stack([len(rows) - chosen - 1, len(rows) - chosen], 1)
+    half = leads.gather(1, around).mean(1) / 2
+    matched = torch.stack([half, -half], 1)
+    one_class = (priors <= 0) | (priors >= 1)
+    return torch.where(one_class[:, None], biases, matched)
+
+
 class MLP(nn.Module):
     """Fully connected layers with ReLU, for tables."""
 

@@ -8,20 +8,26 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 
-ROTATION = math.radians(15)
+TURNING = 15.0  # degrees
 SCALE = 0.12
 SHEAR = 0.15
 SHIFT = 0.09  # of the image's side: 2.5 pixels in 28
-ELASTIC = 0.036  # of half the side: 0.5 pixels in 28
+BENDING = 0.036  # of half the side: 0.5 pixels in 28
 COARSE = 4  # elastic displacements are drawn on a COARSE x COARSE lattice and interpolated
 DRAWS = 6 + 2 * COARSE * COARSE
 """Uniform draws from [-1, 1] for one distortion."""
 
 
-def distort(images: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-    """Distort `images` [B, C, H, W] by `draws` [B, DRAWS], uniform in [-1, 1]."""
+def distort(
+    images: torch.Tensor, draws: torch.Tensor, turning: float = TURNING, bending: float = BENDING
+) -> torch.Tensor:
+    """Distort `images` [B, C, H, W] by `draws` [B, DRAWS], uniform in [-1, 1].
+
+    `turning`: the largest angle, in degrees. `bending`: the largest elastic displacement, as a
+    share of half the side.
+    """
     rows = len(images)
-    angle = draws[:, 0] * ROTATION
+    angle = draws[:, 0] * math.radians(turning)
     across = 1 + draws[:, 1] * SCALE
     down = 1 + draws[:, 2] * SCALE
     shear = draws[:, 3] * SHEAR
@@ -35,7 +41,7 @@ def distort(images: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
     )
     size = list(images.shape)
     grid = F.affine_grid(affine, size, align_corners=False)
-    lattice = draws[:, 6:].reshape(rows, 2, COARSE, COARSE) * ELASTIC
+    lattice = draws[:, 6:].reshape(rows, 2, COARSE, COARSE) * bending
     bend = F.interpolate(lattice, size=size[2:], mode="bicubic", align_corners=True)
     return F.grid_sample(
         images, grid + bend.permute(0, 2, 3, 1), mode="bilinear", align_corners=False

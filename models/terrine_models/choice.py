@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -20,12 +21,13 @@ from numpy.typing import NDArray
 
 from .closed_form import RidgeFit, RidgeStudents
 from .collapse import Evidence, collapse
+from .kernel import KernelStudents
 from .learning import Asked, Method, Training, train_student
 from .store import InputSpec, TableSchema
 from .students import Student
 from .workers import side_by_side
 
-Candidate = Literal["ridge", "supervised", "vat", "fixmatch"]
+Candidate = Literal["ridge", "supervised", "kernel", "vat", "fixmatch"]
 """From the plainest on: of equals, the first is chosen."""
 Tell = Callable[[str], None]
 OnStep = Callable[[int, int], None]
@@ -97,6 +99,8 @@ def candidates(method: str, inputs: InputSpec, labels: int) -> tuple[Candidate, 
             return (*plain, "vat")
         case "fixmatch":
             return (*plain, "fixmatch")
+        case "kernel":
+            return (*plain, "kernel")
         case "auto" if len(inputs.shape) > 1 and min(inputs.shape[:2]) < LARGE:
             return (*plain, "vat")
         case "auto" if len(inputs.shape) > 1 and labels >= HUNDREDS:
@@ -183,9 +187,13 @@ class _Trial:
         steps = self._judging_steps()
         sure = asked == "auto" and "fixmatch" in tried
         networks: list[Method] = [
-            name for name in tried if name != "ridge" and not (sure and name == "fixmatch")
+            name
+            for name in tried
+            if name != "ridge" and name != "kernel" and not (sure and name == "fixmatch")
         ]
         agreements, plain_pool = self._judge(networks, folds, steps)
+        if "kernel" in tried:
+            agreements["kernel"] = self._kernels.judge(self.labels, folds)
         agreements = {"ridge": fit.agreement or 0.0, **agreements}
         plain: Candidate = "ridge"
         if agreements["supervised"] > agreements["ridge"]:
@@ -201,6 +209,8 @@ class _Trial:
             tell(f"Training {name} …")
             if name == "ridge":
                 return ridges.train(fit)
+            if name == "kernel":
+                return self._kernels.train(self.labels)
             if len(self.inputs.shape) > 1:
                 return self._network(name)
             # The products of a table's small network are slower on several threads than on one.
@@ -277,6 +287,12 @@ class _Trial:
 
     def _sample(self) -> NDArray[np.generic]:
         return self.x[:: -(-len(self.x) // SAMPLE)]
+
+    @cached_property
+    def _kernels(self) -> KernelStudents:
+        return KernelStudents(
+            self.x, inputs=self.inputs, classes=self.classes, seed=self.training.seed
+        )
 
     def _ridges(self) -> RidgeStudents:
         return RidgeStudents(

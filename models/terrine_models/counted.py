@@ -3,31 +3,162 @@
     made = student_from_counts(x, counts, teachers=1000, sigma=500.0, inputs=spec, classes=names)
 
 The counts of every public input are fitted at once (`shares.py`). On a table the regression itself
-is the student. On images the rows whose class is clear become labels, and a network learns from
-them and from all other inputs.
+is the student; for two classes with the link that predicts held-out counts better
+(`tanh_shares.py`). On images all but the least clear rows become labels for a kernel student
+(`kernel.py`); or, if that is asked for, the clear ones for a network.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .choice import Candidate, Choice, Made, candidates
+from .choice import LARGE, Candidate, Choice, Made, candidates
 from .closed_form import RidgeFit, RidgeStudents
+from .kernel import KernelStudents
 from .learning import Training, train_student
 from .shares import FittedShares, fit_shares, noisy_agreement
 from .store import InputSpec, TableSchema
+from .students import Student
+from .tanh_shares import fit_two_classes, matched_bias
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 SCALES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """Shares lie in [0, 1]; times one of these, their softmax is the probability that is returned."""
+SETTLED = 0.97
+"""Share of the rows that a class wins, the clearest first, that teach a kernel student. It bears
+labels of which some are wrong better than to have none where inputs are hard."""
+FEWEST = 100
+"""Rows below which there are too few for a kernel."""
+APART = 0.05
+"""By how much less of the teachers may agree with a kernel student than with the regression. It
+cannot collapse as a network can, and it leaves the teachers where inputs are hard and most of them
+are wrong: on MNIST's training images 98.6 % of its predictions were right and 97.8 % of theirs."""
 DOUBT = 3.0
 """Standard errors by which a network may agree less with the teachers than the regression does."""
+
+
+class CountedStudents:
+    """Students from noisy counts of the same inputs [N, *shape].
+
+    What needs the inputs alone is computed once, so several students cost little more than one.
+    """
+
+    def __init__(
+        self,
+        x: NDArray[np.generic],
+        *,
+        inputs: InputSpec,
+        classes: tuple[str, ...],
+        encoding: TableSchema | None = None,
+        seed: int = 0,
+    ) -> None:
+        if x.shape[1:] != inputs.shape:
+            raise ValueError(f"inputs have shape {x.shape}, expected {(len(x), *inputs.shape)}")
+        self.x, self.inputs, self.classes, self.encoding = x, inputs, classes, encoding
+        self.seed = seed
+        """Of the distortions from which kernel students learn."""
+
+    @cached_property
+    def ridges(self) -> RidgeStudents:
+        """Of the regression: the features of every input."""
+        everything = np.zeros(len(self.x), dtype=np.int64)
+        return RidgeStudents(
+            self.x,
+            everything,
+            inputs=self.inputs,
+            classes=self.classes,
+            encoding=self.encoding,
+        )
+
+    @cached_property
+    def kernels(self) -> KernelStudents:
+        """Of kernel students: the features of every image, and of its distorted copies."""
+        return KernelStudents(self.x, inputs=self.inputs, classes=self.classes, seed=self.seed)
+
+    def train(
+        self,
+        counts: Ints,
+        *,
+        teachers: int,
+        sigma: float,
+        matches_prior: bool = False,
+        training: Training | None = None,
+        tell: Callable[[str], None] = lambda line: None,
+        on_step: Callable[[int, int], None] = lambda done, steps: None,
+    ) -> Made:
+        """Train a student on noisy counts [N, m]; see `student_from_counts`."""
+        training = training or Training()
+        if len(counts) != len(self.x):
+            raise ValueError(f"{len(counts)} rows of counts, expected {len(self.x)}")
+        tell("Fitting the shares of the votes to public features …")
+        ridges = self.ridges
+        if len(self.inputs.shape) == 1 and len(self.classes) == 2:
+            fitted, links = fit_two_classes(ridges.features, counts, teachers, sigma)
+        else:
+            fitted, links = fit_shares(ridges.features, counts, teachers, sigma), ""
+        labels = fitted.clear_labels()
+        regression, suited = _regression(ridges, fitted, counts, teachers, sigma, matches_prior)
+        clear = int((labels >= 0).sum())
+        # Of each row as it is predicted without its own counts: otherwise fitted noise counts.
+        share = noisy_agreement(fitted.held_out.argmax(axis=1), counts, teachers)
+        found = (
+            f"{clear:,} of {len(self.x):,} rows are clear. About {share:.1%} of the teachers agree "
+            "with the regression."
+        )
+        found = " ".join(filter(None, (found, links, suited)))
+
+        def made(chosen: Candidate, why: str) -> Choice:
+            return Choice(training.method, chosen, f"{found} {why}", (), clear, 0, 0)
+
+        wanted = candidates(training.method, self.inputs, clear)[-1]
+        if training.method == "auto" and self._has_large_images:
+            wanted = "kernel" if len(self.x) >= FEWEST else "ridge"
+        if training.method == "auto" and wanted == "supervised":
+            # On tables, and where hardly anything is clear, a network adds nothing.
+            return Made(regression, made("ridge", "It is the student."))
+        if wanted == "ridge":
+            return Made(regression, made("ridge", "It is the student, as asked."))
+        if wanted == "kernel":
+            labels = _settled(fitted)
+        tell(f"Training {wanted} on {int((labels >= 0).sum()):,} rows …")
+        if wanted == "kernel":
+            student = self.kernels.train(labels)
+        else:
+            student = train_student(
+                self.x,
+                labels,
+                inputs=self.inputs,
+                classes=self.classes,
+                encoding=self.encoding,
+                training=replace(training, method=wanted),
+                on_step=on_step,
+            )
+        predicted = student.predict(self.x)
+        own = noisy_agreement(predicted, counts, teachers)
+        differ = int((predicted != fitted.winners).sum())
+        doubt = DOUBT * sigma / teachers * np.sqrt(2 * differ) / len(self.x)
+        fault = None
+        if own < share - doubt - (APART if wanted == "kernel" else 0):
+            fault = f"With the {wanted} student only {own:.1%} do"
+        elif missing := len(np.unique(fitted.winners)) - len(np.unique(predicted)):
+            fault = f"The {wanted} student gave up {missing} of its classes"
+        if fault is not None:
+            return Made(regression, made("ridge", f"{fault}, so the regression is returned."))
+        taught = int((labels >= 0).sum())
+        why = f"{own:.1%} do with the {wanted} student, which learned from {taught:,} rows."
+        return Made(student, made(wanted, why))
+
+    @property
+    def _has_large_images(self) -> bool:
+        return len(self.inputs.shape) > 1 and min(self.inputs.shape[:2]) >= LARGE
 
 
 def student_from_counts(
@@ -38,6 +169,7 @@ def student_from_counts(
     sigma: float,
     inputs: InputSpec,
     classes: tuple[str, ...],
+    matches_prior: bool = False,
     encoding: TableSchema | None = None,
     training: Training | None = None,
     tell: Callable[[str], None] = lambda line: None,
@@ -45,62 +177,62 @@ def student_from_counts(
 ) -> Made:
     """Train a student on inputs [N, *shape] and their noisy counts [N, m], all of them answered.
 
-    `sigma`: of the noise, in votes. With the method `auto`, a network on images and the regression
-    on tables. A network that agrees less with the teachers than the regression does is not
-    returned. Raises ValueError on fewer than two rows.
+    `sigma`: of the noise, in votes. `matches_prior`: whether teachers for two classes match their
+    prior on public rows (`architectures.match_priors`); then the student suits it too. With the
+    method `auto`, a kernel student on images of some 20 pixels a side or more, a network on smaller
+    ones, and the regression on tables. A student that agrees less with the teachers than the
+    regression does is not returned. Raises ValueError on fewer than two rows.
     """
-    training = training or Training()
     if x.shape != (len(counts), *inputs.shape):
         raise ValueError(f"inputs have shape {x.shape}, expected {(len(counts), *inputs.shape)}")
-    tell("Fitting the shares of the votes to public features …")
-    everything = np.zeros(len(x), dtype=np.int64)
-    ridges = RidgeStudents(x, everything, inputs=inputs, classes=classes, encoding=encoding)
-    fitted = fit_shares(ridges.features, counts, teachers, sigma)
-    labels = fitted.clear_labels()
-    regression = ridges.student(
-        fitted.weights,
-        fitted.biases,
-        RidgeFit(fitted.penalty, _scale(fitted, counts / teachers)),
-    )
-    clear = int((labels >= 0).sum())
-    # Of each row as it is predicted without its own counts: otherwise noise that was fitted counts.
-    share = noisy_agreement(fitted.held_out.argmax(axis=1), counts, teachers)
-    found = (
-        f"{clear:,} of {len(x):,} rows are clear. About {share:.1%} of the teachers agree with the "
-        "regression."
-    )
-
-    def made(chosen: Candidate, why: str) -> Choice:
-        return Choice(training.method, chosen, f"{found} {why}", (), clear, 0, 0)
-
-    wanted = candidates(training.method, inputs, clear)[-1]
-    if training.method == "auto" and wanted == "supervised":
-        # On tables, and where hardly anything is clear, a network adds nothing to the regression.
-        return Made(regression, made("ridge", "It is the student."))
-    if wanted == "ridge":
-        return Made(regression, made("ridge", "It is the student, as asked."))
-    tell(f"Training {wanted} on {clear:,} clear rows …")
-    network = train_student(
-        x,
-        labels,
-        inputs=inputs,
-        classes=classes,
-        encoding=encoding,
-        training=replace(training, method=wanted),
+    seed = training.seed if training else 0
+    students = CountedStudents(x, inputs=inputs, classes=classes, encoding=encoding, seed=seed)
+    return students.train(
+        counts,
+        teachers=teachers,
+        sigma=sigma,
+        matches_prior=matches_prior,
+        training=training,
+        tell=tell,
         on_step=on_step,
     )
-    predicted = network.predict(x)
-    own = noisy_agreement(predicted, counts, teachers)
-    differ = int((predicted != fitted.winners).sum())
-    doubt = DOUBT * sigma / teachers * np.sqrt(2 * differ) / len(x)
-    fault = None
-    if own < share - doubt:
-        fault = f"With the {wanted} network only {own:.1%} do"
-    elif missing := len(np.unique(fitted.winners)) - len(np.unique(predicted)):
-        fault = f"The {wanted} network gave up {missing} of its classes"
-    if fault is not None:
-        return Made(regression, made("ridge", f"{fault}, so the regression is returned."))
-    return Made(network, made(wanted, f"A network learned from the clear rows: {own:.1%}."))
+
+
+def _settled(fitted: FittedShares) -> Ints:
+    """Return labels [N] for the clearest `SETTLED` of the rows that each class wins, else −1."""
+    winners, leads = fitted.winners, fitted.leads
+    labels = np.full(len(winners), -1, dtype=np.int64)
+    for winner in np.unique(winners):
+        rows = np.flatnonzero(winners == winner)
+        clearest = rows[np.argsort(-leads[rows], kind="stable")]
+        labels[clearest[: math.ceil(SETTLED * len(rows))]] = winner
+    return labels
+
+
+def _regression(
+    ridges: RidgeStudents,
+    fitted: FittedShares,
+    counts: Ints,
+    teachers: int,
+    sigma: float,
+    matches_prior: bool,
+) -> tuple[Student, str]:
+    """Return the regression as a student, and what was done about the prior."""
+    biases, suited = fitted.biases, ""
+    if matches_prior and len(biases) == 2:
+        leads = ridges.features @ (fitted.weights[:, 1] - fitted.weights[:, 0])
+        prior = 0.5 + float((counts[:, 1] - counts[:, 0]).mean()) / (2 * teachers)
+        error = sigma / teachers / np.sqrt(2 * len(counts))
+        lead = matched_bias(leads, prior, error)
+        suited = f"The mean share of {ridges.classes[1]} is {prior:.1%}"
+        if lead is None:
+            suited += ", too uncertain to be matched."
+        else:
+            biases = np.array([-lead / 2, lead / 2])
+            chosen = float((leads + lead > 0).mean())
+            suited += f", so the student chooses it for {chosen:.1%} of the rows."
+    scale = 1.0 if fitted.link == "tanh" else _scale(fitted, counts / teachers)
+    return ridges.student(fitted.weights, biases, RidgeFit(fitted.penalty, scale)), suited
 
 
 def _scale(fitted: FittedShares, noisy: Floats) -> float:

@@ -223,6 +223,7 @@ def _block_size(manifest: Manifest, memory: int) -> int:
     if manifest.features is not None:
         each += 4 * manifest.teachers * len(manifest.classes)  # scores
         each += 2 * 4 * manifest.features.points  # distances
+        each += 3 * 4 * manifest.features.landmarks  # distances, similarities, features
         if manifest.features.base == "oriented_gradients":
             values = max(values, ENLARGED**2)
     each += values * PIXEL_BYTES

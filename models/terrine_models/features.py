@@ -16,13 +16,19 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from numpy.typing import NDArray
 
+from . import bins
 from .data import DataError, Dataset, row_digests
 from .gradients import oriented_gradients
 from .graph import embed, extend
+from .nystrom import choose_landmarks, nystrom
 from .store import FeatureSpec, InputSpec, PublicSource
 from .workers import side_by_side
 
-Base = Literal["oriented_gradients", "identity"]
+Base = Literal["oriented_gradients", "identity", "bins"]
+Kind = Literal["graph", "nystrom"]
+"""What is fitted on public images: components and graph coordinates, or a kernel's landmarks."""
+KERNEL_COMPONENTS = 150
+"""Principal components among which a kernel measures distances."""
 BLOCK = 128
 """Images turned into features at a time: few enough to stay in a processor's cache."""
 FEWEST_POINTS, MOST_POINTS = 200, 10_000
@@ -89,7 +95,8 @@ class FeatureMap:
         self.inputs = inputs
         self.tensors = tensors
         """`mean` [D] and `basis` [D, components] of a projection; of a graph also `points`
-        [N, components], `scales` [N] and `coordinates` [N, coordinates]."""
+        [N, components], `scales` [N] and `coordinates` [N, coordinates]; of nystrom also
+        `landmarks` [L, components] and `whitening` [L, L]; of bins, `bins.Bins`."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Features [B, width] in float32 of inputs [B, *shape] in any dtype."""
@@ -102,6 +109,13 @@ class FeatureMap:
         """
         if self.spec.projection == "none":
             return base
+        if self.spec.projection == "nystrom":
+            points = (base - self.tensors["mean"]) @ self.tensors["basis"]
+            gamma = self.spec.gamma or 0.0
+            return nystrom(points, self.tensors["landmarks"], self.tensors["whitening"], gamma)
+        if self.spec.base == "bins":
+            binned = bins.Bins(self.tensors)(base)
+            return (binned - self.tensors["mean"]) @ self.tensors["basis"]
         points = _project(base, self.tensors)
         if self.spec.projection != "graph":
             return points
@@ -112,13 +126,18 @@ class FeatureMap:
         """The shapes that the tensors must have."""
         if self.spec.projection == "none":
             return {}
-        size = _base_size(self.spec.base, self.inputs)
         spec = self.spec
+        if spec.base == "bins":
+            return bins.shapes(spec.steps, spec.ranks, spec.components)
+        size = _base_size(spec.base, self.inputs)
         shapes: dict[str, tuple[int, ...]] = {"mean": (size,), "basis": (size, spec.components)}
         if spec.projection == "graph":
             shapes["points"] = (spec.points, spec.components)
             shapes["scales"] = (spec.points,)
             shapes["coordinates"] = (spec.points, spec.coordinates)
+        if spec.projection == "nystrom":
+            shapes["landmarks"] = (spec.landmarks, spec.components)
+            shapes["whitening"] = (spec.landmarks, spec.landmarks)
         return shapes
 
     def to(self, device: str) -> FeatureMap:
@@ -130,7 +149,7 @@ class FeatureMap:
 def base_features(base: Base, x: torch.Tensor, inputs: InputSpec) -> torch.Tensor:
     """The data-independent part of a map: [B, *shape] to [B, D]."""
     unit = to_unit(x, inputs)
-    if base == "identity":
+    if base != "oriented_gradients":
         return unit.flatten(1) * 2 - 1
     return oriented_gradients(to_images(unit).mean(1))
 
@@ -149,25 +168,41 @@ def to_images(x: torch.Tensor) -> torch.Tensor:
     return x.unsqueeze(1) if x.ndim == 3 else x.permute(0, 3, 1, 2).contiguous()
 
 
-def public_features(inputs: InputSpec, public: PublicData | None, width: int) -> FeatureMap:
+def public_features(
+    inputs: InputSpec,
+    public: PublicData | None,
+    width: int,
+    kind: Kind = "graph",
+    *,
+    whiten: bool = False,
+) -> FeatureMap:
     """The feature map for inputs of this kind, with at most `width` numbers per input.
 
     Images get oriented gradients. With public data these are reduced to principal components, and a
-    third of the width are coordinates on its neighbourhood graph. Without public data they are
+    third of the width are coordinates on its neighbourhood graph; or, with the kind `nystrom`, they
+    are compared with `width` public landmarks by a Gaussian kernel. Without public data they are
     reduced by a random orthogonal projection to four times the width: it is data-independent and
-    needs more dimensions. Tables keep their encoded columns.
+    needs more dimensions. Tables get bins at the quantiles of public rows (`bins.fit_bins`, which
+    explains `whiten`). Without public rows, or with too few, tables keep their encoded columns.
+    Raises DataError for `nystrom` without public images.
     """
     if len(inputs.shape) == 1:
-        spec = FeatureSpec(base="identity", projection="none", components=inputs.shape[0])
-        return FeatureMap(spec, inputs, {})
+        if kind == "nystrom":
+            raise DataError("A Nyström map is for images; tables have bins.")
+        return _of_tables(inputs, public, width, whiten)
     if public is None:
+        if kind == "nystrom":
+            raise DataError("A Nyström map needs public inputs for its landmarks.")
         return _random_projection(inputs, 4 * width)
     every = -(-len(public.inputs) // MOST_POINTS)
     blocks = [torch.tensor(block) for block in _blocks(public.inputs[::every])]
     base = torch.cat(
         side_by_side(lambda block: base_features("oriented_gradients", block, inputs), blocks)
     )
+    if kind == "nystrom":
+        return _landmarks(inputs, base, public.source, width)
     tensors = _principal_components(base, width - width // 3)
+    tensors["basis"] = tensors["basis"] * tensors.pop("deviations") ** -0.5
     spec = FeatureSpec(
         base="oriented_gradients",
         projection="pca",
@@ -184,8 +219,47 @@ def public_features(inputs: InputSpec, public: PublicData | None, width: int) ->
     return FeatureMap(spec, inputs, tensors)
 
 
+def _landmarks(
+    inputs: InputSpec, base: torch.Tensor, source: PublicSource, width: int
+) -> FeatureMap:
+    """The map to similarities with at most `width` of the public points."""
+    tensors = _principal_components(base, KERNEL_COMPONENTS)
+    del tensors["deviations"]
+    points = (base - tensors["mean"]) @ tensors["basis"]
+    found, gamma = choose_landmarks(points, width)
+    spec = FeatureSpec(
+        base="oriented_gradients",
+        projection="nystrom",
+        components=points.shape[1],
+        landmarks=len(found["landmarks"]),
+        gamma=gamma,
+        fitted_on=source,
+    )
+    return FeatureMap(spec, inputs, tensors | found)
+
+
+def _of_tables(
+    inputs: InputSpec, public: PublicData | None, width: int, whiten: bool
+) -> FeatureMap:
+    if public is not None:
+        rows = base_features("bins", torch.from_numpy(public.inputs), inputs)
+        tensors = bins.fit_bins(rows, width, whiten=whiten)
+        if tensors is not None:
+            spec = FeatureSpec(
+                base="bins",
+                projection="whitened" if whiten else "scaled",
+                components=tensors["basis"].shape[1],
+                steps=len(tensors["steps"]),
+                ranks=len(tensors["knots"]),
+                fitted_on=public.source,
+            )
+            return FeatureMap(spec, inputs, tensors)
+    spec = FeatureSpec(base="identity", projection="none", components=inputs.shape[0])
+    return FeatureMap(spec, inputs, {})
+
+
 def _principal_components(base: torch.Tensor, width: int) -> dict[str, torch.Tensor]:
-    """Mean and basis; components are scaled half-way towards equal variance."""
+    """Mean [D], orthonormal basis [D, C] and the components' standard deviations [C]."""
     mean = base.mean(0)
     centred = base - mean
     keep = min(width, *base.shape)
@@ -196,8 +270,11 @@ def _principal_components(base: torch.Tensor, width: int) -> dict[str, torch.Ten
         subspace, _ = torch.linalg.qr(centred.T @ (centred @ subspace))
     _, deviations, directions = torch.linalg.svd(centred @ subspace, full_matrices=False)
     variances = deviations[:keep] ** 2 / len(base)
-    basis = subspace @ directions[:keep].T * variances.clamp(min=1e-9) ** -0.25
-    return {"mean": mean, "basis": basis.contiguous()}
+    return {
+        "mean": mean,
+        "basis": (subspace @ directions[:keep].T).contiguous(),
+        "deviations": variances.clamp(min=1e-9).sqrt(),
+    }
 
 
 def _project(base: torch.Tensor, tensors: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -25,8 +25,9 @@ from .students import Student, build_student, describe, initialise_student
 
 Method = Literal["supervised", "vat", "fixmatch"]
 """How a network is trained."""
-Asked = Literal["auto", "supervised", "vat", "fixmatch"]
-"""`auto`: several are tried, and the one that suits the labels is chosen (`choice.py`)."""
+Asked = Literal["auto", "supervised", "vat", "fixmatch", "kernel"]
+"""`auto`: several are tried, and the one that suits the labels is chosen (`choice.py`). `kernel` is
+no network (`kernel.py`)."""
 PROBE = 0.5
 """Length of the step that finds the adversarial direction, in units of the prepared input."""
 
@@ -69,11 +70,11 @@ def train_student(
 
     Images are distorted at random in every step. The student is the running mean of the weights.
     By default it learns from labels alone. Raises ValueError when no input has a label, and for
-    the method `auto`, which `choose_student` knows.
+    `auto` and `kernel`, which `choose_student` knows.
     """
     training = training or Training(method="supervised")
-    if training.method == "auto":
-        raise ValueError("a network has one method of training; choose_student chooses for auto")
+    if training.method in ("auto", "kernel"):
+        raise ValueError(f"{training.method} trains no network: choose_student knows it")
     if x.shape != (len(labels), *inputs.shape):
         raise ValueError(f"inputs have shape {x.shape}, expected {(len(labels), *inputs.shape)}")
     known = np.flatnonzero(labels >= 0)

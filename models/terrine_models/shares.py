@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,11 +31,12 @@ DEVIATIONS = 2.0
 
 @dataclass(frozen=True, eq=False)
 class FittedShares:
-    """Shares of the teachers, by ridge regression on public features.
+    """Shares of the teachers, by a regression on public features.
 
     `shares`: float[N, m], fitted; they add up to 1, and may leave [0, 1] a little. `held_out`:
     float[N, m], what is predicted of each row by a regression without its counts. `weights`
-    [d, m], `biases` [m]: the regression. `penalty`: relative to the mean variance of a feature.
+    [d, m], `biases` [m]: the regression. `penalty`: of ridge, relative to the mean variance of a
+    feature. `link`: `tanh` if shares are (1 + tanh score) / 2, of two classes (`tanh_shares.py`).
     `errors`: float[N], the standard error of each row's shares: what is left of the noise, which
     is known, and what the features miss, as far as rows that were left out show it.
     """
@@ -45,6 +47,12 @@ class FittedShares:
     biases: Floats
     penalty: float
     errors: Floats
+    link: Literal["identity", "tanh"] = "identity"
+
+    def predict(self, features: Floats) -> Floats:
+        """Shares [B, m] of features [B, d]."""
+        scores: Floats = features @ self.weights + self.biases
+        return scores if self.link == "identity" else (1 + np.tanh(scores)) / 2
 
     @property
     def winners(self) -> Ints:
@@ -83,11 +91,7 @@ def fit_shares(features: Floats, counts: Ints, teachers: int, sigma: float) -> F
     penalties and independent of what was fitted without the row, noisy rows rank them as true
     shares would. Raises ValueError on shapes that do not fit.
     """
-    if features.ndim != 2 or counts.ndim != 2 or len(features) != len(counts) or len(counts) < 2:
-        raise ValueError(
-            f"features {features.shape} and counts {counts.shape} need the same rows, at least 2"
-        )
-    noisy = counts / teachers
+    noisy = noisy_shares(features, counts, teachers)
     centre, level = features.mean(axis=0), noisy.mean(axis=0)
     left, values, right = np.linalg.svd(features - centre, full_matrices=False)
     rotated, squares = left.T @ (noisy - level), values**2
@@ -116,6 +120,16 @@ def fit_shares(features: Floats, counts: Ints, teachers: int, sigma: float) -> F
         penalty=float(PENALTIES[best]),
         errors=np.sqrt(remaining + missed),
     )
+
+
+def noisy_shares(features: Floats, counts: Ints, teachers: int) -> Floats:
+    """Return counts [N, m] as noisy shares. Raises ValueError unless features are [N, d], N > 1."""
+    if features.ndim != 2 or counts.ndim != 2 or len(features) != len(counts) or len(counts) < 2:
+        raise ValueError(
+            f"features {features.shape} and counts {counts.shape} need the same rows, at least 2"
+        )
+    noisy: Floats = counts / teachers
+    return noisy
 
 
 def noisy_agreement(predicted: Ints, counts: Ints, teachers: int) -> float:

@@ -114,28 +114,37 @@ class TableSchema(Record):
 class FeatureSpec(Record):
     """A public feature map. `fitted_on` is null for a data-independent one."""
 
-    base: Literal["oriented_gradients", "identity"]
-    projection: Literal["graph", "pca", "random", "none"]
+    base: Literal["oriented_gradients", "identity", "bins"]
+    projection: Literal["graph", "pca", "nystrom", "random", "scaled", "whitened", "none"]
     components: Annotated[int, Field(ge=1, description="Numbers from the projection.")]
     coordinates: Annotated[int, Field(ge=0, description="Numbers from the graph.")] = 0
     points: Annotated[int, Field(ge=0, description="Public points in the graph.")] = 0
+    landmarks: Annotated[int, Field(ge=0, description="Public points of a Nyström map.")] = 0
+    gamma: Annotated[float, Field(gt=0, description="Of its kernel exp(-gamma d²).")] | None = None
+    steps: Annotated[int, Field(ge=0, description="Of bins: steps at public quantiles.")] = 0
+    ranks: Annotated[int, Field(ge=0, description="Of bins: ranks among public rows.")] = 0
     seed: Annotated[int, Field(ge=0, description="Of the random projection.")] = 0
     fitted_on: PublicSource | None = None
 
     @model_validator(mode="after")
     def _is_coherent(self) -> Self:
-        if (self.projection in ("graph", "pca")) != (self.fitted_on is not None):
-            raise ValueError(
-                "a graph or pca, and no other projection, states what it was fitted on"
-            )
+        fitted = self.projection not in ("random", "none")
+        if fitted != (self.fitted_on is not None):
+            raise ValueError("random and none, and no other projection, are fitted on nothing")
+        if (self.base == "bins") != (self.projection in ("scaled", "whitened")):
+            raise ValueError("bins, and no other base, are scaled or whitened")
+        if (self.base == "bins") != (self.steps + self.ranks > 0):
+            raise ValueError("bins, and no other base, have steps or ranks")
         if (self.projection == "graph") != (self.points > 0 and self.coordinates > 0):
             raise ValueError("a graph, and no other projection, has points and coordinates")
+        if (self.projection == "nystrom") != (self.landmarks > 0 and self.gamma is not None):
+            raise ValueError("nystrom, and no other projection, has landmarks and gamma")
         return self
 
     @property
     def width(self) -> int:
         """Numbers per input."""
-        return self.components + self.coordinates
+        return self.landmarks or self.components + self.coordinates
 
 
 class Partition(Record):
@@ -161,7 +170,14 @@ class TeacherTraining(Record):
     seed: Annotated[int, Field(ge=0)]
     copies: Annotated[int, Field(ge=0)] | None = None
     """Heads: distorted copies in addition to each original."""
+    turning: Annotated[float, Field(ge=0, le=180)] | None = None
+    """Heads with copies: the largest angle, in degrees. Without a value, 15."""
+    bending: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Heads with copies: the largest elastic displacement, as a share of half the side. Without a
+    value, 0.036."""
     ridge: Annotated[float, Field(gt=0)] | None = None
+    match_prior: bool | None = None
+    """Heads: whether each says yes to the share of public rows that its shard does."""
     distorted: bool | None = None
     """Networks: whether every epoch distorts each image anew."""
     epochs: Annotated[int, Field(ge=1)] | None = None

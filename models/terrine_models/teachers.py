@@ -32,16 +32,26 @@ from .architectures import (
     build_network,
     default_architecture,
     initialise,
+    match_priors,
     prepare,
     ridge_heads,
 )
-from .augment import DRAWS, distort, draws_for
+from .augment import BENDING, DRAWS, TURNING, distort, draws_for
 from .data import DataError, Dataset
-from .features import BLOCK, FeatureMap, PublicData, public_features, to_images
+from .features import (
+    BLOCK,
+    MOST_POINTS,
+    FeatureMap,
+    Kind,
+    PublicData,
+    public_features,
+    to_images,
+)
 from .store import (
     FEATURES,
     Architecture,
     EnsemblePlan,
+    FeatureSpec,
     InputSpec,
     Manifest,
     Partition,
@@ -56,6 +66,9 @@ from .store import (
 from .workers import side_by_side
 
 PROGRESS = "training.json"
+USUAL, OF_WHITENED = 0.1, 1.0
+"""Penalties of heads. On whitened features a strong one does no harm: what it shrinks most is the
+shard's own, unreliable view of how features vary together."""
 
 
 class TrainingError(Exception):
@@ -67,11 +80,23 @@ class Heads:
     """Private ridge heads on a shared public feature map: the default kind of teacher."""
 
     width: int = 150
-    """Features per input, at most, after the public projection."""
-    ridge: float = 0.1
-    """Penalty relative to the mean variance of a shard's features."""
+    """Features per input, at most, after the public projection; of nystrom, its landmarks."""
+    features: Kind = "graph"
+    """What is fitted on public images. It needs public data if it is not the default."""
+    ridge: float | None = None
+    """Penalty relative to the mean variance of a shard's features. By default `OF_WHITENED` on the
+    whitened features of a table with public rows, and `USUAL` on others."""
     copies: int = 2
     """Distorted copies of each training image in addition to the original. Tables have none."""
+    turning: float = TURNING
+    """The largest angle by which a copy is turned, in degrees."""
+    bending: float = BENDING
+    """The largest elastic displacement in a copy, as a share of half the side."""
+    bins: bool = True
+    """Whether a table's columns are binned at the quantiles of public rows (`bins.py`)."""
+    match_prior: bool = True
+    """Whether heads for two classes, on a table with public rows, match their prior
+    (`match_priors`). It lets much smaller shards do."""
     kind = "heads"
     per_file = 50
 
@@ -79,10 +104,18 @@ class Heads:
         """Always ridge regression."""
         return Architecture(name="ridge")
 
-    def training(self, inputs: InputSpec, seed: int) -> TeacherTraining:
+    def training(self, data: Dataset, seed: int, features: FeatureSpec | None) -> TeacherTraining:
         """What the manifest records."""
-        copies = self.copies if len(inputs.shape) > 1 else 0
-        return TeacherTraining(seed=seed, copies=copies, ridge=self.ridge)
+        copies = self.copies if len(data.spec.shape) > 1 else 0
+        whitened = features is not None and features.projection == "whitened"
+        return TeacherTraining(
+            seed=seed,
+            copies=copies,
+            turning=self.turning if copies else None,
+            bending=self.bending if copies else None,
+            ridge=self.ridge or (OF_WHITENED if whitened else USUAL),
+            match_prior=(whitened and self.match_prior and len(data.classes) == 2) or None,
+        )
 
 
 @dataclass(frozen=True)
@@ -99,14 +132,14 @@ class Networks:
         """The network that suits the inputs."""
         return default_architecture(inputs)
 
-    def training(self, inputs: InputSpec, seed: int) -> TeacherTraining:
+    def training(self, data: Dataset, seed: int, features: FeatureSpec | None) -> TeacherTraining:
         """What the manifest records."""
         return TeacherTraining(
             seed=seed,
             epochs=self.epochs,
             batch=self.batch,
             learning_rate=self.learning_rate,
-            distorted=len(inputs.shape) > 1,
+            distorted=len(data.spec.shape) > 1,
         )
 
 
@@ -142,7 +175,10 @@ def train_ensemble(
     if public is not None:
         public.check_disjoint(data)
     shards, partition = deal(data, teachers, seed)
-    features = public_features(data.spec, public, how.width) if isinstance(how, Heads) else None
+    features = None
+    if isinstance(how, Heads):
+        fitted_on = public if how.bins or len(data.spec.shape) > 1 else None
+        features = public_features(data.spec, fitted_on, how.width, how.features, whiten=True)
     plan = EnsemblePlan(
         name=name,
         kind=how.kind,
@@ -154,7 +190,7 @@ def train_ensemble(
         teachers=teachers,
         records=len(data),
         partition=partition,
-        training=how.training(data.spec, seed),
+        training=how.training(data, seed, features.spec if features else None),
         versions=versions(),
     )
     work = out.with_name(f"{out.name}.partial")
@@ -173,6 +209,8 @@ def train_ensemble(
         if file not in files:
             if features:
                 tensors = _train_heads(data, shards, run, plan, features)
+                if plan.training.match_prior and public is not None:
+                    tensors = _matched(tensors, data, shards, run, features, public)
             else:
                 tensors = _train_networks(data, shards, run, plan)
             files[file] = save_tensors(work / file, tensors)
@@ -221,18 +259,37 @@ def _train_heads(
     features: FeatureMap,
 ) -> dict[str, torch.Tensor]:
     """Weights [k, m, width] and biases [k, m] of a run of k heads."""
-    copies, ridge = plan.training.copies or 0, plan.training.ridge or 0.0
+    settings = plan.training
+    copies, ridge = settings.copies or 0, settings.ridge or 0.0
+    turning = TURNING if settings.turning is None else settings.turning
+    bending = BENDING if settings.bending is None else settings.bending
 
     def prepare_shard(teacher: int) -> tuple[torch.Tensor, torch.Tensor]:
         x, y = _shard(data, shards[teacher])
         if copies:
-            draws = draws_for(plan.training.seed, teacher, len(x) * copies)
-            x = torch.cat([x, _distorted(x.repeat_interleave(copies, 0), draws, data.spec)])
+            draws = draws_for(settings.seed, teacher, len(x) * copies)
+            repeated = x.repeat_interleave(copies, 0)
+            x = torch.cat([x, _distorted(repeated, draws, data.spec, turning, bending)])
             y = torch.cat([y, y.repeat_interleave(copies)])
         return torch.cat([features(block) for block in torch.split(x, BLOCK)]), y
 
     weights, biases = ridge_heads(side_by_side(prepare_shard, run), len(data.classes), ridge)
     return {"weights": weights, "biases": biases}
+
+
+def _matched(
+    tensors: dict[str, torch.Tensor],
+    data: Dataset,
+    shards: list[NDArray[np.int64]],
+    run: range,
+    features: FeatureMap,
+    public: PublicData,
+) -> dict[str, torch.Tensor]:
+    every = -(-len(public.inputs) // MOST_POINTS)
+    rows = torch.from_numpy(public.inputs[::every].astype(np.float32))
+    priors = torch.tensor([float(data.labels[shards[teacher]].mean()) for teacher in run])
+    weights, biases = tensors["weights"], tensors["biases"]
+    return {"weights": weights, "biases": match_priors(weights, biases, priors, features(rows))}
 
 
 def _train_networks(
@@ -291,9 +348,15 @@ def _shard(data: Dataset, rows: NDArray[np.int64]) -> tuple[torch.Tensor, torch.
     return inputs, torch.from_numpy(data.labels[rows])
 
 
-def _distorted(x: torch.Tensor, draws: torch.Tensor, spec: InputSpec) -> torch.Tensor:
+def _distorted(
+    x: torch.Tensor,
+    draws: torch.Tensor,
+    spec: InputSpec,
+    turning: float = TURNING,
+    bending: float = BENDING,
+) -> torch.Tensor:
     """Distorted inputs [B, *shape]; what moves in from beyond the edge gets the lowest value."""
-    bent = distort(to_images(x - spec.low), draws) + spec.low
+    bent = distort(to_images(x - spec.low), draws, turning, bending) + spec.low
     return bent.squeeze(1) if x.ndim == 3 else bent.permute(0, 2, 3, 1)
 
 

@@ -119,6 +119,7 @@ def ensemble(record: ledger.EnsembleRecord, available: bool) -> EnsembleInfo:
         input=record.info["input"],
         classes=record.info["classes"],
         teachers=record.info["teachers"],
+        matches_prior=record.info.get("matches_prior", False),
         available=available,
     )
 

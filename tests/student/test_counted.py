@@ -16,9 +16,14 @@ from terrine_client import Client
 from terrine_client.distill import distill
 from terrine_models import counted
 from terrine_models.counted import student_from_counts
+from terrine_models.data import Dataset
+from terrine_models.features import PublicData
 from terrine_models.learning import Asked, Training
 from terrine_models.store import InputSpec
 from terrine_models.students import Student
+from terrine_models.teachers import train_ensemble
+from terrine_protocol import ProjectOpen
+from terrine_server.owner.operations import open_project, register_ensemble
 
 DIGITS = InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16)
 NAMES = tuple(str(digit) for digit in range(10))
@@ -79,6 +84,81 @@ def test_on_a_table_the_regression_is_the_student() -> None:
     probabilities = made.student.probabilities(x)
     assert probabilities.min() >= 0
     np.testing.assert_allclose(probabilities.sum(axis=1), 1, rtol=1e-5)
+
+
+def unlike_classes(rows: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """A table whose second class is one row in five, far from all in its third column."""
+    source = np.random.default_rng(seed)
+    x = source.random((rows, 4), dtype=np.float32)
+    score = 4 * np.abs(x[:, 2] - 0.5) + x[:, 0] + 0.3 * source.normal(size=rows)
+    return x, (score > np.quantile(score, 0.8)).astype(np.int64)
+
+
+TABLE = InputSpec(shape=(4,), dtype="float32", low=0, high=1)
+
+
+def test_a_student_of_teachers_that_match_their_prior_matches_it_too() -> None:
+    (x, truth), (unseen, unseen_truth) = unlike_classes(6000, 0), unlike_classes(3000, 1)
+    source = np.random.default_rng(2)
+    # Unsure teachers: their shares lean to the middle, and their mean is the prior.
+    yes = TEACHERS * (0.2 + 0.3 * (truth - truth.mean()))
+    counts = np.stack([TEACHERS - yes, yes], axis=1)
+    counts = np.rint(counts + source.normal(scale=400, size=counts.shape)).astype(np.int64)
+    right = {}
+    for matches_prior in (False, True):
+        made = student_from_counts(
+            x,
+            counts,
+            teachers=TEACHERS,
+            sigma=400.0,
+            inputs=TABLE,
+            classes=("no", "yes"),
+            matches_prior=matches_prior,
+        )
+        right[matches_prior] = (made.student.predict(unseen) == unseen_truth).mean()
+        assert ("The mean share of yes is" in made.choice.why) == matches_prior
+        assert "with a tanh link" in made.choice.why
+    assert right[True] > right[False] + 0.05
+    assert right[True] > 0.85
+
+
+def test_a_class_that_nobody_votes_for_is_not_predicted() -> None:
+    x, _ = unlike_classes(600, 0)
+    counts = np.stack([np.full(600, TEACHERS), np.zeros(600)], axis=1).astype(np.int64)
+    made = student_from_counts(
+        x,
+        counts,
+        teachers=TEACHERS,
+        sigma=1.0,
+        inputs=TABLE,
+        classes=("no", "yes"),
+        matches_prior=True,
+    )
+    assert (made.student.predict(x) == 0).all()
+    assert "too uncertain to be matched" in made.choice.why
+
+
+def test_constant_columns_and_a_few_rows_still_make_a_student() -> None:
+    for rows in (2, 5, 60):
+        x = np.full((rows, 4), 0.5, np.float32)
+        counts = np.tile([100, 300], (rows, 1)).astype(np.int64)
+        made = student_from_counts(
+            x, counts, teachers=TEACHERS, sigma=50.0, inputs=TABLE, classes=("no", "yes")
+        )
+        assert (made.student.predict(x) == 1).all()
+
+
+def test_a_student_on_bins_is_the_same_after_it_was_saved(tmp_path: Path) -> None:
+    x, truth = unlike_classes(1500, 0)
+    counts = np.stack([TEACHERS * (1 - truth), TEACHERS * truth], axis=1)
+    made = student_from_counts(
+        x, counts, teachers=TEACHERS, sigma=20.0, inputs=TABLE, classes=("no", "yes")
+    )
+    made.student.save(tmp_path)
+    loaded = Student.load(tmp_path)
+    assert loaded.model.features is not None
+    assert loaded.model.features.base == "bins"
+    np.testing.assert_array_equal(loaded.probabilities(x), made.student.probabilities(x))
 
 
 def test_a_network_that_collapsed_is_not_returned(
@@ -142,3 +222,39 @@ def test_a_project_of_noisy_votes_is_asked_once_for_everything(
     raw = float((made.labels == server.ensemble.public_labels).mean())
     assert made.report.accuracy is not None
     assert made.report.accuracy > raw
+
+
+@pytest.mark.slow
+def test_a_student_of_a_table_learns_from_its_project_that_teachers_match_their_prior(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    (x, truth), (pool, _), (own, own_truth) = (
+        unlike_classes(rows, seed) for rows, seed in ((1500, 3), (1200, 4), (1000, 5))
+    )
+    private = Dataset(x, truth, ("no", "yes"), TABLE, name="private")
+    train_ensemble(
+        private,
+        server.settings.ensembles_dir / "table",
+        name="table",
+        teachers=100,
+        public=PublicData.declare("pool", pool),
+    )
+    register_ensemble(server.ledger, server.settings, "table", 50.0, 5e-4)
+    terms = {
+        "name": "rows",
+        "ensemble": "table",
+        "mechanism": {"name": "noisy_votes", "sigma": 40.0},
+        "epsilon": 20.0,
+        "delta": 1e-5,
+    }
+    open_project(server.ledger, ProjectOpen.model_validate(terms))
+    with Client(server.url, server.token(project="rows")) as client:
+        assert client.project().ensemble.matches_prior
+        made = distill(client, pool, tmp_path / "student", held_out=(own, own_truth))
+    assert made.report.charges == len(pool)
+    assert "The mean share of yes is" in made.report.choice.why
+    assert made.report.accuracy is not None
+    assert made.report.accuracy > 0.84
+    server.open_project()
+    with Client(server.url, server.token()) as client:
+        assert not client.project().ensemble.matches_prior

@@ -17,6 +17,7 @@ from terrine_server.cli import (
     plan,
     price,
     project,
+    reproduce,
     serve,
     student,
     token,
@@ -37,6 +38,7 @@ app.command()(plan.plan)
 app.command()(price.price)
 app.command()(audit.audit)
 app.command()(demo.demo)
+app.command()(reproduce.reproduce)
 app.add_typer(ensemble.app, name="ensemble")
 app.add_typer(project.app, name="project")
 app.add_typer(token.app, name="token")

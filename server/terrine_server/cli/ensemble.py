@@ -12,12 +12,14 @@ from rich.table import Table
 from terrine_server.bars import teachers_bar
 from terrine_server.cli import tables
 from terrine_server.cli.console import AsJson, console, fail, print_json
+from terrine_server.cli.heads import Bending, Copies, Features, Turning, Width, chosen_heads
 from terrine_server.cli.tables import split
 
 if TYPE_CHECKING:
     from terrine_models.data import Dataset
     from terrine_models.features import PublicData
     from terrine_models.store import Manifest
+    from terrine_models.teachers import Heads
 
 app = typer.Typer(no_args_is_help=True, help="Train, show, verify and register ensembles.")
 
@@ -103,9 +105,18 @@ def train(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed for the partition and the training.")] = 0,
-    copies: Annotated[
-        int | None, typer.Option(min=0, help="For heads: distorted copies of each image.")
-    ] = None,
+    copies: Copies = None,
+    turning: Turning = None,
+    bending: Bending = None,
+    features: Features = None,
+    width: Width = None,
+    bins: Annotated[
+        bool,
+        typer.Option(
+            help="For heads on a table with --public: bin its columns at the quantiles of the "
+            "public rows, or keep them as they are."
+        ),
+    ] = True,
     epochs: Annotated[
         int | None, typer.Option(min=1, help="For networks: passes over a shard.")
     ] = None,
@@ -124,7 +135,7 @@ def train(
           --public census-sample.csv --label income --group person
     """
     from terrine_models.csv_files import is_table
-    from terrine_models.teachers import Heads, Networks, train_ensemble
+    from terrine_models.teachers import Networks, train_ensemble
 
     if out is None:
         from terrine_server.settings import Settings
@@ -142,10 +153,20 @@ def train(
     if kind == Kind.HEADS:
         if epochs is not None:
             fail("--epochs is for --kind networks: heads are fitted in one step.")
-        how: Heads | Networks = Heads() if copies is None else Heads(copies=copies)
+        how: Heads | Networks = chosen_heads(copies, turning, bending, features, width, bins)
     else:
-        if copies is not None:
-            fail("--copies is for --kind heads: networks distort images anew in every epoch.")
+        if not bins:
+            fail("--no-bins is for --kind heads: networks take a table's columns as they are.")
+        given = {
+            "--copies": copies,
+            "--turning": turning,
+            "--bending": bending,
+            "--features": features,
+            "--width": width,
+        }
+        for option, value in given.items():
+            if value is not None:
+                fail(f"{option} is for --kind heads: networks distort images anew in every epoch.")
         how = Networks() if epochs is None else Networks(epochs=epochs)
     with teachers_bar(console, teachers) as on_trained:
         manifest = train_ensemble(

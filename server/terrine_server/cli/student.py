@@ -63,6 +63,7 @@ class Method(StrEnum):
     VAT = "vat"
     FIXMATCH = "fixmatch"
     SUPERVISED = "supervised"
+    KERNEL = "kernel"
 
 
 @app.command()

@@ -22,18 +22,16 @@ from terrine_models.learning import Training, train_student
 from terrine_models.students import Student
 from terrine_models.teachers import train_ensemble
 from terrine_models.workers import side_by_side
-from terrine_protocol import ConfidentGNMaxSpec, ProjectOpen, Role, TokenCreate
+from terrine_protocol import ConfidentGNMaxSpec, ProjectOpen, Role
 from terrine_server.bars import comparison_bar, steps_bar, teachers_bar
+from terrine_server.demo.folds import FOLDS, deal_folds
 from terrine_server.demo.material import DELTA, Material
+from terrine_server.demo.owner import Owner
 from terrine_server.demo.process import running_server
-from terrine_server.ledger import connect, upgrade
-from terrine_server.owner.operations import open_ledger, open_project, register_ensemble
-from terrine_server.owner.tokens import Tokens, load_secret_key, make_secret_key
+from terrine_server.owner.operations import open_project, register_ensemble
 from terrine_server.privacy import Terms
-from terrine_server.settings import Settings
 
 ENSEMBLE, PROJECT = "demo-teachers", "demo-study"
-FOLDS = 5
 OnStep = Callable[[int, int], None]
 
 
@@ -83,13 +81,8 @@ class Demo:
         self.material = material
         self.out = out
         self.console = console
-        data = out / "terrine-data"
-        self.settings = Settings(
-            data_dir=data,
-            database_url=f"sqlite:///{(data / 'terrine.sqlite').absolute()}",
-            database_password_file=None,
-            secret_key_file=data / "secret.key",
-        )
+        self.owner = Owner.of(out / "terrine-data")
+        self.settings = self.owner.settings
         self.steps = 0
         self.began = time.monotonic()
 
@@ -168,9 +161,7 @@ class Demo:
     def _open_project(self) -> tuple[str, str]:
         """Return the tokens of the student and of the auditor."""
         m, settings = self.material, self.settings
-        make_secret_key(settings.secret_key_path)
-        upgrade(connect(settings.database))
-        ledger = open_ledger(settings)
+        ledger = self.owner.prepare()
         # Twice the budget of one study, which leaves room for a second one.
         register_ensemble(ledger, settings, ENSEMBLE, 2 * m.epsilon, DELTA)
         mechanism = ConfidentGNMaxSpec(
@@ -190,10 +181,8 @@ class Demo:
             "each count to choose the label), and abstains elsewhere. The budget pays for at least "
             f"{project.affordable:,} queries. {_bought(project.terms)}"
         )
-        tokens = Tokens(ledger, load_secret_key(settings.secret_key_path))
-        student = tokens.create(TokenCreate(role=Role.STUDENT, project=PROJECT, label="demo"))
-        auditor = tokens.create(TokenCreate(role=Role.AUDITOR, label="demo"))
-        return student.token, auditor.token
+        student = self.owner.token(ledger, Role.STUDENT, "demo", PROJECT)
+        return student, self.owner.token(ledger, Role.AUDITOR, "demo")
 
     def _study(self, client: Client) -> Distilled:
         m = self.material
@@ -269,7 +258,7 @@ class Demo:
         m = self.material
         images = np.concatenate([m.public, m.held_out])
         truth = np.concatenate([m.truth, m.held_out_labels])
-        fold = np.random.default_rng(0).permutation(len(images)) % FOLDS
+        fold = deal_folds(len(images))
         seen = np.flatnonzero(fold[: len(m.public)] != number)
         student = self._learn(m.public[seen], labels[seen], m.training, on_step)
         tested = fold == number

@@ -141,5 +141,7 @@ def register_ensemble(
         "classes": list(manifest.classes),
         "teachers": manifest.teachers,
     }
+    if manifest.training.match_prior:
+        info["matches_prior"] = True
     path = str(Path("ensembles") / name)
     return ledger.register_ensemble(name, path, digest, info, manifest.records, limit)

@@ -49,6 +49,7 @@ class _Public(BaseModel):
     input: InputSpec
     classes: list[str] = Field(min_length=2)
     teachers: int = Field(ge=1)
+    matches_prior: bool = False
 
 
 def check_ensemble(ensemble: EnsembleRecord) -> None:

@@ -1,0 +1,160 @@
+"""`terrine reproduce`: a paper's experiment on data given by path, and a table beside the paper."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from terrine_server.cli.console import console, errors, fail
+from terrine_server.cli.student import Method
+
+if TYPE_CHECKING:
+    from terrine_server.reproduce.sources import Source
+
+
+class Data(StrEnum):
+    """A data set of the papers."""
+
+    MNIST = "mnist"
+    FASHION = "fashion"
+    SVHN = "svhn"
+    ADULT = "adult"
+
+
+class Protocol(StrEnum):
+    """What students are trained and tested on."""
+
+    FOLDS = "folds"
+    LAST = "last-1000"
+
+
+class Mechanism(StrEnum):
+    """How answers are sold."""
+
+    NOISY_VOTES = "noisy_votes"
+    CONFIDENT_GNMAX = "confident_gnmax"
+
+
+QUICK_TEACHERS, QUICK_STEPS = 40, 40
+
+
+def reproduce(
+    data: Annotated[Data, typer.Argument(help="The data set.")],
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR",
+            help="Directory with its files, as published: the four IDX files of mnist or fashion, "
+            "train_32x32.mat and test_32x32.mat, or adult.data and adult.test (also .gz).",
+        ),
+    ],
+    epsilon: Annotated[
+        list[float] | None,
+        typer.Option(help="Budget of one student: ε. Repeat it for several. Default: 0.3."),
+    ] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="Its δ. Default: the papers' for this data set.")
+    ] = None,
+    protocol: Annotated[
+        Protocol,
+        typer.Option(
+            help="folds: every test input measures a student that has not seen it. last-1000: the "
+            "last 1,000 test inputs measure one that has seen all others, as in P18."
+        ),
+    ] = Protocol.FOLDS,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=100, help="Studies, each with fresh noise of its own.")
+    ] = 3,
+    teachers: Annotated[int | None, typer.Option(min=2, help="Number of teachers.")] = None,
+    mechanism: Annotated[
+        Mechanism,
+        typer.Option(
+            help="noisy_votes: the counts of every public input once. confident_gnmax: labels, "
+            "until the budget refuses."
+        ),
+    ] = Mechanism.NOISY_VOTES,
+    method: Annotated[
+        Method | None, typer.Option(help="As for `terrine student train`. Default: auto.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps of students.")] = None,
+    ensemble: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Trained teachers to use, instead of training some."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Directory for everything. Default: reproduce-DATA."),
+    ] = None,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Few teachers and short trainings, to see that it works."),
+    ] = False,
+) -> None:
+    """Repeat a paper's experiment: train teachers, serve, teach students, compare.
+
+    The table shows students beside the same network on true labels, the teachers' plurality and
+    the paper's figures. Run the same command again to continue after an interruption: nothing is
+    paid for twice. Results of several runs gather in results.json and one picture.
+
+    [bold]Examples[/bold]
+
+      terrine reproduce mnist mnist/ --epsilon 0.3 --epsilon 0.6
+
+      terrine reproduce mnist mnist/ --epsilon 0.6 --protocol last-1000 --seeds 5
+
+      terrine reproduce adult adult/ --epsilon 1
+    """
+    from terrine_server import logs
+    from terrine_server.reproduce.experiment import Experiment
+    from terrine_server.reproduce.results import draw, keep, table
+    from terrine_server.reproduce.setup import Setup
+    from terrine_server.reproduce.sources import load
+
+    if ensemble is not None and teachers is not None:
+        fail("--teachers is for training; the teachers of --ensemble are as many as they are.")
+    logs.configure("error")
+    source = _suited(load(data.value, path), teachers, method, steps, quick)
+    out = out or Path(f"reproduce-{data.value}")
+    out.mkdir(parents=True, exist_ok=True)
+    results = []
+    try:
+        for budget in epsilon or [0.3]:
+            setup = Setup(
+                protocol=protocol.value,
+                mechanism=mechanism.value,
+                epsilon=budget,
+                delta=source.delta if delta is None else delta,
+                seeds=seeds,
+            )
+            result = Experiment(source, setup, out, console, ensemble).run()
+            everything = keep(result, out)
+            picture = out / f"{source.name}-{protocol.value}.png"
+            draw(everything, picture)
+            results.append(result)
+    except KeyboardInterrupt:
+        errors.print(f"Interrupted. Run the same command again to continue; see {out}.")
+        raise typer.Exit(130) from None
+    for result in results:
+        console.print(table(result))
+    for warning in dict.fromkeys(text for each in results for text in each.warnings):
+        console.print(f"[bold yellow]Note:[/] {warning}", soft_wrap=True, highlight=False)
+    console.print(f"{out / 'results.json'}, {picture}", soft_wrap=True, highlight=False)
+
+
+def _suited(
+    source: Source, teachers: int | None, method: Method | None, steps: int | None, quick: bool
+) -> Source:
+    """Replace a data set's defaults by what was asked for."""
+    training = source.training
+    if quick:
+        training = replace(training, steps=min(training.steps, QUICK_STEPS))
+    if method is not None:
+        training = replace(training, method=method.value)
+    if steps is not None:
+        training = replace(training, steps=steps)
+    number = teachers or (min(source.teachers, QUICK_TEACHERS) if quick else source.teachers)
+    return replace(source, training=training, teachers=number)

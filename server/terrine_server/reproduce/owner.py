@@ -1,0 +1,126 @@
+"""The data owner of an experiment: trains teachers once, opens a project for each seed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.console import Console
+
+from terrine_models.data import DataError
+from terrine_models.features import PublicData
+from terrine_models.store import Manifest, load_manifest, manifest_digest
+from terrine_models.teachers import train_ensemble
+from terrine_protocol import ProjectOpen
+from terrine_server.bars import teachers_bar
+from terrine_server.demo.owner import Owner
+from terrine_server.errors import NotFound
+from terrine_server.ledger import Ledger, ProjectRecord
+from terrine_server.owner.operations import open_project, register_ensemble
+from terrine_server.privacy import cap_order
+from terrine_server.privacy.parameters import MAX_EPSILON
+from terrine_server.reproduce.setup import Setup
+from terrine_server.reproduce.sources import Source
+
+ENSEMBLE = "teachers"
+
+
+def trained(source: Source, public: PublicData, directory: Path, console: Console) -> Manifest:
+    """Train the teachers into `directory`, or return the manifest of those that are there.
+
+    Raises DataError if they are not of this data, and what `train_ensemble` raises.
+    """
+    if not directory.exists():
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with teachers_bar(console, source.teachers) as on_trained:
+            return train_ensemble(
+                source.private,
+                directory,
+                name=f"{source.name}-teachers",
+                teachers=source.teachers,
+                how=source.heads,
+                public=public,
+                on_trained=on_trained,
+            )
+    manifest = load_manifest(directory)
+    if manifest.input != source.private.spec or manifest.classes != source.private.classes:
+        raise DataError(
+            f"{directory} holds teachers of other data: inputs {list(manifest.input.shape)}, "
+            f"{len(manifest.classes)} classes. Give another --ensemble, or another --out."
+        )
+    return manifest
+
+
+def check_settings(manifest: Manifest, source: Source, directory: Path) -> None:
+    """Refuse teachers of an earlier run that were trained differently. Raises DataError."""
+    training = source.heads.training(source.private, 0, manifest.features)
+    if (manifest.teachers, manifest.training) != (source.teachers, training):
+        raise DataError(
+            f"{directory} holds teachers that were trained with other settings. Give another "
+            "--out, or use them with --ensemble."
+        )
+
+
+def fitted_elsewhere(manifest: Manifest, public: PublicData) -> str | None:
+    """Return a warning if the feature map was not fitted on these public inputs."""
+    known = manifest.features.fitted_on if manifest.features is not None else None
+    if known is None or known.sha256 == public.source.sha256:
+        return None
+    return (
+        f"The teachers' feature map was fitted on {known.name}, not on this experiment's public "
+        "inputs. If it includes test inputs, it has seen them, without labels."
+    )
+
+
+def open_books(data: Path, teachers: Path, setup: Setup) -> tuple[Owner, Ledger]:
+    """Prepare a service on a directory of its own and register the teachers there, once.
+
+    Raises DataError if it holds others.
+    """
+    owner = Owner.of(data)
+    ledger = owner.prepare()
+    directory = owner.settings.ensembles_dir / ENSEMBLE
+    if directory.exists():
+        if manifest_digest(directory) != manifest_digest(teachers):
+            raise DataError(
+                f"{data} belongs to other teachers than {teachers}. Give another --out."
+            )
+    else:
+        partial = directory.with_name(f"{ENSEMBLE}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.copytree(teachers, partial, copy_function=_link)
+        partial.rename(directory)
+    try:
+        ledger.ensemble(ENSEMBLE)
+    except NotFound:
+        # Each seed is a study with a budget of its own; the cap leaves room for many.
+        order, most = cap_order(setup.epsilon, setup.delta), (MAX_EPSILON, setup.delta)
+        register_ensemble(ledger, owner.settings, ENSEMBLE, *most, order=order)
+    return owner, ledger
+
+
+def open_study(
+    ledger: Ledger, name: str, setup: Setup, specification: Mapping[str, object]
+) -> ProjectRecord:
+    """Open a project with the experiment's budget, or return the one that is open."""
+    try:
+        return ledger.project(name)
+    except NotFound:
+        request = {
+            "name": name,
+            "ensemble": ENSEMBLE,
+            "mechanism": specification,
+            "epsilon": setup.epsilon,
+            "delta": setup.delta,
+        }
+        return open_project(ledger, ProjectOpen.model_validate(request))
+
+
+def _link(source: str, target: str) -> None:
+    """The same file under another name, or a copy where there are no links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)

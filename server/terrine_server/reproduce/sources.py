@@ -1,0 +1,228 @@
+"""The papers' data sets, from files that are given by path."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from terrine_models.data import DIGITS, DataError, Dataset, load_idx
+from terrine_models.learning import Training
+from terrine_models.store import InputSpec
+from terrine_models.teachers import Heads
+
+Name = Literal["mnist", "fashion", "svhn", "adult"]
+
+CLOTHES = (
+    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+    *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+)
+ADULT_COLUMNS = (
+    *("age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation"),
+    *("relationship", "race", "sex", "capital-gain", "capital-loss", "hours-per-week"),
+    *("native-country", "income"),
+)
+
+# SHA-256 of the public originals. MNIST and Adult unpacked, as mirrors pack them differently.
+DIGESTS: dict[str, tuple[str, ...]] = {
+    "mnist": (
+        "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+        "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+        "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+        "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+    ),
+    "fashion": (
+        "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+        "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+    ),
+    "svhn": (
+        "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
+        "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
+    ),
+    "adult": (
+        "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
+        "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
+    ),
+}
+FILES: dict[str, tuple[str, ...]] = {
+    "mnist": ("train-images", "train-labels", "t10k-images", "t10k-labels"),
+    "fashion": ("train-images", "train-labels", "t10k-images", "t10k-labels"),
+    "svhn": ("train_32x32.mat", "test_32x32.mat"),
+    "adult": ("adult.data", "adult.test"),
+}
+"""How the names of a data set's files begin."""
+FEWEST = 50
+"""Test inputs that folds need."""
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A data set: private records for teachers, a test set for students, and what suits them."""
+
+    name: Name
+    title: str
+    private: Dataset
+    test: Dataset
+    """Its inputs are the student's public ones; its labels are for measuring only."""
+    delta: float
+    teachers: int
+    heads: Heads
+    training: Training
+    warnings: tuple[str, ...]
+    """What the reader of a result must know about the files."""
+
+
+def load(name: Name, directory: Path) -> Source:
+    """Read a data set from a directory with its files. Raises DataError."""
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise DataError(
+            f"{directory} is not a directory; expected one with {', '.join(FILES[name])}, plain "
+            "or .gz."
+        )
+    found = [_one(directory, start) for start in FILES[name]]
+    source = replace(LOADERS[name](found), warnings=check(name, found))
+    if source.test.spec != source.private.spec:
+        raise DataError(f"{directory}: training and test inputs differ in shape or range.")
+    if len(source.test) < FEWEST:
+        raise DataError(f"{directory} has {len(source.test)} test inputs; {FEWEST} are needed.")
+    return source
+
+
+def check(name: Name, found: list[Path]) -> tuple[str, ...]:
+    """Compare files with the public originals; return a warning if some differ."""
+    others = []
+    for path, known in zip(found, DIGESTS[name], strict=True):
+        data = path.read_bytes()
+        digests = {hashlib.sha256(data).hexdigest()}
+        if data[:2] == b"\x1f\x8b":
+            try:
+                digests.add(hashlib.sha256(gzip.decompress(data)).hexdigest())
+            except (OSError, EOFError, zlib.error):
+                raise DataError(f"{path} cannot be unpacked: it is damaged.") from None
+        if known not in digests:
+            others.append(path.name)
+    if not others:
+        return ()
+    return (
+        f"{', '.join(others)}: not the public original, by SHA-256, so the figures may not be "
+        "comparable with published ones.",
+    )
+
+
+def _mnist(found: list[Path]) -> Source:
+    private, test = _idx(found, DIGITS)
+    return Source(
+        name="mnist",
+        title="MNIST",
+        private=private,
+        test=test,
+        delta=1e-5,
+        teachers=2000,
+        heads=Heads(),
+        training=Training(method="auto", steps=800),
+        warnings=(),
+    )
+
+
+def _fashion(found: list[Path]) -> Source:
+    private, test = _idx(found, CLOTHES)
+    return Source(
+        name="fashion",
+        title="Fashion-MNIST",
+        private=private,
+        test=test,
+        delta=1e-5,
+        teachers=1000,
+        heads=Heads(copies=0),
+        training=Training(method="auto", steps=800),
+        warnings=(),
+    )
+
+
+def _svhn(found: list[Path]) -> Source:
+    private, test = (_mat(path) for path in found)
+    return Source(
+        name="svhn",
+        title="SVHN",
+        private=private,
+        test=test,
+        delta=1e-6,
+        teachers=250,
+        heads=Heads(),
+        training=Training(method="auto", steps=800),
+        warnings=(),
+    )
+
+
+def _adult(found: list[Path]) -> Source:
+    from terrine_models.roles import propose_schema
+    from terrine_models.tables import load_csv
+
+    train, test = found
+    schema = propose_schema(test, label="income", columns=list(ADULT_COLUMNS)).schema
+    return Source(
+        name="adult",
+        title="Adult",
+        private=load_csv(train, schema),
+        test=load_csv(test, schema),
+        delta=1e-5,
+        teachers=1000,
+        heads=Heads(),
+        training=Training(),
+        warnings=(),
+    )
+
+
+LOADERS: Mapping[str, Callable[[list[Path]], Source]] = {
+    "mnist": _mnist,
+    "fashion": _fashion,
+    "svhn": _svhn,
+    "adult": _adult,
+}
+
+
+def _idx(found: list[Path], classes: tuple[str, ...]) -> tuple[Dataset, Dataset]:
+    private = load_idx(found[0], found[1], classes=classes)
+    return private, load_idx(found[2], found[3], classes=classes)
+
+
+def _mat(path: Path) -> Dataset:
+    """Read cropped SVHN digits: X uint8[32, 32, 3, N] and y [N, 1], where 10 stands for 0."""
+    from scipy.io import loadmat
+    from scipy.io.matlab import MatReadError
+
+    try:
+        content: dict[str, Any] = loadmat(path)
+    except (MatReadError, ValueError, NotImplementedError, TypeError, OSError, EOFError) as error:
+        raise DataError(f"{path} cannot be read as a MATLAB file ({error}).") from None
+    for key in ("X", "y"):
+        if key not in content:
+            raise DataError(f"{path} has no array {key}; expected SVHN's cropped digits.")
+    x: NDArray[Any] = content["X"]
+    y = np.asarray(content["y"]).ravel()
+    if x.dtype != np.uint8 or x.ndim != 4 or x.shape[3] != len(y):
+        raise DataError(
+            f"{path}: X is {x.dtype} {x.shape} and y has {len(y)} labels, expected uint8 "
+            "[H, W, 3, N] and N labels."
+        )
+    images = np.ascontiguousarray(x.transpose(3, 0, 1, 2))
+    spec = InputSpec(shape=images.shape[1:], dtype="uint8", low=0, high=255)
+    labels = np.where(y == 10, 0, y).astype(np.int64)
+    return Dataset(images, labels, DIGITS, spec, name=str(path))
+
+
+def _one(directory: Path, start: str) -> Path:
+    found = sorted(p for p in directory.glob(f"{start}*") if not p.name.endswith(".partial"))
+    if not found:
+        raise DataError(f"{directory} has no file {start}*, plain or .gz.")
+    return found[0]

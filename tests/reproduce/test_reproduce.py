@@ -1,0 +1,238 @@
+"""`terrine reproduce` runs whole experiments on files of the published formats."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import Terrine
+from numpy.typing import NDArray
+from scipy.io import savemat
+from sklearn.datasets import load_digits
+
+from terrine_models.data import DataError
+from terrine_server.demo.owner import Owner
+from terrine_server.reproduce.papers import PAPERS
+from terrine_server.reproduce.results import FILE, Result, draw, keep, table
+from terrine_server.reproduce.setup import parts, pool_size
+from terrine_server.reproduce.sources import DIGESTS, FILES, check, load
+
+PRIVATE, TEST = 600, 160
+
+
+def enlarged(images: NDArray[np.float64]) -> NDArray[np.uint8]:
+    """scikit-learn's digits [N, 8, 8] with MNIST's size and range."""
+    large = np.kron(images * 15.9, np.ones((3, 3)))
+    padded: NDArray[np.uint8] = np.pad(large, ((0, 0), (2, 2), (2, 2))).astype(np.uint8)
+    return padded
+
+
+@pytest.fixture(scope="session")
+def digits() -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    bundle = load_digits()
+    order = np.random.default_rng(0).permutation(len(bundle.target))[: PRIVATE + TEST]
+    return enlarged(bundle.images[order]), bundle.target[order].astype(np.uint8)
+
+
+@pytest.fixture(scope="session")
+def idx(
+    tmp_path_factory: pytest.TempPathFactory, digits: tuple[NDArray[np.uint8], NDArray[np.uint8]]
+) -> Path:
+    """A directory as MNIST and Fashion-MNIST are published."""
+    directory = tmp_path_factory.mktemp("idx")
+    for part, rows in (("train", slice(PRIVATE)), ("t10k", slice(PRIVATE, None))):
+        for kind, array in (("images-idx3", digits[0][rows]), ("labels-idx1", digits[1][rows])):
+            sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
+            content = bytes([0, 0, 8, array.ndim]) + sizes + array.tobytes()
+            (directory / f"{part}-{kind}-ubyte.gz").write_bytes(gzip.compress(content))
+    return directory
+
+
+@pytest.fixture(scope="session")
+def svhn(
+    tmp_path_factory: pytest.TempPathFactory, digits: tuple[NDArray[np.uint8], NDArray[np.uint8]]
+) -> Path:
+    """A directory as SVHN's cropped digits are published: 10 stands for 0."""
+    directory = tmp_path_factory.mktemp("svhn")
+    for part, rows in (("train", slice(PRIVATE)), ("test", slice(PRIVATE, None))):
+        images = np.repeat(np.pad(digits[0][rows], ((0, 0), (2, 2), (2, 2)))[..., None], 3, axis=3)
+        labels = np.where(digits[1][rows] == 0, 10, digits[1][rows])
+        content = {"X": images.transpose(1, 2, 3, 0), "y": labels[:, None]}
+        savemat(directory / f"{part}_32x32.mat", content)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def adult(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory as Adult is published; older people who work more earn more."""
+    directory = tmp_path_factory.mktemp("adult")
+    random = np.random.default_rng(0)
+    for name, rows, end in (("adult.data", PRIVATE, ""), ("adult.test", TEST, ".")):
+        lines = ["|1x3 Cross validator"] if end else []
+        for _ in range(rows):
+            age, hours = random.integers(17, 90), random.integers(1, 99)
+            income = (">50K" if age + hours > 110 else "<=50K") + end
+            lines.append(
+                f"{age}, Private, {random.integers(20000, 900000)}, Bachelors, "
+                f"{random.integers(1, 17)}, Divorced, Sales, Husband, White, Male, "
+                f"{random.integers(0, 9999)}, {random.integers(0, 999)}, {hours}, Cuba, {income}"
+            )
+        (directory / name).write_text("\n".join(lines) + "\n")
+    return directory
+
+
+def results(out: Path) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = json.loads((out / FILE).read_text())
+    return found
+
+
+def test_an_experiment_is_repeated_continued_and_compared(
+    terrine: Terrine, idx: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    options = ("--quick", "--epsilon", "30", "--seeds", "2", "--out", out)
+    said = " ".join(terrine("reproduce", "mnist", idx, *options).fine.split())
+    assert "Papernot et al. 2018" in said
+    assert "not the public original" in said
+    (first,) = results(out)
+    assert first["tested"] == first["public_inputs"] == TEST
+    accuracies = first["accuracies"]
+    assert isinstance(accuracies, list)
+    assert len(accuracies) == 2
+    assert min(accuracies) > 0.6
+    chosen = first["chosen"]
+    assert isinstance(chosen, dict)
+    assert sum(chosen.values()) == 10
+    assert chosen["kernel"] > 0
+    assert 29 < float(str(first["epsilon_spent"])) <= 30
+    assert (out / "mnist-folds.png").read_bytes().startswith(b"\x89PNG")
+
+    home = next(out.glob("mnist-folds-noisy-votes-*"))
+    ledger = Owner.of(home / "terrine-data").prepare()
+    assert {ledger.project(f"seed-{seed}").account.queries for seed in (0, 1)} == {TEST}
+    lost = home / "seed-1" / "student-3" / "measured.json"
+    lost.unlink()
+    again = terrine("reproduce", "mnist", idx, *options).fine
+    assert again.count("Fitting the shares") == 1
+    assert lost.exists()
+    assert ledger.project("seed-1").account.queries == TEST
+    (second,) = results(out)
+    assert second["accuracies"] == accuracies
+
+
+def test_the_last_inputs_measure_a_student_of_all_others(
+    terrine: Terrine, idx: Path, tmp_path: Path
+) -> None:
+    options = ("--quick", "--seeds", "1", "--protocol", "last-1000", "--out", tmp_path)
+    labels = ("--mechanism", "confident_gnmax", "--epsilon", "60", "--steps", "5")
+    said = terrine("reproduce", "fashion", idx, *options, *labels).fine
+    assert "DP-SGD on scattering features" in " ".join(said.split())
+    (found,) = results(tmp_path)
+    assert found["tested"] == TEST // 10
+    assert found["public_inputs"] == TEST - TEST // 10
+    assert 0 < int(str(found["answers"])) <= TEST - TEST // 10
+    assert found["heads"] == {"seed": 0, "copies": 0, "ridge": 0.1}
+
+
+def test_tables_are_reproduced_too(terrine: Terrine, adult: Path, tmp_path: Path) -> None:
+    options = ("--quick", "--seeds", "1", "--epsilon", "40", "--out", tmp_path)
+    said = terrine("reproduce", "adult", adult, *options).fine
+    assert "Papernot et al. 2018" in " ".join(said.split())
+    (found,) = results(tmp_path)
+    assert float(str(found["accuracies"])[1:-1]) > float(str(found["majority"]))
+
+
+def test_svhn_is_read_from_matlab_files(svhn: Path, idx: Path) -> None:
+    source, plain = load("svhn", svhn), load("mnist", idx)
+    assert source.test.inputs.shape == (TEST, 32, 32, 3)
+    assert (source.test.labels == plain.test.labels).all()
+    assert (source.test.inputs[:, 2:30, 2:30, 1] == plain.test.inputs).all()
+    assert source.delta == 1e-6
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_every_data_set_names_its_files_digests_and_papers(name: str) -> None:
+    assert len(FILES[name]) == len(DIGESTS[name])
+    assert all(len(digest) == 64 for digest in DIGESTS[name])
+    assert PAPERS[name]
+
+
+def test_the_real_mnist_is_recognised(shared_data: Path) -> None:
+    found = [next((shared_data / "mnist").glob(f"{start}*")) for start in FILES["mnist"]]
+    assert check("mnist", found) == ()
+    found = [next((shared_data / "adult").glob(f"{start}*")) for start in FILES["adult"]]
+    assert check("adult", found) == ()
+
+
+def test_no_student_is_measured_on_what_it_has_seen(idx: Path) -> None:
+    source = load("mnist", idx)
+    every = parts("folds", source)
+    assert len(every) == 5
+    assert sorted(np.concatenate([part.tested for part in every]).tolist()) == list(range(TEST))
+    for part in (*every, *parts("last-1000", source)):
+        assert not np.isin(part.tested, part.seen).any()
+        assert len(part.tested) + len(part.seen) == TEST
+    assert pool_size("last-1000", source) == TEST - TEST // 10
+    (last,) = parts("last-1000", source)
+    assert last.tested.min() > last.seen.max()
+
+
+def test_files_that_do_not_fit_are_refused(
+    terrine: Terrine, idx: Path, svhn: Path, tmp_path: Path
+) -> None:
+    out = ("--out", tmp_path / "out")
+    assert "nowhere is not a directory" in terrine("reproduce", "mnist", "nowhere", *out).refused
+    assert "no file train-images" in terrine("reproduce", "mnist", svhn, *out).refused
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "train_32x32.mat").write_bytes(b"not matlab" * 40)
+    (tmp_path / "test_32x32.mat").write_bytes((svhn / "test_32x32.mat").read_bytes())
+    with pytest.raises(DataError, match="cannot be read as a MATLAB file"):
+        load("svhn", tmp_path)
+    savemat(tmp_path / "train_32x32.mat", {"X": np.zeros((2, 2)), "y": [1, 2]})
+    with pytest.raises(DataError, match="expected uint8"):
+        load("svhn", tmp_path)
+
+
+def example(epsilon: float, accuracies: list[float]) -> Result:
+    return Result(
+        data="mnist",
+        title="MNIST",
+        protocol="folds",
+        mechanism={"name": "noisy_votes", "sigma": 100.0},
+        teachers=1000,
+        private_records=60_000,
+        public_inputs=10_000,
+        tested=10_000,
+        epsilon=epsilon,
+        delta=1e-5,
+        epsilon_spent=epsilon * 0.99,
+        rule="Gaussian DP",
+        papers_epsilon=None,
+        answers=10_000,
+        accuracies=accuracies,
+        chosen={"kernel": 15},
+        true_labels=0.99,
+        plurality=0.98,
+        majority=0.1135,
+        training={},
+        heads={},
+        warnings=[],
+        seconds=1.0,
+    )
+
+
+def test_results_gather_and_the_same_experiment_replaces_its_own(tmp_path: Path) -> None:
+    keep(example(0.6, [0.98]), tmp_path)
+    keep(replace(example(0.3, [0.97]), protocol="last-1000"), tmp_path)
+    keep(example(0.3, [0.5]), tmp_path)
+    found = keep(example(0.3, [0.97, 0.98, 0.99]), tmp_path)
+    assert [each.epsilon for each in found] == [0.3, 0.6]
+    assert found[0].accuracy == "98.00% ± 1.00 (3 seeds)"
+    assert found[1].accuracy == "98.00% (one seed)"
+    assert table(found[0]).row_count == 4 + len(PAPERS["mnist"])
+    draw(found, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 10_000

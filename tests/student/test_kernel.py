@@ -1,0 +1,171 @@
+"""The kernel student, and the Nyström map that it and teachers can have."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from sklearn.datasets import load_digits
+
+from terrine_models.augment import DRAWS, distort
+from terrine_models.choice import choose_student
+from terrine_models.data import DIGITS, DataError, Dataset
+from terrine_models.ensemble import Ensemble
+from terrine_models.features import PublicData, public_features
+from terrine_models.kernel import PENALTIES, KernelStudents
+from terrine_models.learning import Training, train_student
+from terrine_models.nystrom import choose_landmarks, nystrom
+from terrine_models.store import MANIFEST, InputSpec
+from terrine_models.students import Student
+from terrine_models.teachers import Heads, train_ensemble
+
+SPEC = InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16)
+TABLE = InputSpec(shape=(3,), dtype="float32", low=0, high=1)
+POOL = 600
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    bundle = load_digits()
+    return bundle.images.astype(np.uint8), bundle.target.astype(np.int64)
+
+
+@pytest.fixture(scope="module")
+def students(digits: tuple[NDArray[np.uint8], NDArray[np.int64]]) -> KernelStudents:
+    return KernelStudents(digits[0][:POOL], inputs=SPEC, classes=DIGITS)
+
+
+def test_it_is_better_than_the_labels_it_learned_from(
+    students: KernelStudents, digits: tuple[NDArray[np.uint8], NDArray[np.int64]], tmp_path: Path
+) -> None:
+    x, truth = digits
+    random = np.random.default_rng(0)
+    labels = np.where(random.random(POOL) < 0.2, random.integers(0, 10, POOL), truth[:POOL])
+    labels[random.random(POOL) < 0.3] = -1
+    made = students.train(labels)
+    right = float((labels == truth[:POOL])[labels >= 0].mean())
+    assert right < 0.85
+    assert made.accuracy(x[:POOL], truth[:POOL]) > right + 0.02
+    assert students.train(truth[:POOL], again=False).accuracy(x[POOL:], truth[POOL:]) > 0.93
+    made.save(tmp_path)
+    again = Student.load(tmp_path)
+    assert made.model.training["penalty"] != PENALTIES[0]
+    np.testing.assert_array_equal(again.probabilities(x[POOL:]), made.probabilities(x[POOL:]))
+    assert again.model.training["method"] == "kernel"
+
+
+@pytest.mark.parametrize("share", [0.2, 0.9])
+def test_it_is_ridge_regression_on_all_copies_of_the_labelled_rows(
+    students: KernelStudents, digits: tuple[NDArray[np.uint8], NDArray[np.int64]], share: float
+) -> None:
+    """By hand, whether products of few rows are added up or those of few others subtracted."""
+    chosen = np.flatnonzero(np.random.default_rng(1).random(POOL) < share)
+    labels = digits[1][chosen]
+    rows_chosen, given = torch.from_numpy(chosen), torch.from_numpy(labels)
+    ((weights, biases),) = students._fit(rows_chosen, given, PENALTIES[0])
+    rows = students.rows[:, chosen].double().flatten(0, 1).numpy()
+    targets = np.tile(2 * np.eye(10)[labels] - 1, (len(students.rows), 1))
+    centred = rows - rows.mean(0)
+    gram = centred.T @ centred
+    gram += (PENALTIES[0] * np.diag(gram).mean() + 1e-9) * np.eye(len(gram))
+    expected = np.linalg.solve(gram, centred.T @ (targets - targets.mean(0)))
+    fitted = rows @ expected + targets.mean(0) - rows.mean(0) @ expected
+    found = rows @ weights.double().numpy() + biases.double().numpy()
+    np.testing.assert_allclose(found, fitted, atol=2e-3)
+
+
+def test_it_can_be_asked_for_and_is_judged_like_the_others(
+    digits: tuple[NDArray[np.uint8], NDArray[np.int64]],
+) -> None:
+    x, truth = digits[0][:300], digits[1][:300]
+    labels = np.where(np.arange(300) < 200, truth, -1)
+    training = Training(method="kernel", steps=20)
+    made = choose_student(x, labels, inputs=SPEC, classes=DIGITS, training=training)
+    assert made.choice.chosen == "kernel"
+    judged = {each.method: each.agreement for each in made.choice.judged}
+    assert judged["kernel"] > 0.8
+    assert made.student.accuracy(x[200:], truth[200:]) > 0.85
+    with pytest.raises(ValueError, match="trains no network"):
+        train_student(x, labels, inputs=SPEC, classes=DIGITS, training=training)
+
+
+def test_without_labels_or_images_there_is_no_kernel_student(students: KernelStudents) -> None:
+    with pytest.raises(ValueError, match="nothing to learn from"):
+        students.train(np.full(POOL, -1))
+    with pytest.raises(DataError, match="for images"):
+        KernelStudents(np.zeros((9, 3), np.float32), inputs=TABLE, classes=("a", "b"))
+
+
+def test_dot_products_of_features_are_the_kernel_between_landmarks() -> None:
+    points = torch.from_numpy(np.random.default_rng(0).normal(size=(60, 5))).float()
+    found, gamma = choose_landmarks(points, 20)
+    landmarks = found["landmarks"]
+    features = nystrom(landmarks, landmarks, found["whitening"], gamma)
+    distances = ((landmarks[:, None] - landmarks[None]) ** 2).sum(2)
+    torch.testing.assert_close(
+        features @ features.T, torch.exp(-gamma * distances), atol=2e-3, rtol=0
+    )
+    equal, _ = choose_landmarks(torch.ones(30, 5), 20)
+    assert torch.isfinite(nystrom(torch.ones(2, 5), **equal, gamma=1.0)).all()
+
+
+def test_a_map_without_public_images_is_refused() -> None:
+    with pytest.raises(DataError, match="needs public inputs"):
+        public_features(SPEC, None, 50, "nystrom")
+    table = PublicData.declare("rows", np.zeros((9, 3), np.float32))
+    with pytest.raises(DataError, match="for images"):
+        public_features(TABLE, table, 50, "nystrom")
+
+
+def test_teachers_can_have_a_kernel_and_say_so(
+    digits: tuple[NDArray[np.uint8], NDArray[np.int64]], tmp_path: Path
+) -> None:
+    x, truth = digits
+    private = Dataset(x[POOL:], truth[POOL:], DIGITS, SPEC)
+    public = PublicData.declare("pool", x[:POOL])
+    how = Heads(width=120, features="nystrom", turning=5.0)
+    manifest = train_ensemble(
+        private, tmp_path / "e", name="e", teachers=12, how=how, public=public
+    )
+    assert manifest.features is not None
+    assert (manifest.features.projection, manifest.features.landmarks) == ("nystrom", 120)
+    assert manifest.training.turning == 5.0
+    votes = Ensemble.load(tmp_path / "e").votes(x[:POOL])
+    assert (votes.argmax(1) == truth[:POOL]).mean() > 0.9
+
+
+def test_a_manifest_from_before_distortions_were_recorded_keeps_its_meaning(
+    digits: tuple[NDArray[np.uint8], NDArray[np.int64]], tmp_path: Path
+) -> None:
+    x, truth = digits
+    private = Dataset(x[POOL:], truth[POOL:], DIGITS, SPEC)
+    public = PublicData.declare("pool", x[:POOL])
+    usual, less = Heads(width=30, copies=1), Heads(width=30, copies=1, turning=0.0)
+    votes = {}
+    for name, how in (("usual", usual), ("less", less), ("plain", replace(less, copies=0))):
+        train_ensemble(private, tmp_path / name, name=name, teachers=12, how=how, public=public)
+        votes[name] = Ensemble.load(tmp_path / name).votes(x[:POOL])
+    assert (votes["usual"] != votes["less"]).any()
+    path = tmp_path / "usual" / MANIFEST
+    content = json.loads(path.read_text())
+    assert (content["training"].pop("turning"), content["training"].pop("bending")) == (15, 0.036)
+    for new in ("landmarks", "gamma"):
+        content["features"].pop(new)
+    path.write_text(json.dumps(content))
+    old = Ensemble.load(tmp_path / "usual")
+    assert old.manifest.training.turning is None
+    assert (old.votes(x[:POOL]) == votes["usual"]).all()
+
+
+def test_an_image_that_is_not_distorted_stays_as_it_is() -> None:
+    images = torch.rand((2, 1, 9, 9), generator=torch.Generator().manual_seed(0))
+    draws = torch.zeros((2, DRAWS))
+    draws[:, 0] = draws[:, 6:].T[0] = 1.0
+    torch.testing.assert_close(distort(images, draws, turning=0, bending=0), images)
+    turned = distort(images, draws, turning=90, bending=0)
+    torch.testing.assert_close(turned, torch.rot90(images, 1, (2, 3)), atol=1e-4, rtol=0)
