@@ -235,7 +235,7 @@ def test_nothing_can_be_chosen_without_a_label() -> None:
         choose_student(images, np.full(20, -1), inputs=SMALL, classes=DIGITS)
     with pytest.raises(ValueError, match="inputs have shape"):
         choose_student(images, np.zeros(19, dtype=np.int64), inputs=SMALL, classes=DIGITS)
-    with pytest.raises(ValueError, match="choose_student chooses for auto"):
+    with pytest.raises(ValueError, match="choose_student knows it"):
         train_student(
             images, np.zeros(20, dtype=np.int64), inputs=SMALL, classes=DIGITS, training=Training()
         )

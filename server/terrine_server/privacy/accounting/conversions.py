@@ -25,10 +25,8 @@ def rdp_budget(order: ArrayLike, epsilon: float, delta: float) -> NDArray[np.flo
 
     Canonne, Kamath & Steinke 2020, Prop. 12, solved for the divergence.
     """
-    alpha = np.asarray(order, dtype=np.float64)
-    return np.asarray(
-        epsilon - np.log1p(-1 / alpha) + (math.log(delta) + np.log(alpha)) / (alpha - 1)
-    )
+    alpha, target = np.asarray(order, dtype=np.float64), math.log(check_delta("delta", delta))
+    return np.asarray(epsilon - np.log1p(-1 / alpha) + (target + np.log(alpha)) / (alpha - 1))
 
 
 def epsilon_from_rdp(divergences: ArrayLike, orders: ArrayLike, delta: float) -> float:
