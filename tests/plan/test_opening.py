@@ -246,3 +246,15 @@ def test_the_default_expectation_is_that_teachers_mostly_agree() -> None:
 def test_the_order_of_a_cap_suits_its_budget() -> None:
     assert cap_order(1.0, DELTA) == pytest.approx(17.5, abs=1.5)
     assert cap_order(4.0, DELTA) < cap_order(1.0, DELTA) < cap_order(0.1, DELTA)
+
+
+@pytest.mark.parametrize("delta", [5e-324, 1e-310])
+@pytest.mark.parametrize("cap_rule", [GDP, Rule("rdp", 8.0)])
+def test_a_delta_that_is_too_small_to_share_out_is_refused(delta: float, cap_rule: Rule) -> None:
+    for spec in (
+        {"name": "gnmax", "sigma": 40.0, "pricing": "tight"},
+        {"name": "lnmax", "gamma": 1},
+    ):
+        mechanism = build_mechanism(spec, teachers=250, classes=10)
+        with pytest.raises(ParameterError):
+            choose(mechanism, 1.0, delta, cap_rule=cap_rule)
