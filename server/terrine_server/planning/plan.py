@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -107,7 +107,7 @@ class Plan:
     pass_rate: float
     offers: Sequence[Offer]
     divisions: Sequence[Division]
-    certain: bool = False
+    certain: bool
 
 
 def plan(
@@ -164,7 +164,7 @@ def plan(
             "Plan fewer answers, more teachers or a larger delta."
         )
     by_teachers = {each.teachers: each for each in sorted(pool, key=_worth)}
-    found = _account(
+    return _account(
         chosen,
         [by_teachers[teachers] for teachers in sorted(by_teachers)],
         known[chosen.teachers],
@@ -173,8 +173,8 @@ def plan(
         answers,
         candidates,
         data_dependent,
+        certain,
     )
-    return replace(found, certain=certain)
 
 
 def frontier(candidates: Iterable[Candidate]) -> list[Candidate]:
@@ -283,6 +283,7 @@ def _account(
     answers: int | None,
     candidates: Sequence[Candidate],
     data_dependent: bool,
+    certain: bool,
 ) -> Plan:
     outlook = Outlook.of(chosen.spec, votes, delta)
     answered = outlook.expected.answered
@@ -330,6 +331,7 @@ def _account(
         pass_rate=rate,
         offers=tuple(found),
         divisions=divisions(found[0], rate),
+        certain=certain,
     )
 
 
