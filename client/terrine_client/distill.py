@@ -82,7 +82,7 @@ def distill(
 
     held_out: the student's own labelled data, to measure its accuracy; never trained on.
     queries: the most in total; by default until the budget is spent or all inputs are sent.
-    encoding: schema of a table, saved with the student.
+    encoding: schema of a table, saved with the student; by default the ensemble's.
     seed: of the order of the queries, and of the training. The server draws the noise.
     tell, on_step: called with each line of progress, and with the steps done and to do.
 
@@ -112,6 +112,7 @@ def distill(
         rounds = 1  # every count helps every other row, so there is nothing to wait for
     notebook = Notebook.open(out, project, public)
     training = replace(training or Training(), seed=seed)
+    encoding = encoding or project.ensemble.encoding
     study = _Study(client, project, public, held_out, training, encoding, on_step, notebook)
     limit = len(public) if queries is None else min(queries, len(public))
     history = [Round(**entry) for entry in json.loads(notebook.rounds)]
