@@ -44,7 +44,6 @@ def written(path: Path, rows: pd.DataFrame) -> Path:
     return path
 
 
-@pytest.mark.slow
 def test_owner_student_and_auditor(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

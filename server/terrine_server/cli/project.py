@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from terrine_server.cli.console import AsJson, consensus_levels, console, errors, print_json
+from terrine_server.cli.console import (
+    AsJson,
+    by_option,
+    consensus_levels,
+    console,
+    errors,
+    fail,
+    print_json,
+)
 
 if TYPE_CHECKING:
     from terrine_protocol import ProjectInfo
@@ -108,12 +116,14 @@ def open_project(
     as_json: AsJson = False,
 ) -> None:
     """Open a project. Its mechanism, prices and budget can never change."""
+    from pydantic import ValidationError
+
     from terrine_protocol import ProjectOpen
     from terrine_server.owner.operations import open_ledger, open_project
     from terrine_server.settings import Settings
 
     given = {
-        "name": mechanism,
+        "name": mechanism.replace("-", "_"),
         "sigma": sigma,
         "sigma1": sigma1,
         "sigma2": sigma2,
@@ -127,20 +137,22 @@ def open_project(
         "pricing": pricing,
         "answer_share": answer_share,
     }
-    request = ProjectOpen.model_validate(
-        {
-            "name": name,
-            "ensemble": ensemble,
-            "mechanism": {key: value for key, value in given.items() if value is not None},
-            "epsilon": epsilon,
-            "delta": delta,
-            "acknowledge_claimed": acknowledge_claimed,
-            "accounting": accounting.value,
-            "expected_pass_rate": expected_pass_rate,
-            "consensus": consensus
-            and [{"agreement": c, "share": share} for c, share in consensus_levels(consensus)],
-        }
-    )
+    terms = {
+        "name": name,
+        "ensemble": ensemble,
+        "mechanism": {key: value for key, value in given.items() if value is not None},
+        "epsilon": epsilon,
+        "delta": delta,
+        "acknowledge_claimed": acknowledge_claimed,
+        "accounting": accounting.value,
+        "expected_pass_rate": expected_pass_rate,
+        "consensus": consensus
+        and [{"agreement": c, "share": share} for c, share in consensus_levels(consensus)],
+    }
+    try:
+        request = ProjectOpen.model_validate(terms)
+    except ValidationError as error:
+        fail(by_option(error))
     settings = Settings()
     record = open_project(open_ledger(settings), request)
     if as_json:

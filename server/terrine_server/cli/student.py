@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from terrine_server.bars import steps_bar
-from terrine_server.cli.console import AsJson, console, fail, print_json
+from terrine_server.cli.console import AsJson, console, errors, fail, print_json
 from terrine_server.cli.tables import note
 
 if TYPE_CHECKING:
@@ -206,8 +206,15 @@ def budget(
 @contextmanager
 def connect(url: str, token_file: Path | None, insecure: bool) -> Iterator[Client]:
     """A client with the token from `token_file`, or else from the environment."""
+    from stamina.instrumentation import RetryDetails, set_on_retry_hooks
+
     from terrine_client import Client
 
+    def say(details: RetryDetails) -> None:
+        if details.retry_num == 1:
+            errors.print(f"{details.caused_by} Trying again …", soft_wrap=True)
+
+    set_on_retry_hooks([say])
     token = token_file.read_text().strip() if token_file else None
     with Client(url, token, insecure=insecure) as client:
         yield client
