@@ -104,10 +104,7 @@ def distill(
     if rounds < 1 or (queries is not None and queries < 1):
         raise DistillError("Rounds and queries must be at least 1.")
     project = client.project()
-    _check(public, project, "The public inputs")
-    if held_out is not None:
-        _check(held_out[0], project, "The held-out inputs")
-        _check_separate(public, held_out[0])
+    check_data(public, project, held_out)
     if project.mechanism.name == "noisy_votes":
         rounds = 1  # every count helps every other row, so there is nothing to wait for
     notebook = Notebook.open(out, project, public)
@@ -296,6 +293,14 @@ class _Study:
             choice=choice,
             spending=[(int(charges), spent) for charges, spent in self.notebook.spending.tolist()],
         )
+
+
+def check_data(public: Array, project: ProjectInfo, held_out: Examples | None) -> None:
+    """Check inputs against what the project's ensemble takes. Raises DistillError."""
+    _check(public, project, "The public inputs")
+    if held_out is not None:
+        _check(held_out[0], project, "The held-out inputs")
+        _check_separate(public, held_out[0])
 
 
 def _check(x: Array, project: ProjectInfo, what: str) -> None:

@@ -94,6 +94,12 @@ def test_owner_student_and_auditor(
             assert schema is not None
             x = encode_csv(pool, schema)
             assert np.array_equal(encode_frame(everything, schema), x)
+        dry = terrine(
+            *("student", "train", pool, "--held-out", own, "--dry-run", "--url", server.url),
+            TERRINE_TOKEN=student,
+        ).fine
+        assert f"all {POOL:,} fit the budget" in dry
+        assert "ε spent   0 of 2" in dry
         learned = terrine(
             *("student", "train", pool, "--held-out", own, "--out", "student"),
             *("--url", server.url),

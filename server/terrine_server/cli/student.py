@@ -104,6 +104,14 @@ def train(
     seed: Annotated[
         int, typer.Option(min=0, help="Seed of the order of queries and the training.")
     ] = 0,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Check inputs, token and options, and print what the budget pays for. Sends no "
+            "input and charges nothing.",
+        ),
+    ] = False,
 ) -> None:
     """Buy labels in rounds and train a student, until the budget is spent or all inputs are sent.
 
@@ -128,6 +136,9 @@ def train(
     with connect(url, token_file, insecure) as client:
         inputs, encoding = load_public(public, schema, client)
         examples = load_held_out(held_out, encoding, client) if held_out else None
+        if dry_run:
+            console.print(rehearse(client, inputs, examples, queries))
+            return
         with steps_bar(console) as on_step:
             made = distill(
                 client,
@@ -259,6 +270,32 @@ def load_held_out(path: Path, encoding: TableSchema | None, client: Client) -> E
     else:
         data = load_idx(path, classes=classes)
     return data.inputs, data.labels
+
+
+def rehearse(
+    client: Client,
+    inputs: npt.NDArray[np.generic],
+    examples: Examples | None,
+    queries: int | None,
+) -> Table:
+    """Check the data as the training would, and say what it could cost. Charges nothing."""
+    from terrine_client.distill import check_data
+
+    project = client.project()
+    check_data(inputs, project, examples)
+    wanted = min(len(inputs), queries or len(inputs))
+    estimate = client.estimate(wanted)
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_row("project", f"{project.name} ({project.status}), {project.mechanism.name}")
+    table.add_row("inputs", f"{len(inputs):,}, as the ensemble takes them; {wanted:,} to be asked")
+    if examples is not None:
+        table.add_row("held out", f"{len(examples[0]):,} labelled inputs, none of them to be asked")
+    left = estimate.budget
+    table.add_row("ε spent", f"{left.epsilon_spent:.4g} of {left.epsilon:g}, δ {left.delta:g}")
+    fits = f"at least {min(wanted, left.affordable):,}" if not estimate.fits else f"all {wanted:,}"
+    table.add_row("queries", f"{fits} fit the budget, whatever the answers")
+    table.add_row("", "Nothing was sent and nothing was charged.")
+    return table
 
 
 def summary(report: Report, out: Path) -> Table:
