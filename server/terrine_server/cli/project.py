@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Open, show, pause and close projects.")
 
 Name = Annotated[str, typer.Argument(help="Name of the project.")]
+FEW = 10
+"""Answers per class below which opening a project warns."""
 
 
 class Accounting(StrEnum):
@@ -159,6 +161,7 @@ def open_project(
         print_json(_infos(settings, [record])[0])
         return
     _show(record)
+    _warn(record)
     console.print(
         f"Opened. Next: terrine token create --role student --project {name}", soft_wrap=True
     )
@@ -311,10 +314,26 @@ def _show(record: ProjectRecord) -> None:
     console.print(table)
 
 
+def _warn(record: ProjectRecord) -> None:
+    """Say so if the budget buys too few answers to learn from."""
+    choice, classes = record.terms.choice, len(record.ensemble.info["classes"])
+    answers = choice.considered[0].answers if choice else record.affordable
+    if answers < FEW * classes:
+        errors.print(
+            f"[bold yellow]Warning:[/] about {answers:,} answers for {classes:,} classes teach a "
+            "student little. At equal agreement an answer costs a quarter with twice the teachers, "
+            "and less with more noise; `terrine plan` says what this budget can buy.",
+            soft_wrap=True,
+        )
+
+
 def _prices(record: ProjectRecord) -> str:
     """Return what each outcome costs, and what the rules would have bought that were not taken."""
     terms = record.terms
-    lines = [f"{outcome} {price.cost / 1e12:.6g}" for outcome, price in terms.prices.items()]
+    lines = [
+        f"{outcome} {price.cost / 1e12:.6g}, {price.cost / terms.budget:.3%} of the budget"
+        for outcome, price in terms.prices.items()
+    ]
     for listed in terms.by_baseline:
         prices = (f"{outcome} {price.cost / 1e12:.6g}" for outcome, price in listed.prices.items())
         least = (listed.baseline - 0.5) / record.ensemble.info["teachers"]
