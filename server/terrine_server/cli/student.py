@@ -62,8 +62,25 @@ class Method(StrEnum):
     AUTO = "auto"
     VAT = "vat"
     FIXMATCH = "fixmatch"
+    GAN = "gan"
     SUPERVISED = "supervised"
     KERNEL = "kernel"
+
+
+class Ask(StrEnum):
+    """Which inputs are asked from the second round on."""
+
+    AUTO = "auto"
+    REPRESENTATIVE = "representative"
+    UNCERTAIN = "uncertain"
+    DISAGREEMENT = "disagreement"
+
+
+class Stop(StrEnum):
+    """When a study ends that could go on."""
+
+    AUTO = "auto"
+    NEVER = "never"
 
 
 @app.command()
@@ -93,10 +110,34 @@ def train(
     method: Annotated[
         Method,
         typer.Option(
-            help="auto chooses by cross-validation on the bought labels. vat and fixmatch learn "
-            "from unlabelled inputs too, and are replaced by a plain model if they collapse."
+            help="auto chooses by cross-validation on the bought labels. vat, fixmatch and gan "
+            "learn from unlabelled inputs too, and are replaced by a plain model if they collapse."
         ),
     ] = Method.AUTO,
+    ask: Annotated[
+        Ask,
+        typer.Option(
+            help="Inputs to ask from the second round on: those that represent the whole, those "
+            "that a student is least sure of, or those on which two plain models disagree."
+        ),
+    ] = Ask.AUTO,
+    stop: Annotated[
+        Stop,
+        typer.Option(
+            help="auto leaves budget unspent once another round is not expected to help; the same "
+            "command with never continues."
+        ),
+    ] = Stop.NEVER,
+    students: Annotated[
+        int,
+        typer.Option(
+            min=1, metavar="K", help="Train K networks and average their predictions, as one."
+        ),
+    ] = 1,
+    balance: Annotated[
+        bool,
+        typer.Option("--balance", help="Let all classes count alike, not all labels."),
+    ] = False,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps.")] = None,
     seed: Annotated[
         int, typer.Option(min=0, help="Seed of the order of queries and the training.")
@@ -119,7 +160,7 @@ def train(
     from terrine_client.distill import distill
     from terrine_models.learning import Training
 
-    training = Training(method=method.value)
+    training = Training(method=method.value, students=students, balance=balance)
     if steps is not None:
         training = replace(training, steps=steps)
     inputs, encoding = load_public(public, schema)
@@ -133,6 +174,8 @@ def train(
                 held_out=examples,
                 rounds=rounds,
                 queries=queries,
+                ask=ask.value,
+                stop=stop.value,
                 training=training,
                 encoding=encoding,
                 seed=seed,
@@ -140,6 +183,10 @@ def train(
                 on_step=on_step,
             )
     console.print(summary(made.report, out))
+    if made.report.by_class:
+        console.print(class_figures(made.report))
+    for warning in made.report.notes:
+        console.print(f"[yellow]Note:[/] {warning}", soft_wrap=True, highlight=False)
 
 
 @app.command()
@@ -247,14 +294,41 @@ def summary(report: Report, out: Path) -> Table:
     outcomes = ", ".join(f"{count} {name}" for name, count in sorted(report.outcomes.items()))
     table = Table(show_header=False, box=None, pad_edge=False)
     if report.accuracy is not None:
-        table.add_row("accuracy", f"{report.accuracy:.2%} of {report.held_out:,} held-out inputs")
+        table.add_row(
+            "accuracy",
+            f"{report.accuracy:.2%} of {report.held_out:,} held-out inputs; always to say their "
+            f"largest class: {report.majority:.2%}",
+        )
     table.add_row(
         "ε spent", f"{report.epsilon_spent:.4g} of {report.epsilon:g}, δ {report.delta:g}"
     )
-    table.add_row("method", f"{report.choice.chosen} ({report.choice.asked} was asked for)")
+    count = report.choice.students
+    several = f", the mean of {count}" if count > 1 else ""
+    table.add_row(
+        "method", f"{report.choice.chosen}{several} ({report.choice.asked} was asked for)"
+    )
     table.add_row("guarantee", report.guarantee)
     table.add_row("queries", f"{sum(report.outcomes.values()):,}: {outcomes}")
-    table.add_row("ended by", "the budget" if report.refused else "the student")
+    if report.reinforced is not None:
+        table.add_row("reinforced", f"{report.reinforced:.1%} of the labels: the student was right")
+    table.add_row("ended by", "the budget" if report.refused else f"the student. {report.ended}")
+    if report.queries_left:
+        table.add_row("left", f"budget for at least {report.queries_left:,} more queries")
     table.add_row("student", f"{out / 'model.json'}, {out / 'model.safetensors'}")
     table.add_row("report", f"{out / 'report.json'}, {out / 'accuracy.png'}")
+    return table
+
+
+def class_figures(report: Report) -> Table:
+    """Recall and precision of each class on the held-out inputs."""
+
+    def percent(share: float | None) -> str:
+        return "–" if share is None else f"{share:.2%}"
+
+    table = Table("class")
+    for heading in ("held out", "recall", "precision"):
+        table.add_column(heading, justify="right")
+    for each in report.by_class:
+        row = (f"{each.inputs:,}", percent(each.recall), percent(each.precision))
+        table.add_row(each.name, *row)
     return table
