@@ -76,12 +76,14 @@ class Recorded:
 
     def project(self) -> Any:
         mechanism = SimpleNamespace(name=self.mechanism, model_dump=lambda **_: self.spec)
+        spec = self.data.spec
         ensemble = SimpleNamespace(
             manifest_sha256="recorded",
             classes=list(self.data.classes),
-            input=self.data.spec,
+            input=SimpleNamespace(shape=list(spec.shape), model_dump=spec.model_dump),
             teachers=int(self.counts[0].sum()),
             matches_prior=False,
+            encoding=None,
         )
         opened = SimpleNamespace(isoformat=lambda: "recorded")
         return SimpleNamespace(

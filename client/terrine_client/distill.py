@@ -83,7 +83,7 @@ def distill(
     suits the mechanism.
     stop: `auto` ends the study, with budget left, once the labels of another round are not expected
     to change the student. The same call with `never` continues it.
-    encoding: schema of a table, saved with the student.
+    encoding: schema of a table, saved with the student; by default the ensemble's.
     seed: of the order of the queries, and of the training. The server draws the noise.
     tell, on_step: called with each line of progress, and with the steps done and to do.
 
@@ -113,6 +113,7 @@ def distill(
     if project.mechanism.name == "noisy_votes":
         rounds = 1  # every count helps every other row, so there is nothing to wait for
     notebook = Notebook.open(out, project, public)
+    encoding = encoding or project.ensemble.encoding
     study = Study(client, project, public, held_out, training, encoding, ask, on_step, notebook)
     _check_training(study)
     limit = len(public) if queries is None else min(queries, len(public))

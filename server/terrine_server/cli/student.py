@@ -52,7 +52,10 @@ Public = Annotated[
 ]
 Schema = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="The data owner's public schema, for a CSV file."),
+    typer.Option(
+        metavar="FILE",
+        help="The data owner's public schema, for a CSV file. Default: as the server says.",
+    ),
 ]
 
 
@@ -153,7 +156,7 @@ def train(
 
       terrine student train pool.npy --held-out own.npz --out student
 
-      terrine student train census.csv --schema schema.json
+      terrine student train census.csv
     """
     from dataclasses import replace
 
@@ -163,8 +166,8 @@ def train(
     training = Training(method=method.value, students=students, balance=balance)
     if steps is not None:
         training = replace(training, steps=steps)
-    inputs, encoding = load_public(public, schema)
     with connect(url, token_file, insecure) as client:
+        inputs, encoding = load_public(public, schema, client)
         examples = load_held_out(held_out, encoding, client) if held_out else None
         with steps_bar(console) as on_step:
             made = distill(
@@ -210,8 +213,8 @@ def label(
 
     if out.suffix != ".npz":
         fail(f"--out must end in .npz; {out} does not.")
-    inputs, _ = load_public(public, schema)
     with connect(url, token_file, insecure) as client:
+        inputs, _ = load_public(public, schema, client)
         classes = client.project().ensemble.classes
         labels = client.label(inputs, progress=True)
     arrays: dict[str, Any] = {
@@ -258,20 +261,29 @@ def connect(url: str, token_file: Path | None, insecure: bool) -> Iterator[Clien
 
 
 def load_public(
-    path: Path, schema: Path | None
+    path: Path, schema: Path | None, client: Client
 ) -> tuple[npt.NDArray[np.generic], TableSchema | None]:
-    """Inputs without labels; a CSV file is encoded by the owner's schema."""
+    """Inputs without labels; a CSV file is encoded by the schema of the project's ensemble."""
     from terrine_models.csv_files import is_table, read_text
     from terrine_models.data import load_inputs
     from terrine_models.tables import encode_csv, read_schema
 
-    if schema is not None:
-        encoding = read_schema(schema)
-        return encode_csv(path, encoding, note), encoding
-    if is_table(path):
-        read_text(path)
-        fail(f"{path} is a table. Give --schema FILE, the public schema of its data owner.")
-    return load_inputs(path), None
+    if schema is None and not is_table(path):
+        return load_inputs(path), None
+    read_text(path)  # refuses a file that is not text before asking for a schema
+    served = client.project().ensemble.encoding
+    encoding = served if schema is None else read_schema(schema)
+    if encoding is None:
+        fail(
+            f"{path} is a table, and the server does not say how its rows are encoded. Give "
+            "--schema FILE, the public schema of the data owner."
+        )
+    if served is not None and encoding != served:
+        fail(
+            f"{schema} is not the schema of the project's ensemble, so rows would be encoded in "
+            "another way than the teachers' were. Leave --schema out: the server says it."
+        )
+    return encode_csv(path, encoding, note), encoding
 
 
 def load_held_out(path: Path, encoding: TableSchema | None, client: Client) -> Examples:
