@@ -112,10 +112,10 @@ def distill(
         _check_separate(public, held_out[0])
     if project.mechanism.name == "noisy_votes":
         rounds = 1  # every count helps every other row, so there is nothing to wait for
+    _check_training(training, project)
     notebook = Notebook.open(out, project, public)
     encoding = encoding or project.ensemble.encoding
     study = Study(client, project, public, held_out, training, encoding, ask, on_step, notebook)
-    _check_training(study)
     limit = len(public) if queries is None else min(queries, len(public))
     history = [Round(**entry) for entry in json.loads(notebook.rounds)]
     order = study.order(seed)
@@ -189,14 +189,15 @@ def _check_labels(held_out: Examples, project: ProjectInfo) -> None:
         )
 
 
-def _check_training(study: Study) -> None:
+def _check_training(training: Training, project: ProjectInfo) -> None:
     """Before anything is bought: can such a student be trained?"""
-    training = study.training
+    from terrine_models.store import InputSpec
+
     try:
-        training.check(study.spec)
+        training.check(InputSpec.model_validate(project.ensemble.input.model_dump()))
     except ValueError as error:
         raise DistillError(f"{error} Nothing was asked.") from None
-    if training.balance and study.project.mechanism.name == "noisy_votes":
+    if training.balance and project.mechanism.name == "noisy_votes":
         raise DistillError(
             "A student of noisy counts learns shares of votes, not labels, so there are no classes "
             "to balance. Leave out --balance. Nothing was asked."
