@@ -30,7 +30,10 @@ of, or those on which two sketches of different kinds disagree."""
 QUARTER = 4
 """A sketch trains for a quarter of the steps: enough to show where it stands."""
 STILL = 0.01
-"""Share of the public inputs up to which predictions count as unchanged."""
+"""Share of labels, and of public inputs, up to which a change counts as none. At least 200 labels
+are needed to show that so few change."""
+SEEN = 2
+"""Labels of a class from which a model that never predicts it cannot tell what labels teach."""
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
@@ -40,7 +43,8 @@ class Saturation:
     """What the second half of the labels taught a plain model that the first half had not.
 
     gain: how many more of the held-out labels it predicts, as a share of them, and `error`, its
-    standard error. changed: the share of the public inputs that it predicts otherwise.
+    standard error, as if one more had changed. changed: the share of the public inputs that it
+    predicts otherwise.
     """
 
     gain: float
@@ -50,7 +54,7 @@ class Saturation:
     @property
     def reached(self) -> bool:
         """Whether as many labels again are not expected to change the student."""
-        return self.gain <= self.error and self.changed <= STILL
+        return self.gain + 2 * self.error <= STILL and self.changed <= STILL
 
 
 class Sketches:
@@ -105,7 +109,8 @@ class Sketches:
     def saturation(self, labels: Ints) -> Saturation | None:
         """Compare ridge regression on all labels [N] with that on half of them.
 
-        None if there are too few labels to judge by: fewer than two per class in either half.
+        None if there is nothing to judge by: fewer than two labels per class in either half, or a
+        model that never predicts a class that there are labels of.
         """
         bought = labels[labels >= 0]
         folds = deal_folds(bought, len(self.classes), self.training.seed)
@@ -116,9 +121,12 @@ class Sketches:
         with_all, with_half = ridges.held_out(folds, fit), ridges.held_out(folds, fit, half)
         gained = (with_all == bought).astype(float) - (with_half == bought)
         now, before = (self._scores(ridges.solve(fit, own)).argmax(1) for own in (None, half))
+        shown = np.bincount(bought, minlength=len(self.classes)) >= SEEN
+        if shown[np.bincount(now, minlength=len(self.classes)) == 0].any():
+            return None
         return Saturation(
             gain=float(gained.mean()),
-            error=float(gained.std(ddof=1) / np.sqrt(len(gained))),
+            error=float(np.sqrt((gained**2).sum() + 1) / len(gained)),
             changed=float((now != before).mean()),
         )
 

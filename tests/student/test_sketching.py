@@ -48,10 +48,12 @@ def test_labels_saturate_where_classes_are_far_apart_and_not_where_they_are_few(
     truth = np.arange(400) % 2
     x = (random.normal(0, 0.1, (400, 2)) + np.where(truth, 1, -1)[:, None]).astype(np.float32)
     apart = Sketches(x, inputs=PLANE, classes=("a", "b"), training=Training())
-    enough = apart.saturation(np.where(np.arange(400) < 100, truth, -1))
-    assert enough is not None
-    assert enough == Saturation(gain=0.0, error=0.0, changed=0.0)
+    enough = apart.saturation(np.where(np.arange(400) < 200, truth, -1))
+    assert enough == Saturation(gain=0.0, error=1 / 200, changed=0.0)
     assert enough.reached
+    too_few = apart.saturation(np.where(np.arange(400) < 198, truth, -1))
+    assert too_few is not None
+    assert not too_few.reached
     assert apart.saturation(np.where(np.arange(400) < 7, truth, -1)) is None
 
     images, numbers = digits
@@ -62,11 +64,20 @@ def test_labels_saturate_where_classes_are_far_apart_and_not_where_they_are_few(
     assert found.changed > 0.02
 
 
+def test_a_model_that_predicts_one_class_does_not_know_what_labels_teach() -> None:
+    """Labels nearly all of one class: nothing changes, and yet more labels would help."""
+    random = np.random.default_rng(2)
+    x = random.normal(0, 1, (600, 2)).astype(np.float32)
+    labels = np.where(np.arange(600) < 400, (np.arange(600) % 100 == 0).astype(np.int64), -1)
+    blind = Sketches(x, inputs=PLANE, classes=("a", "b"), training=Training())
+    assert blind.saturation(labels) is None
+
+
 @pytest.mark.parametrize(
     ("found", "reached"),
     [
-        (Saturation(0.004, 0.005, 0.01), True),
-        (Saturation(0.006, 0.005, 0.01), False),
+        (Saturation(0.004, 0.003, 0.01), True),
+        (Saturation(0.005, 0.003, 0.01), False),
         (Saturation(0.0, 0.005, 0.011), False),
         (Saturation(-0.01, 0.005, 0.0), True),
     ],
