@@ -6,7 +6,7 @@ Then students are trained as `terrine student train` trains its last round. A li
 that was asked for, the one that was returned, and its accuracy on held-out inputs, beside networks
 trained by that method without any check, and on labels alone (the plain model).
 
-`mnist-train` has true labels instead, on the first 10,000 training images: settings are tuned there.
+`mnist-train` has true labels, on the first 10,000 training images: settings were tuned there.
 `--students K` averages K networks. Data are read from TERRINE_SHARED_DATA, else from
 ../shared/data; what is missing there is left out.
 

@@ -95,6 +95,6 @@ class Adversary:
         self.network.requires_grad_(False)
         missed = (self.network.features(self.fake).mean(0) - self.aim).square().mean()
         self.optimizer.zero_grad()
-        missed.backward()
+        missed.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.network.requires_grad_(True)

@@ -6,7 +6,7 @@ is all recorded inputs but the last HELD_OUT, on which accuracy is measured.
 
 Data are read from TERRINE_SHARED_DATA, else from ../shared/data.
 
-    python benchmarks/asking.py [--data adult mnist] [--mechanisms confident_gnmax gnmax]
+    python benchmarks/rounds.py [--data adult mnist] [--mechanisms confident_gnmax gnmax]
                                 [--epsilons 0.5 1] [--asks representative uncertain disagreement]
                                 [--stops never auto] [--method supervised] [--seeds 3] [--rounds 3]
 """
@@ -200,7 +200,7 @@ def report(data: Dataset, what: str, found: list[Distilled], seconds: float) -> 
         f"{mean([(m.labels == truth)[own].mean() for m, own in zip(found, bought, strict=True)])} "
         f"right; ε {np.mean([made.report.epsilon_spent for made in found]):.3f}, "
         f"{np.mean([len(made.report.rounds) for made in found]):.1f} rounds; "
-        + (f"{mean(cast(list[float], reinforced))} reinforced; " if reinforced else "")
+        + (f"{mean(reinforced)} reinforced; " if reinforced else "")
         + f"{', '.join(made.report.choice.chosen for made in found)}; {seconds:.0f} s",
         flush=True,
     )
