@@ -244,10 +244,15 @@ def test_the_commands_train_a_student_label_inputs_and_show_the_budget(
     np.savez(tmp_path / "own.npz", x=digits.unseen, y=digits.unseen_labels)
     output = terrine(
         "student", "train", tmp_path / "pool.npy", "--url", server.url, "--steps", "40",
-        "--method", "supervised", "--rounds", "2", "--queries", "8",
-        "--held-out", tmp_path / "own.npz", "--out", tmp_path / "student", TERRINE_TOKEN=token,
+        "--method", "supervised", "--rounds", "2", "--queries", "8", "--students", "2",
+        "--balance", "--ask", "uncertain", "--stop", "auto", "--held-out", tmp_path / "own.npz",
+        "--out", tmp_path / "student", TERRINE_TOKEN=token,
     ).fine  # fmt: skip
-    assert "of 197 held-out inputs" in output
+    assert "of 197 held-out inputs; always to say their largest class: " in output
+    assert "recall" in output
+    assert "supervised, the mean of 2 (supervised was asked for)" in output
+    assert "Enough was asked." in output
+    assert "budget for at least" in output
     assert {path.name for path in (tmp_path / "student").iterdir()} == {
         "accuracy.png", "answers.npz", "model.json", "model.safetensors", "report.json",
     }  # fmt: skip
