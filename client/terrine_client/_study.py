@@ -57,10 +57,11 @@ class Study:
 
     @property
     def asking(self) -> Asking:
-        """Which inputs are asked once there is a sketch; `auto` is explained in docs/student.md."""
+        """Which inputs are asked once there is a sketch; docs/student.md has the measurements."""
         if self.ask_for != "auto":
             return self.ask_for
-        return "uncertain" if self.interactive else "representative"
+        table = len(self.spec.shape) == 1
+        return "uncertain" if self.interactive or table else "representative"
 
     @property
     def sketches_help(self) -> bool:

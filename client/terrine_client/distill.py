@@ -105,14 +105,10 @@ def distill(
     if rounds < 1 or (queries is not None and queries < 1):
         raise DistillError("Rounds and queries must be at least 1.")
     project = client.project()
-    _check(public, project, "The public inputs")
-    if held_out is not None:
-        _check(held_out[0], project, "The held-out inputs")
-        _check_labels(held_out, project)
-        _check_separate(public, held_out[0])
+    check_data(public, project, held_out)
+    check_training(training, project)
     if project.mechanism.name == "noisy_votes":
         rounds = 1  # every count helps every other row, so there is nothing to wait for
-    _check_training(training, project)
     notebook = Notebook.open(out, project, public)
     encoding = encoding or project.ensemble.encoding
     study = Study(client, project, public, held_out, training, encoding, ask, on_step, notebook)
@@ -170,6 +166,15 @@ def distill(
     )
 
 
+def check_data(public: Array, project: ProjectInfo, held_out: Examples | None) -> None:
+    """Check inputs against what the project's ensemble takes. Raises DistillError."""
+    _check(public, project, "The public inputs")
+    if held_out is not None:
+        _check(held_out[0], project, "The held-out inputs")
+        _check_labels(held_out, project)
+        _check_separate(public, held_out[0])
+
+
 def _check(x: Array, project: ProjectInfo, what: str) -> None:
     spec = project.ensemble.input
     if x.ndim < 1 or list(x.shape[1:]) != spec.shape or len(x) == 0:
@@ -189,8 +194,8 @@ def _check_labels(held_out: Examples, project: ProjectInfo) -> None:
         )
 
 
-def _check_training(training: Training, project: ProjectInfo) -> None:
-    """Before anything is bought: can such a student be trained?"""
+def check_training(training: Training, project: ProjectInfo) -> None:
+    """Check that such a student can be trained, before anything is bought. Raises DistillError."""
     from terrine_models.store import InputSpec
 
     try:

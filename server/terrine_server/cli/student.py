@@ -12,7 +12,8 @@ import typer
 from rich.table import Table
 
 from terrine_server.bars import steps_bar
-from terrine_server.cli.console import AsJson, console, fail, print_json
+from terrine_server.cli.console import AsJson, console, errors, fail, print_json
+from terrine_server.cli.student_report import class_figures, summary
 from terrine_server.cli.tables import note
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from terrine_client import Client
-    from terrine_client.distill import Examples, Report
+    from terrine_client.distill import Examples
+    from terrine_models.learning import Training
     from terrine_models.store import TableSchema
 
 app = typer.Typer(no_args_is_help=True, help="Request labels from a server and train on them.")
@@ -145,6 +147,14 @@ def train(
     seed: Annotated[
         int, typer.Option(min=0, help="Seed of the order of queries and the training.")
     ] = 0,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Check inputs, token and options, and print what the budget pays for. Sends no "
+            "input and charges nothing.",
+        ),
+    ] = False,
 ) -> None:
     """Buy labels in rounds and train a student, until the budget is spent or all inputs are sent.
 
@@ -169,6 +179,9 @@ def train(
     with connect(url, token_file, insecure) as client:
         inputs, encoding = load_public(public, schema, client)
         examples = load_held_out(held_out, encoding, client) if held_out else None
+        if dry_run:
+            console.print(rehearse(client, inputs, examples, queries, training))
+            return
         with steps_bar(console) as on_step:
             made = distill(
                 client,
@@ -253,8 +266,15 @@ def budget(
 @contextmanager
 def connect(url: str, token_file: Path | None, insecure: bool) -> Iterator[Client]:
     """A client with the token from `token_file`, or else from the environment."""
+    from stamina.instrumentation import RetryDetails, set_on_retry_hooks
+
     from terrine_client import Client
 
+    def say(details: RetryDetails) -> None:
+        if details.retry_num == 1:
+            errors.print(f"{details.caused_by} Trying again …", soft_wrap=True)
+
+    set_on_retry_hooks([say])
     token = token_file.read_text().strip() if token_file else None
     with Client(url, token, insecure=insecure) as client:
         yield client
@@ -301,46 +321,29 @@ def load_held_out(path: Path, encoding: TableSchema | None, client: Client) -> E
     return data.inputs, data.labels
 
 
-def summary(report: Report, out: Path) -> Table:
-    """A table of what was bought and the result."""
-    outcomes = ", ".join(f"{count} {name}" for name, count in sorted(report.outcomes.items()))
+def rehearse(
+    client: Client,
+    inputs: npt.NDArray[np.generic],
+    examples: Examples | None,
+    queries: int | None,
+    training: Training,
+) -> Table:
+    """Check data and options as the training would, and say what it could cost, for nothing."""
+    from terrine_client.distill import check_data, check_training
+
+    project = client.project()
+    check_data(inputs, project, examples)
+    check_training(training, project)
+    wanted = min(len(inputs), queries or len(inputs))
+    estimate = client.estimate(wanted)
     table = Table(show_header=False, box=None, pad_edge=False)
-    if report.accuracy is not None:
-        table.add_row(
-            "accuracy",
-            f"{report.accuracy:.2%} of {report.held_out:,} held-out inputs; always to say their "
-            f"largest class: {report.majority:.2%}",
-        )
-    table.add_row(
-        "ε spent", f"{report.epsilon_spent:.4g} of {report.epsilon:g}, δ {report.delta:g}"
-    )
-    count = report.choice.students
-    several = f", the mean of {count}" if count > 1 else ""
-    table.add_row(
-        "method", f"{report.choice.chosen}{several} ({report.choice.asked} was asked for)"
-    )
-    table.add_row("guarantee", report.guarantee)
-    table.add_row("queries", f"{sum(report.outcomes.values()):,}: {outcomes}")
-    if report.reinforced is not None:
-        table.add_row("reinforced", f"{report.reinforced:.1%} of the labels: the student was right")
-    table.add_row("ended by", "the budget" if report.refused else f"the student. {report.ended}")
-    if report.queries_left:
-        table.add_row("left", f"budget for at least {report.queries_left:,} more queries")
-    table.add_row("student", f"{out / 'model.json'}, {out / 'model.safetensors'}")
-    table.add_row("report", f"{out / 'report.json'}, {out / 'accuracy.png'}")
-    return table
-
-
-def class_figures(report: Report) -> Table:
-    """Recall and precision of each class on the held-out inputs."""
-
-    def percent(share: float | None) -> str:
-        return "–" if share is None else f"{share:.2%}"
-
-    table = Table("class")
-    for heading in ("held out", "recall", "precision"):
-        table.add_column(heading, justify="right")
-    for each in report.by_class:
-        row = (f"{each.inputs:,}", percent(each.recall), percent(each.precision))
-        table.add_row(each.name, *row)
+    table.add_row("project", f"{project.name} ({project.status}), {project.mechanism.name}")
+    table.add_row("inputs", f"{len(inputs):,}, as the ensemble takes them; {wanted:,} to be asked")
+    if examples is not None:
+        table.add_row("held out", f"{len(examples[0]):,} labelled inputs, none of them to be asked")
+    left = estimate.budget
+    table.add_row("ε spent", f"{left.epsilon_spent:.4g} of {left.epsilon:g}, δ {left.delta:g}")
+    fits = f"at least {min(wanted, left.affordable):,}" if not estimate.fits else f"all {wanted:,}"
+    table.add_row("queries", f"{fits} fit the budget, whatever the answers")
+    table.add_row("", "Nothing was sent and nothing was charged.")
     return table
