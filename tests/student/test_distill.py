@@ -3,45 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from commands import Terrine
-from digits import DigitsEnsemble
-from server import RunningServer, running_server
+from server import RunningServer
+from studying import AMPLE, CONFIDENT, INTERACTIVE, QUICK, study
 
 from terrine_client import NO_COUNT, Client
-from terrine_client.distill import Ask, Distilled, DistillError, distill
+from terrine_client.distill import DistillError, distill
 from terrine_client.errors import BudgetExhausted, ConfigurationError, ProjectPaused
 from terrine_models.ensemble import Ensemble
 from terrine_models.learning import Training
-from terrine_models.sketching import Saturation
 from terrine_models.students import Student
 from terrine_protocol import ProjectStatus
-
-QUICK = Training(method="supervised", steps=40)
-CONFIDENT = {"name": "confident_gnmax", "threshold": 24, "sigma1": 8.0, "sigma2": 4.0}
-# Pays for 80 queries of CONFIDENT, whatever their outcomes.
-AMPLE = 20.0
-INTERACTIVE = {**CONFIDENT, "name": "interactive_gnmax", "threshold": 20, "confidence": 0.9}
-
-
-@pytest.fixture
-def server(tmp_path: Path, digits_ensemble: DigitsEnsemble) -> Iterator[RunningServer]:
-    url = f"sqlite:///{tmp_path / 'terrine.sqlite'}"
-    with running_server(tmp_path / "data", url, digits_ensemble) as running:
-        yield running
-
-
-def study(
-    server: RunningServer, client: Client, out: Path, training: Training = QUICK, **options: Any
-) -> Distilled:
-    digits = server.ensemble
-    own = (digits.unseen, digits.unseen_labels)
-    return distill(client, digits.public, out, held_out=own, training=training, **options)
 
 
 @pytest.mark.slow
@@ -355,109 +332,3 @@ def test_inputs_on_which_no_teacher_agrees_teach_nothing_and_say_so(
         pytest.raises(DistillError, match=r"inputs were sent and none was labelled"),
     ):
         distill(client, disputed, tmp_path / "s", training=QUICK, rounds=1)
-
-
-def test_a_study_that_another_round_would_not_help_stops_and_can_be_continued(
-    server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It says what is left. The same call continues it, and asks nothing twice."""
-    server.open_project(mechanism=CONFIDENT, epsilon=AMPLE)
-    options: dict[str, Any] = {"rounds": 3, "queries": 90}
-    with Client(server.url, server.token()) as client:
-        monkeypatch.setattr(Saturation, "reached", property(lambda found: True))
-        stopped = study(server, client, tmp_path / "s", stop="auto", **options)
-        again = study(server, client, tmp_path / "s", stop="auto", **options)
-        monkeypatch.undo()
-        made = study(server, client, tmp_path / "s", stop="never", **options)
-    report = stopped.report
-    assert len(report.rounds) in (1, 2)  # with fewer than 40 labels nothing can be judged
-    assert report.rounds[-1].saturation is not None
-    assert "are not expected to change the student" in report.ended
-    assert "--stop never continues" in report.ended
-    assert not report.refused
-    assert report.queries_left > 0
-    assert again.report.charges == report.charges == (stopped.outcomes != "").sum()
-    assert len(again.report.rounds) == len(report.rounds)
-    assert made.report.charges == (made.outcomes != "").sum() > report.charges
-    earlier = stopped.outcomes != ""
-    assert (made.labels[earlier] == stopped.labels[earlier]).all()
-    assert len(made.report.rounds) == 3
-
-
-@pytest.mark.parametrize("asking", ["uncertain", "disagreement"])
-def test_later_rounds_ask_where_a_student_is_unsure(
-    server: RunningServer, tmp_path: Path, asking: Ask
-) -> None:
-    server.open_project(mechanism=CONFIDENT, epsilon=AMPLE)
-    options: dict[str, Any] = {"rounds": 2, "queries": 60}
-    with Client(server.url, server.token()) as client:
-        first = study(server, client, tmp_path / "a", ask=asking, **options)
-        other = study(server, client, tmp_path / "b", ask="representative", **options)
-    assert first.report.asking == asking
-    assert len(first.report.rounds) == 2
-    begun = min(made.report.rounds[0].asked for made in (first, other))
-    both = (first.outcomes != "") & (other.outcomes != "")
-    assert begun <= both.sum() < 60
-
-
-def test_an_interactive_study_reports_how_often_the_student_was_confirmed(
-    server: RunningServer, tmp_path: Path
-) -> None:
-    server.open_project(mechanism={**INTERACTIVE, "confidence": 0.4}, epsilon=30.0)
-    with Client(server.url, server.token()) as client:
-        made = study(server, client, tmp_path / "s", Training("supervised", steps=200), rounds=2)
-    report = made.report
-    assert report.asking == "uncertain"
-    reinforced = (made.outcomes == "reinforced").sum()
-    assert report.reinforced == reinforced / (made.labels >= 0).sum() > 0
-    assert json.loads((tmp_path / "s" / "report.json").read_text())["reinforced"] > 0
-
-
-def test_accuracy_is_reported_by_class_beside_that_of_the_largest(
-    server: RunningServer, tmp_path: Path
-) -> None:
-    server.open_project(mechanism=CONFIDENT, epsilon=AMPLE)
-    with Client(server.url, server.token()) as client:
-        made = study(server, client, tmp_path / "s", queries=40)
-    report, truth = made.report, server.ensemble.unseen_labels
-    predicted = made.student.predict(server.ensemble.unseen)
-    assert report.majority == np.bincount(truth).max() / len(truth)
-    assert [each.name for each in report.by_class] == list(server.ensemble.manifest.classes)
-    assert sum(each.inputs for each in report.by_class) == len(truth)
-    for k, each in enumerate(report.by_class):
-        assert each.recall == (predicted[truth == k] == k).mean()
-        assert each.precision == ((truth[predicted == k] == k).mean() if k in predicted else None)
-    right = sum((each.recall or 0) * each.inputs for each in report.by_class)
-    assert report.accuracy == pytest.approx(right / len(truth))
-
-
-def test_labels_of_nearly_one_class_are_warned_of(server: RunningServer, tmp_path: Path) -> None:
-    server.open_project(mechanism=CONFIDENT, epsilon=AMPLE)
-    digits = server.ensemble
-    ones = digits.public[digits.public_labels == 1][:30]
-    with Client(server.url, server.token()) as client:
-        made = distill(client, ones, tmp_path / "s", training=QUICK, rounds=1)
-    assert len(made.report.notes) == 1
-    assert "labels are 1: teachers agree most there" in made.report.notes[0]
-
-
-@pytest.mark.parametrize(
-    ("training", "said"),
-    [
-        (Training("kernel", students=2), "a kernel student is one model"),
-        (Training("gan", steps=0), "steps is 0"),
-        (Training(balance=True), "no classes to balance"),
-    ],
-)
-def test_a_student_that_cannot_be_trained_is_refused_before_anything_is_bought(
-    server: RunningServer, tmp_path: Path, training: Training, said: str
-) -> None:
-    server.open_project(mechanism={"name": "noisy_votes", "sigma": 4.0}, epsilon=8.0)
-    with Client(server.url, server.token()) as client:
-        with pytest.raises(DistillError, match=rf"{said}.*Nothing was asked"):
-            study(server, client, tmp_path / "s", training)
-        wrong = (server.ensemble.unseen, server.ensemble.unseen_labels + 3)
-        with pytest.raises(DistillError, match="one class index below 10 for each"):
-            distill(client, server.ensemble.public, tmp_path / "s", held_out=wrong)
-        assert client.budget().charges == 0
-    assert not (tmp_path / "s").exists()
