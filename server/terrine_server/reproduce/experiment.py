@@ -70,7 +70,7 @@ class Experiment:
         source, setup = self.source, self.setup
         manifest = trained(source, self.public, self.teachers, self.console)
         if not self.given:
-            check_settings(manifest, source, self.teachers)
+            check_settings(manifest, source, self.public, self.teachers)
         home = self.out / f"{source.name}-{setup.label(manifest.teachers)}"
         home.mkdir(parents=True, exist_ok=True)
         elsewhere = fitted_elsewhere(manifest, self.public)

@@ -53,9 +53,9 @@ def trained(source: Source, public: PublicData, directory: Path, console: Consol
     return manifest
 
 
-def check_settings(manifest: Manifest, source: Source, directory: Path) -> None:
+def check_settings(manifest: Manifest, source: Source, public: PublicData, directory: Path) -> None:
     """Refuse teachers of an earlier run that were trained differently. Raises DataError."""
-    training = source.heads.training(source.private, 0, manifest.features)
+    training = source.heads.training(source.private, 0, manifest.features, public)
     if (manifest.teachers, manifest.training) != (source.teachers, training):
         raise DataError(
             f"{directory} holds teachers that were trained with other settings. Give another "
