@@ -97,8 +97,10 @@ def distill(
     After an interruption or a failure, the same call continues where it stopped: answers are saved
     in `answers.npz`, and the server repeats those that were paid for but not saved, at no cost.
 
-    Raises DistillError, and what `Client.label` raises except BudgetExhausted.
+    Raises DistillError, and what `Client.label` raises except BudgetExhausted; if a forest is asked
+    for, what `forest_students.check_forest` raises.
     """
+    from terrine_models.forest_students import check_forest
     from terrine_models.learning import Training
 
     if rounds < 1 or (queries is not None and queries < 1):
@@ -110,8 +112,10 @@ def distill(
         _check_separate(public, held_out[0])
     if project.mechanism.name == "noisy_votes":
         rounds = 1  # every count helps every other row, so there is nothing to wait for
-    notebook = Notebook.open(out, project, public)
     training = replace(training or Training(), seed=seed)
+    if training.method == "forest":
+        check_forest(project.ensemble.input.shape)
+    notebook = Notebook.open(out, project, public)
     study = _Study(client, project, public, held_out, training, encoding, on_step, notebook)
     limit = len(public) if queries is None else min(queries, len(public))
     history = [Round(**entry) for entry in json.loads(notebook.rounds)]

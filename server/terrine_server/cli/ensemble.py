@@ -339,6 +339,8 @@ def _print(directory: Path, manifest: Manifest) -> None:
         source = features.fitted_on
         fitted = f"{source.name} ({source.records} public records)" if source else "no data"
         table.add_row("fitted on", fitted)
+    if manifest.training.matched_on is not None:
+        table.add_row("matched on", _shortened(manifest.training.matched_on.name))
     if manifest.encoding is not None:
         source = manifest.encoding.fitted_on
         table.add_row("encoding", f"from {source.name}" if source else "from a hand-written schema")

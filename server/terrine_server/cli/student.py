@@ -64,6 +64,7 @@ class Method(StrEnum):
     FIXMATCH = "fixmatch"
     SUPERVISED = "supervised"
     KERNEL = "kernel"
+    FOREST = "forest"
 
 
 @app.command()
@@ -94,7 +95,8 @@ def train(
         Method,
         typer.Option(
             help="auto chooses by cross-validation on the bought labels. vat and fixmatch learn "
-            "from unlabelled inputs too, and are replaced by a plain model if they collapse."
+            "from unlabelled inputs too, and are replaced by a plain model if they collapse. "
+            "forest is for tables, and needs scikit-learn."
         ),
     ] = Method.AUTO,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps.")] = None,

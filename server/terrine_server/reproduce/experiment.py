@@ -20,6 +20,7 @@ from rich.markup import escape
 
 from terrine_client import Client
 from terrine_client.errors import BudgetExhausted
+from terrine_models.choice import Candidate
 from terrine_models.choosing import asking_order
 from terrine_models.ensemble import Ensemble
 from terrine_models.store import manifest_digest, write_atomically
@@ -77,7 +78,7 @@ class Experiment:
         rows = len(self.pool)
         specification = setup.specification(rows, manifest.teachers, len(manifest.classes))
         studies = [self._bought(home, seed, specification) for seed in range(setup.seeds)]
-        right, chosen = Counter[int](), Counter[str]()
+        right, chosen = Counter[int](), Counter[Candidate]()
         for number, part in enumerate(self.parts):
             lesson = Lesson(source, part, manifest.teachers, self._say, self.console)
             for seed, bought in enumerate(studies):
@@ -103,7 +104,7 @@ class Experiment:
             papers_epsilon=self._papers_epsilon(manifest.teachers, specification, bought),
             answers=sum(count for name, count in bought.outcomes.items() if name == "answered"),
             accuracies=[right[seed] / self._tested() for seed in range(setup.seeds)],
-            chosen=dict(chosen),
+            chosen={str(name): count for name, count in chosen.items()},
             true_labels=right[TRUE] / self._tested(),
             plurality=plurality,
             majority=majority,
@@ -173,9 +174,11 @@ class Experiment:
         found: dict[str, Any] = self._once(directory / "measured.json", asdict(training), train)
         return found
 
-    def _true_labels(self, number: int, lesson: Lesson, chosen: str) -> int:
+    def _true_labels(self, number: int, lesson: Lesson, chosen: Candidate) -> int:
         """How many inputs a model of the same kind has right that learned from true labels."""
-        model: Literal["kernel", "supervised"] = "kernel" if chosen == "kernel" else "supervised"
+        model: Literal["kernel", "forest", "supervised"] = (
+            chosen if chosen in ("kernel", "forest") else "supervised"
+        )
         training = replace(self.source.training, method=model, seed=0)
 
         def train() -> dict[str, Any]:
