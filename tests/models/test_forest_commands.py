@@ -23,9 +23,9 @@ def rows(count: int, seed: int) -> str:
     random = np.random.default_rng(seed)
     lines = ["age,smokes,town,ill"]
     for _ in range(count):
-        age, smokes = random.integers(20, 80), random.choice(["yes", "no"])
+        age, smokes = random.uniform(20, 80), random.choice(["yes", "no"])
         ill = (age > 50) != (smokes == "yes")
-        lines.append(f"{age},{smokes},{random.choice(list('ABC'))},{'y' if ill else 'n'}")
+        lines.append(f"{age:.4f},{smokes},{random.choice(list('ABC'))},{'y' if ill else 'n'}")
     return "\n".join(lines) + "\n"
 
 
@@ -100,4 +100,6 @@ def test_forests_of_images_are_refused(terrine: Terrine, tmp_path: Path, digits:
     path = tmp_path / "images.npz"
     np.savez(path, x=digits.inputs[:99], y=digits.labels[:99], classes=digits.classes)
     train = ("ensemble", "train", path, "--name", "t", "--teachers", 4, "--kind", "forest")
-    assert "Train heads or networks" in terrine(*train).refused
+    refused = terrine(*train)
+    assert (refused.code, "Traceback" in refused.err) == (1, False)
+    assert "Train heads or networks" in refused.err
