@@ -129,7 +129,8 @@ def reproduce(
 
       terrine reproduce adult adult/ --epsilon 1
 
-      terrine reproduce adult adult/ --kind forest --protocol rest --mechanism lnmax --epsilon 15
+      terrine reproduce adult adult/ --kind forest --method forest --protocol rest
+          --mechanism lnmax --epsilon 5.5
     """
     from terrine_server import logs
     from terrine_server.reproduce.experiment import Experiment
