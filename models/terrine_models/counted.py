@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from .choice import LARGE, Candidate, Choice, Made, candidates
 from .closed_form import RidgeFit, RidgeStudents
+from .forest_students import ForestStudents
 from .kernel import KernelStudents
 from .learning import Training, train_student
 from .shares import FittedShares, fit_shares, noisy_agreement
@@ -124,7 +125,7 @@ class CountedStudents:
         wanted = candidates(training.method, self.inputs, clear)[-1]
         if training.method == "auto" and self._has_large_images:
             wanted = "kernel" if len(self.x) >= FEWEST else "ridge"
-        if training.method == "auto" and wanted == "supervised":
+        if training.method == "auto" and (wanted == "supervised" or len(self.inputs.shape) == 1):
             # On tables, and where hardly anything is clear, a network adds nothing.
             return Made(regression, made("ridge", "It is the student."))
         if wanted == "ridge":
@@ -134,6 +135,15 @@ class CountedStudents:
         tell(f"Training {wanted} on {int((labels >= 0).sum()):,} rows …")
         if wanted == "kernel":
             student = self.kernels.train(labels)
+        elif wanted == "forest":
+            student = ForestStudents(
+                self.x,
+                labels,
+                inputs=self.inputs,
+                classes=self.classes,
+                encoding=self.encoding,
+                seed=training.seed,
+            ).train()
         else:
             student = train_student(
                 self.x,

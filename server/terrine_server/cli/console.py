@@ -28,7 +28,7 @@ KNOWN = (
     ("terrine_server.privacy", "ParameterError"),
     ("terrine_models.store", "StoreError"),
     ("terrine_models.data", "DataError"),
-    ("terrine_models.teachers", "TrainingError"),
+    ("terrine_models.shards", "TrainingError"),
     ("terrine_server.owner.tokens", "SecretKeyError"),
     ("terrine_server.ledger.anchors", "AnchorError"),
     ("terrine_server.ledger.verifying.archive", "ArchiveError"),

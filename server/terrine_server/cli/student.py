@@ -70,6 +70,7 @@ class Method(StrEnum):
     GAN = "gan"
     SUPERVISED = "supervised"
     KERNEL = "kernel"
+    FOREST = "forest"
 
 
 class Ask(StrEnum):
@@ -116,7 +117,8 @@ def train(
         Method,
         typer.Option(
             help="auto chooses by cross-validation on the bought labels. vat, fixmatch and gan "
-            "learn from unlabelled inputs too, and are replaced by a plain model if they collapse."
+            "learn from unlabelled inputs too, and are replaced by a plain model if they collapse. "
+            "forest is for tables, and needs scikit-learn."
         ),
     ] = Method.AUTO,
     ask: Annotated[
