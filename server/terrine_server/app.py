@@ -85,9 +85,8 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
     app.add_middleware(
         middleware.Envelope,
         metrics=services.metrics,
-        max_body_bytes=settings.max_body_bytes,
-        max_held_bytes=settings.max_held_bytes,
-        body_seconds=settings.body_seconds,
+        settings=settings,
+        authenticate=services.tokens.authenticate,
     )
     for router in (students.router, books.router, owner.router):
         app.include_router(router, dependencies=[Depends(known_parameters)])

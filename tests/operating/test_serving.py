@@ -14,9 +14,8 @@ from functools import partial
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
-from books import terms
+from enrolled import bearer, question, student
 from fastapi import FastAPI
 from machine import Machine
 from prometheus_client.parser import text_string_to_metric_families
@@ -26,31 +25,6 @@ from sqlalchemy import text
 from terrine_protocol import Role, TokenCreate
 from terrine_server.app import create_worker
 from terrine_server.ledger import Ledger, connect
-from terrine_server.owner.tokens import Tokens, load_secret_key
-
-NOISY = {"name": "gnmax", "sigma": 400.0}
-
-
-def student(machine: Machine, project: str, queries: int) -> dict[str, str]:
-    """Return the headers of a student whose project pays for exactly `queries`."""
-    ledger = Ledger(connect(machine.database_url))
-    ledger.open_project(
-        project, "digits", NOISY, terms(queries, NOISY, ledger.ensemble("digits").rule)
-    )
-    return bearer(machine, TokenCreate(role=Role.STUDENT, project=project))
-
-
-def bearer(machine: Machine, request: TokenCreate) -> dict[str, str]:
-    ledger = Ledger(connect(machine.database_url))
-    tokens = Tokens(ledger, load_secret_key(machine.data / "secret.key"))
-    return {"Authorization": f"Bearer {tokens.create(request).token}"}
-
-
-def question(number: int) -> dict[str, Any]:
-    """Return a request with an input that is different for every number."""
-    image = np.zeros((8, 8), dtype=np.uint8)
-    image.flat[:4] = [number // 17**k % 17 for k in range(4)]
-    return {"inputs": [image.tolist()]}
 
 
 def test_the_server_refuses_an_unmigrated_or_newer_database_and_names_the_command(

@@ -12,6 +12,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from sqlalchemy import Engine
 
 from terrine_protocol import Role
+from terrine_server.api.seats import network
 from terrine_server.errors import Forbidden, Unauthorized
 from terrine_server.labeling.pipeline import Ask, Labeling
 from terrine_server.labeling.queue import Queue
@@ -78,22 +79,24 @@ _bearer = HTTPBearer(
 
 Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 
+PRINCIPAL = "principal"
+"""In the state of a request with a token: its `Principal`, or the error that says why not."""
 
-def principal(request: Request, services: ServicesDep, credentials: Bearer) -> Principal:
-    """Return the caller. Raises `Unauthorized` or `RateLimited`.
+
+def principal(request: Request, services: ServicesDep, _: Bearer) -> Principal:
+    """Return the caller, whom the envelope has authenticated. Raises `Unauthorized`, `RateLimited`.
 
     Failures are counted per address and never block a valid token: strangers behind one proxy or
     router share an address.
     """
-    try:
-        if credentials is None:
-            raise Unauthorized("Send the header 'Authorization: Bearer <token>'.")
-        holder = services.tokens.authenticate(credentials.credentials)
-    except Unauthorized:
-        services.failed_logins.take(request.client.host if request.client else "")
-        raise
-    services.requests.take(holder.token_id)
-    return holder
+    found = getattr(request.state, PRINCIPAL, None)
+    if isinstance(found, Principal):
+        services.requests.take(found.token_id)
+        return found
+    error = found or Unauthorized("Send the header 'Authorization: Bearer <token>'.")
+    if isinstance(error, Unauthorized):
+        services.failed_logins.take(network(request.client.host) if request.client else "")
+    raise error
 
 
 def allow(*roles: Role) -> Callable[[Request, Services, Bearer], Principal]:
