@@ -43,7 +43,7 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
     Raises `SecretKeyError` without a secret key. The database is first used when a request, or
     `/readyz`, needs it.
     """
-    engine = connect(settings.database, settings.database_password())
+    engine = connect(settings.database, settings.database_password(), settings.database_seconds)
     ledger = Ledger(engine)
     voters = LocalVoters(settings.data_dir, settings.device)
     metrics = Metrics()

@@ -33,13 +33,13 @@ def test_the_server_refuses_an_unmigrated_or_newer_database_and_names_the_comman
     with connect(served_machine.database_url).begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     for command in (("serve",), ("serve", "--workers", "3")):
-        refused = served_machine.run(*command)
+        refused = served_machine.run(*command, "--port", "0")
         assert (refused.code, refused.out) == (1, "")
         assert "newer than this Terrine" in refused.err
         assert "Install the version" in refused.err
     with connect(served_machine.database_url).begin() as connection:
         connection.execute(text("DELETE FROM alembic_version"))
-    refused = served_machine.run("serve")
+    refused = served_machine.run("serve", "--port", "0")
     assert (refused.code, refused.out) == (1, "")
     assert "Run `terrine init`" in refused.err
 
@@ -53,15 +53,15 @@ def test_what_is_loaded_before_the_first_request_is_frozen_out_of_garbage_collec
     monkeypatch.setattr("terrine_server.app._warm_up", lambda _: steps.append("load"))
     monkeypatch.setattr("terrine_server.logs.configure", lambda _: None)
 
-    def start(app: FastAPI, **_: Any) -> None:
+    def start(app: FastAPI) -> None:
         async def begin() -> None:
             async with app.router.lifespan_context(app):
                 steps.append("serve")
 
         asyncio.run(begin())
 
-    monkeypatch.setattr("uvicorn.run", start)
-    assert served_machine.run("serve").code == 0
+    monkeypatch.setattr("uvicorn.Server.run", lambda server, _: start(server.config.app))
+    assert served_machine.run("serve", "--port", "0").code == 0
     assert steps == ["load", "freeze", "serve"]
     start(create_worker())
     assert steps == ["load", "freeze", "serve"] * 2

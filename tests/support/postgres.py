@@ -116,6 +116,23 @@ class Postgres:
         self._postmaster.kill()
         self._postmaster.wait()
 
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """Stop all of its processes, so that it accepts what is sent and answers nothing."""
+        assert self._postmaster is not None
+        own = self._postmaster.pid
+        os.kill(own, signal.SIGSTOP)  # first: it starts no more
+        children = Path(f"/proc/{own}/task/{own}/children").read_text().split()
+        stopped = [own, *map(int, children)]
+        try:
+            for process in stopped[1:]:
+                os.kill(process, signal.SIGSTOP)
+            yield
+        finally:
+            for process in reversed(stopped):
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGCONT)
+
     def wait_for_end(self) -> str:
         """Wait until the postmaster exits by itself; return its whole log."""
         assert self._postmaster is not None

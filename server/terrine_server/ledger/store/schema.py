@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from alembic import command
@@ -10,12 +11,14 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, text
 
-from terrine_server.errors import DatabaseUnavailable, SchemaMismatch
+from terrine_server.errors import DatabaseStarting, DatabaseUnavailable, SchemaMismatch
 from terrine_server.ledger.store.database import reading, sqlite_path, use_write_ahead_log, writing
 from terrine_server.ledger.store.parts import Part, missing
 
 # Names the lock under which migrations run. Any number that nobody else uses will do.
 _MIGRATION_LOCK = 0x7E221E
+START_SECONDS = 60.0
+"""Longest wait for a PostgreSQL that does not accept connections yet."""
 
 
 def upgrade(engine: Engine) -> list[str]:
@@ -57,6 +60,18 @@ def check_schema(engine: Engine) -> None:
             if state == "empty"
             else "The ledger's tables are of an older Terrine. Run `terrine init` to migrate them."
         )
+
+
+def check_schema_once_started(engine: Engine) -> None:
+    """Like `check_schema`, but wait up to a minute for a PostgreSQL that starts or recovers."""
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            return check_schema(engine)
+        except DatabaseStarting:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
 
 
 def missing_parts(engine: Engine) -> list[Part]:
