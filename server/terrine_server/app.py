@@ -19,6 +19,7 @@ from fastapi import Depends, FastAPI
 from terrine_server import logs
 from terrine_server.api import health, middleware, openapi, owner, problems, students
 from terrine_server.api import ledger as books
+from terrine_server.api.readiness import Readiness
 from terrine_server.api.services import Services, known_parameters
 from terrine_server.errors import TerrineError
 from terrine_server.labeling.local_voters import LocalVoters
@@ -54,6 +55,7 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         ledger=ledger,
         tokens=Tokens(ledger, load_secret_key(settings.secret_key_path)),
         voters=voters,
+        readiness=Readiness(engine, ledger, voters),
         labeling=labeling,
         queue=Queue(students.answering(labeling), metrics, settings.max_waiting),
         requests=RateLimit(settings.requests_per_minute),

@@ -12,6 +12,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from sqlalchemy import Engine
 
 from terrine_protocol import Role
+from terrine_server.api.readiness import Readiness
 from terrine_server.api.seats import network
 from terrine_server.errors import Forbidden, Unauthorized
 from terrine_server.labeling.pipeline import Ask, Labeling
@@ -33,6 +34,7 @@ class Services:
     ledger: Ledger
     tokens: Tokens
     voters: Voters
+    readiness: Readiness
     labeling: Labeling
     queue: Queue[Ask, bytes]
     requests: RateLimit
