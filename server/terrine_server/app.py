@@ -59,6 +59,7 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         labeling=labeling,
         queue=Queue(students.answering(labeling), metrics, settings.max_waiting),
         requests=RateLimit(settings.requests_per_minute),
+        replays=RateLimit(settings.replays_per_minute, "replayed queries"),
         failed_logins=RateLimit(settings.failed_logins_per_minute),
         metrics=metrics,
     )

@@ -82,6 +82,14 @@ class Settings(BaseSettings):
     requests_per_minute: Annotated[
         int, Field(ge=1, description="Maximum requests of one token in a minute.")
     ] = 600
+    replays_per_minute: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="Maximum queries of one token in a minute that are answered from the "
+            "record, free; then its requests to label wait.",
+        ),
+    ] = 100_000
     failed_logins_per_minute: Annotated[
         int, Field(ge=1, description="Maximum failed authentications of one address in a minute.")
     ] = 30

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from fastapi import Depends, Request
 from fastapi.exceptions import RequestValidationError
@@ -25,6 +25,13 @@ from terrine_server.ratelimit import RateLimit
 from terrine_server.settings import Settings
 
 
+class Answered(NamedTuple):
+    """The answer to a request to label: its body, and how many of its queries were replayed."""
+
+    body: bytes
+    replayed: int
+
+
 @dataclass(frozen=True)
 class Services:
     """Made once by `create_app`, for all routes."""
@@ -36,8 +43,9 @@ class Services:
     voters: Voters
     readiness: Readiness
     labeling: Labeling
-    queue: Queue[Ask, bytes]
+    queue: Queue[Ask, Answered]
     requests: RateLimit
+    replays: RateLimit
     failed_logins: RateLimit
     metrics: Metrics
 
