@@ -64,7 +64,7 @@ async def label(
 def _ask(services: Services, project: str, content_type: str, body: bytes, key: str | None) -> Ask:
     with services.metrics.stage("decode"):
         settings, expected = services.settings, services.labeling.expected(project)
-        limits = Limits(settings.max_body_bytes, settings.max_json_bytes)
+        limits = Limits(settings.max_body_bytes, settings.max_json_bytes, settings.max_batch)
         sent = decode(content_type, body, Expected(*expected), limits)
         return services.labeling.check(project, sent.inputs, sent.probabilities, key)
 
