@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
@@ -93,7 +93,7 @@ PRINCIPAL = "principal"
 """In the state of a request with a token: its `Principal`, or the error that says why not."""
 
 
-def principal(request: Request, services: ServicesDep, _: Bearer) -> Principal:
+async def principal(request: Request, services: ServicesDep, _: Bearer) -> Principal:
     """Return the caller, whom the envelope has authenticated. Raises `Unauthorized`, `RateLimited`.
 
     Failures are counted per address and never block a valid token: strangers behind one proxy or
@@ -109,13 +109,13 @@ def principal(request: Request, services: ServicesDep, _: Bearer) -> Principal:
     raise error
 
 
-def allow(*roles: Role) -> Callable[[Request, Services, Bearer], Principal]:
+def allow(*roles: Role) -> Callable[[Request, Services, Bearer], Awaitable[Principal]]:
     """Return a dependency that accepts tokens of these roles."""
 
     # Calls `principal` instead of depending on it: FastAPI takes longer to resolve a dependency
     # than this takes to run, on every request.
-    def check(request: Request, services: ServicesDep, credentials: Bearer) -> Principal:
-        holder = principal(request, services, credentials)
+    async def check(request: Request, services: ServicesDep, credentials: Bearer) -> Principal:
+        holder = await principal(request, services, credentials)
         if holder.role not in roles:
             needed = " or ".join(roles)
             raise Forbidden(f"This needs a token of role {needed}; yours is {holder.role}.")
@@ -127,9 +127,9 @@ def allow(*roles: Role) -> Callable[[Request, Services, Bearer], Principal]:
 _student = allow(Role.STUDENT)
 
 
-def own_project(request: Request, services: ServicesDep, credentials: Bearer) -> str:
+async def own_project(request: Request, services: ServicesDep, credentials: Bearer) -> str:
     """Return the project that the student's token belongs to."""
-    holder = _student(request, services, credentials)
+    holder = await _student(request, services, credentials)
     if holder.project is None:
         raise Forbidden("This token belongs to no project.")
     return holder.project
