@@ -30,6 +30,8 @@ KNOWN = (
     ("terrine_models.data", "DataError"),
     ("terrine_models.shards", "TrainingError"),
     ("terrine_server.owner.tokens", "SecretKeyError"),
+    ("terrine_server.api.listening", "CannotListen"),
+    ("terrine_server.api.descriptors", "TooFewDescriptors"),
     ("terrine_server.ledger.anchors", "AnchorError"),
     ("terrine_server.ledger.verifying.archive", "ArchiveError"),
     ("terrine_client.errors", "TerrineError"),
