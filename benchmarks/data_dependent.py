@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from migrated import SECRET_KEY
 from numpy.typing import NDArray
 
 from reference.sensitivity import Charged, secret_spend
@@ -99,8 +100,8 @@ def recorded_votes() -> NDArray[np.int64]:
 
 def new_ledger(directory: Path, order: float) -> Ledger:
     engine = connect(f"sqlite:///{directory / 'terrine.sqlite'}")
-    upgrade(engine)
-    ledger = Ledger(engine)
+    upgrade(engine, SECRET_KEY)
+    ledger = Ledger(engine, SECRET_KEY)
     info = {
         "kind": "networks",
         "input": {"shape": [28, 28], "dtype": "uint8", "low": 0, "high": 255},

@@ -37,6 +37,7 @@ from statistics import median
 from urllib.parse import urlsplit
 
 import numpy as np
+from migrated import SECRET_KEY
 from numpy.typing import NDArray
 
 from teachers import SHARED, Material, digits, first, mnist, train
@@ -261,8 +262,8 @@ def open_service(
     train(material.private, settings.ensembles_dir / "bench", teachers, how, public)
     make_secret_key(settings.secret_key_path)
     engine = connect(settings.database)
-    upgrade(engine)
-    ledger = Ledger(engine)
+    upgrade(engine, SECRET_KEY)
+    ledger = Ledger(engine, SECRET_KEY)
     register_ensemble(ledger, settings, "bench", 99.0, 1e-5)
     terms = {
         "name": "study",
@@ -278,7 +279,7 @@ def open_service(
 
 def student_token(settings: Settings) -> str:
     engine = connect(settings.database)
-    tokens = Tokens(Ledger(engine), load_secret_key(settings.secret_key_path))
+    tokens = Tokens(Ledger(engine, SECRET_KEY), load_secret_key(settings.secret_key_path))
     token = tokens.create(TokenCreate(role=Role.STUDENT, project="study")).token
     engine.dispose()
     return token

@@ -44,7 +44,8 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
     `/readyz`, needs it.
     """
     engine = connect(settings.database, settings.database_password())
-    ledger = Ledger(engine)
+    key = load_secret_key(settings.secret_key_path)
+    ledger = Ledger(engine, key)
     voters = LocalVoters(settings.data_dir, settings.device)
     metrics = Metrics()
     labeling = Labeling(ledger, voters, metrics, settings.max_batch)
@@ -52,7 +53,7 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         settings=settings,
         engine=engine,
         ledger=ledger,
-        tokens=Tokens(ledger, load_secret_key(settings.secret_key_path)),
+        tokens=Tokens(ledger, key),
         voters=voters,
         labeling=labeling,
         queue=Queue(students.answering(labeling), metrics, settings.max_waiting),

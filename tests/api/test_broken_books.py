@@ -13,12 +13,14 @@ from digits import DigitsEnsemble
 from edits import DEEP, Hand, edited_json, other_values
 from fastapi import FastAPI
 from in_process import InProcess
+from migrated import SECRET_KEY
 from server import RunningServer, installed
 from sqlalchemy import text
 
 from terrine_server.app import create_app
 from terrine_server.labeling.local_voters import LocalVoters
 from terrine_server.ledger import Ledger
+from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store.rows import KnownProjects
 from terrine_server.ledger.store.tables import metadata
 
@@ -42,7 +44,7 @@ class Office:
         self.settings, self.engine = installed(data, url, ensemble, requests_per_minute=10**9)
         voters = LocalVoters(self.settings.data_dir)  # so that they are loaded once
         monkeypatch.setattr("terrine_server.app.LocalVoters", lambda *_: voters)
-        owner = RunningServer("", self.settings, Ledger(self.engine), ensemble)
+        owner = RunningServer("", self.settings, Ledger(self.engine, SECRET_KEY), ensemble)
         for name in ("study", "other"):
             owner.open_project(name)
         self.tokens = {role: owner.token(role) for role in ("student", "auditor", "admin")}
@@ -62,7 +64,7 @@ class Office:
 
     def started(self) -> FastAPI:
         """A server that has read nothing yet. Making a new one each time would take longest."""
-        self._starting.state.services.ledger._accounts = KnownProjects()
+        self._starting.state.services.ledger._accounts = KnownProjects(Seals(SECRET_KEY))
         return self._starting
 
     def keep(self) -> None:

@@ -18,6 +18,7 @@ from books import (
     register,
 )
 from commands import Terrine
+from migrated import SECRET_KEY
 from publishing import open_published, publishing_ledger, voted
 from sqlalchemy import Engine, text
 from sqlalchemy.engine import URL, make_url
@@ -65,7 +66,7 @@ def test_the_service_needs_no_more_rights_than_it_is_given(
     grant(connect(database_url), role_of(service))
     check_schema(restricted)
     assert missing_parts(restricted) == []
-    ledger = Ledger(restricted)
+    ledger = Ledger(restricted, SECRET_KEY)
     register(ledger, "second")
     project = open_project(ledger, 10, CONFIDENT, ensemble="second")
     batch, key = [answered(i) for i in range(5)], ("key", digest("body"))
@@ -91,7 +92,7 @@ def test_publishing_needs_no_more_rights_either(
 ) -> None:
     publishing_ledger(database_url)
     grant(connect(database_url), role_of(service))
-    ledger = Ledger(restricted)
+    ledger = Ledger(restricted, SECRET_KEY)
     project = open_published(ledger)
     ledger.charge(project.id, voted(project, range(5)))
     assert ledger.secret_spend("study").queries == 5
@@ -103,7 +104,7 @@ def test_noisy_counts_need_no_more_rights_either(
 ) -> None:
     open_ledger(database_url)
     grant(connect(database_url), role_of(service))
-    ledger = Ledger(restricted)
+    ledger = Ledger(restricted, SECRET_KEY)
     project = open_project(ledger, 10, COUNTED)
     batch = [counted(i) for i in range(5)]
     ledger.charge(project.id, batch)
@@ -196,7 +197,7 @@ def test_the_service_sees_what_the_tables_lack(
         "trigger charges_no_delete on charges",
     ]
     with pytest.raises(DatabaseUnavailable, match=r"may not|permission|owner"):
-        upgrade(restricted)  # only the owner of the tables may restore them
+        upgrade(restricted, SECRET_KEY)  # only the owner of the tables may restore them
 
 
 def test_init_grants_the_rights(

@@ -33,6 +33,7 @@ async def healthz() -> dict[str, str]:
 def readyz(services: ServicesDep) -> dict[str, str]:
     """Succeed if the database, its schema and every registered ensemble can be used."""
     check_schema(services.engine)
+    services.ledger.check_sealed()
     for ensemble in services.ledger.ensembles():
         services.voters.check(ensemble)
     return {"status": "ready"}

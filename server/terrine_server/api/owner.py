@@ -52,12 +52,12 @@ def ensembles(services: ServicesDep, holder: Anyone) -> list[EnsembleAccount | E
 )
 def open_project(
     services: ServicesDep,
-    _: Admin,
+    holder: Admin,
     request: Annotated[ProjectOpen, openapi.EXAMPLE_PROJECT],
     response: Response,
 ) -> ProjectInfo:
     """Open a project: fix its mechanism and prices, and reserve its budget under the cap."""
-    record = operations.open_project(services.ledger, request)
+    record = operations.open_project(services.ledger, request, holder.actor)
     response.headers["Location"] = f"/projects/{record.name}"
     return views.project(record, services.available(record.ensemble))
 
@@ -112,19 +112,19 @@ def project(services: ServicesDep, holder: Anyone, name: Name) -> ProjectInfo:
 
 @router.patch("/projects/{name}", responses=openapi.problems("not-found", "conflict"))
 def update_project(
-    services: ServicesDep, _: Admin, name: Name, request: ProjectUpdate
+    services: ServicesDep, holder: Admin, name: Name, request: ProjectUpdate
 ) -> ProjectInfo:
     """Pause, resume or close a project. Closing is final and returns the unspent budget."""
-    record = services.ledger.set_status(name, request.status)
+    record = services.ledger.set_status(name, request.status, holder.actor)
     return views.project(record, services.available(record.ensemble))
 
 
 @router.post("/tokens", status_code=201, responses=openapi.problems("not-found"))
 def create_token(
-    services: ServicesDep, _: Admin, request: Annotated[TokenCreate, openapi.EXAMPLE_TOKEN]
+    services: ServicesDep, holder: Admin, request: Annotated[TokenCreate, openapi.EXAMPLE_TOKEN]
 ) -> TokenCreated:
     """Create a token. Its secret is in this response and nowhere else."""
-    return services.tokens.create(request)
+    return services.tokens.create(request, holder.actor)
 
 
 @router.get(
@@ -151,6 +151,6 @@ def tokens(
 
 
 @router.delete("/tokens/{token_id}", responses=openapi.problems("not-found"))
-def revoke_token(services: ServicesDep, _: Admin, token_id: TokenId) -> TokenInfo:
+def revoke_token(services: ServicesDep, holder: Admin, token_id: TokenId) -> TokenInfo:
     """Revoke a token immediately and for good."""
-    return views.token(services.ledger.revoke_token(token_id))
+    return views.token(services.ledger.revoke_token(token_id, holder.actor))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -93,7 +93,7 @@ def principal(request: Request, services: ServicesDep, credentials: Bearer) -> P
         services.failed_logins.take(request.client.host if request.client else "")
         raise
     services.requests.take(holder.token_id)
-    return holder
+    return replace(holder, request_id=request.state.request_id)
 
 
 def allow(*roles: Role) -> Callable[[Request, Services, Bearer], Principal]:

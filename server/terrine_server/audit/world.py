@@ -120,9 +120,10 @@ def running_service(data_dir: Path) -> Iterator[Service]:
     settings.ensembles_dir.mkdir(parents=True)
     make_secret_key(settings.secret_key_path)
     engine = connect(settings.database)
-    upgrade(engine)
+    key = load_secret_key(settings.secret_key_path)
+    upgrade(engine, key)
     with serving(settings) as url:
-        yield Service(url, settings, Ledger(engine))
+        yield Service(url, settings, Ledger(engine, key))
     engine.dispose()
 
 

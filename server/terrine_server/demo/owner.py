@@ -34,7 +34,7 @@ class Owner:
         """Make the key and the tables, if there are none, and return the ledger."""
         self.settings.ensembles_dir.mkdir(parents=True, exist_ok=True)
         make_secret_key(self.settings.secret_key_path)
-        upgrade(connect(self.settings.database))
+        upgrade(connect(self.settings.database), load_secret_key(self.settings.secret_key_path))
         return open_ledger(self.settings)
 
     def token(self, ledger: Ledger, role: Role, label: str, project: str | None = None) -> str:

@@ -16,8 +16,9 @@ from terrine_server.doctor import database, files
 from terrine_server.doctor import ledger as books
 from terrine_server.doctor.files import device
 from terrine_server.doctor.finding import Finding, State
-from terrine_server.errors import BrokenBooks, DatabaseUnavailable, SchemaMismatch
+from terrine_server.errors import BrokenBooks, DatabaseUnavailable, NotSealed, SchemaMismatch
 from terrine_server.ledger import Ledger, check_schema, connect
+from terrine_server.owner.tokens import SecretKeyError, load_secret_key
 from terrine_server.settings import Settings
 
 __all__ = ["Finding", "State", "device", "examine"]
@@ -61,12 +62,20 @@ def _with_database(settings: Settings, password: str | None) -> Iterator[Finding
         yield from database.rights(engine)
         check_schema(engine)
         yield from database.schema(engine)
-        yield from books.ensembles(Ledger(engine), settings)
-        yield from books.ends(Ledger(engine))
+        try:
+            ledger = Ledger(engine, load_secret_key(settings.secret_key_path))
+        except SecretKeyError:
+            return  # which `files.secret_key` has found
+        ledger.check_sealed()
+        yield from books.ensembles(ledger, settings)
+        yield from books.ends(ledger)
+        yield from books.log(ledger)
     except SchemaMismatch as error:
         newer = "newer" in error.detail
         mend = "Install the version of Terrine that migrated it" if newer else "terrine init"
         yield Finding("schema", State.PROBLEM, str(error), mend)
+    except NotSealed as error:
+        yield Finding("seals", State.PROBLEM, str(error), "terrine ledger seal")
     except BrokenBooks as error:
         yield Finding("books", State.PROBLEM, str(error), "terrine ledger verify all")
     except DatabaseUnavailable as error:

@@ -3,14 +3,18 @@
 connect, upgrade, check_schema      open a database, migrate it, check its schema
 check_active                        raise unless a project is active
 Ledger                              every read and every write
+seal                                seal a ledger of an earlier version, or with another key
 """
 
+from terrine_server.ledger.administration import Action, Actor
 from terrine_server.ledger.charging.charge import check_active
 from terrine_server.ledger.ledger import Ledger
 from terrine_server.ledger.records import (
     Batch,
     ChargeRecord,
     EnsembleRecord,
+    LogEntry,
+    LogVerification,
     OnRecord,
     ProjectRecord,
     Proposal,
@@ -23,14 +27,19 @@ from terrine_server.ledger.records import (
     TokenRecord,
     Verification,
 )
+from terrine_server.ledger.sealing import seal
 from terrine_server.ledger.store.database import connect
 from terrine_server.ledger.store.schema import check_schema, upgrade
 
 __all__ = [
+    "Action",
+    "Actor",
     "Batch",
     "ChargeRecord",
     "EnsembleRecord",
     "Ledger",
+    "LogEntry",
+    "LogVerification",
     "OnRecord",
     "ProjectRecord",
     "Proposal",
@@ -45,5 +54,6 @@ __all__ = [
     "check_active",
     "check_schema",
     "connect",
+    "seal",
     "upgrade",
 ]

@@ -63,9 +63,13 @@ def test_books_that_are_consistent_and_wrong_are_found(ledger: Ledger, database_
         forger.commit()
         for forgery, (forge, first_finding) in REWRITTEN.items():
             forge(forger)
-            assert verify_project(forger, "study").ok, "without an anchor nobody can tell"
+            assert verify_project(forger, Seals(SECRET_KEY), "study").ok, (
+                "without an anchor nobody can tell"
+            )
             for resume in (False, True):
-                problems = verify_project(forger, "study", anchor, resume).problems
+                problems = verify_project(
+                    forger, Seals(SECRET_KEY), "study", anchor, resume
+                ).problems
                 assert problems, forgery
                 assert problems[0].startswith(first_finding), problems
             forger.rollback()

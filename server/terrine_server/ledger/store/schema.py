@@ -11,15 +11,17 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, text
 
 from terrine_server.errors import DatabaseUnavailable, SchemaMismatch
+from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store.database import reading, sqlite_path, use_write_ahead_log, writing
+from terrine_server.ledger.store.log import initialise
 from terrine_server.ledger.store.parts import Part, missing
 
 # Names the lock under which migrations run. Any number that nobody else uses will do.
 _MIGRATION_LOCK = 0x7E221E
 
 
-def upgrade(engine: Engine) -> list[str]:
-    """Create the tables, or migrate them to this version.
+def upgrade(engine: Engine, key: bytes) -> list[str]:
+    """Create the tables, or migrate them to this version. A new ledger is sealed with the `key`.
 
     If they are of this version, restore the parts that somebody removed, as far as SQL can, and
     return their names: what was written meanwhile was not checked by them. Several processes may do
@@ -42,6 +44,7 @@ def upgrade(engine: Engine) -> list[str]:
             raise _newer()
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
+        initialise(connection, Seals(key))
         return _restore(connection) if state == "current" else []
 
 
