@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from books import digest, unguarded
+from books import digest, reseal, unguarded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from migrated import SECRET_KEY
@@ -373,6 +373,7 @@ def test_forgeries_of_what_was_published_are_found_and_named(
         connection.rollback()
         for name, (forge, first) in FORGERIES.items():
             forge(connection)
+            reseal(connection)
             found = verify_project(connection, Seals(SECRET_KEY), "study").problems
             connection.rollback()
             assert found, name

@@ -21,6 +21,7 @@ from books import (
     open_ledger,
     open_project,
     register,
+    reseal,
     unguarded,
 )
 from forging import (
@@ -42,6 +43,7 @@ from sqlalchemy import Connection, Table, select, update
 from terrine_protocol import ProjectStatus
 from terrine_server.errors import DatabaseUnavailable, NotFound
 from terrine_server.ledger import Ledger, Verification, connect
+from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store.tables import charges, ensembles, projects
 from terrine_server.ledger.verifying.walk import verify_project
 
@@ -74,6 +76,7 @@ def forger(ledger: Ledger, database_url: str) -> Iterator[Connection]:
 def verified(forger: Connection, forge: Callable[[Connection], object], name: str) -> Verification:
     """What `verify` says of the books after a forgery, which is then undone."""
     forge(forger)
+    reseal(forger)
     found = verify_project(forger, Seals(SECRET_KEY), name)
     forger.rollback()
     return found
@@ -224,6 +227,7 @@ NOT_IN_THE_BOOKS = {
     "status",  # an anchor tells whether a closed project was opened again
     *("closed_at", "registered_at"),  # nothing follows from them
     "path",  # the files there are compared with the digest when they are used
+    "seal",  # this forger makes its own
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any
@@ -47,12 +47,15 @@ class Hand:
         return self._kept[table][row][column]
 
     @contextmanager
-    def edited(self, statement: str, **values: Any) -> Iterator[bool]:
+    def edited(self, edit: str | Callable[[Connection], object], **values: Any) -> Iterator[bool]:
         """Do this; yields whether the database let it. Later all is as it was in the beginning."""
         done = True
         try:
             with self._writing() as connection:
-                connection.execute(text(statement), values)
+                if callable(edit):
+                    edit(connection)
+                else:
+                    connection.execute(text(edit), values)
                 if self._with_key:
                     reseal(connection)
         except (DBAPIError, OverflowError, ValueError):

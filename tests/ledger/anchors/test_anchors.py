@@ -6,8 +6,9 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from anchoring import ENTRIES, ONE_DATABASE, anchored, ask
-from books import CONFIDENT, EPOCHS, answered, open_ledger, open_project, unguarded
+from books import CONFIDENT, EPOCHS, answered, open_ledger, open_project, reseal, unguarded
 from forging import account, cut, rebuild, remove, rewrite, rows_of, write
+from migrated import SECRET_KEY
 from publishing import open_published, publishing_ledger, voted
 from sqlalchemy import Connection, delete, update
 
@@ -17,6 +18,7 @@ from terrine_server.ledger import Ledger
 from terrine_server.ledger.anchors import (
     Anchor,
 )
+from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store.tables import ensembles, projects
 from terrine_server.ledger.verifying.walk import verify_project
 
@@ -58,18 +60,15 @@ REWRITTEN: dict[str, tuple[Callable[[Connection], object], str]] = {
 
 
 def test_books_that_are_consistent_and_wrong_are_found(ledger: Ledger, database_url: str) -> None:
-    anchor = anchored(ledger)
+    anchor, seals = anchored(ledger), Seals(SECRET_KEY)
     with unguarded(database_url) as forger:
         forger.commit()
         for forgery, (forge, first_finding) in REWRITTEN.items():
             forge(forger)
-            assert verify_project(forger, Seals(SECRET_KEY), "study").ok, (
-                "without an anchor nobody can tell"
-            )
+            reseal(forger)
+            assert verify_project(forger, seals, "study").ok, "without an anchor nobody can tell"
             for resume in (False, True):
-                problems = verify_project(
-                    forger, Seals(SECRET_KEY), "study", anchor, resume
-                ).problems
+                problems = verify_project(forger, seals, "study", anchor, resume).problems
                 assert problems, forgery
                 assert problems[0].startswith(first_finding), problems
             forger.rollback()
