@@ -19,7 +19,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-from migrated import SECRET_KEY
 from numpy.typing import NDArray
 
 from reference.sensitivity import Charged, secret_spend
@@ -100,8 +99,8 @@ def recorded_votes() -> NDArray[np.int64]:
 
 def new_ledger(directory: Path, order: float) -> Ledger:
     engine = connect(f"sqlite:///{directory / 'terrine.sqlite'}")
-    upgrade(engine, SECRET_KEY)
-    ledger = Ledger(engine, SECRET_KEY)
+    upgrade(engine, b"k" * 32)
+    ledger = Ledger(engine, b"k" * 32)
     info = {
         "kind": "networks",
         "input": {"shape": [28, 28], "dtype": "uint8", "low": 0, "high": 255},

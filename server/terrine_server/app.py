@@ -120,5 +120,7 @@ def _warm_up(services: Services) -> None:
         for record in services.ledger.ensembles():
             services.voters.check(record)
             log.info("ensemble ready", ensemble=record.name)
+        for found in services.ledger.verify_log().problems:
+            log.error("not as logged", found=found)
     except TerrineError as error:
         log.error("not ready", problem=error.problem, cause=str(error))

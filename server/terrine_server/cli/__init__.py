@@ -73,5 +73,6 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line. What it makes is closed to other accounts from the first byte."""
+    os.umask(0o077)
     run(app)

@@ -31,12 +31,12 @@ def init(
     from terrine_server.errors import NotSealed
     from terrine_server.ledger import Ledger, connect, upgrade
     from terrine_server.ledger.store.roles import grant
+    from terrine_server.owner.operations import make_directories
     from terrine_server.owner.tokens import load_secret_key, make_secret_key
     from terrine_server.settings import Settings
 
     settings = Settings()
-    settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    settings.ensembles_dir.mkdir(exist_ok=True)
+    make_directories(settings)
     made = make_secret_key(settings.secret_key_path)
     key = load_secret_key(settings.secret_key_path)
     engine = connect(settings.database, settings.database_password())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 from pydantic import ValidationError
 
@@ -21,7 +22,21 @@ from terrine_server.ledger import Ledger, check_schema, connect
 from terrine_server.owner.tokens import SecretKeyError, load_secret_key
 from terrine_server.settings import Settings
 
-__all__ = ["Finding", "State", "device", "examine"]
+__all__ = ["Finding", "State", "close_to_others", "device", "examine"]
+
+
+def close_to_others() -> list[Path]:
+    """Take the rights of other accounts on the data directory and secret files; return these.
+
+    Raises ValidationError if the settings are invalid, OSError for a file of another account.
+    """
+    settings = Settings()
+    directory = settings.data_dir
+    private = [directory, settings.ensembles_dir, settings.secret_key_path]
+    private += [directory / f"terrine.sqlite{suffix}" for suffix in ("", "-wal", "-shm")]
+    if settings.database_password_file is not None:
+        private.append(settings.database_password_file)
+    return [path for path in private if path.exists() and files.close(path)]
 
 
 def examine() -> Iterator[Finding]:

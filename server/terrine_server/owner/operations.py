@@ -35,6 +35,12 @@ from terrine_server.privacy.budget.quoting import check_publishable, publication
 from terrine_server.settings import Settings
 
 
+def make_directories(settings: Settings) -> None:
+    """Make the data directory, closed to other accounts; one that is there stays as it is."""
+    settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    settings.ensembles_dir.mkdir(mode=0o700, exist_ok=True)
+
+
 def open_ledger(settings: Settings) -> Ledger:
     """Return the ledger that the settings name. It connects on first use.
 

@@ -117,15 +117,12 @@ def save_tally(
     charges: int,
 ) -> None:
     """Store a tally that covers the first `charges` charges."""
-    row = {
-        "project_id": project.id,
-        "charges": charges,
-        "tally": tally.tally.astype(_COUNTS).tobytes(),
-    }
+    changed = {"charges": charges, "tally": tally.tally.astype(_COUNTS).tobytes()}
+    seal = seals.of("secret_spends", {"project_id": project.id, **changed})
     connection.execute(
         update(secret_spends)
         .where(secret_spends.c.project_id == project.id)
-        .values(seals.sealed("secret_spends", row))
+        .values(**changed, seal=seal)
     )
 
 
