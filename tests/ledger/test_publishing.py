@@ -13,7 +13,6 @@ import pytest
 from books import digest, reseal, unguarded
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from migrated import SECRET_KEY
 from publishing import CLASSES as CLASS_COUNT
 from publishing import (
     DELTA,
@@ -33,7 +32,6 @@ from terrine_server.errors import BrokenBooks, BudgetExhausted, Conflict, Invali
 from terrine_server.ledger import Ledger, ProjectRecord, Proposal, Recorded, connect
 from terrine_server.ledger.charging.admission import Admission, admit
 from terrine_server.ledger.charging.tallies import SecretTally
-from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store.tables import charges, projects, secret_spends
 from terrine_server.ledger.verifying.walk import verify_project
 from terrine_server.owner.operations import open_project
@@ -373,8 +371,7 @@ def test_forgeries_of_what_was_published_are_found_and_named(
         connection.rollback()
         for name, (forge, first) in FORGERIES.items():
             forge(connection)
-            reseal(connection)
-            found = verify_project(connection, Seals(SECRET_KEY), "study").problems
+            found = verify_project(connection, reseal(connection), "study").problems
             connection.rollback()
             assert found, name
             assert found[0].startswith(first.format(seq=seq)), f"{name}: {found}"

@@ -143,7 +143,7 @@ def unguarded(url: str, with_key: bool = True) -> Iterator[Connection]:
     engine.dispose()
 
 
-def reseal(connection: Connection) -> None:
+def reseal(connection: Connection) -> Seals:
     """Seal all rows as they are, and write the administrative log anew, as far as they allow."""
     seals, by = Seals(SECRET_KEY), Actor("forger")
     for table in (projects, ensembles, tokens, secret_spends, idempotency):
@@ -159,6 +159,7 @@ def reseal(connection: Connection) -> None:
             with suppress(*UNREADABLE):
                 now, subject = datetime.now(UTC), row["subject"]
                 log.record_row(connection, seals, now, by, action, subject, row)
+    return seals
 
 
 def _readable(connection: Connection, query: Select[Any]) -> list[Any]:
