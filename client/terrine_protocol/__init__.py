@@ -67,6 +67,7 @@ from terrine_protocol.projects import (
     PublishingTerms,
     SecretSpend,
 )
+from terrine_protocol.tables import Column, PublicSource, TableSchema
 from terrine_protocol.tokens import TokenCreate, TokenCreated, TokenInfo, TokenPage
 
 __all__ = [
@@ -75,6 +76,7 @@ __all__ = [
     "BudgetPage",
     "Charge",
     "ChoiceInfo",
+    "Column",
     "ConfidentGNMaxSpec",
     "ConsensusLevel",
     "ConsideredInfo",
@@ -110,6 +112,7 @@ __all__ = [
     "ProjectPage",
     "ProjectStatus",
     "ProjectUpdate",
+    "PublicSource",
     "PublicationInfo",
     "PublishingRequest",
     "PublishingTerms",
@@ -120,6 +123,7 @@ __all__ = [
     "Sigma",
     "StableSVTSpec",
     "StableSpec",
+    "TableSchema",
     "Threshold",
     "TokenCreate",
     "TokenCreated",

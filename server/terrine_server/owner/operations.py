@@ -155,7 +155,7 @@ def register_ensemble(
             )
     except ParameterError as error:
         raise InvalidTerms(str(error)) from error
-    info = {
+    info: dict[str, Any] = {
         "kind": manifest.kind,
         "input": manifest.input.model_dump(mode="json"),
         "classes": list(manifest.classes),
@@ -163,6 +163,8 @@ def register_ensemble(
     }
     if manifest.training.match_prior:
         info["matches_prior"] = True
+    if manifest.encoding:
+        info["encoding"] = manifest.encoding.model_dump(mode="json")
     path = str(Path("ensembles") / name)
     return ledger.register_ensemble(name, path, digest, info, manifest.records, limit, by)
 
