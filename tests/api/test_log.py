@@ -24,8 +24,8 @@ TERMS: dict[str, Any] = {
 }
 
 
-def logged(caller: Caller, **asked: Any) -> list[LogEntry]:
-    page = caller.http.get("/log", params={"cursor": "", "limit": 1000} | asked)
+def logged(caller: Caller) -> list[LogEntry]:
+    page = caller.http.get("/log", params={"cursor": "", "limit": 1000})
     return LogPage.model_validate_json(page.content).items
 
 

@@ -168,7 +168,7 @@ def edited(lines: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
             if isinstance(value, int | float | str):
                 changed = copy()
                 target = changed[place].get("account", changed[place])
-                target[name] = value + ("0" if isinstance(value, str) else 1)
+                target[name] = f"{value}0" if isinstance(value, str) else value + 1
                 found[f"{place} {name} altered"] = changed
     for place in range(1, len(lines)):
         found[f"{place} removed"] = [*lines[:place], *lines[place + 1 :]]

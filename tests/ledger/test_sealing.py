@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -133,7 +134,7 @@ def test_an_act_and_its_entry_are_written_together_or_not_at_all(engine: Engine)
     """Whichever of its statements fails."""
     ledger = Ledger(engine, SECRET_KEY)
     created = Tokens(ledger, SECRET_KEY).create(TokenCreate(role=Role.ADMIN))
-    acts = {
+    acts: dict[str, Callable[[], object]] = {
         "open": lambda: ledger.open_project("new", "mnist", GNMAX, terms(2)),
         "pause": lambda: ledger.set_status("study", ProjectStatus.PAUSED),
         "close": lambda: ledger.set_status("study", ProjectStatus.CLOSED),

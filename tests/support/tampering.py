@@ -6,10 +6,21 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from books import CONFIDENT, GNMAX, answered, digest, open_ledger, open_project, register, terms
+from books import (
+    CONFIDENT,
+    GNMAX,
+    INFO,
+    RECORDS,
+    answered,
+    digest,
+    open_ledger,
+    open_project,
+    register,
+    terms,
+)
 from forging import add, altered, cut, remove, rewrite, rows_of, swap
 from migrated import SECRET_KEY
-from publishing import CAP, INFO, RECORDS, TEACHERS, open_published, voted
+from publishing import CAP, TEACHERS, open_published, voted
 from sqlalchemy import Connection, Table, delete, insert, select, update
 
 from terrine_protocol import ProjectStatus, Role, TokenCreate
@@ -191,12 +202,13 @@ def edits(world: World) -> Iterator[tuple[str, Edit]]:
     yield "charges: a label, and the chain to its end", lambda c: rewrite(c, 2, label=7)
 
     yield from every_column(world, "tokens", id=student)
-    for label, new in {
+    roles: dict[str, dict[str, Any]] = {
         "auditor": {"role": "admin"},
         "student": {"role": "admin", "project_id": None},
         "moved": {"project_id": ids["other"]},
         "revoked": {"revoked_at": None},
-    }.items():
+    }
+    for label, new in roles.items():
         what = f"tokens: {label}: {', '.join(new)} edited"
         yield what, change("tokens", {"id": world.id_of(label)}, **new)
     yield (
@@ -274,6 +286,9 @@ def requests(world: World) -> dict[str, Callable[[Ledger], object]]:
         project = ledger.project("secret")
         return labels(ledger.charge(project.id, voted(project, ["new"])))
 
+    def shows(token: str) -> Callable[[Ledger], object]:
+        return lambda ledger: Tokens(ledger, SECRET_KEY).authenticate(token)
+
     found: dict[str, Callable[[Ledger], object]] = {
         "retry": asks("study", 0, 1, 2, key=KEY),
         "second retry": asks("study", 9, key=("second", digest("second"))),
@@ -284,7 +299,7 @@ def requests(world: World) -> dict[str, Callable[[Ledger], object]]:
     for name in ("study", "other", "done", "resting"):
         found[f"account of {name}"] = consults(name)
     for label, token in world.tokens.items():
-        found[label] = lambda ledger, token=token: Tokens(ledger, SECRET_KEY).authenticate(token)
+        found[label] = shows(token)
     return found | {
         "new": asks("study", "new"),
         "tally": publishes,
