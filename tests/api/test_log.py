@@ -117,3 +117,13 @@ def test_what_the_machine_does_is_logged_beside_it_and_edits_are_found(
     verdict = call("auditor").http.get("/log/verify").json()
     assert not verdict["ok"]
     assert f"token {token}: role is 'admin', but the log says 'auditor'" in verdict["problems"]
+
+
+def test_a_key_is_refused_where_it_would_have_no_effect(call: Call) -> None:
+    admin, key = call("admin"), {"Idempotency-Key": "once"}
+    before = logged(admin)
+    for path, body in (("/projects", TERMS), ("/tokens", {"role": "auditor"})):
+        refused = admin.http.post(path, json=body, headers=key)
+        assert slug(refused) == "invalid-request"
+        assert "Only POST /label takes one" in refused.text
+    assert logged(admin) == before

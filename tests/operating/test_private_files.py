@@ -1,4 +1,4 @@
-"""What commands make is closed to other accounts from its first byte; the doctor closes the rest."""
+"""What commands make is closed to other accounts; `doctor --fix` closes what was opened later."""
 
 from __future__ import annotations
 
