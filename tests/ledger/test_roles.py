@@ -16,6 +16,7 @@ from books import (
     open_ledger,
     open_project,
     register,
+    unguarded,
 )
 from commands import Terrine
 from migrated import SECRET_KEY
@@ -27,7 +28,7 @@ from sqlalchemy.exc import DBAPIError
 from terrine_protocol import ProjectStatus, Role
 from terrine_server.doctor.database import rights
 from terrine_server.errors import DatabaseUnavailable
-from terrine_server.ledger import Ledger, check_schema, connect, upgrade
+from terrine_server.ledger import Ledger, check_schema, connect, seal, upgrade
 from terrine_server.ledger.store.roles import grant
 from terrine_server.ledger.store.schema import missing_parts
 
@@ -113,6 +114,23 @@ def test_noisy_counts_need_no_more_rights_either(
     assert ledger.verify("study").ok
 
 
+def test_sealing_a_ledger_of_an_earlier_version_needs_no_more_rights_either(
+    database_url: str, service: URL, restricted: Engine
+) -> None:
+    ledger = open_ledger(database_url)
+    project = open_project(ledger, 5)
+    ledger.charge(project.id, [answered(1)], ("key", digest("body")))
+    with unguarded(database_url, with_key=False) as connection:
+        for table in ("ensembles", "projects", "idempotency"):
+            connection.execute(text(f"UPDATE {table} SET seal = NULL"))
+        connection.execute(text("DELETE FROM administrative_log"))
+        connection.execute(text("DELETE FROM log_head"))
+    grant(connect(database_url), role_of(service))
+    assert seal(restricted, SECRET_KEY).projects == 1
+    assert Ledger(restricted, SECRET_KEY).verify("study").ok
+    assert Ledger(restricted, SECRET_KEY).verify_log().ok
+
+
 DENIED = (
     "UPDATE charges SET label = 1",
     "UPDATE charges SET counts = '[1]'",
@@ -132,6 +150,8 @@ DENIED = (
     "UPDATE tokens SET expires_at = now()",
     "DELETE FROM tokens",
     "UPDATE idempotency SET results = ''",
+    "UPDATE administrative_log SET actor = 'x'",
+    "DELETE FROM administrative_log",
     "UPDATE alembic_version SET version_num = '9'",
     "CREATE TABLE more (id int)",
 )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
-from anchoring import ENTRIES, ONE_DATABASE, anchored, ask
+from anchoring import ENTRIES, ONE_DATABASE, anchored, ask, terrine
 from books import CONFIDENT, EPOCHS, answered, open_ledger, open_project, reseal, unguarded
 from forging import account, cut, rebuild, remove, rewrite, rows_of, write
 from migrated import SECRET_KEY
@@ -196,3 +198,23 @@ def test_an_anchor_that_lies_about_the_account_is_found(ledger: Ledger) -> None:
             f"balance: {name} is {getattr(ledger.project('study'), name)}, "
             f"but the entries make {getattr(ledger.project('study'), name) - 1}"
         ]
+
+
+@ONE_DATABASE
+def test_the_end_of_the_administrative_log_is_anchored_too(ledger: Ledger, tmp_path: Path) -> None:
+    file = tmp_path / "anchor.json"
+    assert terrine("anchor", "--output", file).exit_code == 0
+    ledger.set_status("study", ProjectStatus.PAUSED)
+    assert terrine("verify", "--anchor", file).exit_code == 0, "it may grow"
+    document = json.loads(file.read_text())
+    for change, said in [
+        ({"head": "00" * 32}, f"anchor: log entry {document['log']['entries']} is not the one"),
+        ({"entries": 99}, "anchor: log entry 99, there at"),
+    ]:
+        file.write_text(json.dumps({**document, "log": {**document["log"], **change}}))
+        found = terrine("verify", "--anchor", file)
+        assert found.exit_code == 1
+        assert said in found.output
+    del document["log"]
+    file.write_text(json.dumps(document))
+    assert terrine("verify", "--anchor", file).exit_code == 0, "as earlier versions wrote it"
