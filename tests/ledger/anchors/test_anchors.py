@@ -207,10 +207,11 @@ def test_the_end_of_the_administrative_log_is_anchored_too(ledger: Ledger, tmp_p
     ledger.set_status("study", ProjectStatus.PAUSED)
     assert terrine("verify", "--anchor", file).exit_code == 0, "it may grow"
     document = json.loads(file.read_text())
-    for change, said in [
+    changes: list[tuple[dict[str, object], str]] = [
         ({"head": "00" * 32}, f"anchor: log entry {document['log']['entries']} is not the one"),
         ({"entries": 99}, "anchor: log entry 99, there at"),
-    ]:
+    ]
+    for change, said in changes:
         file.write_text(json.dumps({**document, "log": {**document["log"], **change}}))
         found = terrine("verify", "--anchor", file)
         assert found.exit_code == 1
