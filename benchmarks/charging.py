@@ -35,6 +35,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
 from postgres import running_postgres
 
+KEY = b"k" * 32
 MECHANISM = {"name": "gnmax", "sigma": 5000.0}
 INFO = {
     "kind": "heads",
@@ -95,8 +96,8 @@ def proposal(query: bytes) -> Proposal:
 
 def open_study(url: str) -> tuple[Ledger, int]:
     engine = connect(url)
-    upgrade(engine)
-    ledger = Ledger(engine)
+    upgrade(engine, KEY)
+    ledger = Ledger(engine, KEY)
     ledger.register_ensemble("e", "ensembles/e", "ab" * 32, INFO, 60_000, cap(95.0, 1.6e-5))
     mechanism = build_mechanism(MECHANISM, teachers=5000, classes=10)
     return ledger, ledger.open_project("study", "e", MECHANISM, quote(mechanism, 80.0, 1e-6)).id

@@ -99,8 +99,8 @@ def recorded_votes() -> NDArray[np.int64]:
 
 def new_ledger(directory: Path, order: float) -> Ledger:
     engine = connect(f"sqlite:///{directory / 'terrine.sqlite'}")
-    upgrade(engine)
-    ledger = Ledger(engine)
+    upgrade(engine, b"k" * 32)
+    ledger = Ledger(engine, b"k" * 32)
     info = {
         "kind": "networks",
         "input": {"shape": [28, 28], "dtype": "uint8", "low": 0, "high": 255},

@@ -261,8 +261,9 @@ def open_service(
     train(material.private, settings.ensembles_dir / "bench", teachers, how, public)
     make_secret_key(settings.secret_key_path)
     engine = connect(settings.database)
-    upgrade(engine)
-    ledger = Ledger(engine)
+    key = load_secret_key(settings.secret_key_path)
+    upgrade(engine, key)
+    ledger = Ledger(engine, key)
     register_ensemble(ledger, settings, "bench", 99.0, 1e-5)
     terms = {
         "name": "study",
@@ -278,7 +279,8 @@ def open_service(
 
 def student_token(settings: Settings) -> str:
     engine = connect(settings.database)
-    tokens = Tokens(Ledger(engine), load_secret_key(settings.secret_key_path))
+    key = load_secret_key(settings.secret_key_path)
+    tokens = Tokens(Ledger(engine, key), key)
     token = tokens.create(TokenCreate(role=Role.STUDENT, project="study")).token
     engine.dispose()
     return token

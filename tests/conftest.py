@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from commands import Terrine, commands
 from hypothesis import HealthCheck, settings
+from migrated import SECRET_KEY
 from postgres import Postgres, running_postgres
 
 if TYPE_CHECKING:  # heavy: imported by the fixtures that need it, when they do
@@ -103,6 +104,16 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
     server: Postgres = request.getfixturevalue("postgres")
     with server.database() as name:
         yield server.url(name)
+
+
+@pytest.fixture
+def secret_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of the key that the tests' ledgers are sealed with, which the settings then name."""
+    path = tmp_path / "secret.key"
+    path.write_bytes(SECRET_KEY)
+    path.chmod(0o600)
+    monkeypatch.setenv("TERRINE_SECRET_KEY_FILE", str(path))
+    return path
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,15 @@ from terrine_protocol.labeling import (
     LabelResult,
     PublicationInfo,
 )
-from terrine_protocol.ledger import BudgetPage, Charge, LedgerPage, Verification
+from terrine_protocol.ledger import (
+    BudgetPage,
+    Charge,
+    LedgerPage,
+    LogEntry,
+    LogPage,
+    LogVerification,
+    Verification,
+)
 from terrine_protocol.mechanisms import (
     ConfidentGNMaxSpec,
     Gamma,
@@ -88,6 +96,9 @@ __all__ = [
     "LabelResponse",
     "LabelResult",
     "LedgerPage",
+    "LogEntry",
+    "LogPage",
+    "LogVerification",
     "MechanismSpec",
     "Name",
     "NoisyVotesSpec",

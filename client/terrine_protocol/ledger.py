@@ -48,6 +48,41 @@ class BudgetPage(Reply):
     next: str | None = None
 
 
+class LogEntry(Reply):
+    """One entry of the administrative log: what the data owner did."""
+
+    seq: Annotated[int, Field(ge=1, description="Numbered from 1 without gaps.")]
+    created_at: datetime
+    actor: Annotated[
+        str,
+        Field(description="`token:ID`, `local:USER` on the server's machine, or `service`."),
+    ]
+    request_id: str | None
+    action: str
+    subject: Annotated[str, Field(description="A name, or a token's id.")]
+    detail: Annotated[
+        dict[str, Any],
+        Field(description="Of an ensemble, project or token: how it was afterwards."),
+    ]
+    hash: Annotated[str, Field(description="SHA-256 over this entry and the previous hash.")]
+
+
+class LogPage(Reply):
+    """A page of the administrative log, oldest first."""
+
+    items: list[LogEntry]
+    next: str | None = None
+
+
+class LogVerification(Reply):
+    """The result of verifying the administrative log, and today's rows against it."""
+
+    ok: bool
+    entries: int
+    head: Annotated[str, Field(description="Hash of the last entry.")]
+    problems: Annotated[list[str], Field(description="What is wrong, in the order found.")]
+
+
 class Verification(Reply):
     """The result of verifying a project's ledger."""
 

@@ -9,6 +9,9 @@ from pydantic import Field, model_validator
 
 from terrine_protocol.base import Name, Reply, Role, Wire
 
+# No control characters, and none that are invisible or turn the direction of text.
+_SHOWN = r"^[^\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]*$"
+
 
 class TokenCreate(Wire):
     """`POST /tokens`. A student's token belongs to one project; the others to none."""
@@ -17,7 +20,7 @@ class TokenCreate(Wire):
     project: Name | None = None
     label: Annotated[
         str,
-        Field(max_length=100, pattern=r"^[^\x00-\x1f\x7f]*$", description="For your own records."),
+        Field(max_length=100, pattern=_SHOWN, description="For your own records."),
     ] = ""
     expires_in_days: Annotated[float, Field(gt=0, le=3650)] = 90
 

@@ -45,7 +45,8 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
     `/readyz`, needs it.
     """
     engine = connect(settings.database, settings.database_password(), settings.database_seconds)
-    ledger = Ledger(engine)
+    key = load_secret_key(settings.secret_key_path)
+    ledger = Ledger(engine, key)
     voters = LocalVoters(settings.data_dir, settings.device)
     metrics = Metrics()
     labeling = Labeling(ledger, voters, metrics, settings.max_batch)
@@ -53,7 +54,7 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         settings=settings,
         engine=engine,
         ledger=ledger,
-        tokens=Tokens(ledger, load_secret_key(settings.secret_key_path)),
+        tokens=Tokens(ledger, key),
         voters=voters,
         readiness=Readiness(engine, ledger, voters),
         labeling=labeling,
@@ -121,5 +122,7 @@ def _warm_up(services: Services) -> None:
         for record in services.ledger.ensembles():
             services.voters.check(record)
             log.info("ensemble ready", ensemble=record.name)
+        for found in services.ledger.verify_log().problems:
+            log.error("not as logged", found=found)
     except TerrineError as error:
         log.error("not ready", problem=error.problem, cause=str(error))

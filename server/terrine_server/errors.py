@@ -21,6 +21,7 @@
     └── DatabaseUnavailable     without a durable charge there is no answer
         ├── DatabaseStarting    PostgreSQL does not accept connections yet
         ├── SchemaMismatch      the database is not at this version's schema
+        ├── NotSealed           its rows are not sealed, or with another secret key
         └── BrokenBooks         a balance, number or hash does not match its charges
 
 Each class names one entry of `terrine_protocol.PROBLEMS`; the API turns any of them into an
@@ -170,6 +171,10 @@ class DatabaseStarting(DatabaseUnavailable):
 
 class SchemaMismatch(DatabaseUnavailable):
     """The database is older or newer than this version of Terrine."""
+
+
+class NotSealed(DatabaseUnavailable):
+    """The ledger's rows are not sealed with this server's secret key."""
 
 
 class BrokenBooks(DatabaseUnavailable):

@@ -18,6 +18,8 @@ from terrine_protocol import (
     EnsembleAccount,
     EnsembleInfo,
     Estimate,
+    LogEntry,
+    LogVerification,
     Outcome,
     ProjectInfo,
     PublicationInfo,
@@ -185,6 +187,16 @@ def charge(record: ledger.ChargeRecord) -> Charge:
 def verification(found: ledger.Verification) -> Verification:
     """Return whether a project's books are whole."""
     return Verification.model_validate(found)
+
+
+def log_entry(record: ledger.LogEntry) -> LogEntry:
+    """Return one entry of the administrative log."""
+    return LogEntry.model_validate(record)
+
+
+def log_verification(found: ledger.LogVerification) -> LogVerification:
+    """Return whether the administrative log is whole, and the rows as it says."""
+    return LogVerification.model_validate(found)
 
 
 def token(record: ledger.TokenRecord) -> TokenInfo:

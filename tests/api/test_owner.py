@@ -192,6 +192,10 @@ def test_a_token_is_shown_once_and_refused_once_revoked(
         {"role": "king"},
         request | {"expires_in_days": 0},
         request | {"label": "a\x00b"},
+        request | {"label": "a\x9bb"},
+        request | {"label": "a\u202eb"},
+        request | {"label": "a\u2066b"},
+        request | {"label": "a\u200bb"},
         request | {"scope": "all"},
     ):
         assert slug(admin.http.post("/tokens", json=wrong)) == "invalid-request"

@@ -78,6 +78,7 @@ def project(mechanism: dict[str, Any]) -> ProjectRecord:
         cap_spent=0,
         charges=0,
         published=[],
+        seal=digest("seal"),
         genesis=digest("genesis").hex(),
         head=digest("head").hex(),
         opened_at=NOW,

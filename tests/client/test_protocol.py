@@ -48,6 +48,16 @@ BUDGET: dict[str, Any] = {
 RESULT = {"outcome": "reinforced", "label": 3, "charge": 9, "replayed": True, "counts": None}
 COUNTED = RESULT | {"outcome": "answered", "counts": [-7, 3, 0, 41]}
 PRICE = {"cost": 5, "delta": 1}
+LOG_ENTRY = {
+    "seq": 1,
+    "created_at": "2026-01-02T03:04:05.000006Z",
+    "actor": "token:0123456789abcdef",
+    "request_id": "abc",
+    "action": "project-paused",
+    "subject": "study",
+    "detail": {"status": "paused"},
+    "hash": "ef" * 32,
+}
 CHARGE = {
     "project": "study",
     "seq": 1,
@@ -201,6 +211,9 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "Charge": CHARGE,
     "LedgerPage": {"items": [CHARGE], "next": "1"},
     "BudgetPage": {"items": [BUDGET], "next": None},
+    "LogEntry": LOG_ENTRY,
+    "LogPage": {"items": [LOG_ENTRY], "next": None},
+    "LogVerification": {"ok": True, "entries": 1, "head": "ef" * 32, "problems": []},
     "Verification": {
         "project": "study",
         "ok": False,

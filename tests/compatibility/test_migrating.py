@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from alembic import command
 from books import COUNTED, counted, digest, terms
+from migrated import SECRET_KEY
 from sqlalchemy import Engine, insert, text
 
-from terrine_server.errors import SchemaMismatch
-from terrine_server.ledger import Ledger, check_schema, connect, upgrade
+from terrine_server.errors import DatabaseUnavailable, NotSealed, SchemaMismatch
+from terrine_server.ledger import Ledger, check_schema, connect, seal, upgrade
 from terrine_server.ledger.store import schema
 from terrine_server.ledger.store.schema import missing_parts
 from terrine_server.ledger.store.tables import Timestamp, metadata
@@ -38,7 +39,10 @@ def fill(engine: Engine) -> None:
     """Copy every row of the earlier version's ledger, which has none of the later columns."""
     with closing(sqlite3.connect(BEFORE / "ledger.db")) as source, engine.begin() as connection:
         source.row_factory = sqlite3.Row
+        known = {row[0] for row in source.execute("SELECT name FROM sqlite_master")}
         for table in metadata.sorted_tables:
+            if table.name not in known:
+                continue
             found = source.execute(f"SELECT * FROM {table.name}")
             rows = [dict(row) for row in found]
             for row in rows:
@@ -62,11 +66,18 @@ def test_entries_of_the_first_schema_verify_after_every_migration(engine: Engine
     fill(engine)
     with pytest.raises(SchemaMismatch, match=r"older Terrine\. Run `terrine init`"):
         check_schema(engine)
-    assert upgrade(engine) == [], "nothing had to be restored"
+    assert upgrade(engine, SECRET_KEY) == [], "nothing had to be restored"
     check_schema(engine)
     assert missing_parts(engine) == []
-    ledger = Ledger(engine)
+    ledger = Ledger(engine, SECRET_KEY)
+    for refused in (ledger.check_sealed, ledger.ensembles, lambda: ledger.project(PROJECTS[0])):
+        with pytest.raises(DatabaseUnavailable):
+            refused()
+    with pytest.raises(NotSealed, match="run `terrine ledger seal`"):
+        ledger.check_sealed()
+    seal(engine, SECRET_KEY)
     assert ledger.project_names() == PROJECTS
+    assert ledger.verify_log().ok
     for project in PROJECTS:
         assert ledger.verify(project).problems == []
         written = (BEFORE / f"{project}.jsonl").read_text(encoding="utf-8").splitlines()
@@ -80,8 +91,9 @@ def test_entries_of_the_first_schema_verify_after_every_migration(engine: Engine
 def test_a_migrated_ledger_keeps_noisy_counts(engine: Engine) -> None:
     at_version(engine, "0001")
     fill(engine)
-    upgrade(engine)
-    ledger = Ledger(engine)
+    upgrade(engine, SECRET_KEY)
+    seal(engine, SECRET_KEY)
+    ledger = Ledger(engine, SECRET_KEY)
     with engine.begin() as connection:
         if engine.dialect.name == "postgresql":  # rows were copied with their numbers
             connection.execute(text("SELECT setval('projects_id_seq', 1000)"))

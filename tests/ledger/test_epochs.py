@@ -20,11 +20,13 @@ from books import (
     unguarded,
     unvoted,
 )
+from migrated import SECRET_KEY
 from sqlalchemy import Connection, select, update
 
 from terrine_server.errors import BudgetExhausted, InvalidTerms, Overtaken
 from terrine_server.ledger import Ledger, ProjectRecord
 from terrine_server.ledger.chain import canonical_json, charge_hash
+from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store.tables import charges, projects
 from terrine_server.ledger.verifying.walk import verify_project
 from terrine_server.privacy import (
@@ -134,7 +136,7 @@ def test_an_epoch_that_was_not_paid_for_is_found(
 
         def found(changed: dict[int, dict[str, Any]]) -> list[str]:
             rewrite(connection, changed)
-            problems = list(verify_project(connection, study.name).problems)
+            problems = list(verify_project(connection, Seals(SECRET_KEY), study.name).problems)
             connection.rollback()
             return problems
 

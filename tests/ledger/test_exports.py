@@ -26,7 +26,7 @@ ONE_DATABASE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True
 
 
 @pytest.fixture
-def ledger(database_url: str, monkeypatch: pytest.MonkeyPatch) -> Ledger:
+def ledger(database_url: str, secret_key: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     """A closed project of six charges."""
     monkeypatch.setenv("TERRINE_DATABASE_URL", database_url)
     monkeypatch.setenv("COLUMNS", "200")

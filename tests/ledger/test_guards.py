@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from books import EPOCHS, answered, digest, open_ledger, open_project, unguarded, unvoted
 from forging import rebuild, rewrite, rows_of
+from migrated import SECRET_KEY
 from sqlalchemy import Connection, select, text, update
 
 from terrine_server.errors import Overtaken
 from terrine_server.ledger import Batch, Ledger, QueryDigest, connect
 from terrine_server.ledger.chain import canonical_json, genesis, iso
+from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store import rows
 from terrine_server.ledger.store.tables import ensembles, projects
 from terrine_server.ledger.verifying import walk
@@ -41,7 +43,7 @@ def test_no_epoch_goes_on_from_queries_of_a_request_that_came_first(
         for batch in (keyed, other)
     ]
     record = ledger.consult("study", [key, None], asked) if looked_up else None
-    first = Ledger(connect(database_url)).charge(project.id, keyed.proposals, key)
+    first = Ledger(connect(database_url), SECRET_KEY).charge(project.id, keyed.proposals, key)
     with pytest.raises(Overtaken):
         ledger.charge_group(project.id, [keyed, other], record)
     after = ledger.project("study")
@@ -150,7 +152,9 @@ def test_a_new_anchor_says_when_it_was_made_and_how_the_account_stood(
     assert before <= anchor.made_at <= iso(datetime.now(UTC))
     assert anchor.account == after.account
     with connect(database_url).connect() as connection:
-        assert walk.verify_project(connection, "study", anchor).vouched == 0, "if nobody asks to"
+        assert walk.verify_project(connection, Seals(SECRET_KEY), "study", anchor).vouched == 0, (
+            "if nobody asks to"
+        )
     monkeypatch.setattr(walk, "_KINDS", 2)
     again = ledger.verify("study").anchor
     assert again is not None

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from books import answered, digest, kept_keys, open_ledger, open_project, unvoted
 from edits import Hand
+from migrated import SECRET_KEY
 from sqlalchemy import text
 
 from terrine_server.errors import BrokenBooks, NotFound
@@ -25,12 +26,12 @@ def ledger(database_url: str) -> Ledger:
 
 
 def hand(url: str) -> Hand:
-    return Hand(connect(url), url)
+    return Hand(connect(url), url, with_key=True)
 
 
 def fresh(url: str) -> Ledger:
     """As another server, which has read nothing yet."""
-    return Ledger(connect(url))
+    return Ledger(connect(url), SECRET_KEY)
 
 
 def seqs(results: Any) -> list[tuple[int | None, bool]]:

@@ -23,7 +23,7 @@ from terrine_server.ledger.store.tables import charges
 
 
 @pytest.fixture
-def ledger(database_url: str, monkeypatch: pytest.MonkeyPatch) -> Ledger:
+def ledger(database_url: str, secret_key: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     """`study` with five charges, `claimed` with two."""
     monkeypatch.setenv("TERRINE_DATABASE_URL", database_url)
     monkeypatch.setenv("COLUMNS", "200")

@@ -23,6 +23,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from migrated import SECRET_KEY
 from reference_ledger import Answer, Book, Books, Refused
 from sqlalchemy import Connection, event
 
@@ -93,7 +94,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 assert driver is not None
                 driver.close()
 
-        return Ledger(self.engine)
+        return Ledger(self.engine, SECRET_KEY)
 
     def a_project(self, number: int) -> str:
         names = sorted(self.state.books.projects)
@@ -258,7 +259,7 @@ class LedgerMachine(RuleBasedStateMachine):
 def test_a_ledger_does_as_the_reference_does(
     database_url: str, examples: int, tmp_path: Path
 ) -> None:
-    upgrade(engine := connect(database_url))
+    upgrade(engine := connect(database_url), SECRET_KEY)
     engine.dispose()
     made = Copies(database_url, tmp_path)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from books import answered, open_ledger, open_project
+from migrated import SECRET_KEY
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
@@ -58,16 +59,16 @@ def drop_trigger(engine: Engine, name: str, table: str) -> None:
 
 def test_a_migrated_schema_lacks_nothing_and_nothing_is_restored(engine: Engine) -> None:
     assert lacking(engine) == []
-    assert upgrade(engine) == []
+    assert upgrade(engine, SECRET_KEY) == []
 
 
 def test_every_trigger_that_is_gone_is_named_and_restored(engine: Engine) -> None:
     known = triggers(engine)
-    assert len(known) == (8 if engine.dialect.name == "sqlite" else 10)
+    assert len(known) == (11 if engine.dialect.name == "sqlite" else 13)
     for name, table in known:
         drop_trigger(engine, name, table)
         assert lacking(engine) == [f"trigger {name} on {table}"]
-        assert upgrade(engine) == [f"trigger {name} on {table}"]
+        assert upgrade(engine, SECRET_KEY) == [f"trigger {name} on {table}"]
         assert lacking(engine) == []
     assert triggers(engine) == known
     with pytest.raises(DBAPIError):
@@ -84,7 +85,7 @@ def test_all_that_is_gone_is_named_at_once(engine: Engine) -> None:
     expected = {f"trigger {name} on {table}" for name, table in known}
     expected |= {"unique index uq_charges_answered_input of charges"}
     assert set(lacking(engine)) == expected
-    assert set(upgrade(engine)) == expected
+    assert set(upgrade(engine, SECRET_KEY)) == expected
     assert lacking(engine) == []
 
 
@@ -103,7 +104,7 @@ def test_a_trigger_that_no_longer_refuses_is_not_as_it_was_made(engine: Engine) 
         )
     run(engine, *weaker)
     assert lacking(engine) == ["trigger charges_no_update on charges"]
-    assert upgrade(engine) == ["trigger charges_no_update on charges"]
+    assert upgrade(engine, SECRET_KEY) == ["trigger charges_no_update on charges"]
     with pytest.raises(DBAPIError):
         run(engine, "UPDATE charges SET label = 4")
     assert lacking(engine) == []
@@ -115,7 +116,7 @@ def test_triggers_that_are_switched_off_are_named_and_switched_on(engine: Engine
         for who in ("USER", "ALL"):  # all: foreign keys, too
             run(engine, f"ALTER TABLE {table} DISABLE TRIGGER {who}")
             assert lacking(engine) == [f"triggers of {table}, which are switched off"]
-            assert upgrade(engine) == [f"triggers of {table}, which are switched off"]
+            assert upgrade(engine, SECRET_KEY) == [f"triggers of {table}, which are switched off"]
             assert lacking(engine) == []
     run(engine, "ALTER TABLE charges ENABLE REPLICA TRIGGER charges_no_delete")
     assert lacking(engine) == ["triggers of charges, which are switched off"]
@@ -130,7 +131,7 @@ def test_the_function_that_triggers_call_is_looked_at(engine: Engine) -> None:
         "UPDATE charges SET label = 4",
     )
     assert lacking(engine) == ["function terrine_refuse"]
-    assert upgrade(engine) == ["function terrine_refuse"]
+    assert upgrade(engine, SECRET_KEY) == ["function terrine_refuse"]
     assert lacking(engine) == []
     with pytest.raises(DBAPIError):
         run(engine, "UPDATE charges SET label = 5")
@@ -138,20 +139,20 @@ def test_the_function_that_triggers_call_is_looked_at(engine: Engine) -> None:
 
 def test_every_index_that_is_gone_or_another_is_named_and_restored(engine: Engine) -> None:
     indexes = [(table, index) for table in metadata.sorted_tables for index in table.indexes]
-    assert len(indexes) == 4
+    assert len(indexes) == 5
     for table, index in indexes:
         kind = "unique index" if index.unique else "index"
         name = f"{kind} {index.name} of {table.name}"
         run(engine, f"DROP INDEX {index.name}")
         assert lacking(engine) == [name]
-        assert upgrade(engine) == [name]
+        assert upgrade(engine, SECRET_KEY) == [name]
         run(
             engine,
             f"DROP INDEX {index.name}",
             f"CREATE INDEX {index.name} ON {table.name} ({list(table.c)[-1].name})",
         )
         assert lacking(engine) == [name]
-        assert upgrade(engine) == [name]
+        assert upgrade(engine, SECRET_KEY) == [name]
         assert lacking(engine) == []
     name = "unique index uq_charges_answered_input of charges"
     run(
@@ -191,7 +192,7 @@ def test_every_constraint_of_postgresql_is_named_and_restored(engine: Engine) ->
     expected |= {f"NOT NULL of {column} of {table}" for table, column in NOT_NULL}
     run(engine, *drop, *nullable)
     assert set(lacking(engine)) == expected
-    assert set(upgrade(engine)) == expected
+    assert set(upgrade(engine, SECRET_KEY)) == expected
     assert lacking(engine) == []
     run(engine, "ALTER TABLE charges DROP CONSTRAINT ck_charges_label")
     assert lacking(engine) == ["check ck_charges_label of charges"]
@@ -227,7 +228,7 @@ def test_every_constraint_of_sqlite_is_named(engine: Engine) -> None:
         with engine.begin() as connection:
             rewrite(connection, table, without(made, name))
         assert lacking(engine) == [described(table, name)]
-        assert upgrade(engine) == [], "only a backup has it"
+        assert upgrade(engine, SECRET_KEY) == [], "only a backup has it"
         with engine.begin() as connection:
             rewrite(connection, table, made)
         assert lacking(engine) == []
@@ -269,7 +270,7 @@ def test_tables_and_columns_that_are_gone_are_named(engine: Engine) -> None:
     cascade = "CASCADE" if engine.dialect.name == "postgresql" else ""
     run(engine, f"DROP TABLE secret_spends {cascade}")
     assert "table secret_spends" in lacking(engine)
-    assert upgrade(engine) == []
+    assert upgrade(engine, SECRET_KEY) == []
 
 
 def test_what_contradicts_a_guard_keeps_it_from_being_restored(engine: Engine) -> None:
@@ -282,5 +283,5 @@ def test_what_contradicts_a_guard_keeps_it_from_being_restored(engine: Engine) -
     run(engine, f"INSERT INTO charges ({columns}) SELECT {values} FROM charges")
     before = lacking(engine)
     with pytest.raises(BrokenBooks, match="terrine ledger verify"):
-        upgrade(engine)
+        upgrade(engine, SECRET_KEY)
     assert lacking(engine) == before, "all or nothing"

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from books import digest, unguarded
+from books import digest, reseal, unguarded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from publishing import CLASSES as CLASS_COUNT
@@ -371,7 +371,7 @@ def test_forgeries_of_what_was_published_are_found_and_named(
         connection.rollback()
         for name, (forge, first) in FORGERIES.items():
             forge(connection)
-            found = verify_project(connection, "study").problems
+            found = verify_project(connection, reseal(connection), "study").problems
             connection.rollback()
             assert found, name
             assert found[0].startswith(first.format(seq=seq)), f"{name}: {found}"

@@ -16,8 +16,10 @@ from books import (
     open_ledger,
     open_project,
     register,
+    unguarded,
 )
 from commands import Terrine
+from migrated import SECRET_KEY
 from publishing import open_published, publishing_ledger, voted
 from sqlalchemy import Engine, text
 from sqlalchemy.engine import URL, make_url
@@ -26,7 +28,7 @@ from sqlalchemy.exc import DBAPIError
 from terrine_protocol import ProjectStatus, Role
 from terrine_server.doctor.database import rights
 from terrine_server.errors import DatabaseUnavailable
-from terrine_server.ledger import Ledger, check_schema, connect, upgrade
+from terrine_server.ledger import Ledger, check_schema, connect, seal, upgrade
 from terrine_server.ledger.store.roles import grant
 from terrine_server.ledger.store.schema import missing_parts
 
@@ -65,7 +67,7 @@ def test_the_service_needs_no_more_rights_than_it_is_given(
     grant(connect(database_url), role_of(service))
     check_schema(restricted)
     assert missing_parts(restricted) == []
-    ledger = Ledger(restricted)
+    ledger = Ledger(restricted, SECRET_KEY)
     register(ledger, "second")
     project = open_project(ledger, 10, CONFIDENT, ensemble="second")
     batch, key = [answered(i) for i in range(5)], ("key", digest("body"))
@@ -91,7 +93,7 @@ def test_publishing_needs_no_more_rights_either(
 ) -> None:
     publishing_ledger(database_url)
     grant(connect(database_url), role_of(service))
-    ledger = Ledger(restricted)
+    ledger = Ledger(restricted, SECRET_KEY)
     project = open_published(ledger)
     ledger.charge(project.id, voted(project, range(5)))
     assert ledger.secret_spend("study").queries == 5
@@ -103,13 +105,30 @@ def test_noisy_counts_need_no_more_rights_either(
 ) -> None:
     open_ledger(database_url)
     grant(connect(database_url), role_of(service))
-    ledger = Ledger(restricted)
+    ledger = Ledger(restricted, SECRET_KEY)
     project = open_project(ledger, 10, COUNTED)
     batch = [counted(i) for i in range(5)]
     ledger.charge(project.id, batch)
     again = ledger.charge(project.id, [counted(i, "again") for i in range(5)]).results
     assert [result.counts for result in again] == [proposal.counts for proposal in batch]
     assert ledger.verify("study").ok
+
+
+def test_sealing_a_ledger_of_an_earlier_version_needs_no_more_rights_either(
+    database_url: str, service: URL, restricted: Engine
+) -> None:
+    ledger = open_ledger(database_url)
+    project = open_project(ledger, 5)
+    ledger.charge(project.id, [answered(1)], ("key", digest("body")))
+    with unguarded(database_url, with_key=False) as connection:
+        for table in ("ensembles", "projects", "idempotency"):
+            connection.execute(text(f"UPDATE {table} SET seal = NULL"))
+        connection.execute(text("DELETE FROM administrative_log"))
+        connection.execute(text("DELETE FROM log_head"))
+    grant(connect(database_url), role_of(service))
+    assert seal(restricted, SECRET_KEY).projects == 1
+    assert Ledger(restricted, SECRET_KEY).verify("study").ok
+    assert Ledger(restricted, SECRET_KEY).verify_log().ok
 
 
 DENIED = (
@@ -131,6 +150,8 @@ DENIED = (
     "UPDATE tokens SET expires_at = now()",
     "DELETE FROM tokens",
     "UPDATE idempotency SET results = ''",
+    "UPDATE administrative_log SET actor = 'x'",
+    "DELETE FROM administrative_log",
     "UPDATE alembic_version SET version_num = '9'",
     "CREATE TABLE more (id int)",
 )
@@ -196,7 +217,7 @@ def test_the_service_sees_what_the_tables_lack(
         "trigger charges_no_delete on charges",
     ]
     with pytest.raises(DatabaseUnavailable, match=r"may not|permission|owner"):
-        upgrade(restricted)  # only the owner of the tables may restore them
+        upgrade(restricted, SECRET_KEY)  # only the owner of the tables may restore them
 
 
 def test_init_grants_the_rights(

@@ -11,6 +11,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from books import answered, digest, open_ledger, open_project
 from ledger_workers import migrate
+from migrated import SECRET_KEY
 from processes import in_processes
 from sqlalchemy import Engine, insert, inspect, text
 from sqlalchemy.exc import DBAPIError
@@ -28,7 +29,7 @@ def engine(database_url: str) -> Iterator[Engine]:
 
 
 def test_the_migrated_schema_is_the_one_in_the_code(engine: Engine) -> None:
-    upgrade(engine)
+    upgrade(engine, SECRET_KEY)
     with engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
 
@@ -43,7 +44,7 @@ def test_the_migrated_checks_are_the_ones_in_the_code(engine: Engine) -> None:
             for table in metadata.tables
         }
 
-    upgrade(engine)
+    upgrade(engine, SECRET_KEY)
     migrated = checks()
     with engine.begin() as connection:
         metadata.drop_all(connection)
@@ -53,8 +54,8 @@ def test_the_migrated_checks_are_the_ones_in_the_code(engine: Engine) -> None:
 
 
 def test_migrating_twice_changes_nothing(engine: Engine) -> None:
-    upgrade(engine)
-    upgrade(engine)
+    upgrade(engine, SECRET_KEY)
+    upgrade(engine, SECRET_KEY)
     check_schema(engine)
 
 
@@ -68,23 +69,23 @@ def test_an_unmigrated_database_names_the_command_to_run(engine: Engine) -> None
     with pytest.raises(SchemaMismatch, match="terrine init"):
         check_schema(engine)
     with pytest.raises(SchemaMismatch, match="terrine init"):
-        Ledger(engine).ensembles()
+        Ledger(engine, SECRET_KEY).ensembles()
 
 
 def test_a_newer_database_is_refused(engine: Engine) -> None:
-    upgrade(engine)
+    upgrade(engine, SECRET_KEY)
     with engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     with pytest.raises(SchemaMismatch, match="This database is newer than this Terrine"):
         check_schema(engine)
     with pytest.raises(SchemaMismatch, match="This database is newer than this Terrine"):
-        upgrade(engine)
+        upgrade(engine, SECRET_KEY)
 
 
 def test_looking_at_a_missing_sqlite_file_does_not_create_it(tmp_path: Path) -> None:
     engine = connect(f"sqlite:///{tmp_path / 'missing.sqlite'}")
     with pytest.raises(SchemaMismatch, match="terrine init"):
-        Ledger(engine).ensembles()
+        Ledger(engine, SECRET_KEY).ensembles()
     with pytest.raises(SchemaMismatch, match="terrine init"):
         check_schema(engine)
     assert list(tmp_path.iterdir()) == []
@@ -94,7 +95,7 @@ def test_a_sqlite_file_is_private_and_may_have_any_name(tmp_path: Path) -> None:
     path = tmp_path / "ledger 100% #1?.sqlite"
     engine = connect(f"sqlite:///{path}".replace("?", "%3F"))
     path = Path(engine.url.database or "")
-    upgrade(engine)
+    upgrade(engine, SECRET_KEY)
     assert path.stat().st_mode & 0o777 == 0o600
     with engine.connect() as connection:
         assert connection.execute(text("PRAGMA journal_mode")).scalar() == "wal"
@@ -103,7 +104,7 @@ def test_a_sqlite_file_is_private_and_may_have_any_name(tmp_path: Path) -> None:
 
 def test_a_sqlite_file_in_a_missing_directory_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(DatabaseUnavailable, match="Create its directory"):
-        upgrade(connect(f"sqlite:///{tmp_path / 'nowhere' / 'terrine.sqlite'}"))
+        upgrade(connect(f"sqlite:///{tmp_path / 'nowhere' / 'terrine.sqlite'}"), SECRET_KEY)
 
 
 @pytest.mark.parametrize(

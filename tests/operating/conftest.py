@@ -9,6 +9,7 @@ import pytest
 from commands import Terrine
 from digits import DigitsEnsemble
 from machine import Machine
+from migrated import SECRET_KEY
 
 
 @pytest.fixture
@@ -31,6 +32,8 @@ def served_machine(
     cap = ("--epsilon", "20", "--delta", "1e-4", "--rule", request.param)
     shutil.copytree(digits_ensemble.directory, machine.ensemble)
     machine.data.chmod(0o700)
+    (machine.data / "secret.key").write_bytes(SECRET_KEY)
+    (machine.data / "secret.key").chmod(0o600)
     mechanism = ("--mechanism", "gnmax", "--sigma", "4")
     budget = ("--epsilon", "5", "--delta", "1e-5")
     for command in (

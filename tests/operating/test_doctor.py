@@ -14,6 +14,7 @@ import psycopg
 import pytest
 from books import answered, unguarded
 from machine import Machine
+from migrated import SECRET_KEY
 from sqlalchemy import make_url, text
 
 from terrine_server.doctor.database import POSTGRESQL, POSTGRESQL_WAITS, postgresql, skew
@@ -31,7 +32,7 @@ def beside_schema(machine: Machine) -> list[tuple[str, str, str, str]]:
 
 
 def charge(machine: Machine, *queries: object) -> None:
-    ledger = Ledger(connect(machine.database_url))
+    ledger = Ledger(connect(machine.database_url), SECRET_KEY)
     ledger.charge(ledger.project("study").id, [answered(query) for query in queries])
 
 
@@ -359,7 +360,7 @@ def test_an_unmigrated_database_needs_init_even_if_all_else_is_in_place(
     (tmp_path / "other.sqlite").touch(mode=0o600)
     found = served_machine.wrong(TERRINE_DATABASE_URL=other)
     assert ("schema", "problem", "terrine init") in [(c, s, m) for c, s, _, m in found]
-    upgrade(connect(other))
+    upgrade(connect(other), SECRET_KEY)
     # The ensemble is there, but nobody registered it in this database.
     ((check, state, _, _),) = served_machine.wrong(TERRINE_DATABASE_URL=other)
     assert (check, state) == ("ensemble digits", "warning")

@@ -18,6 +18,7 @@ import pytest
 from enrolled import bearer, question, student
 from fastapi import FastAPI
 from machine import Machine
+from migrated import SECRET_KEY
 from prometheus_client.parser import text_string_to_metric_families
 from serving import Serving, serving, until
 from sqlalchemy import text
@@ -86,7 +87,7 @@ def test_workers_share_one_port_one_budget_and_their_metrics(
         with ThreadPoolExecutor(clients) as pool:
             statuses = sum(pool.map(ask, range(clients)), Counter[int]())
         assert statuses == {200: affordable, 403: clients * each - affordable}
-        account = Ledger(connect(served_machine.database_url)).project("shared")
+        account = Ledger(connect(served_machine.database_url), SECRET_KEY).project("shared")
         assert (account.charges, account.affordable) == (affordable, 0)
         assert len({entry["pid"] for entry in server.entries("^request$")}) > 1
 
@@ -146,7 +147,7 @@ def test_a_server_that_is_stopped_answers_every_request_that_it_charges(
         statuses = set().union(*(life.result() for life in lives))
     assert statuses <= {200, 503, None}
     before, asked = dict(results), next(numbers)
-    ledger = Ledger(connect(served_machine.database_url))
+    ledger = Ledger(connect(served_machine.database_url), SECRET_KEY)
     assert ledger.project("ending").charges == len(before), "charged, but never sent"
     with asking() as (_, http, pool):
         assert set(pool.map(partial(ask, http), range(asked))) == {200}

@@ -12,6 +12,7 @@ import httpx
 import pytest
 from enrolled import question, student
 from machine import Machine
+from migrated import SECRET_KEY
 from postgres import Postgres
 from serving import Serving, serving, until
 
@@ -67,7 +68,7 @@ def test_a_silent_database_is_a_503_in_time_and_afterwards_all_goes_on(
         until(lambda: ask(0)[0].status_code, lambda status: status == 200, 20)
         until(lambda: ask(2)[0].status_code, lambda status: status == 200, 20)
         assert {ask(number)[0].status_code for number in range(0, 60, 3)} == {200}
-    ledger = Ledger(connect(served_machine.database_url))
+    ledger = Ledger(connect(served_machine.database_url), SECRET_KEY)
     assert ledger.project("study2").charges == 20
     assert ledger.verify("study2").ok
 
@@ -112,7 +113,7 @@ def test_charges_that_a_silence_left_uncertain_are_answered_to_their_keys(
         until(lambda: len(kept), lambda now: now > answered + 30)
         stopped = True
         assert all(client.result() for client in clients), "the silence was not noticed"
-    ledger = Ledger(connect(served_machine.database_url))
+    ledger = Ledger(connect(served_machine.database_url), SECRET_KEY)
     assert ledger.project("study2").charges == len(kept) == next(numbers)
     paid = Counter(entry.label for entry in ledger.stream_charges("study2"))
     assert paid == Counter(result["label"] for result in kept.values())

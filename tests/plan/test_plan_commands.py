@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from books import CONFIDENT, EPOCHS, LNMAX, abstained, answered, open_ledger, open_project
 from commands import Terrine
+from migrated import SECRET_KEY
 
 from terrine_server.ledger import ProjectRecord
 
@@ -207,6 +208,7 @@ def test_a_file_that_is_not_an_npz_is_refused(terrine: Terrine, tmp_path: Path) 
 @pytest.fixture
 def study(terrine: Terrine, tmp_path: Path) -> ProjectRecord:
     """A project that paid for 60 answers and 40 abstentions, in the data directory."""
+    (tmp_path / "secret.key").write_bytes(SECRET_KEY)
     assert terrine("init").code == 0
     ledger = open_ledger(f"sqlite:///{tmp_path / 'terrine.sqlite'}")
     project = open_project(ledger, 200, CONFIDENT)
@@ -249,6 +251,7 @@ def test_an_export_is_priced_like_the_ledger_it_came_from(
 def test_pure_mechanisms_are_also_priced_by_basic_composition(
     terrine: Terrine, tmp_path: Path
 ) -> None:
+    (tmp_path / "secret.key").write_bytes(SECRET_KEY)
     assert terrine("init").code == 0
     ledger = open_ledger(f"sqlite:///{tmp_path / 'terrine.sqlite'}")
     project = open_project(ledger, 20, LNMAX)
@@ -264,6 +267,7 @@ def test_pure_mechanisms_are_also_priced_by_basic_composition(
 def test_epochs_are_opened_and_priced_from_the_command_line(
     terrine: Terrine, tmp_path: Path
 ) -> None:
+    (tmp_path / "secret.key").write_bytes(SECRET_KEY)
     assert terrine("init").code == 0
     ledger = open_ledger(f"sqlite:///{tmp_path / 'terrine.sqlite'}")
     options = ["--epsilon-per-epoch", 1, "--delta-per-query", 1e-10, "--answers-per-epoch", 3]
@@ -315,6 +319,7 @@ def test_a_ledger_that_cannot_be_priced_is_explained(
 
 def test_an_empty_ledger_has_nothing_to_price(terrine: Terrine, tmp_path: Path) -> None:
     assert "terrine init" in terrine("price", "study").refused.replace("\n", " ")
+    (tmp_path / "secret.key").write_bytes(SECRET_KEY)
     assert terrine("init").code == 0
     open_project(open_ledger(f"sqlite:///{tmp_path / 'terrine.sqlite'}"), 5)
     assert "no charges yet" in terrine("price", "study").refused

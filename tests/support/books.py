@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
-from migrated import migrated
-from sqlalchemy import Connection, inspect, select
+from migrated import SECRET_KEY, migrated
+from sqlalchemy import Connection, Select, delete, inspect, select, update
+from sqlalchemy.exc import StatementError
 
-from terrine_server.ledger import Ledger, ProjectRecord, Proposal, connect
-from terrine_server.ledger.store.tables import idempotency
+from terrine_server.ledger import Action, Actor, Ledger, ProjectRecord, Proposal, connect
+from terrine_server.ledger.administration import START
+from terrine_server.ledger.seals import Seals
+from terrine_server.ledger.store import log
+from terrine_server.ledger.store.soundness import UNREADABLE
+from terrine_server.ledger.store.tables import (
+    administrative_log,
+    ensembles,
+    idempotency,
+    projects,
+    secret_spends,
+    tokens,
+)
+from terrine_server.ledger.verifying.administration import rows_of
 from terrine_server.privacy import (
     GDP,
     Account,
@@ -79,7 +93,7 @@ def unvoted(query: object, given: object = None) -> Proposal:
 
 def open_ledger(url: str, epsilon: float = 20.0) -> Ledger:
     """A migrated database with one ensemble, `mnist`."""
-    ledger = Ledger(migrated(url))
+    ledger = Ledger(migrated(url), SECRET_KEY)
     register(ledger, "mnist", epsilon)
     return ledger
 
@@ -100,8 +114,12 @@ def kept_keys(url: str) -> set[str]:
 
 
 @contextmanager
-def unguarded(url: str) -> Iterator[Connection]:
-    """Open a transaction for a forger, with triggers and CHECK constraints removed for good."""
+def unguarded(url: str, with_key: bool = True) -> Iterator[Connection]:
+    """Open a transaction for a forger, with triggers and CHECK constraints removed for good.
+
+    The forger has the secret key as well, unless told otherwise: only what follows from charges can
+    then show what was forged.
+    """
     engine = connect(url)
     with engine.connect() as connection:
         if engine.dialect.name == "sqlite":
@@ -112,15 +130,43 @@ def unguarded(url: str) -> Iterator[Connection]:
             for name in names.scalars().all():
                 connection.exec_driver_sql(f"DROP TRIGGER {name}")
         else:
-            for table in ("charges", "projects", "ensembles"):
+            for table in ("charges", "projects", "ensembles", "administrative_log"):
                 connection.exec_driver_sql(f"ALTER TABLE {table} DISABLE TRIGGER USER")
                 for check in inspect(connection).get_check_constraints(table):
                     connection.exec_driver_sql(
                         f"ALTER TABLE {table} DROP CONSTRAINT {check['name']}"
                     )
         yield connection
+        if with_key:
+            reseal(connection)
         connection.commit()
     engine.dispose()
+
+
+def reseal(connection: Connection) -> Seals:
+    """Seal all rows as they are, and write the administrative log anew, as far as they allow."""
+    seals, by = Seals(SECRET_KEY), Actor("forger")
+    for table in (projects, ensembles, tokens, secret_spends, idempotency):
+        for row in _readable(connection, select(table)):
+            with suppress(*UNREADABLE):
+                found = [column == row[column.name] for column in table.primary_key]
+                seal = seals.of(table.name, row)
+                connection.execute(update(table).where(*found).values(seal=seal))
+    connection.execute(delete(administrative_log))
+    log.set_head(connection, seals, 0, START)
+    for action in (Action.ENSEMBLE_REGISTERED, Action.PROJECT_OPENED, Action.TOKEN_CREATED):
+        for row in _readable(connection, rows_of(action.partition("-")[0])):
+            with suppress(*UNREADABLE):
+                now, subject = datetime.now(UTC), row["subject"]
+                log.record_row(connection, seals, now, by, action, subject, row)
+    return seals
+
+
+def _readable(connection: Connection, query: Select[Any]) -> list[Any]:
+    try:
+        return [row._mapping for row in connection.execute(query)]
+    except (StatementError, ValueError):  # no row of the table can be read
+        return []
 
 
 def terms(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import dataclass
 from typing import Protocol
@@ -55,8 +56,12 @@ def commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
             for name, value in {"COLUMNS": "200", **variables}.items():
                 patched.setenv(name, value)
             patched.setattr(sys, "argv", ["terrine", *map(str, arguments)])
-            with pytest.raises(SystemExit) as ended:
-                main()
+            before = os.umask(0o022)  # as most accounts have it
+            try:
+                with pytest.raises(SystemExit) as ended:
+                    main()
+            finally:
+                os.umask(before)
         said = capsys.readouterr()
         return Done(int(ended.value.code or 0), said.out, said.err)
 

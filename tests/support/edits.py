@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
-from books import unguarded
+from books import reseal, unguarded
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
@@ -23,11 +23,14 @@ INSTANTS = {"opened_at", "closed_at", "registered_at", "created_at", "expires_at
 
 
 class Hand:
-    """Edits a database whose guards are off."""
+    """Edits a database whose guards are off.
 
-    def __init__(self, engine: Engine, url: str) -> None:
-        self._engine = engine
-        with unguarded(url):
+    With the secret key, it seals what it edits, so that only other checks can find that.
+    """
+
+    def __init__(self, engine: Engine, url: str, with_key: bool = False) -> None:
+        self._engine, self._with_key = engine, with_key
+        with unguarded(url, with_key=False):
             pass
         self.keep()
 
@@ -44,12 +47,17 @@ class Hand:
         return self._kept[table][row][column]
 
     @contextmanager
-    def edited(self, statement: str, **values: Any) -> Iterator[bool]:
+    def edited(self, edit: str | Callable[[Connection], object], **values: Any) -> Iterator[bool]:
         """Do this; yields whether the database let it. Later all is as it was in the beginning."""
         done = True
         try:
             with self._writing() as connection:
-                connection.execute(text(statement), values)
+                if callable(edit):
+                    edit(connection)
+                else:
+                    connection.execute(text(edit), values)
+                if self._with_key:
+                    reseal(connection)
         except (DBAPIError, OverflowError, ValueError):
             done = False
         try:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from books import terms
 from machine import Machine
+from migrated import SECRET_KEY
 
 from terrine_protocol import Role, TokenCreate
 from terrine_server.ledger import Ledger, connect
@@ -17,7 +18,7 @@ NOISY = {"name": "gnmax", "sigma": 400.0}
 
 def student(machine: Machine, project: str, queries: int) -> dict[str, str]:
     """Return the headers of a student whose project pays for exactly `queries`."""
-    ledger = Ledger(connect(machine.database_url))
+    ledger = Ledger(connect(machine.database_url), SECRET_KEY)
     ledger.open_project(
         project, "digits", NOISY, terms(queries, NOISY, ledger.ensemble("digits").rule)
     )
@@ -25,7 +26,7 @@ def student(machine: Machine, project: str, queries: int) -> dict[str, str]:
 
 
 def bearer(machine: Machine, request: TokenCreate) -> dict[str, str]:
-    ledger = Ledger(connect(machine.database_url))
+    ledger = Ledger(connect(machine.database_url), SECRET_KEY)
     tokens = Tokens(ledger, load_secret_key(machine.data / "secret.key"))
     return {"Authorization": f"Bearer {tokens.create(request).token}"}
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from between import come_between
 from books import abstained, answered, counted, digest
+from migrated import SECRET_KEY
 from sqlalchemy import Connection, event
 
 from terrine_server.errors import BudgetExhausted, CapExceeded, TerrineError
@@ -21,13 +22,13 @@ from terrine_server.ledger import Ledger, Proposal, Receipt, check_schema, conne
 
 def migrate(url: str) -> None:
     engine = connect(url)
-    upgrade(engine)
+    upgrade(engine, SECRET_KEY)
     check_schema(engine)
 
 
 def ask_until_exhausted(url: str, project_id: int, name: str, batch: int) -> None:
     """Pay for new queries, a batch at a time, until refused."""
-    ledger = Ledger(connect(url))
+    ledger = Ledger(connect(url), SECRET_KEY)
     try:
         for round in range(1000):
             ledger.charge(project_id, [answered(f"{name} {round} {i}") for i in range(batch)])
@@ -38,7 +39,7 @@ def ask_until_exhausted(url: str, project_id: int, name: str, batch: int) -> Non
 
 def ask_and_log(url: str, project_id: int, name: str, log: str) -> None:
     """Pay for new queries without end, and log each answer once it may be sent."""
-    ledger = Ledger(connect(url))
+    ledger = Ledger(connect(url), SECRET_KEY)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for round in range(100_000):
         query = f"{name} {round}"
@@ -48,14 +49,14 @@ def ask_and_log(url: str, project_id: int, name: str, log: str) -> None:
 
 def ask_same(url: str, project_id: int, queries: int, key: str) -> None:
     """Pay for queries that all processes share, each as one request with a shared key."""
-    ledger = Ledger(connect(url))
+    ledger = Ledger(connect(url), SECRET_KEY)
     for i in range(queries):
         ledger.charge(project_id, [answered(i)], (f"{key} {i}", digest(i)))
 
 
 def open_projects(url: str, names: list[str], terms: Any, mechanism: dict[str, Any]) -> None:
     """Open projects until the ensemble's cap is reached."""
-    ledger = Ledger(connect(url))
+    ledger = Ledger(connect(url), SECRET_KEY)
     for name in names:
         try:
             ledger.open_project(name, "mnist", mechanism, terms)
@@ -72,7 +73,7 @@ def die_before(
     """
     engine = connect(url)
     if between:
-        other = Ledger(connect(url))
+        other = Ledger(connect(url), SECRET_KEY)
         come_between(engine, lambda: other.charge(project_id, [answered(f"between {step}")]))
     seen = 0
 
@@ -84,12 +85,12 @@ def die_before(
 
     event.listen(engine, "before_cursor_execute", count)
     event.listen(engine, "commit", count)
-    Ledger(engine).charge(project_id, batch, (key, digest("body")))
+    Ledger(engine, SECRET_KEY).charge(project_id, batch, (key, digest("body")))
 
 
 def die_after_commit(url: str, project_id: int, queries: int) -> None:
     """Pay for a batch, and be killed before the answers are sent."""
-    receipt: Receipt = Ledger(connect(url)).charge(
+    receipt: Receipt = Ledger(connect(url), SECRET_KEY).charge(
         project_id, [answered(i) for i in range(queries)], ("key", digest("body"))
     )
     assert receipt
@@ -105,7 +106,7 @@ def answer_requests(url: str, connection: PipeConnection, flaw: str | None) -> N
     `FLAWS`.
     """
     engine = connect(url)
-    ledger = Ledger(engine)
+    ledger = Ledger(engine, SECRET_KEY)
     if flaw == "loses commits":
         event.listen(engine, "commit", lose)
     while True:
@@ -147,7 +148,7 @@ def race(url: str, project_id: int, name: str, clients: int, connection: PipeCon
 
     Sends all results through the pipe, as pairs of queries and results.
     """
-    ledger = Ledger(connect(url))
+    ledger = Ledger(connect(url), SECRET_KEY)
     start = threading.Barrier(clients)
 
     def ask(client: int) -> list[Any]:

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 from books import INFO, RECORDS, digest
-from migrated import migrated
+from migrated import SECRET_KEY, migrated
 
 from terrine_server.ledger import Ledger, ProjectRecord, Proposal
 from terrine_server.ledger.charging.tallies import meter_of
@@ -38,7 +38,7 @@ def published_terms(epsilon: float = EPSILON) -> Terms:
 
 def publishing_ledger(url: str) -> Ledger:
     """A migrated database with one ensemble, `thousand`, whose cap has a Rényi order."""
-    ledger = Ledger(migrated(url))
+    ledger = Ledger(migrated(url), SECRET_KEY)
     info = {**INFO, "teachers": TEACHERS}
     ledger.register_ensemble(
         "thousand", "ensembles/thousand", digest("thousand").hex(), info, RECORDS, CAP

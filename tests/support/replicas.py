@@ -13,6 +13,7 @@ from pathlib import Path
 import processes
 from books import COUNTED, terms
 from digits import DigitsEnsemble
+from migrated import SECRET_KEY
 from server import installed
 from sqlalchemy import Engine
 
@@ -31,7 +32,7 @@ class Replicas:
 
     def __init__(self, settings: Settings, engine: Engine, count: int) -> None:
         self.engine = engine
-        self.ledger = Ledger(engine)
+        self.ledger = Ledger(engine, SECRET_KEY)
         self.database_url = settings.database
         self.ports = [_free_port() for _ in range(count)]
         self._settings = settings

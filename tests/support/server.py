@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from digits import DigitsEnsemble
-from migrated import migrated
+from migrated import SECRET_KEY, migrated
 from sqlalchemy import Engine
 
 from terrine_protocol import ProjectOpen, Role, TokenCreate
 from terrine_server.audit.world import serving
 from terrine_server.ledger import Ledger, ProjectRecord
 from terrine_server.owner.operations import open_project, register_ensemble
-from terrine_server.owner.tokens import Tokens, load_secret_key, make_secret_key
+from terrine_server.owner.tokens import Tokens, load_secret_key
 from terrine_server.settings import Settings
 
 CAP_EPSILON, CAP_DELTA = 50.0, 5e-4
@@ -71,9 +71,10 @@ def installed(
     made = Settings(data_dir=data_dir, database_url=database_url, **settings)
     name = ensemble.manifest.name
     shutil.copytree(ensemble.directory, made.ensembles_dir / name)
-    make_secret_key(made.secret_key_path)
+    made.secret_key_path.write_bytes(SECRET_KEY)
+    made.secret_key_path.chmod(0o600)
     engine = migrated(database_url)
-    register_ensemble(Ledger(engine), made, name, CAP_EPSILON, CAP_DELTA)
+    register_ensemble(Ledger(engine, SECRET_KEY), made, name, CAP_EPSILON, CAP_DELTA)
     return made, engine
 
 
@@ -84,5 +85,5 @@ def running_server(
     """Serve the digits from `data_dir` on a free port, in a thread; see `installed`."""
     made, engine = installed(data_dir, database_url, ensemble, **settings)
     with serving(made) as url:
-        yield RunningServer(url, made, Ledger(engine), ensemble)
+        yield RunningServer(url, made, Ledger(engine, SECRET_KEY), ensemble)
     engine.dispose()

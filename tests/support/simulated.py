@@ -24,7 +24,7 @@ import pytest
 from books import CONFIDENT, digest, register, terms
 from greenlet import getcurrent, greenlet
 from judged import Judge, Query
-from migrated import migrated
+from migrated import SECRET_KEY, migrated
 from sqlalchemy import Connection, Engine, event, exc
 
 from terrine_protocol import ProjectStatus
@@ -82,7 +82,7 @@ class World:
     def started(self) -> Server:
         """A server that has just been started."""
         engine = connect(self.url)
-        server = Server(engine, Ledger(engine))
+        server = Server(engine, Ledger(engine, SECRET_KEY))
         writing: set[greenlet] = set()  # nobody else can go on meanwhile: they would wait for ever
         commit = engine.dialect.do_commit
 

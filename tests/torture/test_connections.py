@@ -22,6 +22,7 @@ from books import answered, digest, open_ledger, open_project
 from cable import cable
 from checker import discrepancies
 from crowd import Exchange
+from migrated import SECRET_KEY
 from postgres import Database
 from sqlalchemy import Engine, event, text
 
@@ -47,7 +48,7 @@ def test_a_connection_cut_at_any_step_leaves_nothing_half_written(
         engine = connect(database.url)
         if between:
             come_between(engine, partial(ledger.charge, project.id, [answered("between")]))
-        remote, receipt = Ledger(engine), None
+        remote, receipt = Ledger(engine, SECRET_KEY), None
         with cut_before(engine, database, step=last) as cuts, suppress(DatabaseUnavailable):
             receipt = remote.charge(project.id, batch, key)
         lost += receipt is None
@@ -96,7 +97,7 @@ def test_a_retry_replays_a_charge_whose_reply_was_lost(between: bool, database: 
         engine = connect(database.server.url(database.name, sockets))
         if between:
             come_between(engine, lambda: ledger.charge(project.id, [answered("between")]))
-        remote = Ledger(engine)
+        remote = Ledger(engine, SECRET_KEY)
         assert remote.project("study").charges == 0
         link.lose_next_reply_to = b"COMMIT\0" if between else b"INSERT INTO charges"
         with pytest.raises(DatabaseUnavailable):

@@ -24,6 +24,7 @@ from asking import Student, Worker
 from books import COUNTED, NOISY, open_ledger, open_project
 from checker import discrepancies
 from crowd import Crowd
+from migrated import SECRET_KEY
 from postgres import Database
 
 from terrine_server.ledger import Ledger, connect
@@ -98,7 +99,7 @@ def judged(
             f" {len(crowd.exchanges)} replies, {len(crowd.lost)} lost,"
             f" {time.monotonic() - began:.0f} s"
         )
-    ledger = Ledger(connect(database.url))
+    ledger = Ledger(connect(database.url), SECRET_KEY)
     for project in PROJECTS:
         assert discrepancies(database.url, project, crowd.exchanges) == []
         assert ledger.verify(project).ok

@@ -21,6 +21,7 @@ from asking import Student
 from checker import discrepancies
 from crowd import Crowd, Lost
 from digits import DigitsEnsemble
+from migrated import SECRET_KEY
 from postgres import Postgres, running_postgres
 from replicas import Replicas, replicas
 from serving import until
@@ -83,7 +84,7 @@ def check_full_disk(url: str, ensemble: DigitsEnsemble, directory: Path, disk: P
             with pytest.raises(Lost):
                 witness.ask()
         with pytest.raises(DatabaseUnavailable, match="disk is full"):
-            make_tokens(Ledger(connect(url)), 2000)
+            make_tokens(Ledger(connect(url), SECRET_KEY), 2000)
         assert witness.alive()
         assert not ready(servers)
         witness.ask_again(witness.exchanges[0])  # paid answers can be replayed

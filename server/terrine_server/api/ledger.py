@@ -1,4 +1,4 @@
-"""The ledger, for auditors and admins: accounts, charges page by page, CSV, verification."""
+"""The ledger and the administrative log, for auditors and admins: pages, CSV, verification."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from starlette.responses import Response, StreamingResponse
 from terrine_protocol import (
     BudgetPage,
     LedgerPage,
+    LogPage,
+    LogVerification,
     Name,
     Outcome,
     ProjectStatus,
@@ -25,8 +27,9 @@ from terrine_server.api import openapi, paging
 from terrine_server.api.paging import Limit, NameCursor, NumberCursor
 from terrine_server.api.services import Auditor, ServicesDep
 from terrine_server.ledger import ChargeRecord
+from terrine_server.owner import operations
 
-router = APIRouter(prefix="/ledger", tags=["ledger"])
+router = APIRouter(tags=["ledger"])
 
 Instant = Annotated[
     AwareDatetime,
@@ -48,7 +51,7 @@ COLUMNS = [
 ]
 
 
-@router.get("", response_model=BudgetPage, responses=openapi.problems())
+@router.get("/ledger", response_model=BudgetPage, responses=openapi.problems())
 def accounts(
     services: ServicesDep,
     _: Auditor,
@@ -62,11 +65,11 @@ def accounts(
     return paging.page(BudgetPage, found, limit, views.budget, lambda last: last.name)
 
 
-@router.get("/{project}", response_model=LedgerPage, responses=openapi.CSV_RESPONSES)
+@router.get("/ledger/{project}", response_model=LedgerPage, responses=openapi.CSV_RESPONSES)
 def charges(
     request: Request,
     services: ServicesDep,
-    _: Auditor,
+    holder: Auditor,
     project: Name,
     cursor: NumberCursor = None,
     limit: Limit = paging.PAGE,
@@ -81,6 +84,7 @@ def charges(
     record = services.ledger.project(project)
     paid = None if outcome is None else Outcome(outcome)
     if _prefers_csv(request.headers.get("accept", "")):
+        operations.record_export(services.ledger, record.name, holder.actor)
         entries = services.ledger.stream_charges(record.name, paid, since, until)
         return StreamingResponse(
             _csv(entries),
@@ -91,10 +95,25 @@ def charges(
     return paging.page(LedgerPage, found, limit, views.charge, lambda last: str(last.seq))
 
 
-@router.get("/{project}/verify", responses=openapi.problems("not-found"))
+@router.get("/ledger/{project}/verify", responses=openapi.problems("not-found"))
 def verify(services: ServicesDep, _: Auditor, project: Name) -> Verification:
     """Recompute every hash, number, price and balance of a project's books."""
     return views.verification(services.ledger.verify(project))
+
+
+@router.get("/log", response_model=LogPage, responses=openapi.problems())
+def administrative_log(
+    services: ServicesDep, _: Auditor, cursor: NumberCursor = None, limit: Limit = paging.PAGE
+) -> Response:
+    """List what the data owner did, oldest first: who, what, when, and how it was afterwards."""
+    found = services.ledger.log(int(cursor or 0), limit + 1)
+    return paging.page(LogPage, found, limit, views.log_entry, lambda last: str(last.seq))
+
+
+@router.get("/log/verify", responses=openapi.problems())
+def verify_log(services: ServicesDep, _: Auditor) -> LogVerification:
+    """Recompute the administrative log, and hold tokens, projects and ensembles against it."""
+    return views.log_verification(services.ledger.verify_log())
 
 
 def _prefers_csv(accept: str) -> bool:

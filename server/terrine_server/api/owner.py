@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 
 from terrine_protocol import (
@@ -33,6 +33,19 @@ from terrine_server.owner import operations
 router = APIRouter(tags=["owner"])
 
 
+async def refuse_key(request: Request) -> None:
+    """Refuse an Idempotency-Key where it would have no effect: only `POST /label` keeps them."""
+    if "idempotency-key" in request.headers:
+        message = (
+            "Only POST /label takes one. If the reply was lost, look up whether the project or the "
+            "token was made"
+        )
+        raise RequestValidationError([{"loc": ("header", "Idempotency-Key"), "msg": message}])
+
+
+KEYLESS = [Depends(refuse_key)]
+
+
 @router.get("/ensembles", responses=openapi.problems())
 def ensembles(services: ServicesDep, holder: Anyone) -> list[EnsembleAccount | EnsembleInfo]:
     """List the ensembles. A student sees its project's ensemble, without the owner's account."""
@@ -48,16 +61,17 @@ def ensembles(services: ServicesDep, holder: Anyone) -> list[EnsembleAccount | E
 @router.post(
     "/projects",
     status_code=201,
+    dependencies=KEYLESS,
     responses=openapi.problems("invalid-terms", "not-found", "conflict", "cap-exceeded"),
 )
 def open_project(
     services: ServicesDep,
-    _: Admin,
+    holder: Admin,
     request: Annotated[ProjectOpen, openapi.EXAMPLE_PROJECT],
     response: Response,
 ) -> ProjectInfo:
     """Open a project: fix its mechanism and prices, and reserve its budget under the cap."""
-    record = operations.open_project(services.ledger, request)
+    record = operations.open_project(services.ledger, request, holder.actor)
     response.headers["Location"] = f"/projects/{record.name}"
     return views.project(record, services.available(record.ensemble))
 
@@ -112,19 +126,24 @@ def project(services: ServicesDep, holder: Anyone, name: Name) -> ProjectInfo:
 
 @router.patch("/projects/{name}", responses=openapi.problems("not-found", "conflict"))
 def update_project(
-    services: ServicesDep, _: Admin, name: Name, request: ProjectUpdate
+    services: ServicesDep, holder: Admin, name: Name, request: ProjectUpdate
 ) -> ProjectInfo:
     """Pause, resume or close a project. Closing is final and returns the unspent budget."""
-    record = services.ledger.set_status(name, request.status)
+    record = services.ledger.set_status(name, request.status, holder.actor)
     return views.project(record, services.available(record.ensemble))
 
 
-@router.post("/tokens", status_code=201, responses=openapi.problems("not-found"))
+@router.post(
+    "/tokens",
+    status_code=201,
+    dependencies=KEYLESS,
+    responses=openapi.problems("not-found"),
+)
 def create_token(
-    services: ServicesDep, _: Admin, request: Annotated[TokenCreate, openapi.EXAMPLE_TOKEN]
+    services: ServicesDep, holder: Admin, request: Annotated[TokenCreate, openapi.EXAMPLE_TOKEN]
 ) -> TokenCreated:
     """Create a token. Its secret is in this response and nowhere else."""
-    return services.tokens.create(request)
+    return services.tokens.create(request, holder.actor)
 
 
 @router.get(
@@ -151,6 +170,6 @@ def tokens(
 
 
 @router.delete("/tokens/{token_id}", responses=openapi.problems("not-found"))
-def revoke_token(services: ServicesDep, _: Admin, token_id: TokenId) -> TokenInfo:
+def revoke_token(services: ServicesDep, holder: Admin, token_id: TokenId) -> TokenInfo:
     """Revoke a token immediately and for good."""
-    return views.token(services.ledger.revoke_token(token_id))
+    return views.token(services.ledger.revoke_token(token_id, holder.actor))

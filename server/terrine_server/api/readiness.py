@@ -44,6 +44,7 @@ class Readiness:
     def _problem(self) -> TerrineError | None:
         try:
             check_schema(self._engine)
+            self._ledger.check_sealed()
             check_writable(self._engine)
             for ensemble in self._ledger.ensembles():
                 self._voters.check(ensemble)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
 
 from fastapi import Depends, Request
@@ -102,7 +102,7 @@ async def principal(request: Request, services: ServicesDep, _: Bearer) -> Princ
     found = getattr(request.state, PRINCIPAL, None)
     if isinstance(found, Principal):
         services.requests.take(found.token_id)
-        return found
+        return replace(found, request_id=request.state.request_id)
     error = found or Unauthorized("Send the header 'Authorization: Bearer <token>'.")
     if isinstance(error, Unauthorized):
         services.failed_logins.take(network(request.client.host) if request.client else "")

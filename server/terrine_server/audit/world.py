@@ -37,7 +37,7 @@ from terrine_protocol import ProjectOpen, Role, TokenCreate
 from terrine_server.api.connection import options
 from terrine_server.app import create_app
 from terrine_server.ledger import Ledger, connect, upgrade
-from terrine_server.owner.operations import open_project, register_ensemble
+from terrine_server.owner.operations import make_directories, open_project, register_ensemble
 from terrine_server.owner.tokens import Tokens, load_secret_key, make_secret_key
 from terrine_server.settings import Settings
 
@@ -117,12 +117,13 @@ def running_service(data_dir: Path) -> Iterator[Service]:
         secret_key_file=data_dir / "secret.key",
         device="cpu",
     )
-    settings.ensembles_dir.mkdir(parents=True)
+    make_directories(settings)
     make_secret_key(settings.secret_key_path)
     engine = connect(settings.database)
-    upgrade(engine)
+    key = load_secret_key(settings.secret_key_path)
+    upgrade(engine, key)
     with serving(settings) as url:
-        yield Service(url, settings, Ledger(engine))
+        yield Service(url, settings, Ledger(engine, key))
     engine.dispose()
 
 

@@ -14,6 +14,7 @@ from terrine_server.cli import (
     doctor,
     ensemble,
     ledger,
+    log,
     plan,
     price,
     project,
@@ -43,6 +44,7 @@ app.add_typer(ensemble.app, name="ensemble")
 app.add_typer(project.app, name="project")
 app.add_typer(token.app, name="token")
 app.add_typer(ledger.app, name="ledger")
+app.add_typer(log.app, name="log")
 app.add_typer(student.app, name="student")
 
 
@@ -71,5 +73,6 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line. What it makes is closed to other accounts from the first byte."""
+    os.umask(0o077)
     run(app)

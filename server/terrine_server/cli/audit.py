@@ -104,7 +104,8 @@ def audit(
 
 def _ledger(settings: Settings, required: bool) -> Ledger | None:
     """Return the ledger of the data directory, or None if there is none and none is required."""
-    from terrine_server.ledger import Ledger, check_schema, connect
+    from terrine_server.ledger import check_schema, connect
+    from terrine_server.owner.operations import open_ledger
 
     if settings.database_url is None and not settings.data_dir.is_dir():
         if required:
@@ -113,9 +114,8 @@ def _ledger(settings: Settings, required: bool) -> Ledger | None:
                 "ledger. Name one with terrine --data-dir DIR audit ledger."
             )
         return None
-    engine = connect(settings.database, settings.database_password())
-    check_schema(engine)
-    return Ledger(engine)
+    check_schema(connect(settings.database, settings.database_password()))
+    return open_ledger(settings)
 
 
 def _report(finding: AuditFinding) -> None:

@@ -58,14 +58,19 @@ def consensus_levels(text: str) -> list[tuple[float, float]]:
 
 
 def opened_ledger() -> Ledger:
-    """Return the ledger that the settings name. Raises SchemaMismatch, DatabaseUnavailable."""
+    """Return the ledger that the settings name. It is of this schema and key.
+
+    Raises SchemaMismatch, NotSealed or DatabaseUnavailable, and SecretKeyError without a key.
+    """
     from terrine_server.ledger import check_schema, connect
     from terrine_server.owner.operations import open_ledger
     from terrine_server.settings import Settings
 
     settings = Settings()
     check_schema(connect(settings.database, settings.database_password()))
-    return open_ledger(settings)
+    ledger = open_ledger(settings)
+    ledger.check_sealed()
+    return ledger
 
 
 @contextmanager

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
-from terrine_server.cli.console import AsJson, console, print_json
+from terrine_server.cli.console import AsJson, console, errors, print_json
 
 if TYPE_CHECKING:
     from terrine_server.doctor import Finding
@@ -15,13 +15,21 @@ if TYPE_CHECKING:
 STYLES = {"ok": "green", "warning": "bold yellow", "problem": "bold red"}
 
 
-def doctor(as_json: AsJson = False) -> None:
+def doctor(
+    fix: Annotated[
+        bool, typer.Option("--fix", help="First close files and directories to other accounts.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Check settings, files, database, ensembles, clock and ledger, and say how to fix problems.
 
-    Changes nothing. Exits with code 1 if there is a problem; warnings do not count.
+    Changes nothing without --fix. Exits with code 1 if there is a problem; warnings do not count.
     """
-    from terrine_server.doctor import State, examine
+    from terrine_server.doctor import State, close_to_others, examine
 
+    if fix:
+        for path in close_to_others():
+            errors.print(Text(f"Closed to other accounts: {path}"), soft_wrap=True)
     findings = []
     for finding in examine():
         findings.append(finding)

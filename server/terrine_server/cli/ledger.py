@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 from rich.table import Table
 
-from terrine_server.cli import verify
+from terrine_server.cli import seal, verify
 from terrine_server.cli.console import AsJson, console, opened_ledger, print_json, writing
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Show, verify, anchor and export the ledger.")
 app.command()(verify.verify)
 app.command()(verify.anchor)
+app.command()(seal.seal)
 
 LAST = 20
 
@@ -62,12 +63,16 @@ def export(
 
     `terrine ledger verify --file` verifies a JSON export without the database.
     """
-    ledger = opened_ledger()
+    from terrine_server.owner import operations
+
+    ledger, count = opened_ledger(), 0
     ledger.project(project)  # fails for an unknown name, before a file is made
     with writing(output) as file:
-        count = _write_csv(ledger, project, file) if format is Format.CSV else 0
-        if format is Format.JSON:
-            for count, line in enumerate(ledger.export(project)):  # noqa: B007 - the account is 0
+        if format is Format.CSV:
+            operations.record_export(ledger, project)
+            count = _write_csv(ledger, project, file)
+        else:
+            for count, line in enumerate(operations.export(ledger, project)):  # noqa: B007 - the account is 0
                 file.write(json.dumps(line) + "\n")
     if output is not None:
         console.print(f"Wrote {count} entries to {output}.", highlight=False, soft_wrap=True)

@@ -223,10 +223,12 @@ def secret_spend(name: Name, as_json: AsJson = False) -> None:
     it to anyone. Students see bounds on it, published at counts that were fixed beforehand.
     """
     from terrine_server import views
-    from terrine_server.owner.operations import open_ledger
+    from terrine_server.owner import operations
     from terrine_server.settings import Settings
 
-    spend = views.secret_spend(name, open_ledger(Settings()).secret_spend(name))
+    spend = views.secret_spend(
+        name, operations.secret_spend(operations.open_ledger(Settings()), name)
+    )
     errors.print(
         "[bold red]SECRET:[/] this is computed from private votes, outside every guarantee. "
         "Do not share it.",

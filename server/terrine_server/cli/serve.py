@@ -33,20 +33,21 @@ def init(
 
     Safe to repeat: existing files and data are kept.
     """
-    from terrine_server.ledger import connect, upgrade
+    from terrine_server.errors import NotSealed
+    from terrine_server.ledger import Ledger, connect, upgrade
     from terrine_server.ledger.store.roles import grant
+    from terrine_server.owner.operations import make_directories
     from terrine_server.owner.tokens import load_secret_key, make_secret_key
     from terrine_server.settings import Settings
 
     settings = Settings()
-    settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    settings.ensembles_dir.mkdir(exist_ok=True)
+    make_directories(settings)
     made = make_secret_key(settings.secret_key_path)
-    load_secret_key(settings.secret_key_path)
+    key = load_secret_key(settings.secret_key_path)
     engine = connect(settings.database, settings.database_password())
     if service_role is not None and engine.dialect.name != "postgresql":
         fail("--service-role is for PostgreSQL; SQLite has no roles.")
-    restored = upgrade(engine)
+    restored = upgrade(engine, key)
     if service_role is not None:
         grant(engine, service_role)
     console.print(f"{'Created' if made else 'Kept'} the secret key {settings.secret_key_path}.")
@@ -58,6 +59,11 @@ def init(
             highlight=False,
             soft_wrap=True,
         )
+    try:
+        Ledger(engine, key).check_sealed()
+    except NotSealed as error:
+        console.print(error.detail, style="bold yellow", highlight=False, soft_wrap=True)
+        return
     console.print(f"The ledger is ready. Data directory: {settings.data_dir.absolute()}")
 
 
@@ -146,12 +152,14 @@ def _prepare(settings: Settings) -> None:
     from terrine_server import doctor
     from terrine_server.ledger import connect
     from terrine_server.ledger.store.schema import check_schema_once_started
+    from terrine_server.owner.operations import open_ledger
 
     if not settings.data_dir.is_dir():
         fail(f"There is no data directory {settings.data_dir.absolute()}. Run `terrine init`.")
     engine = connect(settings.database, settings.database_password(), settings.database_seconds)
     check_schema_once_started(engine)
     engine.dispose()
+    open_ledger(settings).check_sealed()
     if settings.device is not None:
         votes_on = doctor.device(settings.device)
         if votes_on.state is not doctor.State.OK:

@@ -11,8 +11,8 @@ from terrine_server.bars import entries_bar
 from terrine_server.cli.console import console, errors, fail, opened_ledger, writing
 
 if TYPE_CHECKING:
-    from terrine_server.ledger import Verification
-    from terrine_server.ledger.anchors import Anchor
+    from terrine_server.ledger import LogVerification, Verification
+    from terrine_server.ledger.anchors import Anchor, AnchorFile, LogAnchor
 
 Project = Annotated[str | None, typer.Argument(help="A project, or `all`.", show_default="all")]
 
@@ -41,7 +41,9 @@ def verify(
         typer.Option("--resume", help="Trust the signed anchor, and check only what follows it."),
     ] = False,
 ) -> None:
-    """Recompute every hash, number, price and balance. Exits with code 1 if anything is wrong.
+    """Recompute every hash, number, price, balance and seal. Exits with code 1 if any is wrong.
+
+    With `all`, also the administrative log, and tokens, projects and ensembles against it.
 
     An older backup, a rewritten chain, or entries removed from the end together with a balance set
     back to match, are consistent in themselves: only an anchor kept elsewhere reveals them.
@@ -54,14 +56,16 @@ def verify(
         fail("--resume trusts an anchor, so it must be signed: give --public-key as well.")
     if public_key is not None and anchor is None:
         fail("--public-key checks an anchor's signature: give --anchor as well.")
-    anchors = _read(anchor, public_key)
+    read = _read(anchor, public_key)
+    anchors = None if read is None else {found.project: found for found in read.anchors}
     if file is not None:
         with entries_bar(errors, file.name) as progress:
             found = verify_export(file, anchors or {}, resume, progress)
         _check_anchored(found.project, anchors)
         intact = _report(found)
     else:
-        intact = _verify_ledger(project or "all", anchors, resume)
+        log = None if read is None else read.log
+        intact = _verify_ledger(project or "all", anchors, log, resume)
     if not intact:
         raise typer.Exit(1)
 
@@ -88,6 +92,10 @@ def anchor(
 
     signing = load_private_key(key) if key is not None else None
     ledger = opened_ledger()
+    log = ledger.verify_log()
+    if log.anchor is None:
+        report_log(log)
+        fail("The administrative log is not intact, so nothing can be anchored.")
     anchors = []
     for name in ledger.project_names() if project in (None, "all") else [project]:
         with entries_bar(errors, name) as progress:
@@ -97,21 +105,21 @@ def anchor(
             fail(f"The books of {name} are not intact, so they cannot be anchored.")
         anchors.append(found.anchor)
     with writing(output) as file:
-        file.write(write_anchors(anchors, signing))
+        file.write(write_anchors(anchors, signing, log.anchor))
     if output is not None:
-        line = f"Wrote anchors of {len(anchors)} projects to {output}"
+        line = f"Wrote anchors of {len(anchors)} projects and the log to {output}"
         console.print(f"{line}{', signed' if key else ''}.", highlight=False, soft_wrap=True)
 
 
-def _read(path: Path | None, public_key: Path | None) -> dict[str, Anchor] | None:
+def _read(path: Path | None, public_key: Path | None) -> AnchorFile | None:
     from terrine_server.ledger.anchors import load_public_key, read_anchors
 
     if path is None:
         return None
-    anchors, signed = read_anchors(path, load_public_key(public_key) if public_key else None)
-    if signed and public_key is None:
+    found = read_anchors(path, load_public_key(public_key) if public_key else None)
+    if found.signed and public_key is None:
         errors.print(f"The signature of {path} was not checked: give --public-key.", soft_wrap=True)
-    return {anchor.project: anchor for anchor in anchors}
+    return found
 
 
 def _check_anchored(project: str, anchors: dict[str, Anchor] | None) -> None:
@@ -119,7 +127,9 @@ def _check_anchored(project: str, anchors: dict[str, Anchor] | None) -> None:
         fail(f"The anchor file has no anchor of project {project}.")
 
 
-def _verify_ledger(project: str, anchors: dict[str, Anchor] | None, resume: bool) -> bool:
+def _verify_ledger(
+    project: str, anchors: dict[str, Anchor] | None, log: LogAnchor | None, resume: bool
+) -> bool:
     ledger = opened_ledger()
     there, anchored = ledger.project_names(), anchors or {}
     if project != "all":
@@ -138,7 +148,21 @@ def _verify_ledger(project: str, anchors: dict[str, Anchor] | None, resume: bool
         intact = _report(found) and intact
     if not names:
         console.print("No project has been opened yet.")
+    if project == "all":
+        found_in_log = ledger.verify_log(log)
+        intact = report_log(found_in_log) and intact
     return intact
+
+
+def report_log(found: LogVerification) -> bool:
+    """Print whether the administrative log is intact, and return it."""
+    verdict = "[green]intact[/]" if found.ok else "[bold red]NOT INTACT[/]"
+    line = f"administrative log: {verdict}, {found.entries} entries"
+    console.print(line, highlight=False, soft_wrap=True)
+    console.print(f"  head {found.head}", highlight=False, soft_wrap=True)
+    for problem in found.problems:
+        console.print(f"  {problem}", markup=False, highlight=False, soft_wrap=True)
+    return found.ok
 
 
 def _report(found: Verification) -> bool:

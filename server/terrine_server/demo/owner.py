@@ -7,7 +7,7 @@ from pathlib import Path
 
 from terrine_protocol import Role, TokenCreate
 from terrine_server.ledger import Ledger, connect, upgrade
-from terrine_server.owner.operations import open_ledger
+from terrine_server.owner.operations import make_directories, open_ledger
 from terrine_server.owner.tokens import Tokens, load_secret_key, make_secret_key
 from terrine_server.settings import Settings
 
@@ -32,9 +32,9 @@ class Owner:
 
     def prepare(self) -> Ledger:
         """Make the key and the tables, if there are none, and return the ledger."""
-        self.settings.ensembles_dir.mkdir(parents=True, exist_ok=True)
+        make_directories(self.settings)
         make_secret_key(self.settings.secret_key_path)
-        upgrade(connect(self.settings.database))
+        upgrade(connect(self.settings.database), load_secret_key(self.settings.secret_key_path))
         return open_ledger(self.settings)
 
     def token(self, ledger: Ledger, role: Role, label: str, project: str | None = None) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 from pydantic import ValidationError
 
@@ -16,11 +17,26 @@ from terrine_server.doctor import database, files
 from terrine_server.doctor import ledger as books
 from terrine_server.doctor.files import device
 from terrine_server.doctor.finding import Finding, State
-from terrine_server.errors import BrokenBooks, DatabaseUnavailable, SchemaMismatch
+from terrine_server.errors import BrokenBooks, DatabaseUnavailable, NotSealed, SchemaMismatch
 from terrine_server.ledger import Ledger, check_schema, connect
+from terrine_server.owner.tokens import SecretKeyError, load_secret_key
 from terrine_server.settings import Settings
 
-__all__ = ["Finding", "State", "device", "examine"]
+__all__ = ["Finding", "State", "close_to_others", "device", "examine"]
+
+
+def close_to_others() -> list[Path]:
+    """Take the rights of other accounts on the data directory and secret files; return these.
+
+    Raises ValidationError if the settings are invalid, OSError for a file of another account.
+    """
+    settings = Settings()
+    directory = settings.data_dir
+    private = [directory, settings.ensembles_dir, settings.secret_key_path]
+    private += [directory / f"terrine.sqlite{suffix}" for suffix in ("", "-wal", "-shm")]
+    if settings.database_password_file is not None:
+        private.append(settings.database_password_file)
+    return [path for path in private if path.exists() and files.close(path)]
 
 
 def examine() -> Iterator[Finding]:
@@ -61,12 +77,20 @@ def _with_database(settings: Settings, password: str | None) -> Iterator[Finding
         yield from database.rights(engine)
         check_schema(engine)
         yield from database.schema(engine)
-        yield from books.ensembles(Ledger(engine), settings)
-        yield from books.ends(Ledger(engine))
+        try:
+            ledger = Ledger(engine, load_secret_key(settings.secret_key_path))
+        except SecretKeyError:
+            return  # which `files.secret_key` has found
+        ledger.check_sealed()
+        yield from books.ensembles(ledger, settings)
+        yield from books.ends(ledger)
+        yield from books.log(ledger)
     except SchemaMismatch as error:
         newer = "newer" in error.detail
         mend = "Install the version of Terrine that migrated it" if newer else "terrine init"
         yield Finding("schema", State.PROBLEM, str(error), mend)
+    except NotSealed as error:
+        yield Finding("seals", State.PROBLEM, str(error), "terrine ledger seal")
     except BrokenBooks as error:
         yield Finding("books", State.PROBLEM, str(error), "terrine ledger verify all")
     except DatabaseUnavailable as error:

@@ -107,3 +107,12 @@ def disk(path: Path, free: int) -> Finding:
     return Finding(
         "disk", state, found, "Free some space: when the ledger cannot grow, answers stop"
     )
+
+
+def close(path: Path) -> bool:
+    """Take all rights on a file or directory from other accounts; return whether any had some."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if path.resolve().is_relative_to("/run/secrets") or not mode & (stat.S_IRWXG | stat.S_IRWXO):
+        return False
+    path.chmod(mode & stat.S_IRWXU)
+    return True

@@ -1,4 +1,4 @@
-"""Checks of the ledger: its ensembles' files, and the last entry of each project."""
+"""Checks of the ledger: its ensembles' files, the end of each project, and the log."""
 
 from __future__ import annotations
 
@@ -58,6 +58,16 @@ def ends(ledger: Ledger) -> Iterator[Finding]:
     text = f"{whole} end as their balance says. To check all entries: `terrine ledger verify`."
     yield Finding("books", State.OK, text)
     yield dated(datetime.now(UTC), newest)
+
+
+def log(ledger: Ledger) -> Iterator[Finding]:
+    """Check the administrative log, and that tokens, projects and ensembles are as it says."""
+    found = ledger.verify_log()
+    for problem in found.problems:
+        yield Finding("log", State.PROBLEM, problem, "terrine log; docs/ledger.md, Edits by hand")
+    if found.ok:
+        text = f"Tokens, projects and ensembles are as its {found.entries} entries say."
+        yield Finding("log", State.OK, text)
 
 
 def dated(now: datetime, newest: datetime | None) -> Finding:

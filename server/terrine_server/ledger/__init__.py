@@ -4,14 +4,18 @@ connect, upgrade, check_schema      open a database, migrate it, check its schem
 check_writable                      whether a charge could be made durable
 check_active                        raise unless a project is active
 Ledger                              every read and every write
+seal                                seal a ledger of an earlier version, or with another key
 """
 
+from terrine_server.ledger.administration import Action, Actor
 from terrine_server.ledger.charging.charge import check_active
 from terrine_server.ledger.ledger import Ledger
 from terrine_server.ledger.records import (
     Batch,
     ChargeRecord,
     EnsembleRecord,
+    LogEntry,
+    LogVerification,
     OnRecord,
     ProjectRecord,
     Proposal,
@@ -24,14 +28,19 @@ from terrine_server.ledger.records import (
     TokenRecord,
     Verification,
 )
+from terrine_server.ledger.sealing import seal
 from terrine_server.ledger.store.database import connect
 from terrine_server.ledger.store.schema import check_schema, check_writable, upgrade
 
 __all__ = [
+    "Action",
+    "Actor",
     "Batch",
     "ChargeRecord",
     "EnsembleRecord",
     "Ledger",
+    "LogEntry",
+    "LogVerification",
     "OnRecord",
     "ProjectRecord",
     "Proposal",
@@ -47,5 +56,6 @@ __all__ = [
     "check_schema",
     "check_writable",
     "connect",
+    "seal",
     "upgrade",
 ]

@@ -1,4 +1,4 @@
-"""Ensembles and their caps, projects and their budgets."""
+"""Ensembles and their caps, projects and their budgets: registered, opened and closed."""
 
 from __future__ import annotations
 
@@ -7,26 +7,36 @@ from datetime import datetime
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
-from sqlalchemy import Connection, insert, update
+from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.sql.elements import ColumnElement
 
 from terrine_protocol import Name, ProjectStatus
 from terrine_server.errors import BrokenBooks, CapExceeded, Conflict, InvalidTerms, NotFound
+from terrine_server.ledger.administration import Action, Actor
 from terrine_server.ledger.chain import canonical_json, genesis
 from terrine_server.ledger.charging import tallies
 from terrine_server.ledger.epochs import events_of
 from terrine_server.ledger.records import EnsembleRecord, ProjectRecord
-from terrine_server.ledger.store import rows
+from terrine_server.ledger.seals import Seals
+from terrine_server.ledger.store import log, rows
 from terrine_server.ledger.store.tables import ensembles, projects
 from terrine_server.privacy import Cap, ParameterError, Terms, build_mechanism
 
 _LARGEST = 2**63 - 1
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
+_CHANGES = {
+    ProjectStatus.ACTIVE: Action.PROJECT_RESUMED,
+    ProjectStatus.PAUSED: Action.PROJECT_PAUSED,
+    ProjectStatus.CLOSED: Action.PROJECT_CLOSED,
+}
 
 
 def register_ensemble(
     connection: Connection,
+    seals: Seals,
     now: datetime,
+    by: Actor | None,
     name: str,
     path: str,
     manifest_sha256: str,
@@ -56,7 +66,8 @@ def register_ensemble(
     query = rows.select_ensembles().where(
         (ensembles.c.name == name) | (ensembles.c.manifest_sha256 == fields["manifest_sha256"])
     )
-    for taken in map(rows.ensemble_record, connection.execute(query)):
+    for row in connection.execute(query):
+        taken = rows.ensemble_record(row, seals)
         if taken.name == name:
             raise Conflict(f"An ensemble called {name} is registered already.")
         raise Conflict(
@@ -67,12 +78,16 @@ def register_ensemble(
         connection.execute(insert(ensembles).values(fields))
     except IntegrityError as error:
         raise Conflict(f"The ensemble {name} was registered by someone else just now.") from error
-    return rows.ensemble_record(connection.execute(query).one())
+    _seal_ensemble(connection, seals, ensembles.c.name == name)
+    log.record_row(connection, seals, now, by, Action.ENSEMBLE_REGISTERED, name, fields)
+    return rows.ensemble_record(connection.execute(query).one(), seals)
 
 
 def open_project(
     connection: Connection,
+    seals: Seals,
     now: datetime,
+    by: Actor | None,
     name: str,
     ensemble_name: str,
     mechanism: Mapping[str, Any],
@@ -83,8 +98,8 @@ def open_project(
     row = rows.lock_ensemble(connection, ensembles.c.name == ensemble_name)
     if row is None:
         raise NotFound(f"There is no ensemble called {ensemble_name}.")
-    ensemble = rows.ensemble_record(row)
-    _check_reserved(connection, ensemble)
+    ensemble = rows.ensemble_record(row, seals)
+    _check_reserved(connection, seals, ensemble)
     _check_delta("The project's δ", terms.delta, ensemble.records)
     _check_sizes(budget=terms.budget, delta_budget=terms.delta_budget, cap_budget=terms.cap_budget)
     fields: dict[str, Any] = {
@@ -104,50 +119,63 @@ def open_project(
         "charges": 0,
         "published": "[]",
         "opened_at": now,
+        "closed_at": None,
     }
     start = genesis({**row._mapping, **fields})
     if connection.execute(rows.select_projects().where(projects.c.name == name)).first():
         raise Conflict(f"A project called {name} exists already; names are never used twice.")
     _check_cap(ensemble, terms)
     try:
-        connection.execute(insert(projects).values(**fields, genesis=start, head=start))
+        fields |= {"genesis": start, "head": start}
+        connection.execute(insert(projects).values(fields))
     except IntegrityError as error:
         raise Conflict(f"The project {name} was opened by someone else just now.") from error
-    _reserve(connection, ensemble, terms.cap_budget, terms.delta_budget)
-    project = rows.fetch_project(connection, projects.c.name == name, f"called {name}")
+    _reserve(connection, seals, ensemble, terms.cap_budget, terms.delta_budget)
+    _seal_project(connection, seals, projects.c.name == name)
+    opened = {**fields, "ensemble": ensemble.name}
+    log.record_row(connection, seals, now, by, Action.PROJECT_OPENED, name, opened)
+    project = rows.fetch_project(connection, seals, projects.c.name == name, f"called {name}")
     if terms.schedule is not None:
-        tallies.open_tally(connection, project)
+        tallies.open_tally(connection, seals, project)
     return project
 
 
 def set_status(
-    connection: Connection, now: datetime, name: str, status: ProjectStatus
+    connection: Connection,
+    seals: Seals,
+    now: datetime,
+    by: Actor | None,
+    name: str,
+    status: ProjectStatus,
 ) -> ProjectRecord:
     """See `Ledger.set_status`."""
     condition = projects.c.name == name
-    found = rows.fetch_project(connection, condition, f"called {name}")
+    found = rows.fetch_project(connection, seals, condition, f"called {name}")
     rows.lock_ensemble(connection, ensembles.c.id == found.ensemble.id)
     connection.execute(rows.HOLD, {"id": found.id})
-    project = rows.fetch_project(connection, condition, f"called {name}")
+    project = rows.fetch_project(connection, seals, condition, f"called {name}")
     if project.status is status:
         return project
     if project.status is ProjectStatus.CLOSED:
         raise Conflict(f"The project {name} is closed for good. Open a new one.")
     closing = status is ProjectStatus.CLOSED
     if closing:
-        _check_reserved(connection, project.ensemble)
+        _check_reserved(connection, seals, project.ensemble)
     connection.execute(
         update(projects)
         .where(projects.c.id == project.id)
         .values(status=status, closed_at=now if closing else None)
     )
+    row = _seal_project(connection, seals, condition)
+    changed = {**row, "ensemble": project.ensemble.name}
+    log.record_row(connection, seals, now, by, _CHANGES[status], name, changed)
     if closing:
         # Sound because the cap is itself a privacy filter, which may be filled adaptively: only
         # what was released counts against it, not what might have been.
         unspent = project.terms.cap_budget - project.cap_spent
         delta_unspent = project.terms.delta_budget - project.delta_spent
-        _reserve(connection, project.ensemble, -unspent, -delta_unspent)
-    return rows.fetch_project(connection, condition, f"called {name}")
+        _reserve(connection, seals, project.ensemble, -unspent, -delta_unspent)
+    return rows.fetch_project(connection, seals, condition, f"called {name}")
 
 
 def _events(mechanism: Mapping[str, Any], terms: Terms, ensemble: EnsembleRecord) -> dict[str, Any]:
@@ -165,7 +193,26 @@ def _events(mechanism: Mapping[str, Any], terms: Terms, ensemble: EnsembleRecord
     return events_of(built)
 
 
-def _reserve(connection: Connection, ensemble: EnsembleRecord, cost: int, delta_cost: int) -> None:
+def _seal_project(
+    connection: Connection, seals: Seals, condition: ColumnElement[bool]
+) -> Mapping[Any, Any]:
+    """Seal a locked project as it is now, and return its row."""
+    row = connection.execute(select(projects).where(condition)).one()._mapping
+    seal = seals.of("projects", row)
+    connection.execute(update(projects).where(projects.c.id == row["id"]).values(seal=seal))
+    return row
+
+
+def _seal_ensemble(connection: Connection, seals: Seals, condition: ColumnElement[bool]) -> None:
+    """Seal a locked ensemble as it is now."""
+    row = connection.execute(select(ensembles).where(condition)).one()._mapping
+    seal = seals.of("ensembles", row)
+    connection.execute(update(ensembles).where(ensembles.c.id == row["id"]).values(seal=seal))
+
+
+def _reserve(
+    connection: Connection, seals: Seals, ensemble: EnsembleRecord, cost: int, delta_cost: int
+) -> None:
     connection.execute(
         update(ensembles)
         .where(ensembles.c.id == ensemble.id)
@@ -174,15 +221,17 @@ def _reserve(connection: Connection, ensemble: EnsembleRecord, cost: int, delta_
             delta_reserved=ensembles.c.delta_reserved + delta_cost,
         )
     )
+    _seal_ensemble(connection, seals, ensembles.c.id == ensemble.id)
 
 
-def _check_reserved(connection: Connection, ensemble: EnsembleRecord) -> None:
+def _check_reserved(connection: Connection, seals: Seals, ensemble: EnsembleRecord) -> None:
     """Raise BrokenBooks unless a locked ensemble has reserved the sum over its projects: the budget
     of each open one, the spend of each closed one. Reading them also checks that each was opened on
     this ensemble as it is now."""
     cost = delta_cost = 0
     on_it = rows.select_projects().where(ensembles.c.id == ensemble.id)
-    for project in map(rows.project_record, connection.execute(on_it)):
+    for row in connection.execute(on_it):
+        project = rows.project_record(row, seals)
         closed = project.status is ProjectStatus.CLOSED
         cost += project.cap_spent if closed else project.terms.cap_budget
         delta_cost += project.delta_spent if closed else project.terms.delta_budget

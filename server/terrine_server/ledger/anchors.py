@@ -8,7 +8,7 @@ is consistent, too. Neither contains the entry that an anchor names. An anchor t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -67,7 +67,35 @@ class Anchor:
         return anchor
 
 
-def write_anchors(anchors: Iterable[Anchor], key: Ed25519PrivateKey | None) -> str:
+@dataclass(frozen=True)
+class LogAnchor:
+    """The end of the administrative log when it was verified: number and hash of its last entry."""
+
+    made_at: str
+    entries: int
+    head: str
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> LogAnchor:
+        """Return an anchor from its `asdict`, as JSON. Raises ValueError, TypeError or KeyError."""
+        anchor = cls(str(data["made_at"]), data["entries"], str(data["head"]))
+        if type(anchor.entries) is not int or len(bytes.fromhex(anchor.head)) != 32:
+            raise ValueError("not the end of a log")
+        return anchor
+
+
+@dataclass(frozen=True)
+class AnchorFile:
+    """What an anchor file holds. `log` is None in a file of a version without that log."""
+
+    anchors: Sequence[Anchor]
+    log: LogAnchor | None
+    signed: bool
+
+
+def write_anchors(
+    anchors: Iterable[Anchor], key: Ed25519PrivateKey | None, log: LogAnchor | None = None
+) -> str:
     """Return anchors as a JSON document, signed if there is a key.
 
     The signature covers the document without `signature`, as JSON with sorted keys and no spaces.
@@ -77,13 +105,15 @@ def write_anchors(anchors: Iterable[Anchor], key: Ed25519PrivateKey | None) -> s
         "version": version("terrine"),
         "anchors": [asdict(anchor) for anchor in anchors],
     }
+    if log is not None:
+        document["log"] = asdict(log)
     if key is not None:
         document["signature"] = key.sign(canonical_json(document).encode()).hex()
     return json.dumps(document, indent=2) + "\n"
 
 
-def read_anchors(path: Path, key: Ed25519PublicKey | None) -> tuple[list[Anchor], bool]:
-    """Return the anchors that `write_anchors` wrote, and whether they are signed.
+def read_anchors(path: Path, key: Ed25519PublicKey | None) -> AnchorFile:
+    """Return what `write_anchors` wrote.
 
     If a key is given, the signature is checked. Raises AnchorError when the file is malformed or,
     with a key, not signed with it.
@@ -96,11 +126,12 @@ def read_anchors(path: Path, key: Ed25519PublicKey | None) -> tuple[list[Anchor]
         if key is not None:
             _check_signature(path, canonical_json(document).encode(), signature, key)
         anchors = [Anchor.from_json(data) for data in document["anchors"]]
+        log = LogAnchor.from_json(document["log"]) if "log" in document else None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise AnchorError(
             f"{path} is not what `terrine ledger anchor` of this version writes. Was it altered?"
         ) from error
-    return anchors, signature is not None
+    return AnchorFile(anchors, log, signature is not None)
 
 
 def _check_signature(path: Path, signed: bytes, signature: Any, key: Ed25519PublicKey) -> None:

@@ -1,56 +1,51 @@
-"""The ledger's interface: everything that is read from it or written to it."""
+"""The ledger's interface: everything that is written to it, and, by `Books`, read from it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Engine, insert, select, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import Connection, Engine
 
-from terrine_protocol import Outcome, ProjectStatus, Role
-from terrine_server.errors import BrokenBooks, Conflict, DatabaseUnavailable, NotFound, TerrineError
-from terrine_server.ledger import accounts
-from terrine_server.ledger.anchors import Anchor
+from terrine_protocol import ProjectStatus, Role
+from terrine_server.errors import BrokenBooks, DatabaseUnavailable, TerrineError
+from terrine_server.ledger import accounts, tokens
+from terrine_server.ledger.administration import Action, Actor
+from terrine_server.ledger.books import Books
 from terrine_server.ledger.charging import charge as charging
-from terrine_server.ledger.charging import earlier, tallies
+from terrine_server.ledger.charging import earlier
 from terrine_server.ledger.records import (
     Batch,
-    ChargeRecord,
     EnsembleRecord,
     OnRecord,
     ProjectRecord,
     Proposal,
     QueryDigest,
     Receipt,
-    SecretAccount,
     TokenRecord,
-    Verification,
 )
-from terrine_server.ledger.store import rows
-from terrine_server.ledger.store.database import appending, reading, snapshot, writing
-from terrine_server.ledger.store.tables import charges, ensembles, projects, tokens
-from terrine_server.ledger.verifying import archive
-from terrine_server.ledger.verifying.walk import Progress, verify_project
+from terrine_server.ledger.store import log, rows
+from terrine_server.ledger.store.database import appending, reading, writing
 from terrine_server.privacy import Cap, Terms
 
-_PAGE = 1000
 
-
-class Ledger:
+class Ledger(Books):
     """Ensembles, projects, charges and tokens in one database. Thread-safe.
 
-    Each write is one transaction. It locks the rows that it changes, the ensemble before the
-    project, and a charge is written only if the account has not changed since it was looked up. So
-    no interleaving of threads, processes or machines overspends a budget or a cap. Any method
-    raises DatabaseUnavailable when the database cannot be reached or is busy for too long, and
-    BrokenBooks when its contents contradict each other; nothing is half-written then."""
+    Reads are those of `Books`. Each write is one transaction. It locks the rows that it changes,
+    the ensemble before the project and the end of the administrative log last, and a charge is
+    written only if the account has not changed since it was looked up. So no interleaving of
+    threads, processes or machines overspends a budget or a cap. Any method raises
+    DatabaseUnavailable when the database cannot be reached or is busy for too long, and BrokenBooks
+    when its contents contradict each other; nothing is half-written then.
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._accounts = rows.KnownProjects()
+    What the data owner does is recorded in the administrative log, in the same transaction. `by`:
+    who does it; by default the account that this process runs as."""
+
+    def __init__(self, engine: Engine, key: bytes) -> None:
+        super().__init__(engine, key)
         # By project: its number of charges after the last one made here. Older records are stale.
         self._charged: dict[int, int] = {}
 
@@ -64,6 +59,7 @@ class Ledger:
         info: Mapping[str, Any],
         records: int,
         cap: Cap,
+        by: Actor | None = None,
     ) -> EnsembleRecord:
         """Register an ensemble under a name, with the cap that all its projects share.
 
@@ -73,27 +69,22 @@ class Ledger:
         """
         with writing(self._engine) as connection:
             return accounts.register_ensemble(
-                connection, _now(), name, path, manifest_sha256, info, records, cap
+                *(connection, self._seals, _now(), by, name, path),
+                manifest_sha256=manifest_sha256,
+                info=info,
+                records=records,
+                cap=cap,
             )
-
-    def ensembles(self) -> list[EnsembleRecord]:
-        """Return all ensembles, by name."""
-        with reading(self._engine) as connection:
-            return [rows.ensemble_record(r) for r in connection.execute(rows.select_ensembles())]
-
-    def ensemble(self, name: str) -> EnsembleRecord:
-        """Return one ensemble. Raises NotFound."""
-        with reading(self._engine) as connection:
-            query = rows.select_ensembles().where(ensembles.c.name == name)
-            row = connection.execute(query).one_or_none()
-        if row is None:
-            raise NotFound(f"There is no ensemble called {name}.")
-        return rows.ensemble_record(row)
 
     # ------------------------------------------------------------------- projects
 
     def open_project(
-        self, name: str, ensemble_name: str, mechanism: Mapping[str, Any], terms: Terms
+        self,
+        name: str,
+        ensemble_name: str,
+        mechanism: Mapping[str, Any],
+        terms: Terms,
+        by: Actor | None = None,
     ) -> ProjectRecord:
         """Open a project and reserve its budget from the ensemble's cap.
 
@@ -102,53 +93,22 @@ class Ledger:
         another mechanism, CapExceeded when the budget does not fit in what is left of the cap.
         """
         with writing(self._engine) as connection:
-            return accounts.open_project(connection, _now(), name, ensemble_name, mechanism, terms)
+            return accounts.open_project(
+                *(connection, self._seals, _now(), by), *(name, ensemble_name, mechanism, terms)
+            )
 
-    def project(self, name: str) -> ProjectRecord:
-        """Return one project. Raises NotFound."""
-        with reading(self._engine) as connection:
-            return rows.fetch_project(connection, projects.c.name == name, f"called {name}")
-
-    def remembered(self, name: str) -> ProjectRecord:
-        """Return one project for its fixed fields; all others may be out of date.
-
-        Reads the database only if the project is not in memory. Raises NotFound.
-        """
-        found = self._accounts.remembered(name)
-        return self._accounts.remember(self.project(name)) if found is None else found
-
-    def projects(
-        self,
-        after: str | None = None,
-        limit: int = 100,
-        ensemble: str | None = None,
-        status: ProjectStatus | None = None,
-    ) -> list[ProjectRecord]:
-        """Return up to `limit` projects in order of their names, starting after `after`."""
-        query = rows.select_projects().limit(limit)
-        if after is not None:
-            query = query.where(projects.c.name > after)
-        if ensemble is not None:
-            query = query.where(ensembles.c.name == ensemble)
-        if status is not None:
-            query = query.where(projects.c.status == status)
-        with reading(self._engine) as connection:
-            return [rows.project_record(row) for row in connection.execute(query)]
-
-    def project_names(self) -> list[str]:
-        """Return the names of all projects, even damaged ones, which `verify` can still check."""
-        names = select(projects.c.name).order_by(projects.c.name)
-        with reading(self._engine) as connection:
-            return list(connection.execute(names).scalars())
-
-    def set_status(self, name: str, status: ProjectStatus) -> ProjectRecord:
+    def set_status(
+        self, name: str, status: ProjectStatus, by: Actor | None = None
+    ) -> ProjectRecord:
         """Pause, resume or close a project.
 
         Closing is final and returns the unspent budget to the cap. Raises NotFound, and Conflict
         when a closed project would be reopened.
         """
         with writing(self._engine) as connection:
-            return accounts.set_status(connection, _now(), name, ProjectStatus(status))
+            return accounts.set_status(
+                connection, self._seals, _now(), by, name, ProjectStatus(status)
+            )
 
     # -------------------------------------------------------------------- charges
 
@@ -221,100 +181,16 @@ class Ledger:
             # If the record is stale, or contradicts the ledger, look it up again under the lock.
             with suppress(charging.Moved, BrokenBooks):
                 with appending(self._engine) as connection:
-                    tried = charging.charge(connection, _now(), record, batches)
+                    tried = charging.charge(connection, self._seals, _now(), record, batches)
                 paid = tried  # only after the commit, which may raise BrokenBooks, too
         if paid is None:
             with writing(self._engine) as connection:
                 connection.execute(rows.HOLD, {"id": project_id})
                 record = look_up(connection)
-                paid = charging.charge(connection, _now(), record, batches)
+                paid = charging.charge(connection, self._seals, _now(), record, batches)
         project, answers = paid
         self._charged[project_id] = project.charges
         return answers
-
-    def secret_spend(self, project: str) -> SecretAccount:
-        """Return the actual cost of a data-dependent project's queries, given their votes. Secret.
-
-        For the data owner only: no guarantee covers its disclosure. Raises NotFound, and Conflict
-        for a project that is priced at the worst case.
-        """
-        with snapshot(self._engine) as connection:
-            condition = projects.c.name == project
-            account = rows.fetch_project(connection, condition, f"called {project}")
-            return tallies.secret_spend(connection, account)
-
-    def charges(
-        self,
-        project: str,
-        after_seq: int = 0,
-        limit: int = 100,
-        outcome: Outcome | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-    ) -> list[ChargeRecord]:
-        """Return up to `limit` entries numbered above `after_seq`, in order.
-
-        `since` (inclusive) and `until` (exclusive) limit their times, if given. Raises NotFound.
-        """
-        with reading(self._engine) as connection:
-            condition = projects.c.name == project
-            account = rows.fetch_project(connection, condition, f"called {project}")
-            query = rows.select_charges(account.id).where(charges.c.seq > after_seq).limit(limit)
-            if outcome is not None:
-                query = query.where(charges.c.outcome == outcome)
-            if since is not None:
-                query = query.where(charges.c.created_at >= since)
-            if until is not None:
-                query = query.where(charges.c.created_at < until)
-            return [rows.charge_record(row, account) for row in connection.execute(query)]
-
-    def stream_charges(
-        self,
-        project: str,
-        outcome: Outcome | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-    ) -> Iterator[ChargeRecord]:
-        """Yield all entries in order, in constant memory.
-
-        Each page is one transaction: entries never change, and a slow reader must not hold one.
-        """
-        after = 0
-        while page := self.charges(project, after, _PAGE, outcome, since, until):
-            yield from page
-            after = page[-1].seq
-
-    def export(self, project: str) -> Iterator[dict[str, Any]]:
-        """Yield a project's account, then the entries that it counts, in the format of `archive`.
-
-        In constant memory. Raises NotFound.
-        """
-        with reading(self._engine) as connection:
-            query = rows.select_projects().where(projects.c.name == project)
-            row = connection.execute(query).one_or_none()
-            if row is None:
-                raise NotFound(f"There is no project called {project}.")
-        last = rows.project_record(row).charges
-        yield archive.account_line(row._mapping)
-        for entry in self.stream_charges(project):
-            if entry.seq > last:
-                return
-            yield archive.entry_line(entry)
-
-    def verify(
-        self,
-        project: str,
-        anchor: Anchor | None = None,
-        resume: bool = False,
-        progress: Progress | None = None,
-    ) -> Verification:
-        """Recompute a project's ledger from its charges, in constant memory. Raises NotFound.
-
-        With an `anchor`, its entry must still exist, unchanged. `resume` trusts the anchor for all
-        entries up to its own, so its signature must have been checked.
-        """
-        with snapshot(self._engine) as connection:
-            return verify_project(connection, project, anchor, resume, progress)
 
     # --------------------------------------------------------------------- tokens
 
@@ -327,6 +203,7 @@ class Ledger:
         project: str | None,
         label: str,
         expires_at: datetime,
+        by: Actor | None = None,
     ) -> TokenRecord:
         """Store a token, with a keyed hash of its secret (32 bytes).
 
@@ -334,66 +211,33 @@ class Ledger:
         project does not exist, Conflict when the id is taken.
         """
         with writing(self._engine) as connection:
-            owner = project and rows.fetch_project(
-                connection, projects.c.name == project, f"called {project}"
+            return tokens.create_token(
+                *(connection, self._seals, _now(), by),
+                id=id,
+                hash=hash,
+                role=role,
+                project=project,
+                label=label,
+                expires_at=expires_at,
             )
-            if (role is Role.STUDENT) != bool(owner):
-                raise Conflict("A student's token belongs to one project, any other to none.")
-            try:
-                connection.execute(
-                    insert(tokens).values(
-                        id=id,
-                        role=role,
-                        project_id=owner.id if owner else None,
-                        label=label,
-                        hash=hash,
-                        created_at=_now(),
-                        expires_at=expires_at,
-                    )
-                )
-            except IntegrityError as error:
-                raise Conflict(f"The token id {id} is taken.") from error
-            row = connection.execute(rows.TOKEN, {"id": id}).one()
-            return rows.token_record(row)
 
-    def find_token(self, id: str) -> TokenRecord | None:
-        """Return the token with this id, even if revoked or expired, or None."""
-        with reading(self._engine) as connection:
-            row = connection.execute(rows.TOKEN, {"id": id}).one_or_none()
-        return None if row is None else rows.token_record(row)
-
-    def list_tokens(
-        self, project: str | None = None, after: str | None = None, limit: int | None = None
-    ) -> list[TokenRecord]:
-        """Return up to `limit` tokens, oldest first: all, or those of one project.
-
-        `after`: a token's id; only later tokens are returned. Raises NotFound for an unknown id.
-        """
-        query = rows.select_tokens().limit(limit)
-        if project is not None:
-            query = query.where(projects.c.name == project)
-        if after is not None:
-            last = self.find_token(after)
-            if last is None:
-                raise NotFound(f"There is no token {after}.")
-            later = tokens.c.created_at > last.created_at
-            same = tokens.c.created_at == last.created_at
-            query = query.where(later | (same & (tokens.c.id > after)))
-        with reading(self._engine) as connection:
-            return [rows.token_record(row) for row in connection.execute(query)]
-
-    def revoke_token(self, id: str) -> TokenRecord:
+    def revoke_token(self, id: str, by: Actor | None = None) -> TokenRecord:
         """Revoke a token, from now on. Doing it again changes nothing. Raises NotFound."""
         with writing(self._engine) as connection:
-            connection.execute(
-                update(tokens)
-                .where(tokens.c.id == id, tokens.c.revoked_at.is_(None))
-                .values(revoked_at=_now())
-            )
-            row = connection.execute(rows.TOKEN, {"id": id}).one_or_none()
-        if row is None:
-            raise NotFound(f"There is no token {id}.")
-        return rows.token_record(row)
+            return tokens.revoke_token(connection, self._seals, _now(), by, id)
+
+    # ------------------------------------------------------------------------ log
+
+    def note(
+        self,
+        action: Action,
+        subject: str,
+        detail: Mapping[str, Any] | None = None,
+        by: Actor | None = None,
+    ) -> None:
+        """Append an entry to the administrative log about something that changes no row."""
+        with writing(self._engine) as connection:
+            log.record(connection, self._seals, _now(), by, action, subject, detail or {})
 
 
 def _now() -> datetime:

@@ -13,6 +13,8 @@ Publication         a published bound on a data-dependent project's spend
 SecretAccount       that spend, for the data owner only
 ChargeRecord        one entry
 TokenRecord         a token without its secret
+LogEntry            one entry of the administrative log
+LogVerification     whether that log is intact
 Verification        whether a project's ledger is intact
 """
 
@@ -26,7 +28,7 @@ from typing import Any
 
 from terrine_protocol import Guarantee, Outcome, ProjectStatus, Role
 from terrine_server.errors import TerrineError
-from terrine_server.ledger.anchors import Anchor
+from terrine_server.ledger.anchors import Anchor, LogAnchor
 from terrine_server.ledger.counts import Counts, counted_outcomes, noise_sigma
 from terrine_server.privacy import GDP, Account, Rule, Terms, VoteOutcome
 
@@ -88,6 +90,8 @@ class ProjectRecord:
     """Hash of the last charge, in hex; the genesis if there is none."""
     opened_at: datetime
     closed_at: datetime | None
+    seal: bytes = field(repr=False, compare=False)
+    """That of its row when it was read."""
 
     @property
     def account(self) -> Account:
@@ -277,6 +281,38 @@ class TokenRecord:
     created_at: datetime
     expires_at: datetime
     revoked_at: datetime | None
+
+
+@dataclass(frozen=True)
+class LogEntry:
+    """One entry of the administrative log; hash in hex. See `administration`."""
+
+    seq: int
+    created_at: datetime
+    actor: str
+    request_id: str | None
+    action: str
+    subject: str
+    detail: Mapping[str, Any]
+    hash: str
+
+
+@dataclass(frozen=True)
+class LogVerification:
+    """Whether the administrative log is intact, and the rows as it says.
+
+    `anchor`: its end, if so.
+    """
+
+    entries: int
+    head: str
+    problems: Sequence[str]
+    anchor: LogAnchor | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
 
 
 @dataclass(frozen=True)

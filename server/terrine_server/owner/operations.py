@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from terrine_protocol import ProjectOpen
 from terrine_server.errors import InvalidTerms
-from terrine_server.ledger import EnsembleRecord, Ledger, ProjectRecord, connect
+from terrine_server.ledger import (
+    Action,
+    Actor,
+    EnsembleRecord,
+    Ledger,
+    ProjectRecord,
+    SecretAccount,
+    connect,
+)
 from terrine_server.ledger.accounts import check_name
+from terrine_server.owner.tokens import load_secret_key
 from terrine_server.planning.forecast import DEFAULT_CONSENSUS, Consensus, Votes
 from terrine_server.planning.opening import choose, under_todays_analysis
 from terrine_server.planning.proposal import propose
@@ -26,12 +35,22 @@ from terrine_server.privacy.budget.quoting import check_publishable, publication
 from terrine_server.settings import Settings
 
 
+def make_directories(settings: Settings) -> None:
+    """Make the data directory, closed to other accounts; one that is there stays as it is."""
+    settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    settings.ensembles_dir.mkdir(mode=0o700, exist_ok=True)
+
+
 def open_ledger(settings: Settings) -> Ledger:
-    """Return the ledger that the settings name. It connects on first use."""
-    return Ledger(connect(settings.database, settings.database_password()))
+    """Return the ledger that the settings name. It connects on first use.
+
+    Raises SecretKeyError without the key that it is sealed with.
+    """
+    engine = connect(settings.database, settings.database_password())
+    return Ledger(engine, load_secret_key(settings.secret_key_path))
 
 
-def open_project(ledger: Ledger, request: ProjectOpen) -> ProjectRecord:
+def open_project(ledger: Ledger, request: ProjectOpen, by: Actor | None = None) -> ProjectRecord:
     """Price a project and reserve its budget under its ensemble's cap.
 
     Of the sound rules, it is opened under the one that is expected to buy the most answers.
@@ -60,7 +79,7 @@ def open_project(ledger: Ledger, request: ProjectOpen) -> ProjectRecord:
             "Set acknowledge_claimed (--acknowledge-claimed) to open the project anyway, "
             'or choose pricing "honest".'
         )
-    return ledger.open_project(request.name, request.ensemble, spec, terms)
+    return ledger.open_project(request.name, request.ensemble, spec, terms, by)
 
 
 def _publishing(
@@ -108,6 +127,7 @@ def register_ensemble(
     delta: float,
     rule: Literal["rdp", "gdp"] = "rdp",
     order: float | None = None,
+    by: Actor | None = None,
 ) -> EnsembleRecord:
     """Verify an ensemble of the data directory and record it in the ledger, with its cap.
 
@@ -146,4 +166,26 @@ def register_ensemble(
     if manifest.encoding:
         info["encoding"] = manifest.encoding.model_dump(mode="json")
     path = str(Path("ensembles") / name)
-    return ledger.register_ensemble(name, path, digest, info, manifest.records, limit)
+    return ledger.register_ensemble(name, path, digest, info, manifest.records, limit, by)
+
+
+def secret_spend(ledger: Ledger, project: str, by: Actor | None = None) -> SecretAccount:
+    """Return the actual cost of a data-dependent project's queries, and record who looked at it.
+
+    Raises what `Ledger.secret_spend` raises.
+    """
+    spend = ledger.secret_spend(project)
+    ledger.note(Action.SPEND_SHOWN, project, {"queries": spend.queries}, by)
+    return spend
+
+
+def export(ledger: Ledger, project: str, by: Actor | None = None) -> Iterator[dict[str, Any]]:
+    """Record that a project's ledger is exported, and yield it. Raises NotFound."""
+    record_export(ledger, project, by)
+    return ledger.export(project)
+
+
+def record_export(ledger: Ledger, project: str, by: Actor | None = None) -> None:
+    """Record that somebody takes a copy of a project's ledger. Raises NotFound."""
+    charges = ledger.project(project).charges
+    ledger.note(Action.LEDGER_EXPORTED, project, {"charges": charges}, by)

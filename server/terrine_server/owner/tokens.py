@@ -15,9 +15,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
+import structlog
+
 from terrine_protocol import Role, TokenCreate, TokenCreated
-from terrine_server.errors import Unauthorized
-from terrine_server.ledger import Ledger
+from terrine_server.errors import BrokenBooks, Unauthorized
+from terrine_server.ledger import Actor, Ledger
+
+log = structlog.get_logger("terrine")
 
 TOKEN = re.compile(r"terrine_([0-9a-f]{16})_[0-9a-f]{64}")
 MIN_KEY_BYTES = 32
@@ -34,6 +38,12 @@ class Principal:
     token_id: str
     role: Role
     project: str | None
+    request_id: str | None = None
+
+    @property
+    def actor(self) -> Actor:
+        """How the administrative log names the caller."""
+        return Actor(f"token:{self.token_id}", self.request_id)
 
 
 class Tokens:
@@ -43,7 +53,7 @@ class Tokens:
         self._ledger = ledger
         self._key = key
 
-    def create(self, request: TokenCreate) -> TokenCreated:
+    def create(self, request: TokenCreate, by: Actor | None = None) -> TokenCreated:
         """Create a token. Only this response ever contains it."""
         token_id = secrets.token_hex(8)
         token = f"terrine_{token_id}_{secrets.token_hex(32)}"
@@ -54,6 +64,7 @@ class Tokens:
             label=request.label,
             expires_at=datetime.now(UTC) + timedelta(days=request.expires_in_days),
             hash=self._hash(token),
+            by=by,
         )
         return TokenCreated(
             id=record.id,
@@ -66,9 +77,16 @@ class Tokens:
         )
 
     def authenticate(self, token: str) -> Principal:
-        """Return the token's principal. Raises `Unauthorized` when the token is not valid now."""
+        """Return the token's principal. Raises `Unauthorized` when the token is not valid now.
+
+        A token whose row was edited is not valid; the log says what was found.
+        """
         match = TOKEN.fullmatch(token)
-        record = self._ledger.find_token(match[1]) if match else None
+        try:
+            record = self._ledger.find_token(match[1]) if match else None
+        except BrokenBooks as error:
+            log.error("token refused", cause=str(error))
+            record = None
         if record is None or not hmac.compare_digest(record.hash, self._hash(token)):
             raise Unauthorized("The bearer token is unknown. Ask the data owner for one.")
         if record.revoked_at is not None:

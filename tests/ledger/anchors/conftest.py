@@ -12,7 +12,7 @@ from terrine_server.ledger import Ledger
 
 
 @pytest.fixture
-def ledger(database_url: str, monkeypatch: pytest.MonkeyPatch) -> Ledger:
+def ledger(database_url: str, secret_key: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     monkeypatch.setenv("TERRINE_DATABASE_URL", database_url)
     monkeypatch.setenv("COLUMNS", "200")
     ledger = open_ledger(database_url)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
-from anchoring import ENTRIES, ONE_DATABASE, anchored, ask
-from books import CONFIDENT, EPOCHS, answered, open_ledger, open_project, unguarded
+from anchoring import ENTRIES, ONE_DATABASE, anchored, ask, terrine
+from books import CONFIDENT, EPOCHS, answered, open_ledger, open_project, reseal, unguarded
 from forging import account, cut, rebuild, remove, rewrite, rows_of, write
+from migrated import SECRET_KEY
 from publishing import open_published, publishing_ledger, voted
 from sqlalchemy import Connection, delete, update
 
@@ -17,6 +20,7 @@ from terrine_server.ledger import Ledger
 from terrine_server.ledger.anchors import (
     Anchor,
 )
+from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store.tables import ensembles, projects
 from terrine_server.ledger.verifying.walk import verify_project
 
@@ -58,14 +62,15 @@ REWRITTEN: dict[str, tuple[Callable[[Connection], object], str]] = {
 
 
 def test_books_that_are_consistent_and_wrong_are_found(ledger: Ledger, database_url: str) -> None:
-    anchor = anchored(ledger)
+    anchor, seals = anchored(ledger), Seals(SECRET_KEY)
     with unguarded(database_url) as forger:
         forger.commit()
         for forgery, (forge, first_finding) in REWRITTEN.items():
             forge(forger)
-            assert verify_project(forger, "study").ok, "without an anchor nobody can tell"
+            reseal(forger)
+            assert verify_project(forger, seals, "study").ok, "without an anchor nobody can tell"
             for resume in (False, True):
-                problems = verify_project(forger, "study", anchor, resume).problems
+                problems = verify_project(forger, seals, "study", anchor, resume).problems
                 assert problems, forgery
                 assert problems[0].startswith(first_finding), problems
             forger.rollback()
@@ -193,3 +198,24 @@ def test_an_anchor_that_lies_about_the_account_is_found(ledger: Ledger) -> None:
             f"balance: {name} is {getattr(ledger.project('study'), name)}, "
             f"but the entries make {getattr(ledger.project('study'), name) - 1}"
         ]
+
+
+@ONE_DATABASE
+def test_the_end_of_the_administrative_log_is_anchored_too(ledger: Ledger, tmp_path: Path) -> None:
+    file = tmp_path / "anchor.json"
+    assert terrine("anchor", "--output", file).exit_code == 0
+    ledger.set_status("study", ProjectStatus.PAUSED)
+    assert terrine("verify", "--anchor", file).exit_code == 0, "it may grow"
+    document = json.loads(file.read_text())
+    changes: list[tuple[dict[str, object], str]] = [
+        ({"head": "00" * 32}, f"anchor: log entry {document['log']['entries']} is not the one"),
+        ({"entries": 99}, "anchor: log entry 99, there at"),
+    ]
+    for change, said in changes:
+        file.write_text(json.dumps({**document, "log": {**document["log"], **change}}))
+        found = terrine("verify", "--anchor", file)
+        assert found.exit_code == 1
+        assert said in found.output
+    del document["log"]
+    file.write_text(json.dumps(document))
+    assert terrine("verify", "--anchor", file).exit_code == 0, "as earlier versions wrote it"

@@ -20,6 +20,7 @@ from terrine_server.ledger import Ledger
 from terrine_server.ledger.anchors import (
     Anchor,
     AnchorError,
+    AnchorFile,
     load_private_key,
     load_public_key,
     read_anchors,
@@ -42,7 +43,7 @@ def test_every_field_of_an_anchor_is_signed(
 ) -> None:
     file, key = tmp_path / "anchor.json", load_public_key(keys[1])
     file.write_text(write_anchors([anchored(ledger)], load_private_key(keys[0])))
-    assert read_anchors(file, key) == ([anchored_as(file)], True)
+    assert read_anchors(file, key) == AnchorFile([anchored_as(file)], None, True)
     document = json.loads(file.read_text())
     paths = list(fields_of(document))
     assert len(paths) == 16
@@ -59,7 +60,7 @@ def test_every_field_of_an_anchor_is_signed(
 
 
 def anchored_as(file: Path) -> Anchor:
-    return read_anchors(file, None)[0][0]
+    return read_anchors(file, None).anchors[0]
 
 
 @ONE_DATABASE

@@ -21,6 +21,7 @@ from terrine_protocol import ProjectStatus
 from terrine_server.ledger.chain import CHARGE_FIELDS, canonical_json, iso
 from terrine_server.ledger.charging import keeping
 from terrine_server.ledger.records import ProjectRecord
+from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store.tables import charges, idempotency
 
 KEYS_KEPT = timedelta(days=7)
@@ -35,18 +36,19 @@ _COUNTED: WeakKeyDictionary[Engine, dict[int, float]] = WeakKeyDictionary()
 
 COLUMNS = ("seq", "query_digest", "input_digest", *CHARGE_FIELDS[5:], "counts", "hash")
 """The columns in an entry's tuple; project and time are the same for all entries of a charge."""
-_KEY_COLUMNS = ("key", "body_digest", "results")
+_KEY_COLUMNS = ("key", "body_digest", "results", "seal")
 
 _MOVE = f"""
     UPDATE projects SET spent = :spent, delta_spent = :delta_spent, cap_spent = :cap_spent,
-        charges = :charges, published = :published, head = :head
+        charges = :charges, published = :published, head = :head, seal = :seal
     WHERE id = :project AND status = '{ProjectStatus.ACTIVE}'
-        AND charges = :from_charges AND head = :from_head
+        AND charges = :from_charges AND head = :from_head AND seal = :from_seal
 """
 
 
 def append(
     connection: Connection,
+    seals: Seals,
     now: datetime,
     before: ProjectRecord,
     after: ProjectRecord,
@@ -59,10 +61,7 @@ def append(
     of other charges. Raises IntegrityError if a key was used meanwhile; nothing is written then
     either, once the transaction, if there is one, is rolled back.
     """
-    move = {
-        "project": before.id,
-        "from_charges": before.charges,
-        "from_head": bytes.fromhex(before.head),
+    balance = {
         "spent": after.spent,
         "delta_spent": after.delta_spent,
         "cap_spent": after.cap_spent,
@@ -70,7 +69,22 @@ def append(
         "published": canonical_json([(p.seq, p.figure) for p in after.published]),
         "head": bytes.fromhex(after.head),
     }
-    keys = [(key, digest, keeping.written(own)) for key, digest, own in kept]
+    fixed = {
+        "id": before.id,
+        "name": before.name,
+        "genesis": bytes.fromhex(before.genesis),
+        "status": ProjectStatus.ACTIVE,
+        "closed_at": None,
+    }
+    move = {
+        **balance,
+        "project": before.id,
+        "from_charges": before.charges,
+        "from_head": bytes.fromhex(before.head),
+        "from_seal": before.seal,
+        "seal": seals.of("projects", {**fixed, **balance}),
+    }
+    keys = [_kept(seals, now, before.id, *answer) for answer in kept]
     move["forget"] = _oldest_kept(connection, now, before.id) if keys else now
     write = _in_sqlite if connection.dialect.name == "sqlite" else _in_postgresql
     return write(connection, now, move, entries, keys)
@@ -88,12 +102,32 @@ def _oldest_kept(connection: Connection, now: datetime, project: int) -> datetim
     return oldest
 
 
+def _kept(
+    seals: Seals,
+    now: datetime,
+    project_id: int,
+    key: str,
+    body_digest: bytes,
+    own: keeping.Kept,
+) -> tuple[Any, ...]:
+    """Return what is kept of a request with a key, in the order of `_KEY_COLUMNS`."""
+    row: dict[str, Any] = {
+        "project_id": project_id,
+        "key": key,
+        "body_digest": body_digest,
+        "results": keeping.written(own),
+        "created_at": now,
+    }
+    row["seal"] = seals.of("idempotency", row)
+    return tuple(row[name] for name in _KEY_COLUMNS)
+
+
 def _in_sqlite(
     connection: Connection,
     now: datetime,
     move: Mapping[str, Any],
     entries: Sequence[Sequence[Any]],
-    keys: Sequence[tuple[str, bytes, str]],
+    keys: Sequence[tuple[Any, ...]],
 ) -> bool:
     project, at = move["project"], iso(now)
     if connection.exec_driver_sql(_MOVE, dict(move)).rowcount != 1:
@@ -121,14 +155,15 @@ def _in_postgresql(
     now: datetime,
     move: Mapping[str, Any],
     entries: Sequence[Sequence[Any]],
-    keys: Sequence[tuple[str, bytes, str]],
+    keys: Sequence[tuple[Any, ...]],
 ) -> bool:
     given = {**move, "now": now}
     if len(entries) == 1:
         given |= zip(COLUMNS, entries[0], strict=True)
     else:
         given |= zip(COLUMNS, map(list, zip(*entries, strict=True)), strict=False)
-    given |= zip(_KEY_COLUMNS, map(list, zip(*keys, strict=True)), strict=False)
+    names = ("key", "body_digest", "results", "seal_of_key")  # `seal` is the balance's
+    given |= zip(names, map(list, zip(*keys, strict=True)), strict=False)
     statement = _statement(min(len(entries), 2), bool(keys))
     return connection.execute(statement, given).one_or_none() is not None
 
@@ -149,7 +184,8 @@ def _statement(entries: int, keys: bool) -> TextClause:
             "WHERE project_id = moved.id AND created_at < :forget)"
         )
         source = (
-            "unnest(CAST(:key AS text[]), CAST(:body_digest AS bytea[]), CAST(:results AS text[]))"
+            "unnest(CAST(:key AS text[]), CAST(:body_digest AS bytea[]), CAST(:results AS text[]), "
+            "CAST(:seal_of_key AS bytea[]))"
         )
         parts.append(f"kept AS ({_from_moved('idempotency', _KEY_COLUMNS, source)})")
     return text(f"WITH {', '.join(parts)} SELECT id FROM moved")

@@ -19,6 +19,7 @@ from terrine_server.errors import (
     ProjectPaused,
     TerrineError,
 )
+from terrine_server.ledger.administration import Action, Actor
 from terrine_server.ledger.chain import (
     frame_counts,
     frame_kind,
@@ -32,7 +33,12 @@ from terrine_server.ledger.charging.appending import append
 from terrine_server.ledger.counts import check_counts, text_of
 from terrine_server.ledger.epochs import Kinds
 from terrine_server.ledger.records import Batch, OnRecord, ProjectRecord, Receipt
+from terrine_server.ledger.seals import Seals
+from terrine_server.ledger.store.log import record as record_log
 from terrine_server.ledger.store.rows import publications
+
+SERVICE = Actor("service")
+"""Publishes figures when they are due, whoever asked last."""
 
 
 class Moved(Exception):  # noqa: N818 - not an error: it is tried again
@@ -40,7 +46,11 @@ class Moved(Exception):  # noqa: N818 - not an error: it is tried again
 
 
 def charge(
-    connection: Connection, now: datetime, record: OnRecord, batches: Sequence[Batch]
+    connection: Connection,
+    seals: Seals,
+    now: datetime,
+    record: OnRecord,
+    batches: Sequence[Batch],
 ) -> tuple[ProjectRecord, list[Receipt | TerrineError]]:
     """Pay for the batches that `record` is about; return the project after them, and the answers.
 
@@ -58,7 +68,7 @@ def charge(
             raise Overtaken("Another request came first with one of these keys. Ask again.")
     fresh = [index for index, answer in enumerate(answers) if answer is None]
     proposals = [proposal for index in fresh for proposal in batches[index].proposals]
-    tally = tallies.load_tally(connection, project) if fresh else None
+    tally = tallies.load_tally(connection, seals, project) if fresh else None
     admission = admit(project.terms, project.account, record.recorded, proposals, tally)
     after, entries = _entries(now, project, admission)
     results = iter(admission.results)
@@ -74,10 +84,15 @@ def charge(
         key = batches[index].key
         if key is not None:
             kept.append((*key, own))
-    if (entries or kept) and not append(connection, now, project, after, entries, kept):
+    if (entries or kept) and not append(connection, seals, now, project, after, entries, kept):
         raise Moved
     if entries and tally is not None:
-        tallies.save_tally(connection, project, tally, after.charges)
+        tallies.save_tally(connection, seals, project, tally, after.charges)
+    for publication in after.published[len(project.published) :]:
+        record_log(
+            *(connection, seals, now, SERVICE, Action.FIGURE_PUBLISHED, project.name),
+            {"charge": publication.seq, "figure": publication.figure},
+        )
     return after, [answer for answer in answers if answer is not None]
 
 

@@ -33,6 +33,7 @@ from terrine_server.ledger.records import (
     Recorded,
     Result,
 )
+from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store import searches
 from terrine_server.ledger.store.rows import KnownProjects, check_end
 from terrine_server.ledger.store.soundness import UNREADABLE
@@ -77,7 +78,10 @@ def look_up(
     check_end(account, ends)
     recorded = Recorded(by_query, by_input)
     answers = [
-        key and _recall(account, *key, by_key.get(key[0]), asked, recorded, paid.times)
+        key
+        and _recall(
+            *(account, accounts.seals, *key, by_key.get(key[0])), asked, recorded, paid.times
+        )
         for key, asked in zip(keys, digests, strict=True)
     ]
     return OnRecord(account, answers, recorded)
@@ -149,6 +153,7 @@ class _Paid:
 
 def _recall(
     project: ProjectRecord,
+    seals: Seals,
     key: str,
     body_digest: bytes,
     kept: Any,
@@ -161,13 +166,15 @@ def _recall(
         return InvalidQuery("An Idempotency-Key is 1 to 255 printable ASCII characters.")
     if kept is None:
         return None
-    if kept.body_digest != body_digest:
-        return IdempotencyConflict(
-            "This Idempotency-Key came before with a different request. "
-            "Use a fresh key for every new request."
-        )
     own = {seq for seq, time in times.items() if time == kept.created_at}
     try:
+        sealed = {**kept._mapping, "project_id": project.id, "seal": kept.key_seal}
+        seals.check("idempotency", sealed)
+        if kept.body_digest != body_digest:
+            return IdempotencyConflict(
+                "This Idempotency-Key came before with a different request. "
+                "Use a fresh key for every new request."
+            )
         read = keeping.read(kept.results)
         if read.newest > project.charges:
             raise ValueError("charges that are not there")

@@ -16,6 +16,8 @@ from sqlalchemy import Connection, insert, select, update
 from terrine_server.errors import BrokenBooks, Conflict
 from terrine_server.ledger.chain import canonical_json
 from terrine_server.ledger.records import ProjectRecord, SecretAccount
+from terrine_server.ledger.seals import Seals
+from terrine_server.ledger.store.soundness import UNREADABLE
 from terrine_server.ledger.store.tables import secret_spends
 from terrine_server.privacy import BoundRelease, PublishedBound, VoteOutcome, event_from_json
 from terrine_server.privacy.published.release import SecretSpend
@@ -74,15 +76,14 @@ def _meter(events: str, teachers: int, classes: int, order: float) -> Meter:
     return Meter(known, teachers=teachers, classes=classes, order=order)
 
 
-def open_tally(connection: Connection, project: ProjectRecord) -> None:
+def open_tally(connection: Connection, seals: Seals, project: ProjectRecord) -> None:
     """Store an empty tally for a project that was just opened."""
     empty = np.zeros(meter_of(project).size, dtype=_COUNTS)
-    connection.execute(
-        insert(secret_spends).values(project_id=project.id, charges=0, tally=empty.tobytes())
-    )
+    row = {"project_id": project.id, "charges": 0, "tally": empty.tobytes()}
+    connection.execute(insert(secret_spends).values(seals.sealed("secret_spends", row)))
 
 
-def load_tally(connection: Connection, project: ProjectRecord) -> SecretTally | None:
+def load_tally(connection: Connection, seals: Seals, project: ProjectRecord) -> SecretTally | None:
     """Return a project's tally, or None if it has none. Raises BrokenBooks."""
     schedule = project.terms.schedule
     if schedule is None:
@@ -94,6 +95,12 @@ def load_tally(connection: Connection, project: ProjectRecord) -> SecretTally | 
     size = meter.size * _COUNTS.itemsize
     if row is None or type(row.tally) is not bytes or len(row.tally) != size:
         raise BrokenBooks(f"The tally of project {project.name} is lost or damaged.", project.name)
+    try:
+        seals.check("secret_spends", row._mapping)
+    except UNREADABLE as error:
+        raise BrokenBooks(
+            f"The tally of project {project.name} was edited.", project.name, str(error)
+        ) from None
     if row.charges != project.charges:
         raise BrokenBooks(
             f"The tally of project {project.name} is not that of its charges.", project.name
@@ -103,19 +110,25 @@ def load_tally(connection: Connection, project: ProjectRecord) -> SecretTally | 
 
 
 def save_tally(
-    connection: Connection, project: ProjectRecord, tally: SecretTally, charges: int
+    connection: Connection,
+    seals: Seals,
+    project: ProjectRecord,
+    tally: SecretTally,
+    charges: int,
 ) -> None:
     """Store a tally that covers the first `charges` charges."""
+    changed = {"charges": charges, "tally": tally.tally.astype(_COUNTS).tobytes()}
+    seal = seals.of("secret_spends", {"project_id": project.id, **changed})
     connection.execute(
         update(secret_spends)
         .where(secret_spends.c.project_id == project.id)
-        .values(charges=charges, tally=tally.tally.astype(_COUNTS).tobytes())
+        .values(**changed, seal=seal)
     )
 
 
-def secret_spend(connection: Connection, project: ProjectRecord) -> SecretAccount:
+def secret_spend(connection: Connection, seals: Seals, project: ProjectRecord) -> SecretAccount:
     """See `Ledger.secret_spend`."""
-    tally = load_tally(connection, project)
+    tally = load_tally(connection, seals, project)
     if tally is None:
         raise Conflict(
             f"The project {project.name} is priced at the worst case; it has no secret spend."

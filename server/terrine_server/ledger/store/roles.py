@@ -8,20 +8,26 @@ from terrine_server.errors import NotFound
 from terrine_server.ledger.store.database import writing
 
 RIGHTS: dict[str, dict[str, tuple[str, ...]]] = {
+    "administrative_log": {"SELECT": (), "INSERT": ()},
     "alembic_version": {"SELECT": ()},
     "charges": {"SELECT": (), "INSERT": ()},
-    "ensembles": {"SELECT": (), "INSERT": (), "UPDATE": ("reserved", "delta_reserved")},
-    "idempotency": {"SELECT": (), "INSERT": (), "DELETE": ()},
+    "ensembles": {"SELECT": (), "INSERT": (), "UPDATE": ("reserved", "delta_reserved", "seal")},
+    "idempotency": {"SELECT": (), "INSERT": (), "DELETE": (), "UPDATE": ("seal",)},
+    "log_head": {
+        "SELECT": (),
+        "INSERT": (),
+        "UPDATE": ("key_check", "entries", "head", "seal"),
+    },
     "projects": {
         "SELECT": (),
         "INSERT": (),
         "UPDATE": (
             *("status", "closed_at", "spent", "delta_spent", "cap_spent"),
-            *("charges", "published", "head"),
+            *("charges", "published", "head", "seal"),
         ),
     },
-    "secret_spends": {"SELECT": (), "INSERT": (), "UPDATE": ("charges", "tally")},
-    "tokens": {"SELECT": (), "INSERT": (), "UPDATE": ("revoked_at",)},
+    "secret_spends": {"SELECT": (), "INSERT": (), "UPDATE": ("charges", "tally", "seal")},
+    "tokens": {"SELECT": (), "INSERT": (), "UPDATE": ("revoked_at", "seal")},
 }
 """By table and right: the columns, or () for all of them."""
 SEQUENCES = ("ensembles_id_seq", "projects_id_seq")

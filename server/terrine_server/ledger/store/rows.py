@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -14,6 +14,7 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from terrine_protocol import Guarantee, Outcome, ProjectStatus, Role
 from terrine_server.errors import BrokenBooks, NotFound
+from terrine_server.ledger.administration import facts_text
 from terrine_server.ledger.chain import follows, genesis
 from terrine_server.ledger.counts import check_counts, counts_of
 from terrine_server.ledger.records import (
@@ -23,6 +24,8 @@ from terrine_server.ledger.records import (
     Publication,
     TokenRecord,
 )
+from terrine_server.ledger.seals import Seals
+from terrine_server.ledger.store.log import logged
 from terrine_server.ledger.store.searches import ACCOUNT
 from terrine_server.ledger.store.soundness import (
     UNREADABLE,
@@ -41,7 +44,11 @@ _claimed = (
     .where(_on_ensemble.c.ensemble_id == ensembles.c.id, _on_ensemble.c.guarantee == "claimed")
     .label(f"{_ENSEMBLE}claimed")
 )
-_ensemble_columns = [column.label(f"{_ENSEMBLE}{column.name}") for column in ensembles.c]
+_ensemble_columns = [
+    *(column.label(f"{_ENSEMBLE}{column.name}") for column in ensembles.c),
+    _claimed,
+    logged("ensemble", ensembles.c.name).label(f"{_ENSEMBLE}logged"),
+]
 
 # The columns of a project that may change, and those that identify it.
 _ACCOUNT = [projects.c[name] for name in ACCOUNT]
@@ -52,7 +59,7 @@ terms_from_text = lru_cache(maxsize=1024)(lambda text: Terms.from_json(json.load
 
 def select_ensembles() -> Select[Any]:
     """Select all ensembles, by name."""
-    return select(*_ensemble_columns, _claimed).order_by(ensembles.c.name)
+    return select(*_ensemble_columns).order_by(ensembles.c.name)
 
 
 _newest = charges.alias("newest")
@@ -65,6 +72,7 @@ _last = [
     .label(f"last_{column.name}")
     for column in (_newest.c.seq, _newest.c.hash)
 ]
+_logged = logged("project", projects.c.name).label("logged")
 _before = charges.alias("before")
 _previous = (
     select(_before.c.hash)
@@ -82,7 +90,7 @@ def select_projects() -> Select[Any]:
     everything else as it was before.
     """
     return (
-        select(projects, *_last, *_ensemble_columns, _claimed)
+        select(projects, _logged, *_last, *_ensemble_columns)
         # Outer: a project whose ensemble is gone is not skipped, but refused as damaged.
         .outerjoin(ensembles, projects.c.ensemble_id == ensembles.c.id)
         .order_by(projects.c.name)
@@ -99,13 +107,13 @@ def lock_ensemble(connection: Connection, condition: ColumnElement[bool]) -> Row
 
 
 def fetch_project(
-    connection: Connection, condition: ColumnElement[bool], described: str
+    connection: Connection, seals: Seals, condition: ColumnElement[bool], described: str
 ) -> ProjectRecord:
     """Fetch a project. Raises NotFound."""
     row = connection.execute(select_projects().where(condition)).one_or_none()
     if row is None:
         raise NotFound(f"There is no project {described}.")
-    return project_record(row)
+    return project_record(row, seals)
 
 
 @contextmanager
@@ -117,7 +125,13 @@ def readable(what: str, project: str = "all") -> Iterator[None]:
         raise BrokenBooks(f"{what} was altered or damaged.", project, repr(error)) from None
 
 
-def ensemble_record(row: Row[Any]) -> EnsembleRecord:
+def check_logged(kind: str, row: Mapping[str, Any]) -> None:
+    """Raise ValueError unless a row is as the administrative log's last entry about it says."""
+    if row["logged"] != facts_text(kind, row):
+        raise ValueError("it is not as the administrative log says")
+
+
+def ensemble_record(row: Row[Any], seals: Seals) -> EnsembleRecord:
     """Return the record of a row of `select_ensembles` or `select_projects`. Raises BrokenBooks."""
     fields = {
         name.removeprefix(_ENSEMBLE): value
@@ -126,8 +140,10 @@ def ensemble_record(row: Row[Any]) -> EnsembleRecord:
     }
     with readable(f"The ensemble {fields['name']!r}"):
         check_types(ensembles.c, fields)
+        seals.check("ensembles", fields)
+        check_logged("ensemble", fields)
         ensemble = EnsembleRecord(
-            **fields
+            **{name: fields[name] for name in fields.keys() - {"seal", "logged"}}
             | {
                 "manifest_sha256": fields["manifest_sha256"].hex(),
                 "info": json.loads(fields["info"]),
@@ -138,11 +154,12 @@ def ensemble_record(row: Row[Any]) -> EnsembleRecord:
     return ensemble
 
 
-def project_record(row: Row[Any]) -> ProjectRecord:
+def project_record(row: Row[Any], seals: Seals) -> ProjectRecord:
     """Return the record of a row of `select_projects`.
 
     Raises BrokenBooks unless its terms and its ensemble are those that it was opened with, its
-    balance is possible for its number of charges, and its last charge is as `check_end` requires.
+    balance is possible for its number of charges, its seal is right, the administrative log says
+    the same, and its last charge is as `check_end` requires.
     """
     with readable(f"The account of project {row.name!r}", str(row.name)):
         fields = dict(row._mapping)
@@ -150,7 +167,7 @@ def project_record(row: Row[Any]) -> ProjectRecord:
         project = ProjectRecord(
             id=row.id,
             name=row.name,
-            ensemble=ensemble_record(row),
+            ensemble=ensemble_record(row, seals),
             status=ProjectStatus(row.status),
             guarantee=Guarantee(row.guarantee),
             mechanism=json.loads(row.mechanism),
@@ -165,10 +182,13 @@ def project_record(row: Row[Any]) -> ProjectRecord:
             head=row.head.hex(),
             opened_at=row.opened_at,
             closed_at=row.closed_at,
+            seal=row.seal,
         )
         if genesis(fields) != row.genesis:
             raise ValueError("the terms are not those that the project was opened with")
         check_account(project)
+        seals.check("projects", fields)
+        check_logged("project", {**fields, "ensemble": project.ensemble.name})
     check_end(project, [] if row.last_seq is None else [(row.last_seq, row.last_hash)])
     return project
 
@@ -213,10 +233,12 @@ class KnownProjects:
     """Current accounts of projects. What is fixed when a project is opened is read only once.
 
     It is checked against its hash, and kept in memory with the hash. The ensemble is kept, too, so
-    what may change in it (how much of its cap is reserved) may be out of date.
+    what may change in it (how much of its cap is reserved) may be out of date. What may change in
+    the account is checked against its seal each time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seals: Seals) -> None:
+        self.seals = seals
         self._remembered: dict[str, ProjectRecord] = {}
 
     def remembered(self, name: str) -> ProjectRecord | None:
@@ -234,10 +256,13 @@ class KnownProjects:
         """Return the current record of a row of `searches.find`. Raises BrokenBooks."""
         with readable(f"The account of project {row.name!r}", str(row.name)):
             check_types(_ACCOUNT, row._mapping)
+            self.seals.check("projects", row._mapping)
             opened = self._remembered.get(row.name)
             if opened is None or (opened.id, opened.genesis) != (row.id, row.genesis.hex()):
                 same = (projects.c.id == row.id) & (projects.c.genesis == row.genesis)
-                opened = self.remember(fetch_project(connection, same, f"number {row.id}"))
+                opened = self.remember(
+                    fetch_project(connection, self.seals, same, f"number {row.id}")
+                )
             account = replace(
                 opened,
                 status=ProjectStatus(row.status),
@@ -248,6 +273,7 @@ class KnownProjects:
                 published=_published(row.published),
                 head=row.head.hex(),
                 closed_at=row.closed_at,
+                seal=row.seal,
             )
             check_account(account)
             return account
@@ -286,10 +312,13 @@ def charge_record(row: Row[Any], project: ProjectRecord) -> ChargeRecord:
         )
 
 
+_token_logged = logged("token", tokens.c.id).label("logged")
+
+
 def select_tokens() -> Select[Any]:
     """Select all tokens with the name of their project, oldest first."""
     return (
-        select(tokens, projects.c.name.label("project"))
+        select(tokens, projects.c.name.label("project"), _token_logged)
         .outerjoin(projects, tokens.c.project_id == projects.c.id)
         .order_by(tokens.c.created_at, tokens.c.id)
     )
@@ -299,9 +328,15 @@ TOKEN = select_tokens().where(tokens.c.id == bindparam("id"))
 """Selects one token. Built once, since every request needs it."""
 
 
-def token_record(row: Row[Any]) -> TokenRecord:
-    """Return the record of a row of `select_tokens`. Raises BrokenBooks."""
+def token_record(row: Row[Any], seals: Seals) -> TokenRecord:
+    """Return the record of a row of `select_tokens`.
+
+    Raises BrokenBooks unless its seal is right and the administrative log says the same.
+    """
     with readable(f"The token {row.id!r}"):
         fields = dict(row._mapping)
         check_types(tokens.c, fields)
+        seals.check("tokens", fields)
+        check_logged("token", fields)
+        del fields["seal"], fields["logged"]
         return TokenRecord(**fields | {"role": Role(row.role)})

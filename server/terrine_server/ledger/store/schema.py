@@ -12,6 +12,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, text
 
 from terrine_server.errors import DatabaseStarting, DatabaseUnavailable, SchemaMismatch
+from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store.database import (
     appending,
     reading,
@@ -19,6 +20,7 @@ from terrine_server.ledger.store.database import (
     use_write_ahead_log,
     writing,
 )
+from terrine_server.ledger.store.log import initialise
 from terrine_server.ledger.store.parts import Part, missing
 
 # Names the lock under which migrations run. Any number that nobody else uses will do.
@@ -31,8 +33,8 @@ START_SECONDS = 60.0
 """Longest wait for a PostgreSQL that does not accept connections yet."""
 
 
-def upgrade(engine: Engine) -> list[str]:
-    """Create the tables, or migrate them to this version.
+def upgrade(engine: Engine, key: bytes) -> list[str]:
+    """Create the tables, or migrate them to this version. A new ledger is sealed with the `key`.
 
     If they are of this version, restore the parts that somebody removed, as far as SQL can, and
     return their names: what was written meanwhile was not checked by them. Several processes may do
@@ -55,6 +57,7 @@ def upgrade(engine: Engine) -> list[str]:
             raise _newer()
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
+        initialise(connection, Seals(key))
         return _restore(connection) if state == "current" else []
 
 

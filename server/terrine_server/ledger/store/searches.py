@@ -23,17 +23,17 @@ charge that the account counts, or a later one; what is kept of a request with a
 
 ACCOUNT = (
     *("id", "name", "genesis", "status", "spent", "delta_spent", "cap_spent"),
-    *("charges", "published", "head", "closed_at"),
+    *("charges", "published", "head", "closed_at", "seal"),
 )
 """The columns of a project that may change, and those that identify it."""
 _FOUND = {
     **{"kind": "int", "seq": "bigint", "hash": "bytea"},
     **{"query_digest": "bytea", "input_digest": "bytea", "created_at": "timestamptz"},
     **{"outcome": "text", "label": "bigint", "counts": "text", "previous": "bytea"},
-    **{"key": "text", "body_digest": "bytea", "results": "text"},
+    **{"key": "text", "body_digest": "bytea", "results": "text", "key_seal": "bytea"},
 }
 FOUND = tuple(_FOUND)
-"""Columns of the rows found. A charge has all but the last three. A key has only those, and its
+"""Columns of the rows found. A charge has all but the last four. A key has only those, and its
 time. Of the last charge, only number and hash are looked up. `previous`: the hash before."""
 
 _ACCOUNT = [projects.c[name] for name in ACCOUNT]
@@ -130,6 +130,7 @@ def _search(sqlite: bool, keys: bool) -> str:
     ]
     if keys:
         kept = {name: name for name in ("created_at", "key", "body_digest", "results")}
+        kept["key_seal"] = "seal"  # the account, in the same row, has a seal, too
         columns = _columns(KEY, kept)
         parts.append(_each(sqlite, "idempotency", columns, project, "keys", "text", "key = ?"))
     return " UNION ALL ".join(parts)

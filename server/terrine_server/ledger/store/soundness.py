@@ -25,7 +25,7 @@ UNREADABLE = (
 """The errors that reading an altered or damaged value may raise."""
 
 
-def check_types(columns: Iterable[Column[Any]], row: Mapping[str, Any]) -> None:
+def check_types(columns: Iterable[Column[Any]], row: Mapping[Any, Any]) -> None:
     """Check each value's type. SQLite stores a value of any type in any column."""
     for column in columns:
         value = row[column.name]

@@ -93,6 +93,11 @@ def _digest(name: str) -> CheckConstraint:
     return CheckConstraint(f"length({name}) = 32", name=f"{name}_length")
 
 
+def _seal() -> tuple[Column[bytes], CheckConstraint]:
+    """See `seals`. A row of a version that had none has NULL until the ledger is sealed."""
+    return Column("seal", _Digest), _digest("seal")
+
+
 ensembles = Table(
     "ensembles",
     metadata,
@@ -110,6 +115,7 @@ ensembles = Table(
     Column("reserved", BigInteger, nullable=False),
     Column("delta_reserved", BigInteger, nullable=False),
     Column("registered_at", Timestamp, nullable=False),
+    *_seal(),
     UniqueConstraint("name"),
     # The same teachers under two names would have two caps.
     UniqueConstraint("manifest_sha256"),
@@ -142,6 +148,7 @@ projects = Table(
     Column("head", _Digest, nullable=False),
     Column("opened_at", Timestamp, nullable=False),
     Column("closed_at", Timestamp),
+    *_seal(),
     UniqueConstraint("name"),
     Index("ix_projects_ensemble_id", "ensemble_id"),
     _digest("genesis"),
@@ -209,6 +216,7 @@ secret_spends = Table(
     Column("project_id", ForeignKey(projects.c.id), primary_key=True),
     Column("charges", BigInteger, nullable=False),
     Column("tally", LargeBinary, nullable=False),
+    *_seal(),
     CheckConstraint("charges >= 0", name="charges"),
 )
 
@@ -220,6 +228,7 @@ idempotency = Table(
     Column("body_digest", _Digest, nullable=False),
     Column("results", Text, nullable=False),
     Column("created_at", Timestamp, nullable=False),
+    *_seal(),
     Index("ix_idempotency_project_id_created_at", "project_id", "created_at"),
     _digest("body_digest"),
 )
@@ -235,8 +244,41 @@ tokens = Table(
     Column("created_at", Timestamp, nullable=False),
     Column("expires_at", Timestamp, nullable=False),
     Column("revoked_at", Timestamp),
+    *_seal(),
     Index("ix_tokens_project_id", "project_id"),
     _digest("hash"),
     CheckConstraint("role IN ('student', 'auditor', 'admin')", name="role"),
     CheckConstraint("(role = 'student') = (project_id IS NOT NULL)", name="project"),
+)
+
+administrative_log = Table(
+    "administrative_log",
+    metadata,
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("created_at", Timestamp, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("request_id", String(64)),
+    Column("action", String(32), nullable=False),
+    Column("subject", String(64), nullable=False),
+    Column("detail", Text, nullable=False),
+    Column("hash", _Digest, nullable=False),
+    Index("ix_administrative_log_subject_seq", "subject", "seq"),
+    CheckConstraint("seq >= 1", name="seq"),
+    _digest("hash"),
+    sqlite_with_rowid=False,
+)
+
+# One row: where the log ends, and which key the ledger is sealed with.
+log_head = Table(
+    "log_head",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("key_check", _Digest, nullable=False),
+    Column("entries", BigInteger, nullable=False),
+    Column("head", _Digest, nullable=False),
+    Column("seal", _Digest, nullable=False),
+    CheckConstraint("id = 1", name="one"),
+    _digest("key_check"),
+    _digest("head"),
+    _digest("seal"),
 )

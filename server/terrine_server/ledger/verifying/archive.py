@@ -19,10 +19,11 @@ from sqlalchemy import RowMapping
 
 from terrine_server.ledger.chain import TERMS_FIELDS, canonical_json, iso
 from terrine_server.ledger.counts import text_of, whole_numbers
-from terrine_server.ledger.records import ChargeRecord
+from terrine_server.ledger.records import ChargeRecord, LogEntry
 from terrine_server.ledger.verifying.entries import COLUMNS, PAGE, Pages, StoredEntry
 
 FORMAT = "terrine-export/1"
+LOG_FORMAT = "terrine-log/1"
 ACCOUNT_FIELDS = (
     "id",
     *TERMS_FIELDS,
@@ -59,6 +60,21 @@ def entry_line(entry: ChargeRecord) -> dict[str, Any]:
     line = {**vars(entry), "created_at": iso(entry.created_at)}
     counts = line.pop("counts")
     return line if counts is None else {**line, "counts": list(counts)}
+
+
+def log_line(entries: int, head: bytes) -> dict[str, Any]:
+    """Return the first line of an export of the administrative log: where the log ends."""
+    return {
+        "format": LOG_FORMAT,
+        "version": version("terrine"),
+        "entries": entries,
+        "head": head.hex(),
+    }
+
+
+def log_entry_line(entry: LogEntry) -> dict[str, Any]:
+    """Return the line of an entry of that log, with its time in the form that is hashed."""
+    return {**vars(entry), "created_at": iso(entry.created_at)}
 
 
 @contextmanager

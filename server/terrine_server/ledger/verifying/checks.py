@@ -25,6 +25,7 @@ from terrine_server.ledger.chain import genesis
 from terrine_server.ledger.charging import keeping, tallies
 from terrine_server.ledger.counts import check_counts, counted_outcomes, counts_of
 from terrine_server.ledger.epochs import Epochs, entry_event
+from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store import rows
 from terrine_server.ledger.store.soundness import UNREADABLE
 from terrine_server.ledger.store.tables import idempotency, projects
@@ -189,16 +190,16 @@ def check_counted(rules: Rules, classes: int, entry: Raw, counts: str | None) ->
         yield f"its noisy counts are not what was answered ({error})"
 
 
-def check_tally(connection: Connection, project: Raw, rules: Rules) -> Iterator[str]:
+def check_tally(connection: Connection, seals: Seals, project: Raw, rules: Rules) -> Iterator[str]:
     """Check that the tally counts as many queries as were charged; their votes are not stored."""
     if rules.terms.schedule is None:
         return
     try:
-        record = rows.fetch_project(connection, projects.c.id == project["id"], "at all")
+        record = rows.fetch_project(connection, seals, projects.c.id == project["id"], "at all")
     except BrokenBooks:
         return  # the account itself is wrong, which another check reports
     try:
-        tally = tallies.load_tally(connection, record)
+        tally = tallies.load_tally(connection, seals, record)
     except BrokenBooks as error:
         yield f"tally: {error.found}"
         return
@@ -212,23 +213,22 @@ def whole(value: object) -> int:
     return value if isinstance(value, int) else 0
 
 
-def check_keys(connection: Connection, project: Raw) -> Iterator[str]:
-    """Check that what is kept of each request with a key names existing charges.
+def check_keys(connection: Connection, seals: Seals, project: Raw) -> Iterator[str]:
+    """Check that what is kept of each request with a key is sealed and names existing charges.
 
     The queries are not kept, so whether they match is checked only when the request is repeated.
     """
-    kept = select(idempotency.c.key, idempotency.c.results).where(
-        idempotency.c.project_id == project["id"]
-    )
-    for key, results in connection.execute(kept, execution_options={"yield_per": 1000}):
+    kept = select(idempotency).where(idempotency.c.project_id == project["id"])
+    for row in connection.execute(kept, execution_options={"yield_per": 1000}):
         try:
-            valid = keeping.read(results).newest <= project["charges"]
+            seals.check("idempotency", row._mapping)
+            valid = keeping.read(row.results).newest <= project["charges"]
         except UNREADABLE:
             valid = False
         if not valid:
             yield (
-                f"key {key!r}: what is kept of its request is not what was written; without it, "
-                "what was paid is still answered at no cost"
+                f"key {row.key!r}: what is kept of its request is not what was written; without "
+                "it, what was paid is still answered at no cost"
             )
 
 

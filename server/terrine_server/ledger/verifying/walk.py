@@ -20,6 +20,7 @@ from terrine_server.errors import BrokenBooks, NotFound
 from terrine_server.ledger.anchors import Anchor
 from terrine_server.ledger.chain import KIND_FIELDS, frame, frame_counts, hasher, iso
 from terrine_server.ledger.records import Verification
+from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store import rows
 from terrine_server.ledger.store.soundness import UNREADABLE
 from terrine_server.ledger.store.tables import projects
@@ -49,6 +50,7 @@ Progress = Callable[[int, int], object]
 
 def verify_project(
     connection: Connection,
+    seals: Seals,
     name: str,
     anchor: Anchor | None = None,
     resume: bool = False,
@@ -61,16 +63,16 @@ def verify_project(
     project = dict(row._mapping)
 
     def check_rest(rules: Rules) -> Iterator[str]:
-        yield from check_tally(connection, project, rules)
+        yield from check_tally(connection, seals, project, rules)
         yield from check_reservation(connection, project)
-        yield from check_keys(connection, project)
+        yield from check_keys(connection, seals, project)
 
     walk = _Walk(project, anchor, resume, progress)
     found = walk.verified(stored(connection, project["id"], walk.after), check_rest)
     if found.ok:
         # An account that every other reader refuses must not be reported as intact.
         try:
-            rows.project_record(row)
+            rows.project_record(row, seals)
         except BrokenBooks as error:
             problems = [f"account: {error.found} {error.cause}"]
             return replace(found, problems=problems, anchor=None)

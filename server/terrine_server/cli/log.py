@@ -1,0 +1,74 @@
+"""`terrine log`: what the data owner did."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from terrine_server.cli.console import AsJson, console, opened_ledger, print_json, writing
+from terrine_server.cli.verify import report_log
+
+app = typer.Typer(help="Show, verify and export the administrative log.")
+LAST = 20
+
+
+@app.callback(invoke_without_command=True)
+def show(
+    context: typer.Context,
+    last: Annotated[int, typer.Option(min=1, max=1000, help="Number of entries to show.")] = LAST,
+    as_json: AsJson = False,
+) -> None:
+    """Show who did what, newest last: projects, tokens, ensembles, keys, publications, exports."""
+    if context.invoked_subcommand is not None:
+        return
+    from terrine_server import views
+
+    entries = opened_ledger().log(limit=last, newest=True)
+    if as_json:
+        print_json([views.log_entry(entry) for entry in entries])
+        return
+    table = Table("#", "when (UTC)", "who", "what", "on", "detail")
+    for entry in entries:
+        detail = ", ".join(f"{k} {v}" for k, v in entry.detail.items() if v is not None)
+        table.add_row(
+            str(entry.seq),
+            f"{entry.created_at:%Y-%m-%d %H:%M:%S}",
+            Text(entry.actor),
+            entry.action,
+            Text(entry.subject),
+            Text(detail),  # as it is, without markup
+        )
+    console.print(table)
+
+
+@app.command()
+def verify() -> None:
+    """Recompute every hash, and hold tokens, projects and ensembles against the log.
+
+    Exits with code 1 if anything is wrong. `terrine ledger verify` does this, too.
+    """
+    if not report_log(opened_ledger().verify_log()):
+        raise typer.Exit(1)
+
+
+@app.command()
+def export(
+    output: Annotated[
+        Path | None, typer.Option(help="File to write; default: standard output.")
+    ] = None,
+) -> None:
+    """Export the log: its end, then every entry, one JSON object per line.
+
+    `docs/check_chain.py` checks an export without Terrine.
+    """
+    ledger, count = opened_ledger(), 0
+    with writing(output) as file:
+        for count, line in enumerate(ledger.export_log()):  # noqa: B007 - the end of the log is 0
+            file.write(json.dumps(line) + "\n")
+    if output is not None:
+        console.print(f"Wrote {count} entries to {output}.", highlight=False, soft_wrap=True)

@@ -1,0 +1,105 @@
+"""The administrative log: its entries, their hashes, and what they say about rows. Pure.
+
+An entry says who did what to which subject, and when. Entry k's hash covers entry k-1's hash and
+every other column of entry k, framed as in `chain`. An entry about an ensemble, a project or a
+token has all of its `FACTS` as they were afterwards, so the last entry about it says how it must be
+now.
+"""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from terrine_server.ledger.chain import canonical_json, frame, iso
+
+LOG_FIELDS = ("seq", "created_at", "actor", "request_id", "action", "subject", "detail")
+"""Every column of an entry except its hash, in the order in which they are hashed."""
+
+START = hashlib.sha256(frame("terrine/log-start/1")).digest()
+"""The hash before the first entry."""
+
+
+class Action(StrEnum):
+    """What was done."""
+
+    LEDGER_INITIALISED = "ledger-initialised"
+    LEDGER_SEALED = "ledger-sealed"
+    KEY_CHANGED = "key-changed"
+    ENSEMBLE_REGISTERED = "ensemble-registered"
+    ENSEMBLE_ADOPTED = "ensemble-adopted"
+    PROJECT_OPENED = "project-opened"
+    PROJECT_RESUMED = "project-resumed"
+    PROJECT_PAUSED = "project-paused"
+    PROJECT_CLOSED = "project-closed"
+    PROJECT_ADOPTED = "project-adopted"
+    TOKEN_CREATED = "token-created"  # noqa: S105 - no password
+    TOKEN_REVOKED = "token-revoked"  # noqa: S105 - no password
+    TOKEN_ADOPTED = "token-adopted"  # noqa: S105 - no password
+    FIGURE_PUBLISHED = "figure-published"
+    LEDGER_EXPORTED = "ledger-exported"
+    SPEND_SHOWN = "spend-shown"
+
+
+FACTS: dict[str, tuple[str, ...]] = {
+    "ensemble": (
+        *("path", "manifest_sha256", "records", "epsilon", "delta", "rdp_order"),
+        *("cap", "delta_cap", "registered_at"),
+    ),
+    "project": (
+        *("ensemble", "guarantee", "status", "budget", "delta_budget", "cap_budget"),
+        *("genesis", "opened_at", "closed_at"),
+    ),
+    "token": ("role", "project", "label", "created_at", "expires_at", "revoked_at"),
+}
+"""By kind of subject: what an entry about it says. An ensemble's and a project's `subject` is its
+name, a token's its id."""
+
+ABOUT = {
+    kind: tuple(str(action) for action in Action if action.startswith(f"{kind}-")) for kind in FACTS
+}
+"""By kind of subject: the actions whose entries have its facts."""
+
+
+@dataclass(frozen=True)
+class Actor:
+    """Who does something: `token:ID` with the id of the request, or `local:USER`."""
+
+    who: str
+    request_id: str | None = None
+
+
+def local_actor() -> Actor:
+    """Return the account that this process runs as."""
+    try:
+        return Actor(f"local:{getpass.getuser()}")
+    except (KeyError, OSError):  # a container's account may have a number only
+        return Actor(f"local:{os.getuid()}")
+
+
+def facts(kind: str, row: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return what an entry says about a row, as JSON values."""
+    return {name: _plain(row[name]) for name in FACTS[kind]}
+
+
+def facts_text(kind: str, row: Mapping[Any, Any]) -> str:
+    """Return the `detail` of an entry about a row."""
+    return canonical_json(facts(kind, row))
+
+
+def log_hash(previous: bytes, entry: Mapping[Any, Any]) -> bytes:
+    """Return the hash of an entry: that of the previous hash and `LOG_FIELDS`."""
+    fields = (entry[name] for name in LOG_FIELDS)
+    return hashlib.sha256(frame("terrine/log/1", previous, *fields)).digest()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return iso(value)
+    return value.hex() if isinstance(value, bytes) else value

@@ -1,0 +1,242 @@
+"""All that is read from the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Engine, select
+
+from terrine_protocol import Outcome, ProjectStatus
+from terrine_server.errors import NotFound
+from terrine_server.ledger import tokens as stored_tokens
+from terrine_server.ledger.anchors import Anchor, LogAnchor
+from terrine_server.ledger.charging import tallies
+from terrine_server.ledger.records import (
+    ChargeRecord,
+    EnsembleRecord,
+    LogEntry,
+    LogVerification,
+    ProjectRecord,
+    SecretAccount,
+    TokenRecord,
+    Verification,
+)
+from terrine_server.ledger.seals import Seals
+from terrine_server.ledger.store import log, rows
+from terrine_server.ledger.store.database import reading, snapshot
+from terrine_server.ledger.store.tables import administrative_log, charges, ensembles, projects
+from terrine_server.ledger.verifying import archive
+from terrine_server.ledger.verifying.administration import verify_log
+from terrine_server.ledger.verifying.walk import Progress, verify_project
+
+_PAGE = 1000
+
+
+class Books:
+    """What is recorded in one database: ensembles, projects, charges, tokens, the log. Thread-safe.
+
+    `key`: the server's secret key. What is not sealed with it is not believed: any method raises
+    BrokenBooks for a row that was edited, and DatabaseUnavailable when the database cannot be
+    reached or is busy for too long."""
+
+    def __init__(self, engine: Engine, key: bytes) -> None:
+        self._engine = engine
+        self._seals = Seals(key)
+        self._accounts = rows.KnownProjects(self._seals)
+
+    def check_sealed(self) -> None:
+        """Raise NotSealed, with the command to run, unless the ledger is sealed with this key."""
+        with snapshot(self._engine) as connection:
+            log.check_head(connection, self._seals)
+
+    def ensembles(self) -> list[EnsembleRecord]:
+        """Return all ensembles, by name."""
+        with reading(self._engine) as connection:
+            return [
+                rows.ensemble_record(r, self._seals)
+                for r in connection.execute(rows.select_ensembles())
+            ]
+
+    def ensemble(self, name: str) -> EnsembleRecord:
+        """Return one ensemble. Raises NotFound."""
+        with reading(self._engine) as connection:
+            query = rows.select_ensembles().where(ensembles.c.name == name)
+            row = connection.execute(query).one_or_none()
+        if row is None:
+            raise NotFound(f"There is no ensemble called {name}.")
+        return rows.ensemble_record(row, self._seals)
+
+    def project(self, name: str) -> ProjectRecord:
+        """Return one project. Raises NotFound."""
+        with reading(self._engine) as connection:
+            return rows.fetch_project(
+                connection, self._seals, projects.c.name == name, f"called {name}"
+            )
+
+    def remembered(self, name: str) -> ProjectRecord:
+        """Return one project for its fixed fields; all others may be out of date.
+
+        Reads the database only if the project is not in memory. Raises NotFound.
+        """
+        found = self._accounts.remembered(name)
+        return self._accounts.remember(self.project(name)) if found is None else found
+
+    def projects(
+        self,
+        after: str | None = None,
+        limit: int = 100,
+        ensemble: str | None = None,
+        status: ProjectStatus | None = None,
+    ) -> list[ProjectRecord]:
+        """Return up to `limit` projects in order of their names, starting after `after`."""
+        query = rows.select_projects().limit(limit)
+        if after is not None:
+            query = query.where(projects.c.name > after)
+        if ensemble is not None:
+            query = query.where(ensembles.c.name == ensemble)
+        if status is not None:
+            query = query.where(projects.c.status == status)
+        with reading(self._engine) as connection:
+            return [rows.project_record(row, self._seals) for row in connection.execute(query)]
+
+    def project_names(self) -> list[str]:
+        """Return the names of all projects, even damaged ones, which `verify` can still check."""
+        names = select(projects.c.name).order_by(projects.c.name)
+        with reading(self._engine) as connection:
+            return list(connection.execute(names).scalars())
+
+    def secret_spend(self, project: str) -> SecretAccount:
+        """Return the actual cost of a data-dependent project's queries, given their votes. Secret.
+
+        For the data owner only: no guarantee covers its disclosure. Raises NotFound, and Conflict
+        for a project that is priced at the worst case.
+        """
+        with snapshot(self._engine) as connection:
+            condition = projects.c.name == project
+            account = rows.fetch_project(connection, self._seals, condition, f"called {project}")
+            return tallies.secret_spend(connection, self._seals, account)
+
+    def charges(
+        self,
+        project: str,
+        after_seq: int = 0,
+        limit: int = 100,
+        outcome: Outcome | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> list[ChargeRecord]:
+        """Return up to `limit` entries numbered above `after_seq`, in order.
+
+        `since` (inclusive) and `until` (exclusive) limit their times, if given. Raises NotFound.
+        """
+        with reading(self._engine) as connection:
+            condition = projects.c.name == project
+            account = rows.fetch_project(connection, self._seals, condition, f"called {project}")
+            query = rows.select_charges(account.id).where(charges.c.seq > after_seq).limit(limit)
+            if outcome is not None:
+                query = query.where(charges.c.outcome == outcome)
+            if since is not None:
+                query = query.where(charges.c.created_at >= since)
+            if until is not None:
+                query = query.where(charges.c.created_at < until)
+            return [rows.charge_record(row, account) for row in connection.execute(query)]
+
+    def stream_charges(
+        self,
+        project: str,
+        outcome: Outcome | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> Iterator[ChargeRecord]:
+        """Yield all entries in order, in constant memory.
+
+        Each page is one transaction: entries never change, and a slow reader must not hold one.
+        """
+        after = 0
+        while page := self.charges(project, after, _PAGE, outcome, since, until):
+            yield from page
+            after = page[-1].seq
+
+    def export(self, project: str) -> Iterator[dict[str, Any]]:
+        """Yield a project's account, then the entries that it counts, in the format of `archive`.
+
+        In constant memory. Raises NotFound.
+        """
+        with reading(self._engine) as connection:
+            query = rows.select_projects().where(projects.c.name == project)
+            row = connection.execute(query).one_or_none()
+            if row is None:
+                raise NotFound(f"There is no project called {project}.")
+        last = rows.project_record(row, self._seals).charges
+        yield archive.account_line(row._mapping)
+        for entry in self.stream_charges(project):
+            if entry.seq > last:
+                return
+            yield archive.entry_line(entry)
+
+    def verify(
+        self,
+        project: str,
+        anchor: Anchor | None = None,
+        resume: bool = False,
+        progress: Progress | None = None,
+    ) -> Verification:
+        """Recompute a project's ledger from its charges, in constant memory. Raises NotFound.
+
+        With an `anchor`, its entry must still exist, unchanged. `resume` trusts the anchor for all
+        entries up to its own, so its signature must have been checked.
+        """
+        with snapshot(self._engine) as connection:
+            return verify_project(connection, self._seals, project, anchor, resume, progress)
+
+    def find_token(self, id: str) -> TokenRecord | None:
+        """Return the token with this id, even if revoked or expired, or None."""
+        with reading(self._engine) as connection:
+            return stored_tokens.find_token(connection, self._seals, id)
+
+    def list_tokens(
+        self, project: str | None = None, after: str | None = None, limit: int | None = None
+    ) -> list[TokenRecord]:
+        """Return up to `limit` tokens, oldest first: all, or those of one project.
+
+        `after`: a token's id; only later tokens are returned. Raises NotFound for an unknown id.
+        """
+        with reading(self._engine) as connection:
+            return stored_tokens.list_tokens(connection, self._seals, project, after, limit)
+
+    def log(self, after_seq: int = 0, limit: int = 100, newest: bool = False) -> list[LogEntry]:
+        """Return up to `limit` entries of the administrative log numbered above `after_seq`.
+
+        In order: the first of them, or the `newest`.
+        """
+        seq = administrative_log.c.seq
+        query = log.select_log().where(seq > after_seq).limit(limit)
+        if newest:
+            query = query.order_by(None).order_by(seq.desc())
+        with reading(self._engine) as connection:
+            found = [log.entry(row) for row in connection.execute(query)]
+        return found[::-1] if newest else found
+
+    def export_log(self) -> Iterator[dict[str, Any]]:
+        """Yield the end of the administrative log, then its entries, in the format of `archive`.
+
+        In constant memory. Raises BrokenBooks if the log does not end where it should.
+        """
+        with snapshot(self._engine) as connection:
+            end = log.check_head(connection, self._seals)
+        yield archive.log_line(end.entries, end.head)
+        after = 0
+        while after < end.entries:
+            page = self.log(after, min(_PAGE, end.entries - after))
+            yield from map(archive.log_entry_line, page)
+            after = page[-1].seq
+
+    def verify_log(self, anchor: LogAnchor | None = None) -> LogVerification:
+        """Recompute the administrative log, and hold the rows of today against it.
+
+        With an `anchor`, its entry must still exist, unchanged.
+        """
+        with snapshot(self._engine) as connection:
+            return verify_log(connection, self._seals, anchor)

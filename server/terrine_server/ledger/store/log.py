@@ -1,0 +1,181 @@
+"""The administrative log in the database: its end, and new entries.
+
+The one row of `log_head` names the last entry and the key that the ledger is sealed with. It is
+locked while an entry is written, after all other rows that the transaction changes, so entries are
+numbered without gaps.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+from sqlalchemy import Connection, Row, Select, insert, select, update
+
+from terrine_server.errors import BrokenBooks, NotSealed
+from terrine_server.ledger.administration import (
+    ABOUT,
+    START,
+    Action,
+    Actor,
+    facts,
+    local_actor,
+    log_hash,
+)
+from terrine_server.ledger.chain import canonical_json
+from terrine_server.ledger.records import LogEntry
+from terrine_server.ledger.seals import Seals
+from terrine_server.ledger.store.soundness import UNREADABLE, check_types
+from terrine_server.ledger.store.tables import administrative_log, ensembles, log_head, tokens
+
+_HEAD = select(log_head)
+GONE = canonical_json({"gone": True})
+"""What an entry says of a subject that is not there any more, which was accepted."""
+
+
+def select_log() -> Select[Any]:
+    """Select all entries, in order."""
+    return select(administrative_log).order_by(administrative_log.c.seq)
+
+
+def logged(kind: str, subject: Any) -> Any:
+    """Return a subquery for what the last entry about a subject says; NULL if there is none."""
+    return (
+        select(administrative_log.c.detail)
+        .where(
+            administrative_log.c.subject == subject, administrative_log.c.action.in_(ABOUT[kind])
+        )
+        .order_by(administrative_log.c.seq.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
+
+
+def last_said(connection: Connection, kind: str) -> dict[str, str]:
+    """Return what the last entry about each subject of a kind says, but for what is gone."""
+    log = administrative_log.c
+    query = select(log.subject, log.detail).where(log.action.in_(ABOUT[kind])).order_by(log.seq)
+    said = {row.subject: row.detail for row in connection.execute(query)}
+    return {subject: detail for subject, detail in said.items() if detail != GONE}
+
+
+def check_head(connection: Connection, seals: Seals, lock: bool = False) -> Row[Any]:
+    """Return the row of `log_head`.
+
+    Raises NotSealed unless the ledger is sealed with this key, BrokenBooks if the row was edited or
+    if the log does not end where it says.
+    """
+    row = connection.execute(_HEAD.with_for_update() if lock else _HEAD).one_or_none()
+    if row is None:
+        raise NotSealed(
+            "The ledger is of a Terrine that did not seal its rows. Stop every server of that "
+            "version, then run `terrine ledger seal`."
+        )
+    if row.key_check != seals.key_check:
+        raise NotSealed(
+            "The ledger is sealed with another secret key than this one. Put the key back that it "
+            "had (secret.key, or what TERRINE_SECRET_KEY_FILE names); if it was replaced on "
+            "purpose, run `terrine ledger seal --old-key FILE`."
+        )
+    try:
+        seals.check("log_head", row._mapping)
+    except UNREADABLE as error:
+        raise BrokenBooks(
+            "The end of the administrative log was edited.", cause=str(error)
+        ) from None
+    last = administrative_log.c
+    query = select(last.seq, last.hash).order_by(last.seq.desc()).limit(1)
+    end = connection.execute(query).one_or_none() or (0, START)
+    if tuple(end) != (row.entries, row.head):
+        raise BrokenBooks("The administrative log does not end where it should.")
+    return row
+
+
+def entry(row: Row[Any]) -> LogEntry:
+    """Return the record of a row of `select_log`. Raises BrokenBooks if it cannot be read."""
+    try:
+        check_types(administrative_log.c, row._mapping)
+        fields = {**row._mapping, "detail": json.loads(row.detail), "hash": row.hash.hex()}
+        return LogEntry(**fields)
+    except UNREADABLE as error:
+        raise BrokenBooks(
+            f"Entry {row.seq} of the administrative log was altered or damaged.", cause=repr(error)
+        ) from None
+
+
+def initialise(connection: Connection, seals: Seals) -> None:
+    """Seal a ledger in which nothing is recorded yet; do nothing to any other."""
+    for table in (log_head, administrative_log, ensembles, tokens):
+        if connection.execute(select(table).limit(1)).first() is not None:
+            return
+    set_head(connection, seals, 0, START)
+    detail = {"version": version("terrine")}
+    record(connection, seals, datetime.now(UTC), None, Action.LEDGER_INITIALISED, "ledger", detail)
+
+
+def set_head(connection: Connection, seals: Seals, entries: int, head: bytes) -> None:
+    """Make the log end there, sealed with this key."""
+    row = {"key_check": seals.key_check, "entries": entries, "head": head}
+    sealed = seals.sealed("log_head", row)
+    if connection.execute(update(log_head).values(sealed)).rowcount == 0:
+        connection.execute(insert(log_head).values(id=1, **sealed))
+
+
+def record(
+    connection: Connection,
+    seals: Seals,
+    now: datetime,
+    by: Actor | None,
+    action: Action,
+    subject: str,
+    detail: Mapping[str, Any],
+) -> None:
+    """Append an entry in the transaction of what it records. `by`: None for this account.
+
+    Raises the same as `check_head`.
+    """
+    head = check_head(connection, seals, lock=True)
+    write(connection, seals, now, by, action, subject, detail, head._mapping)
+
+
+def record_row(
+    connection: Connection,
+    seals: Seals,
+    now: datetime,
+    by: Actor | None,
+    action: Action,
+    subject: str,
+    row: Mapping[Any, Any],
+) -> None:
+    """Append an entry about an ensemble, a project or a token, as its row is now."""
+    kind = action.partition("-")[0]
+    record(connection, seals, now, by, action, subject, facts(kind, row))
+
+
+def write(
+    connection: Connection,
+    seals: Seals,
+    now: datetime,
+    by: Actor | None,
+    action: Action,
+    subject: str,
+    detail: Mapping[str, Any],
+    head: Mapping[Any, Any],
+) -> None:
+    """Append an entry after the end that `head` names, and move that."""
+    by = by or local_actor()
+    made = {
+        "seq": head["entries"] + 1,
+        "created_at": now,
+        "actor": by.who,
+        "request_id": by.request_id,
+        "action": str(action),
+        "subject": subject,
+        "detail": canonical_json(dict(detail)),
+    }
+    made["hash"] = log_hash(head["head"], made)
+    connection.execute(insert(administrative_log).values(made))
+    set_head(connection, seals, made["seq"], made["hash"])

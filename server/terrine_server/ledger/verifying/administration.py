@@ -1,0 +1,146 @@
+"""Verifies the administrative log, and holds today's rows against what it says.
+
+The log's hashes can be checked by anyone. That it has not been cut or written anew is what the seal
+of its end shows, and, for whoever has the secret key as well, an anchor.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any
+
+from sqlalchemy import Connection, Select, select
+
+from terrine_server.errors import BrokenBooks, NotSealed
+from terrine_server.ledger.administration import ABOUT, START, facts, log_hash
+from terrine_server.ledger.anchors import LogAnchor
+from terrine_server.ledger.chain import canonical_json, iso
+from terrine_server.ledger.records import LogVerification
+from terrine_server.ledger.seals import Seals
+from terrine_server.ledger.store import log
+from terrine_server.ledger.store.soundness import UNREADABLE, check_types
+from terrine_server.ledger.store.tables import administrative_log, ensembles, projects, tokens
+
+MOST_PROBLEMS = 100
+"""The most findings that a report names."""
+
+TABLES = {"ensemble": ensembles, "project": projects, "token": tokens}
+_KIND = {action: kind for kind, actions in ABOUT.items() for action in actions}
+
+
+def rows_of(kind: str) -> Select[Any]:
+    """Select all rows of a kind of subject, each with its `subject` and all of its facts."""
+    match kind:
+        case "ensemble":
+            return select(ensembles, ensembles.c.name.label("subject")).order_by(ensembles.c.id)
+        case "project":
+            return (
+                select(
+                    projects,
+                    projects.c.name.label("subject"),
+                    ensembles.c.name.label("ensemble"),
+                )
+                .outerjoin(ensembles, projects.c.ensemble_id == ensembles.c.id)
+                .order_by(projects.c.id)
+            )
+        case _:
+            return (
+                select(tokens, tokens.c.id.label("subject"), projects.c.name.label("project"))
+                .outerjoin(projects, tokens.c.project_id == projects.c.id)
+                .order_by(tokens.c.id)
+            )
+
+
+def verify_log(
+    connection: Connection, seals: Seals, anchor: LogAnchor | None = None
+) -> LogVerification:
+    """See `Books.verify_log`. The connection's transaction must read one snapshot throughout."""
+    walk = _Walk(anchor)
+    problems = list(islice(_findings(connection, seals, walk), MOST_PROBLEMS))
+    head = walk.head.hex()
+    made = None if problems else LogAnchor(iso(datetime.now(UTC)), walk.last, head)
+    return LogVerification(walk.last, head, problems, made)
+
+
+def _findings(connection: Connection, seals: Seals, walk: _Walk) -> Iterator[str]:
+    entries = connection.execute(log.select_log(), execution_options={"yield_per": 1000})
+    for row in entries:
+        yield from walk.follow(row._mapping)
+    yield from walk.end()
+    try:
+        log.check_head(connection, seals)
+    except (BrokenBooks, NotSealed) as error:
+        yield f"log: {error.found if isinstance(error, BrokenBooks) else error.detail}"
+    for kind, said in walk.said.items():
+        yield from _check_rows(connection, seals, kind, said)
+
+
+class _Walk:
+    """One pass over the log. `said`: by kind and subject, the last entry about it."""
+
+    def __init__(self, anchor: LogAnchor | None) -> None:
+        self.last, self.head, self._anchor = 0, START, anchor
+        self.said: dict[str, dict[str, str]] = {kind: {} for kind in ABOUT}
+
+    def follow(self, entry: Mapping[Any, Any]) -> Iterator[str]:
+        """Check the next entry."""
+        seq = entry["seq"]
+        if seq != self.last + 1:
+            yield f"log entry {seq}: not the one after {self.last}; entries are missing"
+        try:
+            check_types(administrative_log.c, entry)
+            intact = log_hash(self.head, entry) == entry["hash"]
+        except UNREADABLE:
+            intact = False
+        if not intact:
+            yield f"log entry {seq}: altered, or not the one that followed the entry before it"
+        kind = _KIND.get(entry["action"])
+        if kind is not None:
+            self.said[kind][entry["subject"]] = entry["detail"]
+            if entry["detail"] == log.GONE:
+                del self.said[kind][entry["subject"]]
+        anchor = self._anchor
+        if anchor is not None and seq == anchor.entries and entry["hash"].hex() != anchor.head:
+            yield f"anchor: log entry {seq} is not the one of {anchor.made_at}"
+        self.last, self.head = seq, entry["hash"]
+
+    def end(self) -> Iterator[str]:
+        """Check that the log reaches to the anchor."""
+        if self._anchor is not None and self.last < self._anchor.entries:
+            yield (
+                f"anchor: log entry {self._anchor.entries}, there at {self._anchor.made_at}, is "
+                "gone: an older backup was restored, or the end was cut off"
+            )
+
+
+def _check_rows(
+    connection: Connection, seals: Seals, kind: str, said: Mapping[str, str]
+) -> Iterator[str]:
+    left = dict(said)
+    for row in connection.execute(rows_of(kind)):
+        what = f"{kind} {row.subject}"
+        detail = left.pop(row.subject, None)
+        if detail is None:
+            yield f"{what}: it is there, but the log does not say so"
+        else:
+            yield from (f"{what}: {found}" for found in _differences(kind, row._mapping, detail))
+        try:
+            seals.check(TABLES[kind].name, row._mapping)
+        except UNREADABLE:
+            yield f"{what}: its row was edited; its seal does not match"
+    yield from (f"{kind} {subject}: the log says it is there, but it is gone" for subject in left)
+
+
+def _differences(kind: str, row: Mapping[Any, Any], detail: str) -> Iterator[str]:
+    try:
+        then, now = json.loads(detail), facts(kind, row)
+        if canonical_json(now) == detail:
+            return
+        for name in sorted(now.keys() | then.keys()):
+            if now.get(name) != then.get(name):
+                yield f"{name} is {now.get(name)!r}, but the log says {then.get(name)!r}"
+    except UNREADABLE:
+        yield "what the log or its row says cannot be read"

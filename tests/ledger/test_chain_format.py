@@ -1,0 +1,221 @@
+"""The format of hashes, as docs/ledger.md states it, and the checker that was written from it."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from books import CONFIDENT, COUNTED, abstained, answered, counted, open_ledger, open_project
+from commands import Terrine
+from publishing import open_published, published_terms, publishing_ledger, voted
+
+from terrine_protocol import ProjectStatus, Role
+from terrine_server.ledger.administration import START, log_hash
+from terrine_server.ledger.chain import charge_hash, frame
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "ledger.md").read_text(encoding="utf-8")
+CHECKER = ROOT / "docs" / "check_chain.py"
+BEFORE = ROOT / "tests" / "fixtures" / "version-0.1"
+ONE_DATABASE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+spec = importlib.util.spec_from_file_location("check_chain", CHECKER)
+assert spec is not None
+assert spec.loader is not None
+checker: Any = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(checker)
+
+
+def vector(name: str) -> str:
+    found = re.findall(rf"^{name} +([0-9a-f]{{64}})", PAGE, re.MULTILINE)
+    assert found, name
+    return str(found[0])
+
+
+def digest(text: bytes) -> bytes:
+    return hashlib.sha256(text).digest()
+
+
+NOON = datetime(2026, 1, 31, 23, 59, 59, tzinfo=UTC)
+CHARGE: dict[str, Any] = {
+    "project_id": 1,
+    "seq": 1,
+    "created_at": NOON,
+    "query_digest": digest(b"query"),
+    "input_digest": digest(b"input"),
+    "outcome": "answered",
+    "label": 3,
+    "figure": None,
+    "cost": 1250000500,
+    "delta": 1,
+    "cap_cost": 1250000500,
+    "guarantee": "proven",
+    "mechanism": '{"name":"gnmax","sigma":40.0}',
+    "event": '{"event":"gaussian_noisy_max","shift":1,"sigma":40.0}',
+}
+DETAIL = {
+    "created_at": "2026-01-01T00:00:00.000000Z",
+    "expires_at": "2026-04-01T00:00:00.000000Z",
+    "label": "",
+    "project": "study",
+    "revoked_at": "2026-01-31T23:59:59.000000Z",
+    "role": "student",
+}
+LOGGED: dict[str, Any] = {
+    "seq": 1,
+    "created_at": NOON,
+    "actor": "local:owner",
+    "request_id": None,
+    "action": "token-revoked",
+    "subject": "0123456789abcdef",
+    "detail": json.dumps(DETAIL, sort_keys=True, separators=(",", ":")),
+}
+
+
+def test_the_vectors_on_the_page_are_those_of_the_ledger() -> None:
+    before = digest(b"genesis")
+    assert vector("hash before") == before.hex()
+    hashes = re.findall(r"^its hash +([0-9a-f]{64})", PAGE, re.MULTILINE)
+    assert hashes[0] == charge_hash(before, CHARGE).hex()
+    assert vector("with counts") == charge_hash(before, {**CHARGE, "counts": "[3,-1,41]"}).hex()
+    assert vector("log start") == START.hex()
+    assert hashes[1] == log_hash(START, LOGGED).hex()
+    for value in (None, "hé", -7, 0.1, b"\x01\x02", NOON):
+        assert f"`{frame(value).hex()}`" in PAGE, value
+
+
+def test_the_checker_is_short_and_needs_nothing_but_python() -> None:
+    lines = CHECKER.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 150
+    imported = {line.split()[1] for line in lines if re.match(r"(import|from) ", line)}
+    assert imported == {"hashlib", "json", "sys"}
+
+
+def run(*files: Path) -> tuple[int, str]:
+    command = [sys.executable, "-I", str(CHECKER), *map(str, files)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_it_verifies_the_exports_of_every_mechanism_of_an_earlier_version() -> None:
+    files = sorted(BEFORE.glob("*.jsonl"))
+    code, said = run(*files)
+    assert (code, said.count(": intact. project")) == (0, len(files)), said
+    assert run()[0] == 1
+
+
+def exported(directory: Path, name: str, lines: Any) -> Path:
+    path = directory / f"{name}.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@ONE_DATABASE
+def test_it_verifies_exports_with_counts_publications_and_the_log(
+    database_url: str, tmp_path: Path
+) -> None:
+    ledger = open_ledger(database_url)
+    project = open_project(ledger, 10, COUNTED)
+    ledger.charge(project.id, [counted(number) for number in range(4)])
+    ledger.set_status("study", ProjectStatus.CLOSED)
+    open_project(ledger, 2, name="empty")
+    files = [exported(tmp_path, name, ledger.export(name)) for name in ("study", "empty")]
+    files.append(exported(tmp_path, "log", ledger.export_log()))
+    code, said = run(*files)
+    assert code == 0, said
+    assert f"administrative log: 5 entries, head {ledger.log(newest=True)[-1].hash}" in said
+
+
+@pytest.mark.slow
+@ONE_DATABASE
+def test_it_adds_up_what_is_paid_after_a_publication(database_url: str, tmp_path: Path) -> None:
+    ledger = publishing_ledger(database_url)
+    project, schedule = open_published(ledger), published_terms().schedule
+    assert schedule is not None
+    ledger.charge(project.id, voted(project, range(schedule.counts[0] + 5)))
+    code, said = run(exported(tmp_path, "study", ledger.export("study")))
+    assert code == 0, said
+    [entry] = [entry for entry in ledger.log() if entry.action == "figure-published"]
+    assert entry.actor == "service"
+    assert entry.detail["charge"] == schedule.counts[0] + 1
+
+
+def edited(lines: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Every change of one value, and every entry removed, doubled or swapped with the next."""
+    found: dict[str, list[dict[str, Any]]] = {}
+
+    def copy() -> list[dict[str, Any]]:
+        return list(json.loads(json.dumps(lines)))
+
+    for place, line in enumerate(lines):
+        holder = line.get("account", line)
+        for name, value in holder.items():
+            if name in ("version", "status", "closed_at"):
+                continue  # not hashed; the checker says so
+            changed = copy()
+            target = changed[place].get("account", changed[place])
+            target[name] = 7 if value is None else None
+            found[f"{place} {name} removed"] = changed
+            if isinstance(value, int | float | str):
+                changed = copy()
+                target = changed[place].get("account", changed[place])
+                target[name] = f"{value}0" if isinstance(value, str) else value + 1
+                found[f"{place} {name} altered"] = changed
+    for place in range(1, len(lines)):
+        found[f"{place} removed"] = [*lines[:place], *lines[place + 1 :]]
+        found[f"{place} doubled"] = [*lines[:place], lines[place], *lines[place:]]
+        if place + 1 < len(lines):
+            found[f"{place} swapped"] = [
+                *(*lines[:place], lines[place + 1], lines[place], *lines[place + 2 :])
+            ]
+    return found
+
+
+def intact(path: Path) -> bool:
+    try:
+        checker.check(path)
+    except checker.Wrong:
+        return False
+    return True
+
+
+@ONE_DATABASE
+@pytest.mark.parametrize("kind", ["study", "counted", "log"])
+def test_it_finds_every_edit_of_an_export(kind: str, database_url: str, tmp_path: Path) -> None:
+    ledger = open_ledger(database_url)
+    study = open_project(ledger, 10, CONFIDENT)
+    ledger.charge(study.id, [answered(1), abstained(2), answered(3)])
+    project = open_project(ledger, 10, COUNTED, name="counted")
+    ledger.charge(project.id, [counted(1), counted(2)])
+    export: Callable[[], Any] = ledger.export_log if kind == "log" else lambda: ledger.export(kind)
+    lines = list(export())
+    assert intact(exported(tmp_path, "whole", lines))
+    changes = edited(lines)
+    assert len(changes) > 40
+    missed = [what for what, new in changes.items() if intact(exported(tmp_path, "edited", new))]
+    assert missed == []
+
+
+def test_the_commands_write_what_it_verifies(terrine: Terrine, tmp_path: Path) -> None:
+    assert terrine("init").code == 0
+    assert terrine("token", "create", "--role", "admin", "--label", "the first").code == 0
+    shown = terrine("log", "--json")
+    actions = [entry["action"] for entry in json.loads(shown.out)]
+    assert actions == ["ledger-initialised", "token-created"]
+    assert all(entry["actor"].startswith("local:") for entry in json.loads(shown.out))
+    assert "token-created" in terrine("log", COLUMNS="200").out
+    log = tmp_path / "log.jsonl"
+    assert terrine("log", "export", "--output", str(log)).code == 0
+    code, said = run(log)
+    assert code == 0, said
+    assert "2 entries" in terrine("log", "verify").out
+    assert Role.ADMIN in log.read_text()

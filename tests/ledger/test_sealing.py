@@ -1,0 +1,251 @@
+"""`terrine ledger seal`: after an upgrade, for another key, and for edits that are accepted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from books import GNMAX, answered, digest, open_ledger, open_project, terms, unguarded
+from commands import Terrine
+from migrated import SECRET_KEY
+from sqlalchemy import Engine, event, text, update
+
+from terrine_protocol import ProjectStatus, Role, TokenCreate
+from terrine_server.errors import BrokenBooks, Conflict, NotSealed, Unauthorized
+from terrine_server.ledger import Action, Actor, Ledger, connect, seal
+from terrine_server.ledger.administration import ABOUT, FACTS
+from terrine_server.ledger.store.tables import ensembles, metadata, projects, tokens
+from terrine_server.owner.tokens import Tokens
+
+OTHER_KEY = b"o" * 64
+SEALED = ("ensembles", "projects", "secret_spends", "idempotency", "tokens")
+
+
+@pytest.fixture
+def engine(database_url: str) -> Engine:
+    """One project with two charges, of which one has a key, and a token."""
+    ledger = open_ledger(database_url)
+    project = open_project(ledger, 10)
+    ledger.charge(project.id, [answered(1)], ("key", digest("body")))
+    ledger.charge(project.id, [answered(2)])
+    Tokens(ledger, SECRET_KEY).create(TokenCreate(role=Role.STUDENT, project="study"))
+    return connect(database_url)
+
+
+def as_before_seals(url: str) -> None:
+    """Leave the ledger as the migration of an earlier version's leaves it."""
+    with unguarded(url, with_key=False) as connection:
+        for table in SEALED:
+            connection.execute(text(f"UPDATE {table} SET seal = NULL"))
+        for table in ("administrative_log", "log_head"):
+            connection.execute(text(f"DELETE FROM {table}"))
+
+
+def everything(engine: Engine) -> dict[str, list[object]]:
+    with engine.connect() as connection:
+        return {
+            name: [tuple(row) for row in connection.execute(table.select())]
+            for name, table in metadata.tables.items()
+        }
+
+
+def test_a_ledger_without_seals_answers_nothing_until_it_is_sealed(
+    engine: Engine, database_url: str
+) -> None:
+    as_before_seals(database_url)
+    ledger = Ledger(engine, SECRET_KEY)
+    with pytest.raises(NotSealed, match="run `terrine ledger seal`"):
+        ledger.check_sealed()
+    with pytest.raises(BrokenBooks):
+        ledger.charge(1, [answered(3)])
+    with pytest.raises((NotSealed, BrokenBooks)):
+        ledger.open_project("new", "mnist", GNMAX, terms(2))
+    sealed = seal(engine, SECRET_KEY, by=Actor("local:owner"))
+    assert {kind: len(found) for kind, found in sealed.adopted.items()} == {
+        "ensemble": 1,
+        "project": 1,
+        "token": 1,
+    }
+    ledger.check_sealed()
+    assert ledger.verify_log().ok
+    assert ledger.verify("study").ok
+    again = ledger.charge(1, [answered(1)], ("key", digest("body"))).results
+    assert [result.seq for result in again] == [1], "what was kept of its key is believed"
+    assert ledger.charge(1, [answered(3)]).project.charges == 3
+    with pytest.raises(Conflict, match="sealed with this key already"):
+        seal(engine, SECRET_KEY)
+
+
+def test_books_that_do_not_verify_are_not_sealed(engine: Engine, database_url: str) -> None:
+    as_before_seals(database_url)
+    with unguarded(database_url, with_key=False) as connection:
+        connection.execute(text("UPDATE charges SET label = 9 WHERE seq = 1"))
+    before = everything(engine)
+    with pytest.raises(BrokenBooks, match="was not sealed: project study: entry 1"):
+        seal(engine, SECRET_KEY)
+    assert everything(engine) == before
+    with pytest.raises(NotSealed):
+        Ledger(engine, SECRET_KEY).check_sealed()
+
+
+def test_another_key_seals_what_verifies_under_the_old_one(
+    engine: Engine, database_url: str
+) -> None:
+    with pytest.raises(NotSealed, match="--old-key FILE"):
+        seal(engine, OTHER_KEY)
+    with pytest.raises(BrokenBooks):
+        seal(engine, OTHER_KEY, old_key=b"neither of them, but long enough")
+    seal(engine, OTHER_KEY, old_key=SECRET_KEY)
+    ledger = Ledger(engine, OTHER_KEY)
+    assert ledger.log(newest=True)[-1].action == Action.KEY_CHANGED
+    assert ledger.verify_log().ok
+    assert ledger.charge(1, [answered(3)]).project.charges == 3
+    with pytest.raises(NotSealed):
+        Ledger(engine, SECRET_KEY).check_sealed()
+    with pytest.raises(BrokenBooks):
+        Ledger(engine, SECRET_KEY).charge(1, [answered(4)])
+    assert ledger.verify("study").ok
+
+
+def test_a_lost_key_or_an_edit_of_ones_own_can_be_accepted(
+    engine: Engine, database_url: str
+) -> None:
+    with unguarded(database_url, with_key=False) as connection:
+        connection.execute(update(ensembles).values(path="elsewhere/mnist"))
+        connection.execute(tokens.delete())
+    with pytest.raises(BrokenBooks, match="path is 'elsewhere/mnist', but the log says"):
+        seal(engine, OTHER_KEY, old_key=SECRET_KEY)
+    sealed = seal(engine, OTHER_KEY, accept=True)
+    assert sealed.adopted["ensemble"] == ["mnist"]
+    assert sealed.adopted["project"] == []
+    assert len(sealed.adopted["token"]) == 1
+    ledger = Ledger(engine, OTHER_KEY)
+    assert ledger.verify_log().ok
+    assert ledger.ensemble("mnist").path == "elsewhere/mnist"
+    assert ledger.log(newest=True)[-1].detail["accepted"] is True
+    seal(engine, OTHER_KEY, accept=True)
+    assert ledger.verify_log().ok
+
+
+def test_an_act_and_its_entry_are_written_together_or_not_at_all(engine: Engine) -> None:
+    """Whichever of its statements fails."""
+    ledger = Ledger(engine, SECRET_KEY)
+    created = Tokens(ledger, SECRET_KEY).create(TokenCreate(role=Role.ADMIN))
+    acts: dict[str, Callable[[], object]] = {
+        "open": lambda: ledger.open_project("new", "mnist", GNMAX, terms(2)),
+        "pause": lambda: ledger.set_status("study", ProjectStatus.PAUSED),
+        "close": lambda: ledger.set_status("study", ProjectStatus.CLOSED),
+        "create": lambda: Tokens(ledger, SECRET_KEY).create(TokenCreate(role=Role.ADMIN)),
+        "revoke": lambda: ledger.revoke_token(created.id),
+    }
+    before = everything(engine)
+    for what, act in acts.items():
+        fails = 1
+        while True:
+            failing = Failing(engine, fails)
+            try:
+                act()
+            except InterruptedError:
+                assert everything(engine) == before, (what, fails)
+                fails += 1
+                continue
+            finally:
+                failing.stop()
+            break
+        assert fails > 3, what
+        assert ledger.verify_log().ok, what
+        assert everything(engine) != before, what
+        before = everything(engine)
+
+
+class Failing:
+    """Makes the n-th statement that writes fail."""
+
+    def __init__(self, engine: Engine, n: int) -> None:
+        self._engine, self._left = engine, n
+        event.listen(engine, "before_cursor_execute", self._count)
+
+    def _count(self, *given: object) -> None:
+        if str(given[2]).lstrip().startswith(("INSERT", "UPDATE")):
+            self._left -= 1
+            if self._left == 0:
+                raise InterruptedError
+
+    def stop(self) -> None:
+        event.remove(self._engine, "before_cursor_execute", self._count)
+
+
+def test_acts_at_once_are_logged_one_after_another(engine: Engine, database_url: str) -> None:
+    """By several servers, with a charge between them; no act waits for itself."""
+    start, each = threading.Barrier(6), 5
+
+    def act(number: int) -> None:
+        ledger = Ledger(connect(database_url), SECRET_KEY)
+        start.wait()
+        for turn in range(each):
+            if number == 0:
+                ledger.charge(1, [answered(f"between {turn}")])
+            elif number == 1:
+                status = ProjectStatus.PAUSED if turn % 2 else ProjectStatus.ACTIVE
+                ledger.set_status("resting", status)
+            else:
+                made = Tokens(ledger, SECRET_KEY).create(TokenCreate(role=Role.AUDITOR))
+                ledger.revoke_token(made.id)
+
+    ledger = Ledger(engine, SECRET_KEY)
+    open_project(ledger, 2, name="resting")
+    before = len(ledger.log(limit=1000))
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(act, range(6)))
+    assert ledger.verify_log().ok
+    assert ledger.verify("study").ok
+    log = ledger.log(limit=1000)
+    assert [entry.seq for entry in log] == list(range(1, len(log) + 1))
+    assert len(log) == before + 4 * 2 * each + each - 1
+
+
+def test_every_subject_of_the_log_has_actions_and_facts() -> None:
+    assert set(ABOUT) == set(FACTS) == {"ensemble", "project", "token"}
+    about = {action for actions in ABOUT.values() for action in actions}
+    assert about == {a for a in Action if a.partition("-")[0] in FACTS}
+    assert set(FACTS["token"]) - {"project"} <= set(tokens.c.keys())
+    assert set(FACTS["project"]) - {"ensemble"} <= set(projects.c.keys())
+    assert set(FACTS["ensemble"]) <= set(ensembles.c.keys())
+
+
+def test_an_edited_token_is_unknown_and_another_is_not(engine: Engine, database_url: str) -> None:
+    ledger = Ledger(engine, SECRET_KEY)
+    kept = Tokens(ledger, SECRET_KEY)
+    edited, other = (kept.create(TokenCreate(role=Role.AUDITOR)) for _ in range(2))
+    with unguarded(database_url, with_key=False) as connection:
+        connection.execute(update(tokens).where(tokens.c.id == edited.id).values(role="admin"))
+    with pytest.raises(Unauthorized, match="unknown"):
+        kept.authenticate(edited.token)
+    assert kept.authenticate(other.token).role is Role.AUDITOR
+    with pytest.raises(BrokenBooks):
+        ledger.revoke_token(edited.id)
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_the_command_tells_what_it_took_as_it_is(
+    terrine: Terrine, engine: Engine, database_url: str, secret_key: Path
+) -> None:
+    as_before_seals(database_url)
+    place = {"TERRINE_DATABASE_URL": database_url}
+    assert "run `terrine ledger seal`" in terrine("init", **place).fine
+    assert "run `terrine ledger seal`" in terrine("ledger", "verify", **place).refused
+    said = terrine("ledger", "seal", **place).fine
+    assert "Taken as it is: project study" in said
+    assert "Taken as it is: ensemble mnist" in said
+    assert "administrative log: intact" in terrine("ledger", "verify", **place).fine
+    assert "sealed with this key already" in terrine("ledger", "seal", **place).refused
+    old = secret_key.with_name("old.key")
+    secret_key.rename(old)
+    secret_key.write_bytes(OTHER_KEY)
+    assert "another secret key" in terrine("ledger", "verify", **place).refused
+    assert "another secret key" in terrine("token", "create", "--role", "admin", **place).refused
+    assert "make new ones" in terrine("ledger", "seal", "--old-key", str(old), **place).fine
+    assert "administrative log: intact" in terrine("ledger", "verify", **place).fine
