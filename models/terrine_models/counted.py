@@ -5,8 +5,8 @@
 The counts of every public input are fitted at once (`shares.py`). On a table the regression itself
 is the student; for two classes with the link that predicts held-out counts better
 (`tanh_shares.py`). On images all but the least clear rows become labels for a kernel student
-(`kernel.py`); or, if that is asked for, the clear ones for a network. Many classes are aligned first
-(`alignment.py`), and a kernel student learns from the labels alone: its own would give up rare ones.
+(`kernel.py`); or, if that is asked for, the clear ones for a network. Many classes are aligned
+(`alignment.py`), and a kernel student learns from their labels once: its own give up rare classes.
 """
 
 from __future__ import annotations

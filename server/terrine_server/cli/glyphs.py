@@ -30,9 +30,7 @@ def glyphs(
     characters: Annotated[
         str | None, typer.Option(help="The classes, one character each. Default: 150.")
     ] = None,
-    seed: Annotated[
-        int, typer.Option(min=0, help="Of the split of the fonts and all else.")
-    ] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the split of the fonts and all else.")] = 0,
     tuning: Annotated[
         bool,
         typer.Option(

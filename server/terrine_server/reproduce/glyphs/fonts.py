@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,9 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
 
 from terrine_models.data import DataError
+
+if TYPE_CHECKING:
+    from PIL import ImageFont
 
 Picture = NDArray[np.uint8]
 Floats = NDArray[np.float64]
@@ -42,7 +45,7 @@ STRANGE, APART = 0.31, 0.5
 """Fonts of symbols store them in the place of letters. A family is one if its shapes correlate less
 than this with the median of all families; or if its letters with an accent correlate less than this
 with the same ones without."""
-ACCENTED = ("ÁA", "ÂA", "ÉE", "ÊE", "ÑN", "ÕO", "ÛU", "áa", "ãa", "ée", "êe", "ñn", "ûu")
+ACCENTED = tuple(zip("ÁÂÉÊÑÕÛáãéêñû", "AAEENOUaaeenu", strict=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,11 +123,10 @@ def draw_face(file: Path, characters: str) -> dict[str, Picture]:
     return pictures
 
 
-def draw(font: object, character: str) -> Picture:
+def draw(font: ImageFont.FreeTypeFont, character: str) -> Picture:
     """Draw one character, uint8[SIDE, SIDE]: bright on black."""
-    from PIL import Image, ImageDraw, ImageFont
+    from PIL import Image, ImageDraw
 
-    assert isinstance(font, ImageFont.FreeTypeFont)
     left, top, right, bottom = font.getbbox(character, anchor="ls")
     most = max((right - left) / SIDE, (bottom - top) / SIDE)
     if most > 1:
@@ -156,7 +158,7 @@ def designs(families: Sequence[Family]) -> list[list[Family]]:
     alike = shapes @ shapes.T >= ALIKE
     names = [f"{each.name.casefold()} " for each in families]
     alike |= np.array([[one.startswith(other) for other in names] for one in names])
-    count, group = connected_components(csr_matrix(alike), directed=False)
+    count, group = connected_components(csr_matrix(alike.astype(np.int8)), directed=False)
     return [
         [each for each, own in zip(families, group, strict=True) if own == number]
         for number in range(count)
