@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from commands import Terrine
 
+from terrine_models.alignment import MANY
+from terrine_models.counted import CountedStudents
 from terrine_models.data import load_npz
 from terrine_server.reproduce.glyphs.files import PRIVATE, PUBLIC, Plan, write_glyphs
 from terrine_server.reproduce.glyphs.fonts import (
@@ -153,3 +155,17 @@ def test_the_experiment_runs_on_what_was_drawn(
     assert found["delta"] == 1e-8
     assert found["public_inputs"] + found["tested"] == TINY.public
     assert found["accuracies"][0] > 3 * found["majority"]
+
+
+def test_a_student_learns_many_classes_from_noisy_counts(tmp_path: Path) -> None:
+    characters, teachers, sigma = "ABCDEFGHIJKLMNPQRSTUVWXYZabdefghijk", 5000, 400.0
+    assert len(characters) >= MANY
+    plan = Plan(private=200, public=1200, families=4, characters=characters)
+    write_glyphs(tmp_path / "data", plan, FONTS)
+    data = load_npz(tmp_path / "data" / PUBLIC)
+    counts = np.rint(teachers * (0.1 / 35 + 0.5 * np.eye(35)[data.labels])).astype(np.int64)
+    noise = np.random.default_rng(0).normal(scale=sigma, size=counts.shape)
+    students = CountedStudents(data.inputs, inputs=data.spec, classes=data.classes)
+    made = students.train(counts + np.rint(noise).astype(np.int64), teachers=teachers, sigma=sigma)
+    assert made.choice.chosen == "kernel"
+    assert (made.student.predict(data.inputs) == data.labels).mean() > 0.85
