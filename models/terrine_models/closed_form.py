@@ -19,8 +19,10 @@ from .features import FeatureMap, PublicData, base_features, public_features
 from .store import InputSpec, TableSchema
 from .students import Student, build_student, describe
 
-WIDTH = 150
-"""Features of an image, at most; as many as teachers' heads have by default."""
+WIDTH, OF_A_CLASS = 150, 3
+"""Features of an image: as many as teachers' heads have by default, or more where there are many
+classes. A third of them are coordinates on the graph, and a class needs one of its own: with 150
+classes, 450 features fit noisy counts right on 52 % of the inputs, 150 on 43 %."""
 PENALTIES = (1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0)
 """Relative to the mean variance of the features, from the weakest to the strongest."""
 USUAL = 0.1
@@ -71,7 +73,7 @@ class RidgeStudents:
         """
         self.balance = balance
         self.inputs, self.classes, self.encoding = inputs, classes, encoding
-        self.map = ridge_features(x, inputs) if known is None else known
+        self.map = ridge_features(x, inputs, len(classes)) if known is None else known
         bought = labels >= 0
         self.labels = labels[bought]
         self.features = features_of(self.map, x[bought])
@@ -145,10 +147,11 @@ class RidgeStudents:
         return Student(network, model)
 
 
-def ridge_features(x: NDArray[Any], inputs: InputSpec) -> FeatureMap:
+def ridge_features(x: NDArray[Any], inputs: InputSpec, classes: int) -> FeatureMap:
     """The features of ridge students, fitted on public inputs [N, *shape]."""
     public = PublicData.declare("the student's public inputs", np.asarray(x))
-    return public_features(inputs, public, WIDTH)
+    wide = min(OF_A_CLASS * classes, len(x) // 2)
+    return public_features(inputs, public, max(WIDTH, wide))
 
 
 def ridge_path(

@@ -146,7 +146,7 @@ class Sketches:
 
     @cached_property
     def _map(self) -> FeatureMap:
-        return ridge_features(self.x, self.inputs)
+        return ridge_features(self.x, self.inputs, len(self.classes))
 
     @cached_property
     def _features(self) -> Floats:

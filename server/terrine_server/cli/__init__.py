@@ -13,6 +13,7 @@ from terrine_server.cli import (
     demo,
     doctor,
     ensemble,
+    glyphs,
     ledger,
     log,
     plan,
@@ -40,6 +41,7 @@ app.command()(price.price)
 app.command()(audit.audit)
 app.command()(demo.demo)
 app.command()(reproduce.reproduce)
+app.command()(glyphs.glyphs)
 app.add_typer(ensemble.app, name="ensemble")
 app.add_typer(project.app, name="project")
 app.add_typer(token.app, name="token")

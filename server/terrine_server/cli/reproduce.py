@@ -23,6 +23,7 @@ class Data(StrEnum):
     FASHION = "fashion"
     SVHN = "svhn"
     ADULT = "adult"
+    GLYPH = "glyph"
 
 
 class Protocol(StrEnum):
@@ -60,7 +61,8 @@ def reproduce(
         typer.Argument(
             metavar="DIR",
             help="Directory with its files, as published: the four IDX files of mnist or fashion, "
-            "train_32x32.mat and test_32x32.mat, or adult.data and adult.test (also .gz).",
+            "train_32x32.mat and test_32x32.mat, or adult.data and adult.test (also .gz); for "
+            "glyph, what `terrine glyphs` writes.",
         ),
     ],
     epsilon: Annotated[

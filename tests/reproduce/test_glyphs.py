@@ -1,0 +1,171 @@
+"""`terrine glyphs` draws labelled characters with the fonts of a machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pytest
+from commands import Terrine
+
+from terrine_models.alignment import MANY
+from terrine_models.counted import CountedStudents
+from terrine_models.data import load_npz
+from terrine_server.reproduce.glyphs.files import PRIVATE, PUBLIC, Plan, write_glyphs
+from terrine_server.reproduce.glyphs.fonts import (
+    LETTERS,
+    SIDE,
+    Family,
+    deal,
+    designs,
+    draw_face,
+    find_fonts,
+    read_families,
+)
+from terrine_server.reproduce.glyphs.records import CHARACTERS, IMBALANCE, PIXELS, class_counts
+
+FONTS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+"""A handful of families that come with matplotlib."""
+FEW = "ABDEGHKMRS258"
+TINY = Plan(private=3000, public=400, families=4, characters=FEW)
+
+
+@pytest.fixture(scope="module")
+def families() -> list[Family]:
+    return read_families(find_fonts(FONTS), FEW)
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("glyphs") / "data"
+    write_glyphs(out, TINY, FONTS)
+    return out
+
+
+def test_there_are_150_characters_each_once() -> None:
+    assert len(CHARACTERS) == len(set(CHARACTERS)) == 150
+
+
+def test_records_are_as_the_facts_say(drawn: Path) -> None:
+    facts = json.loads((drawn / "facts.json").read_text())
+    for name, file, wrong in (("private", PRIVATE, 30), ("public", PUBLIC, 0)):
+        data, fact = load_npz(drawn / file), facts[name]
+        assert fact["sha256"] == hashlib.sha256((drawn / file).read_bytes()).hexdigest()
+        assert data.inputs.shape == (fact["records"], PIXELS, PIXELS)
+        assert data.classes == tuple(FEW)
+        assert fact["wrong_labels"] == wrong
+        assert list(fact["counts"].values()) == np.bincount(data.labels).tolist()
+        assert (data.inputs.reshape(len(data), -1).max(axis=1) > 60).all()  # none is blank
+    assert len(load_npz(drawn / PRIVATE)) == TINY.private
+    counts = facts["public"]["counts"].values()
+    assert max(counts) / min(counts) == pytest.approx(IMBALANCE, rel=0.05)
+    assert not set(facts["private"]["families"]) & set(facts["public"]["families"])
+
+
+def test_the_seed_decides_everything(drawn: Path, tmp_path: Path) -> None:
+    facts = json.loads((drawn / "facts.json").read_text())
+    again = write_glyphs(tmp_path / "again", TINY, FONTS)
+    assert again["private"]["sha256"] == facts["private"]["sha256"]
+    other = write_glyphs(tmp_path / "other", Plan(**{**TINY.__dict__, "seed": 1}), FONTS)
+    assert other["public"]["sha256"] != facts["public"]["sha256"]
+
+
+def test_tuning_never_sees_the_public_families(drawn: Path, tmp_path: Path) -> None:
+    facts = json.loads((drawn / "facts.json").read_text())
+    tuning = write_glyphs(tmp_path / "tuning", Plan(**{**TINY.__dict__, "tuning": True}), FONTS)
+    used = tuning["private"]["families"] + tuning["public"]["families"]
+    assert sorted(used) == sorted(facts["private"]["families"])
+
+
+def test_one_design_is_never_on_both_sides(families: list[Family]) -> None:
+    names = [{each.name for each in group} for group in designs(families)]
+    assert any({"DejaVu Sans", "DejaVu Sans Mono"} <= group for group in names)
+    copy = Family("Another Name", families[-1].shapes)
+    names = [{each.name for each in group} for group in designs([*families, copy])]
+    assert any({"Another Name", families[-1].name} <= group for group in names)
+    for seed in range(20):
+        own, others = ({each.name for each in side} for side in deal(families, 2 / 3, seed))
+        assert own
+        assert not own & others
+        assert ("DejaVu Sans" in own) == ("DejaVu Sans Mono" in own)
+
+
+def test_a_character_without_a_glyph_is_not_drawn() -> None:
+    plain = draw_face(FONTS / "DejaVuSans.ttf", "Aא中")
+    assert set(plain) == {"A", "א"}  # the font has Hebrew letters and no Chinese ones
+    assert plain["A"].shape == (SIDE, SIDE)
+    assert plain["A"].max() > 200
+    assert set(draw_face(FONTS / "cmr10.ttf", "A€中")) == {"A"}
+
+
+def test_large_characters_are_drawn_whole() -> None:
+    for picture in draw_face(FONTS / "DejaVuSans-Bold.ttf", "‰™ÅÇ@").values():
+        edges = np.concatenate([picture[0], picture[-1], picture[:, 0], picture[:, -1]])
+        assert edges.max() < 128
+
+
+def test_fonts_of_symbols_are_left_out(families: list[Family]) -> None:
+    known = {each.name for each in families}
+    assert {"DejaVu Sans", "DejaVu Serif", "STIXGeneral", "cmr10"} <= known
+    assert not known & {"cmex10", "Last Resort High-Efficiency"}
+    assert all(set(LETTERS) <= set(each.shapes) for each in families if "DejaVu" in each.name)
+
+
+def test_the_most_frequent_class_is_five_times_the_rarest() -> None:
+    rank = np.random.default_rng(0).permutation(150)
+    counts = class_counts(600_000, rank)
+    assert counts.sum() == 600_000
+    assert counts[rank == 149] / counts[rank == 0] == pytest.approx(IMBALANCE, rel=0.01)
+    assert (np.diff(counts[np.argsort(rank)]) >= -1).all()
+
+
+def test_too_few_fonts_are_said_and_nothing_is_written(terrine: Terrine, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    said = terrine("glyphs", out, "--fonts", FONTS).refused
+    assert "60 are needed" in said
+    assert "docs/results.md" in said
+    (tmp_path / "empty").mkdir()
+    assert "0 font families" in terrine("glyphs", out, "--fonts", tmp_path / "empty").refused
+    assert "not a directory" in terrine("glyphs", out, "--fonts", tmp_path / "none").refused
+    assert not out.exists()
+
+
+def test_damaged_fonts_are_passed_over(tmp_path: Path, families: list[Family]) -> None:
+    for file in FONTS.glob("*.ttf"):
+        shutil.copy(file, tmp_path)
+    (tmp_path / "broken.ttf").write_bytes(b"no font at all")
+    found = read_families(find_fonts(tmp_path), FEW)
+    assert [each.name for each in found] == [each.name for each in families]
+
+
+def test_the_experiment_runs_on_what_was_drawn(
+    terrine: Terrine, drawn: Path, tmp_path: Path
+) -> None:
+    assert "no file private.npz" in terrine("reproduce", "glyph", tmp_path).refused
+    options = ("--quick", "--epsilon", "30", "--seeds", "1", "--out", tmp_path / "out")
+    last = ("--protocol", "last-1000")
+    said = " ".join(terrine("reproduce", "glyph", drawn, *options, *last).fine.split())
+    assert "Papernot et al. 2018" in said
+    assert "are not public" in said
+    (found,) = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert found["delta"] == 1e-8
+    assert found["public_inputs"] + found["tested"] == TINY.public
+    assert found["accuracies"][0] > 3 * found["majority"]
+
+
+def test_a_student_learns_many_classes_from_noisy_counts(tmp_path: Path) -> None:
+    characters, teachers, sigma = "ABCDEFGHIJKLMNPQRSTUVWXYZabdefghijk", 5000, 400.0
+    assert len(characters) >= MANY
+    plan = Plan(private=200, public=1200, families=4, characters=characters)
+    write_glyphs(tmp_path / "data", plan, FONTS)
+    data = load_npz(tmp_path / "data" / PUBLIC)
+    counts = np.rint(teachers * (0.1 / 35 + 0.5 * np.eye(35)[data.labels])).astype(np.int64)
+    noise = np.random.default_rng(0).normal(scale=sigma, size=counts.shape)
+    students = CountedStudents(data.inputs, inputs=data.spec, classes=data.classes)
+    made = students.train(counts + np.rint(noise).astype(np.int64), teachers=teachers, sigma=sigma)
+    assert made.choice.chosen == "kernel"
+    assert (made.student.predict(data.inputs) == data.labels).mean() > 0.85
