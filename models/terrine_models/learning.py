@@ -25,9 +25,9 @@ from .students import Student, build_student, describe, initialise_student
 
 Method = Literal["supervised", "vat", "fixmatch"]
 """How a network is trained."""
-Asked = Literal["auto", "supervised", "vat", "fixmatch", "kernel"]
-"""`auto`: several are tried, and the one that suits the labels is chosen (`choice.py`). `kernel` is
-no network (`kernel.py`)."""
+Asked = Literal["auto", "ridge", "supervised", "vat", "fixmatch", "kernel"]
+"""`auto`: several are tried, and the one that suits the labels is chosen (`choice.py`). `ridge`
+and `kernel` are no networks: a regression on public features (`closed_form.py`), and `kernel.py`."""
 PROBE = 0.5
 """Length of the step that finds the adversarial direction, in units of the prepared input."""
 
@@ -70,10 +70,10 @@ def train_student(
 
     Images are distorted at random in every step. The student is the running mean of the weights.
     By default it learns from labels alone. Raises ValueError when no input has a label, and for
-    `auto` and `kernel`, which `choose_student` knows.
+    `auto`, `ridge` and `kernel`, which `choose_student` knows.
     """
     training = training or Training(method="supervised")
-    if training.method in ("auto", "kernel"):
+    if training.method in ("auto", "ridge", "kernel"):
         raise ValueError(f"{training.method} trains no network: choose_student knows it")
     if x.shape != (len(labels), *inputs.shape):
         raise ValueError(f"inputs have shape {x.shape}, expected {(len(labels), *inputs.shape)}")

@@ -12,7 +12,15 @@ from rich.table import Table
 from terrine_server.bars import teachers_bar
 from terrine_server.cli import tables
 from terrine_server.cli.console import AsJson, console, fail, print_json
-from terrine_server.cli.heads import Bending, Copies, Features, Turning, Width, chosen_heads
+from terrine_server.cli.heads import (
+    Bending,
+    Copies,
+    Features,
+    Ridge,
+    Turning,
+    Width,
+    chosen_heads,
+)
 from terrine_server.cli.tables import split
 
 if TYPE_CHECKING:
@@ -110,6 +118,7 @@ def train(
     bending: Bending = None,
     features: Features = None,
     width: Width = None,
+    ridge: Ridge = None,
     bins: Annotated[
         bool,
         typer.Option(
@@ -153,7 +162,7 @@ def train(
     if kind == Kind.HEADS:
         if epochs is not None:
             fail("--epochs is for --kind networks: heads are fitted in one step.")
-        how: Heads | Networks = chosen_heads(copies, turning, bending, features, width, bins)
+        how: Heads | Networks = chosen_heads(copies, turning, bending, features, width, ridge, bins)
     else:
         if not bins:
             fail("--no-bins is for --kind heads: networks take a table's columns as they are.")
@@ -167,6 +176,8 @@ def train(
         for option, value in given.items():
             if value is not None:
                 fail(f"{option} is for --kind heads: networks distort images anew in every epoch.")
+        if ridge is not None:
+            fail("--ridge is for --kind heads: networks have no penalty to choose.")
         how = Networks() if epochs is None else Networks(epochs=epochs)
     with teachers_bar(console, teachers) as on_trained:
         manifest = train_ensemble(

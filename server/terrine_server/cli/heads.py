@@ -47,6 +47,13 @@ Width = Annotated[
     int | None,
     typer.Option(min=3, max=4096, help="For heads on images: features; landmarks of nystrom."),
 ]
+Ridge = Annotated[
+    float | None,
+    typer.Option(
+        min=1e-6,
+        help="For heads: penalty, relative to the variance of the features. 0.1; 1 with bins.",
+    ),
+]
 
 
 def chosen_heads(
@@ -55,6 +62,7 @@ def chosen_heads(
     bending: float | None,
     features: FeatureKind | None,
     width: int | None,
+    ridge: float | None,
     bins: bool,
 ) -> Heads:
     """The settings that were given, and the defaults of the others."""
@@ -65,6 +73,7 @@ def chosen_heads(
     return Heads(
         width=width or (LANDMARKS if landmarks else usual.width),
         features=features.value if features else usual.features,
+        ridge=ridge,
         copies=usual.copies if copies is None else copies,
         turning=usual.turning if turning is None else turning,
         bending=usual.bending if bending is None else bending,
