@@ -27,7 +27,8 @@ Method = Literal["supervised", "vat", "fixmatch"]
 """How a network is trained."""
 Asked = Literal["auto", "ridge", "supervised", "vat", "fixmatch", "kernel"]
 """`auto`: several are tried, and the one that suits the labels is chosen (`choice.py`). `ridge`
-and `kernel` are no networks: a regression on public features (`closed_form.py`), and `kernel.py`."""
+and `kernel` are no networks: a regression on public features (`closed_form.py`; `counted.py` where
+counts are noisy), and `kernel.py`."""
 PROBE = 0.5
 """Length of the step that finds the adversarial direction, in units of the prepared input."""
 

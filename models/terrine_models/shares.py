@@ -37,7 +37,7 @@ class FittedShares:
     `shares`: float[N, m], fitted; they add up to 1, and may leave [0, 1] a little. `held_out`:
     float[N, m], what is predicted of each row by a regression without its counts. `weights`
     [d, m], `biases` [m]: the regression. `penalty`: of ridge, relative to the mean variance of a
-    feature. `link`: `tanh` if shares are (1 + tanh score) / 2, of two classes (`tanh_shares.py`), and
+    feature. `link`: `tanh` if shares are (1 + tanh score) / 2, of two classes (`tanh_shares.py`);
     `softmax` if they are a softmax of the scores (`softmax_shares.py`).
     `errors`: float[N], the standard error of each row's shares: what is left of the noise, which
     is known, and what the features miss, as far as rows that were left out show it.

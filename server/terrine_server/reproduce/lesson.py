@@ -86,7 +86,7 @@ class Lesson:
             )
 
     def learn_truth(self, training: Training) -> Student:
-        """Train a model on the true labels of the same inputs: a regression, a kernel, or a network."""
+        """Train a model on the true labels of the same inputs: regression, kernel or network."""
         seen, test = self.part.seen, self.source.test
         if training.method == "kernel":
             return self.counted.kernels.train(test.labels[seen], again=False)
