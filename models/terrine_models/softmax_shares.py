@@ -123,4 +123,5 @@ def _noise_left(features: Floats, fitted: FittedShares) -> Floats:
         squares = slopes.T @ slopes
         spread = np.linalg.solve(squares + np.diag(ridge), slopes.T).T
         left += ((spread @ squares) * spread).sum(axis=1)
-    return left / fitted.shares.shape[1]
+    mean: Floats = left / fitted.shares.shape[1]
+    return mean
