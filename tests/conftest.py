@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # heavy: imported by the fixtures that need it, when they do
 
 WHOLE_SERVICES = {
     *("audit", "demo", "docker", "fuzz", "operating", "reproduce", "student", "torture"),
+    "walk",
 }
 """Directories whose tests run whole services, trainings or many draws."""
 SLOW_FILES = {

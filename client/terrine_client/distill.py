@@ -82,7 +82,7 @@ def distill(
 
     held_out: the student's own labelled data, to measure its accuracy; never trained on.
     queries: the most in total; by default until the budget is spent or all inputs are sent.
-    encoding: schema of a table, saved with the student.
+    encoding: schema of a table, saved with the student; by default the ensemble's.
     seed: of the order of the queries, and of the training. The server draws the noise.
     tell, on_step: called with each line of progress, and with the steps done and to do.
 
@@ -104,14 +104,12 @@ def distill(
     if rounds < 1 or (queries is not None and queries < 1):
         raise DistillError("Rounds and queries must be at least 1.")
     project = client.project()
-    _check(public, project, "The public inputs")
-    if held_out is not None:
-        _check(held_out[0], project, "The held-out inputs")
-        _check_separate(public, held_out[0])
+    check_data(public, project, held_out)
     if project.mechanism.name == "noisy_votes":
         rounds = 1  # every count helps every other row, so there is nothing to wait for
     notebook = Notebook.open(out, project, public)
     training = replace(training or Training(), seed=seed)
+    encoding = encoding or project.ensemble.encoding
     study = _Study(client, project, public, held_out, training, encoding, on_step, notebook)
     limit = len(public) if queries is None else min(queries, len(public))
     history = [Round(**entry) for entry in json.loads(notebook.rounds)]
@@ -295,6 +293,14 @@ class _Study:
             choice=choice,
             spending=[(int(charges), spent) for charges, spent in self.notebook.spending.tolist()],
         )
+
+
+def check_data(public: Array, project: ProjectInfo, held_out: Examples | None) -> None:
+    """Check inputs against what the project's ensemble takes. Raises DistillError."""
+    _check(public, project, "The public inputs")
+    if held_out is not None:
+        _check(held_out[0], project, "The held-out inputs")
+        _check_separate(public, held_out[0])
 
 
 def _check(x: Array, project: ProjectInfo, what: str) -> None:

@@ -59,6 +59,7 @@ from terrine_protocol.projects import (
     PublishingTerms,
     SecretSpend,
 )
+from terrine_protocol.tables import Column, PublicSource, TableSchema
 from terrine_protocol.tokens import TokenCreate, TokenCreated, TokenInfo, TokenPage
 
 __all__ = [
@@ -67,6 +68,7 @@ __all__ = [
     "BudgetPage",
     "Charge",
     "ChoiceInfo",
+    "Column",
     "ConfidentGNMaxSpec",
     "ConsensusLevel",
     "ConsideredInfo",
@@ -99,6 +101,7 @@ __all__ = [
     "ProjectPage",
     "ProjectStatus",
     "ProjectUpdate",
+    "PublicSource",
     "PublicationInfo",
     "PublishingRequest",
     "PublishingTerms",
@@ -109,6 +112,7 @@ __all__ = [
     "Sigma",
     "StableSVTSpec",
     "StableSpec",
+    "TableSchema",
     "Threshold",
     "TokenCreate",
     "TokenCreated",

@@ -22,6 +22,7 @@ from terrine_protocol.base import (
     absent,
 )
 from terrine_protocol.mechanisms import MechanismSpec
+from terrine_protocol.tables import TableSchema
 
 
 class InputSpec(Reply):
@@ -50,6 +51,14 @@ class EnsembleInfo(Reply):
             "public rows as its own records have it.",
         ),
     ] = False
+    encoding: Annotated[
+        TableSchema | None,
+        Field(
+            exclude_if=absent,
+            description="Of tables: how rows become inputs. `terrine_models.tables.encode_csv` and "
+            "`encode_frame` do it.",
+        ),
+    ] = None
     available: Annotated[bool, Field(description="False if its files do not verify.")]
 
 

@@ -14,14 +14,30 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, model_validator
 
-from .store import InputSpec, TableSchema
+from terrine_protocol.tables import Record, TableSchema
 
 DIGITS = tuple(str(digit) for digit in range(10))
+
+
+class InputSpec(Record):
+    """What one input looks like: its shape without the batch, and the range of its values."""
+
+    shape: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1, max_length=4)]
+    dtype: Literal["uint8", "float32"]
+    low: float
+    high: float
+
+    @model_validator(mode="after")
+    def _range_is_not_empty(self) -> Self:
+        if not self.low < self.high:
+            raise ValueError(f"low must be below high, got {self.low} and {self.high}")
+        return self
 
 
 class DataError(Exception):

@@ -7,16 +7,18 @@ ignored.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from terrine_protocol.tables import Column, PublicSource, TableSchema
+
 from .clues import FEW, Clues
 from .csv_files import Note, read_sheet, silent
 from .data import DataError
-from .store import Column, PublicSource, TableSchema
 
 MOST_CATEGORIES = 1000
 MOST_CLASSES = 100
@@ -167,8 +169,12 @@ def _feature(column: Clues, doubt: str | None = None) -> Guess:
     if column.numeric:
         low, high = min(column.numbers), max(column.numbers)
         high = high if high > low else low + 1
-        described = Column(name=column.name, role="numeric", low=low, high=high)
-        return Guess(described, f"numbers from {low:,.12g} to {high:,.12g}", doubt)
+        why, missing = f"numbers from {low:,.12g} to {high:,.12g}", None
+        if gaps := len(column.all) - len(column.known):
+            missing = statistics.median(column.numbers)
+            why += f"; missing in {_rows(gaps)}: an indicator, and the median {missing:,.12g}"
+        described = Column(name=column.name, role="numeric", low=low, high=high, missing=missing)
+        return Guess(described, why, doubt)
     if not 1 <= count <= MOST_CATEGORIES:
         raise DataError(
             f"{column.sheet.path}: column {column.name} cannot be kept. It has {count:,} different "

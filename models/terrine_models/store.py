@@ -17,10 +17,18 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import load as parse_safetensors
 from safetensors.torch import save as render_safetensors
+
+from terrine_protocol.tables import Column as Column
+from terrine_protocol.tables import PublicSource as PublicSource
+from terrine_protocol.tables import Record as Record
+from terrine_protocol.tables import Sha256 as Sha256
+from terrine_protocol.tables import TableSchema as TableSchema
+
+from .data import InputSpec as InputSpec
 
 FORMAT: Literal["terrine-ensemble-1"] = "terrine-ensemble-1"
 MANIFEST = "manifest.json"
@@ -29,86 +37,11 @@ MANIFEST_LIMIT = 16 * 2**20
 """Bytes. A larger manifest is refused unread."""
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9_-]{0,62}[a-z0-9])?$")]
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 FileName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*\.safetensors$", max_length=100)]
 
 
 class StoreError(Exception):
     """An ensemble's files are missing, malformed or altered; the message names the file."""
-
-
-class Record(BaseModel):
-    """Base of everything in a manifest: immutable, finite, with unknown fields forbidden."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class InputSpec(Record):
-    """What one input looks like: its shape without the batch, and the range of its values."""
-
-    shape: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1, max_length=4)]
-    dtype: Literal["uint8", "float32"]
-    low: float
-    high: float
-
-    @model_validator(mode="after")
-    def _range_is_not_empty(self) -> Self:
-        if not self.low < self.high:
-            raise ValueError(f"low must be below high, got {self.low} and {self.high}")
-        return self
-
-
-class PublicSource(Record):
-    """Data that its owner declared public, and on which something was fitted."""
-
-    name: str
-    sha256: Sha256
-    records: Annotated[int, Field(ge=1)]
-
-
-class Column(Record):
-    """One column of a table and its public range or categories (see `tables.py`)."""
-
-    name: str
-    role: Literal["numeric", "categorical", "label", "group", "ignored"]
-    low: float | None = None
-    high: float | None = None
-    values: tuple[str, ...] | None = None
-
-
-class TableSchema(Record):
-    """How the rows of a table become numbers. It is public and never derived from private rows."""
-
-    columns: Annotated[tuple[Column, ...], Field(min_length=1)]
-    fitted_on: PublicSource | None = None
-
-    @model_validator(mode="after")
-    def _is_coherent(self) -> Self:
-        names = [column.name for column in self.columns]
-        if len(set(names)) != len(names):
-            raise ValueError("column names must differ from one another")
-        roles = [column.role for column in self.columns]
-        if roles.count("label") != 1 or roles.count("group") > 1:
-            raise ValueError("exactly one column must have the role label, at most one group")
-        if not {"numeric", "categorical"} & set(roles):
-            raise ValueError("at least one column must be numeric or categorical")
-        for column in self.columns:
-            ranged = column.low is not None and column.high is not None
-            if column.role == "numeric" and not (
-                column.low is not None and column.high is not None and column.low < column.high
-            ):
-                raise ValueError(f"numeric column {column.name!r} needs low < high")
-            if column.role in ("categorical", "label"):
-                values = column.values or ()
-                if len(values) < (2 if column.role == "label" else 1):
-                    raise ValueError(f"column {column.name!r} needs its values listed")
-                if len(set(values)) != len(values):
-                    raise ValueError(f"column {column.name!r} lists a value twice")
-            elif column.values is not None:
-                raise ValueError(f"column {column.name!r} is {column.role}: it lists no values")
-            if column.role != "numeric" and ranged:
-                raise ValueError(f"column {column.name!r} is {column.role}: it has no range")
-        return self
 
 
 class FeatureSpec(Record):

@@ -120,6 +120,7 @@ def ensemble(record: ledger.EnsembleRecord, available: bool) -> EnsembleInfo:
         classes=record.info["classes"],
         teachers=record.info["teachers"],
         matches_prior=record.info.get("matches_prior", False),
+        encoding=record.info.get("encoding"),
         available=available,
     )
 

@@ -286,14 +286,12 @@ def test_the_command_saves_noisy_counts(
         ("missing.npy", "http://127.0.0.1:9", {"TERRINE_TOKEN": "terrine_x"}, "missing.npy"),
         ("pool.npy", "http://127.0.0.1:9", {}, "TERRINE_TOKEN"),
         ("pool.npy", "nonsense", {"TERRINE_TOKEN": "x"}, "Expected a URL"),
-        ("pool.csv", "http://127.0.0.1:9", {"TERRINE_TOKEN": "x"}, "--schema"),
     ],
 )
 def test_a_wrong_command_says_what_is_wrong(
     terrine: Terrine, tmp_path: Path, public: str, url: str, token: dict[str, str], message: str
 ) -> None:
     np.save(tmp_path / "pool.npy", np.zeros((4, 8, 8), dtype=np.uint8))
-    (tmp_path / "pool.csv").write_text("a,b\n1,2\n")
     train = ("student", "train", tmp_path / public, "--url", url)
     assert message in terrine(*train, **token).refused
 

@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from pydantic import ValidationError
+
     from terrine_server.ledger import Ledger
 
 console = Console()
@@ -114,6 +116,35 @@ def explain(error: BaseException) -> str | None:
             for item in error.errors(include_url=False, include_input=False)
         )
     return None
+
+
+def by_option(error: ValidationError) -> str:
+    """Say what is wrong with a project's terms in the words of the command line."""
+    sentences, missing, mechanism = [], [], ""
+    for item in error.errors(include_url=False):
+        *above, name = (str(part) for part in item["loc"])
+        option = f"--{name.replace('_', '-')}" if above or name != "name" else "NAME"
+        if item["type"] == "missing":
+            missing.append(option)
+            mechanism = above[-1]
+        elif item["type"] == "extra_forbidden":
+            sentences.append(f"{option} is not for {above[-1]}.")
+        elif item["type"] == "union_tag_invalid":
+            tags, tag = item["ctx"]["expected_tags"], item["ctx"]["tag"]
+            sentences.append(f"--mechanism is one of {tags}; not '{tag}'.")
+        elif item["type"] == "string_pattern_mismatch":
+            sentences.append(
+                f"{option} takes lower-case letters, digits, '-' and '_', at most 64 of them and "
+                f"neither sign at an end; not {item['input']!r}."
+            )
+        else:
+            sentences.append(f"{option}: {_sentence(item['msg'])}")
+    if missing:
+        sentences.append(
+            f"{mechanism} needs {', '.join(missing)}; `terrine plan {mechanism} --teachers N` "
+            "proposes values."
+        )
+    return "\n".join(sentences)
 
 
 def run(command: Callable[[], Any]) -> NoReturn:

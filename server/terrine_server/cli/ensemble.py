@@ -12,15 +12,8 @@ from rich.table import Table
 from terrine_server.bars import teachers_bar
 from terrine_server.cli import tables
 from terrine_server.cli.console import AsJson, console, fail, print_json
-from terrine_server.cli.heads import (
-    Bending,
-    Copies,
-    Features,
-    Ridge,
-    Turning,
-    Width,
-    chosen_heads,
-)
+from terrine_server.cli.evaluate import ensemble_directory, evaluate
+from terrine_server.cli.heads import Bending, Copies, Features, Ridge, Turning, Width, chosen_heads
 from terrine_server.cli.tables import split
 
 if TYPE_CHECKING:
@@ -30,8 +23,11 @@ if TYPE_CHECKING:
     from terrine_models.teachers import Heads
 
 app = typer.Typer(no_args_is_help=True, help="Train, show, verify and register ensembles.")
+app.command()(evaluate)
 
-Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the ensemble.")]
+Named = Annotated[
+    str, typer.Argument(metavar="ENSEMBLE", help="Name of an ensemble, or its directory.")
+]
 Columns = Annotated[
     str | None,
     typer.Option(metavar="A,B,…", help="Names of the columns of a CSV file without a header."),
@@ -194,24 +190,26 @@ def train(
 
 
 @app.command()
-def show(directory: Directory) -> None:
+def show(ensemble: Named) -> None:
     """Show an ensemble's manifest.
 
-    [bold]Example[/bold]: terrine ensemble show terrine-data/ensembles/digits
+    [bold]Example[/bold]: terrine ensemble show digits
     """
     from terrine_models.store import load_manifest
 
+    directory = ensemble_directory(ensemble)
     _print(directory, load_manifest(directory))
 
 
 @app.command()
-def verify(directory: Directory) -> None:
+def verify(ensemble: Named) -> None:
     """Check every file of an ensemble against the digests in its manifest.
 
-    [bold]Example[/bold]: terrine ensemble verify terrine-data/ensembles/digits
+    [bold]Example[/bold]: terrine ensemble verify digits
     """
     from terrine_models.ensemble import Ensemble
 
+    directory = ensemble_directory(ensemble)
     manifest = Ensemble.load(directory, device="cpu").manifest
     console.print(f"{directory}: all {len(manifest.files)} files match the manifest.")
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from terrine_server.cli.console import consensus_levels, console, errors, fail
+from terrine_server.cli.console import consensus_levels, console, fail
 from terrine_server.cli.plan_report import document, show, show_contenders, show_fitted
+from terrine_server.cli.votes import VotesAre, check_origin, load_votes
 
 if TYPE_CHECKING:
-    from terrine_server.planning.forecast import Votes
     from terrine_server.planning.grid import Grid
 
 
@@ -23,14 +23,6 @@ class Count(StrEnum):
 
     EXPECTED = "expected"
     CERTAIN = "certain"
-
-
-class VotesAre(StrEnum):
-    """The training data of the teachers that cast the votes of a file."""
-
-    PUBLIC = "public"
-    SYNTHETIC = "synthetic"
-    PRIVATE = "private"
 
 
 def plan(
@@ -140,8 +132,8 @@ def plan(
         fail(f"--picture writes a PNG file. Name it something like {picture.with_suffix('.png')}.")
     sizes = _sizes(teachers)
     if votes is not None:
-        _check_origin(votes_are, acknowledge_leak)
-        ensembles = [_load(votes, sizes)]
+        check_origin(votes_are, acknowledge_leak, "--votes-are")
+        ensembles = [load_votes(votes, sizes)]
     elif votes_are is not None:
         fail("--votes-are describes the votes of --votes, but there is no --votes.")
     else:
@@ -215,30 +207,6 @@ def _origin(votes_are: VotesAre | None) -> str:
     return "assumed" if votes_are is None else votes_are.value
 
 
-def _check_origin(votes_are: VotesAre | None, acknowledged: bool) -> None:
-    if votes_are is None:
-        fail(
-            "Say what the teachers that cast these votes were trained on: --votes-are public or "
-            "--votes-are synthetic. Votes of teachers trained on private data are private, "
-            "whatever they voted on, and must not be used for planning."
-        )
-    if votes_are is not VotesAre.PRIVATE:
-        return
-    if not acknowledged:
-        fail(
-            "These votes are private. Parameters chosen by looking at them, and every number of "
-            "the plan, reveal something about the training data, and no budget accounts for that. "
-            "Plan with teachers trained on public data, or with --consensus. If nobody else will "
-            "ever see the plan and no project will be based on it, add --acknowledge-leak."
-        )
-    errors.print(
-        "[bold red]WARNING: this plan is made from PRIVATE votes.[/] It is not differentially "
-        "private. Show it to nobody and open no project with parameters taken from it: the "
-        "project's guarantee would not hold.",
-        soft_wrap=True,
-    )
-
-
 def _sizes(text: str | None) -> list[int]:
     try:
         return [int(part) for part in text.split(",")] if text else []
@@ -279,25 +247,3 @@ def _grid(given: Sequence[str]) -> Callable[[int], Grid]:
     except ValueError:
         fail("--grid takes a parameter and its values, such as sigma=20,0.1n.")
     return of
-
-
-def _load(path: Path, sizes: Sequence[int]) -> Votes:
-    import zipfile
-
-    import numpy as np
-
-    from terrine_server.planning.forecast import Votes
-
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in ("counts", "labels") if name in file}
-    except (ValueError, TypeError, zipfile.BadZipFile) as error:
-        fail(f"{path} is not an .npz file of plain arrays: {error}")
-    if "counts" not in arrays:
-        fail(f"{path} has no array `counts` of shape [queries, classes].")
-    counts = arrays["counts"]
-    if not sizes and counts.ndim == 2 and len(counts):
-        sizes = [int(counts[0].sum())]
-    if len(sizes) != 1:
-        fail("Votes in a file were cast by one ensemble; give its size with --teachers.")
-    return Votes.observed(counts, arrays.get("labels"), teachers=sizes[0])

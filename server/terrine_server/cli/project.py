@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from terrine_server.cli.console import AsJson, consensus_levels, console, errors, print_json
+from terrine_server.cli.console import (
+    AsJson,
+    by_option,
+    consensus_levels,
+    console,
+    errors,
+    fail,
+    print_json,
+)
 
 if TYPE_CHECKING:
     from terrine_protocol import ProjectInfo
@@ -19,6 +27,8 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Open, show, pause and close projects.")
 
 Name = Annotated[str, typer.Argument(help="Name of the project.")]
+FEW = 10
+"""Answers per class below which opening a project warns."""
 
 
 class Accounting(StrEnum):
@@ -108,12 +118,14 @@ def open_project(
     as_json: AsJson = False,
 ) -> None:
     """Open a project. Its mechanism, prices and budget can never change."""
+    from pydantic import ValidationError
+
     from terrine_protocol import ProjectOpen
     from terrine_server.owner.operations import open_ledger, open_project
     from terrine_server.settings import Settings
 
     given = {
-        "name": mechanism,
+        "name": mechanism.replace("-", "_"),
         "sigma": sigma,
         "sigma1": sigma1,
         "sigma2": sigma2,
@@ -127,26 +139,29 @@ def open_project(
         "pricing": pricing,
         "answer_share": answer_share,
     }
-    request = ProjectOpen.model_validate(
-        {
-            "name": name,
-            "ensemble": ensemble,
-            "mechanism": {key: value for key, value in given.items() if value is not None},
-            "epsilon": epsilon,
-            "delta": delta,
-            "acknowledge_claimed": acknowledge_claimed,
-            "accounting": accounting.value,
-            "expected_pass_rate": expected_pass_rate,
-            "consensus": consensus
-            and [{"agreement": c, "share": share} for c, share in consensus_levels(consensus)],
-        }
-    )
+    terms = {
+        "name": name,
+        "ensemble": ensemble,
+        "mechanism": {key: value for key, value in given.items() if value is not None},
+        "epsilon": epsilon,
+        "delta": delta,
+        "acknowledge_claimed": acknowledge_claimed,
+        "accounting": accounting.value,
+        "expected_pass_rate": expected_pass_rate,
+        "consensus": consensus
+        and [{"agreement": c, "share": share} for c, share in consensus_levels(consensus)],
+    }
+    try:
+        request = ProjectOpen.model_validate(terms)
+    except ValidationError as error:
+        fail(by_option(error))
     settings = Settings()
     record = open_project(open_ledger(settings), request)
     if as_json:
         print_json(_infos(settings, [record])[0])
         return
     _show(record)
+    _warn(record)
     console.print(
         f"Opened. Next: terrine token create --role student --project {name}", soft_wrap=True
     )
@@ -299,10 +314,26 @@ def _show(record: ProjectRecord) -> None:
     console.print(table)
 
 
+def _warn(record: ProjectRecord) -> None:
+    """Say so if the budget buys too few answers to learn from."""
+    choice, classes = record.terms.choice, len(record.ensemble.info["classes"])
+    answers = choice.considered[0].answers if choice else record.affordable
+    if answers < FEW * classes:
+        errors.print(
+            f"[bold yellow]Warning:[/] about {answers:,} answers for {classes:,} classes teach a "
+            "student little. At equal agreement an answer costs a quarter with twice the teachers, "
+            "and less with more noise; `terrine plan` says what this budget can buy.",
+            soft_wrap=True,
+        )
+
+
 def _prices(record: ProjectRecord) -> str:
     """Return what each outcome costs, and what the rules would have bought that were not taken."""
     terms = record.terms
-    lines = [f"{outcome} {price.cost / 1e12:.6g}" for outcome, price in terms.prices.items()]
+    lines = [
+        f"{outcome} {price.cost / 1e12:.6g}, {price.cost / terms.budget:.3%} of the budget"
+        for outcome, price in terms.prices.items()
+    ]
     for listed in terms.by_baseline:
         prices = (f"{outcome} {price.cost / 1e12:.6g}" for outcome, price in listed.prices.items())
         least = (listed.baseline - 0.5) / record.ensemble.info["teachers"]

@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from terrine_server.bars import steps_bar
-from terrine_server.cli.console import AsJson, console, fail, print_json
+from terrine_server.cli.console import AsJson, console, errors, fail, print_json
 from terrine_server.cli.tables import note
 
 if TYPE_CHECKING:
@@ -52,7 +52,10 @@ Public = Annotated[
 ]
 Schema = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="The data owner's public schema, for a CSV file."),
+    typer.Option(
+        metavar="FILE",
+        help="The data owner's public schema, for a CSV file. Default: as the server says.",
+    ),
 ]
 
 
@@ -102,6 +105,14 @@ def train(
     seed: Annotated[
         int, typer.Option(min=0, help="Seed of the order of queries and the training.")
     ] = 0,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Check inputs, token and options, and print what the budget pays for. Sends no "
+            "input and charges nothing.",
+        ),
+    ] = False,
 ) -> None:
     """Buy labels in rounds and train a student, until the budget is spent or all inputs are sent.
 
@@ -113,7 +124,7 @@ def train(
 
       terrine student train pool.npy --held-out own.npz --out student
 
-      terrine student train census.csv --schema schema.json
+      terrine student train census.csv
     """
     from dataclasses import replace
 
@@ -123,9 +134,12 @@ def train(
     training = Training(method=method.value)
     if steps is not None:
         training = replace(training, steps=steps)
-    inputs, encoding = load_public(public, schema)
     with connect(url, token_file, insecure) as client:
+        inputs, encoding = load_public(public, schema, client)
         examples = load_held_out(held_out, encoding, client) if held_out else None
+        if dry_run:
+            console.print(rehearse(client, inputs, examples, queries))
+            return
         with steps_bar(console) as on_step:
             made = distill(
                 client,
@@ -164,8 +178,8 @@ def label(
 
     if out.suffix != ".npz":
         fail(f"--out must end in .npz; {out} does not.")
-    inputs, _ = load_public(public, schema)
     with connect(url, token_file, insecure) as client:
+        inputs, _ = load_public(public, schema, client)
         classes = client.project().ensemble.classes
         labels = client.label(inputs, progress=True)
     arrays: dict[str, Any] = {
@@ -204,28 +218,44 @@ def budget(
 @contextmanager
 def connect(url: str, token_file: Path | None, insecure: bool) -> Iterator[Client]:
     """A client with the token from `token_file`, or else from the environment."""
+    from stamina.instrumentation import RetryDetails, set_on_retry_hooks
+
     from terrine_client import Client
 
+    def say(details: RetryDetails) -> None:
+        if details.retry_num == 1:
+            errors.print(f"{details.caused_by} Trying again …", soft_wrap=True)
+
+    set_on_retry_hooks([say])
     token = token_file.read_text().strip() if token_file else None
     with Client(url, token, insecure=insecure) as client:
         yield client
 
 
 def load_public(
-    path: Path, schema: Path | None
+    path: Path, schema: Path | None, client: Client
 ) -> tuple[npt.NDArray[np.generic], TableSchema | None]:
-    """Inputs without labels; a CSV file is encoded by the owner's schema."""
+    """Inputs without labels; a CSV file is encoded by the schema of the project's ensemble."""
     from terrine_models.csv_files import is_table, read_text
     from terrine_models.data import load_inputs
     from terrine_models.tables import encode_csv, read_schema
 
-    if schema is not None:
-        encoding = read_schema(schema)
-        return encode_csv(path, encoding, note), encoding
-    if is_table(path):
-        read_text(path)
-        fail(f"{path} is a table. Give --schema FILE, the public schema of its data owner.")
-    return load_inputs(path), None
+    if schema is None and not is_table(path):
+        return load_inputs(path), None
+    read_text(path)  # refuses a file that is not text before asking for a schema
+    served = client.project().ensemble.encoding
+    encoding = served if schema is None else read_schema(schema)
+    if encoding is None:
+        fail(
+            f"{path} is a table, and the server does not say how its rows are encoded. Give "
+            "--schema FILE, the public schema of the data owner."
+        )
+    if served is not None and encoding != served:
+        fail(
+            f"{schema} is not the schema of the project's ensemble, so rows would be encoded in "
+            "another way than the teachers' were. Leave --schema out: the server says it."
+        )
+    return encode_csv(path, encoding, note), encoding
 
 
 def load_held_out(path: Path, encoding: TableSchema | None, client: Client) -> Examples:
@@ -241,6 +271,32 @@ def load_held_out(path: Path, encoding: TableSchema | None, client: Client) -> E
     else:
         data = load_idx(path, classes=classes)
     return data.inputs, data.labels
+
+
+def rehearse(
+    client: Client,
+    inputs: npt.NDArray[np.generic],
+    examples: Examples | None,
+    queries: int | None,
+) -> Table:
+    """Check the data as the training would, and say what it could cost. Charges nothing."""
+    from terrine_client.distill import check_data
+
+    project = client.project()
+    check_data(inputs, project, examples)
+    wanted = min(len(inputs), queries or len(inputs))
+    estimate = client.estimate(wanted)
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_row("project", f"{project.name} ({project.status}), {project.mechanism.name}")
+    table.add_row("inputs", f"{len(inputs):,}, as the ensemble takes them; {wanted:,} to be asked")
+    if examples is not None:
+        table.add_row("held out", f"{len(examples[0]):,} labelled inputs, none of them to be asked")
+    left = estimate.budget
+    table.add_row("ε spent", f"{left.epsilon_spent:.4g} of {left.epsilon:g}, δ {left.delta:g}")
+    fits = f"at least {min(wanted, left.affordable):,}" if not estimate.fits else f"all {wanted:,}"
+    table.add_row("queries", f"{fits} fit the budget, whatever the answers")
+    table.add_row("", "Nothing was sent and nothing was charged.")
+    return table
 
 
 def summary(report: Report, out: Path) -> Table:

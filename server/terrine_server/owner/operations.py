@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from terrine_protocol import ProjectOpen
 from terrine_server.errors import InvalidTerms
@@ -135,7 +135,7 @@ def register_ensemble(
             )
     except ParameterError as error:
         raise InvalidTerms(str(error)) from error
-    info = {
+    info: dict[str, Any] = {
         "kind": manifest.kind,
         "input": manifest.input.model_dump(mode="json"),
         "classes": list(manifest.classes),
@@ -143,5 +143,7 @@ def register_ensemble(
     }
     if manifest.training.match_prior:
         info["matches_prior"] = True
+    if manifest.encoding:
+        info["encoding"] = manifest.encoding.model_dump(mode="json")
     path = str(Path("ensembles") / name)
     return ledger.register_ensemble(name, path, digest, info, manifest.records, limit)

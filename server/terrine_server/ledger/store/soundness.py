@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sqlalchemy import Column, LargeBinary
 
-from terrine_protocol import InputSpec, Name, ProjectStatus
+from terrine_protocol import InputSpec, Name, ProjectStatus, TableSchema
 from terrine_server.ledger.epochs import OPENING
 from terrine_server.ledger.records import EnsembleRecord, ProjectRecord
 
@@ -50,6 +50,7 @@ class _Public(BaseModel):
     classes: list[str] = Field(min_length=2)
     teachers: int = Field(ge=1)
     matches_prior: bool = False
+    encoding: TableSchema | None = None
 
 
 def check_ensemble(ensemble: EnsembleRecord) -> None:

@@ -1,0 +1,142 @@
+"""`terrine ensemble evaluate`: how far teachers agree, and how often they are right."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from terrine_server.cli import tables
+from terrine_server.cli.console import AsJson, console, fail, print_json
+from terrine_server.cli.votes import VotesAre, check_origin
+
+if TYPE_CHECKING:
+    from terrine_models.agreement import Agreement
+    from terrine_models.data import Dataset
+    from terrine_models.store import Manifest
+
+
+def ensemble_directory(ensemble: str) -> Path:
+    """The directory of an ensemble that is named, or given by path."""
+    from terrine_models.store import MANIFEST
+    from terrine_server.settings import Settings
+
+    path = Path(ensemble)
+    if (path / MANIFEST).exists() or len(path.parts) != 1:
+        return path
+    named = Settings().ensembles_dir / ensemble
+    return named if named.exists() else path
+
+
+def evaluate(
+    ensemble: Annotated[
+        str, typer.Argument(metavar="ENSEMBLE", help="Name or directory of an ensemble.")
+    ],
+    data: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DATA",
+            help="Labelled data that no teacher was trained on: IDX images (labels beside them), "
+            ".npz with x and y, or CSV.",
+        ),
+    ],
+    trained_on: Annotated[
+        VotesAre | None, typer.Option(help="What the teachers were trained on.")
+    ] = None,
+    acknowledge_leak: Annotated[
+        bool,
+        typer.Option("--acknowledge-leak", help="Look at private votes, outside every guarantee."),
+    ] = False,
+    votes: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also save the votes, as `terrine plan --votes` reads."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how far teachers agree, and how often they are right, by class.
+
+    To know this before private teachers are trained, train a stand-in: as many teachers, with as
+    many records each, on data that are public. Votes of private teachers are private, even votes on
+    public inputs, and what is chosen by looking at them is outside every guarantee.
+
+    [bold]Example[/bold]
+
+      terrine ensemble evaluate stand-in census.csv --trained-on public --votes votes.npz
+
+      terrine plan --votes votes.npz --votes-are public --epsilon 1
+    """
+    import numpy as np
+
+    from terrine_models.agreement import Agreement
+    from terrine_models.ensemble import Ensemble
+
+    check_origin(trained_on, acknowledge_leak, "--trained-on")
+    if votes is not None and votes.suffix != ".npz":
+        fail(f"--votes must end in .npz; {votes} does not.")
+    loaded = Ensemble.load(ensemble_directory(ensemble))
+    manifest = loaded.manifest
+    labelled = _labelled(data, manifest)
+    counts = loaded.votes(labelled.inputs)
+    found = Agreement.of(counts, labelled.labels, manifest.classes)
+    if votes is not None:
+        np.savez_compressed(votes, counts=counts, labels=labelled.labels)
+    if as_json:
+        print_json(asdict(found))
+        return
+    _show(found, manifest, data)
+    if votes is None:
+        levels = ",".join(f"{level:.2g}" for level in found.consensus)
+        options = f"--teachers {found.teachers} --classes {len(found.classes)} --consensus {levels}"
+    else:
+        options = f"--votes {votes} --votes-are {trained_on}"
+    console.print(
+        f"To plan with it: terrine plan {options} --epsilon 1", soft_wrap=True, highlight=False
+    )
+
+
+def _labelled(path: Path, manifest: Manifest) -> Dataset:
+    from terrine_models.data import load_idx, load_npz
+    from terrine_models.tables import load_csv
+
+    if manifest.encoding is not None:
+        data = load_csv(path, manifest.encoding, tables.note)
+    elif path.suffix == ".npz":
+        data = load_npz(path, classes=manifest.classes)
+    else:
+        data = load_idx(path, classes=manifest.classes)
+    if data.spec.shape != manifest.input.shape or data.spec.dtype != manifest.input.dtype:
+        fail(
+            f"{path} has inputs {data.spec.dtype} {list(data.spec.shape)}; the ensemble takes "
+            f"{manifest.input.dtype} {list(manifest.input.shape)}."
+        )
+    return data
+
+
+def _show(found: Agreement, manifest: Manifest, data: Path) -> None:
+    console.print(
+        f"{found.teachers:,} teachers of {manifest.name} on {found.inputs:,} records of {data}:\n"
+        f"one teacher is right on {found.mean_teacher:.2%} on average, most of them on "
+        f"{found.plurality:.2%}, the larger class on {found.majority:.2%}.",
+        soft_wrap=True,
+        highlight=False,
+    )
+    levels = Table("agree", "records", "of them right")
+    above = ""
+    for level in found.levels:
+        name = f"{level.agreement:.0%} or more" if level.agreement else "less"
+        levels.add_row(name + above, f"{level.inputs:,}", _percent(level.right))
+        above = f", below {level.agreement:.0%}" if level.agreement else ""
+    console.print(levels)
+    classes = Table("class", "records", "most teachers right", "mean share of votes")
+    for each in found.classes:
+        row = (f"{each.inputs:,}", _percent(each.right), _percent(each.votes))
+        classes.add_row(escape(each.name), *row)
+    console.print(classes)
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{share:.2%}"

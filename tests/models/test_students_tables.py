@@ -1,0 +1,134 @@
+"""A student's table: without a label, as a file or a data frame, encoded as the teachers' rows."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+
+from terrine_models.data import DataError
+from terrine_models.roles import propose_schema
+from terrine_models.tables import encode_csv, encode_frame, load_csv
+from terrine_protocol.tables import TableSchema
+
+SCHEMA = TableSchema.model_validate(
+    {
+        "columns": [
+            {"name": "patient", "role": "group"},
+            {"name": "age", "role": "numeric", "low": 0, "high": 100, "missing": 60},
+            {"name": "pulse", "role": "numeric", "low": 40, "high": 140},
+            {"name": "ward", "role": "categorical", "values": ["1", "2", "surgery"]},
+            {"name": "smoker", "role": "categorical", "values": ["false", "true"]},
+            {"name": "note", "role": "ignored"},
+            {"name": "readmitted", "role": "label", "values": ["no", "yes"]},
+        ]
+    }
+)
+ROWS: list[list[Any]] = [[50, 90, "1", True], [None, 40, "surgery", False], [100, None, "9", True]]
+FEATURES = ["age", "pulse", "ward", "smoker"]
+ONES: dict[str, list[object]] = {name: [1] for name in FEATURES}
+EXPECTED = [
+    [0.5, 0, 0.5, 1, 0, 0, 0, 0, 1, 0],
+    [0.6, 1, 0.0, 0, 0, 1, 0, 1, 0, 0],
+    [1.0, 0, 0.5, 0, 0, 0, 1, 0, 1, 0],
+]
+"""Age and its indicator, pulse (the middle of its range where it is missing), wards, smokers."""
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "age,pulse,ward,smoker\n50,90,1,true\n,40,surgery,false\n100,NA,9,true\n",
+        "50,90,1,true\n,40,surgery,false\n100,NA,9,true\n",
+        "smoker;extra;ward;pulse;age\ntrue;x;1;90;50\nfalse;x;surgery;40;?\ntrue;x;9;;100\n",
+        "p,50,90,1,true,,\np,,40,surgery,false,,\np,100,NA,9,true,,no\n",
+    ],
+)
+def test_a_pool_needs_no_label_no_group_and_no_ignored_column(tmp_path: Path, text: str) -> None:
+    assert np.allclose(encode_csv(written(tmp_path / "pool.csv", text), SCHEMA), EXPECTED)
+
+
+def of_dict(rows: dict[str, list[Any]]) -> Any:
+    return rows
+
+
+@pytest.mark.parametrize("library", [of_dict, pd.DataFrame, pl.DataFrame])
+def test_a_data_frame_is_encoded_as_the_file_would_be(library: Callable[..., Any]) -> None:
+    columns = {name: [row[i] for row in ROWS] for i, name in enumerate(FEATURES)}
+    assert np.allclose(encode_frame(library(columns), SCHEMA), EXPECTED)
+
+
+def test_pandas_reads_categories_as_numbers_and_they_are_found(tmp_path: Path) -> None:
+    text = "age,pulse,ward,smoker\n50,90,1,true\n60,40,2,false\n,90,,true\n"
+    path = written(tmp_path / "pool.csv", text)
+    frame = pd.read_csv(path)
+    assert frame["ward"].dtype == "float64"
+    assert np.array_equal(encode_frame(frame, SCHEMA), encode_csv(path, SCHEMA))
+
+
+@pytest.mark.parametrize(
+    ("frame", "message"),
+    [
+        ({"age": [1], "pulse": [2], "ward": ["1"]}, "no column smoker; it has age, pulse, ward"),
+        ({**ONES, "pulse": ["fast"]}, "row 0: column pulse holds 'fast'"),
+        ({**ONES, "pulse": [1, 2]}, "not equally long"),
+        ({name: [] for name in FEATURES}, "holds no rows"),
+        ([1, 2], "A list is not a data frame"),
+        (pd.DataFrame([[1, 1, 1, 1, 1]], columns=[*FEATURES, "age"]), "two columns named 'age'"),
+    ],
+)
+def test_a_frame_that_does_not_fit_is_refused(frame: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        encode_frame(frame, SCHEMA)
+
+
+def test_a_header_that_lacks_a_feature_is_not_taken_for_a_row(tmp_path: Path) -> None:
+    path = written(tmp_path / "pool.csv", "age,pulse,smoker,ward_id\n1,50,true,1\n")
+    with pytest.raises(DataError, match=r"pool\.csv has no column ward; it has age, pulse"):
+        encode_csv(path, SCHEMA)
+
+
+def test_ignored_columns_may_be_absent_from_records_too_but_labels_may_not(tmp_path: Path) -> None:
+    text = "patient,age,pulse,ward,smoker,readmitted\na,50,90,1,true,yes\na,,40,2,false,no\n"
+    data = load_csv(written(tmp_path / "private.csv", text), SCHEMA)
+    assert data.labels.tolist() == [1, 0]
+    assert data.groups is not None
+    assert data.groups.tolist() == [0, 0]
+    with pytest.raises(DataError, match="no column readmitted, patient"):
+        load_csv(written(tmp_path / "pool.csv", "age,pulse,ward,smoker\n1,2,1,true\n"), SCHEMA)
+
+
+def test_a_column_with_gaps_is_proposed_with_an_indicator(tmp_path: Path) -> None:
+    text = "age,pulse,ill\n10,60,no\n,70,yes\n20,80,no\n90,90,no\n"
+    path = written(tmp_path / "public.csv", text)
+    proposal = propose_schema(path, label="ill")
+    age, pulse, _ = proposal.guesses
+    assert age.column.missing == 20
+    assert "missing in 1 row: an indicator, and the median 20" in age.why
+    assert pulse.column.missing is None
+    assert "missing" not in json.loads(pulse.column.model_dump_json())
+    ages = encode_csv(path, proposal.schema)[:, :2]
+    assert ages.tolist() == [
+        [0, 0],
+        [0.125, 1],
+        [0.125, 0],
+        [1, 0],
+    ]
+
+
+def test_encoding_needs_no_torch() -> None:
+    program = "import sys, terrine_models.tables; print('torch' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", program]) == b"False\n"
