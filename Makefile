@@ -11,7 +11,7 @@ INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo serve test test-fast torture mutants lint bench secrets docker clean
+.PHONY: help venv demo serve test test-fast torture simulate mutants lint bench secrets docker clean
 
 help: ## Show this help
 	@echo "Terrine: private teachers vote, students learn, the ledger keeps count."
@@ -49,6 +49,9 @@ test-fast: venv ## Run the quick tests of every room, within 90 seconds: no serv
 
 torture: venv ## Kill servers and databases 1,000 times under load, then audit (ARGS="--seed N")
 	$(BIN)/pytest tests/torture --kills 1000 $(ARGS)
+
+simulate: venv ## Simulate servers, failures and clients around a real ledger (ARGS="--operations N --seed S")
+	$(BIN)/python tests/simulation/run.py $(ARGS)
 
 mutants: venv ## Alter the privacy and charging code, one place at a time: hours (ARGS="NAME.*": some)
 	$(BIN)/pip install --quiet --editable '.[mutants]'

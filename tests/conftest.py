@@ -17,8 +17,8 @@ if TYPE_CHECKING:  # heavy: imported by the fixtures that need it, when they do
     from server import RunningServer
 
 WHOLE_SERVICES = {
-    *("audit", "demo", "docker", "fuzz", "operating", "reproduce", "student", "torture"),
-    "walk",
+    *("audit", "demo", "docker", "fuzz", "operating", "reproduce", "simulation", "student"),
+    *("torture", "walk"),
 }
 """Directories whose tests run whole services, trainings or many draws."""
 SLOW_FILES = {

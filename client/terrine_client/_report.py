@@ -20,6 +20,22 @@ class Round:
     epsilon_spent: float
     accuracy: float | None
     """On the held-out data; None if there is none."""
+    saturation: dict[str, float] | None = None
+    """What the second half of the labels taught, where that decides whether to go on."""
+
+
+@dataclass(frozen=True)
+class ClassFigures:
+    """One class of the held-out data.
+
+    recall: the share of its inputs that are predicted to be in it. precision: the share of the
+    inputs that are predicted to be in it and are. None where there is no such input.
+    """
+
+    name: str
+    inputs: int
+    recall: float | None
+    precision: float | None
 
 
 @dataclass(frozen=True)
@@ -35,11 +51,25 @@ class Report:
     charges: int
     public_inputs: int
     outcomes: dict[str, int]
+    reinforced: float | None
+    """Of interactive_gnmax: the share of the labels that confirm the student's own."""
+    asking: str
+    """Which inputs were asked after the first round."""
     refused: bool
     """True if the study ended because the budget was spent."""
+    ended: str
+    """Why the study ended, as a sentence."""
+    queries_left: int
+    """Further queries that are certain to fit into the budget."""
     rounds: list[Round]
     held_out: int
     accuracy: float | None
+    majority: float | None
+    """Share of the held-out data in their largest class: the accuracy of always saying that."""
+    by_class: list[ClassFigures]
+    """On the held-out data; empty if there is none."""
+    notes: list[str]
+    """Warnings."""
     training: dict[str, Any]
     """The settings that were asked for."""
     choice: Choice

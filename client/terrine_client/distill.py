@@ -11,11 +11,10 @@ token and public inputs; the only private information that reaches it is the ans
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,25 +22,20 @@ import numpy.typing as npt
 from terrine_client._notebook import Notebook
 from terrine_client._picture import draw
 from terrine_client._report import Report, Round, choice_lines, continued, round_line
+from terrine_client._study import Ask, Examples, Study
 from terrine_client.client import Client
-from terrine_client.errors import BudgetExhausted, TerrineError
+from terrine_client.errors import TerrineError
 from terrine_protocol import ProjectInfo
 
 if TYPE_CHECKING:
-    from terrine_models.choice import Choice
     from terrine_models.learning import Training
-    from terrine_models.store import InputSpec, TableSchema
+    from terrine_models.store import TableSchema
     from terrine_models.students import Student
 
-__all__ = ["DistillError", "Distilled", "Examples", "Report", "Round", "distill"]
+__all__ = ["Ask", "DistillError", "Distilled", "Examples", "Report", "Round", "Stop", "distill"]
 
 Array = npt.NDArray[Any]
-Examples = tuple[Array, npt.NDArray[np.int64]]
-"""Inputs [N, …] and their class indices [N]."""
-CHUNK = 128
-"""Queries after which the answers are saved and the budget is checked."""
-SKETCH = 4
-"""Before the last round a student trains for a quarter of the steps: enough to judge it."""
+Stop = Literal["auto", "never"]
 
 
 class DistillError(TerrineError):
@@ -72,6 +66,8 @@ def distill(
     held_out: Examples | None = None,
     rounds: int = 3,
     queries: int | None = None,
+    ask: Ask = "auto",
+    stop: Stop = "never",
     training: Training | None = None,
     encoding: TableSchema | None = None,
     seed: int = 0,
@@ -82,14 +78,18 @@ def distill(
 
     held_out: the student's own labelled data, to measure its accuracy; never trained on.
     queries: the most in total; by default until the budget is spent or all inputs are sent.
+    ask: which inputs are asked from the second round on: those that represent the whole, those that
+    the student is least sure of, or those on which two plain models disagree; `auto` takes what
+    suits the mechanism.
+    stop: `auto` ends the study, with budget left, once the labels of another round are not expected
+    to change the student. The same call with `never` continues it.
     encoding: schema of a table, saved with the student; by default the ensemble's.
     seed: of the order of the queries, and of the training. The server draws the noise.
     tell, on_step: called with each line of progress, and with the steps done and to do.
 
     With noisy_votes all inputs are asked in one round, and the student learns from the counts
     (`terrine_models.counted`). With interactive_gnmax, the first round sends uniform probabilities,
-    which makes it Confident-GNMax; later rounds query where the student is least certain and send
-    its predictions.
+    which makes it Confident-GNMax; later rounds send the student's predictions.
 
     The student that is returned is chosen by cross-validation on the bought labels, and checked
     against a plain model (`terrine_models.choice`); the report says what was tried and why.
@@ -101,37 +101,50 @@ def distill(
     """
     from terrine_models.learning import Training
 
+    training = replace(training or Training(), seed=seed)
     if rounds < 1 or (queries is not None and queries < 1):
         raise DistillError("Rounds and queries must be at least 1.")
     project = client.project()
     check_data(public, project, held_out)
+    check_training(training, project)
     if project.mechanism.name == "noisy_votes":
         rounds = 1  # every count helps every other row, so there is nothing to wait for
     notebook = Notebook.open(out, project, public)
-    training = replace(training or Training(), seed=seed)
     encoding = encoding or project.ensemble.encoding
-    study = _Study(client, project, public, held_out, training, encoding, on_step, notebook)
+    study = Study(client, project, public, held_out, training, encoding, ask, on_step, notebook)
     limit = len(public) if queries is None else min(queries, len(public))
     history = [Round(**entry) for entry in json.loads(notebook.rounds)]
     order = study.order(seed)
-    student, choice, refused, over = None, None, False, False
-    while not over:
+    student, choice, refused, ended, sketch = None, None, False, "", None
+    while not ended:
         number = min(len(history) + 1, rounds)
-        share = limit - int(notebook.asked.sum())
-        if number < rounds:
-            share = min(share, max(1, client.budget().affordable // (rounds - number + 1)))
-        refused = study.ask(*study.choose(order, share, student))
-        known = int((notebook.labels >= 0).sum())
-        over = refused or number == rounds or int(notebook.asked.sum()) >= limit
-        if known == 0 and over:
+        if stop == "auto" and _is_settled(history, notebook):
+            ended = _settled(history[-1])
+        else:
+            left, affordable = limit - int(notebook.asked.sum()), client.budget().affordable
+            share = max(1, affordable // (rounds - number + 1))
+            if sketch is None and number > 1 and study.known > 0 and study.sketches_help:
+                sketch = study.sketches.network(notebook.labels)
+            count = min(left, share) if number < rounds else left
+            refused = study.ask(*study.choose(order, count, share, sketch))
+            if refused:
+                ended = "The budget is spent."
+            elif int(notebook.asked.sum()) >= limit:
+                ended = "All inputs were asked." if limit == len(public) else "Enough was asked."
+            elif number == rounds:
+                ended = "The last round is over."
+        if study.known == 0 and ended:
             raise DistillError(_nothing_learned(notebook, refused))
-        if known > 0:
-            tell(f"Round {number}: training on {known:,} labels …")
-            if over:
+        saturation = None
+        if study.known > 0:
+            tell(f"Round {number}: training on {study.known:,} labels …")
+            if ended:
                 student, choice = study.finish(tell)
             else:
-                student = study.sketch()
-        history = continued(history, study.summarise(history, student))
+                sketch = study.sketches.network(notebook.labels)
+                saturation = study.sketches.saturation(notebook.labels) if stop == "auto" else None
+        latest = study.summarise(history, student or sketch, saturation)
+        history = continued(history, latest)
         notebook.conclude(json.dumps([asdict(entry) for entry in history]))
         tell(round_line(number, history[-1]))
     if student is None or choice is None:
@@ -139,7 +152,8 @@ def distill(
     for line in choice_lines(choice):
         tell(line)
     student.save(out)
-    report = study.report(history, refused, choice)
+    notes = [note for note in (study.one_sided(),) if note is not None]
+    report = study.report(history, refused, ended, notes, student, choice)
     (out / "report.json").write_text(json.dumps(asdict(report), indent=2) + "\n")
     draw(report, out / "accuracy.png")
     return Distilled(
@@ -152,154 +166,12 @@ def distill(
     )
 
 
-@dataclass(frozen=True)
-class _Study:
-    """What stays the same from round to round, and the notebook."""
-
-    client: Client
-    project: ProjectInfo
-    public: Array
-    held_out: Examples | None
-    training: Training
-    encoding: TableSchema | None
-    on_step: Callable[[int, int], None]
-    notebook: Notebook
-
-    @property
-    def interactive(self) -> bool:
-        return self.project.mechanism.name == "interactive_gnmax"
-
-    @property
-    def spec(self) -> InputSpec:
-        from terrine_models.store import InputSpec
-
-        return InputSpec.model_validate(self.project.ensemble.input.model_dump())
-
-    def order(self, seed: int) -> npt.NDArray[np.int64]:
-        from terrine_models.choosing import asking_order
-
-        return asking_order(self.public, self.spec, seed)
-
-    def choose(
-        self, order: npt.NDArray[np.int64], count: int, student: Student | None
-    ) -> tuple[npt.NDArray[np.int64], Array | None]:
-        """The next `count` rows to send, and the probabilities to send with them.
-
-        Rows that were planned before an interruption come first, with their planned probabilities.
-        """
-        notebook = self.notebook
-        planned = np.flatnonzero(notebook.planned & ~notebook.asked)
-        fresh = order[~notebook.asked[order] & ~notebook.planned[order]]
-        count = max(0, count - len(planned))
-        if not self.interactive:
-            return np.concatenate([planned, fresh[:count]]), None
-        classes = len(self.project.ensemble.classes)
-        if student is None:
-            beliefs = np.full((len(fresh), classes), 1 / classes)
-        else:
-            beliefs = student.probabilities(self.public[fresh])
-            unsure = np.argsort(beliefs.max(1), kind="stable")
-            fresh, beliefs = fresh[unsure], beliefs[unsure]
-        return (
-            np.concatenate([planned, fresh[:count]]),
-            np.concatenate([notebook.beliefs[planned], beliefs[:count]]),
-        )
-
-    def ask(self, rows: npt.NDArray[np.int64], beliefs: Array | None) -> bool:
-        """Send queries and save the answers. True once the budget is spent."""
-        for at in range(0, len(rows), CHUNK):
-            chunk = rows[at : at + CHUNK]
-            sent = None if beliefs is None else beliefs[at : at + CHUNK]
-            self.notebook.plan(chunk, sent)
-            try:
-                answers = self.client.label(self.public[chunk], sent)
-            except BudgetExhausted:
-                return True
-            except TerrineError as error:
-                if error.partial is not None:
-                    self.notebook.record(chunk[: len(error.partial)], error.partial)
-                raise
-            self.notebook.record(chunk, answers)
-            if (answers.outcomes == "refused").any():
-                return True
-        return False
-
-    def sketch(self) -> Student:
-        """A student for the rounds before the last: it only has to show where they stand."""
-        from terrine_models.learning import train_student
-
-        steps = max(1, self.training.steps // SKETCH)
-        return train_student(
-            self.public,
-            self.notebook.labels,
-            inputs=self.spec,
-            classes=tuple(self.project.ensemble.classes),
-            encoding=self.encoding,
-            training=replace(self.training, method="supervised", steps=steps),
-            on_step=self.on_step,
-        )
-
-    def finish(self, tell: Callable[[str], None]) -> tuple[Student, Choice]:
-        """The student that is returned, and how it was chosen."""
-        from terrine_models.answers import student_from_answers
-
-        made = student_from_answers(
-            self.public,
-            self.notebook.labels,
-            teachers=self.project.ensemble.teachers,
-            noisy_counts=self.notebook.noisy_counts,
-            noise_sigma=self.notebook.noise_sigma,
-            matches_prior=self.project.ensemble.matches_prior,
-            inputs=self.spec,
-            classes=tuple(self.project.ensemble.classes),
-            encoding=self.encoding,
-            training=self.training,
-            tell=tell,
-            on_step=self.on_step,
-        )
-        return made.student, made.choice
-
-    def summarise(self, history: list[Round], student: Student | None) -> Round:
-        """The round after `history`: what was asked since, even if training was interrupted."""
-        budget = self.client.budget()
-        new = Counter(self.notebook.outcomes[self.notebook.asked].tolist())
-        for earlier in history:
-            new.subtract(earlier.outcomes)
-        return Round(
-            asked=new.total(),
-            outcomes={outcome: count for outcome, count in new.items() if count},
-            charges=budget.charges,
-            epsilon_spent=budget.epsilon_spent,
-            accuracy=student.accuracy(*self.held_out) if student and self.held_out else None,
-        )
-
-    def report(self, history: list[Round], refused: bool, choice: Choice) -> Report:
-        budget, outcomes = self.client.budget(), self.notebook.outcomes
-        return Report(
-            project=self.project.name,
-            mechanism=self.project.mechanism.model_dump(mode="json", exclude_none=True),
-            guarantee=self.project.guarantee,
-            epsilon=budget.epsilon,
-            delta=budget.delta,
-            epsilon_spent=budget.epsilon_spent,
-            charges=budget.charges,
-            public_inputs=len(self.public),
-            outcomes=dict(Counter(outcomes[self.notebook.asked].tolist())),
-            refused=refused,
-            rounds=history,
-            held_out=0 if self.held_out is None else len(self.held_out[0]),
-            accuracy=history[-1].accuracy,
-            training=asdict(self.training),
-            choice=choice,
-            spending=[(int(charges), spent) for charges, spent in self.notebook.spending.tolist()],
-        )
-
-
 def check_data(public: Array, project: ProjectInfo, held_out: Examples | None) -> None:
     """Check inputs against what the project's ensemble takes. Raises DistillError."""
     _check(public, project, "The public inputs")
     if held_out is not None:
         _check(held_out[0], project, "The held-out inputs")
+        _check_labels(held_out, project)
         _check_separate(public, held_out[0])
 
 
@@ -310,6 +182,50 @@ def _check(x: Array, project: ProjectInfo, what: str) -> None:
             f"{what} have shape {list(x.shape)}; the project {project.name} takes "
             f"[N, {', '.join(map(str, spec.shape))}]."
         )
+
+
+def _check_labels(held_out: Examples, project: ProjectInfo) -> None:
+    x, labels = held_out
+    classes = len(project.ensemble.classes)
+    if labels.shape != (len(x),) or labels.min() < 0 or labels.max() >= classes:
+        raise DistillError(
+            f"The held-out labels must be one class index below {classes} for each of the "
+            f"{len(x)} held-out inputs."
+        )
+
+
+def check_training(training: Training, project: ProjectInfo) -> None:
+    """Check that such a student can be trained, before anything is bought. Raises DistillError."""
+    from terrine_models.store import InputSpec
+
+    try:
+        training.check(InputSpec.model_validate(project.ensemble.input.model_dump()))
+    except ValueError as error:
+        raise DistillError(f"{error} Nothing was asked.") from None
+    if training.balance and project.mechanism.name == "noisy_votes":
+        raise DistillError(
+            "A student of noisy counts learns shares of votes, not labels, so there are no classes "
+            "to balance. Leave out --balance. Nothing was asked."
+        )
+
+
+def _is_settled(history: list[Round], notebook: Notebook) -> bool:
+    """Whether the last round taught so little that no other is expected to."""
+    from terrine_models.sketching import Saturation
+
+    found = history[-1].saturation if history else None
+    under_way = (notebook.planned & ~notebook.asked).any()
+    return found is not None and not under_way and Saturation(**found).reached
+
+
+def _settled(latest: Round) -> str:
+    found = latest.saturation or {}
+    return (
+        "More labels are not expected to change the student: the second half of them changed "
+        f"{found['changed']:.1%} of a plain model's predictions for the public inputs, and "
+        f"{found['gain']:+.1%} (± {found['error']:.1%}) of the held-out labels were predicted. "
+        "The rest of the budget is not spent; --stop never continues."
+    )
 
 
 def _check_separate(public: Array, held_out: Array) -> None:

@@ -27,7 +27,7 @@ from .store import InputSpec, TableSchema
 from .students import Student
 from .workers import side_by_side
 
-Candidate = Literal["ridge", "supervised", "kernel", "vat", "fixmatch"]
+Candidate = Literal["ridge", "supervised", "kernel", "vat", "gan", "fixmatch"]
 """From the plainest on: of equals, the first is chosen."""
 Tell = Callable[[str], None]
 OnStep = Callable[[int, int], None]
@@ -76,6 +76,8 @@ class Choice:
     """0 without cross-validation."""
     steps: int
     """Steps for which networks were trained to be judged."""
+    students: int = 1
+    """How many networks were averaged; 1 for ridge and kernel, which are one model."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +101,8 @@ def candidates(method: str, inputs: InputSpec, labels: int) -> tuple[Candidate, 
             return (*plain, "vat")
         case "fixmatch":
             return (*plain, "fixmatch")
+        case "gan":
+            return (*plain, "gan")
         case "kernel":
             return (*plain, "kernel")
         case "auto" if len(inputs.shape) > 1 and min(inputs.shape[:2]) < LARGE:
@@ -125,7 +129,8 @@ def choose_student(
     With the method `auto`, the candidate with the best cross-validated agreement, but `fixmatch`
     wherever it is one: short trainings do not show what it gains. That, and any other method,
     is kept unless its student collapses (`collapse.py`), and then the better plain model is
-    returned. tell: called as each stage begins. Raises ValueError when no input has a label.
+    returned. tell: called as each stage begins. Raises ValueError when no input has a label, and
+    for what `Training.check` refuses.
     """
     training = training or Training()
     known = np.flatnonzero(labels >= 0)
@@ -133,6 +138,7 @@ def choose_student(
         raise ValueError(f"inputs have shape {x.shape}, expected {(len(labels), *inputs.shape)}")
     if len(known) == 0:
         raise ValueError("there is nothing to learn from: no input has a label")
+    training.check(inputs)
     trial = _Trial(x, labels, known, inputs, classes, encoding, training, on_step)
     folds = deal_folds(labels[known], len(classes), training.seed)
     if folds is None:
@@ -217,7 +223,7 @@ class _Trial:
             return side_by_side(self._network, [name])[0]
 
         student = train(wanted)
-        if wanted in ("vat", "fixmatch"):
+        if wanted in ("vat", "gan", "fixmatch"):
             pools = {"ridge": ridges.train(fit).predict(self._sample()), "supervised": plain_pool}
             other = "supervised" if plain == "ridge" else "ridge"
             fault = collapse(
@@ -244,7 +250,7 @@ class _Trial:
     ) -> tuple[dict[Candidate, float], Ints]:
         """The agreement of each method, and what supervised ones together predict of the sample."""
         jobs = [(name, fold) for fold in range(int(folds.max()) + 1) for name in networks]
-        training = replace(self.training, steps=steps)
+        training = replace(self.training, steps=steps, students=1)
         total, done = len(jobs) * steps, 0
         lock, halt = threading.Lock(), threading.Event()
         sample = self._sample()
@@ -301,6 +307,7 @@ class _Trial:
             inputs=self.inputs,
             classes=self.classes,
             encoding=self.encoding,
+            balance=self.training.balance,
         )
 
     def _ridge(self, fit: RidgeFit) -> Student:
@@ -331,7 +338,9 @@ class _Trial:
         folds: int,
         steps: int,
     ) -> Choice:
+        network = chosen not in ("ridge", "kernel")
         return Choice(
+            students=self.training.students if network else 1,
             asked=self.training.method,
             chosen=chosen,
             why=why,

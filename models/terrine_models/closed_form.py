@@ -33,6 +33,14 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
+def class_weights(labels: Ints, classes: int) -> Floats:
+    """Weights [m] with which classes of `labels` [K] count alike; their mean over labels is 1."""
+    counts = np.bincount(labels, minlength=classes)
+    shown = int((counts > 0).sum())
+    weights: Floats = np.where(counts > 0, len(labels) / (shown * np.maximum(counts, 1)), 0.0)
+    return weights
+
+
 @dataclass(frozen=True)
 class RidgeFit:
     """A penalty, a scale, and what they achieve on labels that were not used to fit."""
@@ -54,16 +62,22 @@ class RidgeStudents:
         inputs: InputSpec,
         classes: tuple[str, ...],
         encoding: TableSchema | None = None,
+        balance: bool = False,
+        known: FeatureMap | None = None,
     ) -> None:
+        """`balance`: whether every class that has labels counts alike.
+
+        `known`: the map that was fitted on x before; by default it is fitted now.
+        """
+        self.balance = balance
         self.inputs, self.classes, self.encoding = inputs, classes, encoding
-        public = PublicData.declare("the student's public inputs", np.asarray(x))
-        self.map = public_features(inputs, public, WIDTH)
-        known = labels >= 0
-        self.labels = labels[known]
-        self.features = _features(self.map, x[known])
+        self.map = ridge_features(x, inputs) if known is None else known
+        bought = labels >= 0
+        self.labels = labels[bought]
+        self.features = features_of(self.map, x[bought])
         self.as_new = self.features
         if self.map.spec.projection == "graph":
-            self.as_new = _features(self.map, x[known], skip=1)
+            self.as_new = features_of(self.map, x[bought], skip=1)
 
     def judge(self, folds: Ints) -> RidgeFit:
         """Choose penalty and scale by cross-validation on `folds` [K], one for each label.
@@ -76,7 +90,7 @@ class RidgeStudents:
         scores = np.empty((len(PENALTIES), len(self.labels), len(self.classes)))
         for fold in np.unique(folds):
             own = folds == fold
-            solutions = ridge_path(self.features[~own], self.labels[~own], len(self.classes))
+            solutions = self._path(~own)
             for i, (weights, biases) in enumerate(solutions):
                 scores[i, own] = self.as_new[own] @ weights + biases
         agreements = (scores.argmax(2) == self.labels).mean(1)
@@ -85,11 +99,33 @@ class RidgeStudents:
         losses = [_log_loss(scale * scores[best], self.labels) for scale in SCALES]
         return RidgeFit(PENALTIES[best], SCALES[int(np.argmin(losses))], float(agreements[best]))
 
+    def held_out(self, folds: Ints, fit: RidgeFit, own: NDArray[np.bool_] | None = None) -> Ints:
+        """What is predicted of each label [K] without its fold; from the labels `own` [K] alone."""
+        own = np.ones(len(folds), dtype=bool) if own is None else own
+        predicted = np.empty_like(self.labels)
+        for fold in np.unique(folds):
+            ((weights, biases),) = self._path(own & (folds != fold), (fit.penalty,))
+            rows = folds == fold
+            predicted[rows] = (self.as_new[rows] @ weights + biases).argmax(1)
+        return predicted
+
+    def solve(self, fit: RidgeFit, own: NDArray[np.bool_] | None = None) -> tuple[Floats, Floats]:
+        """Weights [d, m] and biases [m] from all labels, or from `own` [K] alone."""
+        own = np.ones(len(self.labels), dtype=bool) if own is None else own
+        ((weights, biases),) = self._path(own, (fit.penalty,))
+        return weights, biases
+
     def train(self, fit: RidgeFit) -> Student:
         """The student on all labels."""
-        classes = len(self.classes)
-        ((weights, biases),) = ridge_path(self.features, self.labels, classes, (fit.penalty,))
-        return self.student(weights, biases, fit)
+        return self.student(*self.solve(fit), fit)
+
+    def _path(
+        self, rows: NDArray[np.bool_], penalties: tuple[float, ...] = PENALTIES
+    ) -> Iterator[tuple[Floats, Floats]]:
+        labels, classes, each = self.labels[rows], len(self.classes), None
+        if self.balance:
+            each = class_weights(labels, classes)[labels]
+        return ridge_path(self.features[rows], labels, classes, penalties, each)
 
     def student(self, weights: Floats, biases: Floats, fit: RidgeFit) -> Student:
         """The student with scores features @ `weights` [d, m] + `biases` [m], times a scale."""
@@ -109,26 +145,40 @@ class RidgeStudents:
         return Student(network, model)
 
 
+def ridge_features(x: NDArray[Any], inputs: InputSpec) -> FeatureMap:
+    """The features of ridge students, fitted on public inputs [N, *shape]."""
+    public = PublicData.declare("the student's public inputs", np.asarray(x))
+    return public_features(inputs, public, WIDTH)
+
+
 def ridge_path(
-    features: Floats, labels: Ints, classes: int, penalties: tuple[float, ...] = PENALTIES
+    features: Floats,
+    labels: Ints,
+    classes: int,
+    penalties: tuple[float, ...] = PENALTIES,
+    each: Floats | None = None,
 ) -> Iterator[tuple[Floats, Floats]]:
     """Least squares on ±1 targets for each penalty: weights [d, m] and biases [m].
 
-    `features` is [r, d], `labels` [r]. The penalty is relative to the features' mean variance,
-    as in `architectures.ridge_heads`; one singular value decomposition serves all.
+    `features` is [r, d], `labels` [r], and `each` [r] what a row counts, 1 on average. The penalty
+    is relative to the features' mean variance, as in `architectures.ridge_heads`; one singular
+    value decomposition serves all.
     """
     targets = 2 * np.eye(classes)[labels] - 1
-    centre, level = features.mean(0), targets.mean(0)
-    left, values, right = np.linalg.svd(features - centre, full_matrices=False)
+    each = np.ones(len(features)) if each is None else each
+    centre, level = each @ features / len(features), each @ targets / len(features)
+    roots = np.sqrt(each)[:, None]
+    left, values, right = np.linalg.svd(roots * (features - centre), full_matrices=False)
     squares = values**2
-    rotated = left.T @ (targets - level)
+    rotated = left.T @ (roots * (targets - level))
     unit = squares.sum() / features.shape[1] or 1.0  # constant features: any penalty
     for penalty in penalties:
         weights = right.T @ (rotated * (values / (squares + penalty * unit))[:, None])
         yield weights, level - centre @ weights
 
 
-def _features(known: FeatureMap, x: NDArray[Any], skip: int = 0) -> Floats:
+def features_of(known: FeatureMap, x: NDArray[Any], skip: int = 0) -> Floats:
+    """Features [N, d] of inputs [N, *shape]; on a graph, leave out the nearest `skip` inputs."""
     blocks = []
     for at in range(0, len(x), BLOCK):
         block = torch.from_numpy(np.asarray(x[at : at + BLOCK], dtype=np.float32))

@@ -98,6 +98,7 @@ class CountedStudents:
     ) -> Made:
         """Train a student on noisy counts [N, m]; see `student_from_counts`."""
         training = training or Training()
+        training.check(self.inputs)
         if len(counts) != len(self.x):
             raise ValueError(f"{len(counts)} rows of counts, expected {len(self.x)}")
         tell("Fitting the shares of the votes to public features …")
@@ -120,7 +121,9 @@ class CountedStudents:
         found = " ".join(filter(None, (found, links, suited)))
 
         def made(chosen: Candidate, why: str) -> Choice:
-            return Choice(training.method, chosen, f"{found} {why}", (), clear, 0, 0)
+            network = chosen not in ("ridge", "kernel")
+            students = training.students if network else 1
+            return Choice(training.method, chosen, f"{found} {why}", (), clear, 0, 0, students)
 
         wanted = candidates(training.method, self.inputs, clear)[-1]
         if training.method == "ridge":

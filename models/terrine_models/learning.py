@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -20,12 +20,21 @@ from torch import nn
 
 from .architectures import prepare
 from .augment import DRAWS, distort
+from .closed_form import class_weights
+from .gan import BETAS, Adversary
 from .store import InputSpec, TableSchema
-from .students import Student, build_student, describe, initialise_student
+from .students import (
+    MOST_MEMBERS,
+    Average,
+    Student,
+    build_student,
+    describe,
+    initialise_student,
+)
 
-Method = Literal["supervised", "vat", "fixmatch"]
+Method = Literal["supervised", "vat", "fixmatch", "gan"]
 """How a network is trained."""
-Asked = Literal["auto", "ridge", "supervised", "vat", "fixmatch", "kernel"]
+Asked = Literal["auto", "ridge", "supervised", "vat", "fixmatch", "gan", "kernel"]
 """`auto`: several are tried, and the one that suits the labels is chosen (`choice.py`). `ridge`
 and `kernel` are no networks: a regression on public features (`closed_form.py`; `counted.py` where
 counts are noisy), and `kernel.py`."""
@@ -55,6 +64,28 @@ class Training:
     radius: float = 1.5
     """vat: length of the adversarial step, in units of the prepared input."""
     seed: int = 0
+    students: int = 1
+    """Networks that are trained, with seeds from `seed` on. Their mean probability is returned."""
+    balance: bool = False
+    """Whether every class that has labels counts alike, however many it has."""
+
+    def check(self, inputs: InputSpec) -> None:
+        """Raise ValueError if no student for such inputs can be trained so."""
+        if self.method in ("gan", "kernel") and len(inputs.shape) == 1:
+            raise ValueError(
+                f"{self.method} is for images, and these inputs are tables. Use auto, which "
+                "compares ridge regression with a network, or supervised."
+            )
+        if not 1 <= self.students <= MOST_MEMBERS:
+            raise ValueError(f"students is {self.students}; expected 1 to {MOST_MEMBERS}")
+        if self.method == "kernel" and (self.students > 1 or self.balance):
+            raise ValueError(
+                "a kernel student is one model, to which every label counts alike. Leave out "
+                "students and balance, or use another method."
+            )
+        for name in ("steps", "batch", "unlabelled_batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; expected at least 1")
 
 
 def train_student(
@@ -69,11 +100,13 @@ def train_student(
 ) -> Student:
     """Train on inputs [N, *shape] with `labels` [N], -1 where there is none.
 
-    Images are distorted at random in every step. The student is the running mean of the weights.
-    By default it learns from labels alone. Raises ValueError when no input has a label, and for
-    `auto`, `ridge` and `kernel`, which `choose_student` knows.
+    Images are distorted at random in every step. The student is the running mean of the weights;
+    of several, the mean of their probabilities. By default it learns from labels alone. Raises
+    ValueError when no input has a label, for what `Training.check` refuses, and for `auto`,
+    `ridge` and `kernel`, which `choose_student` knows.
     """
     training = training or Training(method="supervised")
+    training.check(inputs)
     if training.method in ("auto", "ridge", "kernel"):
         raise ValueError(f"{training.method} trains no network: choose_student knows it")
     if x.shape != (len(labels), *inputs.shape):
@@ -81,21 +114,34 @@ def train_student(
     known = np.flatnonzero(labels >= 0)
     if len(known) == 0:
         raise ValueError("there is nothing to learn from: no input has a label")
-    network = _train(
-        prepare(torch.from_numpy(np.asarray(x, dtype=np.float32)), inputs),
-        torch.from_numpy(known),
-        torch.from_numpy(labels),
-        build_student(inputs, len(classes)),
-        training,
-        on_step,
-    )
-    return Student(network, describe(inputs, classes, asdict(training), encoding))
+    prepared = prepare(torch.from_numpy(np.asarray(x, dtype=np.float32)), inputs)
+    total, weights = training.students * training.steps, None
+    if training.balance:
+        weights = torch.from_numpy(class_weights(labels[known], len(classes))).float()
+
+    def train(member: int) -> nn.Module:
+        return _train(
+            prepared,
+            torch.from_numpy(known),
+            torch.from_numpy(labels),
+            weights,
+            build_student(inputs, len(classes)),
+            replace(training, seed=training.seed + member),
+            lambda done, _: on_step(member * training.steps + done, total),
+        )
+
+    networks = [train(member) for member in range(training.students)]
+    several = None if len(networks) == 1 else len(networks)
+    network = networks[0] if several is None else Average(networks)
+    model = describe(inputs, classes, asdict(training), encoding, members=several)
+    return Student(network, model)
 
 
 def _train(
     x: torch.Tensor,
     known: torch.Tensor,
     labels: torch.Tensor,
+    weights: torch.Tensor | None,
     network: nn.Module,
     training: Training,
     on_step: Callable[[int, int], None],
@@ -104,18 +150,26 @@ def _train(
     initialise_student(network, random)
     average = copy.deepcopy(network).eval()
     network.train()
+    adversary, pace, pool_size = None, training.learning_rate, training.unlabelled_batch
+    if training.method == "gan":
+        pool_size = max(2, pool_size // 2)  # as many are generated
+        adversary = Adversary(network, x, random, pace / 2)
     optimizer = torch.optim.AdamW(
-        network.parameters(), training.learning_rate, weight_decay=training.weight_decay
+        network.parameters(),
+        pace,
+        betas=BETAS if adversary else (0.9, 0.999),
+        weight_decay=training.weight_decay,
     )
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer,
-        training.learning_rate,
+        pace,
         total_steps=training.steps,
         pct_start=0.05 if training.steps != 20 else 0.1,  # torch divides by 0.05 * steps - 1
+        cycle_momentum=adversary is None,
     )
     labelled, everything = (
         _shuffled(known, training.batch, random),
-        _shuffled(torch.arange(len(x)), training.unlabelled_batch, random),
+        _shuffled(torch.arange(len(x)), pool_size, random),
     )
     warm_up = (
         training.steps
@@ -125,21 +179,33 @@ def _train(
     for step in range(training.steps):
         batch = next(labelled)
         if step < warm_up:
-            loss = F.cross_entropy(network(augment(x[batch], random)), labels[batch])
+            loss = F.cross_entropy(network(augment(x[batch], random)), labels[batch], weights)
+        elif adversary is not None:
+            bent = augment(torch.cat([x[batch], x[next(everything)]]), random)
+            loss = adversary.loss(bent[: len(batch)], labels[batch], weights, bent[len(batch) :])
         elif training.method == "vat":
             pool = x[next(everything)]
-            loss = F.cross_entropy(network(augment(x[batch], random)), labels[batch])
+            loss = F.cross_entropy(network(augment(x[batch], random)), labels[batch], weights)
             loss = loss + vat_loss(network, pool, training.radius, random)
         else:
             pool = x[next(everything)]
             loss = fixmatch_loss(
-                network, average, x[batch], labels[batch], pool, training.confidence, random
+                network,
+                average,
+                x[batch],
+                labels[batch],
+                pool,
+                training.confidence,
+                random,
+                weights,
             )
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         schedule.step()
         follow(average, network, max(0.01, 1 / (1 + step / 10)))
+        if adversary is not None and step >= warm_up:
+            adversary.follow()
         on_step(step + 1, training.steps)
     return average
 
@@ -167,16 +233,18 @@ def fixmatch_loss(
     pool: torch.Tensor,
     confidence: float,
     random: torch.Generator,
+    weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Loss on the labels of x [B, …], and on the student's own of pool [U, …] where it is sure.
 
-    What the averaged network predicts for a plain input is the target for the distorted one. After
+    weights: of the classes of the labels [m], if they count differently. What the averaged network
+    predicts for a plain input is the target for the distorted one. After
     Sohn et al., "FixMatch", NeurIPS 2020, with Tarvainen and Valpola's mean teacher.
     """
     with torch.no_grad():
         sure, guess = average(pool).softmax(1).max(1)
     scores = network(augment(torch.cat([x, pool]), random))
-    loss = F.cross_entropy(scores[: len(x)], labels)
+    loss = F.cross_entropy(scores[: len(x)], labels, weights)
     own = F.cross_entropy(scores[len(x) :], guess, reduction="none")
     total: torch.Tensor = loss + (own * (sure >= confidence)).mean()
     return total

@@ -13,6 +13,7 @@ post-processing: whoever holds them learns nothing about the private data beyond
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Self
 
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from numpy.typing import NDArray
-from pydantic import ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 from torch import nn
 
 from .architectures import MLP, prepare
@@ -43,6 +44,8 @@ MODEL = "model.json"
 WEIGHTS = "model.safetensors"
 SMALL = 16  # images with a side under SMALL pixels are not shrunk before the first convolution
 BLOCK = 512
+MOST_MEMBERS = 20
+"""Networks of one student, at most: more are slow to use, and change next to nothing."""
 
 
 class StudentModel(Record):
@@ -53,6 +56,8 @@ class StudentModel(Record):
     input: InputSpec
     features: FeatureSpec | None = None
     """Of a ridge model: the map of inputs to features, fitted on public inputs."""
+    members: int | None = Field(default=None, ge=2, le=MOST_MEMBERS)
+    """How many networks are averaged; None for one model."""
     encoding: TableSchema | None = None
     classes: tuple[str, ...]
     training: dict[str, int | float | str]
@@ -63,6 +68,8 @@ class StudentModel(Record):
     def _is_coherent(self) -> Self:
         if (self.architecture == "ridge") != (self.features is not None):
             raise ValueError("a ridge model, and no other, states its features")
+        if self.members is not None and self.architecture == "ridge":
+            raise ValueError("ridge models are not averaged")
         return self
 
 
@@ -107,10 +114,28 @@ class EdgeCNN(nn.Module):
             size = self.layers(self.edges(torch.zeros(1, colours, height, width))).numel()
         self.scores = nn.Linear(size, classes)
 
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        """What the scores are linear in, [B, d], of prepared images [B, C, H, W]."""
+        features: torch.Tensor = self.layers(self.edges(x)).flatten(1)
+        return features
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Scores [B, m] of prepared images [B, C, H, W]."""
-        scores: torch.Tensor = self.scores(self.layers(self.edges(x)).flatten(1))
+        scores: torch.Tensor = self.scores(self.features(x))
         return scores
+
+
+class Average(nn.Module):
+    """Several networks of one kind: the scores are logarithms of their mean probabilities."""
+
+    def __init__(self, members: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scores [B, m] of prepared inputs [B, …]; their softmax is the mean probability."""
+        scores = torch.stack([member(x).log_softmax(1) for member in self.members])
+        return scores.logsumexp(0)
 
 
 def _convolution(channels: int, filters: int) -> nn.Sequential:
@@ -141,11 +166,19 @@ class Ridge(nn.Module):
 
 
 def build_student(
-    inputs: InputSpec, classes: int, features: FeatureSpec | None = None
+    inputs: InputSpec,
+    classes: int,
+    features: FeatureSpec | None = None,
+    members: int | None = None,
 ) -> nn.Module:
-    """A model for inputs of this kind, not initialised: with `features`, a ridge model."""
+    """A model for inputs of this kind, not initialised: with `features`, a ridge model.
+
+    With `members`, the average of so many networks.
+    """
     if features is not None:
         return Ridge(inputs, classes, features)
+    if members is not None:
+        return Average([build_student(inputs, classes) for _ in range(members)])
     if len(inputs.shape) == 1:
         return MLP(inputs, classes, (64, 32))
     return EdgeCNN(inputs, classes)
@@ -214,7 +247,7 @@ class Student:
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(str(part) for part in first["loc"]) or "the document"
             raise StoreError(f"{path} is malformed at {where}: {first['msg']}.") from None
-        network = build_student(model.input, len(model.classes), model.features)
+        network = build_student(model.input, len(model.classes), model.features, model.members)
         tensors = load_tensors(Path(directory), WEIGHTS, model.weights_sha256)
         try:
             network.load_state_dict(tensors)
@@ -230,6 +263,7 @@ def describe(
     training: dict[str, int | float | str],
     encoding: TableSchema | None = None,
     features: FeatureSpec | None = None,
+    members: int | None = None,
 ) -> StudentModel:
     """The `model.json` of a student that is not saved yet; with `features`, of a ridge model."""
     network: Literal["edges", "mlp"] = "mlp" if len(inputs.shape) == 1 else "edges"
@@ -237,6 +271,7 @@ def describe(
         architecture=network if features is None else "ridge",
         input=inputs,
         features=features,
+        members=members,
         encoding=encoding,
         classes=classes,
         training=training,

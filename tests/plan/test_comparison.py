@@ -66,7 +66,11 @@ def test_the_command_compares_and_names_what_to_type(terrine: Terrine) -> None:
     for name in ("confident_gnmax", "gnmax", "lnmax", "stable", "noisy_votes"):
         assert name in output
     assert "terrine project open NAME --ensemble ENSEMBLE --mechanism confident_gnmax" in output
-    assert "noise of a share" in output
+    assert "each of 500 rows" in output
+    assert "standard error of a share" in output
+    assumed = terrine("plan", *SMALL, "--features", "20").fine
+    assert "each of 10,000 rows with noisy counts. Fitted to 20 features" in assumed
+    assert "± " in assumed
     listed = json.loads(terrine("plan", *SMALL, "--json", "--by", "certain").fine)
     best = next(p for p in listed if p["chosen"]["spec"]["name"] == "confident_gnmax")
     assert "--answer-share 1 " in best["command"]

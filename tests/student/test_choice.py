@@ -261,6 +261,7 @@ def test_nothing_can_be_chosen_without_a_label() -> None:
         ("auto", LARGE, 100, ("fixmatch",)),
         ("vat", TABLE, 10, ("vat",)),
         ("fixmatch", SMALL, 10, ("fixmatch",)),
+        ("gan", LARGE, 10, ("gan",)),
         ("supervised", LARGE, 1000, ()),
     ],
 )

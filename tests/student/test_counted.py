@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from digits import DigitsEnsemble
 from numpy.typing import NDArray
-from server import RunningServer, running_server
+from server import RunningServer
 from sklearn.datasets import load_digits
 
 from terrine_client import Client
@@ -28,13 +26,6 @@ from terrine_server.owner.operations import open_project, register_ensemble
 DIGITS = InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16)
 NAMES = tuple(str(digit) for digit in range(10))
 TEACHERS = 400
-
-
-@pytest.fixture
-def server(tmp_path: Path, digits_ensemble: DigitsEnsemble) -> Iterator[RunningServer]:
-    url = f"sqlite:///{tmp_path / 'terrine.sqlite'}"
-    with running_server(tmp_path / "data", url, digits_ensemble) as running:
-        yield running
 
 
 def votes(labels: NDArray[np.int64], sigma: float, seed: int = 0) -> NDArray[np.int64]:

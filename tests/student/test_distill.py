@@ -3,44 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from commands import Terrine
-from digits import DigitsEnsemble
-from server import RunningServer, running_server
+from server import RunningServer
+from studying import AMPLE, CONFIDENT, INTERACTIVE, QUICK, study
 
 from terrine_client import NO_COUNT, Client
-from terrine_client.distill import Distilled, DistillError, distill
+from terrine_client.distill import DistillError, distill
 from terrine_client.errors import BudgetExhausted, ConfigurationError, ProjectPaused
 from terrine_models.ensemble import Ensemble
 from terrine_models.learning import Training
 from terrine_models.students import Student
 from terrine_protocol import ProjectStatus
-
-QUICK = Training(method="supervised", steps=40)
-CONFIDENT = {"name": "confident_gnmax", "threshold": 24, "sigma1": 8.0, "sigma2": 4.0}
-# Pays for 80 queries of CONFIDENT, whatever their outcomes.
-AMPLE = 20.0
-INTERACTIVE = {**CONFIDENT, "name": "interactive_gnmax", "threshold": 20, "confidence": 0.9}
-
-
-@pytest.fixture
-def server(tmp_path: Path, digits_ensemble: DigitsEnsemble) -> Iterator[RunningServer]:
-    url = f"sqlite:///{tmp_path / 'terrine.sqlite'}"
-    with running_server(tmp_path / "data", url, digits_ensemble) as running:
-        yield running
-
-
-def study(
-    server: RunningServer, client: Client, out: Path, training: Training = QUICK, **options: Any
-) -> Distilled:
-    digits = server.ensemble
-    own = (digits.unseen, digits.unseen_labels)
-    return distill(client, digits.public, out, held_out=own, training=training, **options)
 
 
 @pytest.mark.slow
@@ -243,10 +221,15 @@ def test_the_commands_train_a_student_label_inputs_and_show_the_budget(
     np.savez(tmp_path / "own.npz", x=digits.unseen, y=digits.unseen_labels)
     output = terrine(
         "student", "train", tmp_path / "pool.npy", "--url", server.url, "--steps", "40",
-        "--method", "supervised", "--rounds", "2", "--queries", "8",
-        "--held-out", tmp_path / "own.npz", "--out", tmp_path / "student", TERRINE_TOKEN=token,
+        "--method", "supervised", "--rounds", "2", "--queries", "8", "--students", "2",
+        "--balance", "--ask", "uncertain", "--stop", "auto", "--held-out", tmp_path / "own.npz",
+        "--out", tmp_path / "student", TERRINE_TOKEN=token,
     ).fine  # fmt: skip
-    assert "of 197 held-out inputs" in output
+    assert "of 197 held-out inputs; always to say their largest class: " in output
+    assert "recall" in output
+    assert "supervised, the mean of 2 (supervised was asked for)" in output
+    assert "Enough was asked." in output
+    assert "budget for at least" in output
     assert {path.name for path in (tmp_path / "student").iterdir()} == {
         "accuracy.png", "answers.npz", "model.json", "model.safetensors", "report.json",
     }  # fmt: skip

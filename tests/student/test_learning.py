@@ -190,3 +190,67 @@ def test_colour_images_of_odd_size_can_be_learned() -> None:
     assert student.probabilities(x).shape == (40, 2)
     with pytest.raises(ValueError, match=r"expected \[B, 19, 23, 3\]"):
         student.probabilities(x[:, 1:])
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 19, 20, 21])
+@pytest.mark.parametrize("method", ["supervised", "vat", "fixmatch", "gan"])
+def test_every_number_of_steps_can_be_trained(method: Method, steps: int) -> None:
+    images, truth = digits()
+    labels = np.where(np.arange(30) < 12, truth[:30], -1)
+    training = Training(method, steps=steps, batch=4, unlabelled_batch=4)
+    student = train_student(images[:30], labels, inputs=SMALL, classes=DIGITS, training=training)
+    assert np.isfinite(student.probabilities(images[:30])).all()
+
+
+def test_several_students_are_averaged_saved_and_loaded_as_one(tmp_path: Path) -> None:
+    x, labels, _ = moons()
+
+    def train(seed: int, students: int) -> Student:
+        training = Training("supervised", steps=30, seed=seed, students=students)
+        return train_student(x, labels, inputs=PLANE, classes=("upper", "lower"), training=training)
+
+    three = train(5, 3)
+    apart = [train(seed, 1).probabilities(x) for seed in (5, 6, 7)]
+    assert np.abs(apart[0] - apart[1]).max() > 0.01
+    assert np.allclose(three.probabilities(x), np.mean(apart, axis=0), atol=1e-5)
+    three.save(tmp_path)
+    loaded = Student.load(tmp_path)
+    assert loaded.model.members == 3
+    assert (loaded.probabilities(x) == three.probabilities(x)).all()
+    text = (tmp_path / "model.json").read_text()
+    (tmp_path / "model.json").write_text(text.replace('"members": 3', '"members": 2'))
+    with pytest.raises(StoreError, match="does not fit"):
+        Student.load(tmp_path)
+    (tmp_path / "model.json").write_text(text.replace('"members": 3', '"members": 2000000'))
+    with pytest.raises(StoreError, match="malformed at members"):
+        Student.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("training", "said"),
+    [
+        (Training("kernel"), "kernel is for images"),
+        (Training("gan"), "gan is for images"),
+        (Training("vat", students=0), "students is 0; expected 1 to"),
+        (Training("vat", steps=0), "steps is 0; expected at least 1"),
+    ],
+)
+def test_settings_that_cannot_be_trained_are_refused_beforehand(
+    training: Training, said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        training.check(PLANE)
+
+
+def test_balanced_labels_find_the_rare_class() -> None:
+    random = np.random.default_rng(0)
+    truth = (np.arange(600) % 12 == 0).astype(np.int64)
+    x = (random.normal(0, 0.7, (600, 2)) + truth[:, None]).clip(-2, 3).astype(np.float32)
+    found = []
+    for balance in (False, True):
+        training = Training("supervised", steps=80, balance=balance)
+        student = train_student(
+            x, truth, inputs=PLANE, classes=("common", "rare"), training=training
+        )
+        found.append(float((student.predict(x)[truth == 1] == 1).mean()))
+    assert found[1] > found[0] + 0.2

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from terrine_server.planning.grid import Grid
 
 
+ASSUMED_ROWS = 10_000
+"""Public rows, if nothing is said. What a share is worth after fitting does not depend on them."""
+
+
 class Count(StrEnum):
     """What a plan makes as large as it can."""
 
@@ -96,7 +100,8 @@ def plan(
         int | None,
         typer.Option(
             min=1,
-            help="For noisy_votes: public rows that are all asked once; chooses σ for --epsilon.",
+            help="For noisy_votes: public rows that are all asked once; chooses σ for --epsilon. "
+            f"To compare mechanisms, {ASSUMED_ROWS:,} if nothing is said.",
         ),
     ] = None,
     features: Annotated[
@@ -156,13 +161,16 @@ def plan(
             accuracy=accuracy,
             certain=by is Count.CERTAIN,
             student_accuracy=student_accuracy,
-            rows=None if rows is None else Rows(rows, features),
+            rows=Rows(rows or ASSUMED_ROWS, features),
         )
         if as_json:
-            plans = [document(each.plan, _origin(votes_are)) for each in contenders]
+            plans = [
+                {**document(each.plan, _origin(votes_are)), "fitted_noise": each.fitted_noise}
+                for each in contenders
+            ]
             typer.echo(json.dumps(plans, indent=2, ensure_ascii=False))
         else:
-            show_contenders(contenders)
+            show_contenders(contenders, rows or ASSUMED_ROWS, features)
         return
     if mechanism == "interactive_gnmax":
         if student_accuracy is None:

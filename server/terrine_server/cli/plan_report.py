@@ -60,8 +60,11 @@ def show(found: Plan) -> None:
     console.print(f"  {command(found)}", highlight=False, soft_wrap=True)
 
 
-def show_contenders(contenders: Sequence[Contender]) -> None:
-    """Print the best plans of several mechanisms, and the command for the first of them."""
+def show_contenders(contenders: Sequence[Contender], rows: int, features: int) -> None:
+    """Print the best plans of several mechanisms, and the command for the first of them.
+
+    `rows`, `features`: of noisy counts.
+    """
     best = contenders[0].plan
     against = "the labels" if best.labelled else "what most teachers say"
     console.print(
@@ -77,14 +80,14 @@ def show_contenders(contenders: Sequence[Contender]) -> None:
         table.add_column(heading, justify="right")
     several = len({each.plan.chosen.teachers for each in contenders}) > 1
     for each in contenders:
-        chosen, counted = each.plan.chosen, each.fitted_noise is not None
+        chosen, noise = each.plan.chosen, each.fitted_noise
         name = str(chosen.spec["name"])
         of_how_many = f"{chosen.teachers:,} teachers, " if several else ""
         table.add_row(
             f"[bold]{name}[/]" if each.plan is best else name,
             of_how_many + _parameters(chosen),
             f"{chosen.answered:.1%}",
-            "–" if counted else f"{chosen.accuracy:.2%}",
+            f"{chosen.accuracy:.2%}" if noise is None else f"± {noise:.2%}",
             f"{chosen.answers:,.0f}",
             f"{each.plan.offers[0].considered.queries:,}",
         )
@@ -92,10 +95,10 @@ def show_contenders(contenders: Sequence[Contender]) -> None:
     for each in contenders:
         if each.fitted_noise is not None:
             console.print(
-                f"noisy_votes answers every row with noisy counts. Fitted to the rows' features, "
-                f"the noise of a share is {each.fitted_noise:.2%} of the "
-                f"{each.plan.chosen.teachers:,} teachers: compare it with how far their votes lie "
-                "apart.",
+                f"noisy_votes answers each of {rows:,} rows with noisy counts. Fitted to "
+                f"{features} features of theirs, the standard error of a share is "
+                f"{each.fitted_noise:.2%} of the {each.plan.chosen.teachers:,} teachers, however "
+                "many rows: compare it with how far their votes lie apart.",
                 highlight=False,
                 soft_wrap=True,
             )

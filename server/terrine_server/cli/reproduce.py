@@ -156,5 +156,9 @@ def _suited(
         training = replace(training, method=method.value)
     if steps is not None:
         training = replace(training, steps=steps)
+    try:
+        training.check(source.test.spec)
+    except ValueError as error:
+        fail(str(error))
     number = teachers or (min(source.teachers, QUICK_TEACHERS) if quick else source.teachers)
     return replace(source, training=training, teachers=number)

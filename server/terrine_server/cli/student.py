@@ -13,6 +13,7 @@ from rich.table import Table
 
 from terrine_server.bars import steps_bar
 from terrine_server.cli.console import AsJson, console, errors, fail, print_json
+from terrine_server.cli.student_report import class_figures, summary
 from terrine_server.cli.tables import note
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from terrine_client import Client
-    from terrine_client.distill import Examples, Report
+    from terrine_client.distill import Examples
+    from terrine_models.learning import Training
     from terrine_models.store import TableSchema
 
 app = typer.Typer(no_args_is_help=True, help="Request labels from a server and train on them.")
@@ -66,8 +68,25 @@ class Method(StrEnum):
     RIDGE = "ridge"
     VAT = "vat"
     FIXMATCH = "fixmatch"
+    GAN = "gan"
     SUPERVISED = "supervised"
     KERNEL = "kernel"
+
+
+class Ask(StrEnum):
+    """Which inputs are asked from the second round on."""
+
+    AUTO = "auto"
+    REPRESENTATIVE = "representative"
+    UNCERTAIN = "uncertain"
+    DISAGREEMENT = "disagreement"
+
+
+class Stop(StrEnum):
+    """When a study ends that could go on."""
+
+    AUTO = "auto"
+    NEVER = "never"
 
 
 @app.command()
@@ -97,10 +116,34 @@ def train(
     method: Annotated[
         Method,
         typer.Option(
-            help="auto chooses by cross-validation on the bought labels. vat and fixmatch learn "
-            "from unlabelled inputs too, and are replaced by a plain model if they collapse."
+            help="auto chooses by cross-validation on the bought labels. vat, fixmatch and gan "
+            "learn from unlabelled inputs too, and are replaced by a plain model if they collapse."
         ),
     ] = Method.AUTO,
+    ask: Annotated[
+        Ask,
+        typer.Option(
+            help="Inputs to ask from the second round on: those that represent the whole, those "
+            "that a student is least sure of, or those on which two plain models disagree."
+        ),
+    ] = Ask.AUTO,
+    stop: Annotated[
+        Stop,
+        typer.Option(
+            help="auto leaves budget unspent once another round is not expected to help; the same "
+            "command with never continues."
+        ),
+    ] = Stop.NEVER,
+    students: Annotated[
+        int,
+        typer.Option(
+            min=1, metavar="K", help="Train K networks and average their predictions, as one."
+        ),
+    ] = 1,
+    balance: Annotated[
+        bool,
+        typer.Option("--balance", help="Let all classes count alike, not all labels."),
+    ] = False,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps.")] = None,
     seed: Annotated[
         int, typer.Option(min=0, help="Seed of the order of queries and the training.")
@@ -131,14 +174,14 @@ def train(
     from terrine_client.distill import distill
     from terrine_models.learning import Training
 
-    training = Training(method=method.value)
+    training = Training(method=method.value, students=students, balance=balance)
     if steps is not None:
         training = replace(training, steps=steps)
     with connect(url, token_file, insecure) as client:
         inputs, encoding = load_public(public, schema, client)
         examples = load_held_out(held_out, encoding, client) if held_out else None
         if dry_run:
-            console.print(rehearse(client, inputs, examples, queries))
+            console.print(rehearse(client, inputs, examples, queries, training))
             return
         with steps_bar(console) as on_step:
             made = distill(
@@ -148,6 +191,8 @@ def train(
                 held_out=examples,
                 rounds=rounds,
                 queries=queries,
+                ask=ask.value,
+                stop=stop.value,
                 training=training,
                 encoding=encoding,
                 seed=seed,
@@ -155,6 +200,10 @@ def train(
                 on_step=on_step,
             )
     console.print(summary(made.report, out))
+    if made.report.by_class:
+        console.print(class_figures(made.report))
+    for warning in made.report.notes:
+        console.print(f"[yellow]Note:[/] {warning}", soft_wrap=True, highlight=False)
 
 
 @app.command()
@@ -278,12 +327,14 @@ def rehearse(
     inputs: npt.NDArray[np.generic],
     examples: Examples | None,
     queries: int | None,
+    training: Training,
 ) -> Table:
-    """Check the data as the training would, and say what it could cost. Charges nothing."""
-    from terrine_client.distill import check_data
+    """Check data and options as the training would, and say what it could cost, for nothing."""
+    from terrine_client.distill import check_data, check_training
 
     project = client.project()
     check_data(inputs, project, examples)
+    check_training(training, project)
     wanted = min(len(inputs), queries or len(inputs))
     estimate = client.estimate(wanted)
     table = Table(show_header=False, box=None, pad_edge=False)
@@ -296,22 +347,4 @@ def rehearse(
     fits = f"at least {min(wanted, left.affordable):,}" if not estimate.fits else f"all {wanted:,}"
     table.add_row("queries", f"{fits} fit the budget, whatever the answers")
     table.add_row("", "Nothing was sent and nothing was charged.")
-    return table
-
-
-def summary(report: Report, out: Path) -> Table:
-    """A table of what was bought and the result."""
-    outcomes = ", ".join(f"{count} {name}" for name, count in sorted(report.outcomes.items()))
-    table = Table(show_header=False, box=None, pad_edge=False)
-    if report.accuracy is not None:
-        table.add_row("accuracy", f"{report.accuracy:.2%} of {report.held_out:,} held-out inputs")
-    table.add_row(
-        "ε spent", f"{report.epsilon_spent:.4g} of {report.epsilon:g}, δ {report.delta:g}"
-    )
-    table.add_row("method", f"{report.choice.chosen} ({report.choice.asked} was asked for)")
-    table.add_row("guarantee", report.guarantee)
-    table.add_row("queries", f"{sum(report.outcomes.values()):,}: {outcomes}")
-    table.add_row("ended by", "the budget" if report.refused else "the student")
-    table.add_row("student", f"{out / 'model.json'}, {out / 'model.safetensors'}")
-    table.add_row("report", f"{out / 'report.json'}, {out / 'accuracy.png'}")
     return table

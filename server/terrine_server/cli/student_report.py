@@ -1,0 +1,56 @@
+"""How a study is printed: what was bought, what came of it, and the figures of each class."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from terrine_client.distill import Report
+
+
+def summary(report: Report, out: Path) -> Table:
+    """A table of what was bought and the result."""
+    outcomes = ", ".join(f"{count} {name}" for name, count in sorted(report.outcomes.items()))
+    table = Table(show_header=False, box=None, pad_edge=False)
+    if report.accuracy is not None:
+        table.add_row(
+            "accuracy",
+            f"{report.accuracy:.2%} of {report.held_out:,} held-out inputs; always to say their "
+            f"largest class: {report.majority:.2%}",
+        )
+    table.add_row(
+        "ε spent", f"{report.epsilon_spent:.4g} of {report.epsilon:g}, δ {report.delta:g}"
+    )
+    count = report.choice.students
+    several = f", the mean of {count}" if count > 1 else ""
+    table.add_row(
+        "method", f"{report.choice.chosen}{several} ({report.choice.asked} was asked for)"
+    )
+    table.add_row("guarantee", report.guarantee)
+    table.add_row("queries", f"{sum(report.outcomes.values()):,}: {outcomes}")
+    if report.reinforced is not None:
+        table.add_row("reinforced", f"{report.reinforced:.1%} of the labels: the student was right")
+    table.add_row("ended by", "the budget" if report.refused else f"the student. {report.ended}")
+    if report.queries_left:
+        table.add_row("left", f"budget for at least {report.queries_left:,} more queries")
+    table.add_row("student", f"{out / 'model.json'}, {out / 'model.safetensors'}")
+    table.add_row("report", f"{out / 'report.json'}, {out / 'accuracy.png'}")
+    return table
+
+
+def class_figures(report: Report) -> Table:
+    """Recall and precision of each class on the held-out inputs."""
+
+    def percent(share: float | None) -> str:
+        return "–" if share is None else f"{share:.2%}"
+
+    table = Table("class")
+    for heading in ("held out", "recall", "precision"):
+        table.add_column(heading, justify="right")
+    for each in report.by_class:
+        row = (f"{each.inputs:,}", percent(each.recall), percent(each.precision))
+        table.add_row(each.name, *row)
+    return table

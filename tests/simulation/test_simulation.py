@@ -1,0 +1,104 @@
+"""Whatever a seed does to servers and their database, clients never see books that are wrong."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from simulated import simulate
+from sqlalchemy import Connection, Engine
+
+from terrine_server import errors
+from terrine_server.ledger import ledger as ledger_module
+from terrine_server.ledger.charging import appending, charge
+from terrine_server.ledger.records import Recorded, Result
+from terrine_server.ledger.store import database
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_books_are_right_whatever_fails(tmp_path: Path, seed: int) -> None:
+    world = simulate(tmp_path / "terrine.sqlite", seed, 1200)
+    assert min(world.counts.values()) > 0, world.counts
+    seen = world.judge.replies
+    assert min(seen[kind] for kind in ("paid", "replayed", "BudgetExhausted", "ProjectPaused")) > 5
+
+
+def test_a_seed_replays_exactly(tmp_path: Path) -> None:
+    traces = {simulate(tmp_path / f"{i}.sqlite", 7, 400).trace.digest() for i in range(2)}
+    assert len(traces) == 1
+    assert simulate(tmp_path / "other.sqlite", 8, 400).trace.digest() not in traces
+
+
+# ------------------------------------------------------------------ faults that it must notice
+
+
+def answered_before_it_is_durable(patch: pytest.MonkeyPatch) -> None:
+    """A server that does not look whether its commit succeeded."""
+    commit = database.appending
+
+    @contextmanager
+    def careless(engine: Engine) -> Iterator[Connection]:
+        transaction = commit(engine)
+        connection = transaction.__enter__()
+        try:
+            yield connection
+        except BaseException:
+            transaction.__exit__(*sys.exc_info())
+            raise
+        with suppress(errors.DatabaseUnavailable):
+            transaction.__exit__(None, None, None)
+
+    patch.setattr(ledger_module, "appending", careless)
+
+
+def deaf_to_a_pause(patch: pytest.MonkeyPatch) -> None:
+    """A server that answers whatever the project's status is."""
+    guard = " AND status = 'active'"
+    assert guard in appending._MOVE
+    patch.setattr(appending, "_MOVE", appending._MOVE.replace(guard, ""))
+    patch.setattr(charge, "check_active", lambda project: None)
+
+
+def forgetful(patch: pytest.MonkeyPatch) -> None:
+    """A server that now and then does not find what was paid."""
+    calls, find = [0], Recorded.find
+
+    def sometimes(self: Recorded, *digests: bytes) -> Result | None:
+        calls[0] += 1
+        return None if calls[0] % 50 == 0 else find(self, *digests)
+
+    patch.setattr(Recorded, "find", sometimes)
+
+
+def confused(patch: pytest.MonkeyPatch) -> None:
+    """A server that now and then replays another label than was paid for."""
+    calls, find = [0], Recorded.find
+
+    def sometimes(self: Recorded, *digests: bytes) -> Result | None:
+        calls[0] += 1
+        found = find(self, *digests)
+        if found is None or found.label is None or calls[0] % 50:
+            return found
+        return replace(found, label=(found.label + 1) % 10)
+
+    patch.setattr(Recorded, "find", sometimes)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [answered_before_it_is_durable, deaf_to_a_pause, forgetful, confused],
+)
+def test_a_planted_fault_is_noticed(tmp_path: Path, fault: object) -> None:
+    assert callable(fault)
+    for seed in range(5):
+        with pytest.MonkeyPatch.context() as patch:
+            fault(patch)
+            try:
+                simulate(tmp_path / f"{seed}.sqlite", seed, 1500)
+            except AssertionError:
+                return
+    pytest.fail("nothing noticed it")

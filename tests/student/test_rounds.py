@@ -1,0 +1,125 @@
+"""Rounds of a study: what is asked next, when it stops, what is reported, what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from server import RunningServer
+from studying import AMPLE, CONFIDENT, INTERACTIVE, QUICK, study
+
+from terrine_client import Client
+from terrine_client.distill import Ask, DistillError, distill
+from terrine_models.ensemble import Ensemble
+from terrine_models.learning import Training
+from terrine_models.sketching import Saturation, Sketches
+
+
+def test_a_study_that_another_round_would_not_help_stops_and_can_be_continued(
+    server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says what is left. The same call continues it, and asks nothing twice."""
+    server.open_project(mechanism=CONFIDENT, epsilon=AMPLE)
+    options: dict[str, Any] = {"rounds": 3, "queries": 90}
+    with Client(server.url, server.token()) as client:
+        settled = Saturation(gain=0.0, error=0.0, changed=0.0)
+        monkeypatch.setattr(Sketches, "saturation", lambda *_: settled)
+        stopped = study(server, client, tmp_path / "s", stop="auto", **options)
+        again = study(server, client, tmp_path / "s", stop="auto", **options)
+        monkeypatch.undo()
+        made = study(server, client, tmp_path / "s", stop="never", **options)
+    report = stopped.report
+    assert len(report.rounds) == 1
+    assert report.rounds[0].saturation == asdict(settled)
+    assert "are not expected to change the student" in report.ended
+    assert "--stop never continues" in report.ended
+    assert not report.refused
+    assert report.queries_left > 0
+    assert again.report.charges == report.charges == (stopped.outcomes != "").sum()
+    assert len(again.report.rounds) == len(report.rounds)
+    assert made.report.charges == (made.outcomes != "").sum() > report.charges
+    earlier = stopped.outcomes != ""
+    assert (made.labels[earlier] == stopped.labels[earlier]).all()
+    assert len(made.report.rounds) == 3
+
+
+def test_later_rounds_ask_where_two_models_disagree(server: RunningServer, tmp_path: Path) -> None:
+    asking: Ask = "disagreement"
+    server.open_project(mechanism=CONFIDENT, epsilon=AMPLE)
+    options: dict[str, Any] = {"rounds": 2, "queries": 60}
+    with Client(server.url, server.token()) as client:
+        first = study(server, client, tmp_path / "a", ask=asking, **options)
+        other = study(server, client, tmp_path / "b", ask="representative", **options)
+    assert first.report.asking == asking
+    assert len(first.report.rounds) == 2
+    begun = min(made.report.rounds[0].asked for made in (first, other))
+    both = (first.outcomes != "") & (other.outcomes != "")
+    assert begun <= both.sum() < 60
+
+
+def test_an_interactive_study_reports_how_often_the_student_was_confirmed(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    server.open_project(mechanism={**INTERACTIVE, "confidence": 0.4}, epsilon=30.0)
+    with Client(server.url, server.token()) as client:
+        made = study(server, client, tmp_path / "s", Training("supervised", steps=120), rounds=2)
+    report = made.report
+    assert report.asking == "uncertain"
+    reinforced = (made.outcomes == "reinforced").sum()
+    assert report.reinforced == reinforced / (made.labels >= 0).sum() > 0
+    assert json.loads((tmp_path / "s" / "report.json").read_text())["reinforced"] > 0
+
+
+def test_accuracy_is_reported_by_class_beside_that_of_the_largest(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    server.open_project(mechanism=CONFIDENT, epsilon=AMPLE)
+    with Client(server.url, server.token()) as client:
+        made = study(server, client, tmp_path / "s", queries=40)
+    report, truth = made.report, server.ensemble.unseen_labels
+    predicted = made.student.predict(server.ensemble.unseen)
+    assert report.majority == np.bincount(truth).max() / len(truth)
+    assert [each.name for each in report.by_class] == list(server.ensemble.manifest.classes)
+    assert sum(each.inputs for each in report.by_class) == len(truth)
+    for k, each in enumerate(report.by_class):
+        assert each.recall == (predicted[truth == k] == k).mean()
+        assert each.precision == ((truth[predicted == k] == k).mean() if k in predicted else None)
+    right = sum((each.recall or 0) * each.inputs for each in report.by_class)
+    assert report.accuracy == pytest.approx(right / len(truth))
+
+
+def test_labels_of_nearly_one_class_are_warned_of(server: RunningServer, tmp_path: Path) -> None:
+    server.open_project(mechanism=CONFIDENT, epsilon=AMPLE)
+    digits = server.ensemble
+    votes = Ensemble.load(digits.directory).votes(digits.public)
+    surest = digits.public[np.argsort(-votes[:, 0], kind="stable")[:20]]
+    with Client(server.url, server.token()) as client:
+        made = distill(client, surest, tmp_path / "s", training=QUICK, rounds=1)
+    assert len(made.report.notes) == 1
+    assert "labels are 0: teachers agree most there" in made.report.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("training", "said"),
+    [
+        (Training("kernel", students=2), "a kernel student is one model"),
+        (Training("gan", steps=0), "steps is 0"),
+        (Training(balance=True), "no classes to balance"),
+    ],
+)
+def test_a_student_that_cannot_be_trained_is_refused_before_anything_is_bought(
+    server: RunningServer, tmp_path: Path, training: Training, said: str
+) -> None:
+    server.open_project(mechanism={"name": "noisy_votes", "sigma": 4.0}, epsilon=8.0)
+    with Client(server.url, server.token()) as client:
+        with pytest.raises(DistillError, match=rf"{said}.*Nothing was asked"):
+            study(server, client, tmp_path / "s", training)
+        wrong = (server.ensemble.unseen, server.ensemble.unseen_labels + 3)
+        with pytest.raises(DistillError, match="one class index below 10 for each"):
+            distill(client, server.ensemble.public, tmp_path / "s", held_out=wrong)
+        assert client.budget().charges == 0
+    assert not (tmp_path / "s").exists()

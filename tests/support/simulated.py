@@ -1,0 +1,275 @@
+"""A whole world around a real ledger, of which one seed decides everything.
+
+Clients, several servers, their clock and their failures are simulated; the ledger and its database
+are real. All of it runs in one thread: a request is a greenlet, and at every statement the seed
+decides who goes on, what fails, and which server dies. So a failing seed fails again in the same
+way. In the manner of TigerBeetle's simulator.
+
+The judge (`judged.py`) knows only what clients saw and, at the end, what an auditor can read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import sqlite3
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from books import CONFIDENT, digest, register, terms
+from greenlet import getcurrent, greenlet
+from judged import Judge, Query
+from migrated import migrated
+from sqlalchemy import Connection, Engine, event, exc
+
+from terrine_protocol import ProjectStatus
+from terrine_server import errors
+from terrine_server.ledger import Batch, Ledger, Proposal, QueryDigest, connect
+from terrine_server.ledger import ledger as ledger_module
+from terrine_server.privacy import VoteOutcome
+
+SERVERS, AT_ONCE, PROJECTS = 3, 6, 4
+QUERIES = 60
+"""Different queries to a project: few, so that most requests meet an earlier one."""
+AFFORDS = (5, 40)
+"""Queries that a project's budget pays for, at least."""
+SECONDS = 30.0
+"""Mean time between two requests."""
+CHANCES = {"switch": 0.5, "error": 0.004, "crash": 0.002, "lost": 0.01}
+"""Of each statement, and the last of each commit: that its reply is lost."""
+ATTEMPTS = 4
+
+
+class Crash(BaseException):
+    """The server's process is gone. Whoever waits for it gets no reply."""
+
+
+@dataclass(eq=False)
+class Server:
+    """One process: its connections, and what it remembers."""
+
+    engine: Engine
+    ledger: Ledger
+    dead: bool = False
+
+
+class World:
+    """Runs `operations` requests against a ledger at `path`, which must not exist yet."""
+
+    def __init__(self, path: Path, seed: int, operations: int, patch: pytest.MonkeyPatch) -> None:
+        self.url, self.operations = f"sqlite:///{path}", operations
+        self.random = random.Random(seed)
+        self.began = self.now = datetime(2030, 1, 1, tzinfo=UTC)
+        self.judge = Judge()
+        self.trace = hashlib.sha256()
+        self.counts = dict.fromkeys(("done", *CHANCES), 0)
+        self.hub = getcurrent()
+        self.waiting: list[greenlet] = []
+        self.calm = True
+        patch.setattr(ledger_module, "_now", lambda: self.now)
+        migrated(self.url).dispose()
+        self.servers = [self.started() for _ in range(SERVERS)]
+        register(self.servers[0].ledger, "mnist", 100.0)
+        self.names: list[str] = []
+
+    # ---------------------------------------------------------------------------- machinery
+
+    def started(self) -> Server:
+        """A server that has just been started."""
+        engine = connect(self.url)
+        server = Server(engine, Ledger(engine))
+        writing: set[greenlet] = set()  # nobody else can go on meanwhile: they would wait for ever
+        commit = engine.dialect.do_commit
+
+        @event.listens_for(engine, "connect")
+        def hurry(connection: sqlite3.Connection, _: object) -> None:
+            connection.execute("PRAGMA synchronous = OFF")  # processes die here, not the machine
+
+        @event.listens_for(engine, "before_cursor_execute")
+        def statement(connection: Connection, _: object, text: str, *__: object) -> None:
+            if text == "BEGIN IMMEDIATE":
+                writing.add(getcurrent())
+            self.step(server, "statement", switch=getcurrent() not in writing)
+
+        def do_commit(dbapi: Any) -> None:
+            wrote = getcurrent() in writing
+            self.step(server, "commit", switch=not wrote)
+            commit(dbapi)
+            writing.discard(getcurrent())
+            if wrote and not self.calm and not server.dead and self.happens("lost"):
+                raise sqlite3.OperationalError("connection lost")
+            self.step(server, "committed", switch=False)
+
+        @event.listens_for(engine, "rollback")
+        def rollback(_: Connection) -> None:
+            writing.discard(getcurrent())
+
+        engine.dialect.do_commit = do_commit  # type: ignore[method-assign, assignment]
+        return server
+
+    def happens(self, what: str) -> bool:
+        found = self.random.random() < CHANCES[what]
+        self.counts[what] += found
+        return found
+
+    def step(self, server: Server, what: str, *, switch: bool) -> None:
+        """Between two statements: another request may go on, or something fails."""
+        if self.calm or server.dead or getcurrent() is self.hub:
+            return
+        if switch and self.happens("switch"):
+            self.waiting.append(getcurrent())
+            self.hub.switch()
+            if server.dead:
+                raise Crash
+        if self.happens("crash"):
+            raise Crash
+        if what != "committed" and self.happens("error"):
+            original = sqlite3.OperationalError("disk I/O error")
+            if what == "commit":
+                raise original
+            raise exc.OperationalError("", {}, original)
+
+    def bury(self, server: Server) -> None:
+        """End a process, with all that it works on; a new one takes its place."""
+        server.dead = True
+        server.engine.dispose()
+        self.servers[self.servers.index(server)] = self.started()
+
+    def say(self, *words: object) -> None:
+        self.trace.update(repr(words).encode())
+
+    # ----------------------------------------------------------------------------- requests
+
+    def run(self) -> None:
+        """Run all requests, then let the judge look at the books."""
+        for number in range(PROJECTS):
+            self.open(number)
+        self.calm = False
+        begun = 0
+        while begun < self.operations or self.waiting:
+            if begun < self.operations and len(self.waiting) < AT_ONCE:
+                begun += 1
+                self.now += timedelta(seconds=self.random.expovariate(1 / SECONDS))
+                self.waiting.append(greenlet(self.operation(begun)))
+            at = self.random.randrange(len(self.waiting))
+            self.waiting.pop(at).switch()
+        self.calm = True
+        for server in self.servers:
+            server.engine.dispose()
+        last = self.started()
+        for name in self.names:
+            self.judge.close_books(name, last.ledger)
+        last.engine.dispose()
+
+    def open(self, number: int) -> None:
+        name, least = f"p{number}", self.random.randint(*AFFORDS)
+        agreed = terms(least, CONFIDENT)
+        self.servers[0].ledger.open_project(name, "mnist", CONFIDENT, agreed)
+        self.judge.opened(name, agreed)
+        self.names.append(name)
+
+    def operation(self, number: int) -> Callable[[], None]:
+        """What somebody does next."""
+        chance = self.random.random()
+        name = self.random.choice(self.names[-PROJECTS:])
+        if chance < 0.01:
+            return lambda: self.attempted(lambda: self.renew(number))
+        if chance < 0.03:
+            status = ProjectStatus.PAUSED if chance < 0.015 else ProjectStatus.ACTIVE
+            return lambda: self.attempted(lambda: self.set_status(name, status))
+        if chance < 0.04:
+            return lambda: self.attempted(lambda: self.look(name))
+        earlier = self.judge.recent(name)
+        if earlier and chance < 0.2:  # a duplicate, perhaps while the first is on its way
+            key, queries = self.random.choice(earlier)
+        else:
+            count = self.random.randint(1, 5)
+            queries = tuple(f"{name}-{self.random.randrange(QUERIES)}" for _ in range(count))
+            key = f"k{number}" if self.random.random() < 0.8 else None
+        return lambda: self.ask(name, key, queries)
+
+    def served(self, work: Callable[[Ledger], Any]) -> Any:
+        """Have a server do it. Raises what the ledger raises, and Crash if the server dies."""
+        server = self.random.choice(self.servers)
+        try:
+            return work(server.ledger)
+        except Crash:
+            if not server.dead:
+                self.bury(server)
+            raise
+
+    def attempted(self, work: Callable[[], None]) -> None:
+        with suppress(Crash, errors.DatabaseUnavailable, errors.CapExceeded):
+            work()
+        self.counts["done"] += 1
+
+    def renew(self, number: int) -> None:
+        """Open another project, which takes the place of the oldest."""
+        name, least = f"p-{number}", self.random.randint(*AFFORDS)
+        agreed = terms(least, CONFIDENT)
+        self.judge.opened(name, agreed)
+        self.served(lambda ledger: ledger.open_project(name, "mnist", CONFIDENT, agreed))
+        self.names.append(name)  # without a reply it may be open, but nobody will ever ask it
+
+    def set_status(self, name: str, status: ProjectStatus) -> None:
+        self.judge.about_to_set(name, status)
+        self.served(lambda ledger: ledger.set_status(name, status))
+        self.judge.was_set(name, status)
+        self.say("status", name, status)
+
+    def look(self, name: str) -> None:
+        account = self.served(lambda ledger: ledger.project(name))
+        self.judge.saw_account(name, account)
+
+    def ask(self, name: str, key: str | None, queries: tuple[Query, ...]) -> None:
+        """A client's request, sent again until there is a reply, as the client library does."""
+        self.judge.asks(name, key, queries)
+        for _ in range(ATTEMPTS):
+            began = self.judge.moment(name)
+            try:
+                receipt = self.served(lambda ledger: self.answer(ledger, name, key, queries))
+            except (Crash, errors.DatabaseUnavailable, errors.Overtaken) as error:
+                self.say(name, key, type(error).__name__)
+                continue
+            except errors.TerrineError as refusal:
+                self.say(name, key, type(refusal).__name__)
+                self.judge.refused(name, key, refusal, began)
+            else:
+                self.say(name, key, [(r.seq, r.outcome, r.label) for r in receipt.results])
+                self.judge.answered(name, key, queries, receipt, began, self.now)
+            break
+        self.counts["done"] += 1
+
+    def answer(self, ledger: Ledger, name: str, key: str | None, queries: tuple[str, ...]) -> Any:
+        """As the labeling pipeline does: look up, draw for what is new, charge."""
+        digests = [QueryDigest(digest(query), digest(query)) for query in queries]
+        idempotency = None if key is None else (key, digest(queries))
+        record = ledger.consult(name, [idempotency], [digests])
+        proposals = []
+        for query, both in zip(queries, digests, strict=True):
+            outcome, label = None, None
+            if record.recorded.find(both.query, both.input) is None:
+                outcome = self.random.choice([VoteOutcome.ANSWERED, VoteOutcome.ABSTAINED])
+                label = self.random.randrange(10) if outcome is VoteOutcome.ANSWERED else None
+                self.judge.drew(name, query, outcome, label)
+            proposals.append(Proposal(both.query, both.input, outcome, label))
+        (found,) = ledger.charge_group(record.project.id, [Batch(proposals, idempotency)], record)
+        if isinstance(found, errors.TerrineError):
+            raise found
+        return found
+
+
+def simulate(path: Path, seed: int, operations: int) -> World:
+    """Run one world. Raises AssertionError, with the seed, if anything is not as it must be."""
+    with pytest.MonkeyPatch.context() as patch:
+        world = World(path, seed, operations, patch)
+        try:
+            world.run()
+        except (AssertionError, errors.TerrineError, exc.SQLAlchemyError) as error:
+            raise AssertionError(f"seed {seed}, {operations} operations: {error!r}") from error
+        return world
