@@ -97,7 +97,8 @@ def distill(
     After an interruption or a failure, the same call continues where it stopped: answers are saved
     in `answers.npz`, and the server repeats those that were paid for but not saved, at no cost.
 
-    Raises DistillError, and what `Client.label` raises except BudgetExhausted.
+    Raises DistillError, and what `Client.label` raises except BudgetExhausted; if a forest is asked
+    for, what `forest_students.check_forest` raises.
     """
     from terrine_models.learning import Training
 
@@ -196,12 +197,15 @@ def _check_labels(held_out: Examples, project: ProjectInfo) -> None:
 
 def check_training(training: Training, project: ProjectInfo) -> None:
     """Check that such a student can be trained, before anything is bought. Raises DistillError."""
+    from terrine_models.forest_students import check_forest
     from terrine_models.store import InputSpec
 
     try:
         training.check(InputSpec.model_validate(project.ensemble.input.model_dump()))
     except ValueError as error:
         raise DistillError(f"{error} Nothing was asked.") from None
+    if training.method == "forest":
+        check_forest(project.ensemble.input.shape)
     if training.balance and project.mechanism.name == "noisy_votes":
         raise DistillError(
             "A student of noisy counts learns shares of votes, not labels, so there are no classes "

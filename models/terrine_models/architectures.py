@@ -49,10 +49,19 @@ def match_priors(
     larger class. `rows` are features of public rows, and a prior is the share of class 1 in the
     head's own shard: nothing else is used. Heads that know one class only are not changed.
     """
-    leads = ((weights[:, 1] - weights[:, 0]) @ rows.T).sort(1).values
-    chosen = (priors * len(rows)).round().long().clamp(1, len(rows) - 1)
-    around = torch.stack([len(rows) - chosen - 1, len(rows) - chosen], 1)
-    half = leads.gather(1, around).mean(1) / 2
+    return matched_biases((weights[:, 1] - weights[:, 0]) @ rows.T, priors, biases)
+
+
+def matched_biases(leads: torch.Tensor, priors: torch.Tensor, biases: torch.Tensor) -> torch.Tensor:
+    """Biases [k, 2] with which teachers choose class 1 on the share `priors` [k] of public rows.
+
+    `leads` [k, P] are by how much each prefers class 1 to class 0 on each row, without a bias.
+    Teachers that know one class only keep `biases`.
+    """
+    rows = leads.shape[1]
+    chosen = (priors * rows).round().long().clamp(1, rows - 1)
+    around = torch.stack([rows - chosen - 1, rows - chosen], 1)
+    half = leads.sort(1).values.gather(1, around).mean(1) / 2
     matched = torch.stack([half, -half], 1)
     one_class = (priors <= 0) | (priors >= 1)
     return torch.where(one_class[:, None], biases, matched)

@@ -8,6 +8,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 
+from .features import to_images
+from .store import InputSpec
+
 TURNING = 15.0  # degrees
 SCALE = 0.12
 SHEAR = 0.15
@@ -52,3 +55,15 @@ def draws_for(seed: int, teacher: int, rows: int) -> torch.Tensor:
     """The draws [rows, DRAWS] of one teacher; they depend on the arguments only."""
     random = np.random.Generator(np.random.Philox(key=np.array([seed, teacher], dtype=np.uint64)))
     return torch.from_numpy(random.random((rows, DRAWS), dtype=np.float32) * 2 - 1)
+
+
+def distorted(
+    x: torch.Tensor,
+    draws: torch.Tensor,
+    spec: InputSpec,
+    turning: float = TURNING,
+    bending: float = BENDING,
+) -> torch.Tensor:
+    """Distorted inputs [B, *shape]; what moves in from beyond the edge gets the lowest value."""
+    bent = distort(to_images(x - spec.low), draws, turning, bending) + spec.low
+    return bent.squeeze(1) if x.ndim == 3 else bent.permute(0, 2, 3, 1)

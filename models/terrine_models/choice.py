@@ -21,13 +21,15 @@ from numpy.typing import NDArray
 
 from .closed_form import RidgeFit, RidgeStudents
 from .collapse import Evidence, collapse
+from .forest_students import ForestStudents, check_forest
+from .forests import has_scikit_learn
 from .kernel import KernelStudents
 from .learning import Asked, Method, Training, train_student
 from .store import InputSpec, TableSchema
 from .students import Student
 from .workers import side_by_side
 
-Candidate = Literal["ridge", "supervised", "kernel", "vat", "gan", "fixmatch"]
+Candidate = Literal["ridge", "supervised", "forest", "kernel", "vat", "gan", "fixmatch"]
 """From the plainest on: of equals, the first is chosen."""
 Tell = Callable[[str], None]
 OnStep = Callable[[int, int], None]
@@ -89,11 +91,13 @@ class Made:
 
 
 def candidates(method: str, inputs: InputSpec, labels: int) -> tuple[Candidate, ...]:
-    """What is tried, by public facts alone: the kind of input, and the number of labels.
+    """What is tried, by public facts alone: the kind of input, the number of labels, and whether
+    scikit-learn is installed.
 
     The plain models always. `auto` adds one that learns from unlabelled inputs, on images: small
     ones, `vat`; large ones with hundreds of labels, `fixmatch`. None on tables: their classes are
-    not separated by gaps, and the entropy loss then moves everything into the larger class.
+    not separated by gaps, and the entropy loss then moves everything into the larger class. There
+    it adds `forest`, with scikit-learn.
     """
     plain: tuple[Candidate, ...] = ("ridge", "supervised")
     match method:
@@ -105,6 +109,10 @@ def candidates(method: str, inputs: InputSpec, labels: int) -> tuple[Candidate, 
             return (*plain, "gan")
         case "kernel":
             return (*plain, "kernel")
+        case "forest":
+            return (*plain, "forest")
+        case "auto" if len(inputs.shape) == 1 and has_scikit_learn():
+            return (*plain, "forest")
         case "auto" if len(inputs.shape) > 1 and min(inputs.shape[:2]) < LARGE:
             return (*plain, "vat")
         case "auto" if len(inputs.shape) > 1 and labels >= HUNDREDS:
@@ -139,6 +147,8 @@ def choose_student(
     if len(known) == 0:
         raise ValueError("there is nothing to learn from: no input has a label")
     training.check(inputs)
+    if training.method == "forest":
+        check_forest(inputs.shape)
     trial = _Trial(x, labels, known, inputs, classes, encoding, training, on_step)
     folds = deal_folds(labels[known], len(classes), training.seed)
     if folds is None:
@@ -195,11 +205,14 @@ class _Trial:
         networks: list[Method] = [
             name
             for name in tried
-            if name != "ridge" and name != "kernel" and not (sure and name == "fixmatch")
+            if name != "ridge" and name != "kernel" and name != "forest"
+            if not (sure and name == "fixmatch")
         ]
         agreements, plain_pool = self._judge(networks, folds, steps)
         if "kernel" in tried:
             agreements["kernel"] = self._kernels.judge(self.labels, folds)
+        if "forest" in tried:
+            agreements["forest"] = self._forests.judge(folds)
         agreements = {"ridge": fit.agreement or 0.0, **agreements}
         plain: Candidate = "ridge"
         if agreements["supervised"] > agreements["ridge"]:
@@ -217,6 +230,8 @@ class _Trial:
                 return ridges.train(fit)
             if name == "kernel":
                 return self._kernels.train(self.labels)
+            if name == "forest":
+                return self._forests.train()
             if len(self.inputs.shape) > 1:
                 return self._network(name)
             # The products of a table's small network are slower on several threads than on one.
@@ -298,6 +313,17 @@ class _Trial:
     def _kernels(self) -> KernelStudents:
         return KernelStudents(
             self.x, inputs=self.inputs, classes=self.classes, seed=self.training.seed
+        )
+
+    @cached_property
+    def _forests(self) -> ForestStudents:
+        return ForestStudents(
+            self.x,
+            self.labels,
+            inputs=self.inputs,
+            classes=self.classes,
+            encoding=self.encoding,
+            seed=self.training.seed,
         )
 
     def _ridges(self) -> RidgeStudents:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from .choice import LARGE, Candidate, Choice, Made, candidates
 from .closed_form import RidgeFit, RidgeStudents
+from .forest_students import ForestStudents
 from .kernel import KernelStudents
 from .learning import Training, train_student
 from .shares import FittedShares, fit_shares, noisy_agreement
@@ -130,7 +131,7 @@ class CountedStudents:
             wanted = "ridge"
         if training.method == "auto" and self._has_large_images:
             wanted = "kernel" if len(self.x) >= FEWEST else "ridge"
-        if training.method == "auto" and wanted == "supervised":
+        if training.method == "auto" and (wanted == "supervised" or len(self.inputs.shape) == 1):
             # On tables, and where hardly anything is clear, a network adds nothing.
             return Made(regression, made("ridge", "It is the student."))
         if wanted == "ridge":
@@ -140,6 +141,15 @@ class CountedStudents:
         tell(f"Training {wanted} on {int((labels >= 0).sum()):,} rows …")
         if wanted == "kernel":
             student = self.kernels.train(labels)
+        elif wanted == "forest":
+            student = ForestStudents(
+                self.x,
+                labels,
+                inputs=self.inputs,
+                classes=self.classes,
+                encoding=self.encoding,
+                seed=training.seed,
+            ).train()
         else:
             student = train_student(
                 self.x,

@@ -18,13 +18,14 @@ from .architectures import build_network, prepare
 from .features import FeatureMap
 from .gradients import ENLARGED
 from .store import FEATURES, Manifest, StoreError, load_manifest, load_tensors
+from .trees import Trees, check_types, pairs_within
 from .workers import side_by_side
 
 Choose = Callable[[torch.Tensor], torch.Tensor]
 """Inputs [b, *shape] to every teacher's choice [b, n]."""
 
 MEMORY = 256 * 2**20
-LARGEST_BLOCK = {"heads": 128, "networks": 32}
+LARGEST_BLOCK = {"heads": 128, "networks": 32, "forest": 128}
 """Large enough for efficient products, small enough that a single input is answered quickly."""
 PIXEL_BYTES = 400
 """Scratch memory of oriented gradients, or of one network's layers, for each value of an input."""
@@ -44,8 +45,8 @@ class Ensemble:
         self.manifest = manifest
         self.device = device
         self.block = _block_size(manifest, memory)
-        """Inputs voted on at a time. Every block is padded to this size, so that the votes on an
-        input do not depend on the other inputs of its request."""
+        """Inputs voted on at a time. Products round by size, so for heads and networks every block
+        is padded to this size: the votes on an input do not depend on the others of its request."""
         teachers = {name: tensor.to(device) for name, tensor in teachers.items()}
         self.teachers: Mapping[str, torch.Tensor] = teachers
         """Parameters by name, teachers along axis 0."""
@@ -53,6 +54,10 @@ class Ensemble:
         """All ways to compute the choices, by name; they agree up to rounding."""
         if features is not None:
             self.ways = {"product": _product(features.to(device), **teachers)}
+        elif manifest.kind == "forest":
+            trees = Trees(teachers, manifest.input.shape[0], len(manifest.classes), manifest.name)
+            pairs = pairs_within(memory // 2 // torch.get_num_threads(), trees.classes)
+            self.ways = {"walk": _walk(trees, pairs)}
         else:
             self.ways = {
                 "loop": _loop(manifest, teachers),
@@ -66,9 +71,9 @@ class Ensemble:
     def load(cls, directory: Path, device: str | None = None, *, memory: int = MEMORY) -> Ensemble:
         """Load an ensemble; every byte is verified against the manifest. Raises StoreError.
 
-        `device` is a torch device; None takes CUDA if there is one. `memory` bounds the bytes that
-        voting uses beyond the weights, the result and the buffers of the libraries (some 20 MiB),
-        as long as one input fits.
+        `device` is a torch device; None takes CUDA if there is one. Forests vote on the CPU,
+        whatever it is. `memory` bounds the bytes that voting uses beyond the weights, the result
+        and the buffers of the libraries (some 20 MiB), as long as one input fits.
         """
         directory = Path(directory)
         manifest = load_manifest(directory)
@@ -80,12 +85,17 @@ class Ensemble:
             features = FeatureMap(manifest.features, manifest.input, parts.get(FEATURES, {}))
             _check(directory / FEATURES, features.tensors, features.shapes())
         files = [parts[name] for name in manifest.teacher_files]
-        expected = _teacher_shapes(manifest)
         for name, part in zip(manifest.teacher_files, files, strict=True):
-            rows = len(next(iter(part.values()))) if part else 0
-            _check(directory / name, part, {k: (rows, *shape) for k, shape in expected.items()})
-        teachers = {key: torch.cat([part[key] for part in files]) for key in expected}
-        found = len(next(iter(teachers.values())))
+            if manifest.kind == "forest":
+                check_types(part, len(manifest.classes), str(directory / name))
+                shape = (len(part["nodes"]), manifest.training.trees or 0)
+                _check(directory / name, {"nodes": part["nodes"]}, {"nodes": shape})
+            else:
+                rows = len(next(iter(part.values()))) if part else 0
+                expected = _teacher_shapes(manifest)
+                _check(directory / name, part, {k: (rows, *s) for k, s in expected.items()})
+        teachers = {key: torch.cat([part[key] for part in files]) for key in files[0]}
+        found = len(teachers["nodes"] if "nodes" in teachers else next(iter(teachers.values())))
         if found != manifest.teachers:
             raise StoreError(f"{directory} holds {found} teachers, expected {manifest.teachers}.")
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -108,8 +118,10 @@ class Ensemble:
 
         def vote(start: int) -> None:
             rows = x[start : start + self.block]
-            block = np.zeros((self.block, *spec.shape), dtype=spec.dtype)
-            block[: len(rows)] = rows
+            block = rows
+            if self.manifest.kind != "forest":
+                block = np.zeros((self.block, *spec.shape), dtype=spec.dtype)
+                block[: len(rows)] = rows
             with torch.inference_mode():
                 choices = choose(torch.from_numpy(block).to(self.device))
             counts[start : start + len(rows)] = _count(choices, counts.shape[1])[: len(rows)]
@@ -158,6 +170,16 @@ def _product(features: FeatureMap, weights: torch.Tensor, biases: torch.Tensor) 
     def choose(x: torch.Tensor) -> torch.Tensor:
         scores = torch.addmm(offset, features(x), matrix)
         return scores.view(len(x), n, m).argmax(2)
+
+    return choose
+
+
+def _walk(trees: Trees, pairs: int) -> Choose:
+    """Forests, on the CPU."""
+
+    def choose(x: torch.Tensor) -> torch.Tensor:
+        rows: NDArray[np.float32] = x.float().cpu().numpy()
+        return torch.from_numpy(trees.choices(rows, pairs))
 
     return choose
 
@@ -226,7 +248,9 @@ def _block_size(manifest: Manifest, memory: int) -> int:
         each += 3 * 4 * manifest.features.landmarks  # distances, similarities, features
         if manifest.features.base == "oriented_gradients":
             values = max(values, ENLARGED**2)
-    each += values * PIXEL_BYTES
+    each += values * (8 if manifest.kind == "forest" else PIXEL_BYTES)
+    if manifest.kind == "forest":
+        memory //= 2  # the other half is for walks
     fitting = memory // each // torch.get_num_threads()
     return max(1, min(LARGEST_BLOCK[manifest.kind], fitting))
 

@@ -34,10 +34,10 @@ from .students import (
 
 Method = Literal["supervised", "vat", "fixmatch", "gan"]
 """How a network is trained."""
-Asked = Literal["auto", "ridge", "supervised", "vat", "fixmatch", "gan", "kernel"]
-"""`auto`: several are tried, and the one that suits the labels is chosen (`choice.py`). `ridge`
-and `kernel` are no networks: a regression on public features (`closed_form.py`; `counted.py` where
-counts are noisy), and `kernel.py`."""
+Asked = Literal["auto", "ridge", "supervised", "vat", "fixmatch", "gan", "kernel", "forest"]
+"""`auto`: several are tried, and the one that suits the labels is chosen (`choice.py`). `ridge`,
+`kernel` and `forest` are no networks: a regression on public features (`closed_form.py`;
+`counted.py` where counts are noisy), `kernel.py` and `forest_students.py`."""
 PROBE = 0.5
 """Length of the step that finds the adversarial direction, in units of the prepared input."""
 
@@ -78,10 +78,10 @@ class Training:
             )
         if not 1 <= self.students <= MOST_MEMBERS:
             raise ValueError(f"students is {self.students}; expected 1 to {MOST_MEMBERS}")
-        if self.method == "kernel" and (self.students > 1 or self.balance):
+        if self.method in ("kernel", "forest") and (self.students > 1 or self.balance):
             raise ValueError(
-                "a kernel student is one model, to which every label counts alike. Leave out "
-                "students and balance, or use another method."
+                f"a {self.method} student is one model, to which every label counts alike. Leave "
+                "out students and balance, or use another method."
             )
         for name in ("steps", "batch", "unlabelled_batch"):
             if getattr(self, name) < 1:
@@ -103,11 +103,11 @@ def train_student(
     Images are distorted at random in every step. The student is the running mean of the weights;
     of several, the mean of their probabilities. By default it learns from labels alone. Raises
     ValueError when no input has a label, for what `Training.check` refuses, and for `auto`,
-    `ridge` and `kernel`, which `choose_student` knows.
+    `ridge`, `kernel` and `forest`, which `choose_student` knows.
     """
     training = training or Training(method="supervised")
     training.check(inputs)
-    if training.method in ("auto", "ridge", "kernel"):
+    if training.method in ("auto", "ridge", "kernel", "forest"):
         raise ValueError(f"{training.method} trains no network: choose_student knows it")
     if x.shape != (len(labels), *inputs.shape):
         raise ValueError(f"inputs have shape {x.shape}, expected {(len(labels), *inputs.shape)}")

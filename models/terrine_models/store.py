@@ -91,9 +91,9 @@ class Partition(Record):
 
 
 class Architecture(Record):
-    """What one teacher is: `ridge` on features, or a network on the inputs themselves."""
+    """What one teacher is: `ridge` on features, or a network or forest on the inputs themselves."""
 
-    name: Literal["ridge", "mlp", "cnn"]
+    name: Literal["ridge", "mlp", "cnn", "forest"]
     hidden: tuple[Annotated[int, Field(ge=1)], ...] = ()
 
 
@@ -110,12 +110,16 @@ class TeacherTraining(Record):
     value, 0.036."""
     ridge: Annotated[float, Field(gt=0)] | None = None
     match_prior: bool | None = None
-    """Heads: whether each says yes to the share of public rows that its shard does."""
+    """Heads and forests: whether each says yes to the share of public rows that its shard does."""
     distorted: bool | None = None
     """Networks: whether every epoch distorts each image anew."""
     epochs: Annotated[int, Field(ge=1)] | None = None
     batch: Annotated[int, Field(ge=1)] | None = None
     learning_rate: Annotated[float, Field(gt=0)] | None = None
+    matched_on: PublicSource | None = None
+    """Forests: the public rows on which they match their prior. Heads: those of `features`."""
+    trees: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    """Forests: trees in each."""
 
 
 class EnsemblePlan(Record):
@@ -123,7 +127,7 @@ class EnsemblePlan(Record):
 
     format: Literal["terrine-ensemble-1"] = FORMAT
     name: Name
-    kind: Literal["heads", "networks"]
+    kind: Literal["heads", "networks", "forest"]
     architecture: Architecture
     features: FeatureSpec | None
     input: InputSpec
@@ -138,9 +142,14 @@ class EnsemblePlan(Record):
     @model_validator(mode="after")
     def _kind_is_coherent(self) -> Self:
         if (self.kind == "heads") != (self.features is not None):
-            raise ValueError("heads have a feature map and networks have none")
-        if (self.kind == "heads") != (self.architecture.name == "ridge"):
+            raise ValueError("heads have a feature map; networks and forests have none")
+        of = {"ridge": "heads", "forest": "forest"}.get(self.architecture.name, "networks")
+        if self.kind != of:
             raise ValueError(f"{self.architecture.name} is not an architecture of kind {self.kind}")
+        if (self.kind == "forest") != (self.training.trees is not None):
+            raise ValueError("forests, and no other teachers, have trees")
+        if self.kind == "forest" and len(self.input.shape) != 1:
+            raise ValueError("forests are for the rows of a table")
         return self
 
 
@@ -172,9 +181,9 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def versions() -> dict[str, str]:
-    """Versions of the packages that training depends on."""
-    return {package: version(package) for package in ("numpy", "safetensors", "torch")}
+def versions(*others: str) -> dict[str, str]:
+    """Versions of the packages that training depends on; `others` in addition to the usual."""
+    return {package: version(package) for package in ("numpy", "safetensors", "torch", *others)}
 
 
 def manifest_digest(directory: Path) -> str:

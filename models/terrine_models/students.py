@@ -13,7 +13,7 @@ post-processing: whoever holds them learns nothing about the private data beyond
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Self
 
@@ -39,6 +39,7 @@ from .store import (
     versions,
     write_atomically,
 )
+from .trees import Trees
 
 MODEL = "model.json"
 WEIGHTS = "model.safetensors"
@@ -46,13 +47,14 @@ SMALL = 16  # images with a side under SMALL pixels are not shrunk before the fi
 BLOCK = 512
 MOST_MEMBERS = 20
 """Networks of one student, at most: more are slow to use, and change next to nothing."""
+Kind = Literal["edges", "mlp", "ridge", "forest"]
 
 
 class StudentModel(Record):
     """`model.json`: what is needed to use a student, and how it was made."""
 
     format: Literal["terrine-student-1"] = "terrine-student-1"
-    architecture: Literal["edges", "mlp", "ridge"]
+    architecture: Kind
     input: InputSpec
     features: FeatureSpec | None = None
     """Of a ridge model: the map of inputs to features, fitted on public inputs."""
@@ -68,8 +70,10 @@ class StudentModel(Record):
     def _is_coherent(self) -> Self:
         if (self.architecture == "ridge") != (self.features is not None):
             raise ValueError("a ridge model, and no other, states its features")
-        if self.members is not None and self.architecture == "ridge":
-            raise ValueError("ridge models are not averaged")
+        if self.members is not None and self.architecture in ("ridge", "forest"):
+            raise ValueError("ridge models and forests are not averaged")
+        if self.architecture == "forest" and len(self.input.shape) != 1:
+            raise ValueError("a forest is for the rows of a table")
         return self
 
 
@@ -165,6 +169,25 @@ class Ridge(nn.Module):
         return scores
 
 
+class ForestModel(nn.Module):
+    """A forest, as one of many (`trees.py`). Its scores are the logarithms of its probabilities."""
+
+    def __init__(
+        self, tensors: Mapping[str, torch.Tensor], inputs: InputSpec, classes: int, where: str
+    ) -> None:
+        """Raises StoreError, which begins with `where`, unless `tensors` are one forest's."""
+        super().__init__()
+        self.forest = Trees(tensors, inputs.shape[0], classes, where)
+        if self.forest.forests != 1:
+            raise StoreError(f"{where} holds {self.forest.forests} forests, expected one.")
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scores [B, m] of prepared rows [B, d]."""
+        return torch.from_numpy(self.forest.probabilities(x.numpy())[0]).log()
+
+
 def build_student(
     inputs: InputSpec,
     classes: int,
@@ -247,8 +270,11 @@ class Student:
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(str(part) for part in first["loc"]) or "the document"
             raise StoreError(f"{path} is malformed at {where}: {first['msg']}.") from None
-        network = build_student(model.input, len(model.classes), model.features, model.members)
         tensors = load_tensors(Path(directory), WEIGHTS, model.weights_sha256)
+        if model.architecture == "forest":
+            where = str(Path(directory) / WEIGHTS)
+            return cls(ForestModel(tensors, model.input, len(model.classes), where), model)
+        network = build_student(model.input, len(model.classes), model.features, model.members)
         try:
             network.load_state_dict(tensors)
         except RuntimeError as error:
@@ -264,11 +290,15 @@ def describe(
     encoding: TableSchema | None = None,
     features: FeatureSpec | None = None,
     members: int | None = None,
+    architecture: Kind | None = None,
 ) -> StudentModel:
-    """The `model.json` of a student that is not saved yet; with `features`, of a ridge model."""
-    network: Literal["edges", "mlp"] = "mlp" if len(inputs.shape) == 1 else "edges"
+    """The `model.json` of a student that is not saved yet.
+
+    With `features` it is a ridge model, and a network unless `architecture` says otherwise.
+    """
+    network: Kind = "mlp" if len(inputs.shape) == 1 else "edges"
     return StudentModel(
-        architecture=network if features is None else "ridge",
+        architecture=architecture or (network if features is None else "ridge"),
         input=inputs,
         features=features,
         members=members,

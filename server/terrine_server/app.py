@@ -19,6 +19,7 @@ from fastapi import Depends, FastAPI
 from terrine_server import logs
 from terrine_server.api import health, middleware, openapi, owner, problems, students
 from terrine_server.api import ledger as books
+from terrine_server.api.readiness import Readiness
 from terrine_server.api.services import Services, known_parameters
 from terrine_server.errors import TerrineError
 from terrine_server.labeling.local_voters import LocalVoters
@@ -43,7 +44,7 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
     Raises `SecretKeyError` without a secret key. The database is first used when a request, or
     `/readyz`, needs it.
     """
-    engine = connect(settings.database, settings.database_password())
+    engine = connect(settings.database, settings.database_password(), settings.database_seconds)
     ledger = Ledger(engine)
     voters = LocalVoters(settings.data_dir, settings.device)
     metrics = Metrics()
@@ -54,9 +55,11 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         ledger=ledger,
         tokens=Tokens(ledger, load_secret_key(settings.secret_key_path)),
         voters=voters,
+        readiness=Readiness(engine, ledger, voters),
         labeling=labeling,
         queue=Queue(students.answering(labeling), metrics, settings.max_waiting),
         requests=RateLimit(settings.requests_per_minute),
+        replays=RateLimit(settings.replays_per_minute, "replayed queries"),
         failed_logins=RateLimit(settings.failed_logins_per_minute),
         metrics=metrics,
     )
@@ -85,9 +88,8 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
     app.add_middleware(
         middleware.Envelope,
         metrics=services.metrics,
-        max_body_bytes=settings.max_body_bytes,
-        max_held_bytes=settings.max_held_bytes,
-        body_seconds=settings.body_seconds,
+        settings=settings,
+        authenticate=services.tokens.authenticate,
     )
     for router in (students.router, books.router, owner.router):
         app.include_router(router, dependencies=[Depends(known_parameters)])

@@ -19,6 +19,7 @@
     ├── Overloaded              too many requests are waiting
     ├── EnsembleUnavailable     files missing, altered, or not those registered
     └── DatabaseUnavailable     without a durable charge there is no answer
+        ├── DatabaseStarting    PostgreSQL does not accept connections yet
         ├── SchemaMismatch      the database is not at this version's schema
         └── BrokenBooks         a balance, number or hash does not match its charges
 
@@ -161,6 +162,10 @@ class DatabaseUnavailable(TerrineError):
 
     def __str__(self) -> str:
         return f"{self.detail} ({self.cause})" if self.cause else self.detail
+
+
+class DatabaseStarting(DatabaseUnavailable):
+    """PostgreSQL is starting, recovering, or shutting down; it may soon be there."""
 
 
 class SchemaMismatch(DatabaseUnavailable):

@@ -9,13 +9,18 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 import traceback
+from collections import Counter
 from types import TracebackType
 
 import structlog
 
 FRAMES = 12
 """Number of innermost frames of a traceback that are logged."""
+ALIKE = 10
+"""Lines of libraries with the same text in `ALIKE_SECONDS`; what they say more is counted."""
+ALIKE_SECONDS = 60.0
 
 
 def configure(level: str) -> None:
@@ -43,11 +48,44 @@ def configure(level: str) -> None:
             ],
         )
     )
+    handler.addFilter(Sparing())
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level.upper())
     logging.getLogger("alembic").setLevel(logging.WARNING)
     logging.captureWarnings(True)
+
+
+def say(level: str, event: str, **fields: str) -> None:
+    """Write one line, before the log is configured."""
+    entry: structlog.typing.EventDict = {"event": event, "level": level, **fields}
+    for process in (structlog.processors.TimeStamper(fmt="iso", utc=True), _process):
+        entry = process(None, level, entry)
+    line = structlog.processors.JSONRenderer(ensure_ascii=False)(None, level, entry)
+    sys.stderr.write(f"{line!s}\n")
+
+
+class Sparing(logging.Filter):
+    """Drops lines of libraries that repeat themselves: clients can make some of them at will."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._since = time.monotonic()
+        self._seen: Counter[tuple[str, str]] = Counter()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Count a line. The first one of a period says how many there were of it in the last."""
+        if record.name == "terrine":
+            return True
+        if time.monotonic() - self._since > ALIKE_SECONDS:
+            self._since, before, self._seen = time.monotonic(), self._seen, Counter()
+            for (name, text), count in before.items():
+                if count > ALIKE:
+                    left_out = count - ALIKE
+                    logging.getLogger(name).warning("%s (left out: %d more)", text, left_out)
+        alike = record.name, str(record.msg).partition("\n")[0]
+        self._seen[alike] += 1
+        return self._seen[alike] <= ALIKE
 
 
 def frames(trace: TracebackType | None) -> list[str]:

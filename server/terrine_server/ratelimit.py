@@ -17,28 +17,43 @@ MAX_KEYS = 10_000
 class RateLimit:
     """A token bucket for each key: bursts of `per_minute`, refilled at `per_minute` a minute.
 
-    It counts within one process; each replica has its own.
+    `what` is counted, in the words of the refusal. Counts within one process; each replica has its
+    own.
     """
 
-    def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        per_minute: int,
+        what: str = "requests",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.per_minute = per_minute
+        self._what = what
         self._clock = clock
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self._lock = Lock()
 
     def take(self, key: str) -> None:
-        """Use one request of `key`'s allowance. Raises `RateLimited` when none is left."""
+        """Use one of `key`'s allowance. Raises `RateLimited` when none is left."""
+        left = self._use(key, 1, least=1)
+        if left < 1:
+            wait = max(1, math.ceil((1 - left) * 60 / self.per_minute))
+            raise RateLimited(
+                f"More than {self.per_minute} {self._what} in a minute. Retry in {wait} s.",
+                retry_after=wait,
+            )
+
+    def use(self, key: str, amount: int) -> None:
+        """Use what was already granted; the next `take` waits until it is made up for."""
+        self._use(key, amount, least=-math.inf)
+
+    def _use(self, key: str, amount: int, least: float) -> float:
+        """Use `amount` if at least `least` is left; return what was left."""
         now = self._clock()
         with self._lock:
             left, seen = self._buckets.pop(key, (float(self.per_minute), now))
             left = min(self.per_minute, left + (now - seen) * self.per_minute / 60)
-            granted = left >= 1
-            self._buckets[key] = (left - 1 if granted else left, now)
+            self._buckets[key] = (left - amount if left >= least else left, now)
             if len(self._buckets) > MAX_KEYS:
                 self._buckets.popitem(last=False)
-        if not granted:
-            wait = max(1, math.ceil((1 - left) * 60 / self.per_minute))
-            raise RateLimited(
-                f"More than {self.per_minute} requests in a minute. Retry in {wait} s.",
-                retry_after=wait,
-            )
+        return left

@@ -82,12 +82,44 @@ class Settings(BaseSettings):
     requests_per_minute: Annotated[
         int, Field(ge=1, description="Maximum requests of one token in a minute.")
     ] = 600
+    replays_per_minute: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="Maximum queries of one token in a minute that are answered from the "
+            "record, free; then its requests to label wait.",
+        ),
+    ] = 100_000
     failed_logins_per_minute: Annotated[
         int, Field(ge=1, description="Maximum failed authentications of one address in a minute.")
     ] = 30
     max_connections: Annotated[
-        int, Field(ge=1, description="Maximum connections served at a time; others get a 503.")
+        int, Field(ge=1, description="Maximum requests served at a time; others get a 503.")
     ] = 128
+    max_per_token: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="Maximum of them with one token. Default: half of "
+            "`TERRINE_MAX_CONNECTIONS`.",
+        ),
+    ] = None
+    max_strangers: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="Maximum of them without a valid token. Default: half of "
+            "`TERRINE_MAX_CONNECTIONS`.",
+        ),
+    ] = None
+    max_per_address: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="Maximum of them without a valid token from one address. Default: a "
+            "quarter of `TERRINE_MAX_CONNECTIONS`.",
+        ),
+    ] = None
     keep_alive_seconds: Annotated[
         int,
         Field(
@@ -99,6 +131,22 @@ class Settings(BaseSettings):
     body_seconds: Annotated[
         int, Field(ge=1, description="How long the body of a request may take to arrive.")
     ] = 60
+    write_seconds: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="How long a client may take to read 64 KiB of a response, or its rest; "
+            "then its connection is closed.",
+        ),
+    ] = 30
+    database_seconds: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="How long PostgreSQL may take for a statement; then the request gets a "
+            "503.",
+        ),
+    ] = 10
     shutdown_seconds: Annotated[
         int, Field(ge=1, description="How long running requests may take to finish at shutdown.")
     ] = 30
@@ -133,6 +181,21 @@ class Settings(BaseSettings):
     def secret_key_path(self) -> Path:
         """The file that contains the key of the token hashes."""
         return self.secret_key_file or self.data_dir / "secret.key"
+
+    @property
+    def per_token(self) -> int:
+        """Maximum requests in progress with one token."""
+        return self.max_per_token or max(1, self.max_connections // 2)
+
+    @property
+    def strangers(self) -> int:
+        """Maximum requests in progress without a valid token."""
+        return self.max_strangers or max(1, self.max_connections // 2)
+
+    @property
+    def per_address(self) -> int:
+        """Maximum requests in progress without a valid token from one address."""
+        return self.max_per_address or max(1, self.max_connections // 4)
 
     def database_password(self) -> str | None:
         """Return the password read from `database_password_file`, or None without one."""

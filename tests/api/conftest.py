@@ -10,7 +10,15 @@ from digits import DigitsEnsemble
 from impatient import CHEAP, charges, impatient
 from server import RunningServer
 
+from terrine_server.api import readiness
+
 Call = Callable[..., Caller]
+
+
+@pytest.fixture(autouse=True)
+def _ready_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`/readyz` finds out anew each time, so that tests need not wait a second."""
+    monkeypatch.setattr(readiness, "SECONDS", 0.0)
 
 
 @pytest.fixture

@@ -206,9 +206,11 @@ def test_a_cut_end_is_broken_books_for_whoever_retries(office: Office) -> None:
 RECORDS = (
     *("", "{", "null", "{}", '"a"', "5", "[]", "[1]", "[1,2]", "[1,2,3,1]", "[[1],2,3]", DEEP),
     *("[1,2,true]", "[1,2,null]", '[1,2,"3"]', "[1,2,3.0]", "[1,2,1e999]", "[1,2,9]", "[1,2,-9]"),
+    *('{"before":0}', '{"before":0,"last":2}', '{"before":0,"last":4}', '{"before":9,"last":9}'),
     *("[2,1,3]", "[1,1,1]", "[3,2,1]", "[-2,-1,-3]", "[1,2,4]", "[0,0,0]", "[1,0,3]", "[1,2,0]"),
 )
-"""What is kept of the request with the key, edited: it was [1,2,3]. Entry 4 is another query's."""
+"""What is kept of the request with the key, edited: that it paid charges 1 to 3. Entry 4 is another
+query's."""
 
 
 def test_an_edited_record_of_a_key_is_broken_books_for_that_request_alone(office: Office) -> None:

@@ -53,8 +53,11 @@ def test_serve_names_every_setting(terrine: Terrine) -> None:
     }
 
 
-def test_serve_refuses_to_start_until_all_is_set_up(terrine: Terrine, tmp_path: Path) -> None:
+def test_serve_refuses_to_start_until_all_is_set_up(
+    terrine: Terrine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = tmp_path / "data"
+    monkeypatch.setenv("TERRINE_PORT", "0")
     assert "terrine init" in terrine("serve").refused
     assert not data.exists()
     terrine("init").fine  # noqa: B018 - asserts

@@ -69,7 +69,7 @@ def test_an_archive_may_have_probabilities() -> None:
 
 
 def decode(kind: str, body: bytes, limit: int, expected: Expected = PAIRS) -> Decoded:
-    return decode_body(kind, body, expected, Limits(limit, limit))
+    return decode_body(kind, body, expected, Limits(limit, limit, batch=10**6))
 
 
 def test_json_may_have_nested_lists() -> None:
@@ -293,11 +293,23 @@ def test_no_json_takes_much_more_memory_than_its_arrays(kind: str) -> None:
     assert peak < (32 * len(body) if kind in ("rows", "numbers") else 1 << 16)
 
 
+def test_more_numbers_than_the_largest_batch_has_are_refused_before_any_is_read() -> None:
+    limits = Limits(body=LIMIT, json=LIMIT, batch=2)
+    most = b'{"inputs": [[1, 2], [3, 4]], "probabilities": [[1], [0]]}'
+    assert len(decode_body(JSON, most, PAIRS, limits).inputs) == 2
+    for more in (b'{"inputs": [%s]}' % (b"[1, 2]," * 9), b'{"inputs": [[%s' % (b"1," * 9)):
+        tracemalloc.start()
+        with pytest.raises(PayloadTooLarge, match="more numbers than 2 inputs have"):
+            decode_body(JSON, more, PAIRS, limits)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 14
+        tracemalloc.stop()
+
+
 def test_more_json_than_allowed_is_refused_before_it_is_read() -> None:
     body = b'{"inputs": [[1, 2]]}'.ljust(2000)
-    assert len(decode_body(JSON, body, PAIRS, Limits(body=LIMIT, json=2000)).inputs) == 1
+    assert len(decode_body(JSON, body, PAIRS, Limits(body=LIMIT, json=2000, batch=9)).inputs) == 1
     with pytest.raises(PayloadTooLarge, match="application/x-npy"):
-        decode_body(JSON, body, PAIRS, Limits(body=LIMIT, json=1999))
+        decode_body(JSON, body, PAIRS, Limits(body=LIMIT, json=1999, batch=9))
 
 
 @pytest.mark.parametrize("kind", ["", "text/plain", "application/x-pickle", "multipart/form-data"])

@@ -124,28 +124,36 @@ def test_a_slow_body_that_ends_in_time_is_answered_and_paid(
         assert charges(server) == 1
 
 
-def test_beyond_the_limit_new_connections_get_a_503_and_others_go_on(
+def test_beyond_the_limit_new_requests_get_a_503_and_others_go_on(
     tmp_path: Path, digits_ensemble: DigitsEnsemble
 ) -> None:
-    with impatient(tmp_path, digits_ensemble, max_connections=5, **PATIENT) as server:
+    """Connections without a request in progress count for nothing."""
+    limits = {"max_connections": 5, "max_per_token": 4}
+    with impatient(tmp_path, digits_ensemble, **limits, **PATIENT) as server:
         ask = request("GET", "/budget", f"Authorization: Bearer {server.token()}")
-        within = Wire(server)
+        within, idle = Wire(server), [Wire(server) for _ in range(10)]
         within.send(ask)
         assert within.reply().status == 200
-        stuck = [Wire(server) for _ in range(4)]
+        stuck = [Wire(server) for _ in range(5)]
+        endless_bodies(server, stuck[:3])
+        endless_bodies(server, stuck[3:])
+        until(lambda: asked_anew(server, ask).status, lambda status: status == 503)
         newcomer = Wire(server)
         newcomer.send(ask)
         reply = newcomer.reply()
         assert (reply.status, reply.slug) == (503, "overloaded")
         assert int(reply.headers["retry-after"]) > 0
         assert newcomer.ends()
-        within.send(ask)
-        assert within.reply().status == 200
-        assert all(wire.silent() for wire in stuck)
+        alive = Wire(server)
+        alive.send(request("GET", "/healthz"))
+        assert alive.reply().status == 200
+        assert all(wire.silent() for wire in [within, *idle, *stuck])
         stuck.pop().close()
         served = until(lambda: asked_anew(server, ask), lambda reply: reply.status == 200)
         assert served.json()["project"] == "study"
-        for wire in [within, *stuck]:
+        within.send(ask)
+        assert within.reply().status == 200
+        for wire in [within, alive, *idle, *stuck]:
             wire.close()
 
 

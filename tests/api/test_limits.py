@@ -28,3 +28,24 @@ def test_requests_are_limited_by_token_and_failures_by_address(
         guesses = [slug(stranger.http.get("/budget")) for _ in range(5)]
         assert guesses == ["unauthorized"] * 3 + ["rate-limited"] * 2
         assert calm.http.get("/budget").status_code == 200  # same address, valid token
+
+
+def test_free_answers_have_a_rate_of_their_own(
+    tmp_path: Path, digits_ensemble: DigitsEnsemble
+) -> None:
+    """Replayed queries are counted, not requests; new ones, and other tokens, are not concerned."""
+    url = f"sqlite:///{tmp_path / 'terrine.sqlite'}"
+    with running_server(tmp_path / "data", url, digits_ensemble, replays_per_minute=15) as server:
+        server.open_project()
+        student, other = Caller(server, server.token()), Caller(server, server.token())
+        inputs = server.ensemble.public[:10]
+        assert student.label(inputs).status_code == 200
+        assert student.label(inputs, key="again").json()["results"][0]["replayed"]
+        assert student.label(inputs).status_code == 200
+        refused = student.label(inputs[:1])
+        assert slug(refused) == "rate-limited"
+        assert "replayed queries" in refused.json()["detail"]
+        assert int(refused.headers["Retry-After"]) > 10
+        assert student.http.get("/budget").status_code == 200
+        assert other.label(inputs).status_code == 200
+        assert server.ledger.project("study").charges == 10

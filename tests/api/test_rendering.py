@@ -29,6 +29,7 @@ from terrine_protocol import (
 )
 from terrine_server import views
 from terrine_server.api import students
+from terrine_server.api.services import Answered
 from terrine_server.errors import BudgetExhausted, TerrineError
 from terrine_server.labeling.pipeline import Ask, Labeling
 from terrine_server.ledger import EnsembleRecord, ProjectRecord, Receipt
@@ -153,14 +154,14 @@ def test_an_answer_that_cannot_be_rendered_fails_only_its_own_request() -> None:
     bad = replace(good, results=[replace(good.results[0], **wrong)])
     refused = BudgetExhausted("spent")
 
-    class Answered(Labeling):
+    class Labeled(Labeling):
         def __init__(self) -> None: ...
 
         def answer(self, project_name: str, asks: Sequence[Ask]) -> list[Receipt | TerrineError]:
             return [good, bad, refused]
 
-    first, second, third = students.answering(Answered())("study", [])
-    assert first == views.answers(good)
+    first, second, third = students.answering(Labeled())("study", [])
+    assert first == Answered(views.answers(good), replayed=0)
     assert isinstance(second, PydanticSerializationError)
     assert third is refused
 

@@ -1,8 +1,9 @@
-"""What a request with a key was answered: kept as numbers of charges, and read back from those."""
+"""What a request with a key was answered: kept as two numbers, and read back from charges."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from sqlalchemy import text
 
 from terrine_server.errors import BrokenBooks, NotFound
 from terrine_server.ledger import Ledger, connect
-from terrine_server.ledger.charging.earlier import numbers_kept
+from terrine_server.ledger.charging import appending
+from terrine_server.ledger.charging.keeping import Kept, KeptEach, read
 
 KEY = ("key", digest("body"))
 
@@ -35,19 +37,27 @@ def seqs(results: Any) -> list[tuple[int | None, bool]]:
     return [(result.seq, result.replayed) for result in results]
 
 
-def kept(url: str, key: str = "key") -> list[int]:
+def kept(url: str, key: str = "key") -> tuple[int, int]:
     with connect(url).connect() as connection:
         query = text("SELECT results FROM idempotency WHERE key = :key")
-        found: list[int] = json.loads(connection.execute(query, {"key": key}).scalar_one())
-        return found
+        found = json.loads(connection.execute(query, {"key": key}).scalar_one())
+        return found["before"], found["last"]
 
 
+def between(before: int, last: int) -> str:
+    return f'{{"before":{before},"last":{last}}}'
+
+
+BEFORE = "[2,-1,-2,3]"
+"""How an earlier version kept what is now kept as `between(1, 3)`."""
 EDITED = (
-    *("[2,1,-2,3]", "[2,-1,2,3]"),  # repeated, as if it had been paid
-    *("[2,0,-2,3]", "[0,-1,-2,3]", "[2,-1,-2,0]"),  # answered, as if it had been refused
-    *("[2,-2,-2,3]", "[3,-1,-2,2]", "[2,-1,-2]"),  # of other queries, or of fewer
+    *(between(1, 2), between(1, 1)),  # answered, as if it had been refused
+    *(between(1, 4), between(4, 4)),  # with a charge that is not there
+    *("[2,1,-2,3]", "[2,-1,2,3]"),
+    *("[2,0,-2,3]", "[0,-1,-2,3]", "[2,-1,-2,0]"),
+    *("[2,-2,-2,3]", "[3,-1,-2,2]", "[2,-1,-2]"),
 )
-"""What is made of [2,-1,-2,3]."""
+"""What is made of either."""
 
 
 def test_a_retry_is_answered_from_charges_by_their_numbers(
@@ -63,10 +73,17 @@ def test_a_retry_is_answered_from_charges_by_their_numbers(
     first = ledger.charge(project.id, batch, KEY).results
     assert seqs(first) == [(2, False), (1, True), (2, True), (3, False)]
     assert [result.label for result in first] == [2, 1, 2, 3]
-    assert kept(database_url) == [2, -1, -2, 3]
+    assert kept(database_url) == (1, 3)
     assert fresh(database_url).charge(project.id, batch, KEY).results == first
 
     edits = hand(database_url)
+    for same in (BEFORE, between(0, 3)):  # entry 1 is before the first that was paid
+        with edits.set("idempotency", 0, "results", same):
+            assert fresh(database_url).charge(project.id, batch, KEY).results == first
+            assert ledger.verify("study").ok
+    with edits.set("idempotency", 0, "results", between(3, 3)):  # says only that it was free
+        again = fresh(database_url).charge(project.id, batch, KEY).results
+        assert again == [replace(result, replayed=True) for result in first]
     for edited in EDITED:
         with edits.set("idempotency", 0, "results", edited):
             with pytest.raises(BrokenBooks, match="this Idempotency-Key was altered"):
@@ -77,7 +94,7 @@ def test_a_retry_is_answered_from_charges_by_their_numbers(
     more = [answered("new", 9), answered("fits"), answered("fits not")]
     refused = ledger.charge(project.id, more, ("second", digest("more"))).results
     assert seqs(refused) == [(2, True), (4, False), (None, False)]
-    assert kept(database_url, "second") == [-2, 4, 0]
+    assert kept(database_url, "second") == (3, 4)
     again = fresh(database_url).charge(project.id, more, ("second", digest("more"))).results
     assert again == refused
 
@@ -140,7 +157,7 @@ def test_a_refusal_between_two_answers_is_kept_in_its_place(
     batch = [answered("new", 2), unvoted("refused"), unvoted("before")]
     first = ledger.charge(project.id, batch, KEY).results
     assert seqs(first) == [(2, False), (None, False), (1, True)]
-    assert kept(database_url) == [2, 0, -1]
+    assert kept(database_url) == (1, 2)
     assert fresh(database_url).charge(project.id, batch, KEY).results == first
 
 
@@ -154,7 +171,7 @@ def test_no_query_was_refused_whose_answer_another_of_its_request_got(
     first = ledger.charge(project.id, batch, KEY).results
     assert seqs(first) == [(1, True), (1, True)]
     edits = hand(database_url)
-    for edited in ("[-1,0]", "[0,-1]"):
+    for edited in (between(0, 1), between(0, 0), "[-1,0]", "[0,-1]"):
         with (
             edits.set("idempotency", 0, "results", edited),
             pytest.raises(BrokenBooks, match="this Idempotency-Key was altered"),
@@ -169,21 +186,47 @@ def test_an_altered_answer_names_the_project_to_verify_and_its_cause(
     project = open_project(ledger, 4)
     ledger.charge(project.id, [answered(1)], KEY)
     with (
-        hand(database_url).set("idempotency", 0, "results", "[2]"),
+        hand(database_url).set("idempotency", 0, "results", between(1, 2)),
         pytest.raises(BrokenBooks, match="terrine ledger verify study") as refused,
     ):
         fresh(database_url).charge(project.id, [unvoted(1)], KEY)
-    assert refused.value.cause == """ValueError("the number of another query's charge")"""
+    assert refused.value.cause == "ValueError('charges that are not there')"
     assert refused.value.cause not in refused.value.detail
 
 
 @pytest.mark.parametrize(
-    "text", ["", "7", "null", '"text"', "{}", '{"1": 1}', "[]", "[0]", "[1.0]", "[true]", "[[1]]"]
+    "text",
+    [
+        *("", "7", "null", '"text"', "{}", '{"1": 1}', "[]", "[0]", "[1.0]", "[true]", "[[1]]"),
+        *('{"before":1}', '{"before":1,"last":2,"more":3}', '{"before":1,"last":2.0}'),
+        *('{"before":true,"last":2}', between(2, 1), between(-1, 1), between(0, 0)),
+    ],
 )
-def test_only_a_list_of_whole_numbers_is_read(text: str) -> None:
+def test_only_what_was_ever_written_is_read(text: str) -> None:
     with pytest.raises((ValueError, TypeError)):
-        numbers_kept(text)
-    assert numbers_kept("[3,-1,0]") == [3, -1, 0]
+        read(text)
+    assert read("[3,-1,0]") == KeptEach([3, -1, 0])
+    assert read(between(3, 3)) == Kept(3, 3)
+
+
+def test_what_is_kept_of_a_request_is_small_however_many_queries_it_has(
+    ledger: Ledger, database_url: str
+) -> None:
+    """One paid input 4,096 times, all of them new ones, or any mixture."""
+    project = open_project(ledger, 400)
+    paid = ledger.charge(project.id, [answered(i) for i in range(300)], ("new", digest("new")))
+    mixed = [answered(i * 1009 % 500) for i in range(4096)]
+    batches = {"same": [answered(7)] * 4096, "mixed": mixed}
+    receipts = {key: ledger.charge(project.id, batches[key], (key, digest(key))) for key in batches}
+    with connect(database_url).connect() as connection:
+        sizes = connection.execute(text("SELECT length(results) FROM idempotency")).scalars().all()
+    assert len(sizes) == 3
+    assert max(sizes) < 40
+    for key, batch in batches.items():
+        again = fresh(database_url).charge(project.id, batch, (key, digest(key)))
+        assert again.results == receipts[key].results
+    assert sum(r.seq is not None and not r.replayed for r in receipts["mixed"].results) == 100
+    assert paid.results[0].seq == 1
 
 
 # --------------------------------------------------------------------------------- which keys
@@ -201,6 +244,25 @@ def test_keys_of_the_last_days_are_all_kept(ledger: Ledger, database_url: str) -
     for query in range(3):
         ledger.charge(project.id, [answered(query)], (f"key {query}", digest(query)))
     assert kept_keys(database_url) == {"key 0", "key 1", "key 2"}
+
+
+def test_a_project_keeps_so_many_keys_and_forgets_the_oldest(
+    ledger: Ledger, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are counted now and then; a retry of what was forgotten is free all the same."""
+    monkeypatch.setattr(appending, "MOST_KEYS", 3)
+    project = open_project(ledger, 3)
+    first = ledger.charge(project.id, [answered(0)], ("key 0", digest(0)))
+    for query in range(1, 10):
+        ledger.charge(project.id, [answered(0)], (f"key {query}", digest(query)))
+    assert len(kept_keys(database_url)) == 10
+    monkeypatch.setattr(appending, "COUNT_SECONDS", 0.0)
+    ledger.charge(project.id, [answered(0)], ("last", digest("last")))
+    assert kept_keys(database_url) == {"key 7", "key 8", "key 9", "last"}
+    again = ledger.charge(project.id, [unvoted(0)], ("key 0", digest(0)))
+    assert [r.label for r in again.results] == [r.label for r in first.results]
+    assert again.project.charges == 1
+    assert ledger.verify("study").ok
 
 
 def test_a_project_that_is_not_there_is_named_as_it_was_asked_for(ledger: Ledger) -> None:

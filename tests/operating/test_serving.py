@@ -14,9 +14,8 @@ from functools import partial
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
-from books import terms
+from enrolled import bearer, question, student
 from fastapi import FastAPI
 from machine import Machine
 from prometheus_client.parser import text_string_to_metric_families
@@ -26,31 +25,6 @@ from sqlalchemy import text
 from terrine_protocol import Role, TokenCreate
 from terrine_server.app import create_worker
 from terrine_server.ledger import Ledger, connect
-from terrine_server.owner.tokens import Tokens, load_secret_key
-
-NOISY = {"name": "gnmax", "sigma": 400.0}
-
-
-def student(machine: Machine, project: str, queries: int) -> dict[str, str]:
-    """Return the headers of a student whose project pays for exactly `queries`."""
-    ledger = Ledger(connect(machine.database_url))
-    ledger.open_project(
-        project, "digits", NOISY, terms(queries, NOISY, ledger.ensemble("digits").rule)
-    )
-    return bearer(machine, TokenCreate(role=Role.STUDENT, project=project))
-
-
-def bearer(machine: Machine, request: TokenCreate) -> dict[str, str]:
-    ledger = Ledger(connect(machine.database_url))
-    tokens = Tokens(ledger, load_secret_key(machine.data / "secret.key"))
-    return {"Authorization": f"Bearer {tokens.create(request).token}"}
-
-
-def question(number: int) -> dict[str, Any]:
-    """Return a request with an input that is different for every number."""
-    image = np.zeros((8, 8), dtype=np.uint8)
-    image.flat[:4] = [number // 17**k % 17 for k in range(4)]
-    return {"inputs": [image.tolist()]}
 
 
 def test_the_server_refuses_an_unmigrated_or_newer_database_and_names_the_command(
@@ -59,13 +33,13 @@ def test_the_server_refuses_an_unmigrated_or_newer_database_and_names_the_comman
     with connect(served_machine.database_url).begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     for command in (("serve",), ("serve", "--workers", "3")):
-        refused = served_machine.run(*command)
+        refused = served_machine.run(*command, "--port", "0")
         assert (refused.code, refused.out) == (1, "")
         assert "newer than this Terrine" in refused.err
         assert "Install the version" in refused.err
     with connect(served_machine.database_url).begin() as connection:
         connection.execute(text("DELETE FROM alembic_version"))
-    refused = served_machine.run("serve")
+    refused = served_machine.run("serve", "--port", "0")
     assert (refused.code, refused.out) == (1, "")
     assert "Run `terrine init`" in refused.err
 
@@ -79,15 +53,15 @@ def test_what_is_loaded_before_the_first_request_is_frozen_out_of_garbage_collec
     monkeypatch.setattr("terrine_server.app._warm_up", lambda _: steps.append("load"))
     monkeypatch.setattr("terrine_server.logs.configure", lambda _: None)
 
-    def start(app: FastAPI, **_: Any) -> None:
+    def start(app: FastAPI) -> None:
         async def begin() -> None:
             async with app.router.lifespan_context(app):
                 steps.append("serve")
 
         asyncio.run(begin())
 
-    monkeypatch.setattr("uvicorn.run", start)
-    assert served_machine.run("serve").code == 0
+    monkeypatch.setattr("uvicorn.Server.run", lambda server, _: start(server.config.app))
+    assert served_machine.run("serve", "--port", "0").code == 0
     assert steps == ["load", "freeze", "serve"]
     start(create_worker())
     assert steps == ["load", "freeze", "serve"] * 2

@@ -146,6 +146,27 @@ def test_tables_are_reproduced_too(terrine: Terrine, adult: Path, tmp_path: Path
     assert float(str(found["accuracies"])[1:-1]) > float(str(found["majority"]))
 
 
+def test_the_protocol_of_2017_is_reproduced_with_forests(
+    terrine: Terrine, adult: Path, tmp_path: Path
+) -> None:
+    options = ("--quick", "--seeds", "1", "--epsilon", "20", "--out", tmp_path)
+    protocol = ("--protocol", "rest", "--queries", "60", "--mechanism", "lnmax")
+    forests = ("--kind", "forest", "--teachers", "20", "--method", "forest")
+    said = terrine("reproduce", "adult", adult, *options, *protocol, *forests).fine
+    assert "plurality of 20 teachers (forest)" in " ".join(said.split())
+    (found,) = results(tmp_path)
+    assert (found["answers"], found["tested"], found["kind"]) == (60, TEST - 60, "forest")
+    assert found["heads"] == {"seed": 0, "trees": 100}
+    assert found["mechanism"]["name"] == "lnmax"  # type: ignore[index]
+    stated, worst = float(str(found["data_dependent"])), float(str(found["papers_epsilon"]))
+    assert 0 < stated <= worst
+    assert float(str(found["accuracies"])[1:-1]) > 0.6
+    refused = terrine("reproduce", "adult", adult, "--queries", "60", *options).refused
+    assert "--queries is for --protocol rest" in refused
+    given = ("--kind", "forest", "--ensemble", tmp_path)
+    assert "--kind is for training" in terrine("reproduce", "adult", adult, *given).refused
+
+
 def test_svhn_is_read_from_matlab_files(svhn: Path, idx: Path) -> None:
     source, plain = load("svhn", svhn), load("mnist", idx)
     assert source.test.inputs.shape == (TEST, 32, 32, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import dataclass
 from typing import Protocol
@@ -25,11 +26,17 @@ class Done:
 
     @property
     def refused(self) -> str:
-        """Its error, which must be readable: on stderr only, without a traceback."""
+        """Its error, which must be readable: on stderr only, without a traceback.
+
+        That of a server is in its log, whose last line says that it cannot start, and why.
+        """
         assert self.code == 1, self
         assert self.out == ""
         assert "Traceback" not in self.err
-        assert self.err.startswith("Error: ")
+        if not self.err.startswith("Error: "):
+            last = json.loads(self.err.splitlines()[-1])
+            assert (last["event"], last["level"]) == ("cannot start", "error")
+            return str(last["cause"])
         return self.err
 
 

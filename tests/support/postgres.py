@@ -116,6 +116,49 @@ class Postgres:
         self._postmaster.kill()
         self._postmaster.wait()
 
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """Stop all of its processes, so that it accepts what is sent and answers nothing."""
+        assert self._postmaster is not None
+        own = self._postmaster.pid
+        os.kill(own, signal.SIGSTOP)  # first: it starts no more
+        children = Path(f"/proc/{own}/task/{own}/children").read_text().split()
+        stopped = [own, *map(int, children)]
+        try:
+            for process in stopped[1:]:
+                os.kill(process, signal.SIGSTOP)
+            yield
+        finally:
+            for process in reversed(stopped):
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGCONT)
+
+    @contextmanager
+    def recovering(self) -> Iterator[None]:
+        """Run as a standby that accepts no connections, until `promote`, or the end of this."""
+        assert self._postmaster is not None
+        signal_file = self._setup.pgdata / "standby.signal"
+        self._postmaster.send_signal(signal.SIGINT)
+        self._postmaster.wait(PATIENCE_SECONDS)
+        signal_file.touch()
+        signal_file.chmod(0o644)
+        self._postmaster = self._launch("-c", "hot_standby=off")
+        try:
+            yield
+        finally:
+            self.promote()
+            self.start()
+
+    def promote(self) -> None:
+        """End the recovery."""
+        subprocess.run(
+            [self._setup.bin_path / "pg_ctl", "promote", "-D", self._setup.pgdata],
+            user=self._setup.system_user,
+            cwd="/",
+            capture_output=True,
+            check=False,
+        )
+
     def wait_for_end(self) -> str:
         """Wait until the postmaster exits by itself; return its whole log."""
         assert self._postmaster is not None
@@ -158,13 +201,14 @@ class Postgres:
         subprocess.run(["mv", data / "pg_wal", disk], check=True)  # unlike Python's, keeps owners
         (data / "pg_wal").symlink_to(disk / "pg_wal")
 
-    def _launch(self) -> subprocess.Popen[bytes]:
+    def _launch(self, *more: str) -> subprocess.Popen[bytes]:
         with (self._directory / "log").open("ab") as log:
             return subprocess.Popen(
                 [
                     self._setup.bin_path / "postgres",
                     *("-D", self._setup.pgdata, "-k", self._sockets),
                     *("-c", "listen_addresses=", "-c", "max_connections=200"),
+                    *more,
                 ],
                 stdout=log,
                 stderr=log,

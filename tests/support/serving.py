@@ -70,17 +70,22 @@ def until(look: Callable[[], T], good: Callable[[T], bool], seconds: float = 60)
 
 
 @contextmanager
-def serving(machine: Machine, *options: str) -> Iterator[Serving]:
+def serving(
+    machine: Machine, *options: str, before: Callable[[], None] | None = None, **settings: object
+) -> Iterator[Serving]:
+    """Serve; `settings` override the defaults. `before`: called in the process before it starts."""
     environment = os.environ | {
         "TERRINE_DATA_DIR": str(machine.data),
         "TERRINE_DATABASE_URL": machine.database_url,
         "TERRINE_REQUESTS_PER_MINUTE": "1000000",
+        **{f"TERRINE_{name.upper()}": str(value) for name, value in settings.items()},
     }
     process = subprocess.Popen(
         [*TERRINE, "serve", "--port", "0", *options],
         stderr=subprocess.PIPE,
         text=True,
         env=environment,
+        preexec_fn=before,
     )
     try:
         yield Serving(process)

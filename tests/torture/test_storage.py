@@ -22,7 +22,7 @@ from checker import discrepancies
 from crowd import Crowd, Lost
 from digits import DigitsEnsemble
 from postgres import Postgres, running_postgres
-from replicas import replicas
+from replicas import Replicas, replicas
 from serving import until
 from witness import RECOVERY_SECONDS, Witness
 
@@ -85,10 +85,20 @@ def check_full_disk(url: str, ensemble: DigitsEnsemble, directory: Path, disk: P
         with pytest.raises(DatabaseUnavailable, match="disk is full"):
             make_tokens(Ledger(connect(url)), 2000)
         assert witness.alive()
+        assert not ready(servers)
         witness.ask_again(witness.exchanges[0])  # paid answers can be replayed
         filler.unlink()
+        until(lambda: ready(servers), bool)
         witness.ask_until_answered()
         witness.judge()
+
+
+def ready(servers: Replicas) -> bool:
+    """Whether the server says that it can charge; if not, it says why."""
+    reply = httpx.get(f"{servers.url(0)}/readyz")
+    if reply.status_code == 503:
+        assert reply.json()["type"] == "/problems/database-unavailable"
+    return reply.status_code == 200
 
 
 def make_tokens(ledger: Ledger, count: int) -> None:
@@ -177,7 +187,9 @@ def test_a_database_made_read_only_is_a_503_until_it_is_writable(
     for _ in range(3):
         with pytest.raises(Lost):
             witness.ask()
+    assert not ready(witness.servers)
     witness.ask_again(witness.exchanges[0])
     mortal.alter(name, "RESET default_transaction_read_only")
+    until(lambda: ready(witness.servers), bool)
     witness.ask_until_answered()
     witness.judge()

@@ -1,13 +1,16 @@
-"""Limits on every connection: time for headers, number of connections, errors as problems.
+"""Limits on every connection: its time for a head and for reading, how many are open.
 
-uvicorn alone waits for ever for missing headers. At its limit it refuses requests even on the
-connections that it already serves, and it answers malformed HTTP in plain text.
+uvicorn alone waits for ever for missing headers, and for a client that does not read. At its limit
+it refuses requests even on the connections that it already serves, and it answers malformed HTTP in
+plain text.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
+from collections import Counter
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -15,34 +18,56 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from terrine_server.api.problems import problem
+from terrine_server.api.seats import Seat, network
 from terrine_server.settings import Settings
 
-ONE_TOO_MANY = "one_too_many"
-"""In the state of requests on a connection beyond the limit; the envelope refuses them."""
+CONNECTION = "connection"
+"""In the state of requests: the `Connection` that they came on."""
+SPARE = 32
+"""Connections beyond `TERRINE_MAX_CONNECTIONS`, for refusals and for `/healthz`."""
+BACKLOG = 128
+"""Connections that the system queues, and that are accepted before any is looked at."""
+LEAST_READ = 64 * 1024
+"""Bytes that a client must read within `TERRINE_WRITE_SECONDS`, unless it reads all there are."""
 
 
 class Connection(H11Protocol):
     """One client's connection. h11 limits the size of a request's headers."""
 
-    def __init__(self, *given: Any, **more: Any) -> None:
+    def __init__(self, *given: Any, write_seconds: float = 30, **more: Any) -> None:
         super().__init__(*given, **more)
         self._most, self.limit_concurrency = self.limit_concurrency, None
+        self._write_seconds = write_seconds
         self._headers_due: asyncio.TimerHandle | None = None
+        self._read_due: asyncio.TimerHandle | None = None
+        self._handling = False
+        self._since = self.loop.time()
+        self.seat = Seat()
+        self.stopping = False
+        self.app_state = {**self.app_state, CONNECTION: self}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start waiting for the first request."""
         super().connection_made(transport)
+        own: socket.socket = transport.get_extra_info("socket")
         # asyncio leaves Nagle's algorithm on for inherited sockets, which is what workers have: the
         # second segment of a response would wait 40 ms for the first to be acknowledged.
-        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if self._most is not None and len(self.connections) > self._most:
-            self.app_state = {**self.app_state, ONE_TOO_MANY: True}
+        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # Otherwise the system takes megabytes from us before we notice that nobody reads them.
+        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, LEAST_READ)
+        transport.set_write_buffer_limits(high=0)  # pause_writing: something could not be sent yet
+        self.seat.owner = network(self.client[0]) if self.client else ""
+        if self._most is not None and len(self.connections) > self._most + SPARE:
+            self._make_room(self._most + SPARE)
         self._expect_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting."""
         super().connection_lost(exc)
         self._stop_waiting()
+        self._stop_expecting_reading()
+        if not self._handling:
+            self.seat.leave()
 
     def data_received(self, data: bytes) -> None:
         """Process bytes; keep waiting while a request's headers are incomplete."""
@@ -51,6 +76,32 @@ class Connection(H11Protocol):
             self._expect_headers()
         else:
             self._stop_waiting()
+
+    def pause_writing(self) -> None:
+        """Something could not be sent yet: expect the client to read."""
+        super().pause_writing()
+        if self._read_due is None:
+            self._expect_reading()
+
+    def resume_writing(self) -> None:
+        """Everything is sent."""
+        super().resume_writing()
+        self._stop_expecting_reading()
+        self._finish_if_sent()
+
+    def shutdown(self) -> None:
+        """Close once the request in progress, if there is one, is answered."""
+        self.stopping = True
+        super().shutdown()
+
+    def begin(self) -> None:
+        """Note that a request is being handled."""
+        self._handling = True
+
+    def finish(self) -> None:
+        """Note that it has been handled. Its seat is free once all of its response is sent."""
+        self._handling, self._since = False, self.loop.time()
+        self._finish_if_sent()
 
     def send_400_response(self, msg: str) -> None:
         """Respond to malformed HTTP with a problem document, and close."""
@@ -78,6 +129,20 @@ class Connection(H11Protocol):
                 self.transport.write(self.conn.send(event))
         self.transport.close()
 
+    def _make_room(self, most: int) -> None:
+        """Close a connection without a request in progress: the oldest of who has most of them."""
+        others = [other for other in self.connections if not other.transport.is_closing()]
+        if len(others) <= most:
+            return
+        free = [
+            other
+            for other in others
+            if isinstance(other, Connection) and other is not self and not other.seat.taken
+        ]
+        of = Counter(other.seat.owner for other in free)
+        first = min(free, key=lambda other: (-of[other.seat.owner], other._since), default=self)
+        first.transport.abort()
+
     def _expect_headers(self) -> None:
         if self._headers_due is None and not self.transport.is_closing():
             self._headers_due = self.loop.call_later(self.timeout_keep_alive, self.transport.abort)
@@ -87,11 +152,31 @@ class Connection(H11Protocol):
             self._headers_due.cancel()
             self._headers_due = None
 
+    def _expect_reading(self) -> None:
+        unsent = self.transport.get_write_buffer_size()
+        self._read_due = self.loop.call_later(self._write_seconds, self._check_reading, unsent)
+
+    def _stop_expecting_reading(self) -> None:
+        if self._read_due is not None:
+            self._read_due.cancel()
+            self._read_due = None
+
+    def _check_reading(self, unsent: int) -> None:
+        if unsent - self.transport.get_write_buffer_size() < LEAST_READ:
+            self.transport.abort()
+        else:
+            self._expect_reading()
+
+    def _finish_if_sent(self) -> None:
+        sent = self.transport.is_closing() or not self.transport.get_write_buffer_size()
+        if sent and not self._handling:
+            self.seat.leave()
+
 
 def options(settings: Settings) -> dict[str, Any]:
     """Return the options for `uvicorn.run` and `uvicorn.Config`."""
     return {
-        "http": Connection,
+        "http": partial(Connection, write_seconds=settings.write_seconds),
         "ws": "none",
         "log_config": None,
         "access_log": False,
@@ -99,6 +184,7 @@ def options(settings: Settings) -> dict[str, Any]:
         "proxy_headers": bool(settings.forwarded_allow_ips),
         "forwarded_allow_ips": settings.forwarded_allow_ips or None,
         "limit_concurrency": settings.max_connections,
+        "backlog": BACKLOG,
         "timeout_keep_alive": settings.keep_alive_seconds,
         "timeout_graceful_shutdown": settings.shutdown_seconds,
     }

@@ -70,10 +70,11 @@ class Expected:
 
 @dataclass(frozen=True)
 class Limits:
-    """The most bytes of a request's arrays, unpacked, and of a request in JSON."""
+    """The most bytes of a request's arrays, unpacked, and of a request in JSON; the most inputs."""
 
     body: int
     json: int
+    batch: int
 
 
 def decode(content_type: str, body: bytes, expected: Expected, limits: Limits) -> Decoded:
@@ -106,6 +107,12 @@ def decode_json(body: bytes, expected: Expected, limits: Limits) -> Decoded:
             f"A request in JSON has at most {limits.json} bytes; this one has {len(body)}. Send "
             "application/x-npy or application/x-npz, or split the request.",
             limit=limits.json,
+        )
+    # Every value but the first of a list follows a comma: so many objects are made at most.
+    if body.count(b",") > limits.batch * (math.prod(expected.shape) + expected.classes):
+        raise PayloadTooLarge(
+            f"These are more numbers than {limits.batch} inputs have. Split the request.",
+            limit=limits.batch,
         )
     try:
         sent = _json_decoder(expected).decode(body)

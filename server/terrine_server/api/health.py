@@ -15,7 +15,7 @@ from terrine_protocol import ProjectStatus
 from terrine_server import views
 from terrine_server.api import openapi
 from terrine_server.api.services import Auditor, ServicesDep
-from terrine_server.ledger import Ledger, ProjectRecord, check_schema
+from terrine_server.ledger import Ledger, ProjectRecord
 
 router = APIRouter(tags=["operation"])
 
@@ -30,11 +30,13 @@ async def healthz() -> dict[str, str]:
     "/readyz",
     responses=openapi.problems("database-unavailable", "ensemble-unavailable", token=False),
 )
-def readyz(services: ServicesDep) -> dict[str, str]:
-    """Succeed if the database, its schema and every registered ensemble can be used."""
-    check_schema(services.engine)
-    for ensemble in services.ledger.ensembles():
-        services.voters.check(ensemble)
+async def readyz(services: ServicesDep) -> dict[str, str]:
+    """Succeed if a query could be answered and paid for now.
+
+    The database, its schema and every registered ensemble can be used, and a commit can be made
+    durable. That is found out at most once a second, however often it is asked.
+    """
+    await services.readiness.check()
     return {"status": "ready"}
 
 

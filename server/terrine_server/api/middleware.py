@@ -1,4 +1,4 @@
-"""Around every request: an id, limits on the body, a log line, metrics, and no tracebacks.
+"""Around every request: an id, a seat, limits on the body, a log line, metrics, no tracebacks.
 
 The log line has the route, status and duration, and the type of the problem if there was one. It
 never has paths, query strings, bodies, or texts of unexpected exceptions, which may quote them.
@@ -9,19 +9,26 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 import structlog
+from anyio import CapacityLimiter, to_thread
+from fastapi.security.utils import get_authorization_scheme_param
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from terrine_server.api.connection import ONE_TOO_MANY
+from terrine_server.api.connection import CONNECTION, Connection
 from terrine_server.api.problems import problem
+from terrine_server.api.seats import Seat, Seats, Share
+from terrine_server.api.services import PRINCIPAL
+from terrine_server.errors import TerrineError
 from terrine_server.logs import frames
 from terrine_server.metrics import Metrics
+from terrine_server.owner.tokens import Principal
+from terrine_server.settings import Settings
 
 log = structlog.get_logger("terrine")
 
@@ -29,6 +36,10 @@ SMALL_BODY = 64 * 1024
 """Maximum bytes of a body, except for `POST /label`."""
 SINGLE = (b"authorization", b"content-type", b"content-encoding", b"idempotency-key")
 """Headers that may appear only once: of two, a proxy might use one and we the other."""
+ALIVE = "/healthz"
+"""Answered without a seat, so also when all are taken."""
+CHECKING = CapacityLimiter(16)
+"""Tokens checked at a time. Routes use other threads."""
 LINGER = 5.0
 """Maximum seconds for reading and discarding the rest of a refused body."""
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -42,15 +53,14 @@ class Envelope:
         self,
         app: ASGIApp,
         metrics: Metrics,
-        max_body_bytes: int,
-        max_held_bytes: int,
-        body_seconds: float,
+        settings: Settings,
+        authenticate: Callable[[str], Principal],
     ) -> None:
         self.app = app
         self.metrics = metrics
-        self.max_body_bytes = max_body_bytes
-        self.max_held_bytes = max_held_bytes
-        self.body_seconds = body_seconds
+        self.settings = settings
+        self.authenticate = authenticate
+        self.seats = Seats(settings)
         self.held = 0
         """Bytes received in the bodies of all requests that are still being handled."""
 
@@ -63,6 +73,8 @@ class Envelope:
         headers = dict(scope["headers"])
         request_id = _request_id(headers.get(b"x-request-id", b""))
         scope.setdefault("state", {})["request_id"] = request_id
+        connection: Connection | None = scope["state"].get(CONNECTION)
+        seat = Seat() if connection is None else connection.seat
         status = 0
 
         async def send_named(message: Message) -> None:
@@ -75,13 +87,22 @@ class Envelope:
                     (b"x-content-type-options", b"nosniff"),
                     (b"cache-control", b"no-store"),
                 ]
+                if connection is not None and connection.stopping:
+                    message["headers"] = [*message["headers"], CLOSE]
             await send(message)
 
+        if connection is not None:
+            connection.begin()
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             try:
-                await self._limited(scope, headers, receive, send_named)
+                await self._limited(scope, headers, seat, receive, send_named)
             except ClientDisconnect:
                 status = status or 499
+            except asyncio.CancelledError:
+                scope["state"]["problem"] = "overloaded"
+                if status:
+                    raise
+                await problem(request_id, scope["path"], *STOPPED)(scope, receive, send_named)
             except Exception as error:
                 log.error(
                     "defect", exception=type(error).__name__, where=frames(error.__traceback__)
@@ -98,15 +119,55 @@ class Envelope:
                     "The server's log has the details under this request id.",
                 )(scope, receive, send_named)
             finally:
+                if connection is None:
+                    seat.leave()
+                else:
+                    connection.finish()
                 self._record(scope, status, time.perf_counter() - started)
 
+    async def _no_seat(
+        self, scope: Scope, headers: Mapping[bytes, bytes], seat: Seat
+    ) -> Refusal | None:
+        """Check the token, before any of the body, and take a seat; or return a refusal.
+
+        The routes find the token's principal in the state, or why there is none.
+        """
+        if scope["path"] == ALIVE:
+            return None
+        address = scope["client"][0] if scope.get("client") else ""
+        given = headers.get(b"authorization", b"").decode("latin-1")
+        scheme, token = get_authorization_scheme_param(given)
+        found: Principal | TerrineError | None = None
+        if scheme.lower() == "bearer":
+            full = seat.claim(self.seats, address)
+            if full is not None:
+                return _full(full)
+            try:
+                found = await to_thread.run_sync(self.authenticate, token, limiter=CHECKING)
+            except TerrineError as error:
+                found = error
+            scope["state"][PRINCIPAL] = found
+        if isinstance(found, Principal):
+            full = seat.of_token(self.seats, found.token_id)
+        else:
+            full = seat.of_stranger(self.seats, address)
+        return None if full is None else _full(full)
+
     async def _limited(
-        self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send
+        self,
+        scope: Scope,
+        headers: dict[bytes, bytes],
+        seat: Seat,
+        receive: Receive,
+        send: Send,
     ) -> None:
         """Run the app, limiting the body's size and duration whatever its Content-Length says."""
-        limit = self.max_body_bytes if scope["path"] == "/label" else SMALL_BODY
-        body = _Body(receive, headers, limit, self.body_seconds)
+        settings = self.settings
+        limit = settings.max_body_bytes if scope["path"] == "/label" else SMALL_BODY
+        body = _Body(receive, headers, limit, settings.body_seconds)
         refusal, held = _refusal(scope, headers, limit), 0
+        if refusal is None:
+            refusal = await self._no_seat(scope, headers, seat)
 
         async def respond(message: Message) -> None:
             await body.before_the_end(message, send)
@@ -118,7 +179,7 @@ class Envelope:
             except TimeoutError:
                 refusal = Refusal(
                     "request-timeout",
-                    f"The body was not complete within {self.body_seconds} s. "
+                    f"The body was not complete within {settings.body_seconds} s. "
                     "Nothing was charged. Send less at once.",
                 )
                 raise ClientDisconnect from None
@@ -127,7 +188,7 @@ class Envelope:
                 raise ClientDisconnect
             size = len(message.get("body", b""))
             held, self.held = held + size, self.held + size
-            if self.max_held_bytes < self.held != held:
+            if settings.max_held_bytes < self.held != held:
                 refusal = Refusal(
                     "overloaded", "Too many bytes are being received at once. Nothing was charged."
                 )
@@ -173,14 +234,18 @@ class Refusal(NamedTuple):
     headers: Mapping[str, str] = {}
 
 
+CLOSE = (b"connection", b"close")
+CLOSING = {"Connection": "close"}
+STOPPED = Refusal(
+    "overloaded",
+    "The server is stopping, and does not know whether this was answered. "
+    "Retry with the same Idempotency-Key.",
+    headers=CLOSING,
+)
+
+
 def _refusal(scope: Scope, headers: Mapping[bytes, bytes], limit: int) -> Refusal | None:
     """Return the refusal of a request by its head alone, or None."""
-    if scope["state"].get(ONE_TOO_MANY):
-        return Refusal(
-            "overloaded",
-            "Too many clients are connected.",
-            headers={"Connection": "close"},
-        )
     if b"transfer-encoding" in headers and (
         b"content-length" in headers or scope["http_version"] == "1.0"
     ):
@@ -205,6 +270,10 @@ def _refusal(scope: Scope, headers: Mapping[bytes, bytes], limit: int) -> Refusa
     if not length.isdigit() or int(length[:20]) > limit:
         return _too_large(limit)
     return None
+
+
+def _full(share: Share) -> Refusal:
+    return Refusal("overloaded", f"{share} Nothing was charged.", headers=CLOSING)
 
 
 def _too_large(limit: int) -> Refusal:

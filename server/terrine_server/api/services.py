@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from fastapi import Depends, Request
 from fastapi.exceptions import RequestValidationError
@@ -12,6 +12,8 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from sqlalchemy import Engine
 
 from terrine_protocol import Role
+from terrine_server.api.readiness import Readiness
+from terrine_server.api.seats import network
 from terrine_server.errors import Forbidden, Unauthorized
 from terrine_server.labeling.pipeline import Ask, Labeling
 from terrine_server.labeling.queue import Queue
@@ -23,6 +25,13 @@ from terrine_server.ratelimit import RateLimit
 from terrine_server.settings import Settings
 
 
+class Answered(NamedTuple):
+    """The answer to a request to label: its body, and how many of its queries were replayed."""
+
+    body: bytes
+    replayed: int
+
+
 @dataclass(frozen=True)
 class Services:
     """Made once by `create_app`, for all routes."""
@@ -32,9 +41,11 @@ class Services:
     ledger: Ledger
     tokens: Tokens
     voters: Voters
+    readiness: Readiness
     labeling: Labeling
-    queue: Queue[Ask, bytes]
+    queue: Queue[Ask, Answered]
     requests: RateLimit
+    replays: RateLimit
     failed_logins: RateLimit
     metrics: Metrics
 
@@ -78,31 +89,33 @@ _bearer = HTTPBearer(
 
 Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 
+PRINCIPAL = "principal"
+"""In the state of a request with a token: its `Principal`, or the error that says why not."""
 
-def principal(request: Request, services: ServicesDep, credentials: Bearer) -> Principal:
-    """Return the caller. Raises `Unauthorized` or `RateLimited`.
+
+async def principal(request: Request, services: ServicesDep, _: Bearer) -> Principal:
+    """Return the caller, whom the envelope has authenticated. Raises `Unauthorized`, `RateLimited`.
 
     Failures are counted per address and never block a valid token: strangers behind one proxy or
     router share an address.
     """
-    try:
-        if credentials is None:
-            raise Unauthorized("Send the header 'Authorization: Bearer <token>'.")
-        holder = services.tokens.authenticate(credentials.credentials)
-    except Unauthorized:
-        services.failed_logins.take(request.client.host if request.client else "")
-        raise
-    services.requests.take(holder.token_id)
-    return holder
+    found = getattr(request.state, PRINCIPAL, None)
+    if isinstance(found, Principal):
+        services.requests.take(found.token_id)
+        return found
+    error = found or Unauthorized("Send the header 'Authorization: Bearer <token>'.")
+    if isinstance(error, Unauthorized):
+        services.failed_logins.take(network(request.client.host) if request.client else "")
+    raise error
 
 
-def allow(*roles: Role) -> Callable[[Request, Services, Bearer], Principal]:
+def allow(*roles: Role) -> Callable[[Request, Services, Bearer], Awaitable[Principal]]:
     """Return a dependency that accepts tokens of these roles."""
 
     # Calls `principal` instead of depending on it: FastAPI takes longer to resolve a dependency
     # than this takes to run, on every request.
-    def check(request: Request, services: ServicesDep, credentials: Bearer) -> Principal:
-        holder = principal(request, services, credentials)
+    async def check(request: Request, services: ServicesDep, credentials: Bearer) -> Principal:
+        holder = await principal(request, services, credentials)
         if holder.role not in roles:
             needed = " or ".join(roles)
             raise Forbidden(f"This needs a token of role {needed}; yours is {holder.role}.")
@@ -114,9 +127,9 @@ def allow(*roles: Role) -> Callable[[Request, Services, Bearer], Principal]:
 _student = allow(Role.STUDENT)
 
 
-def own_project(request: Request, services: ServicesDep, credentials: Bearer) -> str:
+async def own_project(request: Request, services: ServicesDep, credentials: Bearer) -> str:
     """Return the project that the student's token belongs to."""
-    holder = _student(request, services, credentials)
+    holder = await _student(request, services, credentials)
     if holder.project is None:
         raise Forbidden("This token belongs to no project.")
     return holder.project

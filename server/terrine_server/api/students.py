@@ -13,7 +13,7 @@ from terrine_protocol import Budget, Estimate, EstimateRequest, LabelResponse, P
 from terrine_server import views
 from terrine_server.api import openapi
 from terrine_server.api.decoding import Expected, Limits, decode
-from terrine_server.api.services import OwnProject, Services, ServicesDep
+from terrine_server.api.services import Answered, OwnProject, Services, ServicesDep
 from terrine_server.labeling.pipeline import Ask, Labeling
 from terrine_server.ledger import Receipt
 
@@ -49,36 +49,42 @@ async def label(
     Answers that this project has paid for before are replayed at no cost. If no query of the batch
     can be answered, the problem is `budget-exhausted`.
     """
+    holder = request.state.principal.token_id
+    services.replays.take(holder)
     body = await request.body()
     content_type = request.headers.get("content-type", "")
     ask = await to_thread.run_sync(
         _ask, services, project, content_type, body, idempotency_key, limiter=CHECKING
     )
-    return Response(await services.queue.ask(project, ask), media_type="application/json")
+    answered = await services.queue.ask(project, ask)
+    services.replays.use(holder, answered.replayed)
+    return Response(answered.body, media_type="application/json")
 
 
 def _ask(services: Services, project: str, content_type: str, body: bytes, key: str | None) -> Ask:
     with services.metrics.stage("decode"):
         settings, expected = services.settings, services.labeling.expected(project)
-        limits = Limits(settings.max_body_bytes, settings.max_json_bytes)
+        limits = Limits(settings.max_body_bytes, settings.max_json_bytes, settings.max_batch)
         sent = decode(content_type, body, Expected(*expected), limits)
         return services.labeling.check(project, sent.inputs, sent.probabilities, key)
 
 
-def answering(labeling: Labeling) -> Callable[[str, Sequence[Ask]], list[bytes | Exception]]:
+def answering(labeling: Labeling) -> Callable[[str, Sequence[Ask]], list[Answered | Exception]]:
     """Return a function that answers a group of requests with their response bodies.
 
     The bodies are rendered in the group's thread. Thousands of results take milliseconds, and on
     the event loop every other request would wait for them.
     """
 
-    def body(result: Receipt | Exception) -> bytes | Exception:
+    def body(result: Receipt | Exception) -> Answered | Exception:
         try:
-            return views.answers(result) if isinstance(result, Receipt) else result
+            if not isinstance(result, Receipt):
+                return result
+            return Answered(views.answers(result), sum(r.replayed for r in result.results))
         except Exception as error:  # fails this request only; the others are paid as well
             return error
 
-    def answer(project: str, asks: Sequence[Ask]) -> list[bytes | Exception]:
+    def answer(project: str, asks: Sequence[Ask]) -> list[Answered | Exception]:
         return [body(result) for result in labeling.answer(project, asks)]
 
     return answer

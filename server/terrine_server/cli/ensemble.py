@@ -13,14 +13,28 @@ from terrine_server.bars import teachers_bar
 from terrine_server.cli import tables
 from terrine_server.cli.console import AsJson, console, fail, print_json
 from terrine_server.cli.evaluate import ensemble_directory, evaluate
-from terrine_server.cli.heads import Bending, Copies, Features, Ridge, Turning, Width, chosen_heads
 from terrine_server.cli.tables import split
+from terrine_server.cli.teachers import (
+    Bending,
+    Bins,
+    Copies,
+    Epochs,
+    Features,
+    Given,
+    Kind,
+    KindOption,
+    MatchPrior,
+    Ridge,
+    Trees,
+    Turning,
+    Width,
+    chosen,
+)
 
 if TYPE_CHECKING:
     from terrine_models.data import Dataset
     from terrine_models.features import PublicData
     from terrine_models.store import Manifest
-    from terrine_models.teachers import Heads
 
 app = typer.Typer(no_args_is_help=True, help="Train, show, verify and register ensembles.")
 app.command()(evaluate)
@@ -45,13 +59,6 @@ class CapRule(StrEnum):
     GDP = "gdp"
 
 
-class Kind(StrEnum):
-    """Kind of teacher."""
-
-    HEADS = "heads"
-    NETWORKS = "networks"
-
-
 @app.command()
 def train(
     data: Annotated[
@@ -71,13 +78,7 @@ def train(
             metavar="DIR", help="Where to save. Default: ensembles/NAME in the data directory."
         ),
     ] = None,
-    kind: Annotated[
-        Kind,
-        typer.Option(
-            help="heads: linear heads on shared public features, fast. networks: one network per "
-            "teacher, slow."
-        ),
-    ] = Kind.HEADS,
+    kind: KindOption = Kind.HEADS,
     public: Annotated[
         Path | None,
         typer.Option(
@@ -115,16 +116,10 @@ def train(
     features: Features = None,
     width: Width = None,
     ridge: Ridge = None,
-    bins: Annotated[
-        bool,
-        typer.Option(
-            help="For heads on a table with --public: bin its columns at the quantiles of the "
-            "public rows, or keep them as they are."
-        ),
-    ] = True,
-    epochs: Annotated[
-        int | None, typer.Option(min=1, help="For networks: passes over a shard.")
-    ] = None,
+    bins: Bins = True,
+    match_prior: MatchPrior = True,
+    epochs: Epochs = None,
+    trees: Trees = None,
 ) -> None:
     """Train teachers on disjoint parts of private data.
 
@@ -136,11 +131,14 @@ def train(
 
       terrine ensemble train patients.npz --name study --teachers 200 --kind networks
 
+      terrine ensemble train patients.csv --name wards --teachers 100 --kind forest
+          --schema schema.json
+
       terrine ensemble train adult.csv --name income --teachers 250
           --public census-sample.csv --label income --group person
     """
     from terrine_models.csv_files import is_table
-    from terrine_models.teachers import Networks, train_ensemble
+    from terrine_models.teachers import train_ensemble
 
     if out is None:
         from terrine_server.settings import Settings
@@ -155,26 +153,10 @@ def train(
         if schema or label or group or columns:
             fail("--schema, --label, --group and --columns are for CSV files only.")
         private, named_public = _load_arrays(data, labels, classes, public)
-    if kind == Kind.HEADS:
-        if epochs is not None:
-            fail("--epochs is for --kind networks: heads are fitted in one step.")
-        how: Heads | Networks = chosen_heads(copies, turning, bending, features, width, ridge, bins)
-    else:
-        if not bins:
-            fail("--no-bins is for --kind heads: networks take a table's columns as they are.")
-        given = {
-            "--copies": copies,
-            "--turning": turning,
-            "--bending": bending,
-            "--features": features,
-            "--width": width,
-        }
-        for option, value in given.items():
-            if value is not None:
-                fail(f"{option} is for --kind heads: networks distort images anew in every epoch.")
-        if ridge is not None:
-            fail("--ridge is for --kind heads: networks have no penalty to choose.")
-        how = Networks() if epochs is None else Networks(epochs=epochs)
+    given = Given(
+        copies, turning, bending, features, width, ridge, bins, match_prior, epochs, trees
+    )
+    how = chosen(kind, given)
     with teachers_bar(console, teachers) as on_trained:
         manifest = train_ensemble(
             private,
@@ -367,6 +349,8 @@ def _print(directory: Path, manifest: Manifest) -> None:
         source = features.fitted_on
         fitted = f"{source.name} ({source.records} public records)" if source else "no data"
         table.add_row("fitted on", fitted)
+    if manifest.training.matched_on is not None:
+        table.add_row("matched on", _shortened(manifest.training.matched_on.name))
     if manifest.encoding is not None:
         source = manifest.encoding.fitted_on
         table.add_row("encoding", f"from {source.name}" if source else "from a hand-written schema")

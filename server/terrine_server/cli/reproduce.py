@@ -30,6 +30,7 @@ class Protocol(StrEnum):
 
     FOLDS = "folds"
     LAST = "last-1000"
+    REST = "rest"
 
 
 class Mechanism(StrEnum):
@@ -37,9 +38,19 @@ class Mechanism(StrEnum):
 
     NOISY_VOTES = "noisy_votes"
     CONFIDENT_GNMAX = "confident_gnmax"
+    LNMAX = "lnmax"
+
+
+class Kind(StrEnum):
+    """Kind of teacher."""
+
+    HEADS = "heads"
+    FOREST = "forest"
 
 
 QUICK_TEACHERS, QUICK_STEPS = 40, 40
+FORESTS = 250
+"""As many as the papers train on Adult."""
 
 
 def reproduce(
@@ -63,18 +74,28 @@ def reproduce(
         Protocol,
         typer.Option(
             help="folds: every test input measures a student that has not seen it. last-1000: the "
-            "last 1,000 test inputs measure one that has seen all others, as in P18."
+            "last 1,000 test inputs measure one that has seen all others, as in P18. rest: all "
+            "that were not asked measure one that has seen the first --queries, as in P17."
         ),
     ] = Protocol.FOLDS,
+    queries: Annotated[
+        int | None, typer.Option(min=10, help="For rest: test inputs that are asked. Default: 500.")
+    ] = None,
     seeds: Annotated[
         int, typer.Option(min=1, max=100, help="Studies, each with fresh noise of its own.")
     ] = 3,
     teachers: Annotated[int | None, typer.Option(min=2, help="Number of teachers.")] = None,
+    kind: Annotated[
+        Kind | None,
+        typer.Option(
+            help="heads, the default, or forest: the papers' choice on adult, where it takes 250."
+        ),
+    ] = None,
     mechanism: Annotated[
         Mechanism,
         typer.Option(
             help="noisy_votes: the counts of every public input once. confident_gnmax: labels, "
-            "until the budget refuses."
+            "until the budget refuses. lnmax: labels with Laplace noise, γ = 0.05, as in P17."
         ),
     ] = Mechanism.NOISY_VOTES,
     method: Annotated[
@@ -107,17 +128,24 @@ def reproduce(
       terrine reproduce mnist mnist/ --epsilon 0.6 --protocol last-1000 --seeds 5
 
       terrine reproduce adult adult/ --epsilon 1
+
+      terrine reproduce adult adult/ --kind forest --method forest --protocol rest
+          --mechanism lnmax --epsilon 5.5
     """
     from terrine_server import logs
     from terrine_server.reproduce.experiment import Experiment
     from terrine_server.reproduce.results import draw, keep, table
-    from terrine_server.reproduce.setup import Setup
+    from terrine_server.reproduce.setup import QUERIES, Setup
     from terrine_server.reproduce.sources import load
 
     if ensemble is not None and teachers is not None:
         fail("--teachers is for training; the teachers of --ensemble are as many as they are.")
+    if queries is not None and protocol is not Protocol.REST:
+        fail("--queries is for --protocol rest; other protocols ask all that is public.")
+    if kind is not None and ensemble is not None:
+        fail("--kind is for training; the teachers of --ensemble are what they are.")
     logs.configure("error")
-    source = _suited(load(data.value, path), teachers, method, steps, quick)
+    source = _suited(load(data.value, path), teachers, kind, method, steps, quick)
     out = out or Path(f"reproduce-{data.value}")
     out.mkdir(parents=True, exist_ok=True)
     results = []
@@ -129,6 +157,7 @@ def reproduce(
                 epsilon=budget,
                 delta=source.delta if delta is None else delta,
                 seeds=seeds,
+                queries=QUERIES if queries is None else queries,
             )
             result = Experiment(source, setup, out, console, ensemble).run()
             everything = keep(result, out)
@@ -146,10 +175,19 @@ def reproduce(
 
 
 def _suited(
-    source: Source, teachers: int | None, method: Method | None, steps: int | None, quick: bool
+    source: Source,
+    teachers: int | None,
+    kind: Kind | None,
+    method: Method | None,
+    steps: int | None,
+    quick: bool,
 ) -> Source:
     """Replace a data set's defaults by what was asked for."""
+    from terrine_models.teachers import Forests
+
     training = source.training
+    if kind is Kind.FOREST:
+        source = replace(source, how=Forests(match_prior=False), teachers=FORESTS)
     if quick:
         training = replace(training, steps=min(training.steps, QUICK_STEPS))
     if method is not None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from terrine_server.cli.console import console, fail
+from terrine_server.cli.console import console, explain, fail
 
-WORKER_SECONDS = 20
-"""A worker that does not respond for this long is replaced."""
+if TYPE_CHECKING:
+    from terrine_server.settings import Settings
+
+WORKER = "terrine_server.app:create_worker"
+EVERYBODY = {"*", "0.0.0.0/0", "::/0"}
 
 
 def init(
@@ -73,42 +78,97 @@ def serve(
     TERRINE_DEVICE.
     Limits: TERRINE_MAX_BATCH, TERRINE_MAX_WAITING, TERRINE_MAX_BODY_BYTES,
     TERRINE_MAX_JSON_BYTES, TERRINE_MAX_HELD_BYTES, TERRINE_REQUESTS_PER_MINUTE,
-    TERRINE_FAILED_LOGINS_PER_MINUTE, TERRINE_MAX_CONNECTIONS, TERRINE_KEEP_ALIVE_SECONDS,
-    TERRINE_BODY_SECONDS, TERRINE_SHUTDOWN_SECONDS.
+    TERRINE_REPLAYS_PER_MINUTE, TERRINE_FAILED_LOGINS_PER_MINUTE, TERRINE_MAX_CONNECTIONS,
+    TERRINE_MAX_PER_TOKEN, TERRINE_MAX_STRANGERS, TERRINE_MAX_PER_ADDRESS,
+    TERRINE_KEEP_ALIVE_SECONDS, TERRINE_BODY_SECONDS, TERRINE_WRITE_SECONDS,
+    TERRINE_DATABASE_SECONDS, TERRINE_SHUTDOWN_SECONDS.
     Log: TERRINE_LOG_LEVEL.
     """
-    import uvicorn
-
-    from terrine_server import doctor, logs
-    from terrine_server.api import connection
-    from terrine_server.app import create_app
-    from terrine_server.ledger import check_schema, connect
-    from terrine_server.metrics import SHARED_DIR
-    from terrine_server.settings import Settings
-
     given: dict[str, Any] = {"host": host, "port": port}
-    settings = Settings(**{name: value for name, value in given.items() if value is not None})
+    with _refusing(), ExitStack() as stack:
+        from terrine_server.api import listening
+        from terrine_server.settings import Settings
+
+        settings = Settings(**{name: value for name, value in given.items() if value is not None})
+        sockets = listening.bind(settings)  # before anything that takes time
+        for own in sockets:
+            stack.enter_context(own)
+        _prepare(settings)
+        from terrine_server import logs
+        from terrine_server.app import create_app
+        from terrine_server.metrics import SHARED_DIR
+
+        app = create_app(settings, alone=True)
+        for warning in _warnings(settings, listening.connections(settings)):
+            logs.say("warning", "may be a mistake", **warning)
+        logs.configure(settings.log_level)
+        if workers == 1:
+            listening.serve(app, sockets, settings)
+        else:
+            shared = TemporaryDirectory(prefix="terrine-metrics-")
+            os.environ[SHARED_DIR] = stack.enter_context(shared)
+            listening.serve_with_workers(WORKER, sockets, settings, workers)
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Write why the server cannot start as the last line of its log, and end with exit code 1."""
+    try:
+        yield
+    except Exception as error:
+        message = explain(error)
+        if message is None or isinstance(error, ModuleNotFoundError):
+            raise
+        from terrine_server import logs
+
+        for setting, cause in _causes(error, message):
+            logs.say(
+                "error", "cannot start", cause=cause, **({"setting": setting} if setting else {})
+            )
+        raise typer.Exit(1) from None
+
+
+def _causes(error: Exception, message: str) -> Iterator[tuple[str | None, str]]:
+    """Yield each setting that is wrong, if that is what is, and what is wrong."""
+    from pydantic import ValidationError
+
+    from terrine_server.api.listening import CannotListen
+
+    if isinstance(error, ValidationError):
+        for found, line in zip(error.errors(), message.splitlines(), strict=True):
+            yield (f"TERRINE_{found['loc'][0]}".upper() if found["loc"] else None), line
+    else:
+        yield (error.setting if isinstance(error, CannotListen) else None), message
+
+
+def _prepare(settings: Settings) -> None:
+    """Check what the server needs. Waits for a database that is starting."""
+    from terrine_server import doctor
+    from terrine_server.ledger import connect
+    from terrine_server.ledger.store.schema import check_schema_once_started
+
     if not settings.data_dir.is_dir():
         fail(f"There is no data directory {settings.data_dir.absolute()}. Run `terrine init`.")
-    check_schema(connect(settings.database, settings.database_password()))
+    engine = connect(settings.database, settings.database_password(), settings.database_seconds)
+    check_schema_once_started(engine)
+    engine.dispose()
     if settings.device is not None:
         votes_on = doctor.device(settings.device)
         if votes_on.state is not doctor.State.OK:
             fail(votes_on.found)
-    app = create_app(settings, alone=True)
-    logs.configure(settings.log_level)
-    how = connection.options(settings)
-    if workers == 1:
-        uvicorn.run(app, host=settings.host, port=settings.port, **how)
-        return
-    with TemporaryDirectory(prefix="terrine-metrics-") as shared:
-        os.environ[SHARED_DIR] = shared
-        uvicorn.run(
-            "terrine_server.app:create_worker",
-            factory=True,
-            workers=workers,
-            host=settings.host,
-            port=settings.port,
-            timeout_worker_healthcheck=WORKER_SECONDS,
-            **how,
-        )
+
+
+def _warnings(settings: Settings, most: int) -> Iterator[dict[str, str]]:
+    """Yield what is probably not meant."""
+    if most < settings.max_connections:
+        yield {
+            "setting": "TERRINE_MAX_CONNECTIONS",
+            "cause": f"This process may open too few files for {settings.max_connections} "
+            f"connections; it serves {most} at a time. Allow more files (`ulimit -n`).",
+        }
+    if EVERYBODY.intersection(settings.forwarded_allow_ips.replace(" ", "").split(",")):
+        yield {
+            "setting": "TERRINE_FORWARDED_ALLOW_IPS",
+            "cause": "Everybody is trusted to say from which address a request comes, so nobody is "
+            "limited by address. Name the proxies, unless nobody else can connect.",
+        }

@@ -71,6 +71,7 @@ class Method(StrEnum):
     GAN = "gan"
     SUPERVISED = "supervised"
     KERNEL = "kernel"
+    FOREST = "forest"
 
 
 class Ask(StrEnum):
@@ -117,7 +118,8 @@ def train(
         Method,
         typer.Option(
             help="auto chooses by cross-validation on the bought labels. vat, fixmatch and gan "
-            "learn from unlabelled inputs too, and are replaced by a plain model if they collapse."
+            "learn from unlabelled inputs too, and are replaced by a plain model if they collapse. "
+            "forest is for tables, and needs scikit-learn."
         ),
     ] = Method.AUTO,
     ask: Annotated[
@@ -177,6 +179,7 @@ def train(
     training = Training(method=method.value, students=students, balance=balance)
     if steps is not None:
         training = replace(training, steps=steps)
+    check_readable(public)
     with connect(url, token_file, insecure) as client:
         inputs, encoding = load_public(public, schema, client)
         examples = load_held_out(held_out, encoding, client) if held_out else None
@@ -227,6 +230,7 @@ def label(
 
     if out.suffix != ".npz":
         fail(f"--out must end in .npz; {out} does not.")
+    check_readable(public)
     with connect(url, token_file, insecure) as client:
         inputs, _ = load_public(public, schema, client)
         classes = client.project().ensemble.classes
@@ -281,17 +285,24 @@ def connect(url: str, token_file: Path | None, insecure: bool) -> Iterator[Clien
         yield client
 
 
+def check_readable(path: Path) -> None:
+    """Refuse a table that is not text, before anything else is asked for."""
+    from terrine_models.csv_files import is_table, read_text
+
+    if is_table(path):
+        read_text(path)
+
+
 def load_public(
     path: Path, schema: Path | None, client: Client
 ) -> tuple[npt.NDArray[np.generic], TableSchema | None]:
     """Inputs without labels; a CSV file is encoded by the schema of the project's ensemble."""
-    from terrine_models.csv_files import is_table, read_text
+    from terrine_models.csv_files import is_table
     from terrine_models.data import load_inputs
     from terrine_models.tables import encode_csv, read_schema
 
     if schema is None and not is_table(path):
         return load_inputs(path), None
-    read_text(path)  # refuses a file that is not text before asking for a schema
     served = client.project().ensemble.encoding
     encoding = served if schema is None else read_schema(schema)
     if encoding is None:

@@ -1,6 +1,7 @@
 """The ledger: append-only charges, and the balances that follow from them.
 
 connect, upgrade, check_schema      open a database, migrate it, check its schema
+check_writable                      whether a charge could be made durable
 check_active                        raise unless a project is active
 Ledger                              every read and every write
 """
@@ -24,7 +25,7 @@ from terrine_server.ledger.records import (
     Verification,
 )
 from terrine_server.ledger.store.database import connect
-from terrine_server.ledger.store.schema import check_schema, upgrade
+from terrine_server.ledger.store.schema import check_schema, check_writable, upgrade
 
 __all__ = [
     "Batch",
@@ -44,6 +45,7 @@ __all__ = [
     "Verification",
     "check_active",
     "check_schema",
+    "check_writable",
     "connect",
     "upgrade",
 ]

@@ -20,13 +20,15 @@ from rich.markup import escape
 
 from terrine_client import Client
 from terrine_client.errors import BudgetExhausted
+from terrine_models.choice import Candidate
 from terrine_models.choosing import asking_order
 from terrine_models.ensemble import Ensemble
 from terrine_models.store import manifest_digest, write_atomically
 from terrine_protocol import Role
 from terrine_server.audit.world import serving
-from terrine_server.planning.accountants import Method, reprice
+from terrine_server.planning.accountants import FINE_ORDERS, Accountant, Method, reprice
 from terrine_server.privacy import VoteOutcome, build_mechanism
+from terrine_server.privacy.published.noisy_max import laplace_log_tails, lnmax_rdp, union_bound
 from terrine_server.reproduce.lesson import Bought, Lesson
 from terrine_server.reproduce.owner import (
     check_settings,
@@ -36,7 +38,7 @@ from terrine_server.reproduce.owner import (
     trained,
 )
 from terrine_server.reproduce.results import Result
-from terrine_server.reproduce.setup import Setup, parts, pool_size, public_part
+from terrine_server.reproduce.setup import GAMMA, Setup, numbered, parts, pool_size, public_part
 from terrine_server.reproduce.sources import Source
 
 CHUNK = 1024
@@ -58,10 +60,11 @@ class Experiment:
     ) -> None:
         self.source, self.setup, self.out, self.console = source, setup, out, console
         self.x = source.test.inputs
-        self.pool = self.x[: pool_size(setup.protocol, source)]
+        self.pool = self.x[: pool_size(setup.protocol, source, setup.queries)]
         self.public = public_part(source)
-        self.parts = parts(setup.protocol, source)
-        self.teachers = ensemble or out / "ensembles" / f"{source.name}-{source.teachers}"
+        self.parts = parts(setup.protocol, source, setup.queries)
+        name = f"{source.name}-{numbered(source.how.kind, source.teachers)}"
+        self.teachers = ensemble or out / "ensembles" / name
         self.given = ensemble is not None
 
     def run(self) -> Result:
@@ -70,14 +73,14 @@ class Experiment:
         source, setup = self.source, self.setup
         manifest = trained(source, self.public, self.teachers, self.console)
         if not self.given:
-            check_settings(manifest, source, self.teachers)
-        home = self.out / f"{source.name}-{setup.label(manifest.teachers)}"
+            check_settings(manifest, source, self.public, self.teachers)
+        home = self.out / f"{source.name}-{setup.label(manifest.kind, manifest.teachers)}"
         home.mkdir(parents=True, exist_ok=True)
         elsewhere = fitted_elsewhere(manifest, self.public)
         rows = len(self.pool)
         specification = setup.specification(rows, manifest.teachers, len(manifest.classes))
         studies = [self._bought(home, seed, specification) for seed in range(setup.seeds)]
-        right, chosen = Counter[int](), Counter[str]()
+        right, chosen = Counter[int](), Counter[Candidate]()
         for number, part in enumerate(self.parts):
             lesson = Lesson(source, part, manifest.teachers, self._say, self.console)
             for seed, bought in enumerate(studies):
@@ -92,6 +95,7 @@ class Experiment:
             title=source.title,
             protocol=setup.protocol,
             mechanism=specification,
+            kind=manifest.kind,
             teachers=manifest.teachers,
             private_records=len(source.private),
             public_inputs=rows,
@@ -101,9 +105,10 @@ class Experiment:
             epsilon_spent=max(each.epsilon_spent for each in studies),
             rule=bought.rule,
             papers_epsilon=self._papers_epsilon(manifest.teachers, specification, bought),
+            data_dependent=self._data_dependent(bought),
             answers=sum(count for name, count in bought.outcomes.items() if name == "answered"),
             accuracies=[right[seed] / self._tested() for seed in range(setup.seeds)],
-            chosen=dict(chosen),
+            chosen={str(name): count for name, count in chosen.items()},
             true_labels=right[TRUE] / self._tested(),
             plurality=plurality,
             majority=majority,
@@ -173,16 +178,15 @@ class Experiment:
         found: dict[str, Any] = self._once(directory / "measured.json", asdict(training), train)
         return found
 
-    def _true_labels(self, number: int, lesson: Lesson, chosen: str) -> int:
+    def _true_labels(self, number: int, lesson: Lesson, chosen: Candidate) -> int:
         """How many inputs a model of the same kind has right that learned from true labels.
 
         Of tables' regressions it is a network, as in the papers.
         """
-        model: Literal["ridge", "kernel", "supervised"] = "supervised"
-        if chosen == "kernel":
-            model = "kernel"
-        elif chosen == "ridge" and len(self.source.test.spec.shape) > 1:
-            model = "ridge"
+        model: Literal["ridge", "kernel", "forest", "supervised"] = "supervised"
+        image = len(self.source.test.spec.shape) > 1
+        if chosen in ("kernel", "forest") or (chosen == "ridge" and image):
+            model = chosen
         training = replace(self.source.training, method=model, seed=0)
 
         def train() -> dict[str, Any]:
@@ -228,6 +232,18 @@ class Experiment:
         }
         methods = reprice(tally, self.setup.delta, self.setup.epsilon)
         return next((each.epsilon for each in methods if each.method is Method.CLASSIC), None)
+
+    def _data_dependent(self, bought: Bought) -> float | None:
+        """ε as P17 states it: of the votes themselves, by its Theorem 3. Of lnmax only.
+
+        A look at private votes, as `_teachers_alone`. A student may not be told this figure.
+        """
+        if self.setup.mechanism != "lnmax":
+            return None
+        votes = Ensemble.load(self.teachers).votes(self.pool[bought.labels >= 0])
+        log_q = union_bound(votes, laplace_log_tails(GAMMA, int(votes.max(initial=0))))
+        total = lnmax_rdp(log_q, GAMMA, FINE_ORDERS).sum(axis=0)
+        return Accountant(Method.CLASSIC, self.setup.delta).epsilon(total)
 
     def _once(self, file: Path, about: dict[str, Any], make: Any) -> Any:
         """Return what the file holds if it is about the same settings and inputs, or make it."""

@@ -13,6 +13,7 @@ from rich.console import Console
 from terrine_models.answers import student_from_answers
 from terrine_models.choice import Made
 from terrine_models.counted import CountedStudents
+from terrine_models.forest_students import ForestStudents
 from terrine_models.learning import Training, train_student
 from terrine_models.students import Student
 from terrine_server.bars import steps_bar
@@ -86,8 +87,17 @@ class Lesson:
             )
 
     def learn_truth(self, training: Training) -> Student:
-        """Train a model on the true labels of the same inputs: regression, kernel or network."""
+        """Train a model on the true labels of the same inputs: no vote has a part in it."""
         seen, test = self.part.seen, self.source.test
+        if training.method == "forest":
+            return ForestStudents(
+                test.inputs[seen],
+                test.labels[seen],
+                inputs=test.spec,
+                classes=test.classes,
+                encoding=test.encoding,
+                seed=training.seed,
+            ).train()
         if training.method == "kernel":
             return self.counted.kernels.train(test.labels[seen], again=False)
         if training.method == "ridge":

@@ -40,7 +40,7 @@ def trained(source: Source, public: PublicData, directory: Path, console: Consol
                 directory,
                 name=f"{source.name}-teachers",
                 teachers=source.teachers,
-                how=source.heads,
+                how=source.how,
                 public=public,
                 on_trained=on_trained,
             )
@@ -53,10 +53,14 @@ def trained(source: Source, public: PublicData, directory: Path, console: Consol
     return manifest
 
 
-def check_settings(manifest: Manifest, source: Source, directory: Path) -> None:
+def check_settings(manifest: Manifest, source: Source, public: PublicData, directory: Path) -> None:
     """Refuse teachers of an earlier run that were trained differently. Raises DataError."""
-    training = source.heads.training(source.private, 0, manifest.features)
-    if (manifest.teachers, manifest.training) != (source.teachers, training):
+    training = source.how.training(source.private, 0, manifest.features, public)
+    if (manifest.kind, manifest.teachers, manifest.training) != (
+        source.how.kind,
+        source.teachers,
+        training,
+    ):
         raise DataError(
             f"{directory} holds teachers that were trained with other settings. Give another "
             "--out, or use them with --ensemble."

@@ -54,6 +54,10 @@ class Result:
     heads: dict[str, Any]
     warnings: list[str]
     seconds: float
+    kind: str = "heads"
+    """Of teacher."""
+    data_dependent: float | None = None
+    """ε of the last seed's answers as P17 states it, computed from private votes; of lnmax."""
 
     @property
     def mean(self) -> float:
@@ -77,7 +81,7 @@ class Result:
     def key(self) -> tuple[object, ...]:
         """What distinguishes experiments: another result of the same key replaces this one."""
         name = self.mechanism["name"]
-        return self.data, self.protocol, name, self.teachers, self.epsilon, self.delta
+        return self.data, self.protocol, name, self.kind, self.teachers, self.epsilon, self.delta
 
 
 def keep(result: Result, out: Path) -> list[Result]:
@@ -101,6 +105,8 @@ def table(result: Result) -> Table:
     papers_epsilon = ""
     if result.papers_epsilon is not None:
         papers_epsilon = f"; {result.papers_epsilon:.3f} by the papers' accountant (worst case)"
+    if result.data_dependent is not None:
+        papers_epsilon += f"; {result.data_dependent:.3f} data-dependent, as 2017 (not private)"
     kinds = ", ".join(f"{count} {name}" for name, count in sorted(result.chosen.items()))
     shown.add_row(
         f"student of {result.answers:,} answers, {result.mechanism['name']} ({kinds})",
@@ -108,9 +114,10 @@ def table(result: Result) -> Table:
         f"{result.epsilon_spent:.3f}",
         f"worst case, enforced: {result.rule}{papers_epsilon}",
     )
+    teachers = f"{result.teachers:,} teachers ({result.kind})"
     for name, figure in (
         ("same kind of model on the true labels of the same inputs", result.true_labels),
-        (f"plurality of {result.teachers:,} teachers, without noise", result.plurality),
+        (f"plurality of {teachers}, without noise", result.plurality),
         ("most frequent class", result.majority),
     ):
         shown.add_row(name, f"{figure:.2%}", "none", "not private")
@@ -135,9 +142,9 @@ def draw(results: Sequence[Result], path: Path) -> None:
     figure = Figure(figsize=(8, 5), dpi=150, layout="constrained")
     axes = figure.subplots()
     first = results[0]
-    groups = sorted({(each.mechanism["name"], each.teachers) for each in results})
-    for number, (name, teachers) in enumerate(groups):
-        chosen = [r for r in results if (r.mechanism["name"], r.teachers) == (name, teachers)]
+    groups = sorted({_group(each) for each in results})
+    for number, (name, kind, teachers) in enumerate(groups):
+        chosen = [each for each in results if _group(each) == (name, kind, teachers)]
         axes.errorbar(
             [each.epsilon_spent for each in chosen],
             [100 * each.mean for each in chosen],
@@ -146,7 +153,7 @@ def draw(results: Sequence[Result], path: Path) -> None:
             color=OURS,
             alpha=1 - 0.6 * number / len(groups),
             capsize=3,
-            label=f"Terrine: {name}, {teachers:,} teachers, worst case",
+            label=f"Terrine: {name}, {teachers:,} {kind}, worst case",
         )
     axes.axhline(
         100 * first.true_labels, color=TRUE, lw=1, ls="--", label="Same kind of model, true labels"
@@ -173,3 +180,7 @@ def draw(results: Sequence[Result], path: Path) -> None:
     axes.grid(alpha=0.3, which="both")
     axes.legend(fontsize=8, loc="best")
     figure.savefig(path, metadata={"Software": None})
+
+
+def _group(result: Result) -> tuple[str, str, int]:
+    return str(result.mechanism["name"]), result.kind, result.teachers

@@ -13,11 +13,15 @@ from terrine_server.demo.folds import FOLDS, deal_folds
 from terrine_server.planning.counts import sigma_for_rows
 from terrine_server.reproduce.sources import Source
 
-Protocol = Literal["folds", "last-1000"]
-Selling = Literal["noisy_votes", "confident_gnmax"]
+Protocol = Literal["folds", "last-1000", "rest"]
+Selling = Literal["noisy_votes", "confident_gnmax", "lnmax"]
 Ints = NDArray[np.int64]
 
 LAST = 1000
+QUERIES = 500
+"""Of `rest`, unless said otherwise: as P17 asks on Adult."""
+GAMMA = 0.05
+"""Of lnmax, as in P17."""
 THRESHOLD, SIGMA1, SIGMA2 = 0.8, 0.2, 0.15
 """Of confident_gnmax, as shares of the teachers: as in `terrine demo`."""
 
@@ -31,17 +35,21 @@ class Setup:
     epsilon: float
     delta: float
     seeds: int
+    queries: int = QUERIES
 
-    def label(self, teachers: int) -> str:
+    def label(self, kind: str, teachers: int) -> str:
         """A name for its directory: lower-case letters, digits, dots and hyphens."""
-        how = self.mechanism.replace("_", "-")
-        return f"{self.protocol}-{how}-{teachers}-epsilon-{self.epsilon:g}-delta-{self.delta:g}"
+        protocol = f"rest-of-{self.queries}" if self.protocol == "rest" else self.protocol
+        which = f"{self.mechanism.replace('_', '-')}-{numbered(kind, teachers)}"
+        return f"{protocol}-{which}-epsilon-{self.epsilon:g}-delta-{self.delta:g}"
 
     def specification(self, rows: int, teachers: int, classes: int) -> dict[str, Any]:
         """The mechanism that is opened for `rows` public inputs. Raises ParameterError."""
         if self.mechanism == "noisy_votes":
             sigma = sigma_for_rows(rows, teachers, classes, self.epsilon, self.delta)
             return {"name": "noisy_votes", "sigma": sigma}
+        if self.mechanism == "lnmax":
+            return {"name": "lnmax", "gamma": GAMMA}
         return {
             "name": "confident_gnmax",
             "threshold": round(THRESHOLD * teachers),
@@ -60,9 +68,16 @@ class Part:
     """Rows of the test set that measure it, none of them seen."""
 
 
-def pool_size(protocol: Protocol, source: Source) -> int:
+def numbered(kind: str, teachers: int) -> str:
+    """The number of teachers, with their kind if it is not the usual."""
+    return str(teachers) if kind == "heads" else f"{kind}-{teachers}"
+
+
+def pool_size(protocol: Protocol, source: Source, queries: int = QUERIES) -> int:
     """How many of the first test inputs are public and may be asked."""
     rows = len(source.test)
+    if protocol == "rest":
+        return min(queries, rows // 2)
     return rows if protocol == "folds" else rows - min(LAST, rows // 10)
 
 
@@ -73,16 +88,17 @@ def public_part(source: Source) -> PublicData:
     return PublicData.declare(name, source.test.inputs[:pool])
 
 
-def parts(protocol: Protocol, source: Source) -> list[Part]:
+def parts(protocol: Protocol, source: Source, queries: int = QUERIES) -> list[Part]:
     """Return the students' parts.
 
     `folds`: the answers to all test inputs are bought in one study; each fold is judged by a
     student that has seen the inputs and answers of the other four. `last-1000`, as in P18: the
     student sees all of the test set but its last thousand, which measure it (of a smaller test set,
-    the last tenth).
+    the last tenth). `rest`, as in P17: the student sees the first `queries` test inputs and the
+    answers to them; all others measure it.
     """
-    rows, pool = np.arange(len(source.test)), pool_size(protocol, source)
-    if protocol == "last-1000":
+    rows, pool = np.arange(len(source.test)), pool_size(protocol, source, queries)
+    if protocol != "folds":
         return [Part(rows[:pool], rows[pool:])]
     fold = deal_folds(len(rows))
     return [Part(rows[fold != k], rows[fold == k]) for k in range(FOLDS)]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from terrine_models.data import DIGITS, DataError, Dataset, load_idx
 from terrine_models.learning import Training
 from terrine_models.store import InputSpec
-from terrine_models.teachers import Heads
+from terrine_models.teachers import Heads, How
 
 Name = Literal["mnist", "fashion", "svhn", "adult"]
 
@@ -75,7 +75,7 @@ class Source:
     """Its inputs are the student's public ones; its labels are for measuring only."""
     delta: float
     teachers: int
-    heads: Heads
+    how: How
     training: Training
     warnings: tuple[str, ...]
     """What the reader of a result must know about the files."""
@@ -128,7 +128,7 @@ def _mnist(found: list[Path]) -> Source:
         test=test,
         delta=1e-5,
         teachers=2000,
-        heads=Heads(),
+        how=Heads(),
         training=Training(method="auto", steps=800),
         warnings=(),
     )
@@ -143,7 +143,7 @@ def _fashion(found: list[Path]) -> Source:
         test=test,
         delta=1e-5,
         teachers=500,
-        heads=Heads(copies=0, ridge=0.03),
+        how=Heads(copies=0, ridge=0.03),
         training=Training(method="ridge"),
         warnings=(),
     )
@@ -158,7 +158,7 @@ def _svhn(found: list[Path]) -> Source:
         test=test,
         delta=1e-6,
         teachers=250,
-        heads=Heads(),
+        how=Heads(),
         training=Training(method="auto", steps=800),
         warnings=(),
     )
@@ -177,7 +177,7 @@ def _adult(found: list[Path]) -> Source:
         test=load_csv(test, schema),
         delta=1e-5,
         teachers=1000,
-        heads=Heads(),
+        how=Heads(),
         training=Training(),
         warnings=(),
     )

@@ -7,23 +7,31 @@ PostgreSQL this is one statement, which needs no transaction around it and no lo
 # ruff: noqa: S608 - statements are made of constants
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection, TextClause, text
+from sqlalchemy import Connection, Engine, TextClause, select, text
 from sqlalchemy.dialects import postgresql
 
 from terrine_protocol import ProjectStatus
 from terrine_server.ledger.chain import CHARGE_FIELDS, canonical_json, iso
-from terrine_server.ledger.charging.earlier import numbers
-from terrine_server.ledger.records import ProjectRecord, Result
-from terrine_server.ledger.store.tables import charges
+from terrine_server.ledger.charging import keeping
+from terrine_server.ledger.records import ProjectRecord
+from terrine_server.ledger.store.tables import charges, idempotency
 
 KEYS_KEPT = timedelta(days=7)
 """How long an idempotency key is kept. Its charges are kept for ever, so a later retry is still
 free; only the fact that the key was used is forgotten."""
+
+MOST_KEYS = 100_000
+"""Keys kept of a project; the oldest are forgotten sooner. A retry of what was paid stays free."""
+COUNT_SECONDS = 60.0
+"""How often a process counts the keys of a project."""
+_COUNTED: WeakKeyDictionary[Engine, dict[int, float]] = WeakKeyDictionary()
 
 COLUMNS = ("seq", "query_digest", "input_digest", *CHARGE_FIELDS[5:], "counts", "hash")
 """The columns in an entry's tuple; project and time are the same for all entries of a charge."""
@@ -43,7 +51,7 @@ def append(
     before: ProjectRecord,
     after: ProjectRecord,
     entries: Sequence[Sequence[Any]],
-    kept: Sequence[tuple[str, bytes, Sequence[Result]]],
+    kept: Sequence[tuple[str, bytes, keeping.Kept]],
 ) -> bool:
     """Append entries (tuples of `COLUMNS`), update the balance, store the answers `kept` for keys.
 
@@ -62,9 +70,22 @@ def append(
         "published": canonical_json([(p.seq, p.figure) for p in after.published]),
         "head": bytes.fromhex(after.head),
     }
-    keys = [(key, digest, canonical_json(numbers(results))) for key, digest, results in kept]
+    keys = [(key, digest, keeping.written(own)) for key, digest, own in kept]
+    move["forget"] = _oldest_kept(connection, now, before.id) if keys else now
     write = _in_sqlite if connection.dialect.name == "sqlite" else _in_postgresql
     return write(connection, now, move, entries, keys)
+
+
+def _oldest_kept(connection: Connection, now: datetime, project: int) -> datetime:
+    """Return the time before which a project's keys are forgotten."""
+    oldest, counted = now - KEYS_KEPT, _COUNTED.setdefault(connection.engine, {})
+    if time.monotonic() - counted.setdefault(project, time.monotonic()) >= COUNT_SECONDS:
+        counted[project] = time.monotonic()
+        times = select(idempotency.c.created_at).where(idempotency.c.project_id == project)
+        last = times.order_by(idempotency.c.created_at.desc()).offset(MOST_KEYS - 1).limit(1)
+        found = connection.execute(last).scalar_one_or_none()
+        oldest = max(oldest, found) if isinstance(found, datetime) else oldest
+    return oldest
 
 
 def _in_sqlite(
@@ -74,14 +95,14 @@ def _in_sqlite(
     entries: Sequence[Sequence[Any]],
     keys: Sequence[tuple[str, bytes, str]],
 ) -> bool:
-    project, time = move["project"], iso(now)
+    project, at = move["project"], iso(now)
     if connection.exec_driver_sql(_MOVE, dict(move)).rowcount != 1:
         return False
     if entries:
-        connection.exec_driver_sql(_SQLITE_APPEND, [(project, time, *entry) for entry in entries])
+        connection.exec_driver_sql(_SQLITE_APPEND, [(project, at, *entry) for entry in entries])
     if keys:
-        connection.exec_driver_sql(_SQLITE_FORGET, (project, iso(now - KEYS_KEPT)))
-        connection.exec_driver_sql(_SQLITE_KEEP, [(project, time, *key) for key in keys])
+        connection.exec_driver_sql(_SQLITE_FORGET, (project, iso(move["forget"])))
+        connection.exec_driver_sql(_SQLITE_KEEP, [(project, at, *key) for key in keys])
     return True
 
 
@@ -102,7 +123,7 @@ def _in_postgresql(
     entries: Sequence[Sequence[Any]],
     keys: Sequence[tuple[str, bytes, str]],
 ) -> bool:
-    given = {**move, "now": now, "before": now - KEYS_KEPT}
+    given = {**move, "now": now}
     if len(entries) == 1:
         given |= zip(COLUMNS, entries[0], strict=True)
     else:
@@ -125,7 +146,7 @@ def _statement(entries: int, keys: bool) -> TextClause:
     if keys:
         parts.append(
             "forgotten AS (DELETE FROM idempotency USING moved "
-            "WHERE project_id = moved.id AND created_at < :before)"
+            "WHERE project_id = moved.id AND created_at < :forget)"
         )
         source = (
             "unnest(CAST(:key AS text[]), CAST(:body_digest AS bytea[]), CAST(:results AS text[]))"

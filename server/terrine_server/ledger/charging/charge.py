@@ -26,7 +26,7 @@ from terrine_server.ledger.chain import (
     iso,
     publication_digest,
 )
-from terrine_server.ledger.charging import tallies
+from terrine_server.ledger.charging import keeping, tallies
 from terrine_server.ledger.charging.admission import REFUSED, Admission, admit
 from terrine_server.ledger.charging.appending import append
 from terrine_server.ledger.counts import check_counts, text_of
@@ -62,16 +62,18 @@ def charge(
     admission = admit(project.terms, project.account, record.recorded, proposals, tally)
     after, entries = _entries(now, project, admission)
     results = iter(admission.results)
-    kept = []
+    kept, before = [], project.charges
     for index in fresh:
         results_of_batch = list(islice(results, len(batches[index].proposals)))
         if all(result is REFUSED for result in results_of_batch):
             answers[index] = _exhausted(after)
             continue
         answers[index] = Receipt(results_of_batch, after)
+        own = keeping.keep(results_of_batch, before)
+        before = own.last
         key = batches[index].key
         if key is not None:
-            kept.append((*key, results_of_batch))
+            kept.append((*key, own))
     if (entries or kept) and not append(connection, now, project, after, entries, kept):
         raise Moved
     if entries and tally is not None:

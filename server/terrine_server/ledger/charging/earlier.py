@@ -1,15 +1,12 @@
 """Looks up what is on record: the account, earlier charges, and earlier answers to requests.
 
 Labels and noisy counts are read only from charges, and only if a charge's hash matches. For a
-request with a key, the numbers of its charges are kept. Each must be that of a charge for the query
-it stands for.
+request with a key, it is kept which charges answered it; they must be those of its queries.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import chain
 from typing import Any
@@ -25,7 +22,7 @@ from terrine_server.errors import (
     TerrineError,
 )
 from terrine_server.ledger.chain import frame_counts, frame_kind, hasher, iso
-from terrine_server.ledger.charging.admission import REFUSED
+from terrine_server.ledger.charging import keeping
 from terrine_server.ledger.counts import check_counts, counts_of
 from terrine_server.ledger.epochs import Kinds
 from terrine_server.ledger.records import (
@@ -171,7 +168,10 @@ def _recall(
         )
     own = {seq for seq, time in times.items() if time == kept.created_at}
     try:
-        return Receipt(_results(numbers_kept(kept.results), asked, recorded, own), project)
+        read = keeping.read(kept.results)
+        if read.newest > project.charges:
+            raise ValueError("charges that are not there")
+        return Receipt(read.results(asked, recorded, own), project)
     except UNREADABLE as error:
         # Returned, not raised: it concerns this request alone.
         return BrokenBooks(
@@ -180,48 +180,3 @@ def _recall(
             project.name,
             repr(error),
         )
-
-
-def numbers(results: Sequence[Result]) -> list[int]:
-    """Return what is kept of results: the charge's number if it was paid, its negative if it was
-    replayed, 0 if it was refused."""
-    return [0 if r.seq is None else -r.seq if r.replayed else r.seq for r in results]
-
-
-def numbers_kept(text: str) -> list[int]:
-    """Parse the JSON of `numbers`. Raises ValueError or TypeError for what it never returns."""
-    kept = json.loads(text)
-    if not isinstance(kept, list) or any(type(number) is not int for number in kept):
-        raise TypeError("no list of whole numbers")
-    if not any(kept):
-        raise ValueError("a request of which nothing was answered keeps no key")
-    return kept
-
-
-def _results(
-    numbers: Sequence[int],
-    asked: Sequence[QueryDigest],
-    recorded: Recorded,
-    together: Collection[int | None],
-) -> list[Result]:
-    """The inverse of `numbers`. Raises ValueError unless each is that of a charge for its query.
-
-    `together`: the charges of the transaction that kept the numbers. It contains every charge that
-    the request paid. A query that it was refused may have been paid later, so not in it.
-    """
-    newest = max(map(abs, numbers))
-    results = []
-    for number, digest in zip(numbers, asked, strict=True):
-        own = recorded.queries.get(digest.query)
-        answer = recorded.answered_inputs.get(digest.input)
-        found = {result.seq: result for result in (answer, own) if result is not None}
-        if number == 0:
-            if any(seq in together or seq is None or seq <= newest for seq in found):
-                raise ValueError("refused, and yet answered before")
-            results.append(REFUSED)
-            continue
-        result = found.get(abs(number))
-        if result is None or (number > 0 and (result is not own or number not in together)):
-            raise ValueError("the number of another query's charge")
-        results.append(replace(result, replayed=number < 0))
-    return results

@@ -2,7 +2,7 @@
 
 SQLite: write-ahead log, `synchronous=FULL`, `BEGIN IMMEDIATE` for writes. Connecting never creates
 the file. A file that was removed or replaced under a running server is refused, not written to.
-PostgreSQL: psycopg 3, `synchronous_commit=on`, limits on every wait.
+PostgreSQL: psycopg 3, `synchronous_commit=on`, limits on every wait, at both ends.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -26,10 +26,18 @@ from sqlalchemy import Connection, Engine, create_engine, event, exc
 from sqlalchemy.engine import URL, ExceptionContext, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from terrine_server.errors import BrokenBooks, DatabaseUnavailable, SchemaMismatch
+from terrine_server.errors import (
+    BrokenBooks,
+    DatabaseStarting,
+    DatabaseUnavailable,
+    SchemaMismatch,
+)
+from terrine_server.ledger.store.silence import Silence
 
 BUSY_SECONDS = 20.0
 """Longest wait for another writer."""
+STATEMENT_SECONDS = 60.0
+"""Longest time for a statement of PostgreSQL, unless its caller is less patient."""
 # hide_parameters: otherwise an error's text would contain a label that was not paid for.
 _POOL: dict[str, Any] = {
     "pool_size": 10,
@@ -40,18 +48,19 @@ _POOL: dict[str, Any] = {
 # PostgreSQL's codes: lock_not_available, query_canceled, deadlock, serialization failure.
 _BUSY = {"55P03", "57014", "40P01", "40001"}
 _READ_ONLY = "25006"
+_STARTING = "57P03"
+# Of a connection that was refused, libpq gives the text alone.
+_STARTS = "the database system is (starting|shutting|in recovery|not (yet )?accepting)"
 _DISK = {"53100", "58030"}
 _NO_TABLE = {"42P01", "42703", "3F000"}
 _POSTGRESQL = {
     "synchronous_commit": "on",
-    "lock_timeout": "20s",
-    "statement_timeout": "60s",
     "idle_in_transaction_session_timeout": "60s",
     "timezone": "UTC",
     # A cached plan from when the table was empty would scan all of it, even once it is long.
     "plan_cache_mode": "force_custom_plan",
 }
-# A silent server, or a connection that the network dropped, is noticed within half a minute.
+# A connection that the network dropped is noticed within half a minute, also while it is idle.
 _ALIVE = {
     "keepalives_idle": 10,
     "keepalives_interval": 5,
@@ -61,20 +70,24 @@ _ALIVE = {
 _WRITE = "BEGIN IMMEDIATE"
 # SQLite has no queue for writers; they retry until one succeeds. Those of a process wait here.
 _TURNS: WeakKeyDictionary[Engine, threading.Lock] = WeakKeyDictionary()
+_SILENCES: WeakKeyDictionary[Engine, Silence] = WeakKeyDictionary()
 
 
-def connect(url: str, password: str | None = None) -> Engine:
+def connect(
+    url: str, password: str | None = None, statement_seconds: float = STATEMENT_SECONDS
+) -> Engine:
     """Return an engine for `sqlite:///path` or `postgresql://user@host/name`. Does not connect yet.
 
-    `password` replaces the URL's, so that it can come from a file. Raises DatabaseUnavailable
-    when the URL is not of either form.
+    `password` replaces the URL's, so that it can come from a file. `statement_seconds`: how long
+    PostgreSQL may take for one statement. Raises DatabaseUnavailable when the URL is not of either
+    form.
     """
     try:
         parsed = make_url(url)
         if parsed.get_backend_name() == "sqlite":
             return _sqlite(parsed)
         if parsed.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
-            return _postgresql(parsed, password)
+            return _postgresql(parsed, password, statement_seconds)
     except (ArgumentError, ValueError):
         pass  # the text may hold a password: say what was expected without repeating it
     raise DatabaseUnavailable(
@@ -128,7 +141,9 @@ def _transaction(
     engine: Engine, level: str | None = None, begin: str = "BEGIN"
 ) -> Iterator[Connection]:
     """`level`: PostgreSQL's isolation level. `begin`: SQLite's statement that begins it."""
-    with engine.connect() as connection:
+    silence = _SILENCES.get(engine)
+    noticed = nullcontext() if silence is None else silence.noticed()
+    with noticed, engine.connect() as connection:
         if engine.dialect.name == "sqlite":
             connection = connection.execution_options(terrine_begin=begin)
         elif level is not None:
@@ -224,20 +239,33 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def _postgresql(url: URL, password: str | None) -> Engine:
+def _postgresql(url: URL, password: str | None, statement_seconds: float) -> Engine:
+    silence = Silence(statement_seconds)
+    limited = silence.limited()
+    settings = {
+        **_POSTGRESQL,
+        "lock_timeout": f"{min(BUSY_SECONDS, statement_seconds):g}s",
+        "statement_timeout": f"{statement_seconds:g}s",
+    }
     url = url.set(drivername="postgresql+psycopg")
     if password is not None:
         url = url.set(password=password)
     engine = create_engine(
         url,
-        **_POOL,
+        **_POOL | {"pool_timeout": min(BUSY_SECONDS, statement_seconds)},
         connect_args={
             "connect_timeout": 5,
             **_ALIVE,
             "application_name": "terrine",
-            "options": " ".join(f"-c {name}={value}" for name, value in _POSTGRESQL.items()),
+            "options": " ".join(f"-c {name}={value}" for name, value in settings.items()),
         },
     )
+
+    _SILENCES[engine] = silence
+
+    @event.listens_for(engine, "do_connect")
+    def open_limited(_: object, __: object, given: Any, more: Any) -> psycopg.Connection[Any]:
+        return limited.connect(*given, **more)
 
     @event.listens_for(engine, "connect")
     def prefer_binary(connection: psycopg.Connection[Any], _: object) -> None:
@@ -284,6 +312,8 @@ def _explanation(engine: Engine, error: SQLAlchemyError) -> DatabaseUnavailable:
     cause = f"{where}: {words}"
     if state in _BUSY or "database is locked" in words:
         return DatabaseUnavailable("The ledger is busy. Retry.", cause)
+    if state == _STARTING or re.search(_STARTS, words):
+        return DatabaseStarting("The ledger's database is starting. Retry.", cause)
     if state == _READ_ONLY or "readonly database" in words:
         return DatabaseUnavailable("The ledger cannot be written to. Check it, then retry.", cause)
     path = sqlite_path(engine)

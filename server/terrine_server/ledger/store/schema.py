@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from alembic import command
@@ -10,12 +11,24 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, text
 
-from terrine_server.errors import DatabaseUnavailable, SchemaMismatch
-from terrine_server.ledger.store.database import reading, sqlite_path, use_write_ahead_log, writing
+from terrine_server.errors import DatabaseStarting, DatabaseUnavailable, SchemaMismatch
+from terrine_server.ledger.store.database import (
+    appending,
+    reading,
+    sqlite_path,
+    use_write_ahead_log,
+    writing,
+)
 from terrine_server.ledger.store.parts import Part, missing
 
 # Names the lock under which migrations run. Any number that nobody else uses will do.
 _MIGRATION_LOCK = 0x7E221E
+_WRITE = {
+    "sqlite": text("UPDATE alembic_version SET version_num = version_num"),
+    "postgresql": text("CREATE TEMPORARY TABLE terrine_ready ON COMMIT DROP AS SELECT 1 AS one"),
+}
+START_SECONDS = 60.0
+"""Longest wait for a PostgreSQL that does not accept connections yet."""
 
 
 def upgrade(engine: Engine) -> list[str]:
@@ -57,6 +70,29 @@ def check_schema(engine: Engine) -> None:
             if state == "empty"
             else "The ledger's tables are of an older Terrine. Run `terrine init` to migrate them."
         )
+
+
+def check_writable(engine: Engine) -> None:
+    """Raise DatabaseUnavailable unless something can be made durable now. It leaves nothing behind.
+
+    SQLite: a row is written as it is. PostgreSQL: a temporary table with one row is made and
+    dropped, which needs room on the disk, a flush of the write-ahead log, and the right that
+    everybody has unless it was revoked (TEMPORARY).
+    """
+    with appending(engine) as connection:
+        connection.execute(_WRITE[connection.dialect.name])
+
+
+def check_schema_once_started(engine: Engine) -> None:
+    """Like `check_schema`, but wait up to a minute for a PostgreSQL that starts or recovers."""
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            return check_schema(engine)
+        except DatabaseStarting:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
 
 
 def missing_parts(engine: Engine) -> list[Part]:

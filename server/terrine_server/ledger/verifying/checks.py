@@ -22,8 +22,7 @@ from terrine_protocol import Outcome
 from terrine_server.errors import BrokenBooks
 from terrine_server.ledger.anchors import Anchor
 from terrine_server.ledger.chain import genesis
-from terrine_server.ledger.charging import tallies
-from terrine_server.ledger.charging.earlier import numbers_kept
+from terrine_server.ledger.charging import keeping, tallies
 from terrine_server.ledger.counts import check_counts, counted_outcomes, counts_of
 from terrine_server.ledger.epochs import Epochs, entry_event
 from terrine_server.ledger.store import rows
@@ -223,7 +222,7 @@ def check_keys(connection: Connection, project: Raw) -> Iterator[str]:
     )
     for key, results in connection.execute(kept, execution_options={"yield_per": 1000}):
         try:
-            valid = max(map(abs, numbers_kept(results))) <= project["charges"]
+            valid = keeping.read(results).newest <= project["charges"]
         except UNREADABLE:
             valid = False
         if not valid:

@@ -1,0 +1,96 @@
+"""Private ridge heads on a shared public feature map: the default kind of teacher."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .architectures import match_priors, ridge_heads
+from .augment import BENDING, TURNING, distorted, draws_for
+from .data import Dataset
+from .features import BLOCK, MOST_POINTS, FeatureMap, Kind, PublicData, public_features
+from .shards import Shards
+from .store import Architecture, FeatureSpec, InputSpec, TeacherTraining
+from .workers import side_by_side
+
+USUAL, OF_WHITENED = 0.1, 1.0
+"""Penalties of heads. On whitened features a strong one does no harm: what it shrinks most is the
+shard's own, unreliable view of how features vary together."""
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Settings of heads."""
+
+    width: int = 150
+    """Features per input, at most, after the public projection; of nystrom, its landmarks."""
+    features: Kind = "graph"
+    """What is fitted on public images. It needs public data if it is not the default."""
+    ridge: float | None = None
+    """Penalty relative to the mean variance of a shard's features. By default `OF_WHITENED` on the
+    whitened features of a table with public rows, and `USUAL` on others."""
+    copies: int = 2
+    """Distorted copies of each training image in addition to the original. Tables have none."""
+    turning: float = TURNING
+    """The largest angle by which a copy is turned, in degrees."""
+    bending: float = BENDING
+    """The largest elastic displacement in a copy, as a share of half the side."""
+    bins: bool = True
+    """Whether a table's columns are binned at the quantiles of public rows (`bins.py`)."""
+    match_prior: bool = True
+    """Whether heads for two classes, on a table with public rows, match their prior
+    (`match_priors`). It lets much smaller shards do."""
+    kind = "heads"
+    per_file = 50
+    packages = ()
+
+    def architecture(self, inputs: InputSpec) -> Architecture:
+        """Always ridge regression."""
+        return Architecture(name="ridge")
+
+    def training(
+        self, data: Dataset, seed: int, features: FeatureSpec | None, public: PublicData | None
+    ) -> TeacherTraining:
+        """What the manifest records."""
+        copies = self.copies if len(data.spec.shape) > 1 else 0
+        whitened = features is not None and features.projection == "whitened"
+        return TeacherTraining(
+            seed=seed,
+            copies=copies,
+            turning=self.turning if copies else None,
+            bending=self.bending if copies else None,
+            ridge=self.ridge or (OF_WHITENED if whitened else USUAL),
+            match_prior=(whitened and self.match_prior and len(data.classes) == 2) or None,
+        )
+
+    def feature_map(self, data: Dataset, public: PublicData | None) -> FeatureMap:
+        """The public feature map that all heads share."""
+        fitted_on = public if self.bins or len(data.spec.shape) > 1 else None
+        return public_features(data.spec, fitted_on, self.width, self.features, whiten=True)
+
+    def train(self, shards: Shards, run: range) -> dict[str, torch.Tensor]:
+        """Weights [k, m, width] and biases [k, m] of a run of k heads."""
+        plan, features = shards.plan, shards.features
+        if features is None:
+            raise ValueError("heads need a feature map")
+        settings = plan.training
+        copies, ridge = settings.copies or 0, settings.ridge or 0.0
+        turning = TURNING if settings.turning is None else settings.turning
+        bending = BENDING if settings.bending is None else settings.bending
+
+        def prepare_shard(teacher: int) -> tuple[torch.Tensor, torch.Tensor]:
+            x, y = shards.of(teacher)
+            if copies:
+                draws = draws_for(settings.seed, teacher, len(x) * copies)
+                repeated = x.repeat_interleave(copies, 0)
+                x = torch.cat([x, distorted(repeated, draws, plan.input, turning, bending)])
+                y = torch.cat([y, y.repeat_interleave(copies)])
+            return torch.cat([features(block) for block in torch.split(x, BLOCK)]), y
+
+        ready = side_by_side(prepare_shard, run)
+        weights, biases = ridge_heads(ready, len(plan.classes), ridge)
+        rows = shards.public_rows(MOST_POINTS)
+        if settings.match_prior and rows is not None:
+            biases = match_priors(weights, biases, shards.priors(run), features(rows))
+        return {"weights": weights, "biases": biases}

@@ -1,0 +1,78 @@
+"""Disjoint shards: how records are dealt to teachers, and what one teacher may see of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .data import Dataset
+from .features import FeatureMap, PublicData
+from .store import EnsemblePlan, Partition
+
+
+class TrainingError(Exception):
+    """Training cannot start or continue; the message says why and what to do."""
+
+
+@dataclass(frozen=True, eq=False)
+class Shards:
+    """What teachers are trained on. Each may use `of` its own number, and what is public."""
+
+    data: Dataset
+    rows: list[NDArray[np.int64]]
+    """The row numbers of each teacher's records."""
+    plan: EnsemblePlan
+    features: FeatureMap | None
+    public: PublicData | None
+
+    def of(self, teacher: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs [r, *shape] in float32 and labels [r] of one teacher."""
+        rows = self.rows[teacher]
+        inputs = torch.from_numpy(self.data.inputs[rows].astype(np.float32))
+        return inputs, torch.from_numpy(self.data.labels[rows])
+
+    def priors(self, run: range) -> torch.Tensor:
+        """The share of class 1 of two in each shard of a run, [k]."""
+        return torch.tensor([float(self.data.labels[self.rows[i]].mean()) for i in run])
+
+    def public_rows(self, most: int) -> torch.Tensor | None:
+        """At most `most` of the public inputs [P, *shape], in float32; None without any."""
+        if self.public is None:
+            return None
+        every = -(-len(self.public.inputs) // most)
+        return torch.from_numpy(self.public.inputs[::every].astype(np.float32))
+
+
+def deal(data: Dataset, teachers: int, seed: int) -> tuple[list[NDArray[np.int64]], Partition]:
+    """Deal records to disjoint shards: the row numbers of each, and the recipe.
+
+    Units (rows, or people where the data has groups) are shuffled by `seed` and cut into runs
+    whose lengths differ by at most one. Units are numbered by where they first appear, and each
+    person is one unit however many rows they have: so replacing one person's rows by any others, in
+    place, changes one shard and never moves anybody else. Raises TrainingError.
+    """
+    unit_of = np.arange(len(data)) if data.groups is None else data.groups
+    what = "records" if data.groups is None else f"people (values of {data.group_column})"
+    units = int(unit_of.max()) + 1
+    if not 1 <= teachers <= units:
+        raise TrainingError(
+            f"{teachers} teachers cannot be trained on {units} {what}: each needs at least one "
+            "of its own."
+        )
+    order = np.random.Generator(np.random.Philox(seed)).permutation(units)
+    teacher_of = np.empty(units, dtype=np.int64)
+    teacher_of[order] = np.arange(units) * teachers // units
+    owner = teacher_of[unit_of]
+    rows = np.argsort(owner, kind="stable")
+    shards = np.split(rows, np.searchsorted(owner[rows], np.arange(1, teachers)))
+    partition = Partition(
+        recipe="rows" if data.groups is None else "groups",
+        seed=seed,
+        group_column=data.group_column,
+        smallest=units // teachers,
+        largest=-(-units // teachers),
+    )
+    return shards, partition

@@ -1,0 +1,52 @@
+"""Whether a charge could be made now: found out once for all who ask at a time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from anyio import CapacityLimiter, to_thread
+from sqlalchemy import Engine
+
+from terrine_server.errors import TerrineError
+from terrine_server.labeling.voters import Voters
+from terrine_server.ledger import Ledger, check_schema, check_writable
+
+SECONDS = 1.0
+"""How long what was found is still true. Strangers may ask as often as they like."""
+
+
+class Readiness:
+    """Finds out in a thread of its own. Belongs to one event loop."""
+
+    def __init__(self, engine: Engine, ledger: Ledger, voters: Voters) -> None:
+        self._engine = engine
+        self._ledger = ledger
+        self._voters = voters
+        self._thread = CapacityLimiter(1)
+        self._found: asyncio.Task[TerrineError | None] | None = None
+        self._until = 0.0
+
+    async def check(self) -> None:
+        """Raise what keeps queries from being answered, if anything does."""
+        now = asyncio.get_running_loop().time()
+        if self._found is None or (self._found.done() and now > self._until):
+            self._found = asyncio.create_task(self._find_out())
+        error = await asyncio.shield(self._found)
+        if error is not None:
+            raise error.with_traceback(None)
+
+    async def _find_out(self) -> TerrineError | None:
+        try:
+            return await to_thread.run_sync(self._problem, limiter=self._thread)
+        finally:
+            self._until = asyncio.get_running_loop().time() + SECONDS
+
+    def _problem(self) -> TerrineError | None:
+        try:
+            check_schema(self._engine)
+            check_writable(self._engine)
+            for ensemble in self._ledger.ensembles():
+                self._voters.check(ensemble)
+        except TerrineError as error:
+            return error
+        return None

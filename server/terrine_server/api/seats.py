@@ -1,0 +1,106 @@
+"""Shares of the requests in progress: nobody can have them all.
+
+A request has a seat from its head until its response is written. Seats are limited in total, by
+token, by address, and for all requests without a valid token together: strangers, who can never
+take the seats of students, however many addresses they have.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import StrEnum
+from ipaddress import IPv6Address, ip_address
+
+from terrine_server.settings import Settings
+
+NETWORK_BITS = 64
+"""Whoever has one IPv6 address usually has all of the same first 64 bits."""
+
+
+class Share(StrEnum):
+    """What a share is of, as the refusal of one more request calls it."""
+
+    ALL = "Too many clients are connected."
+    STRANGER = "Too many clients without a valid token are connected."
+    ADDRESS = "Too many clients without a valid token are connected from this address."
+    CLAIM = "Too many tokens from this address are being checked."
+    TOKEN = "Too many requests with this token are in progress."  # noqa: S105 - not a password
+
+
+class Seats:
+    """The seats of one process, counted by share. Belongs to one event loop."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.limits = {
+            Share.ALL: settings.max_connections,
+            Share.STRANGER: settings.strangers,
+            Share.ADDRESS: settings.per_address,
+            Share.CLAIM: settings.per_token,
+            Share.TOKEN: settings.per_token,
+        }
+        self.taken: Counter[tuple[Share, str]] = Counter()
+
+
+class Seat:
+    """The seat of a connection, which has at most one request in progress.
+
+    `owner`: an address or a token's id, whichever is known of the client.
+    """
+
+    def __init__(self, owner: str = "") -> None:
+        self.owner = owner
+        self._seats: Seats | None = None
+        self._held: tuple[tuple[Share, str], ...] = ()
+
+    @property
+    def taken(self) -> bool:
+        """Whether it counts among all."""
+        return (Share.ALL, "") in self._held
+
+    def claim(self, seats: Seats, address: str) -> Share | None:
+        """Count a token that is being checked; it does not take the seat yet.
+
+        Returns the share that is full, if one is; then it counts nowhere. So do the others.
+        """
+        return self._count(seats, (Share.CLAIM, network(address)))
+
+    def of_stranger(self, seats: Seats, address: str) -> Share | None:
+        """Take it for a request without a valid token."""
+        shares = (Share.ALL, ""), (Share.STRANGER, ""), (Share.ADDRESS, network(address))
+        return self._count(seats, *shares)
+
+    def of_token(self, seats: Seats, token_id: str) -> Share | None:
+        """Take it for a request with a valid token, wherever it comes from."""
+        return self._count(seats, (Share.ALL, ""), (Share.TOKEN, token_id))
+
+    def leave(self) -> None:
+        """Count in no share any more."""
+        for share in self._held:
+            assert self._seats is not None  # noqa: S101 - it has been taken
+            self._seats.taken[share] -= 1
+            if not self._seats.taken[share]:
+                del self._seats.taken[share]
+        self._held = ()
+
+    def _count(self, seats: Seats, *shares: tuple[Share, str]) -> Share | None:
+        self.leave()
+        self.owner = shares[-1][1]
+        for share in shares:
+            if seats.taken[share] >= seats.limits[share[0]]:
+                return share[0]
+        self._seats, self._held = seats, shares
+        seats.taken.update(shares)
+        return None
+
+
+def network(address: str) -> str:
+    """Return the address that is counted for a client: of IPv6, the network of 64 bits."""
+    try:
+        parsed = ip_address(address)
+    except ValueError:
+        return address
+    if not isinstance(parsed, IPv6Address):
+        return address
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return str(IPv6Address(int(parsed) >> NETWORK_BITS << NETWORK_BITS))

@@ -1,0 +1,164 @@
+"""Options of `terrine ensemble train` that say what one teacher is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from terrine_server.cli.console import fail
+
+if TYPE_CHECKING:
+    from terrine_models.teachers import Heads, How
+
+LANDMARKS = 800
+"""Of a Nyström map, if no width is given."""
+
+
+class Kind(StrEnum):
+    """Kind of teacher."""
+
+    HEADS = "heads"
+    NETWORKS = "networks"
+    FOREST = "forest"
+
+
+class FeatureKind(StrEnum):
+    """What heads have of images, beside oriented gradients."""
+
+    GRAPH = "graph"
+    NYSTROM = "nystrom"
+
+
+KindOption = Annotated[
+    Kind,
+    typer.Option(
+        help="heads: linear heads on shared public features, fast. networks: one network per "
+        "teacher, slow. forest: one random forest per teacher, for tables."
+    ),
+]
+Copies = Annotated[
+    int | None,
+    typer.Option(
+        min=0, help="For heads: distorted copies of each image. Handwriting gains, clothes lose."
+    ),
+]
+Turning = Annotated[
+    float | None, typer.Option(min=0, max=180, help="For copies: the largest angle, in degrees.")
+]
+Bending = Annotated[
+    float | None,
+    typer.Option(
+        min=0, max=1, help="For copies: the largest displacement, as a share of half the side."
+    ),
+]
+Features = Annotated[
+    FeatureKind | None,
+    typer.Option(
+        help="For heads on images. graph: components and a neighbourhood graph. nystrom: a "
+        "Gaussian kernel of public landmarks."
+    ),
+]
+Width = Annotated[
+    int | None,
+    typer.Option(min=3, max=4096, help="For heads on images: features; landmarks of nystrom."),
+]
+Ridge = Annotated[
+    float | None,
+    typer.Option(
+        min=1e-6,
+        help="For heads: penalty, relative to the variance of the features. 0.1; 1 with bins.",
+    ),
+]
+Bins = Annotated[
+    bool,
+    typer.Option(
+        help="For heads on a table with --public: bin its columns at the quantiles of the "
+        "public rows, or keep them as they are."
+    ),
+]
+Epochs = Annotated[int | None, typer.Option(min=1, help="For networks: passes over a shard.")]
+Trees = Annotated[
+    int | None, typer.Option(min=1, max=10_000, help="For forests: trees in each. Default: 100.")
+]
+MatchPrior = Annotated[
+    bool,
+    typer.Option(
+        help="For heads and forests on a table with --public and two classes: each says yes to as "
+        "many of the public rows as of its own records, or not."
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Given:
+    """The options as they were given; None where they were not."""
+
+    copies: int | None
+    turning: float | None
+    bending: float | None
+    features: FeatureKind | None
+    width: int | None
+    ridge: float | None
+    bins: bool
+    match_prior: bool
+    epochs: int | None
+    trees: int | None
+
+    def check(self, kind: Kind) -> None:
+        """Refuse options of other kinds of teacher."""
+        images = "networks distort images anew in every epoch, and forests are for tables"
+        of_heads = {
+            "--copies": self.copies,
+            "--turning": self.turning,
+            "--bending": self.bending,
+            "--features": self.features,
+            "--width": self.width,
+        }
+        for option, value in of_heads.items():
+            if value is not None and kind is not Kind.HEADS:
+                fail(f"{option} is for --kind heads: {images}.")
+        if self.ridge is not None and kind is not Kind.HEADS:
+            fail("--ridge is for --kind heads: other teachers are no ridge regressions.")
+        if not self.bins and kind is not Kind.HEADS:
+            fail("--no-bins is for --kind heads: other teachers take columns as they are.")
+        if not self.match_prior and kind is Kind.NETWORKS:
+            fail("--no-match-prior is for --kind heads and forest: networks never match it.")
+        if self.epochs is not None and kind is not Kind.NETWORKS:
+            fail("--epochs is for --kind networks: heads and forests are not trained in passes.")
+        if self.trees is not None and kind is not Kind.FOREST:
+            fail("--trees is for --kind forest.")
+
+
+def chosen(kind: Kind, given: Given) -> How:
+    """The settings that were given, and the defaults of the others."""
+    from terrine_models.teachers import Forests, Networks
+
+    given.check(kind)
+    match kind:
+        case Kind.HEADS:
+            return _heads(given)
+        case Kind.NETWORKS:
+            return Networks() if given.epochs is None else Networks(epochs=given.epochs)
+        case Kind.FOREST:
+            trees = Forests().trees if given.trees is None else given.trees
+            return Forests(trees=trees, match_prior=given.match_prior)
+
+
+def _heads(given: Given) -> Heads:
+    from terrine_models.teachers import Heads
+
+    usual = Heads()
+    landmarks = given.features is FeatureKind.NYSTROM
+    return Heads(
+        width=given.width or (LANDMARKS if landmarks else usual.width),
+        features=given.features.value if given.features else usual.features,
+        ridge=given.ridge,
+        copies=usual.copies if given.copies is None else given.copies,
+        turning=usual.turning if given.turning is None else given.turning,
+        bending=usual.bending if given.bending is None else given.bending,
+        bins=given.bins,
+        match_prior=given.match_prior,
+    )

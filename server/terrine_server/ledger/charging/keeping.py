@@ -1,0 +1,127 @@
+"""What is kept of a request with a key: enough to find its answer in the charges again.
+
+Two numbers, however many queries it had: which charges were on record when its turn came, and which
+is the last that it paid. What became of each query follows from these, since queries are decided in
+order: see `admission.admit`. Earlier versions kept a number for each query; those are still read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from terrine_server.ledger.chain import canonical_json
+from terrine_server.ledger.charging.admission import REFUSED
+from terrine_server.ledger.records import QueryDigest, Recorded, Result
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The charges up to `before` were on record; those after it, up to `last`, are its own."""
+
+    before: int
+    last: int
+
+    @property
+    def newest(self) -> int:
+        """The last charge that is named."""
+        return self.last
+
+    def results(
+        self, asked: Sequence[QueryDigest], recorded: Recorded, together: Collection[int | None]
+    ) -> list[Result]:
+        """Return the results of the queries `asked`. Raises ValueError if these are not theirs.
+
+        `together`: the charges of the transaction that kept this. It contains every charge that
+        the request paid. A query that it was refused may have been paid later, so not in it.
+        """
+        upto, results = self.before, []
+        for digest in asked:
+            own = recorded.queries.get(digest.query)
+            answer = recorded.answered_inputs.get(digest.input)
+            found = [result for result in (own, answer) if result is not None]
+            known = next((r for r in found if r.seq is not None and r.seq <= upto), None)
+            if known is not None:
+                results.append(replace(known, replayed=True))
+            elif own is not None and own.seq is not None and own.seq <= self.last:
+                if own.seq not in together:
+                    raise ValueError("paid by another request")
+                upto = own.seq
+                results.append(replace(own, replayed=False))
+            else:
+                _check_refused(found, self.last, together)
+                results.append(REFUSED)
+        if upto != self.last:
+            raise ValueError("a charge of other queries")
+        return results
+
+
+@dataclass(frozen=True)
+class KeptEach:
+    """As earlier versions kept it, for each query: the number of its charge if the request paid it,
+    the negative of that if it was replayed, 0 if it was refused."""
+
+    numbers: Sequence[int]
+
+    @property
+    def newest(self) -> int:
+        """The last charge that is named."""
+        return max(map(abs, self.numbers))
+
+    def results(
+        self, asked: Sequence[QueryDigest], recorded: Recorded, together: Collection[int | None]
+    ) -> list[Result]:
+        """As `Kept.results`."""
+        results = []
+        for number, digest in zip(self.numbers, asked, strict=True):
+            own = recorded.queries.get(digest.query)
+            answer = recorded.answered_inputs.get(digest.input)
+            found = {result.seq: result for result in (answer, own) if result is not None}
+            if number == 0:
+                _check_refused(found.values(), self.newest, together)
+                results.append(REFUSED)
+                continue
+            result = found.get(abs(number))
+            if result is None or (number > 0 and (result is not own or number not in together)):
+                raise ValueError("the number of another query's charge")
+            results.append(replace(result, replayed=number < 0))
+        return results
+
+
+def keep(results: Sequence[Result], before: int) -> Kept:
+    """Return what is kept of results, when `before` is the last charge before the request's turn.
+
+    Where the request paid, its own charges say it exactly.
+    """
+    paid = [r.seq for r in results if r.seq is not None and not r.replayed]
+    return Kept(paid[0] - 1, paid[-1]) if paid else Kept(before, before)
+
+
+def written(kept: Kept) -> str:
+    """Return the text that is stored."""
+    return canonical_json({"before": kept.before, "last": kept.last})
+
+
+def read(text: str) -> Kept | KeptEach:
+    """Read what is stored. Raises ValueError or TypeError for what was never written."""
+    kept = json.loads(text)
+    if isinstance(kept, dict):
+        if set(kept) != {"before", "last"} or any(type(n) is not int for n in kept.values()):
+            raise TypeError("not two whole numbers")
+        if not 0 <= kept["before"] <= kept["last"] or not kept["last"]:
+            raise ValueError("a request of which nothing was answered keeps no key")
+        return Kept(kept["before"], kept["last"])
+    if not isinstance(kept, list) or any(type(number) is not int for number in kept):
+        raise TypeError("no list of whole numbers")
+    if not any(kept):
+        raise ValueError("a request of which nothing was answered keeps no key")
+    return KeptEach(kept)
+
+
+def _check_refused(
+    found: Collection[Result], newest: int, together: Collection[int | None]
+) -> None:
+    """Raise ValueError if a query that was refused was answered by then."""
+    if any(r.seq in together or r.seq is None or r.seq <= newest for r in found):
+        raise ValueError("refused, and yet answered before")

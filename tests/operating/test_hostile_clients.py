@@ -1,0 +1,236 @@
+"""Clients who want nobody else to be served, against `terrine serve` in a process of its own."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from enrolled import question, student
+from machine import Machine
+from serving import Serving, serving, until
+
+from terrine_server.api.connection import SPARE
+
+SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+PAGES = b"GET /openapi.json HTTP/1.1\r\nHost: terrine\r\n\r\n" * 100
+"""More than sockets take without a reader."""
+
+
+def connection(server: Serving, source: str = "127.0.0.1", buffer: int = 4096) -> socket.socket:
+    """Connect from an address of this machine, with a receive buffer of about this many bytes."""
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    made.settimeout(20)
+    made.bind((source, 0))
+    url = urlsplit(server.url)
+    assert url.hostname is not None
+    assert url.port is not None
+    made.connect((url.hostname, url.port))
+    return made
+
+
+@contextmanager
+def never_reading(
+    server: Serving, count: int, sources: int, more: bytes = b""
+) -> Iterator[list[socket.socket]]:
+    """Open connections from several addresses that ask for pages and never read them."""
+    made = [connection(server, f"127.0.1.{number % sources + 1}") for number in range(count)]
+    try:
+        for one in made:
+            one.setblocking(False)
+            one.send(PAGES.replace(b"\r\n\r\n", b"\r\n" + more + b"\r\n"))
+        yield made
+    finally:
+        for one in made:
+            one.close()
+
+
+def client(server: Serving, source: str, headers: dict[str, str] | None = None) -> httpx.Client:
+    transport = httpx.HTTPTransport(local_address=source)
+    return httpx.Client(base_url=server.url, transport=transport, headers=headers, timeout=20)
+
+
+@SQLITE
+def test_those_who_never_read_from_one_address_keep_nobody_else_out(
+    served_machine: Machine,
+) -> None:
+    """Neither strangers from elsewhere nor students, also from there. Then they are closed."""
+    headers = student(served_machine, "kept", 5)
+    with serving(served_machine, write_seconds=5) as server, never_reading(server, 128, 1):
+        with client(server, "127.0.2.1") as stranger, client(server, "127.0.1.1", headers) as own:
+            began = time.monotonic()
+            while time.monotonic() - began < 2:
+                assert stranger.get("/openapi.json").status_code == 200
+                assert own.get("/budget").status_code == 200
+            assert own.post("/label", json=question(1)).status_code == 200
+        with client(server, "127.0.1.1") as neighbour:
+            until(lambda: neighbour.get("/problems").status_code, lambda status: status == 200, 20)
+        assert {entry.get("problem") for entry in server.entries("^request$")} <= {
+            *(None, "overloaded")
+        }
+
+
+@SQLITE
+def test_those_who_never_read_from_many_addresses_keep_no_student_out(
+    served_machine: Machine,
+) -> None:
+    """They have all seats of strangers until they are closed; health is answered meanwhile."""
+    headers = student(served_machine, "kept", 5)
+    with (
+        serving(served_machine, write_seconds=4) as server,
+        never_reading(server, 128, 16),
+        client(server, "127.0.2.1") as stranger,
+        client(server, "127.0.2.1", headers) as own,
+    ):
+        until(lambda: stranger.get("/problems").status_code, lambda status: status == 503, 3)
+        for _ in range(20):
+            assert stranger.get("/healthz").status_code == 200
+            assert own.get("/budget").status_code == 200
+        assert own.post("/label", json=question(1)).status_code == 200
+        until(lambda: stranger.get("/problems").status_code, lambda status: status == 200, 20)
+
+
+@SQLITE
+def test_a_student_who_never_reads_keeps_no_other_student_out(served_machine: Machine) -> None:
+    """One token has its share of the seats, and no more."""
+    headers, others = student(served_machine, "greedy", 5), student(served_machine, "kept", 5)
+    token = f"Authorization: {headers['Authorization']}\r\n".encode()
+    with (
+        serving(served_machine, write_seconds=60) as server,
+        never_reading(server, 150, 30, token),
+        client(server, "127.0.1.1", headers) as own,
+        client(server, "127.0.1.1", others) as other,
+    ):
+        until(lambda: own.get("/budget").status_code, lambda status: status == 503, 10)
+        for number in range(20):
+            assert other.post("/label", json=question(number % 5)).status_code == 200
+
+
+@SQLITE
+def test_a_client_that_reads_slowly_but_steadily_gets_all_of_its_response(
+    served_machine: Machine,
+) -> None:
+    """It takes many times as long as a client may pause."""
+    with serving(served_machine, write_seconds=1) as server:
+        page = httpx.get(f"{server.url}/openapi.json").content
+        with closing(connection(server, buffer=65536)) as slow:
+            slow.sendall(PAGES[: len(PAGES) // 4])
+            read, began = bytearray(), time.monotonic()
+            while len(read) < 25 * len(page) and (data := slow.recv(65536)):
+                read += data
+                time.sleep(0.03)
+            assert read.count(b'"openapi"') == 25
+            assert time.monotonic() - began > 2
+
+
+@SQLITE
+def test_a_proxy_that_is_trusted_says_whose_share_a_request_counts_in(
+    served_machine: Machine,
+) -> None:
+    """Those of one client of the proxy; and a client that only claims to be a proxy is none."""
+    forwarded = b"X-Forwarded-For: 10.0.0.9\r\n"
+    with (
+        serving(
+            served_machine, forwarded_allow_ips="127.0.1.1", max_per_address=3, write_seconds=60
+        ) as server,
+        never_reading(server, 3, 1, forwarded),
+        client(server, "127.0.1.1") as proxy,
+        client(server, "127.0.2.1") as liar,
+    ):
+
+        def seen(by: httpx.Client, address: str) -> int:
+            return by.get("/problems", headers={"X-Forwarded-For": address}).status_code
+
+        until(lambda: seen(proxy, "10.0.0.9"), lambda status: status == 503, 10)
+        assert seen(proxy, "10.0.0.8") == 200
+        assert seen(liar, "10.0.0.9") == 200
+
+
+@SQLITE
+def test_idle_connections_give_way_to_new_ones(served_machine: Machine) -> None:
+    """Those of whoever has most of them; the connections of others stay."""
+    headers = student(served_machine, "kept", 5)
+    with serving(served_machine, max_connections=16, keep_alive_seconds=60) as server:
+        host, port = urlsplit(server.url).hostname, urlsplit(server.url).port
+        assert host is not None
+        own, stranger = (
+            HTTPConnection(host, port, source_address=(source, 0), timeout=20)
+            for source in ("127.0.2.1", "127.0.2.2")
+        )
+        for one in (own, stranger):
+            one.connect()
+            one.auto_open = 0  # it stays the same connection
+
+        def check() -> None:
+            own.request("GET", "/budget", headers=headers)
+            stranger.request("GET", "/healthz")
+            for reply in (own.getresponse(), stranger.getresponse()):
+                assert reply.status == 200
+                reply.read()
+
+        check()
+        idle = [connection(server, "127.0.1.1") for _ in range(300)]
+        check()
+        with client(server, "127.0.1.1") as newcomer:
+            assert newcomer.get("/healthz").status_code == 200
+        assert sum(not ended(one) for one in idle) <= 16 + SPARE
+        check()
+        for done in idle:
+            done.close()
+        for one in (own, stranger):
+            one.close()
+
+
+def ended(one: socket.socket) -> bool:
+    one.setblocking(False)
+    try:
+        return one.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+
+
+@SQLITE
+def test_more_connections_than_descriptors_are_refused_and_do_not_fill_the_log(
+    served_machine: Machine,
+) -> None:
+    """`ulimit -n 1024` and 1,100 idle connections: others are served as if they were not there."""
+    headers = student(served_machine, "kept", 5)
+
+    def few_descriptors() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
+
+    with serving(served_machine, before=few_descriptors, max_connections=5000) as server:
+        (warned,) = server.entries("may be a mistake")
+        assert warned["setting"] == "TERRINE_MAX_CONNECTIONS"
+        idle = [connection(server, f"127.0.1.{number % 50 + 1}") for number in range(1100)]
+        with client(server, "127.0.2.1", headers) as own:
+            for number in range(5):
+                assert own.get("/healthz").status_code == 200
+                assert own.post("/label", json=question(number)).status_code == 200
+        files = len(list(Path(f"/proc/{server.process.pid}/fd").iterdir()))
+        assert files < 1024
+        assert not server.entries("out of system resource")
+        assert sum(map(len, server.lines)) < 100_000
+        for one in idle:
+            one.close()
+
+
+@SQLITE
+def test_a_server_allows_itself_as_many_descriptors_as_it_may(served_machine: Machine) -> None:
+    def few_at_first() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, 4096))
+
+    with serving(served_machine, before=few_at_first) as server:
+        limits = Path(f"/proc/{server.process.pid}/limits").read_text()
+        assert "Max open files            4096                 4096" in limits
+        assert not server.entries("may be a mistake")

@@ -1,0 +1,119 @@
+"""PostgreSQL that is stopped, not killed: it accepts what is sent to it and answers nothing."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from enrolled import question, student
+from machine import Machine
+from postgres import Postgres
+from serving import Serving, serving, until
+
+from terrine_server.ledger import Ledger, connect
+
+POSTGRESQL = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+SECONDS = 2
+"""What the server allows a statement."""
+PATIENCE = 20
+"""Within that, clients are told: far more than a statement and a connection may take."""
+
+
+def problem(reply: httpx.Response) -> str:
+    assert reply.status_code == 503, reply.text
+    assert int(reply.headers["retry-after"]) > 0
+    return str(reply.json()["type"])
+
+
+@POSTGRESQL
+def test_a_silent_database_is_a_503_in_time_and_afterwards_all_goes_on(
+    served_machine: Machine, postgres: Postgres
+) -> None:
+    """More requests than threads; nobody waits for long, and health is answered all the while."""
+    headers = student(served_machine, "study2", 100)
+    with (
+        serving(served_machine, database_seconds=SECONDS, max_per_token=100) as server,
+        httpx.Client(base_url=server.url, headers=headers, timeout=60) as http,
+        ThreadPoolExecutor(60) as pool,
+    ):
+
+        def ask(number: int) -> tuple[httpx.Response, float]:
+            began = time.monotonic()
+            key = {"Idempotency-Key": str(number)}
+            if number % 3 == 1:
+                reply = http.get("/budget")
+            elif number % 3 == 2:
+                reply = http.get("/readyz")
+            else:
+                reply = http.post("/label", json=question(number), headers=key)
+            return reply, time.monotonic() - began
+
+        assert ask(0)[0].status_code == 200
+        with postgres.silent():
+            waiting = [pool.submit(ask, number) for number in range(60)]
+            while not all(one.done() for one in waiting):
+                began = time.monotonic()
+                assert httpx.get(f"{server.url}/healthz").status_code == 200
+                assert time.monotonic() - began < 2
+                time.sleep(0.2)
+            replies = [one.result() for one in waiting]
+            assert {problem(reply) for reply, _ in replies} == {"/problems/database-unavailable"}
+            assert max(seconds for _, seconds in replies) < PATIENCE
+        until(lambda: ask(0)[0].status_code, lambda status: status == 200, 20)
+        until(lambda: ask(2)[0].status_code, lambda status: status == 200, 20)
+        assert {ask(number)[0].status_code for number in range(0, 60, 3)} == {200}
+    ledger = Ledger(connect(served_machine.database_url))
+    assert ledger.project("study2").charges == 20
+    assert ledger.verify("study2").ok
+
+
+@POSTGRESQL
+def test_charges_that_a_silence_left_uncertain_are_answered_to_their_keys(
+    served_machine: Machine, postgres: Postgres
+) -> None:
+    """Statements that were sent are carried out once the database goes on, also without us."""
+    headers = student(served_machine, "study2", 10_000)
+    numbers, kept = itertools.count(), dict[int, Any]()
+    stopped = False
+
+    def ask_on(server: Serving) -> int:
+        """Ask new questions, each until it is answered; return how often one was not."""
+        lost = 0
+        with httpx.Client(base_url=server.url, headers=headers, timeout=60) as http:
+            while not stopped:
+                number = next(numbers)
+                key = {"Idempotency-Key": str(number)}
+                while True:
+                    reply = http.post("/label", json=question(number), headers=key)
+                    if reply.status_code == 200:
+                        break
+                    assert problem(reply) == "/problems/database-unavailable"
+                    lost += 1
+                    time.sleep(0.2)
+                (kept[number],) = reply.json()["results"]
+        return lost
+
+    with (
+        serving(served_machine, database_seconds=SECONDS) as server,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        clients = [pool.submit(ask_on, server) for _ in range(8)]
+        for _ in range(2):
+            answered = len(kept)
+            until(lambda: len(kept), lambda now, before=answered: now > before + 30)  # type: ignore[misc]
+            with postgres.silent():
+                time.sleep(SECONDS + 4)
+        answered = len(kept)
+        until(lambda: len(kept), lambda now: now > answered + 30)
+        stopped = True
+        assert all(client.result() for client in clients), "the silence was not noticed"
+    ledger = Ledger(connect(served_machine.database_url))
+    assert ledger.project("study2").charges == len(kept) == next(numbers)
+    paid = Counter(entry.label for entry in ledger.stream_charges("study2"))
+    assert paid == Counter(result["label"] for result in kept.values())
+    assert ledger.verify("study2").ok

@@ -1,0 +1,134 @@
+"""What `terrine serve` says when it cannot start, what it waits for, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from contextlib import closing
+from typing import Any
+
+import httpx
+import pytest
+from enrolled import question, student
+from machine import Machine
+from postgres import Postgres
+from serving import TERRINE, serving
+
+SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+
+def refusal(machine: Machine, *options: str, **variables: str) -> dict[str, Any]:
+    """Return the last line of the log of a server that cannot start."""
+    done = subprocess.run(
+        [*TERRINE, "serve", *options],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"TERRINE_DATA_DIR": str(machine.data)} | variables,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stdout == ""
+    entries: list[dict[str, Any]] = [json.loads(line) for line in done.stderr.splitlines()]
+    for entry in entries:
+        assert {"event", "level", "timestamp", "pid"} <= set(entry)
+    assert (entries[-1]["event"], entries[-1]["level"]) == ("cannot start", "error")
+    return entries[-1]
+
+
+def all_of(one: socket.socket) -> bytes:
+    """Read until the server closes."""
+    received = b""
+    while data := one.recv(65536):
+        received += data
+    return received
+
+
+@SQLITE
+def test_a_port_in_use_is_the_last_line_and_found_before_anything_is_loaded(
+    served_machine: Machine,
+) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        port = listener.getsockname()[1]
+        last = refusal(served_machine, "--port", str(port))
+        assert last["setting"] == "TERRINE_PORT"
+        assert last["cause"].startswith(f"Port {port} is in use.")
+        served_machine.data.joinpath("secret.key").unlink()  # nobody has looked for it
+        said = served_machine.run("serve", "--port", str(port), "--workers", "2").refused
+        assert said == last["cause"]
+
+
+@SQLITE
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("TERRINE_PORT", "many", "valid integer"),
+        ("TERRINE_HOST", "192.0.2.1", "no address of this machine"),
+        ("TERRINE_WRITE_SECONDS", "0", "greater than or equal to 1"),
+    ],
+)
+def test_a_setting_that_is_wrong_is_named_in_the_format_of_the_log(
+    served_machine: Machine, variable: str, value: str, said: str
+) -> None:
+    last = refusal(served_machine, **{variable: value})
+    assert last["setting"] == variable
+    assert said in last["cause"]
+
+
+@SQLITE
+def test_trusting_everybody_to_name_an_address_is_warned_of(served_machine: Machine) -> None:
+    with serving(served_machine, forwarded_allow_ips="*") as server:
+        (warning,) = server.entries("may be a mistake")
+    assert warning["setting"] == "TERRINE_FORWARDED_ALLOW_IPS"
+
+
+def test_a_server_waits_for_a_postgresql_that_recovers(
+    served_machine: Machine, postgres: Postgres
+) -> None:
+    """A standby without connections, until it is promoted."""
+    if served_machine.database_url.startswith("sqlite"):
+        pytest.skip("PostgreSQL only")
+    with postgres.recovering():
+        threading.Timer(4, postgres.promote).start()
+        began = time.monotonic()
+        with serving(served_machine) as server:
+            assert time.monotonic() - began > 4
+            assert httpx.get(f"{server.url}/readyz").status_code == 200
+
+
+@SQLITE
+def test_a_stopping_server_announces_the_close_and_never_fails_bare(
+    served_machine: Machine,
+) -> None:
+    """Requests in progress are answered and say `Connection: close`; those cut off get a 503."""
+    headers = student(served_machine, "ending", 5)
+    body = json.dumps(question(1)).encode()
+    head = (
+        "POST /label HTTP/1.1\r\nHost: terrine\r\nContent-Type: application/json\r\n"
+        f"Authorization: {headers['Authorization']}\r\nContent-Length: {len(body)}\r\n"
+        "Expect: 100-continue\r\n\r\n"
+    ).encode()
+    with serving(served_machine, shutdown_seconds=3) as server:
+        url = httpx.URL(server.url)
+        finishing, cut = (socket.create_connection((url.host, url.port)) for _ in range(2))
+        for one in (finishing, cut):
+            one.settimeout(20)
+            one.sendall(head)
+            assert one.recv(65536).startswith(b"HTTP/1.1 100")
+            one.sendall(body[:5])
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for("Shutting down")
+        finishing.sendall(body[5:])
+        answered, refused = all_of(finishing), all_of(cut)
+        server.process.wait(timeout=30)
+    assert answered.startswith(b"HTTP/1.1 200")
+    assert b"connection: close" in answered.lower()
+    assert refused.startswith(b"HTTP/1.1 503")
+    assert b"connection: close" in refused.lower()
+    assert b"/problems/overloaded" in refused
+    assert b"retry-after" in refused.lower()

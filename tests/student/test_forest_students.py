@@ -1,0 +1,142 @@
+"""Forests as students: chosen when they agree best, and used without scikit-learn."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from terrine_models.choice import candidates, choose_student
+from terrine_models.counted import student_from_counts
+from terrine_models.data import DataError
+from terrine_models.forest_students import ForestStudents
+from terrine_models.learning import Training, train_student
+from terrine_models.shards import TrainingError
+from terrine_models.store import InputSpec, StoreError, sha256
+from terrine_models.students import MODEL, WEIGHTS, Student
+
+SPEC = InputSpec(shape=(4,), dtype="float32", low=0, high=1)
+CLASSES = ("no", "yes")
+
+
+def board(rows: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Squares of a chessboard in two of four columns: no model of single columns learns them."""
+    x = np.random.default_rng(seed).random((rows, 4), dtype=np.float32)
+    return x, ((x[:, 0] * 3).astype(np.int64) + (x[:, 1] * 3).astype(np.int64)) % 2
+
+
+X, TRUTH = board(1500)
+LABELS = np.where(np.arange(1500) < 900, TRUTH, -1)
+
+
+@pytest.fixture(scope="module")
+def student() -> Student:
+    return ForestStudents(X, LABELS, inputs=SPEC, classes=CLASSES).train()
+
+
+def test_auto_takes_a_forest_where_it_predicts_most_held_out_labels() -> None:
+    made = choose_student(X, LABELS, inputs=SPEC, classes=CLASSES, training=Training(steps=50))
+    agreements = {each.method: each.agreement for each in made.choice.judged}
+    assert list(agreements) == ["ridge", "supervised", "forest"]
+    assert made.choice.chosen == "forest"
+    assert agreements["forest"] == max(agreements.values())
+    x, truth = board(1000, seed=1)
+    assert made.student.accuracy(x, truth) > 0.9
+
+
+def test_auto_keeps_the_plain_model_where_it_predicts_as_many() -> None:
+    x = board(400)[0]
+    labels = (x @ np.array([1, -1, 1, -1]) > 0).astype(np.int64)
+    made = choose_student(x, labels, inputs=SPEC, classes=CLASSES, training=Training(steps=50))
+    agreements = {each.method: each.agreement for each in made.choice.judged}
+    assert agreements["forest"] < agreements["ridge"]
+    assert made.choice.chosen != "forest"
+
+
+def test_a_forest_that_was_asked_for_is_returned_and_compared() -> None:
+    training = Training(method="forest", steps=30)
+    made = choose_student(X, LABELS, inputs=SPEC, classes=CLASSES, training=training)
+    assert (made.choice.asked, made.choice.chosen) == ("forest", "forest")
+    assert made.student.model.architecture == "forest"
+
+
+def test_a_forest_learns_from_noisy_counts_if_it_is_asked_for() -> None:
+    share = np.where(TRUTH == 1, 0.9, 0.1)
+    counts = np.stack([1 - share, share], 1) * 1000
+    noisy = (counts + np.random.default_rng(0).normal(0, 5, counts.shape)).round().astype(np.int64)
+    common = {"teachers": 1000, "sigma": 5.0, "inputs": SPEC, "classes": CLASSES}
+    made = student_from_counts(X, noisy, training=Training(), **common)  # type: ignore[arg-type]
+    assert made.choice.chosen == "ridge"
+    asked = Training(method="forest")
+    made = student_from_counts(X, noisy, training=asked, **common)  # type: ignore[arg-type]
+    assert made.choice.chosen in ("forest", "ridge")
+    assert "forest" in made.choice.why or "as asked" in made.choice.why
+
+
+def test_a_saved_forest_predicts_the_same_without_scikit_learn(
+    student: Student, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    student.save(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "sklearn"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    loaded = Student.load(tmp_path)
+    x, truth = board(700, seed=2)
+    assert np.array_equal(loaded.probabilities(x), student.probabilities(x))
+    assert np.abs(loaded.probabilities(x).sum(1) - 1).max() < 1e-9
+    assert loaded.accuracy(x, truth) > 0.9
+    assert loaded.probabilities(x[:0]).shape == (0, 2)
+    with pytest.raises(ValueError, match="no NaN"):
+        loaded.predict(np.full((1, 4), np.nan, np.float32))
+
+
+def test_an_altered_forest_is_refused(student: Student, tmp_path: Path) -> None:
+    student.save(tmp_path)
+    weights, model = tmp_path / WEIGHTS, tmp_path / MODEL
+    sound, text = weights.read_bytes(), model.read_text()
+    weights.write_bytes(sound[:-1] + b"!")
+    with pytest.raises(StoreError, match="was altered"):
+        Student.load(tmp_path)
+    tensors = dict(student.network.state_dict())
+    tensors["feature"] = tensors["feature"].clone()
+    tensors["feature"][0] = 4
+    from safetensors.torch import save
+
+    data = save(tensors)
+    weights.write_bytes(data)
+    model.write_text(text.replace(sha256(sound), sha256(data)))
+    with pytest.raises(StoreError, match=f"{WEIGHTS}: a feature is not one of 0 to 3"):
+        Student.load(tmp_path)
+    two = {name: torch.cat([value, value]) for name, value in student.network.state_dict().items()}
+    data = save(two)
+    weights.write_bytes(data)
+    model.write_text(text.replace(sha256(sound), sha256(data)))
+    with pytest.raises(StoreError, match="holds 2 forests, expected one"):
+        Student.load(tmp_path)
+
+
+def test_what_cannot_be_a_forest_is_refused() -> None:
+    image = InputSpec(shape=(4, 4), dtype="float32", low=0, high=1)
+    asked = Training(method="forest")
+    with pytest.raises(DataError, match="for tables"):
+        choose_student(
+            np.zeros((4, 4, 4), np.float32),
+            np.array([0, 1, 0, 1]),
+            inputs=image,
+            classes=CLASSES,
+            training=asked,
+        )
+    with pytest.raises(ValueError, match="nothing to learn from"):
+        ForestStudents(X, np.full(1500, -1), inputs=SPEC, classes=CLASSES)
+    with pytest.raises(ValueError, match="trains no network"):
+        train_student(X, LABELS, inputs=SPEC, classes=CLASSES, training=asked)
+
+
+def test_without_scikit_learn_auto_does_without_a_forest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("terrine_models.forests.find_spec", lambda name: None)
+    assert candidates("auto", SPEC, 100) == ("ridge", "supervised")
+    with pytest.raises(TrainingError, match=r"terrine\[forest\]"):
+        choose_student(X, LABELS, inputs=SPEC, classes=CLASSES, training=Training(method="forest"))
