@@ -384,7 +384,7 @@ def _reason(asked: Asked, plain: Candidate, agreements: dict[Candidate, float]) 
     if agreements[plain] > agreements[asked]:
         return (
             f"{asked} was asked for"
-            + (", and did not collapse" if asked != "supervised" else "")
+            + (", and did not collapse" if asked not in ("ridge", "supervised") else "")
             + f". But the plain model {plain} agrees with more of the held-out labels: "
             f"{agreements[plain]:.1%}, against {agreements[asked]:.1%}."
         )

@@ -3,8 +3,9 @@
     made = student_from_counts(x, counts, teachers=1000, sigma=500.0, inputs=spec, classes=names)
 
 The counts of every public input are fitted at once (`shares.py`). On a table the regression itself
-is the student; for two classes with the link that predicts held-out counts better
-(`tanh_shares.py`). On images all but the least clear rows become labels for a kernel student
+is the student, and wherever `ridge` is asked for. For two classes of a table, and for several where
+`ridge` is asked for, it has the link that predicts held-out counts better (`tanh_shares.py`,
+`softmax_shares.py`). On images all but the least clear rows become labels for a kernel student
 (`kernel.py`); or, if that is asked for, the clear ones for a network. Many classes are aligned
 (`alignment.py`), and a kernel student learns from their labels once: its own give up rare classes.
 """
@@ -26,6 +27,7 @@ from .forest_students import ForestStudents
 from .kernel import KernelStudents
 from .learning import Training, train_student
 from .shares import FittedShares, fit_shares, noisy_agreement
+from .softmax_shares import fit_many_classes
 from .store import InputSpec, TableSchema
 from .students import Student
 from .tanh_shares import fit_two_classes, matched_bias
@@ -108,6 +110,8 @@ class CountedStudents:
         ridges = self.ridges
         if len(self.inputs.shape) == 1 and len(self.classes) == 2:
             fitted, links = fit_two_classes(ridges.features, counts, teachers, sigma)
+        elif training.method == "ridge" and len(self.classes) > 2:
+            fitted, links = fit_many_classes(ridges.features, counts, teachers, sigma)
         else:
             fitted, links = fit_shares(ridges.features, counts, teachers, sigma), ""
         many = len(self.classes) >= MANY
@@ -130,6 +134,8 @@ class CountedStudents:
             return Choice(training.method, chosen, f"{found} {why}", (), clear, 0, 0, students)
 
         wanted = candidates(training.method, self.inputs, clear)[-1]
+        if training.method == "ridge":
+            wanted = "ridge"
         if training.method == "auto" and self._has_large_images:
             wanted = "kernel" if len(self.x) >= FEWEST else "ridge"
         if training.method == "auto" and (wanted == "supervised" or len(self.inputs.shape) == 1):
@@ -252,7 +258,7 @@ def _regression(
             biases = np.array([-lead / 2, lead / 2])
             chosen = float((leads + lead > 0).mean())
             suited += f", so the student chooses it for {chosen:.1%} of the rows."
-    scale = 1.0 if fitted.link == "tanh" else _scale(fitted, counts / teachers)
+    scale = 1.0 if fitted.link != "identity" else _scale(fitted, counts / teachers)
     return ridges.student(fitted.weights, biases, RidgeFit(fitted.penalty, scale)), suited
 
 

@@ -34,9 +34,10 @@ from .students import (
 
 Method = Literal["supervised", "vat", "fixmatch", "gan"]
 """How a network is trained."""
-Asked = Literal["auto", "supervised", "vat", "fixmatch", "gan", "kernel", "forest"]
-"""`auto`: several are tried, and the one that suits the labels is chosen (`choice.py`). `kernel`
-and `forest` are no networks (`kernel.py`, `forest_students.py`)."""
+Asked = Literal["auto", "ridge", "supervised", "vat", "fixmatch", "gan", "kernel", "forest"]
+"""`auto`: several are tried, and the one that suits the labels is chosen (`choice.py`). `ridge`,
+`kernel` and `forest` are no networks: a regression on public features (`closed_form.py`;
+`counted.py` where counts are noisy), `kernel.py` and `forest_students.py`."""
 PROBE = 0.5
 """Length of the step that finds the adversarial direction, in units of the prepared input."""
 
@@ -102,11 +103,11 @@ def train_student(
     Images are distorted at random in every step. The student is the running mean of the weights;
     of several, the mean of their probabilities. By default it learns from labels alone. Raises
     ValueError when no input has a label, for what `Training.check` refuses, and for `auto`,
-    `kernel` and `forest`, which `choose_student` knows.
+    `ridge`, `kernel` and `forest`, which `choose_student` knows.
     """
     training = training or Training(method="supervised")
     training.check(inputs)
-    if training.method in ("auto", "kernel", "forest"):
+    if training.method in ("auto", "ridge", "kernel", "forest"):
         raise ValueError(f"{training.method} trains no network: choose_student knows it")
     if x.shape != (len(labels), *inputs.shape):
         raise ValueError(f"inputs have shape {x.shape}, expected {(len(labels), *inputs.shape)}")

@@ -16,6 +16,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import softmax
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -36,7 +37,8 @@ class FittedShares:
     `shares`: float[N, m], fitted; they add up to 1, and may leave [0, 1] a little. `held_out`:
     float[N, m], what is predicted of each row by a regression without its counts. `weights`
     [d, m], `biases` [m]: the regression. `penalty`: of ridge, relative to the mean variance of a
-    feature. `link`: `tanh` if shares are (1 + tanh score) / 2, of two classes (`tanh_shares.py`).
+    feature. `link`: `tanh` if shares are (1 + tanh score) / 2, of two classes (`tanh_shares.py`);
+    `softmax` if they are a softmax of the scores (`softmax_shares.py`).
     `errors`: float[N], the standard error of each row's shares: what is left of the noise, which
     is known, and what the features miss, as far as rows that were left out show it.
     """
@@ -47,11 +49,13 @@ class FittedShares:
     biases: Floats
     penalty: float
     errors: Floats
-    link: Literal["identity", "tanh"] = "identity"
+    link: Literal["identity", "tanh", "softmax"] = "identity"
 
     def predict(self, features: Floats) -> Floats:
         """Shares [B, m] of features [B, d]."""
         scores: Floats = features @ self.weights + self.biases
+        if self.link == "softmax":
+            return np.asarray(softmax(scores, axis=1))
         return scores if self.link == "identity" else (1 + np.tanh(scores)) / 2
 
     @property

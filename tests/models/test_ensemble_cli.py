@@ -11,6 +11,7 @@ from commands import Terrine
 from hospital import DEFAULT_ROLES, stays
 
 from terrine_models.data import Dataset
+from terrine_models.store import load_manifest
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def test_train_show_verify(terrine: Terrine, files: Path) -> None:
             "--copies",
             1,
         ),
-        *("--public", files / "pool.npy"),
+        *("--public", files / "pool.npy", "--ridge", 0.03),
     )
     assert trained.code == 0, trained.err
     directory = files / "data" / "ensembles" / "digits"
@@ -46,6 +47,7 @@ def test_train_show_verify(terrine: Terrine, files: Path) -> None:
     assert shown.code == 0
     for expected in ("20 (heads, ridge)", "pool.npy (1197 public records)", "30 to 30 records"):
         assert expected in shown.out
+    assert load_manifest(directory).training.ridge == 0.03
     assert terrine("ensemble", "verify", directory).code == 0
     weights = directory / "teachers-00000.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"!")
@@ -98,6 +100,10 @@ def test_a_table_without_public_encoding_is_refused(terrine: Terrine, files: Pat
         (("private.npz", "--name", "t", "--teachers", 601), "601 teachers cannot be trained"),
         (("private.npz", "--name", "Not OK", "--teachers", 2), "name"),
         (("private.npz", "--name", "t", "--teachers", 2, "--epochs", 3), "--epochs is for"),
+        (
+            ("private.npz", "--name", "t", "--teachers", 2, "--kind", "networks", "--ridge", 1),
+            "--ridge is for",
+        ),
         (("private.npz", "--name", "t", "--teachers", 2, "--label", "y"), "CSV files only"),
     ],
 )

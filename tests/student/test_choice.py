@@ -181,6 +181,17 @@ def test_the_choice_is_repeated_exactly_whatever_is_not_bought_or_public() -> No
     assert np.abs(difference).max() < 1e-4
 
 
+def test_ridge_is_returned_where_it_is_asked_for() -> None:
+    source = np.random.default_rng(0)
+    x = source.random((80, 4)).astype(np.float32)
+    labels = (x[:, 0] > 0.5).astype(np.int64)
+    training = Training(method="ridge", steps=5)
+    made = choose_student(x, labels, inputs=TABLE, classes=("no", "yes"), training=training)
+    assert made.choice.chosen == "ridge"
+    assert "ridge was asked for" in made.choice.why
+    assert (made.student.predict(x) == labels).mean() > 0.8
+
+
 def test_too_few_labels_fall_back_to_a_plain_model_and_say_so() -> None:
     labels = some_digits(19)
     for method, expected in (("auto", "ridge"), ("vat", "ridge"), ("supervised", "supervised")):

@@ -60,6 +60,28 @@ def test_counts_that_show_nothing_by_themselves_make_a_good_student(
     assert made.choice.chosen in ("ridge", "vat", "supervised")
 
 
+def test_the_regression_is_the_student_where_it_is_asked_for(
+    digits: tuple[NDArray[np.uint8], NDArray[np.int64]],
+) -> None:
+    x, truth = digits
+    training = Training(method="ridge")
+    made = student_from_counts(
+        x,
+        votes(truth, sigma=600.0),
+        teachers=TEACHERS,
+        sigma=600.0,
+        inputs=DIGITS,
+        classes=NAMES,
+        training=training,
+    )
+    assert made.choice.chosen == "ridge"
+    assert "with a softmax link" in made.choice.why
+    assert "the first is used" in made.choice.why
+    assert (made.student.predict(x) == truth).mean() > 0.9
+    right = made.student.probabilities(x)[np.arange(len(x)), truth]
+    assert 0.5 < right.mean() < 0.95  # they are the teachers' shares: nine in ten, shrunk by noise
+
+
 def test_on_a_table_the_regression_is_the_student() -> None:
     source = np.random.default_rng(2)
     x = source.normal(size=(1500, 6)).astype(np.float32)

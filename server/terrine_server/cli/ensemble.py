@@ -24,6 +24,7 @@ from terrine_server.cli.teachers import (
     Kind,
     KindOption,
     MatchPrior,
+    Ridge,
     Trees,
     Turning,
     Width,
@@ -114,6 +115,7 @@ def train(
     bending: Bending = None,
     features: Features = None,
     width: Width = None,
+    ridge: Ridge = None,
     bins: Bins = True,
     match_prior: MatchPrior = True,
     epochs: Epochs = None,
@@ -151,7 +153,9 @@ def train(
         if schema or label or group or columns:
             fail("--schema, --label, --group and --columns are for CSV files only.")
         private, named_public = _load_arrays(data, labels, classes, public)
-    given = Given(copies, turning, bending, features, width, bins, match_prior, epochs, trees)
+    given = Given(
+        copies, turning, bending, features, width, ridge, bins, match_prior, epochs, trees
+    )
     how = chosen(kind, given)
     with teachers_bar(console, teachers) as on_trained:
         manifest = train_ensemble(

@@ -65,6 +65,7 @@ class Method(StrEnum):
     """How the final student is trained."""
 
     AUTO = "auto"
+    RIDGE = "ridge"
     VAT = "vat"
     FIXMATCH = "fixmatch"
     GAN = "gan"

@@ -65,6 +65,13 @@ Width = Annotated[
     int | None,
     typer.Option(min=3, max=4096, help="For heads on images: features; landmarks of nystrom."),
 ]
+Ridge = Annotated[
+    float | None,
+    typer.Option(
+        min=1e-6,
+        help="For heads: penalty, relative to the variance of the features. 0.1; 1 with bins.",
+    ),
+]
 Bins = Annotated[
     bool,
     typer.Option(
@@ -94,6 +101,7 @@ class Given:
     bending: float | None
     features: FeatureKind | None
     width: int | None
+    ridge: float | None
     bins: bool
     match_prior: bool
     epochs: int | None
@@ -112,6 +120,8 @@ class Given:
         for option, value in of_heads.items():
             if value is not None and kind is not Kind.HEADS:
                 fail(f"{option} is for --kind heads: {images}.")
+        if self.ridge is not None and kind is not Kind.HEADS:
+            fail("--ridge is for --kind heads: other teachers are no ridge regressions.")
         if not self.bins and kind is not Kind.HEADS:
             fail("--no-bins is for --kind heads: other teachers take columns as they are.")
         if not self.match_prior and kind is Kind.NETWORKS:
@@ -145,6 +155,7 @@ def _heads(given: Given) -> Heads:
     return Heads(
         width=given.width or (LANDMARKS if landmarks else usual.width),
         features=given.features.value if given.features else usual.features,
+        ridge=given.ridge,
         copies=usual.copies if given.copies is None else given.copies,
         turning=usual.turning if given.turning is None else given.turning,
         bending=usual.bending if given.bending is None else given.bending,

@@ -150,9 +150,9 @@ def _fashion(found: list[Path]) -> Source:
         private=private,
         test=test,
         delta=1e-5,
-        teachers=1000,
-        how=Heads(copies=0),
-        training=Training(method="auto", steps=800),
+        teachers=500,
+        how=Heads(copies=0, ridge=0.03),
+        training=Training(method="ridge"),
         warnings=(),
     )
 
