@@ -202,7 +202,7 @@ def _glyph(found: list[Path]) -> Source:
         test=test,
         delta=1e-8,
         teachers=5000,
-        heads=Heads(width=450, copies=0),
+        how=Heads(width=450, copies=0),
         training=Training(method="auto", steps=800),
         warnings=(),
     )
