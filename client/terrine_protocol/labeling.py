@@ -105,7 +105,7 @@ class LabelResponse(Reply):
 class EstimateRequest(Wire):
     """`POST /label/estimate`: what is the most that so many new queries can cost?"""
 
-    queries: Annotated[int, Field(ge=1, le=1_000_000_000)]
+    queries: Annotated[int, Field(strict=True, ge=1, le=1_000_000_000)]
 
 
 class Estimate(Reply):

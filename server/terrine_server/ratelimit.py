@@ -33,8 +33,8 @@ class RateLimit:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self._lock = Lock()
 
-    def take(self, key: str) -> None:
-        """Use one of `key`'s allowance. Raises `RateLimited` when none is left."""
+    def take(self, key: str) -> int:
+        """Use one of `key`'s allowance; return what is left. Raises `RateLimited` if none was."""
         left = self._use(key, 1, least=1)
         if left < 1:
             wait = max(1, math.ceil((1 - left) * 60 / self.per_minute))
@@ -42,6 +42,7 @@ class RateLimit:
                 f"More than {self.per_minute} {self._what} in a minute. Retry in {wait} s.",
                 retry_after=wait,
             )
+        return int(left) - 1
 
     def use(self, key: str, amount: int) -> None:
         """Use what was already granted; the next `take` waits until it is made up for."""

@@ -24,6 +24,7 @@ from terrine_protocol import (
 )
 from terrine_server import views
 from terrine_server.api import openapi, paging
+from terrine_server.api.negotiation import preferred
 from terrine_server.api.paging import Limit, NameCursor, NumberCursor
 from terrine_server.api.services import Auditor, ServicesDep
 from terrine_server.ledger import ChargeRecord
@@ -35,6 +36,8 @@ Instant = Annotated[
     AwareDatetime,
     Query(ge=datetime(2000, 1, 1, tzinfo=UTC), lt=datetime(3000, 1, 1, tzinfo=UTC)),
 ]
+CSV = "text/csv"
+KINDS = ("application/json", CSV)
 PAID = Literal["answered", "abstained", "reinforced", "published"]
 COLUMNS = [
     "project",
@@ -83,7 +86,7 @@ def charges(
     """
     record = services.ledger.project(project)
     paid = None if outcome is None else Outcome(outcome)
-    if _prefers_csv(request.headers.get("accept", "")):
+    if preferred(request.headers.get("accept", ""), KINDS) == CSV:
         operations.record_export(services.ledger, record.name, holder.actor)
         entries = services.ledger.stream_charges(record.name, paid, since, until)
         return StreamingResponse(
@@ -114,13 +117,6 @@ def administrative_log(
 def verify_log(services: ServicesDep, _: Auditor) -> LogVerification:
     """Recompute the administrative log, and hold tokens, projects and ensembles against it."""
     return views.log_verification(services.ledger.verify_log())
-
-
-def _prefers_csv(accept: str) -> bool:
-    """Whether `Accept` names text/csv, and before JSON."""
-    kinds = [part.partition(";")[0].strip().lower() for part in accept.split(",")]
-    named = [kind for kind in kinds if kind in ("text/csv", "application/json")]
-    return named[:1] == ["text/csv"]
 
 
 def _csv(entries: Iterable[ChargeRecord]) -> Iterator[str]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 from uuid import uuid4
 
 import structlog
@@ -42,6 +43,7 @@ CHECKING = CapacityLimiter(16)
 """Tokens checked at a time. Routes use other threads."""
 LINGER = 5.0
 """Maximum seconds for reading and discarding the rest of a refused body."""
+ABSOLUTE = re.compile(rb"https?://[^/]*(/.*)?", re.IGNORECASE)
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """An `X-Request-Id` of this form is kept; any other is replaced."""
 
@@ -70,6 +72,7 @@ class Envelope:
             await self.app(scope, receive, send)
             return
         started = time.perf_counter()
+        _use_origin_form(scope)
         headers = dict(scope["headers"])
         request_id = _request_id(headers.get(b"x-request-id", b""))
         scope.setdefault("state", {})["request_id"] = request_id
@@ -86,6 +89,7 @@ class Envelope:
                     (b"x-request-id", request_id.encode()),
                     (b"x-content-type-options", b"nosniff"),
                     (b"cache-control", b"no-store"),
+                    *self._allowance(scope["state"].get("left")),
                 ]
                 if connection is not None and connection.stopping:
                     message["headers"] = [*message["headers"], CLOSE]
@@ -124,6 +128,13 @@ class Envelope:
                 else:
                     connection.finish()
                 self._record(scope, status, time.perf_counter() - started)
+
+    def _allowance(self, left: int | None) -> Iterator[tuple[bytes, bytes]]:
+        """Yield what the caller's token may still ask (draft-ietf-httpapi-ratelimit-headers)."""
+        if left is not None:
+            limit = self.settings.requests_per_minute
+            yield b"ratelimit-policy", f'"requests";q={limit};w=60'.encode()
+            yield b"ratelimit", f'"requests";r={left}'.encode()
 
     async def _no_seat(
         self, scope: Scope, headers: Mapping[bytes, bytes], seat: Seat
@@ -201,7 +212,7 @@ class Envelope:
 
         if refusal is None:
             try:
-                await self.app(scope, receive_limited, respond_unless_refused)
+                await self._routed(scope, receive_limited, respond_unless_refused)
             except ClientDisconnect:
                 if refusal is None:
                     raise
@@ -211,6 +222,17 @@ class Envelope:
             scope["state"]["problem"] = refusal.slug
             response = problem(scope["state"]["request_id"], scope["path"], *refusal)
             await response(scope, receive, respond)
+
+    async def _routed(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the app; HEAD as GET, whose body the server leaves out (RFC 9110, section 9.3.2)."""
+        if scope["method"] != "HEAD":
+            await self.app(scope, receive, send)
+            return
+        inner = {**scope, "method": "GET"}
+        try:
+            await self.app(inner, receive, send)
+        finally:
+            scope.update((name, inner[name]) for name in ("route",) if name in inner)
 
     def _record(self, scope: MutableMapping[str, Any], status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "(none)")
@@ -246,6 +268,8 @@ STOPPED = Refusal(
 
 def _refusal(scope: Scope, headers: Mapping[bytes, bytes], limit: int) -> Refusal | None:
     """Return the refusal of a request by its head alone, or None."""
+    if scope["http_version"] not in ("1.0", "1.1"):
+        return Refusal("malformed-http", "Only HTTP/1.0 and HTTP/1.1 are spoken here.")
     if b"transfer-encoding" in headers and (
         b"content-length" in headers or scope["http_version"] == "1.0"
     ):
@@ -270,6 +294,14 @@ def _refusal(scope: Scope, headers: Mapping[bytes, bytes], limit: int) -> Refusa
     if not length.isdigit() or int(length[:20]) > limit:
         return _too_large(limit)
     return None
+
+
+def _use_origin_form(scope: MutableMapping[str, Any]) -> None:
+    """Leave out the scheme and host of an absolute target (RFC 9112, section 3.2.2)."""
+    found = ABSOLUTE.fullmatch(scope.get("raw_path") or b"")
+    if found is not None:
+        scope["raw_path"] = found[1] or b"/"
+        scope["path"] = unquote(scope["raw_path"].decode("ascii"))
 
 
 def _full(share: Share) -> Refusal:

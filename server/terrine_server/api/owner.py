@@ -24,6 +24,7 @@ from terrine_protocol import (
 )
 from terrine_server import views
 from terrine_server.api import openapi, paging
+from terrine_server.api.negotiation import JsonBody
 from terrine_server.api.paging import LIMIT, Limit, NameCursor, TokenCursor, TokenId
 from terrine_server.api.services import Admin, Anyone, Auditor, ServicesDep
 from terrine_server.errors import Forbidden
@@ -67,6 +68,7 @@ def ensembles(services: ServicesDep, holder: Anyone) -> list[EnsembleAccount | E
 def open_project(
     services: ServicesDep,
     holder: Admin,
+    _: JsonBody,
     request: Annotated[ProjectOpen, openapi.EXAMPLE_PROJECT],
     response: Response,
 ) -> ProjectInfo:
@@ -126,7 +128,7 @@ def project(services: ServicesDep, holder: Anyone, name: Name) -> ProjectInfo:
 
 @router.patch("/projects/{name}", responses=openapi.problems("not-found", "conflict"))
 def update_project(
-    services: ServicesDep, holder: Admin, name: Name, request: ProjectUpdate
+    services: ServicesDep, holder: Admin, _: JsonBody, name: Name, request: ProjectUpdate
 ) -> ProjectInfo:
     """Pause, resume or close a project. Closing is final and returns the unspent budget."""
     record = services.ledger.set_status(name, request.status, holder.actor)
@@ -140,10 +142,16 @@ def update_project(
     responses=openapi.problems("not-found"),
 )
 def create_token(
-    services: ServicesDep, holder: Admin, request: Annotated[TokenCreate, openapi.EXAMPLE_TOKEN]
+    services: ServicesDep,
+    holder: Admin,
+    _: JsonBody,
+    request: Annotated[TokenCreate, openapi.EXAMPLE_TOKEN],
 ) -> TokenCreated:
-    """Create a token. Its secret is in this response and nowhere else."""
-    return services.tokens.create(request, holder.actor)
+    """Create a token. Its secret is in this response and nowhere else.
+
+    It expires no later than the token that creates it; `terrine token create` makes longer ones.
+    """
+    return services.tokens.create(request, holder.actor, until=holder.expires_at)
 
 
 @router.get(

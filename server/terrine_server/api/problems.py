@@ -15,6 +15,8 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from terrine_protocol import PROBLEMS, Problem, ProblemType
 from terrine_server.api import openapi
+from terrine_server.api.negotiation import preferred
+from terrine_server.api.services import caller
 from terrine_server.errors import (
     DatabaseUnavailable,
     EnsembleUnavailable,
@@ -26,6 +28,7 @@ log = structlog.get_logger("terrine")
 router = APIRouter(tags=["problems"])
 
 MEDIA_TYPE = "application/problem+json"
+HTML = "text/html"
 RETRY_SECONDS = 2
 """`Retry-After` where the server has no better estimate."""
 MAX_ERRORS = 20
@@ -99,7 +102,7 @@ def explanation(request: Request, slug: str) -> Any:
     if slug not in PROBLEMS:
         raise NotFound(f"There is no problem type {slug!r}. GET /problems lists them.")
     kind = PROBLEMS[slug]
-    if "text/html" not in request.headers.get("accept", ""):
+    if preferred(request.headers.get("accept", ""), ("application/json", HTML)) != HTML:
         return kind
     return HTMLResponse(
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(kind.title)}</title>"
@@ -118,6 +121,12 @@ def _refused(request: Request, error: Exception) -> Response:
 
 def _malformed(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)  # noqa: S101 - as registered
+    if any(item["loc"][:1] == ("body",) for item in error.errors()):
+        # A body is parsed before its sender is known; what is wrong with it is not for strangers.
+        try:
+            caller(request, request.app.state.services)
+        except TerrineError as refusal:
+            return _refused(request, refusal)
     found = [
         {"field": ".".join(map(str, item["loc"])), "message": item["msg"]}
         for item in error.errors()[:MAX_ERRORS]

@@ -94,6 +94,13 @@ PRINCIPAL = "principal"
 
 
 async def principal(request: Request, services: ServicesDep, _: Bearer) -> Principal:
+    """Return the caller. Raises `Unauthorized`, `RateLimited`."""
+    found = caller(request, services)
+    request.state.left = services.requests.take(found.token_id)
+    return found
+
+
+def caller(request: Request, services: Services) -> Principal:
     """Return the caller, whom the envelope has authenticated. Raises `Unauthorized`, `RateLimited`.
 
     Failures are counted per address and never block a valid token: strangers behind one proxy or
@@ -101,7 +108,6 @@ async def principal(request: Request, services: ServicesDep, _: Bearer) -> Princ
     """
     found = getattr(request.state, PRINCIPAL, None)
     if isinstance(found, Principal):
-        services.requests.take(found.token_id)
         return replace(found, request_id=request.state.request_id)
     error = found or Unauthorized("Send the header 'Authorization: Bearer <token>'.")
     if isinstance(error, Unauthorized):

@@ -13,6 +13,7 @@ from terrine_protocol import Budget, Estimate, EstimateRequest, LabelResponse, P
 from terrine_server import views
 from terrine_server.api import openapi
 from terrine_server.api.decoding import Expected, Limits, decode
+from terrine_server.api.negotiation import JsonBody
 from terrine_server.api.services import Answered, OwnProject, Services, ServicesDep
 from terrine_server.labeling.pipeline import Ask, Labeling
 from terrine_server.ledger import Receipt
@@ -91,7 +92,9 @@ def answering(labeling: Labeling) -> Callable[[str, Sequence[Ask]], list[Answere
 
 
 @router.post("/label/estimate", responses=openapi.problems("project-closed"))
-def estimate(services: ServicesDep, project: OwnProject, plan: EstimateRequest) -> Estimate:
+def estimate(
+    services: ServicesDep, project: OwnProject, _: JsonBody, plan: EstimateRequest
+) -> Estimate:
     """Return the worst-case price of a number of new queries. No input or vote is looked at."""
     return views.estimate(services.ledger.project(project), plan.queries)
 

@@ -18,7 +18,7 @@ from tempfile import NamedTemporaryFile
 import structlog
 
 from terrine_protocol import Role, TokenCreate, TokenCreated
-from terrine_server.errors import BrokenBooks, Unauthorized
+from terrine_server.errors import BrokenBooks, Forbidden, Unauthorized
 from terrine_server.ledger import Actor, Ledger
 
 log = structlog.get_logger("terrine")
@@ -38,6 +38,7 @@ class Principal:
     token_id: str
     role: Role
     project: str | None
+    expires_at: datetime
     request_id: str | None = None
 
     @property
@@ -53,8 +54,21 @@ class Tokens:
         self._ledger = ledger
         self._key = key
 
-    def create(self, request: TokenCreate, by: Actor | None = None) -> TokenCreated:
-        """Create a token. Only this response ever contains it."""
+    def create(
+        self, request: TokenCreate, by: Actor | None = None, until: datetime | None = None
+    ) -> TokenCreated:
+        """Create a token. Only this response ever contains it.
+
+        until: when it expires at the latest. Raises `Forbidden` if a longer life was asked for.
+        """
+        expires_at = datetime.now(UTC) + timedelta(days=request.expires_in_days)
+        if until is not None and expires_at > until:
+            if "expires_in_days" in request.model_fields_set:
+                raise Forbidden(
+                    f"This token expires at {until:%Y-%m-%d %H:%M} UTC, and makes none that lasts "
+                    "longer. The data owner can, with `terrine token create`."
+                )
+            expires_at = until
         token_id = secrets.token_hex(8)
         token = f"terrine_{token_id}_{secrets.token_hex(32)}"
         record = self._ledger.create_token(
@@ -62,7 +76,7 @@ class Tokens:
             role=request.role,
             project=request.project,
             label=request.label,
-            expires_at=datetime.now(UTC) + timedelta(days=request.expires_in_days),
+            expires_at=expires_at,
             hash=self._hash(token),
             by=by,
         )
@@ -96,7 +110,7 @@ class Tokens:
                 f"This token expired at {record.expires_at:%Y-%m-%d %H:%M} UTC. "
                 "Ask the data owner for a new one."
             )
-        return Principal(record.id, record.role, record.project)
+        return Principal(record.id, record.role, record.project, record.expires_at)
 
     def _hash(self, token: str) -> bytes:
         return hmac.digest(self._key, token.encode(), "sha256")
