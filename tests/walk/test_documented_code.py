@@ -52,6 +52,8 @@ def parse(command: Any, name: str, arguments: list[str]) -> None:
     context = command.make_context(name, list(arguments))
     while hasattr(command, "resolve_command"):  # a group; typer may bring a click of its own
         rest = [*context._protected_args, *context.args]
+        if not rest and command.invoke_without_command:
+            return
         name, found, rest = command.resolve_command(context, rest)
         assert found is not None
         command = found
