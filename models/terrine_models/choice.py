@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from .closed_form import RidgeFit, RidgeStudents
 from .collapse import Evidence, collapse
 from .forest_students import ForestStudents, check_forest
-from .forests import has_scikit_learn
 from .kernel import KernelStudents
 from .learning import Asked, Method, Training, train_student
 from .store import InputSpec, TableSchema
@@ -91,13 +90,12 @@ class Made:
 
 
 def candidates(method: str, inputs: InputSpec, labels: int) -> tuple[Candidate, ...]:
-    """What is tried, by public facts alone: the kind of input, the number of labels, and whether
-    scikit-learn is installed.
+    """What is tried, by public facts alone: the kind of input, and the number of labels.
 
     The plain models always. `auto` adds one that learns from unlabelled inputs, on images: small
     ones, `vat`; large ones with hundreds of labels, `fixmatch`. None on tables: their classes are
-    not separated by gaps, and the entropy loss then moves everything into the larger class. There
-    it adds `forest`, with scikit-learn.
+    not separated by gaps, and the entropy loss then moves everything into the larger class; nor a
+    forest there, which agrees with more of the labels on which teachers agree, and is right no more.
     """
     plain: tuple[Candidate, ...] = ("ridge", "supervised")
     match method:
@@ -110,8 +108,6 @@ def candidates(method: str, inputs: InputSpec, labels: int) -> tuple[Candidate, 
         case "kernel":
             return (*plain, "kernel")
         case "forest":
-            return (*plain, "forest")
-        case "auto" if len(inputs.shape) == 1 and has_scikit_learn():
             return (*plain, "forest")
         case "auto" if len(inputs.shape) > 1 and min(inputs.shape[:2]) < LARGE:
             return (*plain, "vat")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from terrine_models.choice import candidates, choose_student
+from terrine_models.choice import choose_student
 from terrine_models.counted import student_from_counts
 from terrine_models.data import DataError
 from terrine_models.forest_students import ForestStudents
@@ -37,23 +37,14 @@ def student() -> Student:
     return ForestStudents(X, LABELS, inputs=SPEC, classes=CLASSES).train()
 
 
-def test_auto_takes_a_forest_where_it_predicts_most_held_out_labels() -> None:
-    made = choose_student(X, LABELS, inputs=SPEC, classes=CLASSES, training=Training(steps=50))
+def test_a_forest_is_judged_beside_the_plain_models_and_learns_what_they_cannot() -> None:
+    training = Training(method="forest", steps=50)
+    made = choose_student(X, LABELS, inputs=SPEC, classes=CLASSES, training=training)
     agreements = {each.method: each.agreement for each in made.choice.judged}
     assert list(agreements) == ["ridge", "supervised", "forest"]
-    assert made.choice.chosen == "forest"
     assert agreements["forest"] == max(agreements.values())
     x, truth = board(1000, seed=1)
     assert made.student.accuracy(x, truth) > 0.9
-
-
-def test_auto_keeps_the_plain_model_where_it_predicts_as_many() -> None:
-    x = board(400)[0]
-    labels = (x @ np.array([1, -1, 1, -1]) > 0).astype(np.int64)
-    made = choose_student(x, labels, inputs=SPEC, classes=CLASSES, training=Training(steps=50))
-    agreements = {each.method: each.agreement for each in made.choice.judged}
-    assert agreements["forest"] < agreements["ridge"]
-    assert made.choice.chosen != "forest"
 
 
 def test_a_forest_that_was_asked_for_is_returned_and_compared() -> None:
@@ -135,8 +126,9 @@ def test_what_cannot_be_a_forest_is_refused() -> None:
         train_student(X, LABELS, inputs=SPEC, classes=CLASSES, training=asked)
 
 
-def test_without_scikit_learn_auto_does_without_a_forest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_scikit_learn_a_forest_is_refused_and_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("terrine_models.forests.find_spec", lambda name: None)
-    assert candidates("auto", SPEC, 100) == ("ridge", "supervised")
     with pytest.raises(TrainingError, match=r"terrine\[forest\]"):
         choose_student(X, LABELS, inputs=SPEC, classes=CLASSES, training=Training(method="forest"))

@@ -91,9 +91,9 @@ def unvoted(query: object, given: object = None) -> Proposal:
     return Proposal(digest(query), digest(query if given is None else given), None, None)
 
 
-def open_ledger(url: str, epsilon: float = 20.0) -> Ledger:
+def open_ledger(url: str, epsilon: float = 20.0, key: bytes = SECRET_KEY) -> Ledger:
     """A migrated database with one ensemble, `mnist`."""
-    ledger = Ledger(migrated(url), SECRET_KEY)
+    ledger = Ledger(migrated(url), key)
     register(ledger, "mnist", epsilon)
     return ledger
 

@@ -129,6 +129,9 @@ def by_option(error: ValidationError) -> str:
     """Say what is wrong with a project's terms in the words of the command line."""
     sentences, missing, mechanism = [], [], ""
     for item in error.errors(include_url=False):
+        if not item["loc"]:
+            sentences.append(_sentence(item["msg"]))
+            continue
         *above, name = (str(part) for part in item["loc"])
         option = f"--{name.replace('_', '-')}" if above or name != "name" else "NAME"
         if item["type"] == "missing":
