@@ -95,7 +95,7 @@ def candidates(method: str, inputs: InputSpec, labels: int) -> tuple[Candidate, 
     The plain models always. `auto` adds one that learns from unlabelled inputs, on images: small
     ones, `vat`; large ones with hundreds of labels, `fixmatch`. None on tables: their classes are
     not separated by gaps, and the entropy loss then moves everything into the larger class; nor a
-    forest there, which agrees with more of the labels on which teachers agree, and is right no more.
+    forest: it agrees with more of the labels that teachers agree on, and is right no more often.
     """
     plain: tuple[Candidate, ...] = ("ridge", "supervised")
     match method:
