@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from typing import Any
 
 import httpx
 import pytest
 from caller import slug
+from impatient import CHEAP
 from server import RunningServer
 
-from terrine_protocol import Role
+from terrine_protocol import ProjectStatus, Role
 from terrine_server.api.negotiation import preferred
 
 
@@ -139,3 +141,29 @@ def test_only_http_1_is_spoken(served: RunningServer, line: bytes, status: bytes
 )
 def test_what_is_preferred(accept: str, expected: str) -> None:
     assert preferred(accept, ("application/json", "text/csv")) == expected
+
+
+def test_a_closed_project_gives_no_estimate(ask: Any, served: RunningServer) -> None:
+    served.open_project("ended", CHEAP)
+    student = served.token("student", "ended")
+    served.ledger.set_status("ended", ProjectStatus.CLOSED)
+    headers = {"Authorization": f"Bearer {student}"}
+    reply = httpx.post(f"{served.url}/label/estimate", headers=headers, json={"queries": 1})
+    assert slug(reply) == "project-closed"
+
+
+def test_what_no_route_sees_is_counted(served: RunningServer, ask: Any) -> None:
+    def malformed() -> float:
+        found = re.findall(r'terrine_problems_total{problem="malformed-http"} (\S+)', metrics())
+        return float(found[0]) if found else 0.0
+
+    def metrics() -> str:
+        text: str = ask("GET", "/metrics", Role.AUDITOR).text
+        return text
+
+    before = malformed()
+    url = httpx.URL(served.url)
+    with socket.create_connection((url.host, url.port or 80), timeout=10) as wire:
+        wire.sendall(b"nonsense\r\n\r\n")
+        assert wire.makefile("rb").read().startswith(b"HTTP/1.1 400")
+    assert malformed() == before + 1

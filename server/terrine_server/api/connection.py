@@ -15,11 +15,14 @@ from typing import Any
 from uuid import uuid4
 
 import h11
+import structlog
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from terrine_server.api.problems import problem
 from terrine_server.api.seats import Seat, network
 from terrine_server.settings import Settings
+
+log = structlog.get_logger("terrine")
 
 CONNECTION = "connection"
 """In the state of requests: the `Connection` that they came on."""
@@ -105,6 +108,7 @@ class Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Respond to malformed HTTP with a problem document, and close."""
+        self._record_malformed()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             request_id = uuid4().hex
             response = problem(
@@ -128,6 +132,16 @@ class Connection(H11Protocol):
             ):
                 self.transport.write(self.conn.send(event))
         self.transport.close()
+
+    def _record_malformed(self) -> None:
+        """Log and count what no route ever sees. Its text is the stranger's, so it is left out."""
+        log.info("request", method="(other)", route="(none)", status=400, problem="malformed-http")
+        app: Any = self.app
+        while not hasattr(app, "state"):  # uvicorn's own middleware is around it
+            app = app.app
+        metrics = app.state.services.metrics
+        metrics.requests.labels("(other)", "(none)", "400").inc()
+        metrics.problems.labels("malformed-http").inc()
 
     def _make_room(self, most: int) -> None:
         """Close a connection without a request in progress: the oldest of who has most of them."""

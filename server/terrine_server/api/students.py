@@ -9,14 +9,21 @@ from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Header, Request
 from starlette.responses import Response
 
-from terrine_protocol import Budget, Estimate, EstimateRequest, LabelResponse, ProjectInfo
+from terrine_protocol import (
+    Budget,
+    Estimate,
+    EstimateRequest,
+    LabelResponse,
+    ProjectInfo,
+    ProjectStatus,
+)
 from terrine_server import views
 from terrine_server.api import openapi
 from terrine_server.api.decoding import Expected, Limits, decode
 from terrine_server.api.negotiation import JsonBody
 from terrine_server.api.services import Answered, OwnProject, Services, ServicesDep
 from terrine_server.labeling.pipeline import Ask, Labeling
-from terrine_server.ledger import Receipt
+from terrine_server.ledger import Receipt, check_active
 
 router = APIRouter(tags=["students"])
 
@@ -96,7 +103,10 @@ def estimate(
     services: ServicesDep, project: OwnProject, _: JsonBody, plan: EstimateRequest
 ) -> Estimate:
     """Return the worst-case price of a number of new queries. No input or vote is looked at."""
-    return views.estimate(services.ledger.project(project), plan.queries)
+    record = services.ledger.project(project)
+    if record.status is ProjectStatus.CLOSED:
+        check_active(record)
+    return views.estimate(record, plan.queries)
 
 
 @router.get("/budget", responses=openapi.problems())
