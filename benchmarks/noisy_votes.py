@@ -22,11 +22,10 @@ import numpy as np
 import torch
 
 from terrine_models.counted import student_from_counts
-from terrine_models.data import load_idx
+from terrine_models.data import InputSpec, load_idx
 from terrine_models.features import PublicData, public_features
 from terrine_models.learning import Training
 from terrine_models.shares import fit_shares
-from terrine_models.store import InputSpec
 from terrine_server.planning.counts import sigma_for_rows
 from terrine_server.planning.forecast import Votes, forecast
 from terrine_server.planning.opening import quick_offer

@@ -20,11 +20,10 @@ from numpy.typing import NDArray
 from sklearn.datasets import make_classification, make_hastie_10_2
 
 from adult import COLUMNS
-from terrine_models.data import Dataset, row_digests
+from terrine_models.data import Dataset, InputSpec, row_digests
 from terrine_models.ensemble import Ensemble
 from terrine_models.features import PublicData
 from terrine_models.roles import propose_schema
-from terrine_models.store import InputSpec
 from terrine_models.tables import load_csv
 from terrine_models.teachers import Heads, train_ensemble
 

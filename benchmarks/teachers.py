@@ -23,10 +23,9 @@ from numpy.typing import NDArray
 from torch.utils.flop_counter import FlopCounterMode
 
 from terrine_models.architectures import build_network, prepare
-from terrine_models.data import DIGITS, Dataset, load_idx
+from terrine_models.data import DIGITS, Dataset, InputSpec, load_idx
 from terrine_models.ensemble import Ensemble
 from terrine_models.features import PublicData
-from terrine_models.store import InputSpec
 from terrine_models.teachers import Heads, Networks, train_ensemble
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "data"

@@ -19,10 +19,11 @@ from terrine_protocol import ProjectInfo
 
 if TYPE_CHECKING:
     from terrine_models.choice import Choice
+    from terrine_models.data import InputSpec
     from terrine_models.learning import Training
     from terrine_models.sketching import Asking, Saturation, Sketches
-    from terrine_models.store import InputSpec, TableSchema
     from terrine_models.students import Student
+    from terrine_protocol.tables import TableSchema
 
 Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
@@ -71,7 +72,7 @@ class Study:
     @property
     def spec(self) -> InputSpec:
         """The kind of input that the project takes."""
-        from terrine_models.store import InputSpec
+        from terrine_models.data import InputSpec
 
         return InputSpec.model_validate(self.project.ensemble.input.model_dump())
 

@@ -29,8 +29,8 @@ from terrine_protocol import ProjectInfo
 
 if TYPE_CHECKING:
     from terrine_models.learning import Training
-    from terrine_models.store import TableSchema
     from terrine_models.students import Student
+    from terrine_protocol.tables import TableSchema
 
 __all__ = ["Ask", "DistillError", "Distilled", "Examples", "Report", "Round", "Stop", "distill"]
 
@@ -197,8 +197,8 @@ def _check_labels(held_out: Examples, project: ProjectInfo) -> None:
 
 def check_training(training: Training, project: ProjectInfo) -> None:
     """Check that such a student can be trained, before anything is bought. Raises DistillError."""
+    from terrine_models.data import InputSpec
     from terrine_models.forest_students import check_forest
-    from terrine_models.store import InputSpec
 
     try:
         training.check(InputSpec.model_validate(project.ensemble.input.model_dump()))

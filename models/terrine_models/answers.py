@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from terrine_protocol.tables import TableSchema
+
 from .choice import Made, choose_student
 from .counted import student_from_counts
+from .data import InputSpec
 from .learning import Training
-from .store import InputSpec, TableSchema
 
 Ints = NDArray[np.int64]
 

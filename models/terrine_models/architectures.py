@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import nn
 
+from .data import InputSpec
 from .features import to_images, to_unit
-from .store import Architecture, InputSpec
+from .store import Architecture
 
 
 def ridge_heads(

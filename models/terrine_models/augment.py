@@ -8,8 +8,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 
+from .data import InputSpec
 from .features import to_images
-from .store import InputSpec
 
 TURNING = 15.0  # degrees
 SCALE = 0.12

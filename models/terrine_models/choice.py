@@ -19,12 +19,14 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from terrine_protocol.tables import TableSchema
+
 from .closed_form import RidgeFit, RidgeStudents
 from .collapse import Evidence, collapse
+from .data import InputSpec
 from .forest_students import ForestStudents, check_forest
 from .kernel import KernelStudents
 from .learning import Asked, Method, Training, train_student
-from .store import InputSpec, TableSchema
 from .students import Student
 from .workers import side_by_side
 

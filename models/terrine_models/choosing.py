@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from .data import InputSpec
 from .features import BLOCK, Base, base_features
-from .store import InputSpec
 from .workers import side_by_side
 
 COMPONENTS = 60

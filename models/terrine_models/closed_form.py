@@ -15,8 +15,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from terrine_protocol.tables import TableSchema
+
+from .data import InputSpec
 from .features import FeatureMap, PublicData, base_features, public_features
-from .store import InputSpec, TableSchema
 from .students import Student, build_student, describe
 
 WIDTH, OF_A_CLASS = 150, 3

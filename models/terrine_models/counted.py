@@ -20,15 +20,17 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from terrine_protocol.tables import TableSchema
+
 from .alignment import MANY, aligned
 from .choice import LARGE, Candidate, Choice, Made, candidates
 from .closed_form import RidgeFit, RidgeStudents
+from .data import InputSpec
 from .forest_students import ForestStudents
 from .kernel import KernelStudents
 from .learning import Training, train_student
 from .shares import FittedShares, fit_shares, noisy_agreement
 from .softmax_shares import fit_many_classes
-from .store import InputSpec, TableSchema
 from .students import Student
 from .tanh_shares import fit_two_classes, matched_bias
 

@@ -16,12 +16,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from numpy.typing import NDArray
 
+from terrine_protocol.tables import PublicSource
+
 from . import bins
-from .data import DataError, Dataset, row_digests
+from .data import DataError, Dataset, InputSpec, row_digests
 from .gradients import oriented_gradients
 from .graph import embed, extend
 from .nystrom import choose_landmarks, nystrom
-from .store import FeatureSpec, InputSpec, PublicSource
+from .store import FeatureSpec
 from .workers import side_by_side
 
 Base = Literal["oriented_gradients", "identity", "bins"]

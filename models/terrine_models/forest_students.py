@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from terrine_protocol.tables import TableSchema
+
 from .architectures import prepare
-from .data import DataError
+from .data import DataError, InputSpec
 from .forests import fit_forest, require_scikit_learn
-from .store import InputSpec, TableSchema
 from .students import ForestModel, Student, describe
 
 TREES = 100

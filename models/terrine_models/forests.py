@@ -17,10 +17,10 @@ import torch
 from numpy.typing import NDArray
 
 from .architectures import matched_biases
-from .data import Dataset
+from .data import Dataset, InputSpec
 from .features import FeatureMap, PublicData
 from .shards import Shards, TrainingError
-from .store import Architecture, FeatureSpec, InputSpec, TeacherTraining
+from .store import Architecture, FeatureSpec, TeacherTraining
 from .trees import DEPTH, Trees
 from .workers import side_by_side
 

@@ -8,10 +8,10 @@ import torch
 
 from .architectures import match_priors, ridge_heads
 from .augment import BENDING, TURNING, distorted, draws_for
-from .data import Dataset
+from .data import Dataset, InputSpec
 from .features import BLOCK, MOST_POINTS, FeatureMap, Kind, PublicData, public_features
 from .shards import Shards
-from .store import Architecture, FeatureSpec, InputSpec, TeacherTraining
+from .store import Architecture, FeatureSpec, TeacherTraining
 from .workers import side_by_side
 
 USUAL, OF_WHITENED = 0.1, 1.0

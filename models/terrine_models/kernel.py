@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 
 from .augment import DRAWS, distort
 from .closed_form import SCALES
-from .data import DataError
+from .data import DataError, InputSpec
 from .features import BLOCK, FeatureMap, PublicData, public_features, to_images
-from .store import InputSpec
 from .students import Student, build_student, describe
 from .workers import side_by_side
 

@@ -18,11 +18,13 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from numpy.typing import NDArray
 from torch import nn
 
+from terrine_protocol.tables import TableSchema
+
 from .architectures import prepare
 from .augment import DRAWS, distort
 from .closed_form import class_weights
+from .data import InputSpec
 from .gan import BETAS, Adversary
-from .store import InputSpec, TableSchema
 from .students import (
     MOST_MEMBERS,
     Average,

@@ -10,10 +10,10 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 
 from .architectures import build_network, default_architecture, initialise, prepare
 from .augment import DRAWS, distorted
-from .data import Dataset
+from .data import Dataset, InputSpec
 from .features import FeatureMap, PublicData
 from .shards import Shards
-from .store import Architecture, EnsemblePlan, FeatureSpec, InputSpec, TeacherTraining
+from .store import Architecture, EnsemblePlan, FeatureSpec, TeacherTraining
 from .workers import side_by_side
 
 

@@ -17,11 +17,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from terrine_protocol.tables import TableSchema
+
 from .choice import deal_folds
 from .closed_form import RidgeFit, RidgeStudents, features_of, ridge_features
+from .data import InputSpec
 from .features import FeatureMap
 from .learning import Training, train_student
-from .store import InputSpec, TableSchema
 from .students import Student
 
 Asking = Literal["representative", "uncertain", "disagreement"]

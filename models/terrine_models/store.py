@@ -22,13 +22,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load as parse_safetensors
 from safetensors.torch import save as render_safetensors
 
-from terrine_protocol.tables import Column as Column
-from terrine_protocol.tables import PublicSource as PublicSource
-from terrine_protocol.tables import Record as Record
-from terrine_protocol.tables import Sha256 as Sha256
-from terrine_protocol.tables import TableSchema as TableSchema
+from terrine_protocol.tables import PublicSource, Record, Sha256, TableSchema
 
-from .data import InputSpec as InputSpec
+from .data import InputSpec
 
 FORMAT: Literal["terrine-ensemble-1"] = "terrine-ensemble-1"
 MANIFEST = "manifest.json"

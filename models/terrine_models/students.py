@@ -24,21 +24,13 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationError, model_validator
 from torch import nn
 
+from terrine_protocol.tables import Record, Sha256, TableSchema
+
 from .architectures import MLP, prepare
+from .data import InputSpec
 from .features import FeatureMap
 from .gradients import oriented_gradients
-from .store import (
-    FeatureSpec,
-    InputSpec,
-    Record,
-    Sha256,
-    StoreError,
-    TableSchema,
-    load_tensors,
-    save_tensors,
-    versions,
-    write_atomically,
-)
+from .store import FeatureSpec, StoreError, load_tensors, save_tensors, versions, write_atomically
 from .trees import Trees
 
 MODEL = "model.json"

@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 
 from terrine_models.bins import fit_bins
-from terrine_models.data import Dataset
+from terrine_models.data import Dataset, InputSpec
 from terrine_models.ensemble import Ensemble
 from terrine_models.features import PublicData, public_features
-from terrine_models.store import FeatureSpec, InputSpec, load_manifest, load_tensors
+from terrine_models.store import FeatureSpec, load_manifest, load_tensors
 from terrine_models.teachers import Heads, deal, train_ensemble
 
 WIDTH = 150

@@ -13,8 +13,8 @@ import pytest
 
 from terrine_models.csv_files import is_table, number, read_sheet
 from terrine_models.data import DataError
-from terrine_models.store import Column, TableSchema
 from terrine_models.tables import encode_csv, load_csv
+from terrine_protocol.tables import Column, TableSchema
 
 SCHEMA = TableSchema(
     columns=(

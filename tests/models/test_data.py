@@ -11,8 +11,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from terrine_models.data import DataError, Dataset, load_idx, load_inputs, load_npz, read_idx
-from terrine_models.store import InputSpec
+from terrine_models.data import (
+    DataError,
+    Dataset,
+    InputSpec,
+    load_idx,
+    load_inputs,
+    load_npz,
+    read_idx,
+)
 
 IMAGES = np.arange(5 * 4 * 3, dtype=np.uint8).reshape(5, 4, 3)
 LABELS = np.array([0, 1, 2, 9, 4], dtype=np.uint8)

@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from sklearn.ensemble import RandomForestClassifier
 
-from terrine_models.data import Dataset
+from terrine_models.data import Dataset, InputSpec
 from terrine_models.ensemble import Ensemble
 from terrine_models.features import PublicData
 from terrine_models.forests import Tensors, as_tensors, fit_forest, rounded_down
-from terrine_models.store import InputSpec, StoreError, load_manifest, save_manifest, save_tensors
+from terrine_models.store import StoreError, load_manifest, save_manifest, save_tensors
 from terrine_models.teachers import Forests, TrainingError, deal, train_ensemble
 from terrine_models.trees import DEPTH, Trees
 

@@ -11,9 +11,9 @@ from terrine_models.data import DataError
 from terrine_models.ensemble import Ensemble
 from terrine_models.features import PublicData
 from terrine_models.roles import propose_schema
-from terrine_models.store import TableSchema
 from terrine_models.tables import encode_csv, encoded_width, load_csv, read_schema
 from terrine_models.teachers import TrainingError, train_ensemble
+from terrine_protocol.tables import TableSchema
 
 PUBLIC = """age,job,person,income
 20,nurse,p1,low

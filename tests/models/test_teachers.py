@@ -17,10 +17,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from terrine_models.data import DataError, Dataset
+from terrine_models.data import DataError, Dataset, InputSpec
 from terrine_models.ensemble import Ensemble
 from terrine_models.features import PublicData, public_features
-from terrine_models.store import InputSpec, load_manifest, load_tensors, manifest_digest
+from terrine_models.store import load_manifest, load_tensors, manifest_digest
 from terrine_models.teachers import Heads, Networks, TrainingError, deal, train_ensemble
 
 SMALL = Heads(width=40, copies=1)
@@ -218,7 +218,7 @@ from pathlib import Path
 from sklearn.datasets import load_digits
 import numpy as np
 from terrine_models.data import DIGITS, Dataset
-from terrine_models.store import InputSpec
+from terrine_models.data import InputSpec
 from terrine_models.teachers import Heads, train_ensemble
 
 digits = load_digits()

@@ -7,9 +7,8 @@ import pytest
 from sklearn.datasets import load_digits
 
 from terrine_models.answers import student_from_answers
-from terrine_models.data import DIGITS
+from terrine_models.data import DIGITS, InputSpec
 from terrine_models.learning import Asked, Training
-from terrine_models.store import InputSpec
 
 SMALL = InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16)
 TABLE = InputSpec(shape=(4,), dtype="float32", low=0, high=1)

@@ -16,10 +16,10 @@ from terrine_models.choice import Made, candidates, choose_student, deal_folds
 from terrine_models.choosing import asking_order
 from terrine_models.closed_form import PENALTIES, RidgeFit, RidgeStudents, ridge_path
 from terrine_models.collapse import Evidence, collapse
-from terrine_models.data import DIGITS
+from terrine_models.data import DIGITS, InputSpec
 from terrine_models.learning import Asked, Training, train_student
 from terrine_models.roles import propose_schema
-from terrine_models.store import InputSpec, StoreError
+from terrine_models.store import StoreError
 from terrine_models.students import Student
 from terrine_models.tables import load_csv
 from terrine_models.workers import side_by_side

@@ -14,10 +14,9 @@ from terrine_client import Client
 from terrine_client.distill import distill
 from terrine_models import counted
 from terrine_models.counted import student_from_counts
-from terrine_models.data import Dataset
+from terrine_models.data import Dataset, InputSpec
 from terrine_models.features import PublicData
 from terrine_models.learning import Asked, Training
-from terrine_models.store import InputSpec
 from terrine_models.students import Student
 from terrine_models.teachers import train_ensemble
 from terrine_protocol import ProjectOpen

@@ -11,11 +11,11 @@ import torch
 
 from terrine_models.choice import choose_student
 from terrine_models.counted import student_from_counts
-from terrine_models.data import DataError
+from terrine_models.data import DataError, InputSpec
 from terrine_models.forest_students import ForestStudents
 from terrine_models.learning import Training, train_student
 from terrine_models.shards import TrainingError
-from terrine_models.store import InputSpec, StoreError, sha256
+from terrine_models.store import StoreError, sha256
 from terrine_models.students import MODEL, WEIGHTS, Student
 
 SPEC = InputSpec(shape=(4,), dtype="float32", low=0, high=1)

@@ -10,10 +10,9 @@ from sklearn.datasets import load_digits
 
 from terrine_models.choice import choose_student
 from terrine_models.choosing import asking_order
-from terrine_models.data import DIGITS
+from terrine_models.data import DIGITS, InputSpec
 from terrine_models.gan import ENTROPY, Adversary
 from terrine_models.learning import Method, Training, train_student
-from terrine_models.store import InputSpec
 from terrine_models.students import EdgeCNN, build_student, initialise_student
 from terrine_models.workers import side_by_side
 

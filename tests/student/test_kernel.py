@@ -14,13 +14,13 @@ from sklearn.datasets import load_digits
 
 from terrine_models.augment import DRAWS, distort
 from terrine_models.choice import choose_student
-from terrine_models.data import DIGITS, DataError, Dataset
+from terrine_models.data import DIGITS, DataError, Dataset, InputSpec
 from terrine_models.ensemble import Ensemble
 from terrine_models.features import PublicData, public_features
 from terrine_models.kernel import PENALTIES, KernelStudents
 from terrine_models.learning import Training, train_student
 from terrine_models.nystrom import choose_landmarks, nystrom
-from terrine_models.store import MANIFEST, InputSpec
+from terrine_models.store import MANIFEST
 from terrine_models.students import Student
 from terrine_models.teachers import Heads, train_ensemble
 

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_digits, make_moons
 
 from terrine_models.choosing import asking_order
-from terrine_models.data import DIGITS, read_idx
+from terrine_models.data import DIGITS, InputSpec, read_idx
 from terrine_models.learning import Method, Training, train_student
-from terrine_models.store import InputSpec, StoreError
+from terrine_models.store import StoreError
 from terrine_models.students import Student
 from terrine_models.workers import side_by_side
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from terrine_models.data import InputSpec
 from terrine_models.learning import (
     adversarial_direction,
     divergence,
     frozen_statistics,
     vat_loss,
 )
-from terrine_models.store import InputSpec
 from terrine_models.students import EdgeCNN
 
 

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
-from terrine_models.data import DIGITS, Dataset
+from terrine_models.data import DIGITS, Dataset, InputSpec
 from terrine_models.features import PublicData
-from terrine_models.store import InputSpec, Manifest
+from terrine_models.store import Manifest
 from terrine_models.teachers import Heads, train_ensemble
 
 TEACHERS = 40

@@ -22,10 +22,10 @@ import torch
 import uvicorn
 from numpy.typing import NDArray
 
+from terrine_models.data import InputSpec
 from terrine_models.features import public_features
 from terrine_models.store import (
     Architecture,
-    InputSpec,
     Manifest,
     Partition,
     TeacherTraining,

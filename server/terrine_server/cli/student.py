@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from terrine_client import Client
     from terrine_client.distill import Examples
     from terrine_models.learning import Training
-    from terrine_models.store import TableSchema
+    from terrine_protocol.tables import TableSchema
 
 app = typer.Typer(no_args_is_help=True, help="Request labels from a server and train on them.")
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from terrine_models.data import Dataset
     from terrine_models.features import PublicData
     from terrine_models.roles import Guess, Proposal
-    from terrine_models.store import TableSchema
+    from terrine_protocol.tables import TableSchema
 
 
 @dataclass(frozen=True)

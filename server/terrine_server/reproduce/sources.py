@@ -13,9 +13,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from terrine_models.data import DIGITS, DataError, Dataset, load_idx, load_npz
+from terrine_models.data import DIGITS, DataError, Dataset, InputSpec, load_idx, load_npz
 from terrine_models.learning import Training
-from terrine_models.store import InputSpec
 from terrine_models.teachers import Heads, How
 from terrine_server.reproduce.glyphs.files import PRIVATE, PUBLIC
 
