@@ -52,7 +52,7 @@ class RunningServer:
         }
         return open_project(self.ledger, ProjectOpen.model_validate(terms))
 
-    def token(self, role: str = "student", project: str | None = None, *, days: float = 1) -> str:
+    def token(self, role: str = "student", project: str | None = None, *, days: float = 400) -> str:
         """Create a token; a student's is for `project`, by default "study"."""
         if role == Role.STUDENT and project is None:
             project = "study"

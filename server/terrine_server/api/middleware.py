@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from typing import Any, NamedTuple
-from urllib.parse import unquote
 from uuid import uuid4
 
 import structlog
@@ -43,7 +42,6 @@ CHECKING = CapacityLimiter(16)
 """Tokens checked at a time. Routes use other threads."""
 LINGER = 5.0
 """Maximum seconds for reading and discarding the rest of a refused body."""
-ABSOLUTE = re.compile(rb"https?://[^/]*(/.*)?", re.IGNORECASE)
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """An `X-Request-Id` of this form is kept; any other is replaced."""
 
@@ -72,7 +70,6 @@ class Envelope:
             await self.app(scope, receive, send)
             return
         started = time.perf_counter()
-        _use_origin_form(scope)
         headers = dict(scope["headers"])
         request_id = _request_id(headers.get(b"x-request-id", b""))
         scope.setdefault("state", {})["request_id"] = request_id
@@ -294,14 +291,6 @@ def _refusal(scope: Scope, headers: Mapping[bytes, bytes], limit: int) -> Refusa
     if not length.isdigit() or int(length[:20]) > limit:
         return _too_large(limit)
     return None
-
-
-def _use_origin_form(scope: MutableMapping[str, Any]) -> None:
-    """Leave out the scheme and host of an absolute target (RFC 9112, section 3.2.2)."""
-    found = ABSOLUTE.fullmatch(scope.get("raw_path") or b"")
-    if found is not None:
-        scope["raw_path"] = found[1] or b"/"
-        scope["path"] = unquote(scope["raw_path"].decode("ascii"))
 
 
 def _full(share: Share) -> Refusal:

@@ -38,10 +38,8 @@ def preferred(accept: str, offers: Sequence[str]) -> str:
 async def json_only(request: Request) -> None:
     """Refuse a body that does not say that it is JSON. Raises `UnsupportedMediaType`."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise UnsupportedMediaType(
-            f"The content type {kind or '(none)'!r} is not application/json."
-        )
+    if kind not in ("", "application/json"):
+        raise UnsupportedMediaType(f"The content type {kind!r} is not application/json.")
 
 
 JsonBody = Annotated[None, Depends(json_only)]

@@ -15,7 +15,6 @@ from terrine_protocol import (
     EstimateRequest,
     LabelResponse,
     ProjectInfo,
-    ProjectStatus,
 )
 from terrine_server import views
 from terrine_server.api import openapi
@@ -23,7 +22,7 @@ from terrine_server.api.decoding import Expected, Limits, decode
 from terrine_server.api.negotiation import JsonBody
 from terrine_server.api.services import Answered, OwnProject, Services, ServicesDep
 from terrine_server.labeling.pipeline import Ask, Labeling
-from terrine_server.ledger import Receipt, check_active
+from terrine_server.ledger import Receipt
 
 router = APIRouter(tags=["students"])
 
@@ -103,10 +102,7 @@ def estimate(
     services: ServicesDep, project: OwnProject, _: JsonBody, plan: EstimateRequest
 ) -> Estimate:
     """Return the worst-case price of a number of new queries. No input or vote is looked at."""
-    record = services.ledger.project(project)
-    if record.status is ProjectStatus.CLOSED:
-        check_active(record)
-    return views.estimate(record, plan.queries)
+    return views.estimate(services.ledger.project(project), plan.queries)
 
 
 @router.get("/budget", responses=openapi.problems())
