@@ -11,12 +11,12 @@ INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo serve test test-fast torture simulate mutants lint bench secrets docker clean
+.PHONY: help venv demo serve test test-fast torture simulate mutants lint release-check bench secrets docker clean
 
 help: ## Show this help
 	@echo "Terrine: private teachers vote, students learn, the ledger keeps count."
 	@echo
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo 'ARGS="..." is passed on by demo, serve, test, test-fast and torture, for example: make demo ARGS=--quick'
 	@echo 'PYTHON=python3.12 chooses the interpreter (3.11 or newer).'
@@ -60,6 +60,9 @@ mutants: venv ## Alter the privacy and charging code, one place at a time: hours
 lint: venv ## Check style (ruff), types (mypy) and directions (import-linter)
 	@failed=0; for check in "ruff check" "ruff format --check" mypy lint-imports; do \
 		echo "== $$check"; $(BIN)/$$check || failed=1; done; exit $$failed
+
+release-check: venv ## Build twice, compare, install the wheel elsewhere and run it (ARGS="--tag v1.2.3")
+	$(BIN)/python tests/release/run.py --torch "$(TORCH)" $(ARGS)
 
 bench: venv ## Run each benchmark; each prints its figure and its peer's
 	@set -e; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file; done
