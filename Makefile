@@ -11,7 +11,7 @@ INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo serve test test-fast torture simulate mutants lint release-check bench secrets docker clean
+.PHONY: help venv demo serve test test-fast torture simulate mutants lint site openapi release-check bench secrets docker clean
 
 help: ## Show this help
 	@echo "Terrine: private teachers vote, students learn, the ledger keeps count."
@@ -60,6 +60,13 @@ mutants: venv ## Alter the privacy and charging code, one place at a time: hours
 lint: venv ## Check style (ruff), types (mypy) and directions (import-linter)
 	@failed=0; for check in "ruff check" "ruff format --check" mypy lint-imports; do \
 		echo "== $$check"; $(BIN)/$$check || failed=1; done; exit $$failed
+
+site: venv ## Make the documentation's site in build/site: no warning, no broken link
+	$(BIN)/sphinx-build -q -W --keep-going -E -c docs/site . build/site
+	@echo "Open build/site/index.html"
+
+openapi: venv ## Write docs/openapi.json, which the next release is held against
+	$(BIN)/python tests/release/openapi.py docs/openapi.json
 
 release-check: venv ## Build twice, compare, install the wheel elsewhere and run it (ARGS="--tag v1.2.3")
 	$(BIN)/python tests/release/run.py --torch "$(TORCH)" $(ARGS)

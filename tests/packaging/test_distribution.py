@@ -1,4 +1,4 @@
-"""The distribution as users get it: built from the sdist, installed from the wheel, rebuilt alike."""
+"""The distribution as users get it: from the sdist, alike everywhere, installed from the wheel."""
 
 from __future__ import annotations
 

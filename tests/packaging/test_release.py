@@ -7,7 +7,7 @@ import subprocess
 from importlib.metadata import version
 
 import pytest
-from releasing import REPOSITORY, NotReleasable, check_changelog, declared_version
+from releasing import REPOSITORY, ReleaseError, check_changelog, declared_version
 
 VERSION = declared_version()
 CHANGELOG = (REPOSITORY / "CHANGELOG.md").read_text()
@@ -54,7 +54,7 @@ def test_the_build_backend_is_the_one_that_tests_build_with() -> None:
     ],
 )
 def test_a_changelog_that_does_not_fit_is_refused(text: str, tag: str | None, why: str) -> None:
-    with pytest.raises(NotReleasable, match=re.escape(why)):
+    with pytest.raises(ReleaseError, match=re.escape(why)):
         check_changelog(text, "1.2.0", tag)
 
 

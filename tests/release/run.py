@@ -1,11 +1,11 @@
-"""`make release-check`: is this commit fit for release, and does it make the files that were released?
+"""`make release-check`: is this commit fit for release, and does it make the files released?
 
     python tests/release/run.py [--tag v1.2.3] [--out dist] [--against DIR] [--torch "torch==..."]
 
-Builds sdist and wheel from the commit alone and again from the unpacked sdist, and compares the bytes;
-installs the wheel into new environments far from the checkout, and runs client, commands, server and
-quick demo there. The files stay in `--out`, with their SHA-256. `--against` holds them against files
-downloaded from elsewhere. They are the same where zlib is: use the Python that the release used.
+Builds sdist and wheel from the commit alone and again from the unpacked sdist, and compares the
+bytes; installs the wheel into new environments far from the checkout, and runs client, commands,
+server and quick demo there. The files stay in `--out`, with their SHA-256. `--against` holds them
+against files from elsewhere. Bytes also depend on zlib: use the Python that the release used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "support"))
 
 from releasing import (
     REPOSITORY,
-    NotReleasable,
+    ReleaseError,
     build,
     check_changelog,
     declared_version,
@@ -51,7 +51,7 @@ def run(*command: object, cwd: Path) -> str:
         check=False,
     )
     if done.returncode != 0:
-        raise NotReleasable(f"{shlex.join(map(str, command))} failed:\n{done.stdout}")
+        raise ReleaseError(f"{shlex.join(map(str, command))} failed:\n{done.stdout}")
     return done.stdout
 
 
@@ -59,7 +59,7 @@ def committed_tree(directory: Path) -> Path:
     """What the commit holds, and nothing that only lies in the checkout."""
     changed = run("git", "status", "--porcelain", "--untracked-files=no", cwd=REPOSITORY)
     if changed:
-        raise NotReleasable(
+        raise ReleaseError(
             f"these files differ from the commit; commit or restore them:\n{changed}"
         )
     directory.mkdir()
@@ -76,27 +76,25 @@ def built_twice(work: Path, out: Path) -> dict[str, bytes]:
         unpack_elsewhere(sdist, work / "elsewhere"), work / "again", TZ="Pacific/Auckland"
     )
     if first != again:
-        raise NotReleasable(f"two builds differ: compare {out} with a build of the unpacked sdist")
+        raise ReleaseError(f"two builds differ: compare {out} with a build of the unpacked sdist")
     return first
 
 
 def compare(built: dict[str, bytes], directory: Path) -> None:
     for name, data in built.items():
         if not (directory / name).is_file():
-            raise NotReleasable(f"{directory} has no {name}: download it there")
+            raise ReleaseError(f"{directory} has no {name}: download it there")
         if (directory / name).read_bytes() != data:
-            raise NotReleasable(
-                f"{directory / name} is not what this commit makes with this Python"
-            )
+            raise ReleaseError(f"{directory / name} is not what this commit makes with this Python")
 
 
 def expect(said: str, words: str) -> None:
     if words not in said:
-        raise NotReleasable(f"expected {words!r} in what was printed:\n{said}")
+        raise ReleaseError(f"expected {words!r} in what was printed:\n{said}")
 
 
 def environment(directory: Path, *requirements: list[str]) -> Path:
-    """Make a virtual environment, pip asked once for each of `requirements`; return its programs."""
+    """Make a virtual environment, ask pip for each of `requirements`; return its programs."""
     venv.create(directory, with_pip=True)
     for asked in requirements:
         run(directory / "bin" / "pip", "install", "--quiet", *asked, cwd=directory)
@@ -134,7 +132,7 @@ def check_serving(terrine: Path, work: Path) -> None:
                 return
             except OSError:
                 time.sleep(0.2)
-        raise NotReleasable(f"`terrine serve` of the wheel is not ready:\n{log.read_text()}")
+        raise ReleaseError(f"`terrine serve` of the wheel is not ready:\n{log.read_text()}")
     finally:
         server.terminate()
         server.wait(60)
@@ -165,7 +163,7 @@ def main() -> None:
             print("The wheel alone: client, --help, --version.", flush=True)
             check_owner(work, wheel, shlex.split(given.torch))
             print("The wheel with [server]: init, serve, demo --quick.")
-    except NotReleasable as wrong:
+    except ReleaseError as wrong:
         sys.exit(f"NOT RELEASABLE: {wrong}")
 
 

@@ -1,4 +1,4 @@
-"""What makes a release: one version, its section in the changelog, and files that anyone can rebuild."""
+"""What makes a release: one version, its section in the changelog, files that can be rebuilt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 HEADING = re.compile(r"^## (?:\[?(\d+\.\d+\.\d+)\]? [-–] (\d{4}-\d\d-\d\d)|(Unreleased))$")
 
 
-class NotReleasable(Exception):
+class ReleaseError(Exception):
     """What is wrong, what was expected, and what to do."""
 
 
@@ -25,10 +25,10 @@ def declared_version() -> str:
 
 
 def check_changelog(text: str, version: str, tag: str | None) -> None:
-    """Raise `NotReleasable` unless the changelog `text` covers `version`.
+    """Raise `ReleaseError` unless the changelog `text` covers `version`.
 
-    Before its tag, a version may stand under "Unreleased". With the `tag`, which must be "v" and the
-    version, it needs a dated section of its own, and nothing may be left under "Unreleased".
+    Before its tag, a version may stand under "Unreleased". With the `tag`, which must be "v" and
+    the version, it needs a dated section of its own, and nothing may be left under "Unreleased".
     """
     named: dict[str, list[str]] = {}
     lines: list[str] = []
@@ -36,7 +36,7 @@ def check_changelog(text: str, version: str, tag: str | None) -> None:
         if line.startswith("## "):
             heading = HEADING.match(line)
             if not heading:
-                raise NotReleasable(
+                raise ReleaseError(
                     f"CHANGELOG.md has the heading {line!r}; write '## 1.2.3 - 2027-01-31' or "
                     "'## Unreleased'"
                 )
@@ -45,21 +45,21 @@ def check_changelog(text: str, version: str, tag: str | None) -> None:
             lines.append(line)
     numbers = [tuple(map(int, name.split("."))) for name in named if name != "Unreleased"]
     if numbers != sorted(numbers, reverse=True):
-        raise NotReleasable("CHANGELOG.md has its versions out of order: write the newest first")
+        raise ReleaseError("CHANGELOG.md has its versions out of order: write the newest first")
     if tag is None:
         if not {version, "Unreleased"} & named.keys():
-            raise NotReleasable(f"CHANGELOG.md has neither 'Unreleased' nor {version}: add one")
+            raise ReleaseError(f"CHANGELOG.md has neither 'Unreleased' nor {version}: add one")
         return
     if tag != f"v{version}":
-        raise NotReleasable(
+        raise ReleaseError(
             f"the tag is {tag}, and pyproject.toml says {version}: the tag must be v{version}"
         )
     if version not in named:
-        raise NotReleasable(
-            f"CHANGELOG.md has no section for {version}: rename 'Unreleased' to '## {version} - DATE'"
+        raise ReleaseError(
+            f"CHANGELOG.md has no section for {version}: name 'Unreleased' '## {version} - DATE'"
         )
     if any(line.strip() for line in named.get("Unreleased", [])):
-        raise NotReleasable(
+        raise ReleaseError(
             f"CHANGELOG.md still has lines under 'Unreleased': move them to {version}"
         )
 
@@ -76,12 +76,12 @@ def build(tree: Path, out: Path, **variables: str) -> dict[str, bytes]:
         check=False,
     )
     if done.returncode != 0:
-        raise NotReleasable(f"{tree} cannot be built:\n{done.stdout}\n{done.stderr}")
+        raise ReleaseError(f"{tree} cannot be built:\n{done.stdout}\n{done.stderr}")
     return {file.name: file.read_bytes() for file in out.glob("terrine-*")}
 
 
 def unpack_elsewhere(sdist: Path, directory: Path) -> Path:
-    """Unpack `sdist` under `directory`, an hour of another day, closed to others; return the tree."""
+    """Unpack `sdist` under `directory`, as of another day and closed to others; return the tree."""
     with tarfile.open(sdist) as archive:
         archive.extractall(directory, filter="data")
     (tree,) = directory.iterdir()
