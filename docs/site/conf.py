@@ -41,7 +41,7 @@ html_copy_source = False
 
 
 def list_arguments(app: Sphinx, what: str, name: str, obj: object, *rest: object) -> None:
-    """Make a list of a docstring's lines such as `timeout: seconds to wait`, and of model fields."""
+    """Make a list of lines such as `timeout: seconds to wait`, and of the fields of a model."""
     lines = rest[-1]
     assert isinstance(lines, list)
     text, within = "\n".join(lines), r"(?<=\n\n)((?:\w+: .*\n(?:    .*\n)*)+)"
