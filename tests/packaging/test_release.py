@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tomllib
 from importlib.metadata import version
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from releasing import REPOSITORY, ReleaseError, check_changelog, declared_version
 
 VERSION = declared_version()
@@ -61,3 +64,21 @@ def test_a_changelog_that_does_not_fit_is_refused(text: str, tag: str | None, wh
 @pytest.mark.parametrize("unreleased", ["", "## Unreleased\n\n"])
 def test_a_changelog_that_fits_is_accepted(unreleased: str) -> None:
     check_changelog(f"# Changelog\n{unreleased}## 1.2.0 - 2027-01-01\n- new\n", "1.2.0", "v1.2.0")
+
+
+LOCK = (REPOSITORY / "docker" / "requirements.lock").read_text()
+
+
+def test_the_image_has_a_pin_with_hashes_for_everything_that_the_server_needs() -> None:
+    pins = dict(re.findall(r"^([\w.-]+)==(\S+) \\\n(?=    --hash=sha256:)", LOCK, re.MULTILINE))
+    assert len(pins) == LOCK.count("==")
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    for text in project["dependencies"] + project["optional-dependencies"]["server"]:
+        needed = Requirement(text)
+        if needed.name != "torch":  # the image gets it from an index of its own
+            pin = pins.get(canonicalize_name(needed.name), "0")
+            assert needed.specifier.contains(pin), f"{text} is locked at {pin}: `make lock`"
+
+
+def test_the_lock_brings_no_cuda() -> None:
+    assert re.findall(r"^(?:nvidia|cuda|triton)\S*==", LOCK, re.MULTILINE) == []
