@@ -1,7 +1,7 @@
 # syntax=docker/dockerfile:1
 
 FROM python:3.11-slim-bookworm AS build
-ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PIP_CACHE_DIR=/var/cache/pip PIP_NO_COMPILE=1
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PIP_CACHE_DIR=/var/cache/pip
 RUN python -m venv /opt/terrine
 ENV PATH=/opt/terrine/bin:$PATH
 
@@ -18,7 +18,7 @@ if [ "$ALLOW_CUDA" != yes ]; then
     pip install --dry-run --quiet --report /build/plan.json "$@"
     python /build/refuse_cuda.py /build/plan.json
 fi
-pip install "$@"
+pip install --no-compile "$@"
 EOS
 
 WORKDIR /src
@@ -30,7 +30,7 @@ COPY migrations migrations
 RUN --mount=type=cache,target=/var/cache/pip <<'EOS'
 set -eu
 pip wheel --no-deps --wheel-dir /build .
-pip install "$(ls /build/terrine-*.whl)[server]"
+pip install --no-compile "$(ls /build/terrine-*.whl)[server]"
 [ "$ALLOW_CUDA" = yes ] || python -c 'import sys, torch; sys.exit(torch.version.cuda and "CUDA torch")'
 EOS
 
