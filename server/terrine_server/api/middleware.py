@@ -241,7 +241,8 @@ class Envelope:
         if slug is not None:
             self.metrics.problems.labels(slug).inc()
             fields["problem"] = slug
-        log.info("request", method=method, route=route, **fields)
+        probe = route == ALIVE and status == 200  # a proxy asks every second
+        (log.debug if probe else log.info)("request", method=method, route=route, **fields)
 
 
 class Refusal(NamedTuple):
