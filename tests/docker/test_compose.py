@@ -188,7 +188,7 @@ def test_without_secrets_it_says_what_to_run(engine: None) -> None:
         check=False,
     )
     assert asked.returncode != 0
-    assert "there are no secrets yet, run `make secrets` first" in asked.stderr
+    assert "first run `make secrets`" in asked.stderr
 
 
 def test_the_first_start_builds_each_image_once_and_looks_for_none_elsewhere(
