@@ -154,7 +154,8 @@ def secret(said: str) -> str:
 
 
 OF_IMAGES = make_pipeline(
-    FunctionTransformer(lambda images: images.reshape(len(images), -1)), LogisticRegression(max_iter=1000)
+    FunctionTransformer(lambda images: images.reshape(len(images), -1)),
+    LogisticRegression(max_iter=1000),
 )
 
 
