@@ -11,7 +11,7 @@ import time
 import tracemalloc
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from terrine_protocol import InputSpec
 from terrine_server.api.decoding import CONTENT_TYPES, Decoded, Expected, Limits
 from terrine_server.api.decoding import decode as decode_body
 from terrine_server.errors import InvalidQuery, PayloadTooLarge, TerrineError, UnsupportedMediaType
@@ -28,7 +29,15 @@ from terrine_server.errors import InvalidQuery, PayloadTooLarge, TerrineError, U
 LIMIT = 1 << 20
 ROWS = np.arange(12, dtype=np.uint8).reshape(3, 4)
 NPY, NPZ, JSON = "application/x-npy", "application/x-npz", "application/json"
-PAIRS = Expected(shape=(2,), classes=1)
+
+
+def expecting(
+    *shape: int, classes: int = 1, dtype: Literal["uint8", "float32"] = "float32"
+) -> Expected:
+    return Expected(InputSpec(shape=list(shape), dtype=dtype, low=0, high=255), classes)
+
+
+PAIRS = expecting(2)
 
 
 def header(text: str, version: tuple[int, int] = (1, 0)) -> bytes:
@@ -240,7 +249,7 @@ def test_json_may_have_inputs_of_any_shape() -> None:
     for shape in ((), (1,), (2, 3), (2, 1, 3, 1)):
         array = np.arange(4 * np.prod(shape), dtype=float).reshape(4, *shape)
         body = b'{"inputs": %s, "probabilities": null}' % str(array.tolist()).encode()
-        decoded = decode(JSON, body, LIMIT, Expected(shape, classes=3))
+        decoded = decode(JSON, body, LIMIT, expecting(*shape, classes=3))
         np.testing.assert_array_equal(decoded.inputs, array)
         assert decoded.probabilities is None
 
