@@ -65,7 +65,11 @@ class Settings(BaseSettings):
     ] = 16384
     max_body_bytes: Annotated[
         int,
-        Field(ge=1024, description="Maximum bytes in a request body, compressed and decompressed."),
+        Field(
+            ge=1024,
+            description="Maximum bytes in a request body, compressed and decompressed, and of its "
+            "inputs as the ensemble takes them.",
+        ),
     ] = 64 * 1024 * 1024
     max_json_bytes: Annotated[
         int,

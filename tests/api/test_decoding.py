@@ -200,6 +200,14 @@ def test_a_decompression_bomb_is_refused_before_it_unpacks() -> None:
         decode(NPZ, body, LIMIT)
 
 
+def test_inputs_that_become_too_large_for_the_ensemble_are_refused() -> None:
+    """A byte is four bytes for an ensemble of float32."""
+    body = npy(np.zeros((LIMIT // 4, 2), np.uint8))
+    assert decode(NPY, body, LIMIT, expecting(2, dtype="uint8")).inputs.nbytes == LIMIT // 2
+    with pytest.raises(PayloadTooLarge, match="Split the request"):
+        decode(NPY, body, LIMIT, expecting(2, dtype="float32"))
+
+
 def test_a_bomb_that_lies_about_its_size_unpacks_only_to_the_declared_size() -> None:
     body = bytearray(npz(inputs=np.zeros((2 * LIMIT,), np.uint8)))
     declared = body.index(b"PK\x01\x02") + 24
@@ -277,29 +285,30 @@ def test_malformed_json_is_refused(body: bytes) -> None:
 
 
 def bombs(size: int) -> dict[str, bytes]:
-    """Bodies in JSON of this size that would make as many objects as they can."""
+    """Bodies in JSON of about this size that would make as many objects as they can."""
     return {
-        "lists": b'{"inputs":[' + b"[]," * (size // 3),
-        "deep": b'{"inputs":' + b"[" * (size - 20),
-        "unknown": b'{"x":[' + b"[]," * (size // 3),
-        "objects": b'{"inputs":[' + b"{}," * (size // 3),
-        "texts": b'{"inputs":[' + b'"",' * (size // 3),
-        "names": b"{" + b",".join(b'"%d":0' % i for i in range(size // 12)),
-        "numbers": b'{"inputs":[[0' + b",0" * (size // 2 - 10),
-        "rows": b'{"inputs":[' + b"[0,0]," * (size // 6),
+        "lists": b'{"inputs":[' + b"[]," * (size // 3) + b"0]}",
+        "deep": b'{"inputs":' + b"[" * (size // 2) + b"]" * (size // 2) + b"}",
+        "unknown": b'{"x":[' + b"[]," * (size // 3) + b"0]}",
+        "objects": b'{"inputs":[' + b"{}," * (size // 3) + b"0]}",
+        "texts": b'{"inputs":[' + b'"",' * (size // 3) + b"0]}",
+        "names": b"{" + b",".join(b'"%d":0' % i for i in range(size // 12)) + b"}",
+        "numbers": b'{"inputs":[[0' + b",0" * (size // 2) + b"]]}",
+        "rows": b'{"inputs":[' + b"[0,0]," * (size // 6) + b"0]}",
     }
 
 
 @pytest.mark.parametrize("kind", bombs(100))
 def test_no_json_takes_much_more_memory_than_its_arrays(kind: str) -> None:
-    """Only numbers are ever built, and only in lists of the right depth."""
-    body = bombs(1 << 20)[kind][: 1 << 20]
-    tracemalloc.start()
-    with pytest.raises((InvalidQuery, RequestValidationError)):
-        decode(JSON, body, 1 << 20)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < (32 * len(body) if kind in ("rows", "numbers") else 1 << 16)
+    """Objects are made of a block of the text at a time, and its numbers have eight bytes."""
+    whole = bombs(1 << 20)[kind]
+    for body in (whole, whole[:-10]):
+        tracemalloc.start()
+        with pytest.raises((InvalidQuery, RequestValidationError)):
+            decode(JSON, body, 2 << 20)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 4 * len(body)
 
 
 def test_more_numbers_than_the_largest_batch_has_are_refused_before_any_is_read() -> None:

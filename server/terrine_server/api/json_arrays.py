@@ -35,10 +35,13 @@ def numbers(
     if inside is None:  # not a list, or an empty one: the parser says which
         _parse(bytes(text), shape, place, 0)
         raise AssertionError("A list was not found in its text.")
-    rows, length = text[slice(*inside.span(1))], 0
-    if math.prod(shape) <= BLOCK:
+    rows, size, length = text[slice(*inside.span(1))], math.prod(shape), 0
+    if size <= BLOCK:
         for block in _blocks(rows, len(shape), BLOCK):
-            parsed = _parse(b"".join((b"[", block, b"]")), shape, place, length)
+            sent = b"".join((b"[", block, b"]"))
+            if sent.count(b",") > BLOCK + size:  # of another shape; its start may show where
+                sent = sent[:BLOCK]
+            parsed = _parse(sent, shape, place, length)
             length += len(parsed)
             yield np.array(parsed, dtype=np.float64).ravel()
         return length
@@ -55,8 +58,8 @@ def numbers(
 def _blocks(text: memoryview, sides: int, size: int) -> Iterator[memoryview]:
     """Cut the inside of a list at commas between arrays of so many sides.
 
-    Each block but the last has at least `size` bytes. A list that is nested deeper is cut elsewhere
-    as well, but what comes before its first cut is too deep already.
+    Each block but the last has at least `size` bytes, and at most one array more. A list of another
+    shape may be cut elsewhere or have larger blocks.
     """
     comma, start = _comma(sides), 0
     while found := comma.search(text, start + size):
@@ -67,7 +70,7 @@ def _blocks(text: memoryview, sides: int, size: int) -> Iterator[memoryview]:
 
 @lru_cache
 def _comma(sides: int) -> re.Pattern[bytes]:
-    return re.compile(rb"(?:\]\s*){%d}(,)(?:\s*\[){%d}" % (sides, sides))
+    return re.compile(rb"\]\s*" * sides + rb"(,)" + rb"\s*\[" * sides)
 
 
 def _parse(text: bytes, shape: tuple[int, ...], place: str, first: int) -> list[Any]:
@@ -84,8 +87,9 @@ def _parse(text: bytes, shape: tuple[int, ...], place: str, first: int) -> list[
         if "`$" not in message:
             message += " - at `$`"
         raise msgspec.ValidationError(PLACE.sub(moved, message)) from None
-    except msgspec.DecodeError:  # cut within a string, in which commas and brackets are text
-        raise msgspec.ValidationError(f"Expected numbers, got `str` - at `{place}`") from None
+    except msgspec.DecodeError:  # cut within a list that is too long, or within a string
+        found = "`str`" if b'"' in text else "more of them"
+        raise msgspec.ValidationError(f"Expected numbers, got {found} - at `{place}`") from None
     return parsed
 
 
