@@ -104,7 +104,7 @@ class Envelope:
                 if status:
                     raise
                 await problem(request_id, scope["path"], *STOPPED)(scope, receive, send_named)
-            except Exception as error:
+            except Exception as error:  # a defect anywhere: no traceback may reach the client
                 log.error(
                     "defect", exception=type(error).__name__, where=frames(error.__traceback__)
                 )

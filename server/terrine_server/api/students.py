@@ -88,7 +88,7 @@ def answering(labeling: Labeling) -> Callable[[str, Sequence[Ask]], list[Answere
             if not isinstance(result, Receipt):
                 return result
             return Answered(views.answers(result), sum(r.replayed for r in result.results))
-        except Exception as error:  # fails this request only; the others are paid as well
+        except Exception as error:  # a defect in one request's body: the others are paid as well
             return error
 
     def answer(project: str, asks: Sequence[Ask]) -> list[Answered | Exception]:
