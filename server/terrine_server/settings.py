@@ -104,8 +104,8 @@ class Settings(BaseSettings):
         int | None,
         Field(
             ge=1,
-            description="Maximum of them with one token. Default: half of "
-            "`TERRINE_MAX_CONNECTIONS`.",
+            description="Maximum of them with one token; as a part of all, its part of those that "
+            "others leave. Default: half of `TERRINE_MAX_CONNECTIONS`.",
         ),
     ] = None
     max_strangers: Annotated[
