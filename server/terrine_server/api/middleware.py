@@ -85,9 +85,10 @@ class Envelope:
                     *message["headers"],
                     (b"x-request-id", request_id.encode()),
                     (b"x-content-type-options", b"nosniff"),
-                    (b"cache-control", b"no-store"),
                     *self._allowance(scope["state"].get("left")),
                 ]
+                if not any(name == b"cache-control" for name, _ in message["headers"]):
+                    message["headers"] = [*message["headers"], (b"cache-control", b"no-store")]
                 if connection is not None and connection.stopping:
                     message["headers"] = [*message["headers"], CLOSE]
             await send(message)
