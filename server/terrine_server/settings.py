@@ -68,12 +68,15 @@ class Settings(BaseSettings):
         Field(
             ge=1024,
             description="Maximum bytes in a request body, compressed and decompressed, and of its "
-            "inputs as the ensemble takes them.",
+            "arrays as they are used.",
         ),
     ] = 64 * 1024 * 1024
     max_json_bytes: Annotated[
         int,
-        Field(ge=1024, description="Maximum bytes in a request to label in JSON."),
+        Field(
+            ge=1024,
+            description="Maximum bytes in a request to label in JSON, and of its probabilities.",
+        ),
     ] = 4 * 1024 * 1024
     max_held_bytes: Annotated[
         int,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import io
+import json
 import pickle
 import struct
 import sys
@@ -206,6 +207,20 @@ def test_inputs_that_become_too_large_for_the_ensemble_are_refused() -> None:
     assert decode(NPY, body, LIMIT, expecting(2, dtype="uint8")).inputs.nbytes == LIMIT // 2
     with pytest.raises(PayloadTooLarge, match="Split the request"):
         decode(NPY, body, LIMIT, expecting(2, dtype="float32"))
+
+
+def test_probabilities_that_become_too_large_are_refused() -> None:
+    """They have eight bytes each, whatever they were sent as."""
+    expected = expecting(1, classes=9)
+    for rows, refused in ((LIMIT // 72, False), (LIMIT // 72 + 1, True)):
+        halves = npz(inputs=np.zeros((rows, 1)), probabilities=np.zeros((rows, 9), np.float16))
+        text = json.dumps({"inputs": [[0]] * rows, "probabilities": [[0] * 9] * rows})
+        for kind, body in ((NPZ, halves), (JSON, text.replace(" ", "").encode())):
+            if not refused:
+                assert len(decode(kind, body, LIMIT, expected).inputs) == rows
+                continue
+            with pytest.raises(PayloadTooLarge, match="Split the request"):
+                decode(kind, body, LIMIT, expected)
 
 
 def test_a_bomb_that_lies_about_its_size_unpacks_only_to_the_declared_size() -> None:

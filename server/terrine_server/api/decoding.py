@@ -72,8 +72,8 @@ class Expected:
 
 @dataclass(frozen=True)
 class Limits:
-    """The most bytes of a request's inputs, unpacked and as the ensemble takes them, and of a
-    request in JSON; the most inputs."""
+    """The most bytes of a request's arrays, unpacked and as they are used, and of a request in
+    JSON; the most inputs."""
 
     body: int
     json: int
@@ -110,7 +110,10 @@ def decode(content_type: str, body: bytes, expected: Expected, limits: Limits) -
             raise UnsupportedMediaType(
                 f"The content type {kind or '(none)'!r} is not one of {', '.join(CONTENT_TYPES)}."
             )
-    if sent.inputs.size * np.dtype(expected.input.dtype).itemsize > limits.body:
+    unpacked = [sent.inputs.size * np.dtype(expected.input.dtype).itemsize]
+    if sent.probabilities is not None:
+        unpacked.append(sent.probabilities.size * np.dtype(np.float64).itemsize)
+    if max(unpacked) > limits.body:
         raise _too_large(limits.body)
     return sent
 
@@ -163,6 +166,8 @@ def decode_json(body: bytes, expected: Expected, limits: Limits) -> Decoded:
     members = 1 + (sent.probabilities is not msgspec.UNSET)
     if body.count(b'"') != 2 * members:  # the only texts in it are the members' names
         raise _malformed("A member is given twice.")
+    if probabilities is not None and probabilities.nbytes > limits.json:
+        raise _too_large(limits.json)  # they are copied more than once
     return Decoded(inputs, probabilities)
 
 
