@@ -23,6 +23,8 @@ from pydantic import Field, model_validator
 from terrine_protocol.tables import Record, TableSchema
 
 DIGITS = tuple(str(digit) for digit in range(10))
+LONGEST_CLASS = 200
+"""Characters in the name of a class."""
 
 
 class InputSpec(Record):
@@ -71,8 +73,7 @@ class Dataset:
                 f"{self.name}: inputs are {inputs.dtype} {inputs.shape}, expected "
                 f"{self.spec.dtype} {(rows, *self.spec.shape)}: one input per label."
             )
-        if len(self.classes) < 2:
-            raise DataError(f"{self.name}: at least two classes are needed.")
+        _check_classes(self.classes, self.name)
         outside = np.flatnonzero((self.labels < 0) | (self.labels >= len(self.classes)))
         if len(outside):
             raise DataError(
@@ -246,6 +247,21 @@ def _declared_inputs(
             "`low` and `high`. They become public; do not compute them from private records."
         ) from None
     return inputs, InputSpec(shape=inputs.shape[1:], dtype="float32", low=low, high=high)
+
+
+def _check_classes(classes: Sequence[str], what: str) -> None:
+    """Each answer names its class, so names are told apart and short."""
+    if len(classes) < 2:
+        raise DataError(f"{what}: at least two classes are needed.")
+    if len(set(classes)) < len(classes):
+        twice = next(name for name in classes if list(classes).count(name) > 1)
+        raise DataError(f"{what}: two classes are named {twice!r}; each needs another name.")
+    for name in classes:
+        if not name.strip() or len(name) > LONGEST_CLASS:
+            raise DataError(
+                f"{what}: a class is named {name[:50]!r}, {len(name):,} characters; expected 1 to "
+                f"{LONGEST_CLASS}, not all of them blank."
+            )
 
 
 def _outside(inputs: NDArray[Any], spec: InputSpec) -> NDArray[np.int64]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import re
 from pathlib import Path
@@ -109,7 +110,16 @@ def test_owner_student_and_auditor(
         with Client(server.url, auditor) as client:
             distinct = len(np.unique(x, axis=0))
             assert client.verify("readmission").ok
-            assert sum(1 for _ in client.charges("readmission", outcome="answered")) == distinct
+            entries = list(client.charges("readmission", outcome="answered"))
+            assert len(entries) == distinct
+        with Client(server.url, student) as client:
+            asked = client.label(x[:50])
+            paid = {entry.seq: entry.label_name for entry in entries}
+            assert asked.names.tolist() == [("no", "yes")[label] for label in asked.labels]
+            assert asked.names.tolist() == [paid[charge] for charge in asked.charges]
+    exported = terrine("ledger", "export", "readmission", "--format", "csv").fine
+    listed = csv.DictReader(io.StringIO(exported))
+    assert [entry["label_name"] for entry in listed] == [entry.label_name for entry in entries]
     report: dict[str, Any] = json.loads((tmp_path / "student" / "report.json").read_text())
     assert report["outcomes"] == {"answered": POOL}
     assert report["epsilon_spent"] <= 2

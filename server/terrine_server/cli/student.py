@@ -233,13 +233,12 @@ def label(
     check_readable(public)
     with connect(url, token_file, insecure) as client:
         inputs, _ = load_public(public, schema, client)
-        classes = client.project().ensemble.classes
         labels = client.label(inputs, progress=True)
     arrays: dict[str, Any] = {
         name: getattr(labels, name)
         for name in ("outcomes", "labels", "charges", "noisy_counts", "noise_sigma")
     }
-    arrays["names"] = np.array([name or "" for name in labels.names(classes)], dtype=np.str_)
+    arrays["names"] = np.array([name or "" for name in labels.names], dtype=np.str_)
     np.savez_compressed(out, **{n: value for n, value in arrays.items() if value is not None})
     counts = ", ".join(f"{count} {outcome}" for outcome, count in labels.counts.items() if count)
     console.print(f"{out}: {counts}. ε spent {labels.budget.epsilon_spent:.4g}.", soft_wrap=True)
