@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from terrine_protocol.images import ImageFormat
 from terrine_protocol.tables import Record, TableSchema
 
 DIGITS = tuple(str(digit) for digit in range(10))
@@ -60,6 +61,8 @@ class Dataset:
     """[N], the number of each record's person; None if each record counts as one person."""
     group_column: str | None = None
     encoding: TableSchema | None = None
+    image: ImageFormat | None = None
+    """How pictures were converted, if the inputs were made from some."""
     name: str = "data"
     sha256: str | None = None
     """Of the records' file, if a schema might have been fitted on it."""
@@ -281,5 +284,8 @@ def _one_file(folder: Path, start: str) -> Path:
         p for p in folder.glob(f"{start}*") if p.suffix in (".gz", "") or "idx" in p.name
     )
     if not found:
-        raise DataError(f"{folder} has no file {start}*; expected MNIST-style IDX files there.")
+        raise DataError(
+            f"{folder} has no file {start}*; expected MNIST-style IDX files there, or, with the "
+            "size that pictures are converted to, folders of PNG and JPEG files."
+        )
     return found[0]

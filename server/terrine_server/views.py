@@ -128,6 +128,7 @@ def ensemble(record: ledger.EnsembleRecord, available: bool) -> EnsembleInfo:
         teachers=record.info["teachers"],
         matches_prior=record.info.get("matches_prior", False),
         encoding=record.info.get("encoding"),
+        image=record.info.get("image"),
         available=available,
     )
 

@@ -4,19 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.markup import escape
 from rich.table import Table
 
 from terrine_server.cli.console import console, fail
 
 if TYPE_CHECKING:
+    from terrine_models.csv_files import Encoding
     from terrine_models.data import Dataset
     from terrine_models.features import PublicData
     from terrine_models.roles import Guess, Proposal
     from terrine_protocol.tables import TableSchema
+
+
+class TextEncoding(StrEnum):
+    """Encoding of tables that are not UTF-8."""
+
+    UTF_8 = "utf-8"
+    LATIN_1 = "latin-1"
+    WINDOWS_1252 = "windows-1252"
+
+
+EncodingOption = Annotated[
+    TextEncoding,
+    typer.Option(
+        "--encoding",
+        help="Encoding of CSV files that are not UTF-8; windows-1252 is what older Windows "
+        "programs write.",
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -28,20 +49,20 @@ class Choice:
     label: str | None
     group: str | None
     columns: list[str] | None
+    encoding: Encoding
 
 
 def load(data: Path, choice: Choice) -> tuple[Dataset, PublicData | None]:
     """Return the private records of a table, and the public ones if --public is given."""
-    from terrine_models.csv_files import read_text
     from terrine_models.features import PublicData
-    from terrine_models.tables import encode_csv, load_csv
+    from terrine_models.tables import check_table, encode_table, load_table
 
-    read_text(data)  # refuses a file that is not text before asking for a schema
+    check_table(data, choice.encoding)  # before asking for a schema
     schema = _schema(data, choice)
-    private = load_csv(data, schema, note)
+    private = load_table(data, schema, note, choice.encoding)
     if choice.public is None:
         return private, None
-    public = encode_csv(choice.public, schema)
+    public = encode_table(choice.public, schema, note, choice.encoding)
     return private, PublicData.declare(choice.public.name, public)
 
 
@@ -95,7 +116,12 @@ def _schema(data: Path, choice: Choice) -> TableSchema:
             "public table. `terrine ensemble schema --help` explains how to make a schema."
         )
     proposal = propose_schema(
-        choice.public, label=choice.label, group=choice.group, columns=choice.columns, note=note
+        choice.public,
+        label=choice.label,
+        group=choice.group,
+        columns=choice.columns,
+        note=note,
+        encoding=choice.encoding,
     )
     surprises = [g for g in proposal.guesses if g.doubt or g.column.role in ("group", "ignored")]
     if surprises:

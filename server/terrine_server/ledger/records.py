@@ -62,7 +62,7 @@ class EnsembleRecord:
     @cached_property
     def class_names(self) -> Mapping[int | None, str]:
         """The name of each class, by its label. Empty if classes are named 0, 1, …"""
-        names = dict(enumerate(self.info["classes"]))
+        names: dict[int | None, str] = dict(enumerate(self.info["classes"]))
         return {} if all(name == str(label) for label, name in names.items()) else names
 
     @property
