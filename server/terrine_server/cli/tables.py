@@ -70,8 +70,8 @@ def show(proposal: Proposal, public: Path, out: Path) -> None:
     """Print each column's role and why, and what the schema makes public."""
     _print(proposal.guesses)
     schema = proposal.schema
-    ranges = sum(column.role == "numeric" for column in schema.columns)
-    lists = sum(column.role in ("categorical", "label") for column in schema.columns)
+    ranges = sum(column.role in ("numeric", "date") for column in schema.columns)
+    lists = sum(column.values is not None for column in schema.columns)
     sentences = [
         f"{out}: {len(schema.columns)} columns. Review it: everything in it will be public.",
         f"Taken from {public}: the column names, the lowest and highest value of {ranges} columns, "
