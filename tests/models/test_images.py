@@ -89,7 +89,9 @@ def bomb() -> bytes:
 
 
 def test_a_bad_file_is_named(tmp_path: Path, plain: np.ndarray) -> None:
-    whole = save(tmp_path / "ok" / "ok.png", np.random.default_rng(0).integers(0, 256, (64, 64), np.uint8))
+    whole = save(
+        tmp_path / "ok" / "ok.png", np.random.default_rng(0).integers(0, 256, (64, 64), np.uint8)
+    )
     content = whole.read_bytes()
     gif = tmp_path / "x.gif"
     Image.fromarray(plain).save(gif)

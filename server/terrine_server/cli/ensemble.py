@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from terrine_server.bars import teachers_bar
-from terrine_server.cli import arrays, tables
+from terrine_server.cli import arrays, preview, tables
 from terrine_server.cli.console import AsJson, console, fail, print_json
 from terrine_server.cli.evaluate import ensemble_directory, evaluate
 from terrine_server.cli.tables import split
@@ -151,16 +151,19 @@ def train(
         if labels or classes or image_size:
             fail("--labels, --classes and --image-size are for images; a table has a schema.")
         choice = tables.Choice(public, schema, label, group, split(columns), encoding.value)
-        private, named_public = tables.load(data, choice)
+        private, named_public, labelled = tables.load(data, choice)
     else:
         if schema or label or group or columns:
             fail("--schema, --label, --group and --columns are for tables only.")
         options = arrays.Arrays(public, labels, classes, image_size, grey)
-        private, named_public = arrays.load(data, options)
+        (private, named_public), labelled = arrays.load(data, options), None
     given = Given(
         copies, turning, bending, features, width, ridge, bins, match_prior, epochs, trees
     )
     how = chosen(kind, given)
+    seen = preview.show(private, teachers, seed)
+    if labelled is not None and kind is not Kind.NETWORKS:
+        preview.show_agreement(labelled, seen, how, seed)
     with teachers_bar(console, teachers) as on_trained:
         manifest = train_ensemble(
             private,

@@ -52,8 +52,12 @@ class Choice:
     encoding: Encoding
 
 
-def load(data: Path, choice: Choice) -> tuple[Dataset, PublicData | None]:
-    """Return the private records of a table, and the public ones if --public is given."""
+def load(data: Path, choice: Choice) -> tuple[Dataset, PublicData | None, Dataset | None]:
+    """Return the private records of a table, and if --public is given the public ones.
+
+    The latter twice: as inputs, and with their labels if every row has one.
+    """
+    from terrine_models.data import DataError
     from terrine_models.features import PublicData
     from terrine_models.tables import check_table, encode_table, load_table
 
@@ -61,9 +65,14 @@ def load(data: Path, choice: Choice) -> tuple[Dataset, PublicData | None]:
     schema = _schema(data, choice)
     private = load_table(data, schema, note, choice.encoding)
     if choice.public is None:
-        return private, None
+        return private, None, None
     public = encode_table(choice.public, schema, note, choice.encoding)
-    return private, PublicData.declare(choice.public.name, public)
+    named = PublicData.declare(choice.public.name, public)
+    try:
+        return private, named, load_table(choice.public, schema, encoding=choice.encoding)
+    except DataError as error:
+        note(f"How far teachers will agree is not estimated, without public labels: {error}")
+        return private, named, None
 
 
 def show(proposal: Proposal, public: Path, out: Path) -> None:
