@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .agreement import Agreement
-from .data import Dataset
+from .data import Dataset, row_digests
 from .ensemble import Ensemble
 from .features import PublicData
 from .shards import deal
@@ -61,8 +61,9 @@ class Preview:
 def stand_in(public: Dataset, rows: int, how: How, seed: int) -> Agreement | None:
     """How far teachers of `rows` public records each agree on other public records.
 
-    One half of the records is dealt to at most 40 teachers; the feature map is fitted on the other
-    half, and they vote on it. None if there are not enough records for five.
+    One half of the records is dealt to at most 40 teachers. They vote on the other half, and the
+    feature map is fitted on those of it that differ from theirs. None if there are not enough
+    records for five teachers, or no others.
     """
     order = np.random.default_rng(seed).permutation(len(public))
     teachers = min(MOST, len(public) // 2 // rows)
@@ -72,10 +73,14 @@ def stand_in(public: Dataset, rows: int, how: How, seed: int) -> Agreement | Non
     sample = Dataset(
         public.inputs[own], public.labels[own], public.classes, public.spec, name=public.name
     )
+    inputs = public.inputs[others]
+    fresh = inputs[~np.isin(row_digests(inputs), row_digests(sample.inputs))]
+    if not len(fresh):
+        return None
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / NAME
-        _train(sample, out, teachers, how, PublicData.declare(NAME, public.inputs[others]), seed)
-        votes = Ensemble.load(out, device="cpu").votes(public.inputs[others])
+        _train(sample, out, teachers, how, PublicData.declare(NAME, fresh), seed)
+        votes = Ensemble.load(out, device="cpu").votes(inputs)
     return Agreement.of(votes, public.labels[others], public.classes)
 
 
