@@ -29,11 +29,12 @@ def show(data: Dataset, teachers: int, seed: int) -> Preview:
     people = "" if found.people is None else f" of {found.people:,} people"
     smallest, middle, largest = found.rows
     fewest, usual, most = found.classes
+    classes = f"{fewest}" if fewest == most else f"{fewest} to {most}"
     _say(
         f"[bold]Private, for your eyes only:[/] {found.records:,} records{people} for "
         f"{teachers:,} teachers. The smallest shard has {smallest:,} records, the middle one "
-        f"{middle:,}, the largest {largest:,}. Of {len(data.classes)} classes a teacher sees "
-        f"{fewest} to {most}, {usual} in the middle."
+        f"{middle:,}, the largest {largest:,}. A teacher sees {classes} "
+        f"of {len(data.classes)} classes, {usual} in the middle."
     )
     rare = {name: n for name, n in found.lacking.items() if n > OFTEN * teachers}
     if rare:

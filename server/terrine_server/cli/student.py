@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 from terrine_server.bars import steps_bar
 from terrine_server.cli.console import AsJson, console, errors, fail, print_json
-from terrine_server.cli.student_data import Source, rehearse
+from terrine_server.cli.student_data import Source, rehearse, save_labels
 from terrine_server.cli.student_report import class_figures, summary
 from terrine_server.cli.tables import EncodingOption, TextEncoding
 
@@ -210,35 +210,33 @@ def train(
 def label(
     public: Public,
     url: Url,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The .npz file to write.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The .npz or .csv file to write.")],
     token_file: TokenFile = None,
     insecure: Insecure = False,
     schema: Schema = None,
     encoding: EncodingOption = TextEncoding.UTF_8,
 ) -> None:
-    """Request labels for inputs and save them as arrays: outcomes, labels and charges.
+    """Request labels for inputs and save them, in the order of the inputs.
 
-    And `names`, the labels' class names, empty where there is no label. For a noisy_votes project
-    also noisy_counts and noise_sigma. For projects that do not need the student's probabilities.
-    Repeating a query is free.
+    As arrays: outcomes, labels, charges, and `names`, the labels' class names, empty where there is
+    no label. For a noisy_votes project also noisy_counts and noise_sigma. As CSV: the same, a row
+    for each input. For projects that do not need the student's probabilities. Repeating a query is
+    free.
 
-    [bold]Example[/bold]: terrine student label pool.npy --out labels.npz
+    [bold]Examples[/bold]
+
+      terrine student label pool.npy --out labels.npz
+
+      terrine student label census.csv --out labels.csv
     """
-    import numpy as np
-
-    if out.suffix != ".npz":
-        fail(f"--out must end in .npz; {out} does not.")
+    if out.suffix not in (".npz", ".csv"):
+        fail(f"--out must end in .npz or .csv; {out} does not.")
     source = Source(schema, encoding.value)
     source.check(public)
     with connect(url, token_file, insecure) as client:
         inputs, _ = source.public(public, client)
         labels = client.label(inputs, progress=True)
-    arrays: dict[str, Any] = {
-        name: getattr(labels, name)
-        for name in ("outcomes", "labels", "charges", "noisy_counts", "noise_sigma")
-    }
-    arrays["names"] = np.array([name or "" for name in labels.names], dtype=np.str_)
-    np.savez_compressed(out, **{n: value for n, value in arrays.items() if value is not None})
+    save_labels(labels, out)
     counts = ", ".join(f"{count} {outcome}" for outcome, count in labels.counts.items() if count)
     console.print(f"{out}: {counts}. ε spent {labels.budget.epsilon_spent:.4g}.", soft_wrap=True)
 

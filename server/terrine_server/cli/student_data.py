@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from terrine_client import Client
+    from terrine_client import Client, Labels
     from terrine_client.distill import Examples
     from terrine_models.csv_files import Encoding
     from terrine_models.learning import Training
@@ -127,3 +128,33 @@ def rehearse(
     table.add_row("queries", f"{fits} fit the budget, whatever the answers")
     table.add_row("", "Nothing was sent and nothing was charged.")
     return table
+
+
+def save_labels(labels: Labels, out: Path) -> None:
+    """Write answers as arrays to an .npz file, or as rows to a .csv file."""
+    import numpy as np
+
+    from terrine_client import NO_COUNT
+
+    names = np.array([name or "" for name in labels.names], dtype=np.str_)
+    if out.suffix == ".npz":
+        arrays: dict[str, Any] = {
+            name: getattr(labels, name)
+            for name in ("outcomes", "labels", "charges", "noisy_counts", "noise_sigma")
+        }
+        given = {name: value for name, value in arrays.items() if value is not None}
+        np.savez_compressed(out, **given, names=names)
+        return
+    columns: dict[str, list[Any]] = {
+        "outcome": labels.outcomes.tolist(),
+        "label": ["" if label < 0 else label for label in labels.labels.tolist()],
+        "label_name": names.tolist(),
+        "charge": ["" if charge < 0 else charge for charge in labels.charges.tolist()],
+    }
+    if labels.noisy_counts is not None:
+        for label, counts in enumerate(labels.noisy_counts.T.tolist()):
+            columns[f"count_{label}"] = ["" if count == NO_COUNT else count for count in counts]
+    with out.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
