@@ -214,7 +214,7 @@ def _read(
 ) -> Iterator[_Part]:
     """Read all rows; find the needed columns by the header, or by their order."""
     if arrow_files.is_arrow(path):
-        yield from _read_arrow(path, needed)
+        yield from _read_arrow(path, schema, needed)
         return
     orders = {len(order): order for order in (needed, [c.name for c in schema.columns])}
 
@@ -251,11 +251,12 @@ def _read(
     )
 
 
-def _read_arrow(path: Path, needed: Sequence[str]) -> Iterator[_Part]:
+def _read_arrow(path: Path, schema: TableSchema, needed: Sequence[str]) -> Iterator[_Part]:
     _check_names(arrow_files.check(path), needed, str(path))
-    start = 0
+    described, start = {column.name: column for column in schema.columns}, 0
     for batch in arrow_files.read_batches(path, needed):
-        yield _Part(batch, partial(_row, path, start), named=True)
+        texts = {name: [_spelled(v, described[name]) for v in batch[name]] for name in needed}
+        yield _Part(texts, partial(_row, path, start), named=True)
         start += len(batch[needed[0]])
     if not start:
         raise DataError(f"{path} holds no records.")
@@ -309,5 +310,15 @@ def _text(value: object, column: Column) -> str:
         return ""
     if isinstance(value, str):
         return text
-    ways = (text, text.removesuffix(".0"), f"{text}.0", text.lower(), text.upper())
+    return _spelled(text, column)
+
+
+def _spelled(text: str, column: Column) -> str:
+    """A number or boolean as the schema has it, among its values: 1.0 as 1, true as True."""
+    ways = (text, text.removesuffix(".0"), f"{text}.0", *_cases(text))
     return next((way for way in ways if way in (column.values or ())), text)
+
+
+def _cases(text: str) -> tuple[str, ...]:
+    known = text.lower() in ("true", "false")
+    return (text.lower(), text.capitalize(), text.upper()) if known else ()

@@ -168,6 +168,24 @@ def test_a_schema_is_proposed_from_parquet_and_fits_csv(tmp_path: Path) -> None:
         propose_schema(parquet, label="a", columns=["a", "b"])
 
 
+def test_types_are_found_as_the_schema_spells_them(tmp_path: Path) -> None:
+    schema = TableSchema.model_validate(
+        {
+            "columns": [
+                {"name": "room", "role": "categorical", "values": ["1.0", "2.0"]},
+                {"name": "ill", "role": "label", "values": ["False", "True"]},
+            ]
+        }
+    )
+    path = tmp_path / "a.parquet"
+    pd.DataFrame({"ill": [True, False], "room": [2, 1]}).to_parquet(path)
+    found = load_table(path, schema)
+    assert found.labels.tolist() == [1, 0]
+    assert found.inputs.tolist() == [[0, 1, 0], [1, 0, 0]]
+    table = pa.Table.from_pydict({"room": [2.0, 1.0]})
+    assert np.array_equal(encode_frame(table, schema), found.inputs)
+
+
 def test_broken_and_unfit_files_are_refused_with_their_names(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pa.parquet.write_table(pa.Table.from_pandas(frame()), path)

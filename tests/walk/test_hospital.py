@@ -86,7 +86,8 @@ def test_owner_student_and_auditor(
     pool = tmp_path / "pool.parquet"
     everything.drop(columns=["patient_id", "readmitted"]).to_parquet(pool)
     own = tmp_path / "own.csv"
-    own.write_text(stays(2000, 2000, seed=4))
+    own.write_bytes(stays(2000, 2000, seed=4).encode("latin-1"))
+    held_out = ("--held-out", own, "--encoding", "latin-1")
     with serving(machine) as server:
         with Client(server.url, student) as client:
             schema = client.project().ensemble.encoding
@@ -94,16 +95,17 @@ def test_owner_student_and_auditor(
             x = encode_table(pool, schema)
             assert np.array_equal(encode_frame(everything, schema), x)
         dry = terrine(
-            *("student", "train", pool, "--held-out", own, "--dry-run", "--url", server.url),
+            *("student", "train", pool, *held_out, "--dry-run", "--url", server.url),
             TERRINE_TOKEN=student,
         ).fine
         assert f"all {POOL:,} fit the budget" in dry
         assert "ε spent   0 of 2" in dry
         learned = terrine(
-            *("student", "train", pool, "--held-out", own, "--out", "student"),
+            *("student", "train", pool, *held_out, "--out", "student"),
             *("--url", server.url),
             TERRINE_TOKEN=student,
         ).fine
+        assert "own.csv is not UTF-8 (line 3); it is read as latin-1." in learned
         # --------------------------------------------------------------------------- the auditor
         with Client(server.url, auditor) as client:
             distinct = len(np.unique(x, axis=0))
@@ -122,7 +124,7 @@ def test_owner_student_and_auditor(
     assert report["outcomes"] == {"answered": POOL}
     assert report["epsilon_spent"] <= 2
     assert f"{report['accuracy']:.2%}" in learned
-    truth = pd.read_csv(own)["readmitted"]
+    truth = pd.read_csv(own, encoding="latin-1")["readmitted"]
     majority = truth.value_counts(normalize=True).max()
     assert report["accuracy"] > majority + 0.02, "better than a constant answer"
     predicted = Student.load(tmp_path / "student").predict(x)
