@@ -76,7 +76,7 @@ def test_a_student_s_folder_is_converted_as_the_owner_s_was(
         )
         learned = terrine(
             *("student", "train", "pool", "--held-out", "own", "--out", "student"),
-            *("--queries", 60, "--rounds", 1, "--method", "ridge"),
+            *("--queries", 60, "--rounds", 1, "--method", "ridge", "--steps", 10),
             **variables,
         )
         assert learned.code == 0, learned.err
