@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from terrine_models import workers
 from terrine_models.data import Dataset
 from terrine_models.ensemble import Ensemble
 from terrine_models.store import (
@@ -27,6 +29,17 @@ from terrine_models.store import (
     verify,
 )
 from terrine_models.teachers import Heads, Networks, train_ensemble
+
+
+@pytest.fixture(scope="module", autouse=True)
+def two_threads() -> Iterator[None]:
+    """Blocks of inputs are voted on side by side, as in a server; other tests have one thread."""
+    usual = torch.get_num_threads()
+    workers._pool.cache_clear()
+    torch.set_num_threads(2)
+    yield
+    workers._pool.cache_clear()
+    torch.set_num_threads(usual)
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +125,7 @@ def test_the_fastest_way_is_measured_as_votes_are_computed(
     ensemble.ways = {"slow": slow, "watched": watched}
     assert ensemble.fastest() is watched
     ensemble.votes(digits.inputs[:64])
+    assert torch.get_num_threads() == 2
     assert seen == {("terrine-worker", 1)}
 
 
