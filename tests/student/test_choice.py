@@ -181,7 +181,7 @@ def test_a_sound_vat_that_was_asked_for_is_kept_and_compared() -> None:
 def test_the_choice_is_repeated_exactly_whatever_is_not_bought_or_public() -> None:
     """It has no other inputs: the same labels and inputs give the same choice and model."""
     labels = some_digits(60)
-    first, again = (choose_digits(labels, steps=30) for _ in range(2))
+    first, again = (choose_digits(labels, steps=12) for _ in range(2))
     assert first.choice == again.choice
     images = digits()[0]
     difference = first.student.probabilities(images) - again.student.probabilities(images)
@@ -242,7 +242,7 @@ def test_constant_columns_leave_the_most_frequent_class(x: NDArray[np.float64]) 
 def test_identical_images_can_be_judged() -> None:
     images = np.full((260, 8, 8), 7, dtype=np.uint8)
     labels = np.where(np.arange(260) < 40, np.arange(260) % 2, -1)
-    training = Training(steps=25)
+    training = small_steps("auto", 12)
     made = choose_student(images, labels, inputs=SMALL, classes=("a", "b"), training=training)
     assert np.isfinite(made.student.probabilities(images)).all()
 
