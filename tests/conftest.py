@@ -109,6 +109,21 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
 
 
 @pytest.fixture
+def two_threads() -> Iterator[None]:
+    """Two workers compute side by side, as in a server: for tests of just that."""
+    import torch
+
+    from terrine_models import workers
+
+    usual = torch.get_num_threads()
+    workers._pool.cache_clear()
+    torch.set_num_threads(2)
+    yield
+    workers._pool.cache_clear()
+    torch.set_num_threads(usual)
+
+
+@pytest.fixture
 def secret_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file of the key that the tests' ledgers are sealed with, which the settings then name."""
     path = tmp_path / "secret.key"

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 
-from terrine_models import workers
 from terrine_models.data import Dataset
 from terrine_models.ensemble import Ensemble
 from terrine_models.store import (
@@ -30,16 +28,7 @@ from terrine_models.store import (
 )
 from terrine_models.teachers import Heads, Networks, train_ensemble
 
-
-@pytest.fixture(scope="module", autouse=True)
-def two_threads() -> Iterator[None]:
-    """Blocks of inputs are voted on side by side, as in a server; other tests have one thread."""
-    usual = torch.get_num_threads()
-    workers._pool.cache_clear()
-    torch.set_num_threads(2)
-    yield
-    workers._pool.cache_clear()
-    torch.set_num_threads(usual)
+pytestmark = pytest.mark.usefixtures("two_threads")
 
 
 @pytest.fixture(scope="module")
