@@ -7,8 +7,9 @@ heads, stand beside them.
 
     python benchmarks/forests.py [DIR] [--teachers 250] [--tune] [--compared 25]
 
-It takes two to three minutes of one processor. DIR holds `adult.data` and `adult.test` (or .gz); by default adult in TERRINE_SHARED_DATA, else in
-../shared/data. `--tune` uses the training file alone, as in adult.py.
+It takes two to three minutes of one processor. DIR holds `adult.data` and `adult.test` (or .gz); by
+default adult in TERRINE_SHARED_DATA, else in ../shared/data. `--tune` uses the training file alone,
+as in adult.py.
 """
 
 from __future__ import annotations
