@@ -47,7 +47,7 @@ def digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 def test_counts_that_show_nothing_by_themselves_make_a_good_student(
     digits: tuple[NDArray[np.uint8], NDArray[np.int64]], method: Asked
 ) -> None:
-    x, truth = (part[:900] for part in digits)
+    x, truth = digits[0][:900], digits[1][:900]
     counts = votes(truth, sigma=400.0, seed=1)
     assert (counts.argmax(axis=1) == truth).mean() < 0.4
     training = Training(method=method, steps=60)
@@ -62,7 +62,7 @@ def test_counts_that_show_nothing_by_themselves_make_a_good_student(
 def test_the_regression_is_the_student_where_it_is_asked_for(
     digits: tuple[NDArray[np.uint8], NDArray[np.int64]],
 ) -> None:
-    x, truth = (part[:900] for part in digits)
+    x, truth = digits[0][:900], digits[1][:900]
     training = Training(method="ridge")
     made = student_from_counts(
         x,
