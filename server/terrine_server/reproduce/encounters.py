@@ -55,9 +55,7 @@ def read_encounters(path: Path) -> tuple[Dataset, Dataset]:
     first = {row[PATIENT]: row for row in reversed(rows)}
     public = [first[patient] for patient in patients[: len(patients) // PUBLIC]]
     if not public:
-        raise DataError(
-            f"{path} has stays of {len(patients)} patients; too few to keep some apart."
-        )
+        raise DataError(f"{path} has stays of {len(patients)} patients, too few to split.")
     theirs = set(patients[len(public) :])
     private = [row for row in rows if row[PATIENT] in theirs]
     with TemporaryDirectory() as folder:
