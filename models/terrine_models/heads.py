@@ -82,7 +82,7 @@ class Heads:
         def prepare_shard(teacher: int) -> tuple[torch.Tensor, torch.Tensor]:
             x, y = shards.of(teacher)
             if copies:
-                draws = draws_for(settings.seed, teacher, len(x) * copies)
+                draws = draws_for(settings.seed or 0, teacher, len(x) * copies)
                 repeated = x.repeat_interleave(copies, 0)
                 x = torch.cat([x, distorted(repeated, draws, plan.input, turning, bending)])
                 y = torch.cat([y, y.repeat_interleave(copies)])

@@ -52,7 +52,7 @@ def load_csv(path: Path, schema: TableSchema, note: Note = silent) -> Dataset:
         _encode(rows, schema),
         np.array(_class_indices(rows, label)),
         label.values or (),
-        InputSpec(shape=(encoded_width(schema),), dtype="float32", low=0, high=1),
+        encoded_input(schema),
         groups=groups,
         group_column=group,
         encoding=schema,
@@ -89,6 +89,11 @@ def encode_frame(frame: Frame, schema: TableSchema) -> NDArray[np.float32]:
         raise DataError("The data frame holds no rows.")
     places = {name: i for i, name in enumerate(schema.features)}
     return _encode(_Rows(list(zip(*columns, strict=True)), places, "row {}".format), schema)
+
+
+def encoded_input(schema: TableSchema) -> InputSpec:
+    """What an encoded row looks like."""
+    return InputSpec(shape=(encoded_width(schema),), dtype="float32", low=0, high=1)
 
 
 def encoded_width(schema: TableSchema) -> int:

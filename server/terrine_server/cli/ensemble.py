@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from terrine_server.bars import teachers_bar
 from terrine_server.cli import tables
 from terrine_server.cli.console import AsJson, console, fail, print_json
 from terrine_server.cli.evaluate import ensemble_directory, evaluate
+from terrine_server.cli.importing import import_
 from terrine_server.cli.tables import split
 from terrine_server.cli.teachers import (
     Bending,
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Train, show, verify and register ensembles.")
 app.command()(evaluate)
+app.command("import")(import_)
 
 Named = Annotated[
     str, typer.Argument(metavar="ENSEMBLE", help="Name of an ensemble, or its directory.")
@@ -354,9 +357,15 @@ def _print(directory: Path, manifest: Manifest) -> None:
     if manifest.encoding is not None:
         source = manifest.encoding.fitted_on
         table.add_row("encoding", f"from {source.name}" if source else "from a hand-written schema")
-    unit = "people" if partition.recipe == "groups" else "records"
+    if manifest.foreign is not None:
+        opsets = ", ".join(f"{name} {opset}" for name, opset in manifest.foreign.opsets.items())
+        table.add_row("opsets", f"{opsets}; output {manifest.foreign.output or 'the only one'}")
+        said = f"{manifest.foreign.disjoint_by} (declared by the owner, not checked)"
+        table.add_row("disjoint by", escape(said))
     table.add_row("records", str(manifest.records))
-    table.add_row("shards", f"{partition.smallest} to {partition.largest} {unit} each")
+    if partition is not None:
+        unit = "people" if partition.recipe == "groups" else "records"
+        table.add_row("shards", f"{partition.smallest} to {partition.largest} {unit} each")
     table.add_row("manifest", f"SHA-256 {manifest_digest(directory)}")
     table.add_row("directory", str(directory))
     console.print(table, soft_wrap=True)

@@ -137,6 +137,7 @@ def register_ensemble(
     Raises `StoreError` (its files), `InvalidTerms` (the name or the cap) or `Conflict`
     (registered before).
     """
+    from terrine_models.importing import check_imported
     from terrine_models.store import load_manifest, manifest_digest, verify
 
     check_name("an ensemble", name)
@@ -144,6 +145,7 @@ def register_ensemble(
     digest = manifest_digest(directory)
     verify(directory)
     manifest = load_manifest(directory)
+    check_imported(directory, manifest)
     try:
         if rule == "rdp":
             limit = cap(epsilon, delta, cap_order(epsilon, delta) if order is None else order)
@@ -163,6 +165,8 @@ def register_ensemble(
     }
     if manifest.training.match_prior:
         info["matches_prior"] = True
+    if manifest.foreign:
+        info["disjoint_by"] = manifest.foreign.disjoint_by
     if manifest.encoding:
         info["encoding"] = manifest.encoding.model_dump(mode="json")
     path = str(Path("ensembles") / name)
