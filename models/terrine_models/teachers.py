@@ -21,12 +21,12 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from .data import DataError, Dataset
+from .data import Dataset
 from .features import FeatureMap, PublicData
 from .forests import Forests
 from .heads import Heads
 from .networks import Networks
-from .shards import Shards, TrainingError, deal
+from .shards import Shards, TrainingError, check_encoding, deal
 from .store import (
     FEATURES,
     EnsemblePlan,
@@ -70,12 +70,7 @@ def train_ensemble(
     how, out = how or Heads(), Path(out)
     if out.exists():
         raise TrainingError(f"{out} exists already. Remove it or choose another directory.")
-    if data.encoding and data.encoding.fitted_on and data.encoding.fitted_on.sha256 == data.sha256:
-        raise DataError(
-            f"The schema of {data.name} was fitted on the private data itself. Its categories and "
-            "ranges become public: take them from a table that is public or invented, or write "
-            "them by hand."
-        )
+    check_encoding(data)
     if public is not None:
         public.check_disjoint(data)
     rows, partition = deal(data, teachers, seed)

@@ -14,7 +14,8 @@ from terrine_server.bars import teachers_bar
 from terrine_server.cli import tables
 from terrine_server.cli.console import AsJson, console, fail, print_json
 from terrine_server.cli.evaluate import ensemble_directory, evaluate
-from terrine_server.cli.importing import import_
+from terrine_server.cli.importing import import_, split_
+from terrine_server.cli.records import load_arrays
 from terrine_server.cli.tables import split
 from terrine_server.cli.teachers import (
     Bending,
@@ -34,13 +35,12 @@ from terrine_server.cli.teachers import (
 )
 
 if TYPE_CHECKING:
-    from terrine_models.data import Dataset
-    from terrine_models.features import PublicData
     from terrine_models.store import Manifest
 
 app = typer.Typer(no_args_is_help=True, help="Train, show, verify and register ensembles.")
 app.command()(evaluate)
 app.command("import")(import_)
+app.command("split")(split_)
 
 Named = Annotated[
     str, typer.Argument(metavar="ENSEMBLE", help="Name of an ensemble, or its directory.")
@@ -155,7 +155,7 @@ def train(
     else:
         if schema or label or group or columns:
             fail("--schema, --label, --group and --columns are for CSV files only.")
-        private, named_public = _load_arrays(data, labels, classes, public)
+        private, named_public = load_arrays(data, labels, classes, public)
     given = Given(
         copies, turning, bending, features, width, ridge, bins, match_prior, epochs, trees
     )
@@ -314,26 +314,6 @@ def schema(
     content = proposal.schema.model_dump_json(indent=2, exclude_none=True)
     write_atomically(out, content.encode() + b"\n")
     tables.show(proposal, public, out)
-
-
-def _load_arrays(
-    data: Path, labels: Path | None, classes: str | None, public: Path | None
-) -> tuple[Dataset, PublicData | None]:
-    from terrine_models.data import DIGITS, load_idx, load_inputs, load_npz
-    from terrine_models.features import PublicData
-
-    names = split(classes)
-    if names and len(names) == 1 and names[0].isdigit():
-        names = [str(i) for i in range(int(names[0]))]
-    if data.suffix == ".npz":
-        if labels is not None:
-            fail("--labels is for IDX images; an .npz has its labels in y.")
-        private = load_npz(data, classes=names)
-    else:
-        private = load_idx(data, labels, classes=names or DIGITS)
-    if public is None:
-        return private, None
-    return private, PublicData.declare(public.name, load_inputs(public))
 
 
 def _print(directory: Path, manifest: Manifest) -> None:

@@ -1,4 +1,4 @@
-"""`terrine ensemble import`: teachers that were trained elsewhere, as ONNX files."""
+"""`terrine ensemble split` and `import`: teachers that are trained elsewhere, as ONNX files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from terrine_server.cli.console import console, fail
-from terrine_server.cli.tables import split
+from terrine_server.cli.records import class_names, load_arrays
+from terrine_server.cli.tables import note
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,6 +53,14 @@ def import_(
             "encoded rows.",
         ),
     ] = None,
+    partition: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The partition.json of `terrine ensemble split`, if the teachers were trained on "
+            "its shards, instead of --classes, --input, --schema and --records.",
+        ),
+    ] = None,
     records: Annotated[
         int | None,
         typer.Option(min=1, help="Training records of all teachers together: δ must be below 1/N."),
@@ -80,12 +89,21 @@ def import_(
       terrine ensemble import models/*.onnx --name ward --classes home,ward --input float32:20:0..1
           --records 30000 --disjoint-by "one model per hospital; no patient is in two"
 
-      terrine ensemble import models/*.onnx --name ward --schema schema.json --output probabilities
-          --records 30000 --disjoint-by "one model per hospital; no patient is in two"
+      terrine ensemble import models/*.onnx --name ward --partition shards/partition.json
+          --disjoint-by "terrine ensemble split by patient; model i knows shard i alone"
     """
     from terrine_models.importing import import_ensemble
 
-    declared = _declared(disjoint_by, classes, inputs, schema, records, output)
+    if not disjoint_by.strip():
+        fail("--disjoint-by is empty. Say how no person's records came to train two teachers.")
+    if partition is None:
+        declared = _declared(disjoint_by.strip(), classes, inputs, schema, records, output)
+    else:
+        if classes or inputs or schema or records:
+            fail(
+                "--partition says what --classes, --input, --schema and --records say; drop these."
+            )
+        declared = _of_shards(partition, len(models), disjoint_by.strip(), output)
     if out is None:
         from terrine_server.settings import Settings
 
@@ -94,6 +112,64 @@ def import_(
     with console.status(f"Checking {len(models)} files"):
         manifest = import_ensemble(models, out, name, declared, tried)
     _say(out, manifest)
+
+
+def split_(
+    data: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DATA", help="Private training data, in a format that `train` reads."
+        ),
+    ],
+    teachers: Annotated[int, typer.Option(min=1, help="Number of shards.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where to write the shards.")],
+    schema: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Public schema, for a table.")
+    ] = None,
+    labels: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="IDX file with the labels of the images.")
+    ] = None,
+    classes: Annotated[
+        str | None, typer.Option(metavar="N|A,B,…", help="Classes of IDX or .npz data.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed for the partition.")] = 0,
+) -> None:
+    """Split private data into disjoint shards (.npz), to train a teacher on each with anything.
+
+    All rows of a person go to one shard, if the schema or a `group` array says whose they are.
+
+    [bold]Example[/bold]: terrine ensemble split patients.csv --teachers 250 --schema schema.json
+    --out shards
+    """
+    from terrine_models.csv_files import is_table
+    from terrine_models.splitting import PARTITION, split
+    from terrine_models.tables import load_csv, read_schema
+
+    if is_table(data):
+        if labels or classes:
+            fail("--labels and --classes are for arrays; a table's classes are in its schema.")
+        if schema is None:
+            fail(
+                f"{data} is a table: give the public --schema that encodes it. "
+                "`terrine ensemble schema --help` explains how to make one."
+            )
+        private = load_csv(data, read_schema(schema), note)
+    else:
+        if schema:
+            fail("--schema is for tables.")
+        private, _ = load_arrays(data, labels, classes, None)
+    dealt = split(private, out, teachers, seed)
+    parts = dealt.partition
+    unit = "people" if parts.recipe == "groups" else "records"
+    console.print(
+        f"{out}: {teachers:,} shards of {parts.smallest:,} to {parts.largest:,} {unit}. They are "
+        f"as private as the data. Train teacher i on shard i alone; then\n"
+        f"terrine ensemble import MODEL… --name NAME --partition {out / PARTITION} "
+        "--disjoint-by TEXT",
+        soft_wrap=True,
+        markup=False,
+        highlight=False,
+    )
 
 
 def parse_input(text: str) -> InputSpec:
@@ -125,8 +201,6 @@ def _declared(
 ) -> Declared:
     from terrine_models.importing import Declared
 
-    if not disjoint_by.strip():
-        fail("--disjoint-by is empty. Say how no person's records came to train two teachers.")
     if records is None:
         fail("--records is missing: how many records trained the teachers, all together?")
     if schema is not None:
@@ -135,12 +209,10 @@ def _declared(
         return _of_table(schema, records, disjoint_by, output)
     if classes is None or inputs is None:
         fail("Give --classes and --input, or the --schema of a table.")
-    names = split(classes) or []
-    if len(names) == 1 and names[0].isdigit():
-        names = [str(i) for i in range(int(names[0]))]
+    names = class_names(classes) or []
     if len(names) < 2 or len(set(names)) < len(names) or not all(names):
         fail(f"--classes takes two or more different names, or their number; not {classes!r}.")
-    return Declared(parse_input(inputs), tuple(names), records, disjoint_by.strip(), output=output)
+    return Declared(parse_input(inputs), tuple(names), records, disjoint_by, output=output)
 
 
 def _of_table(schema: Path, records: int, disjoint_by: str, output: str | None) -> Declared:
@@ -149,8 +221,27 @@ def _of_table(schema: Path, records: int, disjoint_by: str, output: str | None) 
 
     known = read_schema(schema)
     label = next(column for column in known.columns if column.role == "label")
+    return Declared(encoded_input(known), label.values or (), records, disjoint_by, known, output)
+
+
+def _of_shards(partition: Path, models: int, disjoint_by: str, output: str | None) -> Declared:
+    from terrine_models.importing import Declared
+    from terrine_models.splitting import read_partition
+
+    dealt = read_partition(partition)
+    if models != dealt.teachers:
+        fail(
+            f"{partition} has {dealt.teachers:,} shards, and {models:,} models are given: expected "
+            "one for each shard."
+        )
     return Declared(
-        encoded_input(known), label.values or (), records, disjoint_by.strip(), known, output
+        dealt.input,
+        dealt.classes,
+        dealt.records,
+        disjoint_by,
+        dealt.encoding,
+        output,
+        dealt.partition,
     )
 
 
