@@ -30,7 +30,7 @@ COPY migrations migrations
 RUN --mount=type=cache,target=/var/cache/pip <<'EOS'
 set -eu
 pip wheel --no-deps --wheel-dir /build .
-pip install "$(ls /build/terrine-*.whl)[server]"
+pip install "$(ls /build/terrine-*.whl)[onnx,server]"
 [ "$ALLOW_CUDA" = yes ] || python -c 'import sys, torch; sys.exit(torch.version.cuda and "CUDA torch")'
 terrine --help >/dev/null
 EOS

@@ -136,6 +136,27 @@ def seen_unpickling() -> list[str]:
     return UNPICKLED
 
 
+@pytest.mark.parametrize("library", ["sklearn", "torch"])
+def test_the_documented_program_makes_teachers(
+    library: str, terrine: Terrine, tmp_path: Path, digits: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (REPOSITORY / "docs" / "ensembles.md").read_text()
+    blocks = [b for b in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S) if "to_onnx" in b]
+    (program,) = [
+        block for block in blocks if f"import {library}" in block or f"from {library}" in block
+    ]
+    flat = digits.inputs[:400].reshape(400, 64)
+    np.savez("private.npz", x=flat, y=digits.labels[:400], classes=digits.classes)
+    assert terrine("ensemble", "split", "private.npz", "--teachers", 3, "--out", "shards").fine
+    exec(compile(program, "docs/ensembles.md", "exec"), {})
+    models = sorted(Path("models").glob("*.onnx"))
+    stated = ("--partition", "shards/partition.json", "--disjoint-by", "model i knows shard i")
+    assert terrine("ensemble", "import", *models, "--name", "ward", *stated).fine
+    votes = Ensemble.load(tmp_path / "data" / "ensembles" / "ward").votes(flat)
+    assert (votes.argmax(1) == digits.labels[:400]).mean() > 0.6
+
+
 def found_token(text: str) -> str:
     found = re.search(r"terrine_\S+", text)
     assert found is not None
