@@ -15,10 +15,12 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 from .architectures import build_network, prepare
+from .backbones import Backbone
 from .features import FeatureMap
 from .gradients import ENLARGED
 from .onnx_models import Model, ModelError, OnnxTeachers
 from .store import (
+    BACKBONE,
     FEATURES,
     Manifest,
     StoreError,
@@ -91,11 +93,15 @@ class Ensemble:
         if manifest.foreign is not None:
             return cls(manifest, None, {}, "cpu", memory, _load_models(directory, manifest))
         parts = {
-            name: load_tensors(directory, name, digest) for name, digest in manifest.files.items()
+            name: load_tensors(directory, name, digest)
+            for name, digest in manifest.files.items()
+            if name != BACKBONE
         }
         features = None
         if manifest.features is not None:
-            features = FeatureMap(manifest.features, manifest.input, parts.get(FEATURES, {}))
+            source, tensors = manifest.features.backbone, parts.get(FEATURES, {})
+            backbone = Backbone.load(directory, source) if source is not None else None
+            features = FeatureMap(manifest.features, manifest.input, tensors, backbone)
             _check(directory / FEATURES, features.tensors, features.shapes())
         files = [parts[name] for name in manifest.teacher_files]
         for name, part in zip(manifest.teacher_files, files, strict=True):

@@ -30,6 +30,7 @@ from .data import InputSpec
 FORMAT: Literal["terrine-ensemble-1"] = "terrine-ensemble-1"
 MANIFEST = "manifest.json"
 FEATURES = "features.safetensors"
+BACKBONE = "backbone.onnx"
 MANIFEST_LIMIT = 16 * 2**20
 """Bytes. A larger manifest is refused unread."""
 
@@ -43,10 +44,18 @@ class StoreError(Exception):
     """An ensemble's files are missing, malformed or altered; the message names the file."""
 
 
+class PublicModel(Record):
+    """A model that its owner declared public: nobody's private records trained it."""
+
+    name: str
+    sha256: Sha256
+    width: Annotated[int, Field(ge=1, description="Numbers in each embedding.")]
+
+
 class FeatureSpec(Record):
     """A public feature map. `fitted_on` is null for a data-independent one."""
 
-    base: Literal["oriented_gradients", "identity", "bins"]
+    base: Literal["oriented_gradients", "identity", "bins", "backbone"]
     projection: Literal["graph", "pca", "nystrom", "random", "scaled", "whitened", "none"]
     components: Annotated[int, Field(ge=1, description="Numbers from the projection.")]
     coordinates: Annotated[int, Field(ge=0, description="Numbers from the graph.")] = 0
@@ -57,9 +66,12 @@ class FeatureSpec(Record):
     ranks: Annotated[int, Field(ge=0, description="Of bins: ranks among public rows.")] = 0
     seed: Annotated[int, Field(ge=0, description="Of the random projection.")] = 0
     fitted_on: PublicSource | None = None
+    backbone: PublicModel | None = None
 
     @model_validator(mode="after")
     def _is_coherent(self) -> Self:
+        if (self.base == "backbone") != (self.backbone is not None):
+            raise ValueError("backbone, and no other base, names a public model")
         fitted = self.projection not in ("random", "none")
         if fitted != (self.fitted_on is not None):
             raise ValueError("random and none, and no other projection, are fitted on nothing")
@@ -195,6 +207,9 @@ class Manifest(EnsemblePlan):
             raise ValueError(
                 f"{FEATURES} belongs to a feature map with a projection, and only to that"
             )
+        backbone = self.features.backbone if self.features is not None else None
+        if self.files.get(BACKBONE) != (backbone.sha256 if backbone is not None else None):
+            raise ValueError(f"{BACKBONE} belongs to a feature map with that backbone")
         return self
 
     @property

@@ -28,6 +28,7 @@ from .heads import Heads
 from .networks import Networks
 from .shards import Shards, TrainingError, check_encoding, deal
 from .store import (
+    BACKBONE,
     FEATURES,
     EnsemblePlan,
     Manifest,
@@ -35,6 +36,7 @@ from .store import (
     save_manifest,
     save_tensors,
     sync_directory,
+    verified_bytes,
     versions,
     write_atomically,
 )
@@ -93,9 +95,13 @@ def train_ensemble(
     )
     work = out.with_name(f"{out.name}.partial")
     files = _begin_or_resume(work, plan, data)
+    if features and features.backbone and BACKBONE not in files:
+        write_atomically(work / BACKBONE, features.backbone.data)
+        files[BACKBONE] = features.backbone.source.sha256
+        _note(work, plan, data, files)
     if features and FEATURES in files:
         tensors = load_tensors(work, FEATURES, files[FEATURES])
-        features = FeatureMap(features.spec, data.spec, tensors)
+        features = FeatureMap(features.spec, data.spec, tensors, features.backbone)
     elif features and features.tensors:
         files[FEATURES] = save_tensors(work / FEATURES, features.tensors)
         _note(work, plan, data, files)
@@ -134,7 +140,7 @@ def _begin_or_resume(work: Path, plan: EnsemblePlan, data: Dataset) -> dict[str,
             f"differ. Use the same settings to continue, or remove {work} to start again."
         )
     for name, digest in files.items():
-        load_tensors(work, name, digest)
+        verified_bytes(work, name, digest)
     return files
 
 

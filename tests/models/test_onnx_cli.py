@@ -153,6 +153,14 @@ def test_the_documented_program_makes_teachers(
     models = sorted(Path("models").glob("*.onnx"))
     stated = ("--partition", "shards/partition.json", "--disjoint-by", "model i knows shard i")
     assert terrine("ensemble", "import", *models, "--name", "ward", *stated).fine
+    if library == "sklearn":
+        assert terrine("init").fine
+        cap = ("--epsilon", 4, "--delta", 1e-4)
+        assert terrine("ensemble", "register", "ward", *cap).fine
+        assert "is registered already" in terrine("ensemble", "register", "ward", *cap).refused
+        assert terrine("ensemble", "import", *models, "--name", "again", *stated).fine
+        again = terrine("ensemble", "register", "again", *cap).refused
+        assert "3 of these teachers are in the ensemble ward as well" in again
     votes = Ensemble.load(tmp_path / "data" / "ensembles" / "ward").votes(flat)
     assert (votes.argmax(1) == digits.labels[:400]).mean() > 0.6
 

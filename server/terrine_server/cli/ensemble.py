@@ -18,6 +18,7 @@ from terrine_server.cli.importing import import_, split_
 from terrine_server.cli.records import load_arrays
 from terrine_server.cli.tables import split
 from terrine_server.cli.teachers import (
+    BackboneFile,
     Bending,
     Bins,
     Copies,
@@ -121,6 +122,7 @@ def train(
     ridge: Ridge = None,
     bins: Bins = True,
     match_prior: MatchPrior = True,
+    backbone: BackboneFile = None,
     epochs: Epochs = None,
     trees: Trees = None,
 ) -> None:
@@ -157,9 +159,9 @@ def train(
             fail("--schema, --label, --group and --columns are for CSV files only.")
         private, named_public = load_arrays(data, labels, classes, public)
     given = Given(
-        copies, turning, bending, features, width, ridge, bins, match_prior, epochs, trees
+        copies, turning, bending, features, width, ridge, bins, match_prior, backbone, epochs, trees
     )
-    how = chosen(kind, given)
+    how = chosen(kind, given, private.spec)
     with teachers_bar(console, teachers) as on_trained:
         manifest = train_ensemble(
             private,
@@ -330,6 +332,9 @@ def _print(directory: Path, manifest: Manifest) -> None:
     if features is not None:
         table.add_row("features", f"{features.base}, {features.projection}, {features.width} wide")
         source = features.fitted_on
+        if features.backbone is not None:
+            public_model = features.backbone
+            table.add_row("backbone", f"{escape(public_model.name)}, SHA-256 {public_model.sha256}")
         fitted = f"{source.name} ({source.records} public records)" if source else "no data"
         table.add_row("fitted on", fitted)
     if manifest.training.matched_on is not None:
