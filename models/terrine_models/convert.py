@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -73,17 +74,17 @@ def _export_torch(model: Any, path: Path, sizes: tuple[int, ...]) -> None:
 
 
 def _converted(library: str, model: Any, sizes: tuple[int, ...]) -> Any:
-    if library == "sklearn":
-        import skl2onnx
-
-        of_sklearn = [("x", skl2onnx.common.data_types.FloatTensorType([None, *sizes]))]
-        options = {id(model): {"zipmap": False}} if hasattr(model, "predict_proba") else None
-        return skl2onnx.to_onnx(model, initial_types=of_sklearn, options=options)
-    import onnxmltools
-    from onnxmltools.convert.common.data_types import FloatTensorType
-
-    convert = getattr(onnxmltools, f"convert_{library}")
-    inputs = [("x", FloatTensorType([None, *sizes]))]
-    if library == "lightgbm":
-        return convert(model, initial_types=inputs, zipmap=False)
-    return convert(model, initial_types=inputs)
+    # Imported by name: the server's image, which holds all that Terrine imports, converts nothing.
+    package = NEEDED[library][0]
+    converter = import_module(package)
+    within = "common" if package == "skl2onnx" else "convert.common"
+    types = import_module(f"{package}.{within}.data_types")
+    inputs = [("x", types.FloatTensorType([None, *sizes]))]
+    match library:
+        case "sklearn":
+            options = {id(model): {"zipmap": False}} if hasattr(model, "predict_proba") else None
+            return converter.to_onnx(model, initial_types=inputs, options=options)
+        case "lightgbm":
+            return converter.convert_lightgbm(model, initial_types=inputs, zipmap=False)
+        case _:
+            return converter.convert_xgboost(model, initial_types=inputs)
