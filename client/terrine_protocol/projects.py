@@ -52,6 +52,14 @@ class EnsembleInfo(Reply):
             "public rows as its own records have it.",
         ),
     ] = False
+    disjoint_by: Annotated[
+        str | None,
+        Field(
+            exclude_if=absent,
+            description="Of teachers trained elsewhere: how no person's records trained two of "
+            "them. The guarantee rests on it. Declared by the owner, not checked.",
+        ),
+    ] = None
     encoding: Annotated[
         TableSchema | None,
         Field(

@@ -77,7 +77,7 @@ def load_table(
         np.concatenate(inputs),
         np.array(labels),
         label.values or (),
-        InputSpec(shape=(encoded_width(schema),), dtype="float32", low=0, high=1),
+        encoded_input(schema),
         groups=None if group is None else number_groups(people),
         group_column=group,
         encoding=schema,
@@ -117,6 +117,11 @@ def encode_frame(frame: Frame, schema: TableSchema, note: Note = silent) -> NDAr
     part = _Part(texts, "row {}".format, named=True)
     (part,) = _noted(iter([part]), schema, "The data frame", note)
     return _encode(part, schema)
+
+
+def encoded_input(schema: TableSchema) -> InputSpec:
+    """What an encoded row looks like."""
+    return InputSpec(shape=(encoded_width(schema),), dtype="float32", low=0, high=1)
 
 
 def encoded_width(schema: TableSchema) -> int:

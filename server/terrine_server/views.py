@@ -127,6 +127,7 @@ def ensemble(record: ledger.EnsembleRecord, available: bool) -> EnsembleInfo:
         classes=record.info["classes"],
         teachers=record.info["teachers"],
         matches_prior=record.info.get("matches_prior", False),
+        disjoint_by=record.info.get("disjoint_by"),
         encoding=record.info.get("encoding"),
         image=record.info.get("image"),
         available=available,

@@ -43,15 +43,21 @@ class Arrays:
     grey: bool
 
 
+def class_names(classes: str | None) -> list[str] | None:
+    """Return the classes that --classes names, or numbers."""
+    names = split(classes)
+    if names and len(names) == 1 and names[0].isdigit():
+        return [str(i) for i in range(int(names[0]))]
+    return names
+
+
 def load(data: Path, options: Arrays) -> tuple[Dataset, PublicData | None]:
     """Return the private records, and the public inputs if --public is given."""
     from terrine_models.data import DIGITS, load_idx, load_inputs, load_npz
     from terrine_models.features import PublicData
     from terrine_models.images import load_image_classes, load_images
 
-    names, image = split(options.classes), image_format(options.image_size, options.grey)
-    if names and len(names) == 1 and names[0].isdigit():
-        names = [str(i) for i in range(int(names[0]))]
+    names, image = class_names(options.classes), image_format(options.image_size, options.grey)
     if image is not None:
         if options.labels is not None or not data.is_dir():
             fail("--image-size is for a folder of pictures, with one folder for each class.")

@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from terrine_server.bars import teachers_bar
 from terrine_server.cli import arrays, preview, tables
 from terrine_server.cli.console import AsJson, console, fail, print_json
 from terrine_server.cli.evaluate import ensemble_directory, evaluate
+from terrine_server.cli.importing import import_, split_
 from terrine_server.cli.tables import split
 from terrine_server.cli.teachers import (
+    BackboneFile,
     Bending,
     Bins,
     Copies,
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Train, show, verify and register ensembles.")
 app.command()(evaluate)
+app.command("import")(import_)
+app.command("split")(split_)
 
 Named = Annotated[
     str, typer.Argument(metavar="ENSEMBLE", help="Name of an ensemble, or its directory.")
@@ -121,6 +126,7 @@ def train(
     ridge: Ridge = None,
     bins: Bins = True,
     match_prior: MatchPrior = True,
+    backbone: BackboneFile = None,
     epochs: Epochs = None,
     trees: Trees = None,
 ) -> None:
@@ -158,9 +164,9 @@ def train(
         options = arrays.Arrays(public, labels, classes, image_size, grey)
         (private, named_public), labelled = arrays.load(data, options), None
     given = Given(
-        copies, turning, bending, features, width, ridge, bins, match_prior, epochs, trees
+        copies, turning, bending, features, width, ridge, bins, match_prior, backbone, epochs, trees
     )
-    how = chosen(kind, given)
+    how = chosen(kind, given, private.spec)
     seen = preview.show(private, teachers, seed)
     if labelled is not None and kind is not Kind.NETWORKS:
         preview.show_agreement(labelled, seen, how, seed)
@@ -337,6 +343,9 @@ def _print(directory: Path, manifest: Manifest) -> None:
     if features is not None:
         table.add_row("features", f"{features.base}, {features.projection}, {features.width} wide")
         source = features.fitted_on
+        if features.backbone is not None:
+            public_model = features.backbone
+            table.add_row("backbone", f"{escape(public_model.name)}, SHA-256 {public_model.sha256}")
         fitted = f"{source.name} ({source.records} public records)" if source else "no data"
         table.add_row("fitted on", fitted)
     if manifest.training.matched_on is not None:
@@ -347,9 +356,15 @@ def _print(directory: Path, manifest: Manifest) -> None:
     if manifest.encoding is not None:
         source = manifest.encoding.fitted_on
         table.add_row("encoding", f"from {source.name}" if source else "from a hand-written schema")
-    unit = "people" if partition.recipe == "groups" else "records"
+    if manifest.foreign is not None:
+        opsets = ", ".join(f"{name} {opset}" for name, opset in manifest.foreign.opsets.items())
+        table.add_row("opsets", f"{opsets}; output {manifest.foreign.output or 'the only one'}")
+        said = f"{manifest.foreign.disjoint_by} (declared by the owner, not checked)"
+        table.add_row("disjoint by", escape(said))
     table.add_row("records", str(manifest.records))
-    table.add_row("shards", f"{partition.smallest} to {partition.largest} {unit} each")
+    if partition is not None:
+        unit = "people" if partition.recipe == "groups" else "records"
+        table.add_row("shards", f"{partition.smallest} to {partition.largest} {unit} each")
     table.add_row("manifest", f"SHA-256 {manifest_digest(directory)}")
     table.add_row("directory", str(directory))
     console.print(table, soft_wrap=True)
