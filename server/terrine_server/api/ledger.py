@@ -90,7 +90,7 @@ def charges(
         operations.record_export(services.ledger, record.name, holder.actor)
         entries = services.ledger.stream_charges(record.name, paid, since, until)
         return StreamingResponse(
-            _csv(entries),
+            csv_lines(entries),
             media_type="text/csv; charset=utf-8",
             headers={"Content-Disposition": f'attachment; filename="{record.name}.csv"'},
         )
@@ -119,7 +119,8 @@ def verify_log(services: ServicesDep, _: Auditor) -> LogVerification:
     return views.log_verification(services.ledger.verify_log())
 
 
-def _csv(entries: Iterable[ChargeRecord]) -> Iterator[str]:
+def csv_lines(entries: Iterable[ChargeRecord]) -> Iterator[str]:
+    """Yield charges as CSV, a thousand at a time."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\r\n")
     writer.writerow(COLUMNS)
