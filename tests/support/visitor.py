@@ -13,6 +13,11 @@ from in_process import InProcess
 
 KEY = re.compile(r'name="form_key" value="([0-9a-f]{64})"')
 ORIGIN = "http://terrine"
+SCREENS = (
+    *("", "/open", "/open?ensemble=digits&mechanism=immutable", "/studies/study"),
+    *("/studies/study/close", "/tokens", "/ensembles", "/log", "/audit"),
+)
+"""Paths of all screens, below /admin, where there is a study called study."""
 
 
 class Visitor:

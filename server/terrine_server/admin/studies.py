@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 from starlette.responses import Response, StreamingResponse
 
 from terrine_protocol import Name, Outcome, ProjectStatus
@@ -34,7 +34,8 @@ def _or_none(value: Any) -> Any:
 
 Blank = BeforeValidator(_or_none)
 PaidOutcome = Annotated[Outcome | None, Blank, Query()]
-Day = Annotated[date | None, Blank, Query(ge=date(2000, 1, 1), lt=date(3000, 1, 1))]
+_Dated = Annotated[date, Field(ge=date(2000, 1, 1), lt=date(3000, 1, 1))]
+Day = Annotated[_Dated | None, Blank, Query()]
 
 
 @router.get("/{name}")
