@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -98,7 +98,7 @@ def take(page: Page, path: Path) -> None:
 
 def draw(server: RunningServer, directory: Path, everything: bool) -> None:
     token = server.token("admin")
-    looks = {
+    looks: dict[str, dict[str, Any]] = {
         "light": {"viewport": {"width": 1120, "height": 860}, "color_scheme": "light"},
         "dark": {"viewport": {"width": 1120, "height": 860}, "color_scheme": "dark"},
         "phone": {"viewport": {"width": 390, "height": 860}, "color_scheme": "light"},

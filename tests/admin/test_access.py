@@ -95,7 +95,7 @@ def test_a_session_ends_unused_and_also_if_it_is_always_used(
 
     class Clock(datetime):
         @classmethod
-        def now(cls, tz: object = None) -> Clock:  # type: ignore[override]
+        def now(cls, tz: object = None) -> Clock:
             return cls.fromtimestamp(now[0].timestamp(), UTC)
 
     monkeypatch.setattr(sessions, "datetime", Clock)
