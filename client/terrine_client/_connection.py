@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import ssl
+from abc import ABC, abstractmethod
 from functools import cache
 from typing import Any, Generic, TypeVar
 
@@ -25,7 +26,7 @@ def _tls() -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
-class Connection(Generic[Http]):
+class Connection(ABC, Generic[Http]):
     """Base of the two clients, which document its arguments."""
 
     _http: Http
@@ -63,8 +64,8 @@ class Connection(Generic[Http]):
         )
 
     @staticmethod
-    def _open(**options: Any) -> Http:
-        raise NotImplementedError
+    @abstractmethod
+    def _open(**options: Any) -> Http: ...
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._url}>"

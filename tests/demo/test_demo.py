@@ -118,6 +118,25 @@ def test_an_interrupted_demo_leaves_no_process_behind(tmp_path: Path, stop: sign
     assert (tmp_path / "terrine-demo").is_dir()
 
 
+def test_an_interrupt_that_meets_a_finalizer_is_not_lost() -> None:
+    program = """
+import signal, time, weakref
+from terrine_server.cli.console import run
+class Anything: pass
+def command():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    thing = Anything()
+    reference = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGINT))
+    del thing  # Python drops what is raised by a reference's callback
+    time.sleep(20)
+run(command)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (130, "Interrupted.\n")
+
+
 def test_files_of_an_earlier_run_are_not_touched(terrine: Terrine, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()

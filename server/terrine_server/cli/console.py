@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -159,6 +161,8 @@ def by_option(error: ValidationError) -> str:
 
 def run(command: Callable[[], Any]) -> NoReturn:
     """Run `command`. Errors become a message on stderr and exit code 1."""
+    if hasattr(signal, "pthread_kill"):
+        sys.unraisablehook = _interrupt_again
     try:
         if not all(map(_is_text, sys.argv)):
             fail("The arguments must be UTF-8 text.")
@@ -169,7 +173,7 @@ def run(command: Callable[[], Any]) -> NoReturn:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    except Exception as error:
+    except Exception as error:  # any error: its user gets a sentence, not a traceback
         message = explain(error)
         if message is None:
             if os.environ.get("TERRINE_DEBUG"):
@@ -181,6 +185,16 @@ def run(command: Callable[[], Any]) -> NoReturn:
         errors.print(Text.assemble(("Error:", "bold red"), " ", message), soft_wrap=True)
         sys.exit(1)
     sys.exit(0)
+
+
+def _interrupt_again(dropped: sys.UnraisableHookArgs) -> None:
+    """Repeat an interrupt that came while Python ran a finalizer, from where no error gets out."""
+    if dropped.exc_type is KeyboardInterrupt:
+        # Later, by another thread: raised here, it would be dropped as well.
+        main = threading.main_thread().ident
+        threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGINT)).start()
+    else:
+        sys.__unraisablehook__(dropped)
 
 
 def _sentence(message: str) -> str:
