@@ -15,7 +15,7 @@ from terrine_protocol import Outcome
 from terrine_server.ledger import Reached
 
 WIDTH, HEIGHT = 440, 220
-LEFT, RIGHT, TOP, BOTTOM = 44, 10, 10, 30
+LEFT, RIGHT, TOP, BOTTOM = 44, 10, 10, 34
 """Margins around the plot, for the numbers at its axes."""
 BAR = 100
 """Width of a meter."""
@@ -103,7 +103,7 @@ def _line(
         title,
         f'{_grid(rows)}<path class="area" d="{below}"/>'
         f'<polyline class="line" points="{" ".join(placed)}"/>{axis}'
-        f'<text class="unit" x="{WIDTH - RIGHT}" y="{HEIGHT - 2}" text-anchor="end">{unit}</text>',
+        f'<text class="unit" x="{WIDTH - RIGHT}" y="{HEIGHT - 4}" text-anchor="end">{unit}</text>',
     )
 
 
