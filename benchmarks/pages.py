@@ -23,10 +23,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"
 
 from books import open_ledger, terms
 from in_process import InProcess
-from ledger import MECHANISM, fill
 from migrated import SECRET_KEY
 from visitor import Visitor
 
+from ledger import MECHANISM, fill
 from terrine_protocol import Role, TokenCreate
 from terrine_server.app import create_app
 from terrine_server.owner.tokens import Tokens
@@ -80,7 +80,7 @@ def main() -> bool:
             ),
         }
         seconds: dict[str, list[float]] = {page: [] for page in asked}
-        for _ in range(options.rounds):
+        for _ in range(1 + options.rounds):
             for page, ask in asked.items():
                 start = time.perf_counter()
                 status = ask()
@@ -90,7 +90,7 @@ def main() -> bool:
     print(f"{options.studies:,} studies, {options.charges:,} charges; milliseconds")
     print(f"  {'':<32}{'median':>8}{'95 of 100':>12}")
     met = True
-    for page, took in seconds.items():
+    for page, (_, *took) in seconds.items():  # the first round fills caches
         slow = statistics.quantiles(took, n=20)[-1]
         print(f"  {page:<32}{statistics.median(took) * 1e3:>8.0f}{slow * 1e3:>12.0f}")
         met = met and slow <= TARGET

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from books import CONFIDENT, abstained, answered, open_ledger, open_project, unguarded
 from house import House
+from publishing import open_published, publishing_ledger, voted
 from sqlalchemy import text
 from visitor import SCREENS, Visitor, text_of
 
@@ -16,6 +17,7 @@ from terrine_protocol import Outcome
 from terrine_server import views
 from terrine_server.admin import charts, rendering
 from terrine_server.errors import BrokenBooks
+from terrine_server.planning.remaining import most_queries
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
 MOST_BYTES = 60_000
@@ -131,6 +133,24 @@ def test_a_history_follows_from_its_entries_and_from_nothing_else(database_url: 
         connection.execute(text("UPDATE charges SET cost = cost - 1 WHERE seq = 1"))
     with pytest.raises(BrokenBooks, match="do not add up"):
         ledger.history("study")
+
+
+def test_a_published_bound_replaces_what_its_queries_had_cost(database_url: str) -> None:
+    ledger = publishing_ledger(database_url)
+    project = open_published(ledger)
+    first = project.terms.schedule.counts[0] if project.terms.schedule else 0
+    ledger.charge(project.id, voted(project, range(first)))
+    ledger.charge(project.id, voted(project, range(first, first + 40)))
+    now, history = ledger.project("study"), ledger.history("study")
+    (published,) = now.published
+    assert published.seq == first + 1
+    price, each = now.terms.schedule.price.cost if now.terms.schedule else 0, now.terms.worst.cost
+    spent = {r.seq: r.spent for r in history.reached}
+    assert spent[first] == first * each, "there is a point before each publication"
+    assert spent[now.charges] == published.figure + price + 40 * each == now.spent
+    assert most_queries(now.terms, now.account) is not None, "its δ limits it"
+    day = history.days[history.reached[-1].at.date()]
+    assert day[Outcome.PUBLISHED] == 1
 
 
 def test_names_from_elsewhere_are_shown_and_never_run(
