@@ -7,17 +7,13 @@ import xml.etree.ElementTree as ET
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from books import CONFIDENT, abstained, answered, open_ledger, open_project, unguarded
 from house import House
-from publishing import open_published, publishing_ledger, voted
-from sqlalchemy import text
 from visitor import SCREENS, Visitor, text_of
 
 from terrine_protocol import Outcome
 from terrine_server import views
 from terrine_server.admin import charts, rendering
 from terrine_server.errors import BrokenBooks
-from terrine_server.planning.remaining import most_queries
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
 MOST_BYTES = 60_000
@@ -39,7 +35,10 @@ def test_pages_are_light_and_load_nothing_but_our_own_stylesheet(
         assert len(reply.content) < MOST_BYTES
         assert not re.search(r"<script|<style|\sstyle=|\son\w+=|https?://", reply.text), path
     for name in ("style.css", "icon.svg"):
-        assert admin.get(f"/admin/static/{name}").status_code == 200
+        sent = admin.get(f"/admin/static/{name}")
+        assert sent.status_code == 200
+        kept = {"If-None-Match": sent.headers["etag"]}
+        assert admin.request("GET", f"/admin/static/{name}", headers=kept).status_code == 304
     assert admin.get("/admin/static/base.html").status_code == 404
 
 
@@ -110,47 +109,6 @@ def test_charts_are_well_formed_and_end_where_the_account_does(house: House) -> 
         assert root.get("aria-label")
     bars = ET.fromstring(drawn[-1]).findall("rect")
     assert sum(float(bar.get("width", "0")) for bar in bars[1:]) == pytest.approx(100)
-
-
-def test_a_history_follows_from_its_entries_and_from_nothing_else(database_url: str) -> None:
-    ledger = open_ledger(database_url)
-    project = open_project(ledger, 300, CONFIDENT)
-    assert ledger.history("study").reached == ()
-    entries = [abstained(k) if k % 3 else answered(k) for k in range(130)]
-    for start in range(0, 130, 26):
-        ledger.charge(project.id, entries[start : start + 26])
-    history, charged = ledger.history("study"), ledger.charges("study", limit=1000)
-    spent = {0: 0}
-    for entry in charged:
-        spent[entry.seq] = spent[entry.seq - 1] + entry.cost
-    assert [(r.spent, r.at) for r in history.reached] == [
-        (spent[r.seq], charged[r.seq - 1].created_at) for r in history.reached
-    ]
-    assert history.reached[-1].seq == 130
-    found = {(entry.created_at.date(), entry.outcome) for entry in charged}
-    assert sum(history.days[day][outcome] for day, outcome in found) == 130
-    with unguarded(database_url) as connection:
-        connection.execute(text("UPDATE charges SET cost = cost - 1 WHERE seq = 1"))
-    with pytest.raises(BrokenBooks, match="do not add up"):
-        ledger.history("study")
-
-
-def test_a_published_bound_replaces_what_its_queries_had_cost(database_url: str) -> None:
-    ledger = publishing_ledger(database_url)
-    project = open_published(ledger)
-    first = project.terms.schedule.counts[0] if project.terms.schedule else 0
-    ledger.charge(project.id, voted(project, range(first)))
-    ledger.charge(project.id, voted(project, range(first, first + 40)))
-    now, history = ledger.project("study"), ledger.history("study")
-    (published,) = now.published
-    assert published.seq == first + 1
-    price, each = now.terms.schedule.price.cost if now.terms.schedule else 0, now.terms.worst.cost
-    spent = {r.seq: r.spent for r in history.reached}
-    assert spent[first] == first * each, "there is a point before each publication"
-    assert spent[now.charges] == published.figure + price + 40 * each == now.spent
-    assert most_queries(now.terms, now.account) is not None, "its δ limits it"
-    day = history.days[history.reached[-1].at.date()]
-    assert day[Outcome.PUBLISHED] == 1
 
 
 def test_names_from_elsewhere_are_shown_and_never_run(
