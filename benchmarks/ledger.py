@@ -25,12 +25,13 @@ from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
 import psycopg
-from sqlalchemy import update
+from sqlalchemy import select, update
 from sqlalchemy.engine import make_url
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
 from books import answered, open_ledger, open_project
+from migrated import SECRET_KEY
 from postgres import running_postgres
 
 from terrine_server.ledger import Ledger, ProjectRecord, connect
@@ -42,6 +43,7 @@ from terrine_server.ledger.chain import (
     hasher,
     iso,
 )
+from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store.database import snapshot
 from terrine_server.ledger.store.tables import projects
 from terrine_server.ledger.verifying.entries import stored
@@ -201,16 +203,19 @@ def fill(url: str, project: ProjectRecord, entries: int) -> None:
 
     fill_sqlite(url, rows()) if url.startswith("sqlite") else fill_postgresql(url, rows())
     price = project.terms.prices[VoteOutcome.ANSWERED]
-    with connect(url).begin() as connection:
-        connection.execute(
-            update(projects).values(
-                spent=entries * price.cost,
-                delta_spent=entries * price.delta,
-                cap_spent=entries * price.cap_cost,
-                charges=entries,
-                head=head,
-            )
-        )
+    balance = {
+        "spent": entries * price.cost,
+        "delta_spent": entries * price.delta,
+        "cap_spent": entries * price.cap_cost,
+        "charges": entries,
+        "head": head,
+    }
+    this, seals, engine = projects.c.id == project.id, Seals(SECRET_KEY), connect(url)
+    with engine.begin() as connection:
+        row = dict(connection.execute(select(projects).where(this)).one()._mapping) | balance
+        sealed = balance | {"seal": seals.of("projects", row)}
+        connection.execute(update(projects).where(this).values(sealed))
+    engine.dispose()
 
 
 def fill_sqlite(url: str, rows: Iterator[tuple[Any, ...]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from multiprocessing import parent_process
@@ -16,18 +16,19 @@ import structlog
 from anyio import to_thread
 from fastapi import Depends, FastAPI
 
-from terrine_server import logs
+from terrine_server import admin, logs
 from terrine_server.api import health, middleware, openapi, owner, problems, students, unchanging
 from terrine_server.api import ledger as books
 from terrine_server.api.readiness import Readiness
-from terrine_server.api.services import Services, known_parameters
+from terrine_server.api.services import Services, bearer, known_parameters
 from terrine_server.errors import TerrineError
 from terrine_server.labeling.local_voters import LocalVoters
 from terrine_server.labeling.pipeline import Labeling
 from terrine_server.labeling.queue import Queue
 from terrine_server.ledger import Ledger, connect
 from terrine_server.metrics import Metrics
-from terrine_server.owner.tokens import Tokens, load_secret_key
+from terrine_server.owner.sessions import Sessions
+from terrine_server.owner.tokens import Principal, Tokens, load_secret_key
 from terrine_server.ratelimit import RateLimit
 from terrine_server.settings import Settings
 
@@ -54,7 +55,8 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         settings=settings,
         engine=engine,
         ledger=ledger,
-        tokens=Tokens(ledger, key),
+        tokens=(tokens := Tokens(ledger, key)),
+        sessions=Sessions(ledger, tokens, key),
         voters=voters,
         readiness=Readiness(engine, ledger, voters),
         labeling=labeling,
@@ -64,6 +66,10 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         failed_logins=RateLimit(settings.failed_logins_per_minute),
         metrics=metrics,
     )
+
+    def authenticate(path: str, headers: Mapping[bytes, bytes]) -> Callable[[], Principal] | None:
+        check = admin.session if admin.is_page(path) else bearer
+        return check(services, headers)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -91,12 +97,13 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         middleware.Envelope,
         metrics=services.metrics,
         settings=settings,
-        authenticate=services.tokens.authenticate,
+        authenticate=authenticate,
+        answer=admin.answer,
     )
-    for router in (students.router, books.router, owner.router):
+    for router in (students.router, books.router, owner.router, admin.router):
         app.include_router(router, dependencies=[Depends(known_parameters)])
     app.include_router(health.router)
-    problems.install(app)
+    problems.install(app, admin.answer)
     openapi.complete(app)
     unchanging.install(app)
     return app

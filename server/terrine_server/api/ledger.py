@@ -97,7 +97,7 @@ def charges(
         operations.record_export(services.ledger, record.name, holder.actor)
         entries = services.ledger.stream_charges(record.name, paid, since, until)
         return StreamingResponse(
-            _csv(entries, record.ensemble),
+            csv_lines(entries, record.ensemble),
             media_type="text/csv; charset=utf-8",
             headers={"Content-Disposition": f'attachment; filename="{record.name}.csv"'},
         )
@@ -133,7 +133,8 @@ def verify_log(services: ServicesDep, _: Auditor) -> LogVerification:
     return views.log_verification(services.ledger.verify_log())
 
 
-def _csv(entries: Iterable[ChargeRecord], ensemble: EnsembleRecord) -> Iterator[str]:
+def csv_lines(entries: Iterable[ChargeRecord], ensemble: EnsembleRecord) -> Iterator[str]:
+    """Yield charges as CSV, a thousand at a time."""
     buffer, names = io.StringIO(), ensemble.class_names
     columns = [column for column in COLUMNS if names or column != "label_name"]
     writer = csv.writer(buffer, lineterminator="\r\n")

@@ -17,12 +17,11 @@ from uuid import uuid4
 
 import structlog
 from anyio import CapacityLimiter, to_thread
-from fastapi.security.utils import get_authorization_scheme_param
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from terrine_server.api.connection import CONNECTION, Connection
-from terrine_server.api.problems import problem
+from terrine_server.api.problems import Answer, problem
 from terrine_server.api.seats import Seat, Seats, Share
 from terrine_server.api.services import PRINCIPAL
 from terrine_server.errors import TerrineError
@@ -35,7 +34,10 @@ log = structlog.get_logger("terrine")
 
 SMALL_BODY = 64 * 1024
 """Maximum bytes of a body, except for `POST /label`."""
-SINGLE = (b"authorization", b"content-type", b"content-encoding", b"idempotency-key")
+SINGLE = (
+    *(b"authorization", b"content-type", b"content-encoding", b"idempotency-key"),
+    *(b"cookie", b"origin"),
+)
 """Headers that may appear only once: of two, a proxy might use one and we the other."""
 ALIVE = "/healthz"
 """Answered without a seat, so also when all are taken."""
@@ -47,6 +49,10 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """An `X-Request-Id` of this form is kept; any other is replaced."""
 
 
+Authenticate = Callable[[str, Mapping[bytes, bytes]], Callable[[], Principal] | None]
+"""From a path and headers: how to check who asks, or None if nobody says. The check takes time."""
+
+
 class Envelope:
     """ASGI middleware around all routes."""
 
@@ -55,12 +61,14 @@ class Envelope:
         app: ASGIApp,
         metrics: Metrics,
         settings: Settings,
-        authenticate: Callable[[str], Principal],
+        authenticate: Authenticate,
+        answer: Answer = problem,
     ) -> None:
         self.app = app
         self.metrics = metrics
         self.settings = settings
         self.authenticate = authenticate
+        self.answer = answer
         self.seats = Seats(settings)
         self.held = 0
         """Bytes received in the bodies of all requests that are still being handled."""
@@ -105,7 +113,8 @@ class Envelope:
                 scope["state"]["problem"] = "overloaded"
                 if status:
                     raise
-                await problem(request_id, scope["path"], *STOPPED)(scope, receive, send_named)
+                response = self.answer(request_id, scope["path"], *STOPPED)
+                await response(scope, receive, send_named)
             except Exception as error:  # a defect anywhere: no traceback may reach the client
                 log.error(
                     "defect", exception=type(error).__name__, where=frames(error.__traceback__)
@@ -114,13 +123,8 @@ class Envelope:
                 if status:
                     # Part of the response was sent: only closing the connection tells the client.
                     raise RuntimeError("response aborted; the log names the bug") from None
-                await problem(
-                    request_id,
-                    scope["path"],
-                    "internal",
-                    "A bug in the server; the request was not answered. "
-                    "The server's log has the details under this request id.",
-                )(scope, receive, send_named)
+                response = self.answer(request_id, scope["path"], *DEFECT)
+                await response(scope, receive, send_named)
             finally:
                 if connection is None:
                     seat.leave()
@@ -145,15 +149,14 @@ class Envelope:
         if scope["path"] == ALIVE:
             return None
         address = scope["client"][0] if scope.get("client") else ""
-        given = headers.get(b"authorization", b"").decode("latin-1")
-        scheme, token = get_authorization_scheme_param(given)
+        check = self.authenticate(scope["path"], headers)
         found: Principal | TerrineError | None = None
-        if scheme.lower() == "bearer":
+        if check is not None:
             full = seat.claim(self.seats, address)
             if full is not None:
                 return _full(full)
             try:
-                found = await to_thread.run_sync(self.authenticate, token, limiter=CHECKING)
+                found = await to_thread.run_sync(check, limiter=CHECKING)
             except TerrineError as error:
                 found = error
             scope["state"][PRINCIPAL] = found
@@ -219,7 +222,7 @@ class Envelope:
                 self.held -= held
         if refusal is not None:
             scope["state"]["problem"] = refusal.slug
-            response = problem(scope["state"]["request_id"], scope["path"], *refusal)
+            response = self.answer(scope["state"]["request_id"], scope["path"], *refusal)
             await response(scope, receive, respond)
 
     async def _routed(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -261,6 +264,11 @@ class Refusal(NamedTuple):
     headers: Mapping[str, str] = {}
 
 
+DEFECT = Refusal(
+    "internal",
+    "A bug in the server; the request was not answered. "
+    "The server's log has the details under this request id.",
+)
 CLOSE = (b"connection", b"close")
 CLOSING = {"Connection": "close"}
 STOPPED = Refusal(

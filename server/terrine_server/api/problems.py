@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -80,8 +80,13 @@ def problem(
     return ProblemResponse(document.model_dump(mode="json"), kind.status, added)
 
 
-def install(app: FastAPI) -> None:
+Answer = Callable[..., Response]
+"""`problem`, or what answers like it."""
+
+
+def install(app: FastAPI, answer: Answer = problem) -> None:
     """Answer every error of the routes with a problem, and document the problems."""
+    app.state.answer = answer
     app.add_exception_handler(TerrineError, _refused)
     app.add_exception_handler(RequestValidationError, _malformed)
     app.add_exception_handler(HTTPException, _framework)
@@ -163,4 +168,5 @@ def _answer(
     headers: Mapping[str, str] | None = None,
 ) -> Response:
     request.state.problem = slug
-    return problem(request.state.request_id, request.url.path, slug, detail, extras, headers)
+    answer: Answer = request.app.state.answer
+    return answer(request.state.request_id, request.url.path, slug, detail, extras, headers)

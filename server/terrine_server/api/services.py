@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, NamedTuple
 
 from fastapi import Depends, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.security.utils import get_authorization_scheme_param
 from sqlalchemy import Engine
 
 from terrine_protocol import Role
@@ -20,6 +22,7 @@ from terrine_server.labeling.queue import Queue
 from terrine_server.labeling.voters import Voters
 from terrine_server.ledger import EnsembleRecord, Ledger
 from terrine_server.metrics import Metrics
+from terrine_server.owner.sessions import Sessions
 from terrine_server.owner.tokens import Principal, Tokens
 from terrine_server.ratelimit import RateLimit
 from terrine_server.settings import Settings
@@ -42,6 +45,7 @@ class Services:
     engine: Engine
     ledger: Ledger
     tokens: Tokens
+    sessions: Sessions
     voters: Voters
     readiness: Readiness
     labeling: Labeling
@@ -93,6 +97,13 @@ Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 
 PRINCIPAL = "principal"
 """In the state of a request with a token: its `Principal`, or the error that says why not."""
+
+
+def bearer(services: Services, headers: Mapping[bytes, bytes]) -> Callable[[], Principal] | None:
+    """Return a check of the bearer token that the headers have; None if they have none."""
+    given = headers.get(b"authorization", b"").decode("latin-1")
+    scheme, token = get_authorization_scheme_param(given)
+    return partial(services.tokens.authenticate, token) if scheme.lower() == "bearer" else None
 
 
 async def principal(request: Request, services: ServicesDep, _: Bearer) -> Principal:

@@ -45,6 +45,8 @@ class Action(StrEnum):
     FIGURE_PUBLISHED = "figure-published"
     LEDGER_EXPORTED = "ledger-exported"
     SPEND_SHOWN = "spend-shown"
+    SIGNED_IN = "signed-in"
+    SIGNED_OUT = "signed-out"
 
 
 FACTS: dict[str, tuple[str, ...]] = {

@@ -16,6 +16,7 @@ from terrine_server.ledger.charging import tallies
 from terrine_server.ledger.records import (
     ChargeRecord,
     EnsembleRecord,
+    History,
     LogEntry,
     LogVerification,
     ProjectRecord,
@@ -24,7 +25,7 @@ from terrine_server.ledger.records import (
     Verification,
 )
 from terrine_server.ledger.seals import Seals
-from terrine_server.ledger.store import log, rows
+from terrine_server.ledger.store import history, log, rows
 from terrine_server.ledger.store.database import reading, snapshot
 from terrine_server.ledger.store.tables import administrative_log, charges, ensembles, projects
 from terrine_server.ledger.verifying import archive
@@ -126,10 +127,13 @@ class Books:
         outcome: Outcome | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
+        before_seq: int | None = None,
+        newest: bool = False,
     ) -> list[ChargeRecord]:
-        """Return up to `limit` entries numbered above `after_seq`, in order.
+        """Return up to `limit` entries numbered above `after_seq`, and below `before_seq` if given.
 
-        `since` (inclusive) and `until` (exclusive) limit their times, if given. Raises NotFound.
+        In order, the first of them; or the `newest`, last one first. `since` (inclusive) and
+        `until` (exclusive) limit their times, if given. Raises NotFound.
         """
         with reading(self._engine) as connection:
             condition = projects.c.name == project
@@ -141,6 +145,10 @@ class Books:
                 query = query.where(charges.c.created_at >= since)
             if until is not None:
                 query = query.where(charges.c.created_at < until)
+            if before_seq is not None:
+                query = query.where(charges.c.seq < before_seq)
+            if newest:
+                query = query.order_by(None).order_by(charges.c.seq.desc())
             return [rows.charge_record(row, account) for row in connection.execute(query)]
 
     def stream_charges(
@@ -158,6 +166,17 @@ class Books:
         while page := self.charges(project, after, _PAGE, outcome, since, until):
             yield from page
             after = page[-1].seq
+
+    def history(self, project: str) -> History:
+        """Return how a project's budget was spent, entry by entry and day by day.
+
+        It follows from the entries, and BrokenBooks is raised unless it ends at the balance.
+        Raises NotFound.
+        """
+        with reading(self._engine) as connection:
+            condition = projects.c.name == project
+            account = rows.fetch_project(connection, self._seals, condition, f"called {project}")
+            return history.of(connection, account)
 
     def export(self, project: str) -> Iterator[dict[str, Any]]:
         """Yield a project's account, then the entries that it counts, in the format of `archive`.
@@ -206,18 +225,35 @@ class Books:
         with reading(self._engine) as connection:
             return stored_tokens.list_tokens(connection, self._seals, project, after, limit)
 
-    def log(self, after_seq: int = 0, limit: int = 100, newest: bool = False) -> list[LogEntry]:
+    def log(
+        self,
+        after_seq: int = 0,
+        limit: int = 100,
+        newest: bool = False,
+        before_seq: int | None = None,
+    ) -> list[LogEntry]:
         """Return up to `limit` entries of the administrative log numbered above `after_seq`.
 
-        In order: the first of them, or the `newest`.
+        And below `before_seq`, if given. In order: the first of them, or the `newest`.
         """
         seq = administrative_log.c.seq
         query = log.select_log().where(seq > after_seq).limit(limit)
+        if before_seq is not None:
+            query = query.where(seq < before_seq)
         if newest:
             query = query.order_by(None).order_by(seq.desc())
         with reading(self._engine) as connection:
             found = [log.entry(row) for row in connection.execute(query)]
         return found[::-1] if newest else found
+
+    def last_about(self, subject: str) -> LogEntry | None:
+        """Return the last entry of the administrative log about a subject, or None."""
+        entries = administrative_log.c
+        query = log.select_log().where(entries.subject == subject)
+        with reading(self._engine) as connection:
+            last = query.order_by(None).order_by(entries.seq.desc()).limit(1)
+            row = connection.execute(last).one_or_none()
+            return None if row is None else log.entry(row)
 
     def export_log(self) -> Iterator[dict[str, Any]]:
         """Yield the end of the administrative log, then its entries, in the format of `archive`.

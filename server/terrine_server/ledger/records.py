@@ -15,6 +15,7 @@ ChargeRecord        one entry
 TokenRecord         a token without its secret
 LogEntry            one entry of the administrative log
 LogVerification     whether that log is intact
+History             how a project's budget was spent over its entries and days
 Verification        whether a project's ledger is intact
 """
 
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import date, datetime
 from functools import cached_property
 from typing import Any
 
@@ -287,6 +288,27 @@ class TokenRecord:
     created_at: datetime
     expires_at: datetime
     revoked_at: datetime | None
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Where a project stood after one of its entries. `spent`: in units of 1e-12."""
+
+    seq: int
+    at: datetime
+    spent: int
+
+
+@dataclass(frozen=True)
+class History:
+    """How a project's budget was spent. All of it follows from its entries.
+
+    `reached`: in order, the last is the account of now; empty if nothing was charged. `days`: how
+    many entries there are with each outcome on each of the last days (UTC) that have any.
+    """
+
+    reached: Sequence[Reached]
+    days: Mapping[date, Mapping[Outcome, int]]
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,6 +27,7 @@ from terrine_server.privacy import (
     BoundRelease,
     Mechanism,
     ParameterError,
+    Terms,
     build_mechanism,
     cap,
     cap_order,
@@ -53,11 +55,21 @@ def open_ledger(settings: Settings) -> Ledger:
     return Ledger(engine, load_secret_key(settings.secret_key_path))
 
 
-def open_project(ledger: Ledger, request: ProjectOpen, by: Actor | None = None) -> ProjectRecord:
-    """Price a project and reserve its budget under its ensemble's cap.
+@dataclass(frozen=True)
+class Priced:
+    """What a project would be opened with: its mechanism, its specification and its terms."""
 
-    Of the sound rules, it is opened under the one that is expected to buy the most answers.
-    Raises `InvalidTerms`, `NotFound` (ensemble), `Conflict` (name taken) or `CapExceeded`.
+    ensemble: EnsembleRecord
+    mechanism: Mechanism
+    spec: Mapping[str, object]
+    terms: Terms
+
+
+def price_project(ledger: Ledger, request: ProjectOpen) -> Priced:
+    """Price a project, and do nothing else.
+
+    Of the sound rules, it takes the one that is expected to buy the most answers. Raises
+    `InvalidTerms` or `NotFound` (ensemble).
     """
     ensemble = ledger.ensemble(request.ensemble)
     spec = under_todays_analysis(request.mechanism.model_dump(mode="json", exclude_none=True))
@@ -72,17 +84,28 @@ def open_project(ledger: Ledger, request: ProjectOpen, by: Actor | None = None) 
                 mechanism, *budget, cap_rule=ensemble.rule, pass_rate=request.expected_pass_rate
             )
             terms, spec = offer.terms, offer.specification(spec)
+            mechanism = offer.mechanism
         else:
             terms = quote(mechanism, *budget, cap_rule=ensemble.rule, publishing=publishing)
     except ParameterError as error:
         raise InvalidTerms(str(error)) from error
-    if terms.guarantee == "claimed" and not request.acknowledge_claimed:
+    return Priced(ensemble, mechanism, spec, terms)
+
+
+def open_project(ledger: Ledger, request: ProjectOpen, by: Actor | None = None) -> ProjectRecord:
+    """Price a project and reserve its budget under its ensemble's cap; see `price_project`.
+
+    Also raises `Conflict` (name taken), `CapExceeded`, and `InvalidTerms` for a claimed guarantee
+    that is not acknowledged.
+    """
+    priced = price_project(ledger, request)
+    if priced.terms.guarantee == "claimed" and not request.acknowledge_claimed:
         raise InvalidTerms(
             "This price is the one its paper claims, and it does not hold for every data set. "
             "Set acknowledge_claimed (--acknowledge-claimed) to open the project anyway, "
             'or choose pricing "honest".'
         )
-    return ledger.open_project(request.name, request.ensemble, spec, terms, by)
+    return ledger.open_project(request.name, request.ensemble, priced.spec, priced.terms, by)
 
 
 def _publishing(

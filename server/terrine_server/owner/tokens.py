@@ -19,7 +19,7 @@ import structlog
 
 from terrine_protocol import Role, TokenCreate, TokenCreated
 from terrine_server.errors import BrokenBooks, Forbidden, Unauthorized
-from terrine_server.ledger import Actor, Ledger
+from terrine_server.ledger import Actor, Ledger, TokenRecord
 
 log = structlog.get_logger("terrine")
 
@@ -96,24 +96,42 @@ class Tokens:
         A token whose row was edited is not valid; the log says what was found.
         """
         match = TOKEN.fullmatch(token)
-        try:
-            record = self._ledger.find_token(match[1]) if match else None
-        except BrokenBooks as error:
-            log.error("token refused", cause=str(error))
-            record = None
+        record = self._find(match[1]) if match else None
         if record is None or not hmac.compare_digest(record.hash, self._hash(token)):
             raise Unauthorized("The bearer token is unknown. Ask the data owner for one.")
-        if record.revoked_at is not None:
-            raise Unauthorized("This token was revoked. Ask the data owner for a new one.")
-        if record.expires_at <= datetime.now(UTC):
-            raise Unauthorized(
-                f"This token expired at {record.expires_at:%Y-%m-%d %H:%M} UTC. "
-                "Ask the data owner for a new one."
-            )
-        return Principal(record.id, record.role, record.project, record.expires_at)
+        return _principal(record)
+
+    def recall(self, token_id: str) -> Principal:
+        """Return the principal of a token that was authenticated before.
+
+        Raises `Unauthorized` when the token is not valid now.
+        """
+        record = self._find(token_id)
+        if record is None:
+            raise Unauthorized("The token of this session is unknown.")
+        return _principal(record)
+
+    def _find(self, token_id: str) -> TokenRecord | None:
+        try:
+            return self._ledger.find_token(token_id)
+        except BrokenBooks as error:
+            log.error("token refused", cause=str(error))
+            return None
 
     def _hash(self, token: str) -> bytes:
         return hmac.digest(self._key, token.encode(), "sha256")
+
+
+def _principal(record: TokenRecord) -> Principal:
+    """Return the principal of a token. Raises `Unauthorized` when it is not valid now."""
+    if record.revoked_at is not None:
+        raise Unauthorized("This token was revoked. Ask the data owner for a new one.")
+    if record.expires_at <= datetime.now(UTC):
+        raise Unauthorized(
+            f"This token expired at {record.expires_at:%Y-%m-%d %H:%M} UTC. "
+            "Ask the data owner for a new one."
+        )
+    return Principal(record.id, record.role, record.project, record.expires_at)
 
 
 def load_secret_key(path: Path) -> bytes:

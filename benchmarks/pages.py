@@ -1,0 +1,102 @@
+"""How long the pages take where there are many studies and a million charges.
+
+Each page is asked for in turn, through the whole application but its socket; beside it the API's
+list of all projects, in the same rounds. The last study has a tenth of all charges to itself.
+
+    python benchmarks/pages.py [--studies 200] [--charges 1000000] [--rounds 30]
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+
+from books import open_ledger, terms
+from in_process import InProcess
+from migrated import SECRET_KEY
+from visitor import Visitor
+
+from ledger import MECHANISM, fill
+from terrine_protocol import Role, TokenCreate
+from terrine_server.app import create_app
+from terrine_server.owner.tokens import Tokens
+from terrine_server.settings import Settings
+
+TARGET = 0.3
+"""Seconds that 95 of 100 requests for a page of the studies may take at most."""
+LARGE = 10
+"""The last study has one charge in so many."""
+
+
+def main() -> bool:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--studies", type=int, default=200)
+    parser.add_argument("--charges", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=30)
+    options = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    with tempfile.TemporaryDirectory() as directory, InProcess() as send:
+        data = Path(directory)
+        url = f"sqlite:///{data / 'terrine.sqlite'}"
+        ledger = open_ledger(url, epsilon=50.0)
+        large = options.charges // LARGE
+        each = (options.charges - large) // (options.studies - 1)
+        priced = terms(1_000_000, MECHANISM, ledger.ensembles()[0].rule)
+        for number in range(options.studies):
+            last = number == options.studies - 1
+            project = ledger.open_project(f"study-{number:04}", "mnist", MECHANISM, priced)
+            fill(url, project, large if last else each)
+        (data / "secret.key").write_bytes(SECRET_KEY)
+        settings = Settings(data_dir=data, database_url=url, requests_per_minute=1_000_000)
+        app = create_app(settings)
+        token = Tokens(ledger, SECRET_KEY).create(TokenCreate(role=Role.ADMIN)).token
+        visitor = Visitor(app, send)
+        visitor.sign_in(token)
+        name = f"study-{options.studies - 1:04}"
+        asked: dict[str, Callable[[], int]] = {
+            "overview": lambda: visitor.get("/admin").status_code,
+            f"a study of {each:,} charges": lambda: (
+                visitor.get("/admin/studies/study-0000").status_code
+            ),
+            f"a study of {large:,} charges": lambda: (
+                visitor.get(f"/admin/studies/{name}").status_code
+            ),
+            "tokens": lambda: visitor.get("/admin/tokens").status_code,
+            "ensembles": lambda: visitor.get("/admin/ensembles").status_code,
+            "log": lambda: visitor.get("/admin/log").status_code,
+            "audit": lambda: visitor.get("/admin/audit").status_code,
+            "GET /projects, of the API": lambda: (
+                send(app, "GET", "/projects?cursor=&limit=1000", token).status_code
+            ),
+        }
+        seconds: dict[str, list[float]] = {page: [] for page in asked}
+        for _ in range(1 + options.rounds):
+            for page, ask in asked.items():
+                start = time.perf_counter()
+                status = ask()
+                seconds[page].append(time.perf_counter() - start)
+                if status != 200:
+                    sys.exit(f"{page}: {status}")
+    print(f"{options.studies:,} studies, {options.charges:,} charges; milliseconds")
+    print(f"  {'':<32}{'median':>8}{'95 of 100':>12}")
+    met = True
+    for page, (_, *took) in seconds.items():  # the first round fills caches
+        slow = statistics.quantiles(took, n=20)[-1]
+        print(f"  {page:<32}{statistics.median(took) * 1e3:>8.0f}{slow * 1e3:>12.0f}")
+        met = met and slow <= TARGET
+    print(f"target: {TARGET * 1e3:.0f} ms for 95 of 100 of each")
+    return met
+
+
+if __name__ == "__main__":
+    sys.exit(0 if main() else 1)

@@ -1,0 +1,16 @@
+"""Pages for the people who own the budget: server-rendered, and without any script."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from terrine_server.admin import books, entrance, opening, overview, studies, tokens
+from terrine_server.admin.access import session
+from terrine_server.admin.refusals import answer
+from terrine_server.admin.rendering import is_page
+
+__all__ = ["answer", "is_page", "router", "session"]
+
+router = APIRouter(include_in_schema=False)
+for screen in (entrance, overview, opening, studies, tokens, books):
+    router.include_router(screen.router)

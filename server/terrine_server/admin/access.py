@@ -1,0 +1,148 @@
+"""Who may see a page, and whose form is acted on.
+
+Two cookies, both `__Host-`: a browser takes them over TLS or from this machine itself, sends them
+to this host alone, never to a script, and never with a request that another site caused. One holds
+the session (`owner.sessions`). The other, before there is a session, ties the sign-in form to the
+browser that fetched it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated
+from urllib.parse import parse_qsl, urlsplit
+
+from fastapi import Depends, Request
+from starlette.requests import cookie_parser
+from starlette.responses import Response
+
+from terrine_protocol import Role
+from terrine_server.api.services import PRINCIPAL, Services, ServicesDep
+from terrine_server.errors import (
+    Forbidden,
+    InvalidQuery,
+    TerrineError,
+    Unauthorized,
+    UnsupportedMediaType,
+)
+from terrine_server.owner.sessions import Session
+from terrine_server.owner.tokens import Principal
+
+SESSION = "__Host-terrine-session"
+VISIT = "__Host-terrine-visit"
+KEY = "form_key"
+"""The field of every form that shows that one of our pages was its source."""
+TIE = re.compile(r"[0-9a-f]{32}")
+MOST_FIELDS = 64
+FORM = "application/x-www-form-urlencoded"
+
+Fields = Mapping[str, str]
+
+
+def session(services: Services, headers: Mapping[bytes, bytes]) -> Callable[[], Principal] | None:
+    """Return a check of the session that the cookies name; None if they name none."""
+    cookies = cookie_parser(headers.get(b"cookie", b"").decode("latin-1"))
+    given = cookies.get(SESSION)
+    return None if given is None else partial(services.sessions.resume, given)
+
+
+async def signed_in(request: Request, services: ServicesDep) -> Session:
+    """Return the session of a request. Raises `Unauthorized`, which sends to the sign-in page."""
+    found = getattr(request.state, PRINCIPAL, None)
+    if isinstance(found, TerrineError):
+        raise found
+    if not isinstance(found, Session):
+        raise Unauthorized("Sign in first.")
+    request.state.left = services.requests.take(found.token_id)
+    return replace(found, request_id=request.state.request_id)
+
+
+Reader = Annotated[Session, Depends(signed_in)]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A form that was sent from one of our pages: its fields, and by whom."""
+
+    session: Session
+    fields: Fields
+
+
+async def checked(request: Request, services: ServicesDep, reader: Reader) -> Sent:
+    """Return a form of anyone who is signed in. Raises `Forbidden` unless it is from our page."""
+    return Sent(reader, await fields(request, services.sessions.form_key(reader.id)))
+
+
+async def by_admin(sent: Annotated[Sent, Depends(checked)]) -> Sent:
+    """Return a form of an admin. Raises `Forbidden`."""
+    if sent.session.role is not Role.ADMIN:
+        raise Forbidden("An auditor sees everything here and changes nothing.")
+    return sent
+
+
+Checked = Annotated[Sent, Depends(checked)]
+ByAdmin = Annotated[Sent, Depends(by_admin)]
+
+
+async def admin_only(reader: Reader) -> Session:
+    """Return an admin's session. Raises `Forbidden`."""
+    if reader.role is not Role.ADMIN:
+        raise Forbidden("An auditor sees everything here and changes nothing.")
+    return reader
+
+
+Admin = Annotated[Session, Depends(admin_only)]
+
+
+async def fields(request: Request, key: str) -> dict[str, str]:
+    """Return the fields of a form. Raises `Forbidden` unless it has this key and is from here."""
+    origin, host = request.headers.get("origin", ""), request.headers.get("host", "")
+    if not host or urlsplit(origin).netloc != host:
+        raise Forbidden(
+            "This form was not sent from a page of this server. If a proxy stands in front, it "
+            "must pass on the header Host."
+        )
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:
+        raise UnsupportedMediaType(f"A form is sent as {FORM}.")
+    try:
+        text = (await request.body()).decode("ascii")
+        pairs = parse_qsl(
+            *(text, True, True), encoding="utf-8", errors="strict", max_num_fields=MOST_FIELDS
+        )
+    except ValueError:
+        raise InvalidQuery("The form cannot be read.") from None
+    given = dict(pairs)
+    if len(given) != len(pairs):
+        raise InvalidQuery("The form has a field twice.")
+    if not hmac.compare_digest(given.pop(KEY, "").encode(), key.encode()):
+        raise Forbidden("This form is of another session. Go back, load the page again, and retry.")
+    return given
+
+
+def visit(request: Request) -> str | None:
+    """Return what the sign-in form is tied to; None if the browser did not send it."""
+    given = request.cookies.get(VISIT, "")
+    return given if TIE.fullmatch(given) else None
+
+
+def keep_visit(response: Response, tie: str) -> None:
+    """Give the browser what its sign-in form is tied to."""
+    _set(response, VISIT, tie)
+
+
+def keep_session(response: Response, services: Services, found: Session) -> None:
+    """Give the browser a session's cookie, as used now."""
+    _set(response, SESSION, services.sessions.cookie(found))
+
+
+def forget_session(response: Response) -> None:
+    """Take the session's cookie from the browser."""
+    response.delete_cookie(SESSION, secure=True, httponly=True, samesite="strict")
+
+
+def _set(response: Response, name: str, value: str) -> None:
+    response.set_cookie(name, value, path="/", secure=True, httponly=True, samesite="strict")

@@ -1,0 +1,76 @@
+"""Ensembles, the administrative log, and the books: what an auditor looks at."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from terrine_server import views
+from terrine_server.admin.access import Checked, Reader
+from terrine_server.admin.overview import caps
+from terrine_server.admin.rendering import ROOT, page
+from terrine_server.api.paging import NameCursor
+from terrine_server.api.services import ServicesDep
+from terrine_server.ledger.anchors import write_anchors
+
+router = APIRouter(prefix=ROOT)
+
+ROWS = 40
+"""Rows on a page."""
+
+
+@router.get("/ensembles")
+def ensembles(request: Request, services: ServicesDep, reader: Reader) -> Response:
+    """Show each ensemble: its manifest's facts, its cap, and whether its files verify."""
+    found = [
+        (cap, views.ensemble_account(cap.ensemble, services.available(cap.ensemble)))
+        for cap in caps(services.ledger)
+    ]
+    return page(*(request, "ensembles.html", reader), ensembles=found)
+
+
+@router.get("/log")
+def administrative_log(
+    request: Request,
+    services: ServicesDep,
+    reader: Reader,
+    before: Annotated[int | None, Query(ge=1, le=10**18)] = None,
+) -> Response:
+    """Show who did what, newest first."""
+    found = services.ledger.log(limit=ROWS + 1, newest=True, before_seq=before)[::-1]
+    return page(
+        *(request, "log.html", reader),
+        entries=[views.log_entry(entry) for entry in found[:ROWS]],
+        next=found[ROWS - 1].seq if len(found) > ROWS else None,
+        before=before,
+    )
+
+
+@router.get("/audit")
+def audit(
+    request: Request, services: ServicesDep, reader: Reader, cursor: NameCursor = None
+) -> Response:
+    """Show where every chain stands now, and offer to verify it."""
+    found = services.ledger.projects(cursor or None, ROWS + 1)
+    return page(
+        *(request, "audit.html", reader),
+        studies=found[:ROWS],
+        next=found[ROWS - 1].name if len(found) > ROWS else None,
+        first=not cursor,
+        last=next(iter(services.ledger.log(limit=1, newest=True)), None),
+    )
+
+
+@router.post("/audit/verify-log")
+def verify_log(request: Request, services: ServicesDep, sent: Checked) -> Response:
+    """Recompute the administrative log, and hold tokens, projects and ensembles against it."""
+    found = services.ledger.verify_log()
+    return page(
+        *(request, "verified.html", sent.session),
+        name=None,
+        found=views.log_verification(found),
+        anchor=None if found.anchor is None else write_anchors([], None, found.anchor),
+        now=None,
+    )

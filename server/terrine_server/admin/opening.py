@@ -1,0 +1,223 @@
+"""Opening a study: parameters, the price list they mean, and what it would leave of the cap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args
+
+from fastapi import APIRouter, Query, Request
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from starlette.responses import Response
+
+from terrine_protocol import MechanismSpec, ProjectOpen
+from terrine_server.admin.access import Admin, ByAdmin, Fields
+from terrine_server.admin.forms import number, spoken
+from terrine_server.admin.overview import Cap, caps
+from terrine_server.admin.rendering import ROOT, page, see_other
+from terrine_server.api.services import Services, ServicesDep
+from terrine_server.errors import InvalidTerms, NotFound, TerrineError
+from terrine_server.ledger import EnsembleRecord
+from terrine_server.owner.operations import Priced, open_project, price_project
+from terrine_server.owner.sessions import Session
+from terrine_server.planning.forecast import DEFAULT_CONSENSUS, Votes, forecast
+from terrine_server.planning.opening import EXPECTED_STUDENT
+from terrine_server.planning.plan import plan
+from terrine_server.planning.remaining import most_queries
+from terrine_server.privacy import Account, ParameterError
+
+router = APIRouter(prefix=f"{ROOT}/open")
+
+SPECS = {
+    get_args(spec.model_fields["name"].annotation)[0]: spec
+    for spec in get_args(get_args(MechanismSpec)[0])
+}
+"""By name: how each mechanism is specified."""
+PLANNED = set(SPECS) - {"stable_svt"}
+"""Mechanisms whose parameters can be proposed."""
+NOT_ASKED = {"name", "answer_share"}
+TERMS = ("name", "ensemble", "epsilon", "delta", "accounting", "expected_pass_rate")
+STATUSES = {"conflict": 409, "cap-exceeded": 409, "not-found": 404}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a mechanism, as the form asks for it. `choices`: for one of several words."""
+
+    name: str
+    meaning: str
+    required: bool
+    choices: tuple[str, ...]
+
+    @classmethod
+    def of(cls, name: str, field: FieldInfo) -> Parameter:
+        """Return how a field of a specification is asked for."""
+        literal = field.annotation if get_args(field.annotation) else None
+        words = get_args(literal) if getattr(literal, "__origin__", None) is Literal else ()
+        return cls(name, field.description or "", field.is_required(), words)
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What a study would be: its terms, what they are expected to buy, and the cap afterwards.
+
+    `answered`, `right`: the expected share of queries that get a label, and of labels that agree
+    with most teachers; None where there is no forecast.
+    """
+
+    priced: Priced
+    cap: Cap
+    least: int
+    most: int | None
+    answered: float | None
+    right: float | None
+
+    @property
+    def fits(self) -> bool:
+        """Whether the ensemble's cap has room for it."""
+        ensemble, terms = self.priced.ensemble, self.priced.terms
+        delta_left = ensemble.delta_cap - ensemble.delta_reserved
+        return self.cap.free >= 0 and terms.delta_budget <= delta_left
+
+
+@router.get("")
+def form(
+    request: Request,
+    services: ServicesDep,
+    reader: Admin,
+    ensemble: Annotated[str, Query(max_length=64)] = "",
+    mechanism: Annotated[str, Query(max_length=64)] = "",
+) -> Response:
+    """Ask for an ensemble and a mechanism, then for the terms."""
+    given = {"ensemble": ensemble, "mechanism": mechanism}
+    return _form(request, services, reader, given)
+
+
+@router.post("")
+def send(request: Request, services: ServicesDep, sent: ByAdmin) -> Response:
+    """Propose parameters, show what the terms would mean, or open the study."""
+    given, action = dict(sent.fields), sent.fields.get("action")
+    preview, problems, status = None, [], 200
+    try:
+        if action == "propose":
+            given |= _proposed(services.ledger.ensemble(given.get("ensemble", "")), given)
+        else:
+            wanted = _request(given)
+            if action == "open":
+                record = open_project(services.ledger, wanted, sent.session.actor)
+                return see_other(request, f"/studies/{record.name}", sent.session)
+            preview = _preview(services, wanted)
+    except ValidationError as error:
+        problems, status = spoken(error), 422
+    except ParameterError as error:
+        problems, status = [str(error)], 422
+    except (InvalidTerms, NotFound) as error:
+        problems, status = [error.detail], STATUSES.get(error.problem, 422)
+    except TerrineError as error:
+        if error.problem not in STATUSES:
+            raise
+        problems, status = [error.detail], STATUSES[error.problem]
+    return _form(request, services, sent.session, given, preview, problems, status)
+
+
+def _form(
+    request: Request,
+    services: Services,
+    reader: Session,
+    given: Mapping[str, str],
+    preview: Preview | None = None,
+    problems: list[str] | None = None,
+    status: int = 200,
+) -> Response:
+    mechanism = given.get("mechanism", "")
+    ensembles = {each.name: each for each in services.ledger.ensembles()}
+    spec = SPECS.get(mechanism)
+    return page(
+        *(request, "open.html", reader),
+        status=status,
+        given={"epsilon": "", "delta": "", "name": "", **given},
+        ensembles=ensembles,
+        chosen=ensembles.get(given.get("ensemble", "")),
+        mechanisms={name: (each.__doc__ or "").partition("\n")[0] for name, each in SPECS.items()},
+        mechanism=mechanism if spec else "",
+        parameters=list(_parameters(spec.model_fields)) if spec else [],
+        proposes=mechanism in PLANNED,
+        preview=preview,
+        problems=problems or [],
+    )
+
+
+def _parameters(fields: Mapping[str, FieldInfo]) -> Iterator[Parameter]:
+    for name, field in fields.items():
+        tight = name == "pricing" and field.default is None
+        if name not in NOT_ASKED and not tight:
+            yield Parameter.of(name, field)
+
+
+def _request(given: Fields) -> ProjectOpen:
+    """Return the terms that a form asks for. Raises `ValidationError`."""
+    name = given.get("mechanism", "")
+    mechanism: dict[str, Any] = {"name": name}
+    if name in SPECS:
+        for parameter in _parameters(SPECS[name].model_fields):
+            text = given.get(parameter.name, "")
+            if text:
+                mechanism[parameter.name] = text if parameter.choices else number(text)
+    terms: dict[str, Any] = {key: given[key] for key in TERMS if given.get(key)}
+    for key in ("epsilon", "delta", "expected_pass_rate"):
+        if key in terms:
+            terms[key] = number(terms[key])
+    acknowledged = given.get("acknowledge_claimed") == "yes"
+    return ProjectOpen.model_validate(
+        {**terms, "mechanism": mechanism, "acknowledge_claimed": acknowledged}
+    )
+
+
+def _preview(services: Services, wanted: ProjectOpen) -> Preview:
+    priced = price_project(services.ledger, wanted)
+    terms = priced.terms
+    cap = next(c for c in caps(services.ledger) if c.ensemble.id == priced.ensemble.id)
+    answered = right = None
+    if priced.mechanism.opening is None:
+        expected = forecast(priced.mechanism, _votes(priced.ensemble, wanted.mechanism.name))
+        answered, right = expected.answered, expected.accuracy
+    return Preview(
+        priced,
+        Cap(cap.ensemble, cap.spent, terms.cap_budget),
+        terms.affordable(Account()),
+        most_queries(terms, Account()),
+        answered,
+        right,
+    )
+
+
+def _proposed(ensemble: EnsembleRecord, given: Fields) -> dict[str, str]:
+    """Return the parameters that `terrine plan` would choose for a budget. Raises `ParameterError`.
+
+    Votes are synthetic: no private teacher is asked.
+    """
+    mechanism, terms = given.get("mechanism", ""), []
+    for key in ("epsilon", "delta"):
+        value = number(given.get(key, ""))
+        if isinstance(value, str):
+            raise ParameterError(f"To propose parameters, {key} must be known: give a number.")
+        terms.append(float(value))
+    if mechanism not in PLANNED:
+        raise ParameterError("There is no proposal for this mechanism. Enter its parameters.")
+    votes, (epsilon, delta) = [_votes(ensemble, mechanism)], terms
+    found = plan(mechanism, votes, delta=delta, epsilon=epsilon, data_dependent=False)
+    proposed = {key: value for key, value in found.chosen.spec.items() if key != "name"}
+    if found.pass_rate < 1:
+        proposed["expected_pass_rate"] = round(found.pass_rate, 3)
+    return {
+        key: f"{value:g}" if isinstance(value, float) else str(value)
+        for key, value in proposed.items()
+    }
+
+
+def _votes(ensemble: EnsembleRecord, mechanism: str) -> Votes:
+    """Return votes of teachers that mostly agree, as planning assumes if nothing is said."""
+    teachers, classes = ensemble.info["teachers"], len(ensemble.info["classes"])
+    votes = Votes.synthetic(DEFAULT_CONSENSUS, teachers=teachers, classes=classes)
+    return votes.with_student(EXPECTED_STUDENT) if mechanism == "interactive_gnmax" else votes

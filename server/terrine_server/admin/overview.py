@@ -1,0 +1,108 @@
+"""The overview: what is left of each ensemble's cap, and of each study's budget."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from terrine_protocol import Budget, Name, ProjectStatus
+from terrine_server import views
+from terrine_server.admin.access import Reader
+from terrine_server.admin.rendering import ROOT, page
+from terrine_server.api.paging import NameCursor
+from terrine_server.api.services import ServicesDep
+from terrine_server.ledger import EnsembleRecord, Ledger, ProjectRecord
+from terrine_server.planning.remaining import most_queries
+
+router = APIRouter(prefix=ROOT)
+
+ROWS = 40
+"""Studies on a page."""
+
+
+@dataclass(frozen=True)
+class Cap:
+    """An ensemble's cap, in units of 1e-12 of its rule's quantity.
+
+    `spent` is what the studies on it have used. `reserved` is what open studies hold besides.
+    """
+
+    ensemble: EnsembleRecord
+    spent: int
+    added: int = 0
+    """What a study would reserve that is not open yet."""
+
+    @property
+    def reserved(self) -> int:
+        """What open studies may still spend."""
+        return self.ensemble.reserved - self.spent
+
+    @property
+    def taken(self) -> int:
+        """What is spent, reserved or would be."""
+        return self.ensemble.reserved + self.added
+
+    @property
+    def free(self) -> int:
+        """What further studies may reserve; negative if it would be too much."""
+        return self.ensemble.cap - self.taken
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study as the overview shows it. `most`: how many queries fit at the most, if limited."""
+
+    record: ProjectRecord
+    account: Budget
+    most: int | None
+
+    @classmethod
+    def of(cls, record: ProjectRecord) -> Study:
+        """Return a study's public account, as the API returns it, and what is left."""
+        return cls(record, views.budget(record), most_queries(record.terms, record.account))
+
+
+@router.get("")
+def overview(
+    request: Request,
+    services: ServicesDep,
+    reader: Reader,
+    cursor: NameCursor = None,
+    ensemble: Annotated[Name | None, Query()] = None,
+    status: Annotated[ProjectStatus | None, Query()] = None,
+) -> Response:
+    """Show caps and studies."""
+    found = services.ledger.projects(cursor or None, ROWS + 1, ensemble=ensemble, status=status)
+    shown = found[:ROWS]
+    return page(
+        *(request, "overview.html", reader),
+        caps=list(caps(services.ledger)),
+        studies=[Study.of(record) for record in shown],
+        next=shown[-1].name if len(found) > ROWS else None,
+        first=not cursor,
+        ensemble=ensemble,
+        only=status,
+        statuses=list(ProjectStatus),
+    )
+
+
+def caps(ledger: Ledger) -> Iterator[Cap]:
+    """Yield the cap of each ensemble."""
+    spent: Counter[int] = Counter()
+    for project in every_project(ledger):
+        spent[project.ensemble.id] += project.cap_spent
+    for ensemble in ledger.ensembles():
+        yield Cap(ensemble, spent[ensemble.id])
+
+
+def every_project(ledger: Ledger, ensemble: str | None = None) -> Iterable[ProjectRecord]:
+    """Yield all projects, or those on an ensemble, by name."""
+    after = None
+    while found := ledger.projects(after, 1000, ensemble=ensemble):
+        yield from found
+        after = found[-1].name

@@ -1,0 +1,124 @@
+"""Pages from templates: every value is escaped, and nothing but our own stylesheet is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from terrine_protocol import Role
+from terrine_server.admin import access, charts
+from terrine_server.api.services import Services
+from terrine_server.owner.sessions import Session
+
+ROOT = "/admin"
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; script-src 'none'; object-src 'none'; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    # Not no-referrer, with which browsers send forms without their origin.
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+STATIC = {"style.css": "text/css; charset=utf-8", "icon.svg": "image/svg+xml"}
+REFRESH_SECONDS = 60
+"""A session's cookie says when it was last used, to about so many seconds."""
+
+
+def is_page(path: str) -> bool:
+    """Whether a path is one of these pages, rather than of the API."""
+    return path == ROOT or path.startswith(f"{ROOT}/")
+
+
+def page(
+    request: Request,
+    template: str,
+    reader: Session | None = None,
+    *,
+    status: int = 200,
+    **values: Any,
+) -> Response:
+    """Return a page; for whoever is signed in, with what its forms need."""
+    services: Services = request.app.state.services
+    if reader is not None:
+        values["form_key"] = services.sessions.form_key(reader.id)
+    response = rendered(template, reader=reader, status=status, path=request.url.path, **values)
+    _keep(services, response, reader)
+    return response
+
+
+def rendered(template: str, *, status: int, reader: Session | None, **values: Any) -> HTMLResponse:
+    """Return a page without looking at any request."""
+    admin = reader is not None and reader.role is Role.ADMIN
+    known = {"reader": reader, "is_admin": admin, "path": "", "root": ROOT}
+    text = _TEMPLATES.get_template(template).render(known | values)
+    return HTMLResponse(text, status, HEADERS)
+
+
+def see_other(request: Request, path: str, reader: Session | None = None) -> Response:
+    """Send the browser to another page after a form has been acted on."""
+    response = RedirectResponse(ROOT + path, 303, HEADERS)
+    _keep(request.app.state.services, response, reader)
+    return response
+
+
+def static(name: str) -> Response:
+    """Return one of the `STATIC` files."""
+    return Response(_FILES[name], media_type=STATIC[name], headers=HEADERS)
+
+
+def _keep(services: Services, response: Response, reader: Session | None) -> None:
+    if reader and (datetime.now(UTC) - reader.seen).total_seconds() > REFRESH_SECONDS:
+        access.keep_session(response, services, reader)
+
+
+def when(at: datetime | None) -> str:
+    """Return an instant in UTC as an element."""
+    if at is None:
+        return "–"
+    at = at.astimezone(UTC)
+    shown = f"{at:%Y-%m-%d %H:%M} UTC"
+    return Markup('<time datetime="{}">{}</time>').format(f"{at:%Y-%m-%dT%H:%M:%SZ}", shown)
+
+
+def share(part: float, whole: float) -> str:
+    """Return a part of a whole in percent."""
+    return f"{part / whole:.1%}" if whole else "–"
+
+
+def number(value: int | None) -> str:
+    """Return a whole number in groups of three digits."""
+    return "–" if value is None else f"{value:,}"
+
+
+def figure(value: float) -> str:
+    """Return a number with four digits that count."""
+    return f"{value:.4g}"
+
+
+def parameters(spec: Mapping[str, Any]) -> str:
+    """Return a mechanism's parameters in one line."""
+    shown = ((key.replace("_", " "), value) for key, value in spec.items() if key != "name")
+    return ", ".join(f"{key} {value}" for key, value in shown if value is not None)
+
+
+_TEMPLATES = Environment(
+    loader=PackageLoader("terrine_server.admin"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_TEMPLATES.filters |= {
+    "when": when,
+    "number": number,
+    "figure": figure,
+    "parameters": parameters,
+}
+_TEMPLATES.globals |= {"share": share, "charts": charts}
+_FILES = {name: (files("terrine_server.admin") / "static" / name).read_bytes() for name in STATIC}

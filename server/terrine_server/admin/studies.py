@@ -1,0 +1,149 @@
+"""One study: its terms, prices and charges; pausing, resuming, closing and verifying it."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, time, timedelta
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Query, Request
+from pydantic import BeforeValidator, Field
+from starlette.responses import Response, StreamingResponse
+
+from terrine_protocol import Name, Outcome, ProjectStatus
+from terrine_server import views
+from terrine_server.admin.access import Admin, ByAdmin, Checked, Reader
+from terrine_server.admin.overview import Study
+from terrine_server.admin.rendering import ROOT, page, see_other
+from terrine_server.api.ledger import CSV, csv_lines
+from terrine_server.api.services import ServicesDep
+from terrine_server.ledger import ProjectRecord
+from terrine_server.ledger.anchors import write_anchors
+from terrine_server.owner import operations
+
+router = APIRouter(prefix=f"{ROOT}/studies")
+
+CHARGES = 25
+"""Charges on a page."""
+
+
+def _or_none(value: Any) -> Any:
+    """A filter that is left blank in a form filters nothing."""
+    return None if value == "" else value
+
+
+Blank = BeforeValidator(_or_none)
+PaidOutcome = Annotated[Outcome | None, Blank, Query()]
+_Dated = Annotated[date, Field(ge=date(2000, 1, 1), lt=date(3000, 1, 1))]
+Day = Annotated[_Dated | None, Blank, Query()]
+
+
+@router.get("/{name}")
+def study(
+    request: Request,
+    services: ServicesDep,
+    reader: Reader,
+    name: Name,
+    before: Annotated[int | None, Query(ge=1, le=10**18)] = None,
+    outcome: PaidOutcome = None,
+    since: Day = None,
+    until: Day = None,
+) -> Response:
+    """Show a study. `since` and `until` are days (UTC), the last one included."""
+    ledger = services.ledger
+    record = ledger.project(name)
+    found = ledger.charges(
+        *(name, 0, CHARGES + 1, outcome, _start(since), _start(until, 1)),
+        before_seq=before,
+        newest=True,
+    )
+    filters = {
+        key: str(value)
+        for key, value in {"outcome": outcome, "since": since, "until": until}.items()
+        if value is not None
+    }
+    return page(
+        *(request, "study.html", reader),
+        **_shown(record),
+        info=views.project(record, services.available(record.ensemble)),
+        history=ledger.history(name),
+        charges=[views.charge(entry, record.ensemble) for entry in found[:CHARGES]],
+        next=found[CHARGES - 1].seq if len(found) > CHARGES else None,
+        before=before,
+        filters=filters,
+        query=urlencode(filters),
+        outcomes=[each for each in Outcome if each is not Outcome.REFUSED],
+    )
+
+
+@router.get("/{name}/charges.csv")
+def charges_csv(
+    services: ServicesDep,
+    reader: Reader,
+    name: Name,
+    outcome: PaidOutcome = None,
+    since: Day = None,
+    until: Day = None,
+) -> Response:
+    """Return all charges that pass the filters, and record that somebody took them."""
+    record = services.ledger.project(name)
+    operations.record_export(services.ledger, record.name, reader.actor)
+    entries = services.ledger.stream_charges(record.name, outcome, _start(since), _start(until, 1))
+    return StreamingResponse(
+        csv_lines(entries, record.ensemble),
+        media_type=f"{CSV}; charset=utf-8",
+        headers={"Content-Disposition": f'attachment; filename="{record.name}.csv"'},
+    )
+
+
+@router.post("/{name}/pause")
+def pause(request: Request, services: ServicesDep, sent: ByAdmin, name: Name) -> Response:
+    """Pause a study."""
+    services.ledger.set_status(name, ProjectStatus.PAUSED, sent.session.actor)
+    return see_other(request, f"/studies/{name}", sent.session)
+
+
+@router.post("/{name}/resume")
+def resume(request: Request, services: ServicesDep, sent: ByAdmin, name: Name) -> Response:
+    """Resume a paused study."""
+    services.ledger.set_status(name, ProjectStatus.ACTIVE, sent.session.actor)
+    return see_other(request, f"/studies/{name}", sent.session)
+
+
+@router.get("/{name}/close")
+def closing(request: Request, services: ServicesDep, reader: Admin, name: Name) -> Response:
+    """Say what closing a study will mean, and ask whether it is meant."""
+    record = services.ledger.project(name)
+    return page(*(request, "close.html", reader), **_shown(record))
+
+
+@router.post("/{name}/close")
+def close(request: Request, services: ServicesDep, sent: ByAdmin, name: Name) -> Response:
+    """Close a study for good."""
+    services.ledger.set_status(name, ProjectStatus.CLOSED, sent.session.actor)
+    return see_other(request, f"/studies/{name}", sent.session)
+
+
+@router.post("/{name}/verify")
+def verify(request: Request, services: ServicesDep, sent: Checked, name: Name) -> Response:
+    """Recompute a study's books, and show what was found, with an anchor if they are intact."""
+    found = services.ledger.verify(name)
+    anchor = None if found.anchor is None else write_anchors([found.anchor], None, None)
+    return page(
+        *(request, "verified.html", sent.session),
+        name=name,
+        found=views.verification(found),
+        anchor=anchor,
+        now=datetime.now(UTC),
+    )
+
+
+def _shown(record: ProjectRecord) -> dict[str, Any]:
+    return {"record": record, "study": Study.of(record)}
+
+
+def _start(day: date | None, later: int = 0) -> datetime | None:
+    """Return the first instant of a day, or of one so many days later."""
+    if day is None:
+        return None
+    return datetime.combine(day + timedelta(days=later), time.min, UTC)

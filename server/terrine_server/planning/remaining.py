@@ -1,0 +1,26 @@
+"""What is left of a budget, in the words of whoever decides about it."""
+
+from __future__ import annotations
+
+from terrine_server.privacy.budget.terms import Account, Terms
+
+
+def most_queries(terms: Terms, account: Account) -> int | None:
+    """Return how many further queries fit if each has its cheapest outcome and none opens an epoch.
+
+    None if nothing limits them beforehand: a published figure may give back all that was spent.
+    """
+    limits = []
+    left = terms.budget - account.spent
+    if terms.schedule is None:
+        limits.append(_fitting(left, terms.room.cost, terms.least.cost))
+    delta_left = terms.delta_budget - account.delta_spent
+    limits.append(_fitting(delta_left, terms.room.delta, terms.least.delta))
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _fitting(left: int, room: int, each: int) -> int | None:
+    """Return how many fit while `room` must be left for each; None if they take nothing."""
+    if left < room:
+        return 0
+    return (left - room) // each + 1 if each else None

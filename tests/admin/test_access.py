@@ -1,0 +1,199 @@
+"""Who gets in, for how long, and whose forms are acted on."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from house import House
+from server import CAP_EPSILON
+from visitor import ORIGIN, SCREENS, Visitor, text_of
+
+from terrine_protocol import Role
+from terrine_server.app import create_app
+from terrine_server.errors import Unauthorized
+from terrine_server.owner import sessions
+from terrine_server.owner.sessions import IDLE, LONGEST
+
+SESSION = "__Host-terrine-session"
+ACTS = (
+    *("/open", "/tokens", "/studies/study/pause", "/studies/study/resume"),
+    *("/studies/study/close", "/tokens/0123456789abcdef/revoke"),
+)
+
+
+def test_without_a_session_every_page_leads_to_the_sign_in(house: House) -> None:
+    stranger = Visitor(house.app, house.send)
+    for path in (*SCREENS, "/studies/none", "/studies/study/charges.csv"):
+        reply = stranger.get(f"/admin{path}")
+        assert (reply.status_code, reply.headers["location"]) == (303, "/admin/sign-in"), path
+    for path in (*ACTS, "/studies/study/verify", "/audit/verify-log", "/sign-out"):
+        reply = stranger.request("POST", f"/admin{path}", data={}, headers={"Origin": ORIGIN})
+        assert (reply.status_code, reply.headers["location"]) == (303, "/admin/sign-in"), path
+    token = house.token("admin")
+    bearer = stranger.request("GET", "/admin", headers={"Authorization": f"Bearer {token}"})
+    assert bearer.status_code == 303, "a page takes no bearer token"
+
+
+def test_the_cookie_is_for_this_host_alone_and_opens_no_route_of_the_api(house: House) -> None:
+    visitor = Visitor(house.app, house.send)
+    reply = visitor.sign_in(house.token("admin"))
+    cookie = next(c for c in reply.headers.get_list("set-cookie") if c.startswith(SESSION))
+    flags = {flag.strip().lower() for flag in cookie.split(";")[1:]}
+    assert flags == {"path=/", "secure", "httponly", "samesite=strict"}
+    assert visitor.get("/admin").status_code == 200
+    assert visitor.get("/ledger").status_code == 401
+    assert "digits" in visitor.get("/admin").text
+    assert f"{CAP_EPSILON:g}" in text_of(visitor.get("/admin"))
+
+
+def test_a_session_is_of_all_replicas(house: House, admin: Visitor) -> None:
+    replica = create_app(house.app.state.services.settings)
+    admin.app = replica
+    assert admin.get("/admin").status_code == 200
+    admin.post("/admin/sign-out")
+    admin.app = house.app
+    assert admin.get("/admin").status_code == 303
+
+
+def test_signing_out_ends_every_copy_of_the_cookie_and_is_logged(
+    house: House, admin: Visitor
+) -> None:
+    copy = dict(admin.cookies)
+    signed_in, session, actor = house.last_logged
+    assert signed_in == "signed-in"
+    admin.post("/admin/sign-out")
+    assert SESSION not in admin.cookies
+    assert house.last_logged == ("signed-out", session, actor)
+    admin.cookies = copy
+    assert admin.get("/admin").status_code == 303
+    assert "You have signed out." in text_of(admin.get("/admin/sign-in"))
+
+
+def test_a_session_ends_with_its_token(house: House) -> None:
+    token = house.token("admin")
+    visitor = Visitor(house.app, house.send)
+    visitor.sign_in(token)
+    assert visitor.get("/admin").status_code == 200
+    house.ledger.revoke_token(token.split("_")[1])
+    assert visitor.get("/admin").status_code == 303
+    assert "This token was revoked" in text_of(visitor.get("/admin/sign-in"))
+    brief = Visitor(house.app, house.send)
+    brief.sign_in(house.token("admin", expires_in_days=2 / 86_400))
+    while (reply := brief.get("/admin/log")).status_code == 200:
+        pass
+    assert reply.status_code == 303
+    assert "This token expired" in text_of(brief.get("/admin/sign-in"))
+
+
+@pytest.mark.parametrize(("after", "steps"), [(IDLE, 1), (LONGEST, 60)])
+def test_a_session_ends_unused_and_also_if_it_is_always_used(
+    house: House, monkeypatch: pytest.MonkeyPatch, after: timedelta, steps: int
+) -> None:
+    now = [datetime.now(UTC)]
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: object = None) -> Clock:
+            return cls.fromtimestamp(now[0].timestamp(), UTC)
+
+    monkeypatch.setattr(sessions, "datetime", Clock)
+    service = house.app.state.services.sessions
+    session = service.sign_in(house.token("admin"), "here")
+    for _ in range(steps):
+        cookie = service.cookie(session)
+        now[0] += after / steps - timedelta(seconds=1)
+        session = service.resume(cookie)
+        now[0] += timedelta(seconds=1)
+    now[0] += timedelta(seconds=1)
+    with pytest.raises(Unauthorized, match="age"):
+        service.resume(cookie)
+
+
+def test_an_altered_cookie_is_none(house: House, admin: Visitor) -> None:
+    good = admin.cookies[SESSION]
+    other = house.token("admin").split("_")[1]
+    parts = good.split(".")
+    later = str(int(parts[3]) + 1)
+    for bad in (
+        "",
+        "x",
+        good[:-1] + ("0" if good[-1] != "0" else "1"),
+        ".".join([parts[0], other, *parts[2:]]),
+        ".".join([*parts[:3], later, parts[4]]),
+    ):
+        admin.cookies[SESSION] = bad
+        assert admin.get("/admin").status_code == 303, bad
+    admin.cookies[SESSION] = good
+    assert admin.get("/admin").status_code == 200
+
+
+def test_students_do_not_get_in_and_guesses_are_limited_as_for_the_api(house: House) -> None:
+    visitor = Visitor(house.app, house.send)
+    visitor.get("/admin/sign-in")
+    refused = visitor.post("/admin/sign-in", token=house.token(Role.STUDENT, "study"))
+    assert refused.status_code == 403
+    assert "student's token" in text_of(refused)
+    allowed = house.app.state.services.settings.failed_logins_per_minute
+    seen = [visitor.post("/admin/sign-in", token="guess").status_code for _ in range(allowed)]
+    assert set(seen) == {403, 429}
+    limited = visitor.post("/admin/sign-in", token="guess")
+    assert limited.status_code == 429
+    assert int(limited.headers["retry-after"]) >= 1
+    assert limited.headers["content-type"].startswith("text/html")
+    assert visitor.sign_in(house.token("admin")).status_code == 303, "a valid token is let in"
+
+
+def test_the_sign_in_form_is_tied_to_the_browser_that_fetched_it(house: House) -> None:
+    token, visitor = house.token("admin"), Visitor(house.app, house.send)
+    visitor.get("/admin/sign-in")
+    key, visitor.cookies = visitor.last_key, {}
+    without = visitor.post("/admin/sign-in", key=key, token=token)
+    assert without.status_code == 403
+    assert "https" in text_of(without)
+    assert visitor.post("/admin/sign-in", key=key, token=token).status_code == 403
+    assert SESSION not in visitor.cookies
+
+
+def test_no_form_is_acted_on_that_is_not_of_this_session_and_this_server(
+    house: House, admin: Visitor
+) -> None:
+    house.open("forged")
+    other = house.visitor()
+    path, before = "/admin/studies/forged/close", house.last_logged
+    for key in ("", "0" * 64, other.last_key):
+        assert admin.post(path, key=key).status_code == 403, key
+    good = {"form_key": admin.last_key}
+    for origin in ({}, {"Origin": "null"}, {"Origin": "https://evil.example"}):
+        assert admin.request("POST", path, data=good, headers=origin).status_code == 403, origin
+    headers = {"Origin": ORIGIN}
+    assert admin.request("POST", path, json=good, headers=headers).status_code == 415
+    twice = f"form_key={admin.last_key}&form_key={admin.last_key}"
+    headers |= {"Content-Type": "application/x-www-form-urlencoded"}
+    assert admin.request("POST", path, content=twice, headers=headers).status_code == 422
+    assert admin.request("POST", path, content=b"\xff", headers=headers).status_code == 422
+    assert house.ledger.project("forged").status == "active"
+    assert house.last_logged == before
+    admin.get("/admin")
+    assert admin.post(path).status_code == 303
+    assert house.ledger.project("forged").status == "closed"
+
+
+def test_an_auditor_sees_everything_and_changes_nothing(house: House, auditor: Visitor) -> None:
+    for path in SCREENS:
+        reply = auditor.get(f"/admin{path}")
+        asks = "open" in path or "close" in path
+        assert reply.status_code == (403 if asks else 200), path
+        forms = set(re.findall(r'method="post" action="([^"]*)"', reply.text))
+        changing = {form for form in forms if not re.search(r"/(sign-out|verify(-log)?)$", form)}
+        assert not changing, path
+    before = house.last_logged
+    for path in ACTS:
+        refused = auditor.post(f"/admin{path}", role="admin", action="open")
+        assert refused.status_code == 403, path
+        assert "changes nothing" in text_of(refused)
+    assert house.last_logged == before
+    assert house.ledger.project("study").status == "active"
+    for path in ("/studies/study/verify", "/audit/verify-log"):
+        assert "intact" in text_of(auditor.post(f"/admin{path}"))

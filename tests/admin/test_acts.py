@@ -1,0 +1,197 @@
+"""What an admin does on the pages happens, and the log names the token that did it."""
+
+from __future__ import annotations
+
+import re
+
+from house import GNMAX, House
+from visitor import Visitor, text_of
+
+from terrine_protocol import Role
+from terrine_server.admin.opening import SPECS
+from terrine_server.planning.remaining import most_queries
+from terrine_server.privacy import Account, build_mechanism, quote
+
+TERMS = {
+    "ensemble": "digits",
+    "mechanism": "confident_gnmax",
+    "threshold": "24",
+    "sigma1": "12",
+    "sigma2": "4",
+    "epsilon": "8",
+    "delta": "1e-5",
+    "accounting": "worst_case",
+    "expected_pass_rate": "",
+}
+
+
+def token_of(house: House, visitor: Visitor) -> str:
+    """Return the actor that the log knows a visitor by."""
+    session = visitor.cookies["__Host-terrine-session"]
+    return f"token:{session.split('.')[1]}"
+
+
+def test_a_study_is_priced_then_opened_as_it_was_priced(house: House, admin: Visitor) -> None:
+    before, cap = house.last_logged, house.ledger.ensemble("digits")
+    priced = admin.post("/admin/open", action="price", name="priced", **TERMS)
+    assert priced.status_code == 200
+    said = text_of(priced)
+    assert house.last_logged == before, "a price changes nothing"
+    assert 'name="action" value="open"' in priced.text
+    opened = admin.post("/admin/open", action="open", name="priced", **TERMS)
+    assert opened.headers["location"] == "/admin/studies/priced"
+    assert house.last_logged == ("project-opened", "priced", token_of(house, admin))
+    record = house.ledger.project("priced")
+    terms, account = record.terms, Account()
+    for price in terms.prices.values():
+        assert f"{price.cost:,}" in said
+    assert f"{terms.affordable(account):,} at least" in said
+    assert f"{most_queries(terms, account):,} at most" in said
+    taken = (cap.reserved + terms.cap_budget) / cap.cap
+    assert f"In all, {taken:.1%} of the cap" in said
+    again = admin.post("/admin/open", action="open", name="priced", **TERMS)
+    assert again.status_code == 409
+    assert "exists already" in text_of(again)
+
+
+def test_proposed_parameters_are_those_of_the_plan(house: House, admin: Visitor) -> None:
+    terms = {"ensemble": "digits", "mechanism": "gnmax", "epsilon": "5", "delta": "1e-5"}
+    page = admin.post("/admin/open", action="propose", name="planned", **terms)
+    assert page.status_code == 200
+    sigma = re.search(r'name="sigma" inputmode="decimal" value="([^"]*)"', page.text)
+    assert sigma is not None
+    opened = admin.post("/admin/open", action="open", name="planned", sigma=sigma[1], **terms)
+    assert opened.status_code == 303, text_of(opened)
+    without = admin.post("/admin/open", action="propose", **(terms | {"epsilon": "much"}))
+    assert without.status_code == 422
+    assert "epsilon must be known" in text_of(without)
+
+
+def test_what_is_wrong_with_terms_is_said_beside_what_was_entered(
+    house: House, admin: Visitor
+) -> None:
+    cases = [
+        ({"name": "Bad Name"}, 422, "Name:"),
+        ({"name": "bad", "sigma1": "a lot"}, 422, "Sigma1: Input should be a valid number."),
+        ({"name": "bad", "delta": "0.5"}, 422, "1/1200"),
+        ({"name": "bad", "epsilon": "90"}, 409, "left of its cap"),
+        ({"name": "bad", "ensemble": "none"}, 404, "no ensemble called none"),
+        ({"name": "bad", "mechanism": "magic"}, 422, "Mechanism:"),
+    ]
+    before = house.last_logged
+    for wrong, status, why in cases:
+        reply = admin.post("/admin/open", action="open", **(TERMS | wrong))
+        assert (reply.status_code, why in text_of(reply)) == (status, True), text_of(reply)
+    kept = admin.post("/admin/open", action="price", name="Bad Name", **TERMS)
+    assert 'value="Bad Name"' in kept.text
+    assert 'name="sigma1" inputmode="decimal" value="12"' in kept.text
+    assert house.last_logged == before
+
+
+def test_a_claimed_guarantee_is_opened_only_if_it_is_acknowledged(
+    house: House, admin: Visitor
+) -> None:
+    terms = TERMS | {"mechanism": "immutable", "c": "3", "gamma": "0.1", "pricing": "as_published"}
+    priced = admin.post("/admin/open", action="price", name="claimed", **terms)
+    assert "does not hold for every data set" in text_of(priced)
+    assert "acknowledge_claimed" in priced.text
+    refused = admin.post("/admin/open", action="open", name="claimed", **terms)
+    assert refused.status_code == 422
+    terms["acknowledge_claimed"] = "yes"
+    assert admin.post("/admin/open", action="open", name="claimed", **terms).status_code == 303
+    assert "claimed" in text_of(admin.get("/admin/studies/claimed"))
+
+
+def test_every_mechanism_has_a_form_for_all_that_it_needs(house: House, admin: Visitor) -> None:
+    assert len(SPECS) == 8
+    for name, spec in SPECS.items():
+        page = admin.get(f"/admin/open?ensemble=digits&mechanism={name}").text
+        for field, described in spec.model_fields.items():
+            if described.is_required() and field != "name":
+                assert f'name="{field}"' in page, (name, field)
+
+
+def test_a_study_is_paused_resumed_and_closed(house: House, admin: Visitor) -> None:
+    house.open("brief")
+    student, actor = house.token(Role.STUDENT, "brief"), token_of(house, admin)
+    for act, status in (("pause", "paused"), ("resume", "active")):
+        assert admin.post(f"/admin/studies/brief/{act}").status_code == 303
+        assert house.last_logged == (f"project-{act}d", "brief", actor)
+        assert house.ledger.project("brief").status == status
+    house.ask(student, 1)
+    cap = house.ledger.ensemble("digits")
+    record = house.ledger.project("brief")
+    returned = record.terms.cap_budget - record.cap_spent
+    said = text_of(admin.get("/admin/studies/brief/close"))
+    assert f"{returned / cap.cap:.1%} of the cap of digits becomes free" in said
+    assert house.ledger.project("brief").status == "active", "asking closes nothing"
+    assert admin.post("/admin/studies/brief/close").status_code == 303
+    assert house.last_logged == ("project-closed", "brief", actor)
+    assert house.ledger.ensemble("digits").reserved == cap.reserved - returned
+    assert "closed already" in text_of(admin.get("/admin/studies/brief/close"))
+    refused = admin.post("/admin/studies/brief/resume")
+    assert refused.status_code == 409
+    assert "closed for good" in text_of(refused)
+
+
+def test_a_token_is_shown_once_works_and_is_revoked(house: House, admin: Visitor) -> None:
+    given = {"role": "student", "project": "study", "label": "Ada", "expires_in_days": "30"}
+    made = admin.post("/admin/tokens", **given)
+    found = re.search(r"terrine_([0-9a-f]{16})_[0-9a-f]{64}", made.text)
+    assert found is not None
+    assert house.last_logged == ("token-created", found[1], token_of(house, admin))
+    assert house.send(house.app, "GET", "/budget", found[0]).status_code == 200
+    for path in ("", "/tokens", "/log", f"/tokens/{found[1]}/revoke"):
+        assert found[0] not in admin.get(f"/admin{path}").text
+    assert "Ada" in text_of(admin.get("/admin/tokens"))
+    assert admin.post(f"/admin/tokens/{found[1]}/revoke").status_code == 303
+    assert house.last_logged == ("token-revoked", found[1], token_of(house, admin))
+    assert house.send(house.app, "GET", "/budget", found[0]).status_code == 401
+    assert admin.get("/admin/tokens/0123456789abcdef/revoke").status_code == 404
+
+
+def test_a_token_that_makes_no_sense_is_refused(house: House, admin: Visitor) -> None:
+    before = house.last_logged
+    for wrong, why in (
+        ({"role": "student"}, "needs a project"),
+        ({"role": "admin", "project": "study"}, "no other token has one"),
+        ({"role": "student", "project": "none"}, "no project called none"),
+        ({"role": "auditor", "expires_in_days": "soon"}, "valid number"),
+        ({"role": "auditor", "expires_in_days": "4000"}, "less than or equal to 3650"),
+        ({"role": "auditor", "expires_in_days": "3000"}, "makes none that lasts longer"),
+    ):
+        reply = admin.post("/admin/tokens", **({"expires_in_days": "30"} | wrong))
+        assert (reply.status_code, why in text_of(reply)) == (422, True), text_of(reply)
+    assert house.last_logged == before
+
+
+def test_whoever_revokes_the_own_token_is_signed_out(house: House) -> None:
+    visitor = house.visitor()
+    own = token_of(house, visitor).removeprefix("token:")
+    assert "you will be signed out" in text_of(visitor.get(f"/admin/tokens/{own}/revoke"))
+    visitor.post(f"/admin/tokens/{own}/revoke")
+    assert visitor.get("/admin").status_code == 303
+
+
+def test_verifying_finds_what_is_intact_and_offers_its_anchor(house: House, admin: Visitor) -> None:
+    record = house.ledger.project("study")
+    said = text_of(admin.post("/admin/studies/study/verify"))
+    assert "study: intact" in said
+    assert '"format": "terrine-anchor/1"' in said
+    assert record.head in said
+    said = text_of(admin.post("/admin/audit/verify-log"))
+    assert "Administrative log: intact" in said
+
+
+def test_most_queries_is_what_fits_if_all_are_cheap() -> None:
+    for mechanism in (
+        GNMAX,
+        {"name": "confident_gnmax", "threshold": 24, "sigma1": 12.0, "sigma2": 4.0},
+    ):
+        terms = quote(build_mechanism(mechanism, teachers=40, classes=10), 8.0, 1e-5)
+        account, paid = Account(), 0
+        cheap = min(terms.prices.values(), key=lambda price: price.cost)
+        while terms.admits(account):
+            account, paid = account.plus(cheap), paid + 1
+        assert most_queries(terms, Account()) == paid
+        assert terms.affordable(Account()) <= paid

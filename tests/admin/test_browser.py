@@ -1,0 +1,151 @@
+"""The pages in a real browser: without scripts, by keyboard and label, in both colour schemes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from browsing import browser, chromium, no_browser
+from digits import DigitsEnsemble
+from server import RunningServer, running_server
+from visitor import SCREENS
+
+from terrine_client import Client
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+MISSING = no_browser()
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
+IN_THE_DARK = ("", "/open?ensemble=digits&mechanism=immutable", "/studies/study")
+"""Screens that have all colours between them."""
+PHONE = {"width": 360, "height": 740}
+
+
+@pytest.fixture(scope="module")
+def chrome() -> Iterator[Browser]:
+    path = chromium()
+    assert path is not None
+    with browser(path) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def server(
+    tmp_path_factory: pytest.TempPathFactory, digits_ensemble: DigitsEnsemble
+) -> Iterator[RunningServer]:
+    directory: Path = tmp_path_factory.mktemp("browsed")
+    url = f"sqlite:///{directory / 'terrine.sqlite'}"
+    with running_server(directory / "data", url, digits_ensemble) as made:
+        yield made
+
+
+def open_page(chrome: Browser, server: RunningServer, **options: Any) -> tuple[Page, list[str]]:
+    """Return a page that is signed in as an admin, and what the browser complains about."""
+    page, said = chrome.new_context(**options).new_page(), list[str]()
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("response", lambda r: said.append(f"{r.status} {r.url}") if r.status >= 400 else None)
+    page.goto(f"{server.url}/admin")
+    assert page.url.endswith("/admin/sign-in")
+    page.get_by_label("Token").fill(server.token("admin"))
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/admin")
+    assert page.get_by_role("heading", level=1).inner_text() == "Overview"
+    return page, said
+
+
+def test_a_study_from_opening_to_closing_without_any_script(
+    chrome: Browser, server: RunningServer
+) -> None:
+    page, said = open_page(chrome, server, java_script_enabled=False)
+    page.get_by_role("navigation").get_by_role("link", name="Open a study").click()
+    page.get_by_label("Mechanism").select_option("gnmax")
+    page.get_by_role("button", name="Choose").click()
+    for label, value in (("Name", "study"), ("ε", "30"), ("δ", "1e-5"), ("sigma", "4")):
+        page.get_by_label(label, exact=True).fill(value)
+    page.get_by_role("button", name="Show the price").click()
+    assert page.get_by_text("What it would be").is_visible()
+    page.get_by_role("button", name="Open study").click()
+    assert page.url.endswith("/admin/studies/study")
+
+    page.get_by_role("link", name="Create a token").click()
+    assert page.get_by_label("Study").input_value() == "study"
+    page.get_by_label("Label").fill("Ada")
+    page.get_by_role("button", name="Create").click()
+    token = page.get_by_role("region", name="Token").inner_text().strip()
+    with Client(server.url, token) as client:
+        labels = client.label(server.ensemble.public[:20])
+    assert len(labels) == 20
+
+    page.goto(f"{server.url}/admin/studies/study")
+    assert page.get_by_role("img", name="Budget left, over time").is_visible()
+    assert page.get_by_role("region", name="Charges").get_by_role("row").count() == 21
+    page.get_by_text("The same as tables").click()
+    assert page.get_by_role("table", name="Charges by day").is_visible()
+    page.get_by_role("button", name="Verify now").click()
+    assert page.get_by_role("heading", level=1).inner_text() == "study: intact"
+    with page.expect_download() as download:
+        page.goto(f"{server.url}/admin/studies/study")
+        page.get_by_role("link", name="CSV").click()
+    assert len(Path(download.value.path()).read_text().splitlines()) == 21
+
+    page.get_by_role("link", name="Close…").click()
+    page.get_by_role("button", name="Close study for good").click()
+    assert page.get_by_text("closed", exact=True).is_visible()
+    assert server.ledger.project("study").status == "closed"
+    page.get_by_role("link", name="Log", exact=True).click()
+    assert page.get_by_role("row").nth(1).get_by_text("project-closed").is_visible()
+    page.get_by_role("button", name="Sign out").click()
+    assert page.url.endswith("/admin/sign-in")
+    page.goto(f"{server.url}/admin/studies/study")
+    assert page.url.endswith("/admin/sign-in")
+    assert said == [], "\n".join(said)
+
+
+@pytest.fixture
+def some(server: RunningServer) -> None:
+    """A study with charges, whichever test runs first."""
+    if "study" not in server.ledger.project_names():
+        server.open_project("study", epsilon=30.0)
+        with Client(server.url, server.token()) as client:
+            client.label(server.ensemble.public[:20])
+
+
+@pytest.mark.usefixtures("some")
+def test_every_screen_fits_a_phone_and_breaks_no_policy(
+    chrome: Browser, server: RunningServer
+) -> None:
+    page, said = open_page(chrome, server, java_script_enabled=False, viewport=PHONE)
+    for path in SCREENS:
+        reply = page.goto(f"{server.url}/admin{path}")
+        assert reply is not None
+        assert reply.ok, path
+        wide = page.evaluate("document.documentElement.scrollWidth")
+        assert wide <= PHONE["width"], path
+    assert said == [], "\n".join(said)
+
+
+@pytest.mark.usefixtures("some")
+def test_axe_finds_nothing_serious(chrome: Browser, server: RunningServer) -> None:
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright",
+        reason="NO AXE: accessibility is not checked. pip install axe-playwright-python",
+    ).Axe()
+    page, _ = open_page(chrome, server)
+    schemes = (
+        ("light", {"resultTypes": ["violations"]}),
+        ("dark", {"runOnly": ["color-contrast"]}),
+    )
+    found = []
+    for path in (*SCREENS, "/studies/none"):
+        page.goto(f"{server.url}/admin{path}")
+        for colours, options in schemes[: 2 if path in IN_THE_DARK else 1]:
+            page.emulate_media(color_scheme="dark" if colours == "dark" else "light")
+            for violation in axe.run(page, options=options).response["violations"]:
+                if violation["impact"] in ("serious", "critical"):
+                    nodes = [node["html"][:200] for node in violation["nodes"]]
+                    found.append((path, colours, violation["id"], nodes))
+    assert found == []

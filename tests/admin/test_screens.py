@@ -1,0 +1,180 @@
+"""What each page says, what it weighs, and that nothing in it is believed to be markup."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from house import House
+from visitor import SCREENS, Visitor, text_of
+
+from terrine_protocol import Outcome
+from terrine_server import views
+from terrine_server.admin import charts, rendering
+from terrine_server.errors import BrokenBooks
+
+HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
+MOST_BYTES = 60_000
+
+
+def test_pages_are_light_and_load_nothing_but_our_own_stylesheet(
+    house: House, admin: Visitor
+) -> None:
+    assert SCREENS
+    for path in (*SCREENS, "/studies/none", "/sign-in"):
+        reply = admin.get(f"/admin{path}")
+        policy = reply.headers["content-security-policy"]
+        assert policy.startswith("default-src 'self'; script-src 'none'")
+        assert "unsafe" not in policy
+        for part in ("form-action 'self'", "frame-ancestors 'none'", "base-uri 'none'"):
+            assert part in policy
+        assert reply.headers["cache-control"] == "no-store"
+        assert reply.headers["referrer-policy"] == "same-origin"
+        assert len(reply.content) < MOST_BYTES
+        assert not re.search(r"<script|<style|\sstyle=|\son\w+=|https?://", reply.text), path
+    for name in ("style.css", "icon.svg"):
+        sent = admin.get(f"/admin/static/{name}")
+        assert sent.status_code == 200
+        kept = {"If-None-Match": sent.headers["etag"]}
+        assert admin.request("GET", f"/admin/static/{name}", headers=kept).status_code == 304
+    assert admin.get("/admin/static/base.html").status_code == 404
+
+
+def test_the_overview_says_what_is_spent_reserved_free_and_left(
+    house: House, admin: Visitor
+) -> None:
+    house.open("counted")
+    said = text_of(admin.get("/admin"))
+    ensemble = house.ledger.ensemble("digits")
+    spent = sum(p.cap_spent for p in house.ledger.projects())
+    for amount in (spent, ensemble.reserved - spent, ensemble.cap - ensemble.reserved):
+        assert f"{amount / ensemble.cap:.1%}" in said
+    record = house.ledger.project("counted")
+    assert f"{record.affordable:,} at least, and no more" in said
+    assert "counted" not in text_of(admin.get("/admin?status=closed"))
+    assert admin.get("/admin?status=lost").status_code == 422
+    assert admin.get("/admin?stauts=closed").status_code == 422
+
+
+def test_a_study_shows_its_terms_prices_charges_and_filters(house: House, admin: Visitor) -> None:
+    record = house.ledger.project("study")
+    account = views.budget(record)
+    reply = admin.get("/admin/studies/study")
+    said = text_of(reply)
+    assert f"ε = {account.epsilon_spent:.4g}" in said
+    for price in record.terms.prices.values():
+        assert f"{price.cost:,}" in said
+    assert record.head in said
+    days = house.ledger.history("study").days
+    entries = house.ledger.charges("study")
+    assert sum(sum(d.values()) for d in days.values()) == len(entries) == record.charges
+    for outcome in (Outcome.ANSWERED, Outcome.ABSTAINED):
+        page = admin.get(f"/admin/studies/study?outcome={outcome}&since=&until=").text
+        shown = re.findall(r"<code>([0-9a-f]{12})</code>", page)
+        wanted = [e.query_digest[:12] for e in entries[::-1] if e.outcome == outcome]
+        assert shown == wanted
+    today = datetime.now(UTC).date()
+    assert "No charge passes" in text_of(
+        admin.get(f"/admin/studies/study?since={today + timedelta(days=1)}")
+    )
+    first = admin.get("/admin/studies/study?before=2").text
+    assert re.findall(r"<code>([0-9a-f]{12})</code>", first) == [entries[0].query_digest[:12]]
+
+
+def test_csv_is_what_the_api_sends_and_is_logged(house: House, auditor: Visitor) -> None:
+    reply = auditor.get("/admin/studies/study/charges.csv?outcome=answered")
+    assert house.last_logged[:2] == ("ledger-exported", "study")
+    accept = {"Accept": "text/csv"}
+    token = house.token("auditor")
+    api = house.send(house.app, "GET", "/ledger/study?outcome=answered", token, headers=accept)
+    assert reply.content == api.content
+    assert reply.headers["content-type"] == api.headers["content-type"]
+
+
+def test_charts_are_well_formed_and_end_where_the_account_does(house: House) -> None:
+    record, history = house.ledger.project("study"), house.ledger.history("study")
+    assert (history.reached[-1].seq, history.reached[-1].spent) == (record.charges, record.spent)
+    budget = record.terms.budget
+    drawn = (
+        charts.by_query(history.reached, budget),
+        charts.by_time(history.reached, budget, record.opened_at),
+        charts.by_day(history.days),
+        charts.meter(HOSTILE, spent=0.4, reserved=0.7),
+    )
+    for svg in drawn:
+        root = ET.fromstring(svg)
+        assert root.get("role") == "img"
+        assert root.get("aria-label")
+    bars = ET.fromstring(drawn[-1]).findall("rect")
+    assert sum(float(bar.get("width", "0")) for bar in bars[1:]) == pytest.approx(100)
+
+
+def test_names_from_elsewhere_are_shown_and_never_run(
+    house: House, admin: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.token("auditor", label=HOSTILE)
+    original = house.ledger.ensembles()[0].info["classes"]
+
+    real = views.ensemble
+    monkeypatch.setattr(
+        views,
+        "ensemble",
+        lambda r, a: real(r, a).model_copy(update={"classes": [HOSTILE] * len(original)}),
+    )
+    for path in ("/tokens", "/log", "/studies/study", "/ensembles"):
+        reply = admin.get(f"/admin{path}")
+        assert "<script" not in reply.text
+        assert "<img" not in reply.text
+    assert HOSTILE in text_of(admin.get("/admin/ensembles"))
+    refused = admin.post("/admin/tokens", role=HOSTILE, project=HOSTILE, label=HOSTILE)
+    assert refused.status_code == 422
+    assert "<script" not in refused.text
+    asked = admin.get(f"/admin/open?ensemble={HOSTILE[:30]}&mechanism={HOSTILE[:30]}")
+    assert "<script" not in asked.text
+    page = rendering.rendered(
+        "refusal.html",
+        status=404,
+        reader=None,
+        title=HOSTILE,
+        detail=HOSTILE,
+        command=HOSTILE,
+        request_id=HOSTILE,
+    )
+    assert b"<script" not in bytes(page.body)
+
+
+def test_errors_are_pages_in_plain_words_and_stay_problems_for_the_api(
+    house: House, admin: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = admin.get("/admin/studies/none")
+    assert missing.status_code == 404
+    assert "There is no project called none." in text_of(missing)
+    assert admin.get("/admin/nowhere").status_code == 404
+    assert "nothing at this address" in text_of(admin.get("/admin/nowhere"))
+    assert admin.request("PUT", "/admin").status_code == 405
+    api = house.send(house.app, "GET", "/nowhere")
+    assert api.headers["content-type"] == "application/problem+json"
+
+    def broken(name: str) -> None:
+        raise BrokenBooks("The account of project 'study' was altered.", "study")
+
+    monkeypatch.setattr(house.app.state.services.ledger, "project", broken)
+    reply = admin.get("/admin/studies/study")
+    assert reply.status_code == 503
+    assert "terrine ledger verify" in text_of(reply)
+    assert "retry-after" not in reply.headers
+
+    def defect(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("with a secret in it")
+
+    monkeypatch.setattr(house.app.state.services.ledger, "project", defect)
+    reply = admin.get("/admin/studies/study")
+    assert reply.status_code == 500
+    assert reply.headers["x-request-id"] in text_of(reply)
+    assert "secret in it" not in reply.text
+    assert reply.headers["content-security-policy"]
+    big = admin.request("POST", "/admin/open", content=b"x" * 100_000)
+    assert big.status_code == 413
+    assert big.headers["content-type"].startswith("text/html")
