@@ -18,7 +18,7 @@ if [ "$ALLOW_CUDA" != yes ]; then
     pip install --dry-run --quiet --report /build/plan.json "$@"
     python /build/refuse_cuda.py /build/plan.json
 fi
-pip install "$@"
+pip install --no-compile "$@"
 EOS
 
 WORKDIR /src
@@ -30,15 +30,21 @@ COPY migrations migrations
 RUN --mount=type=cache,target=/var/cache/pip <<'EOS'
 set -eu
 pip wheel --no-deps --wheel-dir /build .
-pip install "$(ls /build/terrine-*.whl)[server]"
+pip install --no-compile "$(ls /build/terrine-*.whl)[server]"
 [ "$ALLOW_CUDA" = yes ] || python -c 'import sys, torch; sys.exit(torch.version.cuda and "CUDA torch")'
-terrine --help >/dev/null
 EOS
 
-# What only PyTorch's own tests and C++ extensions need; and pip, which has done its work.
-RUN cd /opt/terrine/lib/python3.11/site-packages \
- && rm -rf torch/test torch/include torch/bin/test_* torch/bin/*Test torch/bin/protoc* \
- && pip uninstall --quiet --yes pip
+# Without the packages' own tests, what only C++ extensions of PyTorch need, and pip, which has done
+# its work. The rest must still import, and is compiled as far as Terrine imports it.
+COPY docker/compile_imported.py /build/
+RUN <<'EOS'
+set -eu
+cd /opt/terrine/lib/python3.11/site-packages
+find . -type d -name tests -prune -exec rm -rf {} +
+rm -rf torch/test torch/include torch/bin/test_* torch/bin/*Test torch/bin/protoc*
+pip uninstall --quiet --yes pip
+python /build/compile_imported.py
+EOS
 
 
 FROM python:3.11-slim-bookworm

@@ -64,7 +64,10 @@ lint: venv ## Check style (ruff), types (mypy) and directions (import-linter)
 bench: venv ## Run each benchmark; each prints its figure and its peer's
 	@set -e; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file; done
 
+# The line in .env says where they are, and to docker compose that they are made.
 secrets: secrets/db_password secrets/service_password secrets/secret_key ## Make the secrets that docker compose reads
+	@grep -qs '^SECRETS_DIR=' .env || { [ -z "$$(tail -c 1 .env 2>/dev/null)" ] || echo; \
+		echo SECRETS_DIR=./secrets; } >> .env
 
 # The directory keeps other users of this machine out. The files are readable, since the account
 # that reads them inside a container is none of this machine's.

@@ -177,7 +177,7 @@ def test_an_answer_that_cannot_be_rendered_fails_only_its_own_request() -> None:
             return [good, bad, refused]
 
     first, second, third = students.answering(Labeled())("study", [])
-    assert first == Answered(views.answers(good), replayed=0)
+    assert first == Answered(views.answers(good), replayed=0, paid=(1, 1))
     assert isinstance(second, PydanticSerializationError)
     assert third is refused
 

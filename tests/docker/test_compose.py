@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
 import socket
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import sleep
+from urllib.parse import urlsplit
 
 import httpx
 import numpy as np
@@ -49,9 +52,28 @@ class Composition:
         assert done.returncode == 0, f"{arguments}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
+    def start_again(self) -> None:
+        """Start what is not running, and wait until the proxy, which is, has found it."""
+        self.succeed("up", "--detach", "--wait")
+        until(lambda: httpx.get(f"{self.url}/readyz").status_code == 200)
+
     def terrine(self, *arguments: str) -> str:
         """Run `terrine` in a separate container, next to the server's."""
         return self.succeed("run", "--rm", "--no-TTY", "server", *arguments)
+
+
+def until(met: Callable[[], bool]) -> None:
+    for _ in range(60):
+        if met():
+            return
+        sleep(0.5)
+    raise AssertionError("not within half a minute")
+
+
+def docker(*arguments: str) -> str:
+    done = subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +87,8 @@ def engine() -> None:
 
 
 @pytest.fixture(scope="module")
-def compose(engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composition]:
-    """The running, healthy composition; removed with its volumes and image afterwards."""
+def fresh(engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composition]:
+    """A composition that nobody has started yet. Nothing of it may remain after `down`."""
     directory = tmp_path_factory.mktemp("compose")
     for name in SECRETS:
         (directory / name).write_text(secrets.token_hex(32))
@@ -78,29 +100,47 @@ def compose(engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 services:
   migrate: {{image: "{name}"}}
   server: {{image: "{name}"}}
-  replica: {{image: "{name}"}}
   proxy: {{image: "{name}-proxy"}}
-secrets:
-  db_password: {{file: "{directory}/db_password"}}
-  service_password: {{file: "{directory}/service_password"}}
-  secret_key: {{file: "{directory}/secret_key"}}
 """
     )
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
+    of_this_run = {
+        "COMPOSE_PROJECT_NAME": name,
+        "SECRETS_DIR": str(directory),
+        "TERRINE_PORT": str(port),
+        "REPLICAS": "1",
+        "BUILDKIT_PROGRESS": "plain",
+    }
     composition = Composition(
         files=(REPOSITORY / "docker-compose.yml", override),
-        environment=os.environ | {"COMPOSE_PROJECT_NAME": name, "TERRINE_PORT": str(port)},
+        environment=os.environ | of_this_run,
         url=f"http://127.0.0.1:{port}",
     )
     try:
-        composition.succeed("build")
-        composition.succeed("up", "--detach", "--wait")
         yield composition
+        composition.succeed("down", "--volumes", "--timeout", "10")
+        mine = f"label=com.docker.compose.project={name}"
+        for kind in (["ps", "--all"], ["volume", "ls"], ["network", "ls"]):
+            assert docker(*kind, "--quiet", "--filter", mine) == ""
     finally:
-        composition("--profile", "replicas", "down", "--volumes", "--timeout", "10")
+        composition("down", "--volumes", "--timeout", "10")
         images = [name, f"{name}-proxy"]
         subprocess.run(["docker", "image", "rm", *images], capture_output=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def first_start(fresh: Composition) -> subprocess.CompletedProcess[str]:
+    """What a newcomer's first `docker compose up` printed."""
+    return fresh("up", "--detach", "--wait")
+
+
+@pytest.fixture(scope="module")
+def compose(fresh: Composition, first_start: subprocess.CompletedProcess[str]) -> Composition:
+    """The composition, up and healthy."""
+    assert first_start.returncode == 0, first_start.stdout + first_start.stderr
+    assert httpx.get(f"{fresh.url}/readyz").json() == {"status": "ready"}, "at once"
+    return fresh
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +177,31 @@ def auditor(compose: Composition) -> httpx.Client:
     return httpx.Client(base_url=compose.url, headers={"Authorization": f"Bearer {token}"})
 
 
+def test_without_secrets_it_says_what_to_run(engine: None) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "SECRETS_DIR"}
+    asked = subprocess.run(
+        ["docker", "compose", "--env-file", os.devnull, "up", "--detach"],
+        cwd=REPOSITORY,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert asked.returncode != 0
+    assert "first run `make secrets`" in asked.stderr
+
+
+def test_the_first_start_builds_each_image_once_and_looks_for_none_elsewhere(
+    compose: Composition, first_start: subprocess.CompletedProcess[str]
+) -> None:
+    said = first_start.stdout + first_start.stderr
+    assert "pull access denied" not in said
+    assert "Warning" not in said
+    exported = re.findall(r"^#\d+ (?:\[(\w+)\] )?exporting to image$", said, re.MULTILINE)
+    assert sorted(exported) == ["migrate", "proxy"]
+    assert "Built" not in compose("up", "--detach", "--wait").stderr
+
+
 def test_a_query_is_answered_charged_and_replayed_after_a_restart(
     compose: Composition, digits: np.ndarray
 ) -> None:
@@ -148,7 +213,7 @@ def test_a_query_is_answered_charged_and_replayed_after_a_restart(
         assert first.json()["budget"]["charges"] == 5
 
         compose.succeed("restart", "server")
-        compose.succeed("up", "--detach", "--wait", "server")
+        compose.start_again()
         again = http.post("/label", json=question)
         assert again.status_code == 200, again.text
 
@@ -219,9 +284,7 @@ def test_the_image_has_no_compiler_and_no_cuda(compose: Composition) -> None:
 
 def test_no_secret_is_in_the_environment(compose: Composition) -> None:
     containers = compose.succeed("ps", "--all", "--quiet").split()
-    inspected = subprocess.run(
-        ["docker", "inspect", *containers], capture_output=True, text=True, check=True
-    ).stdout
+    inspected = docker("inspect", *containers)
     for name in SECRETS:
         assert (compose.files[1].parent / name).read_text() not in inspected
 
@@ -231,28 +294,51 @@ def test_the_server_stops_on_request(compose: Composition) -> None:
     code = compose.succeed("ps", "--all", "--format", "{{.ExitCode}}", "server").strip()
     assert code in ("0", "143"), "137 would be killed, not stopped"
     assert "Finished server process" in compose.succeed("logs", "--no-color", "server")
-    compose.succeed("up", "--detach", "--wait")
-    assert httpx.get(f"{compose.url}/healthz").status_code == 200
+    refused = httpx.get(f"{compose.url}/healthz")
+    assert (refused.status_code, refused.json()["type"]) == (503, "/problems/overloaded")
+    assert refused.headers["Retry-After"] == "2"
+    compose.start_again()
 
 
-# ------------------------------------------------------------------------------ replicas
+# ------------------------------------------------------------------------------ proxy and replicas
+
+
+def test_strangers_meet_the_proxy_and_nobody_else(compose: Composition) -> None:
+    published = compose.succeed("ps", "--format", "{{.Service}} {{.Ports}}").splitlines()
+    assert [line.split()[0] for line in published if "->" in line] == ["proxy"]
+
+    address = urlsplit(compose.url)
+    with socket.create_connection((address.hostname, address.port), timeout=60) as stranger:
+        stranger.sendall(b"GET /healthz HTTP/1.1\r\nHost: terrine\r\nX-Slow: ")
+        assert b"408 Request Time-out" in stranger.recv(4096), "the server itself says nothing"
+
+
+def test_one_server_shows_its_metrics_through_the_proxy(compose: Composition) -> None:
+    with auditor(compose) as http:
+        assert "terrine_requests" in http.get("/metrics").text
+    assert httpx.get(f"{compose.url}/metrics").status_code == 401
 
 
 @pytest.fixture
 def replicas(compose: Composition, digits: np.ndarray) -> Iterator[list[str]]:
-    """Three replicas behind the proxy, instead of one server; yields their containers."""
-    compose.succeed("stop", "server")
-    compose.succeed("up", "--detach", "--wait", "proxy")
-    yield compose.succeed("ps", "--quiet", "replica").split()
-    compose.succeed("rm", "--stop", "--force", "proxy", "replica")
-    compose.succeed("up", "--detach", "--wait", "server")
+    """Three servers behind the proxy, instead of one; yields their containers."""
+    replace(compose, environment=compose.environment | {"REPLICAS": "3"}).start_again()
+    containers = compose.succeed("ps", "--quiet", "server").split()
+
+    def each_is_found() -> bool:
+        httpx.get(f"{compose.url}/problems")
+        return all(answered_by(container, "/problems") > 0 for container in containers)
+
+    until(each_is_found)
+    yield containers
+    compose.start_again()
 
 
-def answered_by(replica: str) -> int:
-    """Return how many label requests a replica has logged."""
+def answered_by(replica: str, route: str) -> int:
+    """Return how many requests to a route a replica has logged."""
     logged = subprocess.run(["docker", "logs", replica], capture_output=True, text=True, check=True)
     lines = [json.loads(line) for line in logged.stderr.splitlines()]
-    return sum(line.get("route") == "/label" for line in lines)
+    return sum(line.get("route") == route for line in lines)
 
 
 def test_replicas_share_the_load_and_one_budget_and_one_may_fail(
@@ -277,8 +363,8 @@ def test_replicas_share_the_load_and_one_budget_and_one_may_fail(
     assert lost <= 8, "no more than what the killed one was working on"
     again = Counter(ask(number) for number in range(affordable + 10))
     assert again == {200: affordable, 403: 10}
-    assert answered_by(replicas[1]) > 0
-    assert answered_by(replicas[2]) > 0
+    assert answered_by(replicas[1], "/label") > 0
+    assert answered_by(replicas[2], "/label") > 0
     with auditor(compose) as http:
         (account,) = (a for a in http.get("/ledger").json()["items"] if a["charges"] == affordable)
         assert account["project"] == "replicated"
@@ -300,5 +386,6 @@ def test_the_proxy_ignores_forged_addresses_unless_configured_to_trust_them(
 
     assert failed_logins()[429] > 0, "all of them came from one address, whatever they said"
     trusting = compose.environment | {"TERRINE_FORWARDED_ALLOW_IPS": "127.0.0.1,0.0.0.0/0"}
-    replace(compose, environment=trusting).succeed("up", "--detach", "--wait", "proxy")
+    proxy = ("up", "--detach", "--wait", "--no-deps", "proxy")
+    replace(compose, environment=trusting).succeed(*proxy)
     assert set(failed_logins()) == {401}

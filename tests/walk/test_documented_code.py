@@ -16,24 +16,17 @@ from typing import Any
 
 import pytest
 import typer
+from documented import ROOT, blocks
 
 from terrine_server.cli import app
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PLACEHOLDER = re.compile(r"[<…]|\[.*\]|\.\.\.")
-
-
-def blocks(page: Path, *languages: str) -> Iterator[str]:
-    for language, text in BLOCK.findall(page.read_text()):
-        if language in languages:
-            yield text
 
 
 def commands(page: Path) -> Iterator[list[str]]:
     """The arguments of each `terrine` command in a page's shell blocks."""
-    for text in blocks(page, "", "bash", "sh", "console", "text"):
+    for _, text in blocks(page, "", "bash", "sh", "console", "text"):
         for line in re.sub(r"\$\([^)]*\)", "X", text.replace("\\\n", " ")).splitlines():
             words = line.removeprefix("$ ").partition(" #")[0].strip()
             words = re.split(r" [|>&<] ?| >> ", words)[0]
@@ -78,7 +71,7 @@ def test_a_documented_command_is_one(
 
 @pytest.mark.parametrize("page", [page for page in PAGES if list(blocks(page, "python"))], ids=str)
 def test_a_documented_program_compiles_and_its_imports_exist(page: Path) -> None:
-    for text in blocks(page, "python"):
+    for _, text in blocks(page, "python"):
         if text.startswith(">>>"):
             continue  # a doctest
         tree = ast.parse(text)

@@ -28,6 +28,7 @@ from terrine_server.api import openapi, paging
 from terrine_server.api.negotiation import preferred
 from terrine_server.api.paging import Limit, NameCursor, NumberCursor
 from terrine_server.api.services import Auditor, ServicesDep
+from terrine_server.api.unchanging import UNCHANGED, unchanging
 from terrine_server.ledger import ChargeRecord, EnsembleRecord
 from terrine_server.owner import operations
 
@@ -70,7 +71,11 @@ def accounts(
     return paging.page(BudgetPage, found, limit, views.budget, lambda last: last.name)
 
 
-@router.get("/ledger/{project}", response_model=LedgerPage, responses=openapi.CSV_RESPONSES)
+@router.get(
+    "/ledger/{project}",
+    response_model=LedgerPage,
+    responses=openapi.CSV_RESPONSES | UNCHANGED,
+)
 def charges(
     request: Request,
     services: ServicesDep,
@@ -98,7 +103,8 @@ def charges(
         )
     found = services.ledger.charges(record.name, int(cursor or 0), limit + 1, paid, since, until)
     view = partial(views.charge, ensemble=record.ensemble)
-    return paging.page(LedgerPage, found, limit, view, lambda last: str(last.seq))
+    page = paging.page(LedgerPage, found, limit, view, lambda last: str(last.seq))
+    return unchanging(request, page) if len(found) > limit else page
 
 
 @router.get("/ledger/{project}/verify", responses=openapi.problems("not-found"))
@@ -107,13 +113,18 @@ def verify(services: ServicesDep, _: Auditor, project: Name) -> Verification:
     return views.verification(services.ledger.verify(project))
 
 
-@router.get("/log", response_model=LogPage, responses=openapi.problems())
+@router.get("/log", response_model=LogPage, responses=openapi.problems() | UNCHANGED)
 def administrative_log(
-    services: ServicesDep, _: Auditor, cursor: NumberCursor = None, limit: Limit = paging.PAGE
+    request: Request,
+    services: ServicesDep,
+    _: Auditor,
+    cursor: NumberCursor = None,
+    limit: Limit = paging.PAGE,
 ) -> Response:
     """List what the data owner did, oldest first: who, what, when, and how it was afterwards."""
     found = services.ledger.log(int(cursor or 0), limit + 1)
-    return paging.page(LogPage, found, limit, views.log_entry, lambda last: str(last.seq))
+    page = paging.page(LogPage, found, limit, views.log_entry, lambda last: str(last.seq))
+    return unchanging(request, page) if len(found) > limit else page
 
 
 @router.get("/log/verify", responses=openapi.problems())

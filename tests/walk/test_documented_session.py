@@ -1,0 +1,200 @@
+"""README.md and docs/client.md as their readers follow them: what is not run here says why."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import Terrine
+from digits import DigitsEnsemble
+from documented import ROOT, blocks, lines
+from machine import Machine
+from numpy.typing import NDArray
+from server import running_server
+from serving import serving
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+
+import terrine_client
+from terrine_client import Client
+
+README, CLIENT = ROOT / "README.md", ROOT / "docs" / "client.md"
+EXAMPLE = "https://labels.example.org"
+NOT_RUN = {
+    "make demo": "takes a minute; tests/demo runs it",
+    "make test": "is what runs this",
+    "python3 -m venv": "makes an environment as `make venv` does, which .ci/run starts with",
+    ".venv/bin/": "the commands of that environment",
+    "pip install": "takes too long; tests/packaging builds the wheel and looks into it",
+    "terrine serve": "does not end; here it runs in a process of its own",
+    "terrine student train": "takes a minute; test_hospital.py and test_adult.py run it",
+    "from terrine_models.tables import": "needs a table; test_hospital.py runs them on one",
+}
+"""How a line, or a block in Python, begins, and why it is not run."""
+
+
+def left_out(code: str) -> bool:
+    return any(code.startswith(start) for start in NOT_RUN)
+
+
+def run(program: str, names: dict[str, Any]) -> dict[str, Any]:
+    """Run a block in Python, which may await; return the names that it leaves."""
+    compiled = compile(program, "documentation", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    assert isinstance(compiled, CodeType)
+    if compiled.co_flags & inspect.CO_COROUTINE:
+        asyncio.run(eval(compiled, names))
+    else:
+        exec(compiled, names)
+    return names
+
+
+def programs(page: Path) -> list[str]:
+    return [text for _, text in blocks(page, "python")]
+
+
+def test_what_is_left_out_is_in_the_documentation() -> None:
+    shell = [line for _, text in blocks(README, "bash") for line in lines(text)]
+    code = [*shell, *programs(README), *programs(CLIENT)]
+    assert [start for start in NOT_RUN if not any(c.startswith(start) for c in code)] == []
+
+
+# ------------------------------------------------------------------------------------- README
+
+
+def test_the_readme_from_private_records_to_a_checked_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terrine: Terrine
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TERRINE_DATA_DIR")  # the reader has set nothing
+    private, labels = smudged(5000, seed=1)
+    pool, truth = smudged(200, seed=2)
+    np.savez("private.npz", x=private, y=labels)
+    np.savez("pool.npz", x=pool)
+    np.save("inputs.npy", pool[:4])
+    Path("inputs.json").write_text(json.dumps({"inputs": pool[:4].tolist()}))
+    data = tmp_path / "terrine-data"
+    machine = Machine(data, f"sqlite:///{data / 'terrine.sqlite'}", terrine)
+
+    tokens: dict[str, str] = {}
+    shell: list[str] = []
+    for language, text in blocks(README, "bash", "python"):
+        if language == "bash":
+            shell += [line for line in lines(text) if not left_out(line)]
+    owner = [shlex.split(line)[1:] for line in shell if line.startswith("terrine ")]
+    for command in owner:
+        said = terrine(*command).fine
+        if command[:2] == ["token", "create"]:
+            tokens["TOKEN"] = secret(said)
+    tokens["AUDITOR"] = secret(terrine("token", "create", "--role", "auditor").fine)
+
+    with serving(machine) as server:
+        (program,) = programs(README)
+        names = run(
+            program.replace(EXAMPLE, server.url),
+            {"token": tokens["TOKEN"], "x": pool, "model": LogisticRegression()},
+        )
+        bought, model = names["bought"], names["model"]
+        assert bought.sum() > 100
+        assert model.score(pool[bought].reshape(bought.sum(), -1), truth[bought]) > 0.9
+
+        curls = [line for line in shell if line.startswith("curl ")]
+        assert len(owner) + len(curls) == len(shell), "a line of another kind: run it or list it"
+        if shutil.which("curl") is None:
+            pytest.skip("NO CURL on this machine: the README's curl lines are not run.")
+        for line in curls:
+            done = subprocess.run(
+                line.replace("curl ", "curl --silent --show-error --fail-with-body ").replace(
+                    "http://127.0.0.1:8000", server.url
+                ),
+                shell=True,
+                env=os.environ | tokens,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+        assert '"ok":true' in done.stdout.replace(" ", "")
+    assert "intact" in terrine("ledger", "verify", "study").fine
+
+
+def smudged(count: int, seed: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """A zero and a one, over and over, each time with other smudges; [count, 8, 8].
+
+    Two of the ten classes, so that the README's thousand teachers agree after few records each.
+    """
+    labels = np.arange(count) % 2
+    clean = load_digits().images[:2][labels]
+    smudges = np.random.default_rng(seed).integers(-3, 4, clean.shape)
+    return np.clip(clean + smudges, 0, 16).astype(np.uint8), labels
+
+
+def secret(said: str) -> str:
+    found = re.search(r"terrine_\S+", said)
+    assert found is not None, said
+    return found[0]
+
+
+# ---------------------------------------------------------------------------------- docs/client.md
+
+
+OF_IMAGES = make_pipeline(
+    FunctionTransformer(lambda images: images.reshape(len(images), -1)),
+    LogisticRegression(max_iter=1000),
+)
+
+
+@dataclass(frozen=True)
+class Study:
+    """A student's project of noisy votes on the digits, and an auditor."""
+
+    url: str
+    student: str
+    auditor: str
+    inputs: NDArray[np.uint8]
+
+
+@pytest.fixture(scope="session")
+def study(
+    digits_ensemble: DigitsEnsemble, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Study]:
+    directory = tmp_path_factory.mktemp("study")
+    database = f"sqlite:///{directory / 'terrine.sqlite'}"
+    with running_server(directory / "data", database, digits_ensemble) as server:
+        server.open_project("study", {"name": "noisy_votes", "sigma": 20.0}, epsilon=20.0)
+        yield Study(
+            server.url, server.token(), server.token("auditor"), digits_ensemble.public[:30]
+        )
+
+
+@pytest.mark.parametrize(
+    "program",
+    [program for program in programs(CLIENT) if not left_out(program)],
+    ids=lambda program: program.partition("\n")[0],
+)
+def test_a_program_of_the_client_page_runs(study: Study, program: str) -> None:
+    x = study.inputs
+    with Client(study.url, study.student) as client:
+        names: dict[str, Any] = {
+            **{name: getattr(terrine_client, name) for name in terrine_client.__all__},
+            **{"np": np, "asyncio": asyncio, "model": OF_IMAGES},
+            **{"url": study.url, "token": study.student, "auditor_token": study.auditor},
+            **{"client": client, "labels": client.label(x), "x": x, "a": x[:3], "b": x[3:]},
+            "features": x.reshape(len(x), -1) / 16,
+        }
+        run(program.replace(EXAMPLE, study.url), names)
