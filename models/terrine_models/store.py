@@ -22,6 +22,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load as parse_safetensors
 from safetensors.torch import save as render_safetensors
 
+from terrine_protocol.base import absent
+from terrine_protocol.images import ImageFormat
 from terrine_protocol.tables import PublicSource, Record, Sha256, TableSchema
 
 from .data import InputSpec
@@ -128,6 +130,7 @@ class EnsemblePlan(Record):
     features: FeatureSpec | None
     input: InputSpec
     encoding: TableSchema | None = None
+    image: Annotated[ImageFormat | None, Field(exclude_if=absent)] = None
     classes: Annotated[tuple[str, ...], Field(min_length=2, max_length=10_000)]
     teachers: Annotated[int, Field(ge=1, le=1_000_000)]
     records: Annotated[int, Field(ge=1, description="Training records in all shards together.")]
@@ -140,6 +143,8 @@ class EnsemblePlan(Record):
         if (self.kind == "heads") != (self.features is not None):
             raise ValueError("heads have a feature map; networks and forests have none")
         of = {"ridge": "heads", "forest": "forest"}.get(self.architecture.name, "networks")
+        if self.image is not None and self.image.shape != self.input.shape:
+            raise ValueError("pictures are converted to another shape than that of inputs")
         if self.kind != of:
             raise ValueError(f"{self.architecture.name} is not an architecture of kind {self.kind}")
         if (self.kind == "forest") != (self.training.trees is not None):

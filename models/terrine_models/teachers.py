@@ -89,6 +89,7 @@ def train_ensemble(
         features=known,
         input=data.spec,
         encoding=data.encoding,
+        image=data.image,
         classes=data.classes,
         teachers=teachers,
         records=len(data),

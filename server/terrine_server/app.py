@@ -17,7 +17,7 @@ from anyio import to_thread
 from fastapi import Depends, FastAPI
 
 from terrine_server import logs
-from terrine_server.api import health, middleware, openapi, owner, problems, students
+from terrine_server.api import health, middleware, openapi, owner, problems, students, unchanging
 from terrine_server.api import ledger as books
 from terrine_server.api.readiness import Readiness
 from terrine_server.api.services import Services, known_parameters
@@ -83,6 +83,7 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         # These pages would load scripts from a third party's server.
         docs_url=None,
         redoc_url=None,
+        openapi_url=None,  # unchanging.install serves it
         redirect_slashes=False,
     )
     app.state.services = services
@@ -96,7 +97,8 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         app.include_router(router, dependencies=[Depends(known_parameters)])
     app.include_router(health.router)
     problems.install(app)
-    openapi.install(app)
+    openapi.complete(app)
+    unchanging.install(app)
     return app
 
 

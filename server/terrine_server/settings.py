@@ -65,11 +65,18 @@ class Settings(BaseSettings):
     ] = 16384
     max_body_bytes: Annotated[
         int,
-        Field(ge=1024, description="Maximum bytes in a request body, compressed and decompressed."),
+        Field(
+            ge=1024,
+            description="Maximum bytes in a request body, compressed and decompressed, and of its "
+            "arrays as they are used.",
+        ),
     ] = 64 * 1024 * 1024
     max_json_bytes: Annotated[
         int,
-        Field(ge=1024, description="Maximum bytes in a request to label in JSON."),
+        Field(
+            ge=1024,
+            description="Maximum bytes in a request to label in JSON, and of its probabilities.",
+        ),
     ] = 4 * 1024 * 1024
     max_held_bytes: Annotated[
         int,
@@ -100,8 +107,8 @@ class Settings(BaseSettings):
         int | None,
         Field(
             ge=1,
-            description="Maximum of them with one token. Default: half of "
-            "`TERRINE_MAX_CONNECTIONS`.",
+            description="Maximum of them with one token; as a part of all, its part of those that "
+            "others leave. Default: half of `TERRINE_MAX_CONNECTIONS`.",
         ),
     ] = None
     max_strangers: Annotated[

@@ -157,3 +157,44 @@ def test_what_no_route_sees_is_counted(served: RunningServer, ask: Any) -> None:
         wire.sendall(b"nonsense\r\n\r\n")
         assert wire.makefile("rb").read().startswith(b"HTTP/1.1 400")
     assert malformed() == before + 1
+
+
+@pytest.mark.parametrize(
+    ("path", "role"),
+    [
+        ("/ledger/study?limit=1", Role.AUDITOR),
+        ("/log?limit=1", Role.AUDITOR),
+        ("/openapi.json", None),
+        ("/problems", None),
+        ("/problems/rate-limited", None),
+    ],
+)
+def test_what_does_not_change_is_sent_once(
+    ask: Any, served: RunningServer, path: str, role: Role | None
+) -> None:
+    images = served.ensemble.public[:2].tolist()
+    assert ask("POST", "/label", Role.STUDENT, json={"inputs": images}).status_code == 200
+    got = ask("GET", path, role)
+    tag = got.headers["etag"]
+    assert got.headers["cache-control"] == "private, no-cache"
+    for known in (tag, f"W/{tag}", f'"other", {tag}', "*"):
+        again = ask("GET", path, role, headers={"If-None-Match": known})
+        assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
+    for other in ('"other"', tag.strip('"'), ""):
+        again = ask("GET", path, role, headers={"If-None-Match": other})
+        assert (again.status_code, again.content) == (200, got.content)
+    if role is not None:
+        assert ask("GET", path, headers={"If-None-Match": tag}).status_code == 401
+
+
+@pytest.mark.parametrize("path", ["/ledger/study", "/log?limit=1000", "/ledger", "/projects/study"])
+def test_what_may_change_is_not_kept(ask: Any, path: str) -> None:
+    got = ask("GET", path, Role.AUDITOR, headers={"If-None-Match": "*"})
+    assert (got.status_code, got.headers["cache-control"]) == (200, "no-store")
+    assert "etag" not in got.headers
+
+
+def test_a_page_of_a_problem_and_its_document_have_different_names(ask: Any) -> None:
+    page = ask("GET", "/problems/rate-limited", headers={"Accept": "text/html"})
+    known = {"Accept": "application/json", "If-None-Match": page.headers["etag"]}
+    assert ask("GET", "/problems/rate-limited", headers=known).status_code == 200

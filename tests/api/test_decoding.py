@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import io
+import json
 import pickle
 import struct
 import sys
@@ -11,7 +12,7 @@ import time
 import tracemalloc
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from terrine_protocol import InputSpec
 from terrine_server.api.decoding import CONTENT_TYPES, Decoded, Expected, Limits
 from terrine_server.api.decoding import decode as decode_body
 from terrine_server.errors import InvalidQuery, PayloadTooLarge, TerrineError, UnsupportedMediaType
@@ -28,7 +30,15 @@ from terrine_server.errors import InvalidQuery, PayloadTooLarge, TerrineError, U
 LIMIT = 1 << 20
 ROWS = np.arange(12, dtype=np.uint8).reshape(3, 4)
 NPY, NPZ, JSON = "application/x-npy", "application/x-npz", "application/json"
-PAIRS = Expected(shape=(2,), classes=1)
+
+
+def expecting(
+    *shape: int, classes: int = 1, dtype: Literal["uint8", "float32"] = "float32"
+) -> Expected:
+    return Expected(InputSpec(shape=list(shape), dtype=dtype, low=0, high=255), classes)
+
+
+PAIRS = expecting(2)
 
 
 def header(text: str, version: tuple[int, int] = (1, 0)) -> bytes:
@@ -191,6 +201,28 @@ def test_a_decompression_bomb_is_refused_before_it_unpacks() -> None:
         decode(NPZ, body, LIMIT)
 
 
+def test_inputs_that_become_too_large_for_the_ensemble_are_refused() -> None:
+    """A byte is four bytes for an ensemble of float32."""
+    body = npy(np.zeros((LIMIT // 4, 2), np.uint8))
+    assert decode(NPY, body, LIMIT, expecting(2, dtype="uint8")).inputs.nbytes == LIMIT // 2
+    with pytest.raises(PayloadTooLarge, match="Split the request"):
+        decode(NPY, body, LIMIT, expecting(2, dtype="float32"))
+
+
+def test_probabilities_that_become_too_large_are_refused() -> None:
+    """They have eight bytes each, whatever they were sent as."""
+    expected = expecting(1, classes=9)
+    for rows, refused in ((LIMIT // 72, False), (LIMIT // 72 + 1, True)):
+        halves = npz(inputs=np.zeros((rows, 1)), probabilities=np.zeros((rows, 9), np.float16))
+        text = json.dumps({"inputs": [[0]] * rows, "probabilities": [[0] * 9] * rows})
+        for kind, body in ((NPZ, halves), (JSON, text.replace(" ", "").encode())):
+            if not refused:
+                assert len(decode(kind, body, LIMIT, expected).inputs) == rows
+                continue
+            with pytest.raises(PayloadTooLarge, match="Split the request"):
+                decode(kind, body, LIMIT, expected)
+
+
 def test_a_bomb_that_lies_about_its_size_unpacks_only_to_the_declared_size() -> None:
     body = bytearray(npz(inputs=np.zeros((2 * LIMIT,), np.uint8)))
     declared = body.index(b"PK\x01\x02") + 24
@@ -240,7 +272,7 @@ def test_json_may_have_inputs_of_any_shape() -> None:
     for shape in ((), (1,), (2, 3), (2, 1, 3, 1)):
         array = np.arange(4 * np.prod(shape), dtype=float).reshape(4, *shape)
         body = b'{"inputs": %s, "probabilities": null}' % str(array.tolist()).encode()
-        decoded = decode(JSON, body, LIMIT, Expected(shape, classes=3))
+        decoded = decode(JSON, body, LIMIT, expecting(*shape, classes=3))
         np.testing.assert_array_equal(decoded.inputs, array)
         assert decoded.probabilities is None
 
@@ -268,29 +300,30 @@ def test_malformed_json_is_refused(body: bytes) -> None:
 
 
 def bombs(size: int) -> dict[str, bytes]:
-    """Bodies in JSON of this size that would make as many objects as they can."""
+    """Bodies in JSON of about this size that would make as many objects as they can."""
     return {
-        "lists": b'{"inputs":[' + b"[]," * (size // 3),
-        "deep": b'{"inputs":' + b"[" * (size - 20),
-        "unknown": b'{"x":[' + b"[]," * (size // 3),
-        "objects": b'{"inputs":[' + b"{}," * (size // 3),
-        "texts": b'{"inputs":[' + b'"",' * (size // 3),
-        "names": b"{" + b",".join(b'"%d":0' % i for i in range(size // 12)),
-        "numbers": b'{"inputs":[[0' + b",0" * (size // 2 - 10),
-        "rows": b'{"inputs":[' + b"[0,0]," * (size // 6),
+        "lists": b'{"inputs":[' + b"[]," * (size // 3) + b"0]}",
+        "deep": b'{"inputs":' + b"[" * (size // 2) + b"]" * (size // 2) + b"}",
+        "unknown": b'{"x":[' + b"[]," * (size // 3) + b"0]}",
+        "objects": b'{"inputs":[' + b"{}," * (size // 3) + b"0]}",
+        "texts": b'{"inputs":[' + b'"",' * (size // 3) + b"0]}",
+        "names": b"{" + b",".join(b'"%d":0' % i for i in range(size // 12)) + b"}",
+        "numbers": b'{"inputs":[[0' + b",0" * (size // 2) + b"]]}",
+        "rows": b'{"inputs":[' + b"[0,0]," * (size // 6) + b"0]}",
     }
 
 
 @pytest.mark.parametrize("kind", bombs(100))
 def test_no_json_takes_much_more_memory_than_its_arrays(kind: str) -> None:
-    """Only numbers are ever built, and only in lists of the right depth."""
-    body = bombs(1 << 20)[kind][: 1 << 20]
-    tracemalloc.start()
-    with pytest.raises((InvalidQuery, RequestValidationError)):
-        decode(JSON, body, 1 << 20)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < (32 * len(body) if kind in ("rows", "numbers") else 1 << 16)
+    """Objects are made of a block of the text at a time, and its numbers have eight bytes."""
+    whole = bombs(1 << 20)[kind]
+    for body in (whole, whole[:-10]):
+        tracemalloc.start()
+        with pytest.raises((InvalidQuery, RequestValidationError)):
+            decode(JSON, body, 2 << 20)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 4 * len(body)
 
 
 def test_more_numbers_than_the_largest_batch_has_are_refused_before_any_is_read() -> None:

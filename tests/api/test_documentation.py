@@ -8,7 +8,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import httpx
 import pytest
@@ -19,7 +19,8 @@ import terrine_protocol as protocol
 from terrine_protocol import PROBLEMS
 from terrine_server.settings import Settings
 
-REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "api.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+REFERENCE, OPERATING = DOCS / "api.md", DOCS / "operating.md"
 Document = dict[str, Any]
 
 
@@ -50,6 +51,29 @@ def test_the_reference_lists_exactly_the_settings_that_exist() -> None:
         (name.upper(), "" if not field.default else f"`{field.default}`", field.description)
         for name, field in Settings.model_fields.items()
     ]
+
+
+def test_the_table_of_limits_has_every_limit_and_its_default() -> None:
+    table = OPERATING.read_text().partition("## Who is limited by what")[2].partition("\nThe ")[0]
+    stated = dict[str, str]()
+    for names, defaults in re.findall(
+        r"^\| (`TERRINE_.+?`) \| (.+?) \| .+ \|$", table, re.MULTILINE
+    ):
+        stated |= zip(re.findall(r"`TERRINE_(\w+)`", names), defaults.split(", "), strict=True)
+    settings, limits = Settings(), dict[str, str]()
+    parts = {
+        settings.max_connections // 2: "half of it",
+        settings.max_connections // 4: "a quarter of it",
+    }
+    for name, field in Settings.model_fields.items():
+        if name != "port" and int in (field.annotation, *get_args(field.annotation)):
+            if field.default is None:
+                limits[name.upper()] = parts[getattr(settings, name.removeprefix("max_"))]
+            elif field.default % (1 << 20) == 0:
+                limits[name.upper()] = f"{field.default >> 20} MiB"
+            else:
+                limits[name.upper()] = str(field.default)
+    assert {name: default.replace(",", "") for name, default in stated.items()} == limits
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

@@ -15,6 +15,7 @@ import httpx
 import pytest
 from caller import Caller, npy, slug
 from server import RunningServer
+from serving import until
 from sqlalchemy import make_url
 
 from terrine_protocol import PROBLEMS
@@ -75,6 +76,33 @@ def test_every_problem_type_links_to_its_explanation(
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_the_log_names_the_token_that_paid_for_each_charge(
+    log: io.StringIO, terrine_server: RunningServer, call: Call
+) -> None:
+    """Students of one project; the first line that names a charge is that of who paid."""
+    terrine_server.open_project()
+    tokens = [terrine_server.token() for _ in range(2)]
+    ada, bob = (Caller(terrine_server, token) for token in tokens)
+    images = terrine_server.ensemble.public
+    replies = [
+        ada.label(images[:3]),
+        bob.label(images[2:5], key="once"),
+        bob.label(images[2:5], key="once"),
+        ada.label(images[3:5]),
+    ]
+
+    def logged() -> dict[str, dict[str, Any]]:
+        lines = [json.loads(line) for line in log.getvalue().splitlines()]
+        return {line["request_id"]: line for line in lines if line["event"] == "request"}
+
+    found = until(logged, lambda lines: len(lines) == len(replies))
+    lines = [found[reply.headers["x-request-id"]] for reply in replies]
+    assert [line.get("charges") for line in lines] == ["1-3", "4-5", "4-5", None]
+    first, second = (token.split("_")[1] for token in tokens)
+    assert [line["token"] for line in lines] == [first, second, second, first]
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_the_log_never_holds_inputs_labels_votes_or_tokens(
     log: io.StringIO, terrine_server: RunningServer
 ) -> None:
@@ -90,7 +118,7 @@ def test_the_log_never_holds_inputs_labels_votes_or_tokens(
     for line in log.getvalue().splitlines():
         entry = json.loads(line)
         if entry["event"] == "request":
-            assert set(entry) - {"problem"} == {
+            assert set(entry) - {"problem", "token", "charges"} == {
                 "event", "level", "timestamp", "pid", "request_id",
                 "method", "route", "status", "seconds",
             }  # fmt: skip

@@ -6,17 +6,18 @@ import resource
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from enrolled import question, student
+from enrolled import bearer, question, student
 from machine import Machine
 from serving import Serving, serving, until
 
+from terrine_protocol import Role, TokenCreate
 from terrine_server.api.connection import SPARE
 
 SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -110,6 +111,30 @@ def test_a_student_who_never_reads_keeps_no_other_student_out(served_machine: Ma
         client(server, "127.0.1.1", others) as other,
     ):
         until(lambda: own.get("/budget").status_code, lambda status: status == 503, 10)
+        for number in range(20):
+            assert other.post("/label", json=question(number % 5)).status_code == 200
+
+
+@SQLITE
+def test_students_in_league_who_never_read_keep_no_other_student_out(
+    served_machine: Machine,
+) -> None:
+    """Each takes half of the seats that are left, and no more."""
+    others = student(served_machine, "kept", 5)
+    league = [student(served_machine, name, 5) for name in ("greedy", "grasping")]
+    league.append(bearer(served_machine, TokenCreate(role=Role.STUDENT, project="greedy")))
+    with (
+        serving(served_machine, write_seconds=60, max_connections=32) as server,
+        ExitStack() as open_,
+        client(server, "127.0.2.1", others) as other,
+    ):
+        for headers in league:
+            line = f"Authorization: {headers['Authorization']}\r\n".encode()
+            own = open_.enter_context(client(server, "127.0.1.1", headers))
+            deadline = time.monotonic() + 20
+            while own.get("/budget").status_code != 503:
+                assert time.monotonic() < deadline
+                open_.enter_context(never_reading(server, 4, 4, line))
         for number in range(20):
             assert other.post("/label", json=question(number % 5)).status_code == 200
 

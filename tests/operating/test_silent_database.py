@@ -80,11 +80,10 @@ def test_charges_that_a_silence_left_uncertain_are_answered_to_their_keys(
     """Statements that were sent are carried out once the database goes on, also without us."""
     headers = student(served_machine, "study2", 10_000)
     numbers, kept = itertools.count(), dict[int, Any]()
-    stopped = False
+    silence, noticed, stopped = 0, set[int](), False
 
-    def ask_on(server: Serving) -> int:
-        """Ask new questions, each until it is answered; return how often one was not."""
-        lost = 0
+    def ask_on(server: Serving) -> None:
+        """Ask new questions, each until it is answered; note during which silence one was not."""
         with httpx.Client(base_url=server.url, headers=headers, timeout=60) as http:
             while not stopped:
                 number = next(numbers)
@@ -94,10 +93,9 @@ def test_charges_that_a_silence_left_uncertain_are_answered_to_their_keys(
                     if reply.status_code == 200:
                         break
                     assert problem(reply) == "/problems/database-unavailable"
-                    lost += 1
+                    noticed.add(silence)
                     time.sleep(0.2)
                 (kept[number],) = reply.json()["results"]
-        return lost
 
     with (
         serving(served_machine, database_seconds=SECONDS) as server,
@@ -107,13 +105,17 @@ def test_charges_that_a_silence_left_uncertain_are_answered_to_their_keys(
         for _ in range(2):
             answered = len(kept)
             until(lambda: len(kept), lambda now, before=answered: now > before + 30)  # type: ignore[misc]
+            silence += 1
             with postgres.silent():
                 time.sleep(SECONDS + 4)
         answered = len(kept)
         until(lambda: len(kept), lambda now: now > answered + 30)
         stopped = True
-        unanswered = [client.result() for client in clients]
-        assert any(unanswered), "the silence was not noticed"
+        for one in clients:
+            one.result()
+        # Not by every client: what waited in the project's queue when the first requests were given
+        # up may be in the group that tries the database next, and is answered once that goes on.
+        assert noticed == {1, 2}
     ledger = Ledger(connect(served_machine.database_url), SECRET_KEY)
     assert ledger.project("study2").charges == len(kept) == next(numbers)
     paid = Counter(entry.label for entry in ledger.stream_charges("study2"))

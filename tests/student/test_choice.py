@@ -21,7 +21,7 @@ from terrine_models.learning import Asked, Training, train_student
 from terrine_models.roles import propose_schema
 from terrine_models.store import StoreError
 from terrine_models.students import Student
-from terrine_models.tables import load_csv
+from terrine_models.tables import load_table
 from terrine_models.workers import side_by_side
 
 SMALL = InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16)
@@ -68,7 +68,7 @@ class Income:
 
     def __init__(self, shared_data: Path) -> None:
         path = shared_data / "adult" / "adult.test.gz"
-        data = load_csv(path, propose_schema(path, label="income", columns=ADULT).schema)
+        data = load_table(path, propose_schema(path, label="income", columns=ADULT).schema)
         self.x: NDArray[Any] = data.inputs
         self.truth, self.spec, self.classes = data.labels, data.spec, data.classes
         rows = asking_order(self.x[: self.POOL], self.spec, 0)[: self.ASKED]

@@ -16,11 +16,13 @@ from terrine_server.owner.tokens import Tokens, load_secret_key
 NOISY = {"name": "gnmax", "sigma": 400.0}
 
 
-def student(machine: Machine, project: str, queries: int) -> dict[str, str]:
+def student(
+    machine: Machine, project: str, queries: int, ensemble: str = "digits"
+) -> dict[str, str]:
     """Return the headers of a student whose project pays for exactly `queries`."""
     ledger = Ledger(connect(machine.database_url), SECRET_KEY)
     ledger.open_project(
-        project, "digits", NOISY, terms(queries, NOISY, ledger.ensemble("digits").rule)
+        project, ensemble, NOISY, terms(queries, NOISY, ledger.ensemble(ensemble).rule)
     )
     return bearer(machine, TokenCreate(role=Role.STUDENT, project=project))
 

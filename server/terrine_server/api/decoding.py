@@ -12,15 +12,17 @@ import re
 import struct
 import zipfile
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 from fastapi.exceptions import RequestValidationError
 
+from terrine_protocol import InputSpec
+from terrine_server.api.json_arrays import numbers
 from terrine_server.errors import InvalidQuery, PayloadTooLarge, UnsupportedMediaType
+from terrine_server.labeling.queries import canonical_numbers
 
 MAX_HEADER = 1024
 """Bytes of a .npy header or of a zip directory; ours need about 100."""
@@ -62,45 +64,64 @@ class Decoded:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a project takes: inputs of this shape, probabilities of so many classes."""
+    """What a project takes: inputs of this format, probabilities of so many classes."""
 
-    shape: tuple[int, ...]
+    input: InputSpec
     classes: int
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The most bytes of a request's arrays, unpacked, and of a request in JSON; the most inputs."""
+    """The most bytes of a request's arrays, unpacked and as they are used, and of a request in
+    JSON; the most inputs."""
 
     body: int
     json: int
     batch: int
 
 
+class Members(msgspec.Struct, forbid_unknown_fields=True):
+    """The texts of a request's members in JSON."""
+
+    inputs: msgspec.Raw
+    probabilities: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+MEMBERS = msgspec.json.Decoder(Members)
+"""Also checks the syntax of all the rest."""
+NULL = msgspec.Raw(b"null")
+
+
 def decode(content_type: str, body: bytes, expected: Expected, limits: Limits) -> Decoded:
     """Decode `body` according to its content type into arrays within `limits`.
 
     Raises `UnsupportedMediaType`, `RequestValidationError` (malformed JSON, unknown fields),
-    `InvalidQuery` (not a plain array, or JSON of another shape) or `PayloadTooLarge`.
+    `InvalidQuery` (not a plain array, or JSON that the ensemble does not take) or
+    `PayloadTooLarge`.
     """
     match content_type.partition(";")[0].strip().lower():
         case "application/json":
-            return decode_json(body, expected, limits)
+            sent = decode_json(body, expected, limits)
         case "application/x-npy":
-            return Decoded(_array("inputs", body))
+            sent = Decoded(_array("inputs", body))
         case "application/x-npz":
-            return decode_npz(body, limits.body)
+            sent = decode_npz(body, limits.body)
         case kind:
             raise UnsupportedMediaType(
                 f"The content type {kind or '(none)'!r} is not one of {', '.join(CONTENT_TYPES)}."
             )
+    unpacked = [sent.inputs.size * np.dtype(expected.input.dtype).itemsize]
+    if sent.probabilities is not None:
+        unpacked.append(sent.probabilities.size * np.dtype(np.float64).itemsize)
+    if max(unpacked) > limits.body:
+        raise _too_large(limits.body)
+    return sent
 
 
 def decode_json(body: bytes, expected: Expected, limits: Limits) -> Decoded:
-    """Decode the JSON form of `LabelRequest`.
+    """Decode the JSON form of `LabelRequest`, inputs to what the ensemble takes.
 
-    Each list is held against the shape that is expected while it is read, so nothing is built that
-    is not an array. A number takes up to 30 times its bytes, hence a limit of its own.
+    A number of two bytes may become one of eight, hence a limit of its own.
     """
     if len(body) > limits.json:
         raise PayloadTooLarge(
@@ -108,63 +129,46 @@ def decode_json(body: bytes, expected: Expected, limits: Limits) -> Decoded:
             "application/x-npy or application/x-npz, or split the request.",
             limit=limits.json,
         )
-    # Every value but the first of a list follows a comma: so many objects are made at most.
-    if body.count(b",") > limits.batch * (math.prod(expected.shape) + expected.classes):
+    spec, classes, commas = expected.input, expected.classes, body.count(b",")
+    # Every number but the first of a list follows a comma: so many there are at most.
+    if commas > limits.batch * (math.prod(spec.shape) + classes):
         raise PayloadTooLarge(
             f"These are more numbers than {limits.batch} inputs have. Split the request.",
             limit=limits.batch,
         )
+
+    def array(name: str, text: msgspec.Raw, shape: Sequence[int], dtype: str) -> np.ndarray:
+        flat, count = np.empty(commas + 1, dtype), 0
+        for block in numbers(memoryview(text), tuple(shape), f"$.{name}"):
+            kept = canonical_numbers(block, spec) if name == "inputs" else block
+            flat[count : count + len(block)] = kept
+            count += len(block)
+        return flat[:count].reshape(-1, *shape)
+
     try:
-        sent = _json_decoder(expected).decode(body)
+        sent = MEMBERS.decode(body)
+        inputs = array("inputs", sent.inputs, spec.shape, spec.dtype)
+        probabilities = None
+        if sent.probabilities is not msgspec.UNSET and sent.probabilities != NULL:
+            probabilities = array("probabilities", sent.probabilities, [classes], "float64")
     except UnicodeDecodeError:
         raise _malformed("JSON is malformed: not UTF-8") from None
     except (msgspec.DecodeError, RecursionError) as error:
         if b"NaN" in body or b"Infinity" in body:  # which Python's json writes
             raise InvalidQuery("Inputs must be finite; NaN or infinity was found.") from None
-        if not isinstance(error, msgspec.ValidationError) or "`$." not in str(error):
-            raise _malformed(str(error)) from None
-        shape = ", ".join(map(str, ("B", *expected.shape)))
+        found = "Lists are nested too deep" if isinstance(error, RecursionError) else str(error)
+        if isinstance(error, msgspec.DecodeError) and "`$." not in found:
+            raise _malformed(found) from None
         raise InvalidQuery(
-            f"{error}. Inputs are numbers of shape [{shape}], probabilities of shape "
-            f"[B, {expected.classes}]."
+            f"{found}. Inputs are numbers of shape [{', '.join(map(str, ['B', *spec.shape]))}], "
+            f"probabilities of shape [B, {classes}]."
         ) from None
     members = 1 + (sent.probabilities is not msgspec.UNSET)
     if body.count(b'"') != 2 * members:  # the only texts in it are the members' names
         raise _malformed("A member is given twice.")
-    inputs = _numbers(sent.inputs, expected.shape)
-    if inputs.nbytes > limits.body:
-        raise _too_large(limits.body)
-    if not sent.probabilities:
-        return Decoded(inputs)
-    return Decoded(inputs, _numbers(sent.probabilities, (expected.classes,)))
-
-
-@lru_cache(maxsize=64)
-def _json_decoder(expected: Expected) -> msgspec.json.Decoder[Any]:
-    inputs, rows = _lists(expected.shape), _lists((expected.classes,))
-    fields: list[tuple[str, Any] | tuple[str, Any, Any]] = [
-        ("inputs", inputs),
-        ("probabilities", rows | None | msgspec.UnsetType, msgspec.UNSET),
-    ]
-    return msgspec.json.Decoder(
-        msgspec.defstruct("LabelRequest", fields, forbid_unknown_fields=True)
-    )
-
-
-def _lists(shape: tuple[int, ...]) -> Any:
-    """Return the type of lists of arrays with this shape."""
-    kind: Any = float
-    for side in reversed(shape):
-        kind = Annotated[list[kind], msgspec.Meta(min_length=side, max_length=side)]
-    return Annotated[list[kind], msgspec.Meta(min_length=1)]
-
-
-def _numbers(rows: list[Any], shape: tuple[int, ...]) -> np.ndarray:
-    """Copy lists of this shape. Row by row, so that other threads get their turns."""
-    numbers = np.empty((len(rows), *shape))
-    for index, row in enumerate(rows):
-        numbers[index] = row
-    return numbers
+    if probabilities is not None and probabilities.nbytes > limits.json:
+        raise _too_large(limits.json)  # they are copied more than once
+    return Decoded(inputs, probabilities)
 
 
 def _malformed(problem: str) -> RequestValidationError:

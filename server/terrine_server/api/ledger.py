@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -27,7 +28,8 @@ from terrine_server.api import openapi, paging
 from terrine_server.api.negotiation import preferred
 from terrine_server.api.paging import Limit, NameCursor, NumberCursor
 from terrine_server.api.services import Auditor, ServicesDep
-from terrine_server.ledger import ChargeRecord
+from terrine_server.api.unchanging import UNCHANGED, unchanging
+from terrine_server.ledger import ChargeRecord, EnsembleRecord
 from terrine_server.owner import operations
 
 router = APIRouter(tags=["ledger"])
@@ -45,6 +47,7 @@ COLUMNS = [
     "created_at",
     "outcome",
     "label",
+    "label_name",
     "figure",
     "cost",
     "delta",
@@ -68,7 +71,11 @@ def accounts(
     return paging.page(BudgetPage, found, limit, views.budget, lambda last: last.name)
 
 
-@router.get("/ledger/{project}", response_model=LedgerPage, responses=openapi.CSV_RESPONSES)
+@router.get(
+    "/ledger/{project}",
+    response_model=LedgerPage,
+    responses=openapi.CSV_RESPONSES | UNCHANGED,
+)
 def charges(
     request: Request,
     services: ServicesDep,
@@ -90,12 +97,14 @@ def charges(
         operations.record_export(services.ledger, record.name, holder.actor)
         entries = services.ledger.stream_charges(record.name, paid, since, until)
         return StreamingResponse(
-            _csv(entries),
+            _csv(entries, record.ensemble),
             media_type="text/csv; charset=utf-8",
             headers={"Content-Disposition": f'attachment; filename="{record.name}.csv"'},
         )
     found = services.ledger.charges(record.name, int(cursor or 0), limit + 1, paid, since, until)
-    return paging.page(LedgerPage, found, limit, views.charge, lambda last: str(last.seq))
+    view = partial(views.charge, ensemble=record.ensemble)
+    page = paging.page(LedgerPage, found, limit, view, lambda last: str(last.seq))
+    return unchanging(request, page) if len(found) > limit else page
 
 
 @router.get("/ledger/{project}/verify", responses=openapi.problems("not-found"))
@@ -104,13 +113,18 @@ def verify(services: ServicesDep, _: Auditor, project: Name) -> Verification:
     return views.verification(services.ledger.verify(project))
 
 
-@router.get("/log", response_model=LogPage, responses=openapi.problems())
+@router.get("/log", response_model=LogPage, responses=openapi.problems() | UNCHANGED)
 def administrative_log(
-    services: ServicesDep, _: Auditor, cursor: NumberCursor = None, limit: Limit = paging.PAGE
+    request: Request,
+    services: ServicesDep,
+    _: Auditor,
+    cursor: NumberCursor = None,
+    limit: Limit = paging.PAGE,
 ) -> Response:
     """List what the data owner did, oldest first: who, what, when, and how it was afterwards."""
     found = services.ledger.log(int(cursor or 0), limit + 1)
-    return paging.page(LogPage, found, limit, views.log_entry, lambda last: str(last.seq))
+    page = paging.page(LogPage, found, limit, views.log_entry, lambda last: str(last.seq))
+    return unchanging(request, page) if len(found) > limit else page
 
 
 @router.get("/log/verify", responses=openapi.problems())
@@ -119,15 +133,18 @@ def verify_log(services: ServicesDep, _: Auditor) -> LogVerification:
     return views.log_verification(services.ledger.verify_log())
 
 
-def _csv(entries: Iterable[ChargeRecord]) -> Iterator[str]:
-    buffer = io.StringIO()
+def _csv(entries: Iterable[ChargeRecord], ensemble: EnsembleRecord) -> Iterator[str]:
+    buffer, names = io.StringIO(), ensemble.class_names
+    columns = [column for column in COLUMNS if names or column != "label_name"]
     writer = csv.writer(buffer, lineterminator="\r\n")
-    writer.writerow(COLUMNS)
+    writer.writerow(columns)
     for number, entry in enumerate(entries):
-        writer.writerow(
-            entry.created_at.isoformat() if column == "created_at" else getattr(entry, column)
-            for column in COLUMNS
-        )
+        shown = {
+            **vars(entry),
+            "created_at": entry.created_at.isoformat(),
+            "label_name": names.get(entry.label),
+        }
+        writer.writerow(shown[column] for column in columns)
         if number % 1000 == 999:
             yield buffer.getvalue()
             buffer.seek(0)

@@ -1,7 +1,8 @@
 """Around every request: an id, a seat, limits on the body, a log line, metrics, no tracebacks.
 
-The log line has the route, status and duration, and the type of the problem if there was one. It
-never has paths, query strings, bodies, or texts of unexpected exceptions, which may quote them.
+The log line has the route, status and duration, the id of the token, the numbers of the charges
+that a request to label paid, and the type of the problem if there was one. It never has paths,
+query strings, bodies, or texts of unexpected exceptions, which may quote them.
 """
 
 from __future__ import annotations
@@ -85,9 +86,10 @@ class Envelope:
                     *message["headers"],
                     (b"x-request-id", request_id.encode()),
                     (b"x-content-type-options", b"nosniff"),
-                    (b"cache-control", b"no-store"),
                     *self._allowance(scope["state"].get("left")),
                 ]
+                if not any(name == b"cache-control" for name, _ in message["headers"]):
+                    message["headers"] = [*message["headers"], (b"cache-control", b"no-store")]
                 if connection is not None and connection.stopping:
                     message["headers"] = [*message["headers"], CLOSE]
             await send(message)
@@ -104,7 +106,7 @@ class Envelope:
                 if status:
                     raise
                 await problem(request_id, scope["path"], *STOPPED)(scope, receive, send_named)
-            except Exception as error:
+            except Exception as error:  # a defect anywhere: no traceback may reach the client
                 log.error(
                     "defect", exception=type(error).__name__, where=frames(error.__traceback__)
                 )
@@ -237,6 +239,11 @@ class Envelope:
         self.metrics.requests.labels(method, route, str(status)).inc()
         self.metrics.seconds.labels(method, route).observe(seconds)
         fields: dict[str, Any] = {"status": status, "seconds": round(seconds, 4)}
+        caller, charges = (scope["state"].get(name) for name in (PRINCIPAL, "charges"))
+        if isinstance(caller, Principal):
+            fields["token"] = caller.token_id
+        if charges is not None:
+            fields["charges"] = "{}-{}".format(*charges)
         slug = scope["state"].get("problem")
         if slug is not None:
             self.metrics.problems.labels(slug).inc()

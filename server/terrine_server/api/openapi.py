@@ -187,7 +187,7 @@ EXAMPLE_TOKEN = Body(
 )
 
 
-def install(app: FastAPI) -> None:
+def complete(app: FastAPI) -> None:
     """Add the schemas that only request bodies and problems refer to."""
     generate = app.openapi
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import structlog
 from fastapi import APIRouter, FastAPI, Request
+from fastapi.encoders import jsonable_encoder
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, JSONResponse, Response
@@ -17,6 +18,7 @@ from terrine_protocol import PROBLEMS, Problem, ProblemType
 from terrine_server.api import openapi
 from terrine_server.api.negotiation import preferred
 from terrine_server.api.services import caller
+from terrine_server.api.unchanging import UNCHANGED, unchanging
 from terrine_server.errors import (
     DatabaseUnavailable,
     EnsembleUnavailable,
@@ -86,29 +88,30 @@ def install(app: FastAPI) -> None:
     app.include_router(router)
 
 
-@router.get("/problems")
-def catalogue() -> dict[str, ProblemType]:
+@router.get("/problems", response_model=dict[str, ProblemType], responses=UNCHANGED)
+def catalogue(request: Request) -> Response:
     """Return every problem type, by the last part of its `type`."""
-    return PROBLEMS
+    return unchanging(request, JSONResponse(jsonable_encoder(PROBLEMS)))
 
 
 @router.get(
     "/problems/{slug}",
     response_model=ProblemType,
-    responses=openapi.problems("not-found", token=False),
+    responses=openapi.problems("not-found", token=False) | UNCHANGED,
 )
-def explanation(request: Request, slug: str) -> Any:
+def explanation(request: Request, slug: str) -> Response:
     """Explain one problem type; as an HTML page for browsers."""
     if slug not in PROBLEMS:
         raise NotFound(f"There is no problem type {slug!r}. GET /problems lists them.")
     kind = PROBLEMS[slug]
     if preferred(request.headers.get("accept", ""), ("application/json", HTML)) != HTML:
-        return kind
-    return HTMLResponse(
+        return unchanging(request, JSONResponse(jsonable_encoder(kind)))
+    page = (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(kind.title)}</title>"
         f"<h1>{html.escape(kind.title)}</h1><p><code>{slug}</code>, HTTP {kind.status}</p>"
         f"<p>{html.escape(kind.meaning)}</p></html>"
     )
+    return unchanging(request, HTMLResponse(page))
 
 
 def _refused(request: Request, error: Exception) -> Response:

@@ -2,7 +2,8 @@
 
 A request has a seat from its head until its response is written. Seats are limited in total, by
 token, by address, and for all requests without a valid token together: strangers, who can never
-take the seats of students, however many addresses they have.
+take the seats of students, however many addresses they have. The share of a token is one of the
+seats that are left: tokens in league cannot have them all either.
 """
 
 from __future__ import annotations
@@ -39,6 +40,20 @@ class Seats:
             Share.TOKEN: settings.per_token,
         }
         self.taken: Counter[tuple[Share, str]] = Counter()
+
+    def full(self, share: Share, owner: str) -> bool:
+        """Whether this share of this owner has no seat left.
+
+        A token whose limit is t of n seats takes at most t/n of those that others leave, so k of
+        them leave (1 - t/n)^k. So switches share a buffer (Choudhury and Hahne 1998, "Dynamic queue
+        length thresholds").
+        """
+        most, taken = self.limits[share], self.taken[share, owner]
+        if share is not Share.TOKEN:
+            return taken >= most
+        seats = self.limits[Share.ALL]
+        left = seats - self.taken[Share.ALL, ""] + taken
+        return taken * seats >= most * left
 
 
 class Seat:
@@ -86,7 +101,7 @@ class Seat:
         self.leave()
         self.owner = shares[-1][1]
         for share in shares:
-            if seats.taken[share] >= seats.limits[share[0]]:
+            if seats.full(*share):
                 return share[0]
         self._seats, self._held = seats, shares
         seats.taken.update(shares)

@@ -26,10 +26,12 @@ from terrine_server.settings import Settings
 
 
 class Answered(NamedTuple):
-    """The answer to a request to label: its body, and how many of its queries were replayed."""
+    """The answer to a request to label: its body, how many of its queries were replayed, and the
+    numbers of the first and the last charge that it paid, if it paid any."""
 
     body: bytes
     replayed: int
+    paid: tuple[int, int] | None
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,7 @@ async def label(
     )
     answered = await services.queue.ask(project, ask)
     services.replays.use(holder, answered.replayed)
+    request.state.charges = answered.paid
     return Response(answered.body, media_type="application/json")
 
 
@@ -87,8 +88,10 @@ def answering(labeling: Labeling) -> Callable[[str, Sequence[Ask]], list[Answere
         try:
             if not isinstance(result, Receipt):
                 return result
-            return Answered(views.answers(result), sum(r.replayed for r in result.results))
-        except Exception as error:  # fails this request only; the others are paid as well
+            paid = [r.seq for r in result.results if r.seq is not None and not r.replayed]
+            replayed = sum(r.replayed for r in result.results)
+            return Answered(views.answers(result), replayed, (paid[0], paid[-1]) if paid else None)
+        except Exception as error:  # a defect in one request's body: the others are paid as well
             return error
 
     def answer(project: str, asks: Sequence[Ask]) -> list[Answered | Exception]:

@@ -121,7 +121,7 @@ def _refusing() -> Iterator[None]:
     """Write why the server cannot start as the last line of its log, and end with exit code 1."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # of any library; what `explain` does not know is raised again
         message = explain(error)
         if message is None or isinstance(error, ModuleNotFoundError):
             raise

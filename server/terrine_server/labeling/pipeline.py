@@ -103,10 +103,10 @@ class Labeling:
         self._metrics = metrics
         self._max_batch = max_batch
 
-    def expected(self, project_name: str) -> tuple[tuple[int, ...], int]:
-        """Return the shape of one input and the number of classes. Raises NotFound."""
+    def expected(self, project_name: str) -> tuple[InputSpec, int]:
+        """Return the format of inputs and the number of classes. Raises NotFound."""
         info = self._ledger.remembered(project_name).ensemble.info
-        return tuple(InputSpec.model_validate(info["input"]).shape), len(info["classes"])
+        return InputSpec.model_validate(info["input"]), len(info["classes"])
 
     def check(
         self,
@@ -201,7 +201,7 @@ class Labeling:
         if not chosen:
             return {}
         mechanism = mechanism_of(project)
-        queries = np.concatenate([ask.queries for ask in asks])[chosen]
+        queries = _joined([ask.queries for ask in asks])[chosen]
         probabilities = _rows([ask.probabilities for ask in asks], chosen)
         baselines = _rows([ask.baselines for ask in asks], chosen)
         with self._metrics.stage("vote"):
@@ -257,7 +257,12 @@ def _proposal(digest: QueryDigest, draw: Draw | None) -> Proposal:
 def _rows(arrays: Sequence[np.ndarray | None], chosen: Sequence[int]) -> np.ndarray | None:
     """Return the chosen rows of arrays that all requests of a project have, or None if none do."""
     given = [array for array in arrays if array is not None]
-    return np.concatenate(given)[chosen] if given else None
+    return _joined(given)[chosen] if given else None
+
+
+def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Concatenate; without a copy if it is one, as the largest requests are."""
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 def possible(terms: Terms, account: Account) -> float:

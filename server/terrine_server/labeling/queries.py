@@ -17,9 +17,8 @@ from terrine_server.privacy.mechanisms.interactive_gnmax import ROW_SUM_TOLERANC
 
 
 def canonical_inputs(inputs: np.ndarray, spec: InputSpec, max_batch: int) -> np.ndarray:
-    """Check inputs against `spec`; return them as `[B, *shape]`, in C order and its dtype.
+    """Check inputs against `spec`; return them as `[B, *shape]`, as `canonical_numbers` does.
 
-    Conversions that would change a value beyond its float32 rounding are refused.
     Raises `InvalidQuery` or `PayloadTooLarge`.
     """
     expected = ", ".join(["B", *map(str, spec.shape)])
@@ -34,6 +33,15 @@ def canonical_inputs(inputs: np.ndarray, spec: InputSpec, max_batch: int) -> np.
             f"The batch has {len(inputs)} queries; at most {max_batch} are allowed. Split it.",
             limit=max_batch,
         )
+    return canonical_numbers(inputs, spec)
+
+
+def canonical_numbers(inputs: np.ndarray, spec: InputSpec) -> np.ndarray:
+    """Check numbers of inputs against `spec`; return them in C order and its dtype.
+
+    Conversions that would change a value beyond its float32 rounding are refused.
+    Raises `InvalidQuery`.
+    """
     if inputs.dtype.kind == "f" and not np.isfinite(inputs).all():
         raise InvalidQuery("Inputs must be finite; NaN or infinity was found.")
     if spec.dtype == "uint8":

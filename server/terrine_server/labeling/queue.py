@@ -138,7 +138,7 @@ class Queue(Generic[R, T]):
             answers = await to_thread.run_sync(
                 self._answer, project, requests, limiter=CapacityLimiter(1)
             )
-        except Exception as error:  # any error: no request of the group may wait for ever
+        except Exception as error:  # a defect as well: no request of the group may wait for ever
             answers = [error] * len(group)
         for waiting, answer in zip(group, answers, strict=True):
             if waiting.answer.done():

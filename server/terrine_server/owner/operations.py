@@ -165,6 +165,8 @@ def register_ensemble(
         info["matches_prior"] = True
     if manifest.encoding:
         info["encoding"] = manifest.encoding.model_dump(mode="json")
+    if manifest.image:
+        info["image"] = manifest.image.model_dump(mode="json")
     path = str(Path("ensembles") / name)
     return ledger.register_ensemble(name, path, digest, info, manifest.records, limit, by)
 

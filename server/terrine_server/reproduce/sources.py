@@ -173,15 +173,15 @@ def _svhn(found: list[Path]) -> Source:
 
 def _adult(found: list[Path]) -> Source:
     from terrine_models.roles import propose_schema
-    from terrine_models.tables import load_csv
+    from terrine_models.tables import load_table
 
     train, test = found
     schema = propose_schema(test, label="income", columns=list(ADULT_COLUMNS)).schema
     return Source(
         name="adult",
         title="Adult",
-        private=load_csv(train, schema),
-        test=load_csv(test, schema),
+        private=load_table(train, schema),
+        test=load_table(test, schema),
         delta=1e-5,
         teachers=1000,
         how=Heads(),
