@@ -201,7 +201,7 @@ def load_manifest(directory: Path) -> Manifest:
 def verify(directory: Path) -> None:
     """Check every file against its digest. Raises StoreError for the first that differs."""
     for name, digest in load_manifest(directory).files.items():
-        _verified_bytes(Path(directory), name, digest)
+        verified_bytes(Path(directory), name, digest)
 
 
 def load_tensors(directory: Path, name: str, digest: str) -> dict[str, torch.Tensor]:
@@ -209,11 +209,27 @@ def load_tensors(directory: Path, name: str, digest: str) -> dict[str, torch.Ten
 
     Raises StoreError when the file is missing, altered or not a safetensors file.
     """
-    data = _verified_bytes(Path(directory), name, digest)
+    data = verified_bytes(Path(directory), name, digest)
     try:
         return parse_safetensors(data)
     except SafetensorError as error:
         raise StoreError(f"{Path(directory) / name} is not a safetensors file: {error}") from None
+
+
+def verified_bytes(directory: Path, name: str, digest: str) -> bytes:
+    """The bytes of one file. Raises StoreError when it is missing or altered."""
+    path = directory / name
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}") from None
+    found = sha256(data)
+    if found != digest:
+        raise StoreError(
+            f"{path} was altered: its SHA-256 is {found}, the manifest says {digest}. "
+            "Restore the file from a backup, or train the ensemble again."
+        )
+    return data
 
 
 def save_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> str:
@@ -268,18 +284,3 @@ def _manifest_bytes(directory: Path) -> bytes:
             f"{path} cannot be read ({error.strerror}); expected the directory of an ensemble, "
             "as made by `terrine ensemble train`"
         ) from None
-
-
-def _verified_bytes(directory: Path, name: str, digest: str) -> bytes:
-    path = directory / name
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error.strerror}") from None
-    found = sha256(data)
-    if found != digest:
-        raise StoreError(
-            f"{path} was altered: its SHA-256 is {found}, the manifest says {digest}. "
-            "Restore the file from a backup, or train the ensemble again."
-        )
-    return data

@@ -137,13 +137,12 @@ def register_ensemble(
     Raises `StoreError` (its files), `InvalidTerms` (the name or the cap) or `Conflict`
     (registered before).
     """
-    from terrine_models.store import load_manifest, manifest_digest, verify
+    from terrine_models.roster import verified_digest
 
     check_name("an ensemble", name)
     directory = settings.ensembles_dir / name
-    digest = manifest_digest(directory)
-    verify(directory)
-    manifest = load_manifest(directory)
+    digest = verified_digest(directory)
+    records, info = _facts(directory)
     try:
         if rule == "rdp":
             limit = cap(epsilon, delta, cap_order(epsilon, delta) if order is None else order)
@@ -155,6 +154,25 @@ def register_ensemble(
             )
     except ParameterError as error:
         raise InvalidTerms(str(error)) from error
+    path = str(Path("ensembles") / name)
+    return ledger.register_ensemble(name, path, digest, info, records, limit, by)
+
+
+def _facts(directory: Path) -> tuple[int, dict[str, Any]]:
+    """Return how many records an ensemble's teachers have, and what students see of it."""
+    from terrine_models.roster import is_roster, load_roster
+    from terrine_models.store import load_manifest
+
+    if is_roster(directory):
+        roster = load_roster(directory)
+        return roster.records, {
+            "kind": "remote",
+            "input": roster.input.model_dump(mode="json"),
+            "classes": list(roster.classes),
+            "teachers": len(roster.owners),
+            "disjoint_by": roster.disjoint_by,
+        }
+    manifest = load_manifest(directory)
     info: dict[str, Any] = {
         "kind": manifest.kind,
         "input": manifest.input.model_dump(mode="json"),
@@ -165,8 +183,7 @@ def register_ensemble(
         info["matches_prior"] = True
     if manifest.encoding:
         info["encoding"] = manifest.encoding.model_dump(mode="json")
-    path = str(Path("ensembles") / name)
-    return ledger.register_ensemble(name, path, digest, info, manifest.records, limit, by)
+    return manifest.records, info
 
 
 def secret_spend(ledger: Ledger, project: str, by: Actor | None = None) -> SecretAccount:
