@@ -69,11 +69,12 @@ def test_a_changelog_that_fits_is_accepted(unreleased: str) -> None:
 LOCK = (REPOSITORY / "docker" / "requirements.lock").read_text()
 
 
-def test_the_image_has_a_pin_with_hashes_for_everything_that_the_server_needs() -> None:
+def test_the_image_has_a_pin_with_hashes_for_everything_that_it_imports() -> None:
     pins = dict(re.findall(r"^([\w.-]+)==(\S+) \\\n(?=    --hash=sha256:)", LOCK, re.MULTILINE))
     assert len(pins) == LOCK.count("==")
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    for text in project["dependencies"] + project["optional-dependencies"]["server"]:
+    extras = project["optional-dependencies"]
+    for text in project["dependencies"] + extras["server"] + extras["onnx"]:
         needed = Requirement(text)
         if needed.name != "torch":  # the image gets it from an index of its own
             pin = pins.get(canonicalize_name(needed.name), "0")
