@@ -364,7 +364,7 @@ def test_a_hostile_file_is_named(forests: Path, tmp_path: Path) -> None:
     ("change", "said"),
     [
         ({"kind": "networks"}, "not an architecture of kind"),
-        ({"kind": "heads"}, "heads have a feature map"),
+        ({"kind": "heads"}, "have a feature map"),
         ({"training": {"seed": 0}}, "have trees"),
         ({"input": {"shape": [2, 3], "dtype": "float32", "low": 0, "high": 1}}, "of a table"),
     ],
