@@ -23,6 +23,7 @@ EOS
 
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
+COPY docker/requirements.lock docker/
 COPY server server
 COPY client client
 COPY models models
@@ -30,7 +31,9 @@ COPY migrations migrations
 RUN --mount=type=cache,target=/var/cache/pip <<'EOS'
 set -eu
 pip wheel --no-deps --wheel-dir /build .
-pip install --no-compile "$(ls /build/terrine-*.whl)[server]"
+pip install --no-compile --require-hashes --requirement docker/requirements.lock
+pip install --no-compile --no-deps /build/terrine-*.whl
+pip check
 [ "$ALLOW_CUDA" = yes ] || python -c 'import sys, torch; sys.exit(torch.version.cuda and "CUDA torch")'
 EOS
 

@@ -11,12 +11,12 @@ INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo serve test test-fast torture simulate mutants lint bench secrets docker clean
+.PHONY: help venv demo serve test test-fast torture simulate mutants lint site openapi release-check sbom licenses lock audit bench secrets docker clean
 
 help: ## Show this help
 	@echo "Terrine: private teachers vote, students learn, the ledger keeps count."
 	@echo
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo 'ARGS="..." is passed on by demo, serve, test, test-fast and torture, for example: make demo ARGS=--quick'
 	@echo 'PYTHON=python3.12 chooses the interpreter (3.11 or newer).'
@@ -60,6 +60,47 @@ mutants: venv ## Alter the privacy and charging code, one place at a time: hours
 lint: venv ## Check style (ruff), types (mypy) and directions (import-linter)
 	@failed=0; for check in "ruff check" "ruff format --check" mypy lint-imports; do \
 		echo "== $$check"; $(BIN)/$$check || failed=1; done; exit $$failed
+
+site: venv ## Make the documentation's site in build/site: no warning, no broken link
+	$(BIN)/sphinx-build -q -W --keep-going -E -c docs/site . build/site
+	@echo "Open build/site/index.html"
+
+openapi: venv ## Write docs/openapi.json, which the next release is held against
+	$(BIN)/python tests/release/openapi.py docs/openapi.json
+
+release-check: venv ## Build twice, compare, install the wheel elsewhere and run it (ARGS="--tag v1.2.3")
+	$(BIN)/python tests/release/run.py --torch "$(TORCH)" $(ARGS)
+
+RELEASED := build/released
+
+# What a user of the server gets: the wheel with its extra, and nothing for development.
+$(RELEASED)/.installed: $(INSTALLED)
+	$(BIN)/pip install --quiet --editable '.[release]'
+	rm -rf $(RELEASED)
+	$(PYTHON) -m venv --without-pip $(RELEASED)
+	$(BIN)/pip --python $(RELEASED)/bin/python install --quiet $(TORCH)
+	$(BIN)/pip --python $(RELEASED)/bin/python install --quiet '.[server]'
+	@touch $@
+
+sbom: $(RELEASED)/.installed ## Write build/sbom.cdx.json: what the wheel and its server extra bring (CycloneDX)
+	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --mc-type application \
+		--output-reproducible --output-file build/sbom.cdx.json $(RELEASED)/bin/python
+
+licenses: $(RELEASED)/.installed ## List the licence of every package that the server needs
+	$(BIN)/pip-licenses --python $(RELEASED)/bin/python --from mixed --order license
+
+# The CPU build of PyTorch is in no lock: its index has a name that the image is told. It takes part
+# all the same, or the lock would not fit it; INDEX names the index, or a directory with the wheel.
+lock: venv ## Lock the image's packages with their hashes in docker/requirements.lock (INDEX=...)
+	$(BIN)/pip install --quiet --editable '.[release]'
+	$(BIN)/uv pip compile --quiet pyproject.toml --extra onnx --extra server --upgrade --generate-hashes \
+		--python-version 3.11 --python-platform linux --no-annotate --prerelease disallow --no-emit-package torch \
+		$(if $(INDEX),--find-links $(INDEX)) --custom-compile-command "make lock" \
+		--output-file docker/requirements.lock
+
+audit: venv ## Look up known vulnerabilities of the locked packages
+	$(BIN)/pip install --quiet --editable '.[release]'
+	$(BIN)/pip-audit --disable-pip --require-hashes --requirement docker/requirements.lock
 
 bench: venv ## Run each benchmark; each prints its figure and its peer's
 	@set -e; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file; done

@@ -37,7 +37,7 @@ from terrine_models.ensemble import Ensemble
 from terrine_models.features import PublicData, public_features
 from terrine_models.learning import train_student
 from terrine_models.roles import propose_schema
-from terrine_models.tables import load_csv
+from terrine_models.tables import load_table
 from terrine_models.teachers import train_ensemble
 from terrine_server.planning.counts import sigma_for_rows
 from terrine_server.planning.opening import choose, expected_pass_rate, quick_offer
@@ -115,7 +115,7 @@ def load(directory: Path, *, tune: bool) -> Material:
             raise SystemExit(f"{directory / name} is missing. Give the directory of UCI's Adult.")
         files.append(found[0])
     schema = propose_schema(files[1], label="income", columns=COLUMNS).schema
-    private, pool = load_csv(files[0], schema), load_csv(files[1], schema)
+    private, pool = load_table(files[0], schema), load_table(files[1], schema)
     if tune:
         order = np.random.default_rng(0).permutation(len(private))
         third = len(private) // 3

@@ -123,7 +123,8 @@ class Recorded:
         if (outcomes == "refused").all():
             raise BudgetExhausted.__new__(BudgetExhausted)
         none = np.zeros(len(rows), dtype=np.int64)
-        return Labels(outcomes, labels, none, none.astype(bool), self.budget())
+        names = np.full(len(rows), None, dtype=object)
+        return Labels(outcomes, labels, names, none, none.astype(bool), self.budget())
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ from terrine_models.choosing import asking_order
 from terrine_models.data import Dataset, load_idx
 from terrine_models.learning import Asked, Training, train_student
 from terrine_models.roles import propose_schema
-from terrine_models.tables import load_csv
+from terrine_models.tables import load_table
 from terrine_server.privacy import VoteOutcome, build_mechanism
 
 ADULT = (
@@ -118,7 +118,7 @@ def main() -> None:
 
 def adult(home: Path) -> Dataset:
     path = home / "adult" / "adult.test.gz"
-    return load_csv(path, propose_schema(path, label="income", columns=ADULT).schema)
+    return load_table(path, propose_schema(path, label="income", columns=ADULT).schema)
 
 
 def mnist(home: Path) -> Dataset:

@@ -24,7 +24,7 @@ from terrine_models.data import Dataset, InputSpec, row_digests
 from terrine_models.ensemble import Ensemble
 from terrine_models.features import PublicData
 from terrine_models.roles import propose_schema
-from terrine_models.tables import load_csv
+from terrine_models.tables import load_table
 from terrine_models.teachers import Heads, train_ensemble
 
 ROWS = 12_000
@@ -44,7 +44,7 @@ def tables() -> Iterator[tuple[str, Table]]:
     home = Path(os.environ.get("TERRINE_SHARED_DATA", default)) / "adult"
     if home.is_dir():
         schema = propose_schema(home / "adult.test.gz", label="income", columns=COLUMNS).schema
-        data = load_csv(home / "adult.data.gz", schema)
+        data = load_table(home / "adult.data.gz", schema)
         yield "Adult", (data.inputs, data.labels)
     else:
         print(f"{home} is missing: no Adult")

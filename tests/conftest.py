@@ -40,8 +40,10 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 for size in ("COLUMNS", "LINES"):  # of the terminal that the tests are started from
     os.environ.pop(size, None)
 # With threads of their own, the small matrix products of one test wait, spinning, for a processor
-# that another test has: on two cores that two processes share, planning took ten times as long.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# that another test has: on two cores that two processes share, planning took ten times as long, and
+# so did the training of students.
+for library in ("OMP", "OPENBLAS"):  # torch's threads, and numpy's
+    os.environ.setdefault(f"{library}_NUM_THREADS", "1")
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
@@ -104,6 +106,21 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
     server: Postgres = request.getfixturevalue("postgres")
     with server.database() as name:
         yield server.url(name)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """Two workers compute side by side, as in a server: for tests of just that."""
+    import torch
+
+    from terrine_models import workers
+
+    usual = torch.get_num_threads()
+    workers._pool.cache_clear()
+    torch.set_num_threads(2)
+    yield
+    workers._pool.cache_clear()
+    torch.set_num_threads(usual)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Terrine's client: request labels from a private ensemble, within a privacy budget.
+"""Terrine's client: request labels from a private ensemble, within a privacy budget::
 
     with Client("https://labels.example.org", token) as client:
         labels = client.label(x)                     # x: [B, …], as project() describes

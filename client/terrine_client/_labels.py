@@ -22,6 +22,7 @@ class Labels:
 
     outcomes: [B] strings, one of `Outcome` each, none "published".
     labels: [B] int64, the class index; -1 where there is none.
+    names: [B] strings, the name of the class, or its index if it has no other; None likewise.
     charges: [B] int64, number of the ledger entry that paid for the answer; -1 where refused.
     replayed: [B] bool, True where an earlier answer was repeated, at no cost.
     noisy_counts: [B, m] int64, the votes for each class and their noise, for noisy_votes: they may
@@ -32,6 +33,7 @@ class Labels:
 
     outcomes: npt.NDArray[np.str_]
     labels: npt.NDArray[np.int64]
+    names: npt.NDArray[np.object_]
     charges: npt.NDArray[np.int64]
     replayed: npt.NDArray[np.bool_]
     budget: Budget
@@ -46,6 +48,7 @@ class Labels:
         return cls(
             outcomes=np.array([result.outcome.value for result in results], dtype=np.str_),
             labels=_integers([result.label for result in results]),
+            names=np.array([_name(result) for result in results], dtype=np.object_),
             charges=_integers([result.charge for result in results]),
             replayed=np.array([result.replayed for result in results], dtype=np.bool_),
             budget=budget,
@@ -60,17 +63,6 @@ class Labels:
     def answered(self) -> npt.NDArray[np.bool_]:
         """[B] bool: where there is a label to learn from, `answered` or `reinforced`."""
         return self.labels >= 0
-
-    def names(self, classes: Sequence[str]) -> npt.NDArray[np.object_]:
-        """[B] names of the labels, None where there is none.
-
-        classes: all names in order, as in `client.project().ensemble.classes`. Use this rather than
-        `classes[label]`: for an abstention that is the last class.
-        """
-        if len(self) and self.labels.max() >= len(classes):
-            raise ValueError(f"label {self.labels.max()} is none of {len(classes)} classes")
-        listed = [classes[label] if label >= 0 else None for label in self.labels.tolist()]
-        return np.array(listed, dtype=np.object_)
 
     @property
     def counts(self) -> dict[Outcome, int]:
@@ -90,6 +82,11 @@ def _noisy_counts(given: Sequence[Sequence[int] | None]) -> npt.NDArray[np.int64
         return None
     nothing = [NO_COUNT] * classes
     return np.array([nothing if counts is None else counts for counts in given], dtype=np.int64)
+
+
+def _name(result: LabelResult) -> str | None:
+    """The class's name, which the server leaves out if it is the label itself."""
+    return result.label_name or (None if result.label is None else str(result.label))
 
 
 def _integers(values: Sequence[int | None]) -> npt.NDArray[np.int64]:

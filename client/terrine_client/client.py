@@ -61,6 +61,10 @@ class Client(Connection[httpx.Client]):
     def __enter__(self) -> Self:
         return self
 
+    def __deepcopy__(self, _: object) -> Self:
+        """A copy is the connection itself: estimators that hold it are cloned."""
+        return self
+
     def __exit__(
         self,
         kind: type[BaseException] | None,

@@ -1,4 +1,4 @@
-"""What can go wrong, and what to do about it.
+"""What can go wrong, and what to do about it::
 
     TerrineError                      base of all; `partial` holds the answers so far
     ├── ConfigurationError            the URL, token or key cannot be used (also a ValueError)

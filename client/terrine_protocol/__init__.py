@@ -19,6 +19,7 @@ from terrine_protocol.base import (
     RuleInfo,
     Wire,
 )
+from terrine_protocol.images import ImageFormat
 from terrine_protocol.labeling import (
     Budget,
     Estimate,
@@ -88,6 +89,7 @@ __all__ = [
     "GNMaxSpec",
     "Gamma",
     "Guarantee",
+    "ImageFormat",
     "ImmutableSpec",
     "InputSpec",
     "InteractiveGNMaxSpec",

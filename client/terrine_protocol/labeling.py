@@ -16,6 +16,7 @@ from terrine_protocol.base import (
     Reply,
     RuleInfo,
     Wire,
+    absent,
 )
 
 
@@ -37,6 +38,14 @@ class LabelResult(Reply):
 
     outcome: Outcome
     label: Annotated[int | None, Field(description="Class index, if there is a label.")] = None
+    label_name: Annotated[
+        str | None,
+        Field(
+            exclude_if=absent,
+            description="Name of that class. Absent if there is no label, or if classes are named "
+            "0, 1, … as their labels are.",
+        ),
+    ] = None
     counts: Annotated[
         list[int] | None,
         Field(

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from terrine_protocol.base import Guarantee, Name, Outcome, Reply
+from terrine_protocol.base import Guarantee, Name, Outcome, Reply, absent
 from terrine_protocol.labeling import Budget
 from terrine_protocol.mechanisms import MechanismSpec
 
@@ -20,6 +20,13 @@ class Charge(Reply):
     created_at: datetime
     outcome: Outcome
     label: int | None
+    label_name: Annotated[
+        str | None,
+        Field(
+            exclude_if=absent,
+            description="Name of its class, as in answers. Not covered by the hash.",
+        ),
+    ] = None
     figure: Annotated[
         int | None, Field(description="For a publication: the bound, in units of 1e-12.")
     ] = None

@@ -21,6 +21,7 @@ from terrine_protocol.base import (
     Wire,
     absent,
 )
+from terrine_protocol.images import ImageFormat
 from terrine_protocol.mechanisms import MechanismSpec
 from terrine_protocol.tables import TableSchema
 
@@ -51,12 +52,28 @@ class EnsembleInfo(Reply):
             "public rows as its own records have it.",
         ),
     ] = False
+    disjoint_by: Annotated[
+        str | None,
+        Field(
+            exclude_if=absent,
+            description="Of teachers trained elsewhere: how no person's records trained two of "
+            "them. The guarantee rests on it. Declared by the owner, not checked.",
+        ),
+    ] = None
     encoding: Annotated[
         TableSchema | None,
         Field(
             exclude_if=absent,
-            description="Of tables: how rows become inputs. `terrine_models.tables.encode_csv` and "
-            "`encode_frame` do it.",
+            description="Of tables: how rows become inputs. `terrine_models.tables` encodes "
+            "them, by `encode_table` and `encode_frame`.",
+        ),
+    ] = None
+    image: Annotated[
+        ImageFormat | None,
+        Field(
+            exclude_if=absent,
+            description="Of pictures: how files become inputs, as by "
+            "`terrine_models.images.load_images`.",
         ),
     ] = None
     available: Annotated[bool, Field(description="False if its files do not verify.")]

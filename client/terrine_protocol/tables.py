@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from datetime import date, timedelta
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from terrine_protocol.base import absent
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+FEATURES = ("numeric", "categorical", "boolean", "ordinal", "date")
+"""Roles of columns that are encoded."""
+REMARKS = ("why", "check")
+"""Keys beside a column that are not read."""
+DateOrder = Literal["year-month-day", "day-month-year", "month-day-year"]
+DatePart = Literal["days", "year", "month", "weekday"]
 
 
 class Record(BaseModel):
@@ -29,13 +38,34 @@ class Column(Record):
     """One column of a table and its public range or categories (see `tables.py`)."""
 
     name: str
-    role: Literal["numeric", "categorical", "label", "group", "ignored"]
+    role: Literal[
+        "numeric", "categorical", "boolean", "ordinal", "date", "label", "group", "ignored"
+    ]
     low: float | None = None
     high: float | None = None
+    """Of dates: days since `since`."""
     values: tuple[str, ...] | None = None
+    """Of ordinal columns from least to most."""
     missing: Annotated[float | None, Field(exclude_if=absent)] = None
     """Of numbers: what stands for a missing one, beside an indicator that it is missing. Without
     it, the middle of the range does, and nothing says that it was missing."""
+
+    order: Annotated[DateOrder | None, Field(exclude_if=absent)] = None
+    """Of dates: how they are written. A year has four digits; a time of day is not read."""
+    since: Annotated[date | None, Field(exclude_if=absent)] = None
+    """Of dates: the day from which days are counted."""
+    parts: Annotated[
+        tuple[DatePart, ...] | None, Field(min_length=1, max_length=4, exclude_if=absent)
+    ] = None
+    """Of dates: the numbers that are taken from one."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leaves_out_remarks(cls, given: Any) -> Any:
+        """A proposed schema says why a column has its role, for people."""
+        if isinstance(given, dict):
+            return {key: value for key, value in given.items() if key not in REMARKS}
+        return given
 
 
 class TableSchema(Record):
@@ -52,24 +82,35 @@ class TableSchema(Record):
         roles = [column.role for column in self.columns]
         if roles.count("label") != 1 or roles.count("group") > 1:
             raise ValueError("exactly one column must have the role label, at most one group")
-        if not {"numeric", "categorical"} & set(roles):
-            raise ValueError("at least one column must be numeric or categorical")
+        if not set(FEATURES) & set(roles):
+            raise ValueError(f"at least one column must be {', '.join(FEATURES)}")
         for column in self.columns:
             ranged = column.low is not None and column.high is not None
-            if column.role == "numeric" and not (
+            if column.role in ("numeric", "date") and not (
                 column.low is not None and column.high is not None and column.low < column.high
             ):
-                raise ValueError(f"numeric column {column.name!r} needs low < high")
-            if column.role in ("categorical", "label"):
+                raise ValueError(f"{column.role} column {column.name!r} needs low < high")
+            if column.role in ("categorical", "ordinal", "label"):
                 values = column.values or ()
-                if len(values) < (2 if column.role == "label" else 1):
+                if len(values) < (1 if column.role == "categorical" else 2):
                     raise ValueError(f"column {column.name!r} needs its values listed")
                 if len(set(values)) != len(values):
                     raise ValueError(f"column {column.name!r} lists a value twice")
             elif column.values is not None:
                 raise ValueError(f"column {column.name!r} is {column.role}: it lists no values")
-            if column.role != "numeric" and (ranged or column.missing is not None):
+            if column.role not in ("numeric", "date") and ranged:
                 raise ValueError(f"column {column.name!r} is {column.role}: it has no range")
+            if column.role != "numeric" and column.missing is not None:
+                raise ValueError(f"column {column.name!r} is {column.role}: it has no `missing`")
+            dated = (column.order, column.since, column.parts)
+            if (column.role == "date") != all(dated) or any(dated) != all(dated):
+                raise ValueError(
+                    f"column {column.name!r}: dates, and no other columns, have order, since, parts"
+                )
+            if column.parts is not None and len(set(column.parts)) != len(column.parts):
+                raise ValueError(f"column {column.name!r} lists a part twice")
+            if column.since is not None and not _are_dates(column):
+                raise ValueError(f"column {column.name!r}: low and high reach beyond the calendar")
             if column.missing is not None and not (
                 (column.low or 0.0) <= column.missing <= (column.high or 0.0)
             ):
@@ -79,4 +120,13 @@ class TableSchema(Record):
     @property
     def features(self) -> list[str]:
         """The columns that are encoded."""
-        return [c.name for c in self.columns if c.role in ("numeric", "categorical")]
+        return [column.name for column in self.columns if column.role in FEATURES]
+
+
+def _are_dates(column: Column) -> bool:
+    try:
+        for days in (column.low, column.high):
+            (column.since or date.min) + timedelta(days=days or 0)
+    except OverflowError:
+        return False
+    return True

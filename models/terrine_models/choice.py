@@ -287,7 +287,7 @@ class _Trial:
 
         try:
             found = list(zip(jobs, side_by_side(judge, jobs), strict=True))
-        except BaseException:
+        except BaseException:  # Ctrl-C, too; whatever it is, it is raised again
             halt.set()  # otherwise the program would wait for every training to finish
             raise
         agreements: dict[Candidate, float] = {

@@ -7,8 +7,10 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
+from terrine_protocol.tables import DateOrder
+
+from .columns import MISSING, date_order
 from .csv_files import DECIMAL_COMMA, Sheet, number
-from .tables import MISSING
 
 FEW = 20
 """A column with at most this many distinct values is not taken for names, text or identifiers."""
@@ -135,6 +137,21 @@ class Clues:
         """Whether nine of ten distinct values are dates or times."""
         found = sum(_DATE.fullmatch(value) is not None for value in self.distinct)
         return found * 10 >= len(self.distinct) * 9
+
+    @property
+    def days(self) -> bool:
+        """Whether there are dates among them, and not times of day alone."""
+        return any(re.match(_DAY, value, re.IGNORECASE) for value in self.distinct)
+
+    @cached_property
+    def date_order(self) -> DateOrder | None:
+        """The order of year, month and day, if all values are dates and it is unambiguous."""
+        return date_order(self.distinct) if self.dates else None
+
+    @property
+    def boolean(self) -> bool:
+        """Whether the values are true and false, however they are written."""
+        return {value.lower() for value in self.distinct} == {"true", "false"}
 
     @property
     def names_people(self) -> bool:

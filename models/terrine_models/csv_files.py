@@ -15,21 +15,22 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from .data import DataError
 
+Encoding = Literal["utf-8", "latin-1", "windows-1252"]
+"""Of files that are not UTF-8."""
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 TEXT_SUFFIXES = {".csv", ".tsv", ".tab", ".txt", ".data", ".test"}
 FOREIGN_SUFFIXES = {
-    ".parquet": "a Parquet file",
-    ".feather": "a Feather file",
     ".xlsx": "an Excel workbook",
     ".xls": "an Excel workbook",
     ".ods": "a spreadsheet",
 }
 MAGIC = {
-    rb"PAR1(?s:.*)PAR1$": "a Parquet file",
-    rb"ARROW1\0\0": "a Feather file",
+    rb"PAR1": "a Parquet file",
+    rb"ARROW1": "an Arrow file",
     rb"\xd0\xcf\x11\xe0": "an Excel workbook or another old Office document",
     rb"BZh[1-9]1AY&SY": "packed with bzip2",
     rb"\xfd7zXZ\0": "packed with xz",
@@ -65,21 +66,21 @@ class Sheet:
         return self.delimiter != "," and any("," in value for value in values)
 
 
-def is_table(path: Path) -> bool:
-    """Whether a file's name says that it is a table, readable or not."""
-    suffixes = {suffix.lower() for suffix in Path(path).suffixes}
-    return not suffixes.isdisjoint(TEXT_SUFFIXES | FOREIGN_SUFFIXES.keys())
-
-
-def read_sheet(path: Path, fits: Callable[[Sequence[str]], bool], note: Note = silent) -> Sheet:
+def read_sheet(
+    path: Path,
+    fits: Callable[[Sequence[str]], bool],
+    note: Note = silent,
+    encoding: Encoding = "utf-8",
+) -> Sheet:
     """Read the rows of a file with fields separated by commas, semicolons, tabs or bars.
 
     `fits` says whether a first row is as expected, which resolves most ambiguities. A delimiter
     other than the comma is noted. Blank lines and UCI's `|` comments are skipped; fields are
-    trimmed. Raises DataError if the file is not UTF-8, a record is not CSV, or two delimiters fit.
+    trimmed. `encoding` is that of a file that is not UTF-8. Raises DataError if bytes are in
+    neither, a record is not CSV, or two delimiters fit.
     """
     path = Path(path)
-    text, digest = read_text(path)
+    text, digest = read_text(path, note, encoding)
     delimiter = _delimiter(path, text, fits)
     if delimiter != ",":
         note(
@@ -104,8 +105,11 @@ def number(text: str, *, decimal_comma: bool = False) -> float:
         return math.nan
 
 
-def read_text(path: Path) -> tuple[str, str]:
-    """Return the text of a file, plain or gzip, and the file's SHA-256. Raises DataError."""
+def read_text(path: Path, note: Note = silent, encoding: Encoding = "utf-8") -> tuple[str, str]:
+    """Return the text of a file, plain or gzip, and the file's SHA-256. Raises DataError.
+
+    What is UTF-8 is read as such, whatever `encoding` says: text in another one hardly ever is.
+    """
     try:
         packed = Path(path).read_bytes()
         data = gzip.decompress(packed) if packed.startswith(b"\x1f\x8b") else packed
@@ -114,15 +118,32 @@ def read_text(path: Path) -> tuple[str, str]:
             f"{path} cannot be read: {getattr(error, 'strerror', None) or error}."
         ) from None
     _refuse_other_formats(path, data)
-    data = data.removeprefix(codecs.BOM_UTF8)
+    return _decoded(path, data.removeprefix(codecs.BOM_UTF8), note, encoding), digest_of(packed)
+
+
+def digest_of(data: bytes) -> str:
+    """SHA-256 in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def _decoded(path: Path, data: bytes, note: Note, encoding: Encoding) -> str:
     try:
-        return data.decode(), hashlib.sha256(packed).hexdigest()
+        return data.decode()
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
+        first = error
+    try:
+        text = data.decode("utf-8" if encoding == "utf-8" else encoding)
+    except UnicodeDecodeError as error:
+        named = "UTF-8" if encoding == "utf-8" else f"UTF-8, nor {encoding}"
+        start = error.start
+        line = data.count(b"\n", 0, start) + 1
         raise DataError(
-            f"{path} is not UTF-8: line {line} holds the byte 0x{data[error.start]:02x}. If it is "
-            f"Latin-1, which older programs write, convert it: {_iconv(path, 'WINDOWS-1252')}"
+            f"{path} is not {named}: line {line} holds the byte 0x{data[start]:02x}. Older "
+            "programs write Windows-1252 (--encoding windows-1252) or Latin-1 (--encoding latin-1)."
         ) from None
+    line = data.count(b"\n", 0, first.start) + 1
+    note(f"{path} is not UTF-8 (line {line}); it is read as {encoding}.")
+    return text
 
 
 def _refuse_other_formats(path: Path, data: bytes) -> None:
@@ -130,7 +151,9 @@ def _refuse_other_formats(path: Path, data: bytes) -> None:
     if what is not None:
         raise DataError(f"{path} is {what}. A table must be a CSV file: {_remedy(path, what)}")
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise DataError(f"{path} is in UTF-16. Convert it: {_iconv(path, 'UTF-16')}")
+        name = Path(path).name.removesuffix(".gz")
+        convert = f"iconv -f UTF-16 -t UTF-8 {name} > utf8-{name}"
+        raise DataError(f"{path} is in UTF-16. Convert it: {convert}")
     if b"\0" in data:
         raise DataError(
             f"{path} is not text: byte {data.index(0)} is zero. A table must be a CSV file in "
@@ -166,21 +189,11 @@ def _zip_content(data: bytes) -> str:
 
 def _remedy(path: Path, what: str) -> str:
     """Say how to convert a file of format `what` to CSV."""
-    name = Path(path).name
-    if what in ("a Parquet file", "a Feather file"):
-        reader = f"read_{what.split()[1].lower()}"
-        csv_name = f"{name.partition('.')[0]}.csv"
-        return f"with pandas, {reader}({name!r}).to_csv({csv_name!r}, index=False)."
     if what == "an .npz archive":
         return "or, if these are arrays to train on, give it a name that ends in .npz."
-    if what.startswith(("packed", "a zip")):
+    if what.startswith(("packed", "a zip", "a Parquet", "an Arrow")):
         return "unpack it first. Only gzip is read without unpacking."
     return "open it in a spreadsheet program and save the sheet as CSV in UTF-8."
-
-
-def _iconv(path: Path, encoding: str) -> str:
-    name = Path(path).name.removesuffix(".gz")
-    return f"iconv -f {encoding} -t UTF-8 {name} > utf8-{name}"
 
 
 def _delimiter(path: Path, text: str, fits: Callable[[Sequence[str]], bool]) -> str:

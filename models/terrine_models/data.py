@@ -20,9 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from terrine_protocol.images import ImageFormat
 from terrine_protocol.tables import Record, TableSchema
 
 DIGITS = tuple(str(digit) for digit in range(10))
+LONGEST_CLASS = 200
+"""Characters in the name of a class."""
 
 
 class InputSpec(Record):
@@ -58,6 +61,8 @@ class Dataset:
     """[N], the number of each record's person; None if each record counts as one person."""
     group_column: str | None = None
     encoding: TableSchema | None = None
+    image: ImageFormat | None = None
+    """How pictures were converted, if the inputs were made from some."""
     name: str = "data"
     sha256: str | None = None
     """Of the records' file, if a schema might have been fitted on it."""
@@ -71,8 +76,7 @@ class Dataset:
                 f"{self.name}: inputs are {inputs.dtype} {inputs.shape}, expected "
                 f"{self.spec.dtype} {(rows, *self.spec.shape)}: one input per label."
             )
-        if len(self.classes) < 2:
-            raise DataError(f"{self.name}: at least two classes are needed.")
+        _check_classes(self.classes, self.name)
         outside = np.flatnonzero((self.labels < 0) | (self.labels >= len(self.classes)))
         if len(outside):
             raise DataError(
@@ -248,6 +252,21 @@ def _declared_inputs(
     return inputs, InputSpec(shape=inputs.shape[1:], dtype="float32", low=low, high=high)
 
 
+def _check_classes(classes: Sequence[str], what: str) -> None:
+    """Each answer names its class, so names are told apart and short."""
+    if len(classes) < 2:
+        raise DataError(f"{what}: at least two classes are needed.")
+    if len(set(classes)) < len(classes):
+        twice = next(name for name in classes if list(classes).count(name) > 1)
+        raise DataError(f"{what}: two classes are named {twice!r}; each needs another name.")
+    for name in classes:
+        if not name.strip() or len(name) > LONGEST_CLASS:
+            raise DataError(
+                f"{what}: a class is named {name[:50]!r}, {len(name):,} characters; expected 1 to "
+                f"{LONGEST_CLASS}, not all of them blank."
+            )
+
+
 def _outside(inputs: NDArray[Any], spec: InputSpec) -> NDArray[np.int64]:
     """Return the records with a value outside the range, or NaN."""
     inside = (inputs >= spec.low) & (inputs <= spec.high)
@@ -265,5 +284,8 @@ def _one_file(folder: Path, start: str) -> Path:
         p for p in folder.glob(f"{start}*") if p.suffix in (".gz", "") or "idx" in p.name
     )
     if not found:
-        raise DataError(f"{folder} has no file {start}*; expected MNIST-style IDX files there.")
+        raise DataError(
+            f"{folder} has no file {start}*; expected MNIST-style IDX files there, or, with the "
+            "size that pictures are converted to, folders of PNG and JPEG files."
+        )
     return found[0]

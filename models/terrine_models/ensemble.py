@@ -15,9 +15,19 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 from .architectures import build_network, prepare
+from .backbones import Backbone
 from .features import FeatureMap
 from .gradients import ENLARGED
-from .store import FEATURES, Manifest, StoreError, load_manifest, load_tensors
+from .onnx_models import Model, ModelError, OnnxTeachers
+from .store import (
+    BACKBONE,
+    FEATURES,
+    Manifest,
+    StoreError,
+    load_manifest,
+    load_tensors,
+    verified_bytes,
+)
 from .trees import Trees, check_types, pairs_within
 from .workers import side_by_side
 
@@ -25,7 +35,7 @@ Choose = Callable[[torch.Tensor], torch.Tensor]
 """Inputs [b, *shape] to every teacher's choice [b, n]."""
 
 MEMORY = 256 * 2**20
-LARGEST_BLOCK = {"heads": 128, "networks": 32, "forest": 128}
+LARGEST_BLOCK = {"heads": 128, "networks": 32, "forest": 128, "onnx": 128}
 """Large enough for efficient products, small enough that a single input is answered quickly."""
 PIXEL_BYTES = 400
 """Scratch memory of oriented gradients, or of one network's layers, for each value of an input."""
@@ -41,6 +51,7 @@ class Ensemble:
         teachers: Mapping[str, torch.Tensor],
         device: str,
         memory: int = MEMORY,
+        models: OnnxTeachers | None = None,
     ) -> None:
         self.manifest = manifest
         self.device = device
@@ -49,10 +60,12 @@ class Ensemble:
         is padded to this size: the votes on an input do not depend on the others of its request."""
         teachers = {name: tensor.to(device) for name, tensor in teachers.items()}
         self.teachers: Mapping[str, torch.Tensor] = teachers
-        """Parameters by name, teachers along axis 0."""
+        """Parameters by name, teachers along axis 0. None of ONNX models."""
         self.ways: dict[str, Choose]
         """All ways to compute the choices, by name; they agree up to rounding."""
-        if features is not None:
+        if models is not None:
+            self.ways = {"sessions": _sessions(models)}
+        elif features is not None:
             self.ways = {"product": _product(features.to(device), **teachers)}
         elif manifest.kind == "forest":
             trees = Trees(teachers, manifest.input.shape[0], len(manifest.classes), manifest.name)
@@ -71,18 +84,24 @@ class Ensemble:
     def load(cls, directory: Path, device: str | None = None, *, memory: int = MEMORY) -> Ensemble:
         """Load an ensemble; every byte is verified against the manifest. Raises StoreError.
 
-        `device` is a torch device; None takes CUDA if there is one. Forests vote on the CPU,
-        whatever it is. `memory` bounds the bytes that voting uses beyond the weights, the result
-        and the buffers of the libraries (some 20 MiB), as long as one input fits.
+        `device` is a torch device; None takes CUDA if there is one. Forests and ONNX models vote on
+        the CPU, whatever it is. `memory` bounds the bytes that voting uses beyond the weights, the
+        result and the buffers of the libraries (some 20 MiB), as long as one input fits.
         """
         directory = Path(directory)
         manifest = load_manifest(directory)
+        if manifest.foreign is not None:
+            return cls(manifest, None, {}, "cpu", memory, _load_models(directory, manifest))
         parts = {
-            name: load_tensors(directory, name, digest) for name, digest in manifest.files.items()
+            name: load_tensors(directory, name, digest)
+            for name, digest in manifest.files.items()
+            if name != BACKBONE
         }
         features = None
         if manifest.features is not None:
-            features = FeatureMap(manifest.features, manifest.input, parts.get(FEATURES, {}))
+            source, tensors = manifest.features.backbone, parts.get(FEATURES, {})
+            backbone = Backbone.load(directory, source) if source is not None else None
+            features = FeatureMap(manifest.features, manifest.input, tensors, backbone)
             _check(directory / FEATURES, features.tensors, features.shapes())
         files = [parts[name] for name in manifest.teacher_files]
         for name, part in zip(manifest.teacher_files, files, strict=True):
@@ -172,6 +191,26 @@ def _product(features: FeatureMap, weights: torch.Tensor, biases: torch.Tensor) 
         return scores.view(len(x), n, m).argmax(2)
 
     return choose
+
+
+def _sessions(models: OnnxTeachers) -> Choose:
+    """ONNX models, on the CPU."""
+
+    def choose(x: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(models.choices(x.cpu().numpy()))
+
+    return choose
+
+
+def _load_models(directory: Path, manifest: Manifest) -> OnnxTeachers:
+    models, output = [], manifest.foreign.output if manifest.foreign else None
+    for name in manifest.teacher_files:
+        data = verified_bytes(directory, name, manifest.files[name])
+        try:
+            models.append(Model(data, output))
+        except ModelError as error:
+            raise StoreError(f"{directory / name} cannot be used: {error}.") from None
+    return OnnxTeachers(models, manifest.classes)
 
 
 def _walk(trees: Trees, pairs: int) -> Choose:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from terrine_protocol.tables import PublicSource
 
 from . import bins
+from .backbones import Backbone
 from .data import DataError, Dataset, InputSpec, row_digests
 from .gradients import oriented_gradients
 from .graph import embed, extend
@@ -26,7 +27,7 @@ from .nystrom import choose_landmarks, nystrom
 from .store import FeatureSpec
 from .workers import side_by_side
 
-Base = Literal["oriented_gradients", "identity", "bins"]
+Base = Literal["oriented_gradients", "identity", "bins", "backbone"]
 Kind = Literal["graph", "nystrom"]
 """What is fitted on public images: components and graph coordinates, or a kernel's landmarks."""
 KERNEL_COMPONENTS = 150
@@ -91,10 +92,15 @@ class FeatureMap:
     """Turns inputs [B, *shape] into features [B, width]."""
 
     def __init__(
-        self, spec: FeatureSpec, inputs: InputSpec, tensors: dict[str, torch.Tensor]
+        self,
+        spec: FeatureSpec,
+        inputs: InputSpec,
+        tensors: dict[str, torch.Tensor],
+        backbone: Backbone | None = None,
     ) -> None:
         self.spec = spec
         self.inputs = inputs
+        self.backbone = backbone
         self.tensors = tensors
         """`mean` [D] and `basis` [D, components] of a projection; of a graph also `points`
         [N, components], `scales` [N] and `coordinates` [N, coordinates]; of nystrom also
@@ -102,7 +108,7 @@ class FeatureMap:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Features [B, width] in float32 of inputs [B, *shape] in any dtype."""
-        return self.of_base(base_features(self.spec.base, x, self.inputs))
+        return self.of_base(_base(self.spec.base, self.backbone, x, self.inputs))
 
     def of_base(self, base: torch.Tensor, *, skip: int = 0) -> torch.Tensor:
         """Features [B, width] of the data-independent ones [B, D] (`base_features`).
@@ -131,7 +137,7 @@ class FeatureMap:
         spec = self.spec
         if spec.base == "bins":
             return bins.shapes(spec.steps, spec.ranks, spec.components)
-        size = _base_size(spec.base, self.inputs)
+        size = spec.backbone.width if spec.backbone else _base_size(spec.base, self.inputs)
         shapes: dict[str, tuple[int, ...]] = {"mean": (size,), "basis": (size, spec.components)}
         if spec.projection == "graph":
             shapes["points"] = (spec.points, spec.components)
@@ -145,11 +151,19 @@ class FeatureMap:
     def to(self, device: str) -> FeatureMap:
         """The same map on another device."""
         moved = {name: tensor.to(device) for name, tensor in self.tensors.items()}
-        return FeatureMap(self.spec, self.inputs, moved)
+        return FeatureMap(self.spec, self.inputs, moved, self.backbone)
+
+
+def _base(
+    base: Base, backbone: Backbone | None, x: torch.Tensor, inputs: InputSpec
+) -> torch.Tensor:
+    return base_features(base, x, inputs) if backbone is None else backbone(x)
 
 
 def base_features(base: Base, x: torch.Tensor, inputs: InputSpec) -> torch.Tensor:
-    """The data-independent part of a map: [B, *shape] to [B, D]."""
+    """The data-independent part of a map: [B, *shape] to [B, D]. A backbone has its own."""
+    if base == "backbone":
+        raise ValueError("the features of a backbone need its model")
     unit = to_unit(x, inputs)
     if base != "oriented_gradients":
         return unit.flatten(1) * 2 - 1
@@ -177,6 +191,7 @@ def public_features(
     kind: Kind = "graph",
     *,
     whiten: bool = False,
+    backbone: Backbone | None = None,
 ) -> FeatureMap:
     """The feature map for inputs of this kind, with at most `width` numbers per input.
 
@@ -186,9 +201,18 @@ def public_features(
     reduced by a random orthogonal projection to four times the width: it is data-independent and
     needs more dimensions. Tables get bins at the quantiles of public rows (`bins.fit_bins`, which
     explains `whiten`). Without public rows, or with too few, tables keep their encoded columns.
-    Raises DataError for `nystrom` without public images.
+    With a backbone, its embeddings replace oriented gradients, of images and of tables; without
+    public data they are kept as they are. Raises DataError for `nystrom` without public images.
     """
-    if len(inputs.shape) == 1:
+    if backbone is not None and public is None and kind != "nystrom":
+        spec = FeatureSpec(
+            base="backbone",
+            projection="none",
+            components=backbone.source.width,
+            backbone=backbone.source,
+        )
+        return FeatureMap(spec, inputs, {}, backbone)
+    if len(inputs.shape) == 1 and backbone is None:
         if kind == "nystrom":
             raise DataError("A Nyström map is for images; tables have bins.")
         return _of_tables(inputs, public, width, whiten)
@@ -198,18 +222,18 @@ def public_features(
         return _random_projection(inputs, 4 * width)
     every = -(-len(public.inputs) // MOST_POINTS)
     blocks = [torch.tensor(block) for block in _blocks(public.inputs[::every])]
-    base = torch.cat(
-        side_by_side(lambda block: base_features("oriented_gradients", block, inputs), blocks)
-    )
+    name: Base = "oriented_gradients" if backbone is None else "backbone"
+    base = torch.cat(side_by_side(lambda block: _base(name, backbone, block, inputs), blocks))
     if kind == "nystrom":
-        return _landmarks(inputs, base, public.source, width)
+        return _landmarks(inputs, base, public.source, width, backbone)
     tensors = _principal_components(base, width - width // 3)
     tensors["basis"] = tensors["basis"] * tensors.pop("deviations") ** -0.5
     spec = FeatureSpec(
-        base="oriented_gradients",
+        base=name,
         projection="pca",
         components=tensors["basis"].shape[1],
         fitted_on=public.source,
+        backbone=None if backbone is None else backbone.source,
     )
     if len(base) >= FEWEST_POINTS:
         points = _project(base, tensors)
@@ -218,11 +242,15 @@ def public_features(
         spec = spec.model_copy(
             update={"projection": "graph", "coordinates": width // 3, "points": len(points)}
         )
-    return FeatureMap(spec, inputs, tensors)
+    return FeatureMap(spec, inputs, tensors, backbone)
 
 
 def _landmarks(
-    inputs: InputSpec, base: torch.Tensor, source: PublicSource, width: int
+    inputs: InputSpec,
+    base: torch.Tensor,
+    source: PublicSource,
+    width: int,
+    backbone: Backbone | None,
 ) -> FeatureMap:
     """The map to similarities with at most `width` of the public points."""
     tensors = _principal_components(base, KERNEL_COMPONENTS)
@@ -230,14 +258,15 @@ def _landmarks(
     points = (base - tensors["mean"]) @ tensors["basis"]
     found, gamma = choose_landmarks(points, width)
     spec = FeatureSpec(
-        base="oriented_gradients",
+        base="oriented_gradients" if backbone is None else "backbone",
         projection="nystrom",
         components=points.shape[1],
         landmarks=len(found["landmarks"]),
         gamma=gamma,
         fitted_on=source,
+        backbone=None if backbone is None else backbone.source,
     )
-    return FeatureMap(spec, inputs, tensors | found)
+    return FeatureMap(spec, inputs, tensors | found, backbone)
 
 
 def _of_tables(

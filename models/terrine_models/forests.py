@@ -73,7 +73,7 @@ class Forests:
 
         def train(teacher: int) -> Tensors:
             x, y = shards.of(teacher)
-            draws = np.random.SeedSequence([settings.seed, teacher])
+            draws = np.random.SeedSequence([settings.seed or 0, teacher])
             return fit_forest(x.numpy(), y.numpy(), classes, settings.trees or 1, draws)
 
         fitted = side_by_side(train, run)

@@ -8,6 +8,7 @@ import torch
 
 from .architectures import match_priors, ridge_heads
 from .augment import BENDING, TURNING, distorted, draws_for
+from .backbones import Backbone
 from .data import Dataset, InputSpec
 from .features import BLOCK, MOST_POINTS, FeatureMap, Kind, PublicData, public_features
 from .shards import Shards
@@ -41,6 +42,8 @@ class Heads:
     match_prior: bool = True
     """Whether heads for two classes, on a table with public rows, match their prior
     (`match_priors`). It lets much smaller shards do."""
+    backbone: Backbone | None = None
+    """A public model whose embeddings replace oriented gradients, or a table's columns."""
     kind = "heads"
     per_file = 50
     packages = ()
@@ -66,8 +69,10 @@ class Heads:
 
     def feature_map(self, data: Dataset, public: PublicData | None) -> FeatureMap:
         """The public feature map that all heads share."""
-        fitted_on = public if self.bins or len(data.spec.shape) > 1 else None
-        return public_features(data.spec, fitted_on, self.width, self.features, whiten=True)
+        fitted_on = public if self.bins or self.backbone or len(data.spec.shape) > 1 else None
+        return public_features(
+            data.spec, fitted_on, self.width, self.features, whiten=True, backbone=self.backbone
+        )
 
     def train(self, shards: Shards, run: range) -> dict[str, torch.Tensor]:
         """Weights [k, m, width] and biases [k, m] of a run of k heads."""
@@ -82,7 +87,7 @@ class Heads:
         def prepare_shard(teacher: int) -> tuple[torch.Tensor, torch.Tensor]:
             x, y = shards.of(teacher)
             if copies:
-                draws = draws_for(settings.seed, teacher, len(x) * copies)
+                draws = draws_for(settings.seed or 0, teacher, len(x) * copies)
                 repeated = x.repeat_interleave(copies, 0)
                 x = torch.cat([x, distorted(repeated, draws, plan.input, turning, bending)])
                 y = torch.cat([y, y.repeat_interleave(copies)])

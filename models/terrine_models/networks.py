@@ -60,7 +60,7 @@ def _train_network(
     """SGD with Nesterov momentum; the rate warms up, then falls as a cosine."""
     settings = plan.training
     epochs, batch = settings.epochs or 0, settings.batch or 0
-    generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + teacher)
+    generator = torch.Generator().manual_seed((settings.seed or 0) * 1_000_003 + teacher)
     network = build_network(plan.architecture, plan.input, len(plan.classes))
     initialise(network, generator)
     optimizer = torch.optim.SGD(

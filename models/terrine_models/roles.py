@@ -7,20 +7,30 @@ ignored.
 
 from __future__ import annotations
 
+import json
 import statistics
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from terrine_protocol.tables import Column, PublicSource, TableSchema
+from terrine_protocol.tables import Column, DateOrder, DatePart, PublicSource, TableSchema
 
+from . import arrow_files
 from .clues import FEW, Clues
-from .csv_files import Note, read_sheet, silent
+from .columns import read_date
+from .csv_files import Encoding, Note, read_sheet, silent
 from .data import DataError
 
 MOST_CATEGORIES = 1000
+COMMON = 100
+"""Categories that are kept where there are more than that."""
+WORTH = 0.5
+"""Share of the rows that these have at least."""
+PARTS: tuple[DatePart, ...] = ("days", "month", "weekday")
 MOST_CLASSES = 100
 
 
@@ -41,6 +51,15 @@ class Proposal:
     schema: TableSchema
     guesses: tuple[Guess, ...]
 
+    def to_json(self) -> str:
+        """The schema as a file to be edited, with what was guessed and why beside each column."""
+        written = self.schema.model_dump(mode="json", exclude_none=True)
+        for column, guess in zip(written["columns"], self.guesses, strict=True):
+            column["why"] = guess.why
+            if guess.doubt is not None:
+                column["check"] = guess.doubt
+        return json.dumps(written, indent=2, ensure_ascii=False) + "\n"
+
 
 def propose_schema(
     path: Path,
@@ -51,14 +70,15 @@ def propose_schema(
     ignore: Sequence[str] = (),
     keep: Sequence[str] = (),
     note: Note = silent,
+    encoding: Encoding = "utf-8",
 ) -> Proposal:
-    """Propose a schema with the categories, classes and ranges of a public CSV file.
+    """Propose a schema with the categories, classes and ranges of a public table.
 
     Every distinct value of a categorical column becomes public. `columns` names the columns of a
-    file without a header. `group`, `ignore` and `keep` (as a feature) overrule the guesses. Raises
-    DataError.
+    file without a header; `encoding` is that of text that is not UTF-8. `group`, `ignore` and
+    `keep` (as a feature) overrule the guesses. Raises DataError.
     """
-    table = _table(Path(path), label, columns, note)
+    table = _table(Path(path), label, columns, note, encoding)
     sheet, records = table[0].sheet, len(table[0].all)
     _check_names([column.name for column in table], path, [label, *ignore, *keep, group])
     decide: dict[str, Callable[[Clues], Guess]] = {label: _label}
@@ -81,11 +101,18 @@ def propose_schema(
     return Proposal(schema, guesses)
 
 
-def _table(path: Path, label: str, columns: Sequence[str] | None, note: Note) -> list[Clues]:
+def _table(
+    path: Path, label: str, columns: Sequence[str] | None, note: Note, encoding: Encoding
+) -> list[Clues]:
     def fits(first: Sequence[str]) -> bool:
         return label in first if columns is None else len(first) == len(columns)
 
-    sheet = read_sheet(path, fits, note)
+    if not arrow_files.is_arrow(path):
+        sheet = read_sheet(path, fits, note, encoding)
+    elif columns is not None:
+        raise DataError(f"{path} names its columns itself: leave out --columns.")
+    else:
+        sheet = arrow_files.read_sheet(path)
     if not sheet.rows:
         raise DataError(f"{path} is empty.")
     names, rows = (sheet.rows[0][1], sheet.rows[1:]) if columns is None else (columns, sheet.rows)
@@ -166,6 +193,8 @@ def _ignore(column: Clues, why: str, doubt: str | None = None) -> Guess:
 def _feature(column: Clues, doubt: str | None = None) -> Guess:
     """Describe the column as a feature, whatever else it might be."""
     count = len(column.distinct)
+    if order := column.date_order:
+        return _dates(column, order, doubt)
     if column.numeric:
         low, high = min(column.numbers), max(column.numbers)
         high = high if high > low else low + 1
@@ -175,13 +204,49 @@ def _feature(column: Clues, doubt: str | None = None) -> Guess:
             why += f"; missing in {_rows(gaps)}: an indicator, and the median {missing:,.12g}"
         described = Column(name=column.name, role="numeric", low=low, high=high, missing=missing)
         return Guess(described, why, doubt)
-    if not 1 <= count <= MOST_CATEGORIES:
+    if column.boolean:
+        return Guess(Column(name=column.name, role="boolean"), "true or false", doubt)
+    if not count or (count > MOST_CATEGORIES and column.rare):
         raise DataError(
             f"{column.sheet.path}: column {column.name} cannot be kept. It has {count:,} different "
-            f"values; a categorical column has at least one and at most {MOST_CATEGORIES:,}."
+            f"values; a categorical column has at least one, and more than {MOST_CATEGORIES:,} "
+            "only if they repeat."
         )
+    if count > MOST_CATEGORIES:
+        return _common(column, doubt)
     described = Column(name=column.name, role="categorical", values=tuple(column.distinct))
     return Guess(described, f"{count:,} categories" if count > 1 else "one category", doubt)
+
+
+def _dates(column: Clues, order: DateOrder, doubt: str | None) -> Guess:
+    days = [read_date(text, order) or date.min for text in column.known]
+    first, last = min(days), max(days)
+    described = Column(
+        name=column.name,
+        role="date",
+        order=order,
+        since=first,
+        low=0,
+        high=max((last - first).days, 1),
+        parts=PARTS,
+    )
+    why = f"dates from {first} to {last}: days since the first, month and weekday"
+    return Guess(described, why, doubt)
+
+
+def _most_common(column: Clues) -> tuple[list[str], float]:
+    """The most common values, and the share of the rows that have one of them."""
+    counted = Counter(column.known)
+    most = sorted(counted, key=lambda value: (-counted[value], value))[:COMMON]
+    return most, sum(counted[value] for value in most) / len(column.known)
+
+
+def _common(column: Clues, doubt: str | None = None) -> Guess:
+    most, share = _most_common(column)
+    described = Column(name=column.name, role="categorical", values=tuple(most))
+    count = f"{len(column.distinct):,} categories"
+    why = f"the {COMMON} most common of {count}, in {share:.0%} of the rows"
+    return Guess(described, why, doubt)
 
 
 def _guess(column: Clues, group: str | None) -> Guess:
@@ -195,8 +260,11 @@ def _guess(column: Clues, group: str | None) -> Guess:
         return _ignore(column, f"identifies people, as {group} does", f"{keep} or --group {name}.")
     if column.names_contact:
         return _ignore(column, "identifies people, by its name")
+    if column.date_order:
+        return _feature(column)
     if column.dates:
-        return _ignore(column, "dates or times")
+        doubt = "To learn from dates, write them as 2020-01-31." if column.days else None
+        return _ignore(column, "dates or times", doubt)
     if column.names_identifier and column.unique and rows > 2:
         return _ignore(column, "an identifier by its name, and different in every row")
     if column.numeric:
@@ -218,7 +286,11 @@ def _guess(column: Clues, group: str | None) -> Guess:
         why = f"{count:,} different values in {_rows(rows)}: too rare to learn from"
         return _ignore(column, why, keep_or_group)
     if count > MOST_CATEGORIES:
-        return _ignore(column, f"{count:,} different values, more than {MOST_CATEGORIES:,}")
+        share = _most_common(column)[1]
+        if share >= WORTH:
+            return _common(column, f"If this is no category, use --ignore {name}.")
+        why = f"{count:,} different values, the {COMMON} most common in {share:.0%} of the rows"
+        return _ignore(column, why, keep_or_group)
     doubt = f"Different in every row. If it identifies rows, use --ignore {name}."
     return _feature(column, doubt if column.unique and rows > 4 else None)
 

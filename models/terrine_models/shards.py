@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .data import Dataset
+from .data import DataError, Dataset
 from .features import FeatureMap, PublicData
 from .store import EnsemblePlan, Partition
 
@@ -44,6 +44,16 @@ class Shards:
             return None
         every = -(-len(self.public.inputs) // most)
         return torch.from_numpy(self.public.inputs[::every].astype(np.float32))
+
+
+def check_encoding(data: Dataset) -> None:
+    """Raise DataError if a table's schema, which becomes public, was fitted on its own rows."""
+    if data.encoding and data.encoding.fitted_on and data.encoding.fitted_on.sha256 == data.sha256:
+        raise DataError(
+            f"The schema of {data.name} was fitted on the private data itself. Its categories and "
+            "ranges become public: take them from a table that is public or invented, or write "
+            "them by hand."
+        )
 
 
 def deal(data: Dataset, teachers: int, seed: int) -> tuple[list[NDArray[np.int64]], Partition]:

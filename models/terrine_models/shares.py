@@ -11,7 +11,8 @@ Everything here is post-processing of released counts and public inputs: it cost
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -28,6 +29,7 @@ FEWEST, CLEAREST = 0.2, 0.8
 class without labels would be forgotten."""
 DEVIATIONS = 2.0
 """By how many standard deviations a class must lead, to become a label."""
+FOLDS = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,3 +144,64 @@ def noisy_agreement(predicted: Ints, counts: Ints, teachers: int) -> float:
     Unbiased for rows whose counts had no part in the predictions: noise has mean 0.
     """
     return float(counts[np.arange(len(predicted)), predicted].mean() / teachers)
+
+
+Fit = Callable[[Floats, Ints, int, float], FittedShares]
+"""Of features [N, d] and counts [N, m], with the number of teachers and σ."""
+
+
+def by_folds(fit: Fit, features: Floats, counts: Ints, teachers: int, sigma: float) -> Floats:
+    """Return shares [N, m] of each row as predicted by a fit without its fold."""
+    held_out = np.empty(counts.shape)
+    if len(counts) < 2 * FOLDS:  # there is nothing to judge by: the mean
+        held_out[:] = counts.mean(axis=0) / teachers
+        return held_out
+    fold = np.random.default_rng(0).permutation(len(counts)) % FOLDS
+    for number in range(FOLDS):
+        own = fold == number
+        fitted = fit(features[~own], counts[~own], teachers, sigma)
+        held_out[own] = fitted.predict(features[own])
+    return held_out
+
+
+def judged(
+    fit: Fit,
+    remaining: Callable[[FittedShares], Floats],
+    features: Floats,
+    counts: Ints,
+    teachers: int,
+    sigma: float,
+) -> FittedShares:
+    """Return the fit of all rows, with what fits without each row's fold predict of it.
+
+    `remaining`: the variance [N] that the noise leaves in its shares. Its errors are that and what
+    held-out rows are missed by. Raises ValueError on shapes that do not fit.
+    """
+    noisy = noisy_shares(features, counts, teachers)
+    held_out = by_folds(fit, features, counts, teachers, sigma)
+    fitted = fit(features, counts, teachers, sigma)
+    squared = remaining(fitted)
+    error = float(((held_out - noisy) ** 2).mean()) - (sigma / teachers) ** 2
+    missed = max(0.0, error - float(squared.mean()))
+    return replace(fitted, held_out=held_out, errors=np.sqrt(squared + missed))
+
+
+def better(
+    linked: FittedShares, ridge: FittedShares, of_ridge: Floats, noisy: Floats, noise: float
+) -> tuple[FittedShares, str]:
+    """Return the better of a regression with a link and one without, and a sentence that says why.
+
+    Both predict rows that they were not fitted on, `of_ridge` [N, m] what ridge does; the mean
+    squared error of that, less the known variance of the noise, is an unbiased estimate of the
+    error against the true shares.
+    """
+    with_link, without = (
+        float(((held_out - noisy) ** 2).mean()) - noise for held_out in (linked.held_out, of_ridge)
+    )
+    chosen = linked if with_link <= without else ridge
+    why = (
+        f"On rows that were held out, shares are missed by a mean square of {with_link:.5f} "
+        f"with a {linked.link} link and {without:.5f} without, noise taken off: "
+        f"{'the first' if chosen is linked else 'the second'} is used."
+    )
+    return chosen, why

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import softmax
 
-from .shares import FittedShares, fit_shares, noisy_shares
-from .tanh_shares import by_folds
+from .shares import FittedShares, better, fit_shares, judged, noisy_shares
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -35,46 +34,22 @@ def fit_softmax(features: Floats, counts: Ints, teachers: int, sigma: float) -> 
     out are missed by. `held_out`: of each row as fits without its fold predict it. Raises
     ValueError on shapes that do not fit.
     """
-    noisy = noisy_shares(features, counts, teachers)
-    held_out = by_folds(_fit_once, features, counts, teachers, sigma)
-    fitted = _fit_once(features, counts, teachers, sigma)
     noise = (sigma / teachers) ** 2
-    squared = noise * _noise_left(features, fitted)
-    held_out_error = float(((held_out - noisy) ** 2).mean())
-    missed = max(0.0, held_out_error - noise - float(squared.mean()))
-    return FittedShares(
-        shares=fitted.shares,
-        held_out=held_out,
-        weights=fitted.weights,
-        biases=fitted.biases,
-        penalty=fitted.penalty,
-        errors=np.sqrt(squared + missed),
-        link="softmax",
-    )
+
+    def remaining(fitted: FittedShares) -> Floats:
+        return noise * _noise_left(features, fitted)
+
+    return judged(_fit_once, remaining, features, counts, teachers, sigma)
 
 
 def fit_many_classes(
     features: Floats, counts: Ints, teachers: int, sigma: float
 ) -> tuple[FittedShares, str]:
-    """Return the better of ridge and softmax on counts [N, m], and a sentence that says why.
-
-    Both predict rows that they were not fitted on; the mean squared error of that, less the known
-    variance of the noise, is an unbiased estimate of the error against the true shares.
-    """
-    noise = (sigma / teachers) ** 2
+    """Return the better of ridge and softmax on counts [N, m], and a sentence that says why."""
     noisy = noisy_shares(features, counts, teachers)
     ridge = fit_shares(features, counts, teachers, sigma)
     curved = fit_softmax(features, counts, teachers, sigma)
-    of_ridge, of_softmax = (
-        float(((each.held_out - noisy) ** 2).mean()) - noise for each in (ridge, curved)
-    )
-    better = curved if of_softmax <= of_ridge else ridge
-    why = (
-        f"On rows that were held out, shares are missed by a mean square of {of_softmax:.5f} "
-        f"with a softmax link and {of_ridge:.5f} without, noise taken off: "
-        f"{'the first' if better is curved else 'the second'} is used."
-    )
-    return better, why
+    return better(curved, ridge, ridge.held_out, noisy, (sigma / teachers) ** 2)
 
 
 def _fit_once(features: Floats, counts: Ints, teachers: int, sigma: float) -> FittedShares:

@@ -1,9 +1,10 @@
 """Ensembles on disk: safetensors files and one `manifest.json` with their digests.
 
 A directory holds `manifest.json`, optionally `features.safetensors` (the public feature map) and
-`teachers-00000.safetensors`, … (the parameters of consecutive teachers, stacked along axis 0). The
-manifest names every file with its SHA-256, so its own digest identifies the whole ensemble. Nothing
-is pickled, and nothing of the training data is stored.
+`teachers-00000.safetensors`, … (the parameters of consecutive teachers, stacked along axis 0).
+Teachers that were trained elsewhere are `teachers-00000.onnx`, …, one in each file. The manifest
+names every file with its SHA-256, so its own digest identifies the whole ensemble. Nothing is
+pickled, and nothing of the training data is stored.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load as parse_safetensors
 from safetensors.torch import save as render_safetensors
 
+from terrine_protocol.base import absent
+from terrine_protocol.images import ImageFormat
 from terrine_protocol.tables import PublicSource, Record, Sha256, TableSchema
 
 from .data import InputSpec
@@ -29,21 +32,32 @@ from .data import InputSpec
 FORMAT: Literal["terrine-ensemble-1"] = "terrine-ensemble-1"
 MANIFEST = "manifest.json"
 FEATURES = "features.safetensors"
+BACKBONE = "backbone.onnx"
 MANIFEST_LIMIT = 16 * 2**20
 """Bytes. A larger manifest is refused unread."""
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9_-]{0,62}[a-z0-9])?$")]
-FileName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*\.safetensors$", max_length=100)]
+FileName = Annotated[
+    str, Field(pattern=r"^[a-z0-9][a-z0-9-]*\.(safetensors|onnx)$", max_length=100)
+]
 
 
 class StoreError(Exception):
     """An ensemble's files are missing, malformed or altered; the message names the file."""
 
 
+class PublicModel(Record):
+    """A model that its owner declared public: nobody's private records trained it."""
+
+    name: str
+    sha256: Sha256
+    width: Annotated[int, Field(ge=1, description="Numbers in each embedding.")]
+
+
 class FeatureSpec(Record):
     """A public feature map. `fitted_on` is null for a data-independent one."""
 
-    base: Literal["oriented_gradients", "identity", "bins"]
+    base: Literal["oriented_gradients", "identity", "bins", "backbone"]
     projection: Literal["graph", "pca", "nystrom", "random", "scaled", "whitened", "none"]
     components: Annotated[int, Field(ge=1, description="Numbers from the projection.")]
     coordinates: Annotated[int, Field(ge=0, description="Numbers from the graph.")] = 0
@@ -54,9 +68,12 @@ class FeatureSpec(Record):
     ranks: Annotated[int, Field(ge=0, description="Of bins: ranks among public rows.")] = 0
     seed: Annotated[int, Field(ge=0, description="Of the random projection.")] = 0
     fitted_on: PublicSource | None = None
+    backbone: PublicModel | None = None
 
     @model_validator(mode="after")
     def _is_coherent(self) -> Self:
+        if (self.base == "backbone") != (self.backbone is not None):
+            raise ValueError("backbone, and no other base, names a public model")
         fitted = self.projection not in ("random", "none")
         if fitted != (self.fitted_on is not None):
             raise ValueError("random and none, and no other projection, are fitted on nothing")
@@ -77,7 +94,7 @@ class FeatureSpec(Record):
 
 
 class Partition(Record):
-    """How records were dealt to teachers (see `teachers.deal`)."""
+    """How records were dealt to teachers (see `shards.deal`)."""
 
     recipe: Literal["rows", "groups"]
     seed: Annotated[int, Field(ge=0)]
@@ -86,17 +103,34 @@ class Partition(Record):
     largest: Annotated[int, Field(ge=1, description="Rows or groups in the largest shard.")]
 
 
-class Architecture(Record):
-    """What one teacher is: `ridge` on features, or a network or forest on the inputs themselves."""
+class Foreign(Record):
+    """Teachers that were trained elsewhere: what their owner says, and how their files are read."""
 
-    name: Literal["ridge", "mlp", "cnn", "forest"]
+    disjoint_by: Annotated[str, Field(min_length=1, max_length=500)]
+    """How nobody's records trained two of them, in the owner's words."""
+    output: str | None = None
+    """Name of the output that is used; null for the only one."""
+    opsets: dict[str, Annotated[int, Field(ge=1)]]
+    """The newest opset among them, of each domain of operators."""
+    salt: Sha256
+    """Random: their own files have none, and students see the manifest's digest (see
+    `save_tensors`)."""
+
+
+class Architecture(Record):
+    """What one teacher is: `ridge` on features, or a network or forest on the inputs themselves.
+
+    `onnx` is whatever was trained elsewhere.
+    """
+
+    name: Literal["ridge", "mlp", "cnn", "forest", "onnx"]
     hidden: tuple[Annotated[int, Field(ge=1)], ...] = ()
 
 
 class TeacherTraining(Record):
-    """Settings under which every teacher was trained."""
+    """Settings under which every teacher was trained; none are known of those trained elsewhere."""
 
-    seed: Annotated[int, Field(ge=0)]
+    seed: Annotated[int, Field(ge=0)] | None = None
     copies: Annotated[int, Field(ge=0)] | None = None
     """Heads: distorted copies in addition to each original."""
     turning: Annotated[float, Field(ge=0, le=180)] | None = None
@@ -123,29 +157,40 @@ class EnsemblePlan(Record):
 
     format: Literal["terrine-ensemble-1"] = FORMAT
     name: Name
-    kind: Literal["heads", "networks", "forest"]
+    kind: Literal["heads", "networks", "forest", "onnx"]
     architecture: Architecture
     features: FeatureSpec | None
     input: InputSpec
     encoding: TableSchema | None = None
+    image: Annotated[ImageFormat | None, Field(exclude_if=absent)] = None
     classes: Annotated[tuple[str, ...], Field(min_length=2, max_length=10_000)]
     teachers: Annotated[int, Field(ge=1, le=1_000_000)]
     records: Annotated[int, Field(ge=1, description="Training records in all shards together.")]
-    partition: Partition
+    partition: Partition | None
     training: TeacherTraining
+    foreign: Foreign | None = None
     versions: dict[str, str]
 
     @model_validator(mode="after")
     def _kind_is_coherent(self) -> Self:
         if (self.kind == "heads") != (self.features is not None):
-            raise ValueError("heads have a feature map; networks and forests have none")
-        of = {"ridge": "heads", "forest": "forest"}.get(self.architecture.name, "networks")
+            raise ValueError("heads, and no other teachers, have a feature map")
+        if self.image is not None and self.image.shape != self.input.shape:
+            raise ValueError("pictures are converted to another shape than that of inputs")
+        name = self.architecture.name
+        of = {"ridge": "heads", "forest": "forest", "onnx": "onnx"}.get(name, "networks")
         if self.kind != of:
-            raise ValueError(f"{self.architecture.name} is not an architecture of kind {self.kind}")
+            raise ValueError(f"{name} is not an architecture of kind {self.kind}")
         if (self.kind == "forest") != (self.training.trees is not None):
             raise ValueError("forests, and no other teachers, have trees")
         if self.kind == "forest" and len(self.input.shape) != 1:
             raise ValueError("forests are for the rows of a table")
+        if (self.kind == "onnx") != (self.foreign is not None):
+            raise ValueError("onnx, and no other kind, says how its files are read")
+        if self.partition is None and self.kind != "onnx":
+            raise ValueError("only of onnx may it be unknown how records were dealt")
+        if (self.kind == "onnx") != (self.training.seed is None):
+            raise ValueError("onnx, and no other kind, was trained without a known seed")
         return self
 
 
@@ -156,20 +201,27 @@ class Manifest(EnsemblePlan):
 
     @model_validator(mode="after")
     def _files_are_coherent(self) -> Self:
+        suffix = "onnx" if self.kind == "onnx" else "safetensors"
         if not self.teacher_files:
-            raise ValueError("no teachers-*.safetensors among the files")
+            raise ValueError(f"no teachers-*.{suffix} among the files")
+        if self.kind == "onnx" and len(self.teacher_files) != self.teachers:
+            raise ValueError(f"{len(self.teacher_files)} files, expected {self.teachers}")
         if (FEATURES in self.files) != (
             self.features is not None and self.features.projection != "none"
         ):
             raise ValueError(
                 f"{FEATURES} belongs to a feature map with a projection, and only to that"
             )
+        backbone = self.features.backbone if self.features is not None else None
+        if self.files.get(BACKBONE) != (backbone.sha256 if backbone is not None else None):
+            raise ValueError(f"{BACKBONE} belongs to a feature map with that backbone")
         return self
 
     @property
     def teacher_files(self) -> list[str]:
         """Names of the files that hold teachers, in the order of the teachers."""
-        return sorted(f for f in self.files if re.fullmatch(r"teachers-\d{5}\.safetensors", f))
+        suffix = "onnx" if self.kind == "onnx" else "safetensors"
+        return sorted(f for f in self.files if re.fullmatch(rf"teachers-\d{{5}}\.{suffix}", f))
 
 
 def sha256(data: bytes) -> str:
@@ -201,7 +253,7 @@ def load_manifest(directory: Path) -> Manifest:
 def verify(directory: Path) -> None:
     """Check every file against its digest. Raises StoreError for the first that differs."""
     for name, digest in load_manifest(directory).files.items():
-        _verified_bytes(Path(directory), name, digest)
+        verified_bytes(Path(directory), name, digest)
 
 
 def load_tensors(directory: Path, name: str, digest: str) -> dict[str, torch.Tensor]:
@@ -209,11 +261,27 @@ def load_tensors(directory: Path, name: str, digest: str) -> dict[str, torch.Ten
 
     Raises StoreError when the file is missing, altered or not a safetensors file.
     """
-    data = _verified_bytes(Path(directory), name, digest)
+    data = verified_bytes(Path(directory), name, digest)
     try:
         return parse_safetensors(data)
     except SafetensorError as error:
         raise StoreError(f"{Path(directory) / name} is not a safetensors file: {error}") from None
+
+
+def verified_bytes(directory: Path, name: str, digest: str) -> bytes:
+    """The bytes of one file. Raises StoreError when it is missing or altered."""
+    path = directory / name
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}") from None
+    found = sha256(data)
+    if found != digest:
+        raise StoreError(
+            f"{path} was altered: its SHA-256 is {found}, the manifest says {digest}. "
+            "Restore the file from a backup, or train or import the ensemble again."
+        )
+    return data
 
 
 def save_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> str:
@@ -268,18 +336,3 @@ def _manifest_bytes(directory: Path) -> bytes:
             f"{path} cannot be read ({error.strerror}); expected the directory of an ensemble, "
             "as made by `terrine ensemble train`"
         ) from None
-
-
-def _verified_bytes(directory: Path, name: str, digest: str) -> bytes:
-    path = directory / name
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error.strerror}") from None
-    found = sha256(data)
-    if found != digest:
-        raise StoreError(
-            f"{path} was altered: its SHA-256 is {found}, the manifest says {digest}. "
-            "Restore the file from a backup, or train the ensemble again."
-        )
-    return data

@@ -1,18 +1,20 @@
-"""Tables: encode CSV files and data frames as numbers by a public schema.
+"""Tables: encode CSV, Parquet and Arrow files and data frames as numbers by a public schema.
 
 Categories and ranges are stored in the manifest, and students need them to encode their own rows.
 So they come from a schema that the owner wrote, or from a table that the owner declared public, and
 never from private rows. A private value that is not in the schema is encoded as "other"; a number
 outside the range is clipped to it.
 
-Encoding needs NumPy and pydantic alone, so that it is part of the light client.
+Encoding needs NumPy and pydantic alone, and pyarrow for Parquet and Arrow, so that it is part of
+the light client.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,12 +24,15 @@ from pydantic import ValidationError
 
 from terrine_protocol.tables import Column, TableSchema
 
-from .csv_files import Note, Sheet, number, read_sheet, silent
+from . import arrow_files, columns, csv_files
+from .columns import MISSING, Texts
+from .csv_files import Encoding, Note, read_sheet, silent
 from .data import DataError, Dataset, InputSpec, number_groups
 
-MISSING = ("", "?", "NA", "NaN")
 NOT_THERE = ("None", "nan", "NaN", "NaT", "<NA>")
 """How data frames print a missing value."""
+FEW = 10
+"""So many values, none of them known, are no accident where columns are told by their order."""
 
 
 class Frame(Protocol):
@@ -36,42 +41,64 @@ class Frame(Protocol):
     def __getitem__(self, name: str, /) -> Any: ...
 
 
-def load_csv(path: Path, schema: TableSchema, note: Note = silent) -> Dataset:
-    """Load the records of a labelled CSV file, plain or gzip, encoded by `schema`.
+def is_table(path: Path) -> bool:
+    """Whether a file's name says that it is a table, readable or not."""
+    known = csv_files.TEXT_SUFFIXES | csv_files.FOREIGN_SUFFIXES.keys() | arrow_files.SUFFIXES
+    return not known.isdisjoint(suffix.lower() for suffix in Path(path).suffixes)
 
-    The file has either a header that names the columns of the schema (those that are ignored may
-    be absent), or no header and exactly those columns in order. Raises DataError, which names line
-    and column.
+
+def check_table(path: Path, encoding: Encoding = "utf-8") -> None:
+    """Refuse a file that is no table, before anything else is asked for. Raises DataError."""
+    if arrow_files.is_arrow(path):
+        arrow_files.check(path)
+    else:
+        csv_files.read_text(path, encoding=encoding)
+
+
+def load_table(
+    path: Path, schema: TableSchema, note: Note = silent, encoding: Encoding = "utf-8"
+) -> Dataset:
+    """Load the records of a labelled CSV, Parquet or Arrow file, encoded by `schema`.
+
+    A CSV file may be packed with gzip. The file has either a header that names the columns of the
+    schema (those that are ignored may be absent), or no header and exactly those columns in order.
+    `encoding` is that of text that is not UTF-8. Raises DataError, which names line and column.
     """
+    path = Path(path)
     label = next(column for column in schema.columns if column.role == "label")
     group = next((column.name for column in schema.columns if column.role == "group"), None)
     needed = [*schema.features, label.name, *([group] if group else [])]
-    sheet, rows = _read(Path(path), schema, needed, note)
-    groups = None if group is None else number_groups(rows.column(group))
+    inputs, labels, people = [], list[int](), list[str]()
+    for part in _noted(_read(path, schema, needed, note, encoding), schema, str(path), note):
+        inputs.append(_encode(part, schema))
+        labels += _class_indices(part, label)
+        people += part.columns[group] if group else []
     return Dataset(
-        _encode(rows, schema),
-        np.array(_class_indices(rows, label)),
+        np.concatenate(inputs),
+        np.array(labels),
         label.values or (),
-        InputSpec(shape=(encoded_width(schema),), dtype="float32", low=0, high=1),
-        groups=groups,
+        encoded_input(schema),
+        groups=None if group is None else number_groups(people),
         group_column=group,
         encoding=schema,
-        name=str(sheet.path),
-        sha256=sheet.sha256,
+        name=str(path),
+        sha256=arrow_files.sha256(path),
     )
 
 
-def encode_csv(path: Path, schema: TableSchema, note: Note = silent) -> NDArray[np.float32]:
-    """Encode a CSV file as inputs [N, width], as students send them.
+def encode_table(
+    path: Path, schema: TableSchema, note: Note = silent, encoding: Encoding = "utf-8"
+) -> NDArray[np.float32]:
+    """Encode a CSV, Parquet or Arrow file as inputs [N, width], as students send them.
 
     It needs the columns that are features, in a header, or without one all columns of the schema,
     or just its features, in order. Raises DataError.
     """
-    _, rows = _read(Path(path), schema, schema.features, note)
-    return _encode(rows, schema)
+    parts = _read(Path(path), schema, schema.features, note, encoding)
+    return np.concatenate([_encode(p, schema) for p in _noted(parts, schema, str(path), note)])
 
 
-def encode_frame(frame: Frame, schema: TableSchema) -> NDArray[np.float32]:
+def encode_frame(frame: Frame, schema: TableSchema, note: Note = silent) -> NDArray[np.float32]:
     """Encode a data frame as inputs [N, width], as students send them.
 
     It needs the columns that are features, by name. Of pandas, Polars, Arrow, or a dictionary of
@@ -79,28 +106,27 @@ def encode_frame(frame: Frame, schema: TableSchema) -> NDArray[np.float32]:
     """
     described = {column.name: column for column in schema.columns}
     _check_names(_names(frame), schema.features, "The data frame")
-    columns = [
-        [_text(value, described[name]) for value in np.asarray(frame[name], dtype=object).tolist()]
+    texts = {
+        name: [_text(value, described[name]) for value in _values(frame[name])]
         for name in schema.features
-    ]
-    if len({len(column) for column in columns}) > 1:
+    }
+    if len({len(column) for column in texts.values()}) > 1:
         raise DataError("The columns of the data frame are not equally long.")
-    if not columns[0]:
+    if not next(iter(texts.values())):
         raise DataError("The data frame holds no rows.")
-    places = {name: i for i, name in enumerate(schema.features)}
-    return _encode(_Rows(list(zip(*columns, strict=True)), places, "row {}".format), schema)
+    part = _Part(texts, "row {}".format, named=True)
+    (part,) = _noted(iter([part]), schema, "The data frame", note)
+    return _encode(part, schema)
+
+
+def encoded_input(schema: TableSchema) -> InputSpec:
+    """What an encoded row looks like."""
+    return InputSpec(shape=(encoded_width(schema),), dtype="float32", low=0, high=1)
 
 
 def encoded_width(schema: TableSchema) -> int:
-    """Numbers per encoded row.
-
-    One per numeric column, two if it says what stands for a missing number; one per category and
-    one for "other".
-    """
-    numeric = [column for column in schema.columns if column.role == "numeric"]
-    categorical = [column.values or () for column in schema.columns if column.role == "categorical"]
-    indicators = sum(column.missing is not None for column in numeric)
-    return len(numeric) + indicators + sum(len(values) + 1 for values in categorical)
+    """Numbers per encoded row: those of each column, see `columns.width`."""
+    return sum(map(columns.width, schema.columns))
 
 
 def read_schema(path: Path) -> TableSchema:
@@ -116,59 +142,55 @@ def read_schema(path: Path) -> TableSchema:
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """Rows as text."""
+class _Part:
+    """Some rows of a table, as text."""
 
-    fields: Sequence[Sequence[str]]
-    places: dict[str, int]
-    """Of the columns by name, in every row."""
+    columns: dict[str, list[str]]
+    """Equally long; those that are needed."""
     where: Callable[[int], str]
     """Names a row in an error."""
+    named: bool
+    """Whether columns were found by name, rather than by their order."""
     delimiter: str | None = None
 
-    def column(self, name: str) -> list[str]:
-        place = self.places[name]
-        return [fields[place] for fields in self.fields]
+    def texts(self, column: Column) -> Texts:
+        values = self.columns[column.name]
+        comma = self.delimiter not in (None, ",") and any("," in value for value in values)
+        hint = partial(_number_hint, self.delimiter, comma)
+        return Texts(values, self.where, comma, hint)
 
 
-def _encode(rows: _Rows, schema: TableSchema) -> NDArray[np.float32]:
-    encoded = np.zeros((len(rows.fields), encoded_width(schema)), dtype=np.float32)
-    at = 0
-    for column in schema.columns:
-        if column.role == "numeric":
-            scaled, missing = _scaled(rows, column)
-            encoded[:, at] = scaled
-            at += 1
-            if column.missing is not None:
-                encoded[:, at] = missing
-                at += 1
-        elif column.role == "categorical":
-            index = {value: k for k, value in enumerate(column.values or ())}
-            for r, value in enumerate(rows.column(column.name)):
-                encoded[r, at + index.get(value, len(index))] = 1
-            at += len(index) + 1
-    return encoded
+def _encode(part: _Part, schema: TableSchema) -> NDArray[np.float32]:
+    features = [column for column in schema.columns if column.name in schema.features]
+    return np.concatenate([columns.encode(each, part.texts(each)) for each in features], axis=1)
 
 
-def _scaled(rows: _Rows, column: Column) -> tuple[list[float], list[bool]]:
-    """Scale the numbers of a column from its range to 0..1; and which are missing."""
-    low, high = column.low or 0.0, column.high or 0.0
-    texts = rows.column(column.name)
-    comma = rows.delimiter not in (None, ",") and any("," in text for text in texts)
-    instead = (low + high) / 2 if column.missing is None else column.missing
-    scaled = []
-    for r, text in enumerate(texts):
-        value = instead if text in MISSING else number(text, decimal_comma=comma)
-        if not math.isfinite(value):
-            raise DataError(
-                f"{rows.where(r)}: column {column.name} holds {text!r}, expected a finite "
-                f"number. {_number_hint(rows.delimiter, text, comma)}".rstrip()
+def _noted(parts: Iterator[_Part], schema: TableSchema, what: str, note: Note) -> Iterator[_Part]:
+    """Pass rows on; say in the end which columns held values that the schema does not list."""
+    strange, known = Counter[str](), Counter[str]()
+    features = [column for column in schema.columns if column.name in schema.features]
+    for part in parts:
+        for column in features:
+            found = columns.unknown(column, part.texts(column))
+            given = sum(text not in MISSING for text in part.columns[column.name])
+            strange[column.name] += found
+            known[column.name] += given - found
+            if found >= FEW and not known[column.name] and not part.named:
+                raise DataError(
+                    f"{what} has no header, and none of the {found:,} values of column "
+                    f"{column.name} is in the schema. Are the columns in its order? Add a header "
+                    "that names them."
+                )
+        yield part
+    for name, count in strange.items():
+        if count:
+            note(
+                f"{what}: column {name}: {count:,} of {count + known[name]:,} values are not in "
+                "the schema; they count as other."
             )
-        scaled.append(min(max((value - low) / (high - low), 0.0), 1.0))
-    return scaled, [text in MISSING for text in texts]
 
 
-def _number_hint(delimiter: str | None, text: str, comma: bool) -> str:
+def _number_hint(delimiter: str | None, comma: bool, text: str) -> str:
     if delimiter is None:
         return ""
     if comma and "." in text:
@@ -178,14 +200,14 @@ def _number_hint(delimiter: str | None, text: str, comma: bool) -> str:
     return "If this line is a header, it must name every column that is needed."
 
 
-def _class_indices(rows: _Rows, label: Column) -> list[int]:
+def _class_indices(part: _Part, label: Column) -> list[int]:
     index = {value: k for k, value in enumerate(label.values or ())}
     found = []
-    for r, text in enumerate(rows.column(label.name)):
+    for r, text in enumerate(part.columns[label.name]):
         known = index.get(text, index.get(text.removesuffix(".")))  # a full stop: UCI Adult's test
         if known is None:
             raise DataError(
-                f"{rows.where(r)}: column {label.name} holds {text!r}, expected one of "
+                f"{part.where(r)}: column {label.name} holds {text!r}, expected one of "
                 f"{', '.join(index)}."
             )
         found.append(known)
@@ -193,13 +215,21 @@ def _class_indices(rows: _Rows, label: Column) -> list[int]:
 
 
 def _read(
-    path: Path, schema: TableSchema, needed: Sequence[str], note: Note
-) -> tuple[Sheet, _Rows]:
+    path: Path, schema: TableSchema, needed: Sequence[str], note: Note, encoding: Encoding
+) -> Iterator[_Part]:
     """Read all rows; find the needed columns by the header, or by their order."""
+    if arrow_files.is_arrow(path):
+        yield from _read_arrow(path, schema, needed)
+        return
     orders = {len(order): order for order in (needed, [c.name for c in schema.columns])}
-    sheet = read_sheet(path, lambda first: len(first) in orders or set(needed) <= set(first), note)
+
+    def fits(first: Sequence[str]) -> bool:
+        return len(first) in orders or set(needed) <= set(first)
+
+    sheet = read_sheet(path, fits, note, encoding)
     rows = list(sheet.rows)
-    if rows and _is_header(rows[0][1], schema):
+    named = bool(rows) and _is_header(rows[0][1], schema)
+    if named:
         names: Sequence[str] = rows.pop(0)[1]
         _check_names(names, needed, str(path))
     else:
@@ -212,19 +242,41 @@ def _read(
                 f"{path} line {line}: found {len(fields)} fields, expected {len(names)}: "
                 f"{', '.join(names)}."
             )
+    if not named:
+        note(
+            f"{path} has no header; its columns are taken to be {', '.join(names)}, in this order."
+        )
     places = {name: i for i, name in enumerate(names)}
     lines = [line for line, _ in rows]
-    return sheet, _Rows(
-        [fields for _, fields in rows],
-        places,
+    yield _Part(
+        {name: [fields[places[name]] for _, fields in rows] for name in needed},
         lambda r: f"{path} line {lines[r]}",
+        named,
         sheet.delimiter,
     )
 
 
+def _read_arrow(path: Path, schema: TableSchema, needed: Sequence[str]) -> Iterator[_Part]:
+    _check_names(arrow_files.check(path), needed, str(path))
+    described, start = {column.name: column for column in schema.columns}, 0
+    for batch in arrow_files.read_batches(path, needed):
+        texts = {name: [_spelled(v, described[name]) for v in batch[name]] for name in needed}
+        yield _Part(texts, partial(_row, path, start), named=True)
+        start += len(batch[needed[0]])
+    if not start:
+        raise DataError(f"{path} holds no records.")
+
+
+def _row(path: Path, start: int, row: int) -> str:
+    return f"{path} row {start + row + 1}"
+
+
 def _is_header(first: Sequence[str], schema: TableSchema) -> bool:
-    """Whether a first row names more than half of the features."""
-    return 2 * len(set(first) & set(schema.features)) > len(schema.features)
+    """Whether a first row names more than half of the features, or any column but by a value."""
+    values = {value for column in schema.columns for value in column.values or ()}
+    names = {column.name for column in schema.columns}
+    many = 2 * len(set(first) & set(schema.features)) > len(schema.features)
+    return many or bool(set(first) & names - values)
 
 
 def _check_names(names: Sequence[str], needed: Iterable[str], what: str) -> None:
@@ -249,12 +301,29 @@ def _names(frame: Frame) -> list[str]:
     )
 
 
+def _values(column: Any) -> list[object]:
+    array = np.asarray(column)
+    if array.dtype.kind == "M":  # as an object it would become a number of nanoseconds
+        return list(np.datetime_as_string(array).tolist())
+    return list(np.asarray(column, dtype=object).tolist())
+
+
 def _text(value: object, column: Column) -> str:
     """A value as it is written in a CSV file, and in the schema: 1.0 and True as 1 and true."""
     text = str(value).strip()
+    if text == "NaT" or (text in NOT_THERE and not isinstance(value, str)):
+        return ""
     if isinstance(value, str):
         return text
-    if text in NOT_THERE:
-        return ""
-    ways = (text, text.removesuffix(".0"), f"{text}.0", text.lower(), text.upper())
+    return _spelled(text, column)
+
+
+def _spelled(text: str, column: Column) -> str:
+    """A number or boolean as the schema has it, among its values: 1.0 as 1, true as True."""
+    ways = (text, text.removesuffix(".0"), f"{text}.0", *_cases(text))
     return next((way for way in ways if way in (column.values or ())), text)
+
+
+def _cases(text: str) -> tuple[str, ...]:
+    known = text.lower() in ("true", "false")
+    return (text.lower(), text.capitalize(), text.upper()) if known else ()

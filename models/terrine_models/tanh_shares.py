@@ -8,22 +8,19 @@ better that it was not fitted on is used.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .shares import FittedShares, fit_shares, noisy_shares
+from .shares import FittedShares, better, by_folds, fit_shares, judged, noisy_shares
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Fit = Callable[[Floats, Ints, int, float], FittedShares]
 
 SPREAD = 0.05
 """Variance that x·w is expected to have before any count is seen, along the features' usual size.
 The penalty on w is the variance of the noise divided by that of w."""
-FOLDS = 5
 STEPS, ENOUGH = 25, 1e-6
 """Newton steps at most, and the relative gain at which they end."""
 LABEL_NOISE = 0.35
@@ -42,59 +39,18 @@ def fit_tanh(features: Floats, counts: Ints, teachers: int, sigma: float) -> Fit
     """
     if counts.ndim != 2 or counts.shape[1] != 2:
         raise ValueError(f"a tanh link is for two classes; counts have shape {counts.shape}")
-    noisy = noisy_shares(features, counts, teachers)
-    held_out = by_folds(_fit_once, features, counts, teachers, sigma)
-    fitted = _fit_once(features, counts, teachers, sigma)
-    noise = (sigma / teachers) ** 2
-    missed = max(0.0, float(((held_out - noisy) ** 2).mean()) - noise - _squares(fitted.errors))
-    return FittedShares(
-        shares=fitted.shares,
-        held_out=held_out,
-        weights=fitted.weights,
-        biases=fitted.biases,
-        penalty=fitted.penalty,
-        errors=np.sqrt(fitted.errors**2 + missed),
-        link="tanh",
-    )
+    return judged(_fit_once, lambda fitted: fitted.errors**2, features, counts, teachers, sigma)
 
 
 def fit_two_classes(
     features: Floats, counts: Ints, teachers: int, sigma: float
 ) -> tuple[FittedShares, str]:
-    """Return the better of ridge and tanh on counts [N, 2], and a sentence that says why.
-
-    Both predict folds that they were not fitted on; the mean squared error of that, less the known
-    variance of the noise, is an unbiased estimate of the error against the true shares.
-    """
-    noise = (sigma / teachers) ** 2
+    """Return the better of ridge and tanh on counts [N, 2], and a sentence that says why."""
     noisy = noisy_shares(features, counts, teachers)
     tanh = fit_tanh(features, counts, teachers, sigma)
     ridge = fit_shares(features, counts, teachers, sigma)
     folds = by_folds(fit_shares, features, counts, teachers, sigma)
-    error_of_ridge, error_of_tanh = (
-        float(((held_out - noisy) ** 2).mean()) - noise for held_out in (folds, tanh.held_out)
-    )
-    better = tanh if error_of_tanh <= error_of_ridge else ridge
-    why = (
-        f"On rows that were held out, shares are missed by a mean square of {error_of_tanh:.5f} "
-        f"with a tanh link and {error_of_ridge:.5f} without, noise taken off: "
-        f"{'the first' if better is tanh else 'the second'} is used."
-    )
-    return better, why
-
-
-def by_folds(fit: Fit, features: Floats, counts: Ints, teachers: int, sigma: float) -> Floats:
-    """Return shares [N, m] of each row as predicted by a fit without its fold."""
-    held_out = np.empty(counts.shape)
-    if len(counts) < 2 * FOLDS:  # there is nothing to judge by: the mean
-        held_out[:] = counts.mean(axis=0) / teachers
-        return held_out
-    fold = np.random.default_rng(0).permutation(len(counts)) % FOLDS
-    for number in range(FOLDS):
-        own = fold == number
-        fitted = fit(features[~own], counts[~own], teachers, sigma)
-        held_out[own] = fitted.predict(features[own])
-    return held_out
+    return better(tanh, ridge, folds, noisy, (sigma / teachers) ** 2)
 
 
 def matched_bias(scores: Floats, prior: float, error: float) -> float | None:
@@ -158,7 +114,3 @@ def _fit_once(features: Floats, counts: Ints, teachers: int, sigma: float) -> Fi
         errors=errors,
         link="tanh",
     )
-
-
-def _squares(errors: Floats) -> float:
-    return float((errors**2).mean())

@@ -21,13 +21,14 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from .data import DataError, Dataset
+from .data import Dataset
 from .features import FeatureMap, PublicData
 from .forests import Forests
 from .heads import Heads
 from .networks import Networks
-from .shards import Shards, TrainingError, deal
+from .shards import Shards, TrainingError, check_encoding, deal
 from .store import (
+    BACKBONE,
     FEATURES,
     EnsemblePlan,
     Manifest,
@@ -35,6 +36,7 @@ from .store import (
     save_manifest,
     save_tensors,
     sync_directory,
+    verified_bytes,
     versions,
     write_atomically,
 )
@@ -70,12 +72,7 @@ def train_ensemble(
     how, out = how or Heads(), Path(out)
     if out.exists():
         raise TrainingError(f"{out} exists already. Remove it or choose another directory.")
-    if data.encoding and data.encoding.fitted_on and data.encoding.fitted_on.sha256 == data.sha256:
-        raise DataError(
-            f"The schema of {data.name} was fitted on the private data itself. Its categories and "
-            "ranges become public: take them from a table that is public or invented, or write "
-            "them by hand."
-        )
+    check_encoding(data)
     if public is not None:
         public.check_disjoint(data)
     rows, partition = deal(data, teachers, seed)
@@ -89,6 +86,7 @@ def train_ensemble(
         features=known,
         input=data.spec,
         encoding=data.encoding,
+        image=data.image,
         classes=data.classes,
         teachers=teachers,
         records=len(data),
@@ -98,9 +96,13 @@ def train_ensemble(
     )
     work = out.with_name(f"{out.name}.partial")
     files = _begin_or_resume(work, plan, data)
+    if features and features.backbone and BACKBONE not in files:
+        write_atomically(work / BACKBONE, features.backbone.data)
+        files[BACKBONE] = features.backbone.source.sha256
+        _note(work, plan, data, files)
     if features and FEATURES in files:
         tensors = load_tensors(work, FEATURES, files[FEATURES])
-        features = FeatureMap(features.spec, data.spec, tensors)
+        features = FeatureMap(features.spec, data.spec, tensors, features.backbone)
     elif features and features.tensors:
         files[FEATURES] = save_tensors(work / FEATURES, features.tensors)
         _note(work, plan, data, files)
@@ -139,7 +141,7 @@ def _begin_or_resume(work: Path, plan: EnsemblePlan, data: Dataset) -> dict[str,
             f"differ. Use the same settings to continue, or remove {work} to start again."
         )
     for name, digest in files.items():
-        load_tensors(work, name, digest)
+        verified_bytes(work, name, digest)
     return files
 
 

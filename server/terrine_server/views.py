@@ -36,6 +36,7 @@ class _Result(TypedDict):
 
     outcome: Outcome
     label: int | None
+    label_name: NotRequired[str]
     charge: int | None
     replayed: bool
     counts: NotRequired[tuple[int, ...]]
@@ -55,13 +56,17 @@ _ANSWERS = TypeAdapter(_Answers)
 def answers(receipt: ledger.Receipt) -> bytes:
     """Return the response to a batch: a `LabelResponse` as JSON."""
     results: list[_Result] = []
+    names = receipt.project.ensemble.class_names
     for result in receipt.results:
         answer: _Result = {
             "outcome": result.outcome,
             "label": result.label,
+            "label_name": names.get(result.label, ""),
             "charge": result.seq,
             "replayed": result.replayed,
         }
+        if result.label not in names:
+            del answer["label_name"]
         if result.counts is not None:
             answer["counts"] = result.counts
         results.append(answer)
@@ -122,7 +127,9 @@ def ensemble(record: ledger.EnsembleRecord, available: bool) -> EnsembleInfo:
         classes=record.info["classes"],
         teachers=record.info["teachers"],
         matches_prior=record.info.get("matches_prior", False),
+        disjoint_by=record.info.get("disjoint_by"),
         encoding=record.info.get("encoding"),
+        image=record.info.get("image"),
         available=available,
     )
 
@@ -179,9 +186,10 @@ def secret_spend(project: str, record: ledger.SecretAccount) -> SecretSpend:
     return SecretSpend(project=project, **asdict(record))
 
 
-def charge(record: ledger.ChargeRecord) -> Charge:
-    """Return one entry of the ledger."""
-    return Charge.model_validate(record)
+def charge(record: ledger.ChargeRecord, ensemble: ledger.EnsembleRecord) -> Charge:
+    """Return one entry of the ledger of a project on this ensemble."""
+    name = ensemble.class_names.get(record.label)
+    return Charge.model_validate({**vars(record), "label_name": name})
 
 
 def verification(found: ledger.Verification) -> Verification:

@@ -86,8 +86,10 @@ def project(mechanism: dict[str, Any]) -> ProjectRecord:
     )
 
 
+NAMES = [f"class {label}" for label in range(CLASSES)]
 PROJECTS = [project(mechanism) for mechanism in (GNMAX, LNMAX, EPOCHS, CLAIMED)]
 COUNTING = replace(project(COUNTED), events={"answered": GaussianNoisyCounts(400.0).to_json()})
+NAMED = replace(PROJECTS[0], ensemble=replace(PROJECTS[0].ensemble, info=INFO | {"classes": NAMES}))
 standing = partial(
     st.builds,
     replace,
@@ -107,7 +109,7 @@ results = st.builds(
     seq=st.none() | st.integers(1, 2**63 - 1),
     replayed=st.booleans(),
 )
-accounts = standing(st.sampled_from(PROJECTS))
+accounts = standing(st.sampled_from([*PROJECTS, NAMED]))
 counted_results = st.builds(
     replace, results, counts=st.none() | st.lists(st.integers(-(2**40), 2**40)).map(tuple)
 )
@@ -115,9 +117,16 @@ counted_results = st.builds(
 
 @given(st.builds(Receipt, results=st.lists(results), project=accounts))
 def test_answers_are_rendered_like_their_wire_model(receipt: Receipt) -> None:
+    named = receipt.project.ensemble is NAMED.ensemble
     expected = LabelResponse(
         results=[
-            LabelResult(outcome=r.outcome, label=r.label, charge=r.seq, replayed=r.replayed)
+            LabelResult(
+                outcome=r.outcome,
+                label=r.label,
+                label_name=f"class {r.label}" if named and r.label is not None else None,
+                charge=r.seq,
+                replayed=r.replayed,
+            )
             for r in receipt.results
         ],
         budget=views.budget(receipt.project),
@@ -129,6 +138,12 @@ def test_answers_are_rendered_like_their_wire_model(receipt: Receipt) -> None:
 
 NOISY: Any = {"noise_sigma": True, "results": {"__all__": {"counts"}}}
 """What is absent where there are no noisy counts, and not null."""
+
+
+def test_classes_that_are_named_by_their_labels_have_no_other_name() -> None:
+    receipt = Receipt([Result(Outcome.ANSWERED, label=3, seq=1, replayed=False)], PROJECTS[0])
+    assert b"label_name" not in views.answers(receipt)
+    assert b'"label":3,"label_name":"class 3"' in views.answers(replace(receipt, project=NAMED))
 
 
 @given(st.builds(Receipt, results=st.lists(counted_results), project=standing(st.just(COUNTING))))
@@ -186,8 +201,9 @@ def test_attributes_outside_the_wire_model_are_never_sent() -> None:
         event={"name": "gaussian", "sigma": 40.0},
         hash=digest("hash").hex(),
     )
-    sent = views.charge(entry).model_dump_json()
+    sent = views.charge(entry, NAMED.ensemble).model_dump_json()
     assert entry.query_digest in sent
+    assert '"label":3,"label_name":"class 3"' in sent
     for private in (entry.input_digest, "7777777", "8888888"):
         assert private not in sent
 

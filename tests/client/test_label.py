@@ -82,12 +82,7 @@ def test_labels_are_arrays_in_the_order_of_the_inputs(faulty: FaultyServer) -> N
     assert labels.budget.charges == 4
     assert len(labels) == 4
     assert repr(labels) == "<Labels of 4 inputs: 3 answered, 1 abstained>"
-    names = labels.names([f"class {number}" for number in range(10)])
-    assert [name is None for name in names] == [label < 0 for label in labels.labels]
-    named = names[labels.answered].tolist()
-    assert named == [f"class {label}" for label in labels.labels[labels.answered]]
-    with pytest.raises(ValueError, match="none of 1 classes"):
-        labels.names(["only"])
+    assert labels.names.tolist() == [None, "class 1", "class 2", "class 3"]
 
 
 def test_a_large_array_is_sent_in_batches_each_with_its_own_key(faulty: FaultyServer) -> None:

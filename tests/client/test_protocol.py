@@ -45,7 +45,14 @@ BUDGET: dict[str, Any] = {
     "publications": [{"charge": 2, "queries": 1, "figure": 10**9}],
     "affordable": 40,
 }
-RESULT = {"outcome": "reinforced", "label": 3, "charge": 9, "replayed": True, "counts": None}
+RESULT = {
+    "outcome": "reinforced",
+    "label": 3,
+    "label_name": "cat",
+    "charge": 9,
+    "replayed": True,
+    "counts": None,
+}
 COUNTED = RESULT | {"outcome": "answered", "counts": [-7, 3, 0, 41]}
 PRICE = {"cost": 5, "delta": 1}
 LOG_ENTRY = {

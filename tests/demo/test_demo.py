@@ -30,7 +30,6 @@ def start(*arguments: str | Path, cwd: Path) -> subprocess.Popen[str]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TERRINE_")}
     # The demo must not touch what an owner has set for a real server.
     environment["TERRINE_DATABASE_URL"] = f"sqlite:///{cwd / 'precious.sqlite'}"
-    environment["OMP_NUM_THREADS"] = "1"  # two would wait, spinning, for other tests' processors
     return subprocess.Popen(
         [*TERRINE, *map(str, arguments)],
         cwd=cwd,

@@ -28,6 +28,8 @@ from terrine_models.store import (
 )
 from terrine_models.teachers import Heads, Networks, train_ensemble
 
+pytestmark = pytest.mark.usefixtures("two_threads")
+
 
 @pytest.fixture(scope="module")
 def heads(tmp_path_factory: pytest.TempPathFactory, digits: Dataset) -> Path:
@@ -112,6 +114,7 @@ def test_the_fastest_way_is_measured_as_votes_are_computed(
     ensemble.ways = {"slow": slow, "watched": watched}
     assert ensemble.fastest() is watched
     ensemble.votes(digits.inputs[:64])
+    assert torch.get_num_threads() == 2
     assert seen == {("terrine-worker", 1)}
 
 

@@ -13,7 +13,7 @@ from terrine_client import Client
 from terrine_models.data import Dataset
 from terrine_models.ensemble import Ensemble
 from terrine_models.students import Student
-from terrine_models.tables import encode_csv
+from terrine_models.tables import encode_table
 from terrine_server.audit.world import serving
 from terrine_server.settings import Settings
 
@@ -63,7 +63,7 @@ def test_forests_are_trained_registered_served_and_learned_from(
             assert client.project().ensemble.matches_prior
             encoding = Ensemble.load(directory).manifest.encoding
             assert encoding is not None
-            x = encode_csv(Path("public.csv"), encoding)[:50]
+            x = encode_table(Path("public.csv"), encoding)[:50]
             answers = client.label(x)
             votes = Ensemble.load(directory).votes(x)
             clear = votes.max(axis=1) > 28
@@ -75,7 +75,7 @@ def test_forests_are_trained_registered_served_and_learned_from(
     student = Student.load(Path("student"))
     assert student.model.architecture == "forest"
     truth = [line.endswith("y") for line in rows(300, 1).splitlines()[1:]]
-    right = student.predict(encode_csv(Path("public.csv"), encoding)) == np.array(truth)
+    right = student.predict(encode_table(Path("public.csv"), encoding)) == np.array(truth)
     assert right.mean() > 0.8
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -109,7 +111,10 @@ def test_names_that_only_sound_like_identifiers_are_not_taken_for_them(
         ([*range(ROWS - 1), "n/a"], "numbers, except in 1 row"),
         ([f"{i},5" for i in range(ROWS)], "numbers with decimal commas"),
         (["", "?", "NA", "NaN"] * 5, "empty in every row"),
-        ([f"w{i % 1500}" for i in range(3000)], "1,500 different values, more than 1,000"),
+        (
+            [f"w{i % 1500}" for i in range(3000)],
+            "the 100 most common in 7% of the rows",
+        ),
     ],
 )
 def test_what_cannot_be_learned_from_is_ignored_and_it_is_said_why(
@@ -124,14 +129,52 @@ def test_what_cannot_be_learned_from_is_ignored_and_it_is_said_why(
     "form",
     [
         *("2024-03-{:02d}", "2024-03-{:02d} 08:15", "2024-03-{:02d}T08:15:30Z", "{:02d}.03.2024"),
-        *("{:02d}.03.24", "03/{:02d}/2024", "2024/03/{:02d}", "{:d}-Mar-2024", "{:d}. März 2024"),
-        *("Mar {:d}, 2024", "202403{:02d}", "2024-03-{:02d}T08:15:30.123+01:00", "08:{:02d}"),
+        *("03/{:02d}/2024", "2024/03/{:02d}", "202403{:02d}", "2024-03-{:02d}T08:15:30.123+01:00"),
     ],
 )
-def test_dates_are_ignored_in_every_usual_form(tmp_path: Path, form: str) -> None:
+def test_dates_of_one_order_become_numbers(tmp_path: Path, form: str) -> None:
+    for rows in (30, 300):
+        found = guess(tmp_path, "x", [form.format(1 + i % 28) for i in range(rows)])
+        assert found.why.startswith("dates from 2024-03-01 to 2024-03-28: days since the first")
+        column = found.column
+        assert (column.role, column.since, column.high) == ("date", date(2024, 3, 1), 27)
+
+
+@pytest.mark.parametrize(
+    ("form", "doubt"),
+    [
+        ("{:02d}.03.24", True),
+        ("{:d}-Mar-2024", True),
+        ("{:d}. März 2024", True),
+        ("Mar {:d}, 2024", True),
+        ("08:{:02d}", False),
+    ],
+)
+def test_other_dates_and_times_are_ignored(tmp_path: Path, form: str, doubt: bool) -> None:
     for rows in (30, 300):
         found = guess(tmp_path, "x", [form.format(1 + i % 28) for i in range(rows)])
         assert (found.column.role, found.why) == ("ignored", "dates or times")
+        assert ("write them as 2020-01-31" in (found.doubt or "")) == doubt
+
+
+def test_dates_of_two_possible_orders_are_ignored(tmp_path: Path) -> None:
+    found = guess(tmp_path, "x", [f"{1 + i % 9:02d}/{1 + i % 12:02d}/2024" for i in range(99)])
+    assert (found.column.role, found.why) == ("ignored", "dates or times")
+    assert "write them as 2020-01-31" in (found.doubt or "")
+
+
+def test_of_many_categories_the_common_ones_are_kept(tmp_path: Path) -> None:
+    values = [f"w{i % 50 if i % 4 else i}" for i in range(6000)]
+    found = guess(tmp_path, "x", values)
+    assert found.column.role == "categorical"
+    assert len(found.column.values or ()) == 100
+    assert {f"w{i}" for i in range(1, 50, 2)} < set(found.column.values or ())
+    assert re.match(r"the 100 most common of 1,5\d\d categories, in 7\d% of", found.why)
+
+
+def test_true_and_false_are_boolean_however_they_are_written(tmp_path: Path) -> None:
+    for values in (["True", "False", ""], ["TRUE", "false"]):
+        assert guess(tmp_path, "x", values * 9).column.role == "boolean"
 
 
 @pytest.mark.parametrize(
@@ -190,7 +233,7 @@ def test_a_hospital_s_table_is_understood(tmp_path: Path, delimiter: str, decima
     temperature = proposal.schema.columns[4]
     assert (temperature.low, temperature.high) == (36.0, 39.0)
     text = proposal.schema.model_dump_json(exclude_none=True)
-    for private in ("P100", "7000", "Stay", "Müller", "2019", "2020", "11:30"):
+    for private in ("P100", "7000", "Stay", "Müller", "11:30"):
         assert private not in text, "ignored and group columns leave nothing but their names"
 
 
@@ -203,7 +246,7 @@ def test_the_owner_overrules_every_guess(tmp_path: Path) -> None:
     found = {g.column.name: g for g in proposal.guesses}
     assert found["stay_id"].column.role == "group"
     assert found["ward"].column.role == "ignored"
-    assert found["admitted"].column.role == "categorical"
+    assert found["admitted"].column.role == "date"
     assert found["patient_id"].column.role == "ignored", "no feature, whoever is the group"
     assert found["patient_id"].why == "identifies people, as stay_id does"
 

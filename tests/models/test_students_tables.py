@@ -16,7 +16,7 @@ import pytest
 
 from terrine_models.data import DataError
 from terrine_models.roles import propose_schema
-from terrine_models.tables import encode_csv, encode_frame, load_csv
+from terrine_models.tables import encode_frame, encode_table, load_table
 from terrine_protocol.tables import TableSchema
 
 SCHEMA = TableSchema.model_validate(
@@ -58,7 +58,7 @@ def written(path: Path, text: str) -> Path:
     ],
 )
 def test_a_pool_needs_no_label_no_group_and_no_ignored_column(tmp_path: Path, text: str) -> None:
-    assert np.allclose(encode_csv(written(tmp_path / "pool.csv", text), SCHEMA), EXPECTED)
+    assert np.allclose(encode_table(written(tmp_path / "pool.csv", text), SCHEMA), EXPECTED)
 
 
 def of_dict(rows: dict[str, list[Any]]) -> Any:
@@ -76,7 +76,7 @@ def test_pandas_reads_categories_as_numbers_and_they_are_found(tmp_path: Path) -
     path = written(tmp_path / "pool.csv", text)
     frame = pd.read_csv(path)
     assert frame["ward"].dtype == "float64"
-    assert np.array_equal(encode_frame(frame, SCHEMA), encode_csv(path, SCHEMA))
+    assert np.array_equal(encode_frame(frame, SCHEMA), encode_table(path, SCHEMA))
 
 
 @pytest.mark.parametrize(
@@ -98,17 +98,17 @@ def test_a_frame_that_does_not_fit_is_refused(frame: Any, message: str) -> None:
 def test_a_header_that_lacks_a_feature_is_not_taken_for_a_row(tmp_path: Path) -> None:
     path = written(tmp_path / "pool.csv", "age,pulse,smoker,ward_id\n1,50,true,1\n")
     with pytest.raises(DataError, match=r"pool\.csv has no column ward; it has age, pulse"):
-        encode_csv(path, SCHEMA)
+        encode_table(path, SCHEMA)
 
 
 def test_ignored_columns_may_be_absent_from_records_too_but_labels_may_not(tmp_path: Path) -> None:
     text = "patient,age,pulse,ward,smoker,readmitted\na,50,90,1,true,yes\na,,40,2,false,no\n"
-    data = load_csv(written(tmp_path / "private.csv", text), SCHEMA)
+    data = load_table(written(tmp_path / "private.csv", text), SCHEMA)
     assert data.labels.tolist() == [1, 0]
     assert data.groups is not None
     assert data.groups.tolist() == [0, 0]
     with pytest.raises(DataError, match="no column readmitted, patient"):
-        load_csv(written(tmp_path / "pool.csv", "age,pulse,ward,smoker\n1,2,1,true\n"), SCHEMA)
+        load_table(written(tmp_path / "pool.csv", "age,pulse,ward,smoker\n1,2,1,true\n"), SCHEMA)
 
 
 def test_a_column_with_gaps_is_proposed_with_an_indicator(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_column_with_gaps_is_proposed_with_an_indicator(tmp_path: Path) -> Non
     assert "missing in 1 row: an indicator, and the median 20" in age.why
     assert pulse.column.missing is None
     assert "missing" not in json.loads(pulse.column.model_dump_json())
-    ages = encode_csv(path, proposal.schema)[:, :2]
+    ages = encode_table(path, proposal.schema)[:, :2]
     assert ages.tolist() == [
         [0, 0],
         [0.125, 1],

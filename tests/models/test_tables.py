@@ -11,7 +11,7 @@ from terrine_models.data import DataError
 from terrine_models.ensemble import Ensemble
 from terrine_models.features import PublicData
 from terrine_models.roles import propose_schema
-from terrine_models.tables import encode_csv, encoded_width, load_csv, read_schema
+from terrine_models.tables import encode_table, encoded_width, load_table, read_schema
 from terrine_models.teachers import TrainingError, train_ensemble
 from terrine_protocol.tables import TableSchema
 
@@ -51,7 +51,7 @@ def test_categories_and_ranges_come_from_the_public_table(schema: TableSchema) -
 
 def test_private_values_never_enter_the_schema(tmp_path: Path, schema: TableSchema) -> None:
     path = private(tmp_path, "99,spy,x,low\n?,clerk,y,high.\n")
-    data = load_csv(path, schema)
+    data = load_table(path, schema)
     clerk, nurse, other = (1, 0, 0), (0, 1, 0), (0, 0, 1)
     assert nurse not in data.inputs[:, -3:].tolist()
     assert data.inputs[0, -3:].tolist() == list(other)
@@ -66,10 +66,10 @@ def test_private_values_never_enter_the_schema(tmp_path: Path, schema: TableSche
 def test_a_header_may_order_columns_differently_and_add_some(
     tmp_path: Path, schema: TableSchema
 ) -> None:
-    plain = load_csv(private(tmp_path, "30,nurse,a,low\n50,clerk,b,high\n"), schema)
+    plain = load_table(private(tmp_path, "30,nurse,a,low\n50,clerk,b,high\n"), schema)
     path = private(tmp_path, "income,note,person,job,age\nlow,-,a,nurse,30\n\nhigh,-,b,clerk,50\n")
-    assert np.array_equal(load_csv(path, schema).inputs, plain.inputs)
-    assert np.array_equal(load_csv(path, schema).labels, plain.labels)
+    assert np.array_equal(load_table(path, schema).inputs, plain.inputs)
+    assert np.array_equal(load_table(path, schema).labels, plain.labels)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_header_may_order_columns_differently_and_add_some(
 )
 def test_a_bad_line_is_named(tmp_path: Path, schema: TableSchema, text: str, said: str) -> None:
     with pytest.raises(DataError, match=said):
-        load_csv(private(tmp_path, text), schema)
+        load_table(private(tmp_path, text), schema)
 
 
 @pytest.mark.parametrize(
@@ -114,21 +114,21 @@ def test_a_schema_fitted_on_the_private_table_is_refused(tmp_path: Path) -> None
     path = private(tmp_path, PUBLIC)
     by_accident = propose_schema(path, label="income", group="person").schema
     with pytest.raises(DataError, match="fitted on the private data"):
-        train_ensemble(load_csv(path, by_accident), tmp_path / "out", name="t", teachers=2)
+        train_ensemble(load_table(path, by_accident), tmp_path / "out", name="t", teachers=2)
 
 
 @pytest.mark.slow
 def test_adult_trains_by_the_public_table_end_to_end(tmp_path: Path, shared_data: Path) -> None:
     public_csv = shared_data / "adult" / "adult.test.gz"
     schema = propose_schema(public_csv, label="income", columns=ADULT).schema
-    data = load_csv(shared_data / "adult" / "adult.data.gz", schema)
+    data = load_table(shared_data / "adult" / "adult.data.gz", schema)
     assert len(data) == 32561
     assert data.classes == ("<=50K", ">50K")
-    public = PublicData.declare(public_csv.name, encode_csv(public_csv, schema))
+    public = PublicData.declare(public_csv.name, encode_table(public_csv, schema))
     train_ensemble(data, tmp_path / "adult", name="adult", teachers=250, public=public)
     ensemble = Ensemble.load(tmp_path / "adult")
     assert ensemble.manifest.encoding == schema
-    test = load_csv(public_csv, schema)
+    test = load_table(public_csv, schema)
     plurality = (ensemble.votes(test.inputs).argmax(1) == test.labels).mean()
     assert plurality > 0.825, f"plurality of 250 teachers is {plurality:.4f}"
     with pytest.raises(TrainingError, match="exists already"):

@@ -116,6 +116,7 @@ def test_the_same_seed_gives_the_same_teachers_and_another_does_not(
         train_ensemble(data, tmp_path / str(i), name="a", teachers=4, how=how, seed=seed)
         for i, seed in enumerate((11, 11, 12))
     ]
+    assert made[0].partition is not None
     assert made[0].partition.seed == 11
     first = made[0].teacher_files[0]
     one, same, other = (
@@ -143,6 +144,7 @@ def test_networks_learn_tables_too(out: Path, plane: Dataset) -> None:
     train_ensemble(plane, out, name="plane", teachers=5, how=how)
     ensemble = Ensemble.load(out)
     assert ensemble.manifest.architecture.name == "mlp"
+    assert ensemble.manifest.partition is not None
     assert ensemble.manifest.partition.group_column == "person"
     assert (ensemble.votes(plane.inputs).argmax(1) == plane.labels).mean() > 0.95
 

@@ -1,4 +1,4 @@
-"""The distribution as users get it: built from the sdist, installed from the wheel."""
+"""The distribution as users get it: from the sdist, alike everywhere, installed from the wheel."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from releasing import REPOSITORY, build, declared_version, unpack_elsewhere
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGES = ("terrine_client", "terrine_models", "terrine_protocol", "terrine_server")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -37,14 +37,29 @@ def succeed(*command: str | Path, **variables: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from the sdist, not from the checkout."""
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sdist, and the wheel that was built from it, not from the checkout."""
     out = tmp_path_factory.mktemp("dist")
-    succeed(sys.executable, "-m", "build", "--outdir", out, REPOSITORY)
-    (sdist,) = out.glob("terrine-*.tar.gz")
-    assert sdist.stat().st_size > 0
-    (built,) = out.glob("terrine-*.whl")
+    build(REPOSITORY, out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def wheel(dist: Path) -> Path:
+    (built,) = dist.glob("terrine-*.whl")
     return built
+
+
+def test_whoever_builds_gets_the_same_bytes(dist: Path, tmp_path: Path) -> None:
+    first = {file.name: file.read_bytes() for file in dist.iterdir()}
+    (sdist,) = dist.glob("terrine-*.tar.gz")
+    tree = unpack_elsewhere(sdist, tmp_path / "elsewhere")
+    again = build(tree, tmp_path / "dist", TZ="Pacific/Auckland", PYTHONHASHSEED="7", HOME="/")
+    assert len(first) == 2
+    assert {name: len(data) for name, data in first.items()} == {
+        name: len(data) for name, data in again.items()
+    }
+    assert first == again
 
 
 def test_the_wheel_holds_code_types_migrations_and_licence_only(wheel: Path) -> None:
@@ -82,7 +97,7 @@ def test_a_student_installs_neither_torch_nor_a_server(wheel: Path, tmp_path: Pa
 
     succeed(binaries / "python", "-c", "from terrine_client import AsyncClient, Client")
     assert "project" in succeed(binaries / "terrine", "--help")
-    succeed(binaries / "terrine", "--version")
+    assert succeed(binaries / "terrine", "--version").split()[-1] == declared_version()
 
     refused = run(binaries / "terrine", "serve", TERRINE_DATA_DIR=str(tmp_path / "data"))
     assert refused.returncode == 1

@@ -47,28 +47,28 @@ def digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 def test_counts_that_show_nothing_by_themselves_make_a_good_student(
     digits: tuple[NDArray[np.uint8], NDArray[np.int64]], method: Asked
 ) -> None:
-    x, truth = digits
-    counts = votes(truth, sigma=600.0)
+    x, truth = digits[0][:900], digits[1][:900]
+    counts = votes(truth, sigma=400.0, seed=1)
     assert (counts.argmax(axis=1) == truth).mean() < 0.4
-    training = Training(method=method, steps=150)
+    training = Training(method=method, steps=60)
     made = student_from_counts(
-        x, counts, teachers=TEACHERS, sigma=600.0, inputs=DIGITS, classes=NAMES, training=training
+        x, counts, teachers=TEACHERS, sigma=400.0, inputs=DIGITS, classes=NAMES, training=training
     )
     assert (made.student.predict(x) == truth).mean() > 0.85
     assert "rows are clear" in made.choice.why
-    assert made.choice.chosen in ("ridge", "vat", "supervised")
+    assert made.choice.chosen in ("ridge", "vat" if method == "auto" else method)
 
 
 def test_the_regression_is_the_student_where_it_is_asked_for(
     digits: tuple[NDArray[np.uint8], NDArray[np.int64]],
 ) -> None:
-    x, truth = digits
+    x, truth = digits[0][:900], digits[1][:900]
     training = Training(method="ridge")
     made = student_from_counts(
         x,
-        votes(truth, sigma=600.0),
+        votes(truth, sigma=300.0),
         teachers=TEACHERS,
-        sigma=600.0,
+        sigma=300.0,
         inputs=DIGITS,
         classes=NAMES,
         training=training,

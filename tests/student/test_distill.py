@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -261,6 +262,13 @@ def test_the_command_saves_noisy_counts(
     assert counts.shape == (3, 10)
     assert counts.argmax(axis=1).tolist() == labels.tolist()
     assert sigma == 4.0
+    rows = ("student", "label", tmp_path / "few.npy", "--out", tmp_path / "labels.csv")
+    terrine(*rows, "--url", server.url, TERRINE_TOKEN=server.token()).fine  # noqa: B018 - asserts
+    with (tmp_path / "labels.csv").open(newline="") as written:
+        listed = list(csv.DictReader(written))
+    assert [int(row["label"]) for row in listed] == labels.tolist()
+    assert [row["label_name"] for row in listed] == [str(label) for label in labels]
+    assert [int(row["count_9"]) for row in listed] == counts[:, 9].tolist()
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,7 @@ def test_copies_of_one_input_are_ordered_too() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("method", ["supervised", "vat", "fixmatch"])
 def test_a_student_depends_on_its_seed_alone_not_on_others_trained_in_parallel(
     method: Method,

@@ -80,7 +80,8 @@ class FaultyServer:
         if first == 0:
             return {"outcome": "abstained", "charge": seq, "replayed": known}
         counts = {"counts": [-first, first, 7]} if self.counted else {}
-        return {"outcome": "answered", "label": first, "charge": seq, "replayed": known} | counts
+        named = {"label": first, "label_name": f"class {first}"}
+        return {"outcome": "answered", **named, "charge": seq, "replayed": known} | counts
 
     def budget(self) -> Body:
         return {

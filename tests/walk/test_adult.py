@@ -15,7 +15,7 @@ from machine import Machine
 from serving import serving
 from sklearn.linear_model import LogisticRegression
 
-from terrine_models.tables import load_csv, read_schema
+from terrine_models.tables import load_table, read_schema
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "student.md"
 POOL = 13_000
@@ -58,7 +58,10 @@ def test_the_documented_commands_make_a_student_that_beats_plain_baselines(
     report = json.loads((tmp_path / "student" / "report.json").read_text())
     assert report["epsilon_spent"] <= 1
     schema = read_schema(tmp_path / "schema.json")
-    pool, own = load_csv(tmp_path / "census.csv", schema), load_csv(tmp_path / "own.csv", schema)
+    pool, own = (
+        load_table(tmp_path / "census.csv", schema),
+        load_table(tmp_path / "own.csv", schema),
+    )
     majority = np.bincount(own.labels).max() / len(own)
     assert report["accuracy"] > 0.825 > majority
     with np.load(tmp_path / "student" / "answers.npz") as answers:

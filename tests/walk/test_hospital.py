@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import re
 from pathlib import Path
@@ -18,16 +19,17 @@ from serving import serving
 
 from terrine_client import Client
 from terrine_models.students import Student
-from terrine_models.tables import encode_csv, encode_frame
+from terrine_models.tables import encode_frame, encode_table
 
 PATIENTS, RECORDS, POOL = 6000, 9000, 3000
 
 
 @pytest.fixture
 def export(tmp_path: Path) -> Path:
-    """Private records in the format of a German spreadsheet: semicolons and decimal commas."""
+    """Private records of a German spreadsheet: semicolons, decimal commas, Windows-1252."""
     path = tmp_path / "export.csv"
-    path.write_text(stays(RECORDS, PATIENTS, seed=1, delimiter=";", decimal=","))
+    text = stays(RECORDS, PATIENTS, seed=1, delimiter=";", decimal=",")
+    path.write_bytes(text.encode("windows-1252"))
     return path
 
 
@@ -36,11 +38,6 @@ def published(tmp_path: Path) -> Path:
     """Public stays with labels, from which the schema is taken."""
     path = tmp_path / "published.csv"
     path.write_text(stays(1500, 1200, seed=2))
-    return path
-
-
-def written(path: Path, rows: pd.DataFrame) -> Path:
-    rows.to_csv(path, index=False, quoting=csv.QUOTE_MINIMAL)
     return path
 
 
@@ -58,12 +55,13 @@ def test_owner_student_and_auditor(
     terrine("init").fine  # noqa: B018 - asserts
     said = terrine("ensemble", "schema", published, "--label", "readmitted").fine
     assert re.search(r"patient_id\s*│ group", said)
-    assert re.search(r"admitted\s*│ ignored\s*│ dates or times", said)
+    assert re.search(r"admitted\s*│ date\s*│ dates from 2019", said)
     assert "an indicator, and the median" in said
     trained = terrine(
         *("ensemble", "train", export, "--name", "stays", "--teachers", 400),
-        *("--public", published, "--schema", "schema.json"),
+        *("--public", published, "--schema", "schema.json", "--encoding", "windows-1252"),
     ).fine
+    assert "export.csv is not UTF-8 (line 3); it is read as windows-1252." in trained
     assert "separated by semicolons" in trained
     assert "15 people each" in trained
     assert "400 (heads" in terrine("ensemble", "show", "stays").fine
@@ -85,36 +83,48 @@ def test_owner_student_and_auditor(
     assert machine.wrong() == []
     # ----------------------------------------------------------------------------- the student
     everything = pd.read_csv(published_like(tmp_path, seed=3), dtype=str, keep_default_na=False)
-    pool = written(tmp_path / "pool.csv", everything.drop(columns=["patient_id", "readmitted"]))
+    pool = tmp_path / "pool.parquet"
+    everything.drop(columns=["patient_id", "readmitted"]).to_parquet(pool)
     own = tmp_path / "own.csv"
-    own.write_text(stays(2000, 2000, seed=4))
+    own.write_bytes(stays(2000, 2000, seed=4).encode("latin-1"))
+    held_out = ("--held-out", own, "--encoding", "latin-1")
     with serving(machine) as server:
         with Client(server.url, student) as client:
             schema = client.project().ensemble.encoding
             assert schema is not None
-            x = encode_csv(pool, schema)
+            x = encode_table(pool, schema)
             assert np.array_equal(encode_frame(everything, schema), x)
         dry = terrine(
-            *("student", "train", pool, "--held-out", own, "--dry-run", "--url", server.url),
+            *("student", "train", pool, *held_out, "--dry-run", "--url", server.url),
             TERRINE_TOKEN=student,
         ).fine
         assert f"all {POOL:,} fit the budget" in dry
         assert "ε spent   0 of 2" in dry
         learned = terrine(
-            *("student", "train", pool, "--held-out", own, "--out", "student"),
+            *("student", "train", pool, *held_out, "--out", "student"),
             *("--url", server.url),
             TERRINE_TOKEN=student,
         ).fine
+        assert "own.csv is not UTF-8 (line 3); it is read as latin-1." in learned
         # --------------------------------------------------------------------------- the auditor
         with Client(server.url, auditor) as client:
             distinct = len(np.unique(x, axis=0))
             assert client.verify("readmission").ok
-            assert sum(1 for _ in client.charges("readmission", outcome="answered")) == distinct
+            entries = list(client.charges("readmission", outcome="answered"))
+            assert len(entries) == distinct
+        with Client(server.url, student) as client:
+            asked = client.label(x[:50])
+            paid = {entry.seq: entry.label_name for entry in entries}
+            assert asked.names.tolist() == [("no", "yes")[label] for label in asked.labels]
+            assert asked.names.tolist() == [paid[charge] for charge in asked.charges]
+    exported = terrine("ledger", "export", "readmission", "--format", "csv").fine
+    listed = csv.DictReader(io.StringIO(exported))
+    assert [entry["label_name"] for entry in listed] == [entry.label_name for entry in entries]
     report: dict[str, Any] = json.loads((tmp_path / "student" / "report.json").read_text())
     assert report["outcomes"] == {"answered": POOL}
     assert report["epsilon_spent"] <= 2
     assert f"{report['accuracy']:.2%}" in learned
-    truth = pd.read_csv(own)["readmitted"]
+    truth = pd.read_csv(own, encoding="latin-1")["readmitted"]
     majority = truth.value_counts(normalize=True).max()
     assert report["accuracy"] > majority + 0.02, "better than a constant answer"
     predicted = Student.load(tmp_path / "student").predict(x)

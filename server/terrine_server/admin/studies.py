@@ -67,7 +67,7 @@ def study(
         **_shown(record),
         info=views.project(record, services.available(record.ensemble)),
         history=ledger.history(name),
-        charges=[views.charge(entry) for entry in found[:CHARGES]],
+        charges=[views.charge(entry, record.ensemble) for entry in found[:CHARGES]],
         next=found[CHARGES - 1].seq if len(found) > CHARGES else None,
         before=before,
         filters=filters,
@@ -90,7 +90,7 @@ def charges_csv(
     operations.record_export(services.ledger, record.name, reader.actor)
     entries = services.ledger.stream_charges(record.name, outcome, _start(since), _start(until, 1))
     return StreamingResponse(
-        csv_lines(entries),
+        csv_lines(entries, record.ensemble),
         media_type=f"{CSV}; charset=utf-8",
         headers={"Content-Disposition": f'attachment; filename="{record.name}.csv"'},
     )

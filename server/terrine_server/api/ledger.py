@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -28,7 +29,7 @@ from terrine_server.api.negotiation import preferred
 from terrine_server.api.paging import Limit, NameCursor, NumberCursor
 from terrine_server.api.services import Auditor, ServicesDep
 from terrine_server.api.unchanging import UNCHANGED, unchanging
-from terrine_server.ledger import ChargeRecord
+from terrine_server.ledger import ChargeRecord, EnsembleRecord
 from terrine_server.owner import operations
 
 router = APIRouter(tags=["ledger"])
@@ -46,6 +47,7 @@ COLUMNS = [
     "created_at",
     "outcome",
     "label",
+    "label_name",
     "figure",
     "cost",
     "delta",
@@ -95,12 +97,13 @@ def charges(
         operations.record_export(services.ledger, record.name, holder.actor)
         entries = services.ledger.stream_charges(record.name, paid, since, until)
         return StreamingResponse(
-            csv_lines(entries),
+            csv_lines(entries, record.ensemble),
             media_type="text/csv; charset=utf-8",
             headers={"Content-Disposition": f'attachment; filename="{record.name}.csv"'},
         )
     found = services.ledger.charges(record.name, int(cursor or 0), limit + 1, paid, since, until)
-    page = paging.page(LedgerPage, found, limit, views.charge, lambda last: str(last.seq))
+    view = partial(views.charge, ensemble=record.ensemble)
+    page = paging.page(LedgerPage, found, limit, view, lambda last: str(last.seq))
     return unchanging(request, page) if len(found) > limit else page
 
 
@@ -130,16 +133,19 @@ def verify_log(services: ServicesDep, _: Auditor) -> LogVerification:
     return views.log_verification(services.ledger.verify_log())
 
 
-def csv_lines(entries: Iterable[ChargeRecord]) -> Iterator[str]:
+def csv_lines(entries: Iterable[ChargeRecord], ensemble: EnsembleRecord) -> Iterator[str]:
     """Yield charges as CSV, a thousand at a time."""
-    buffer = io.StringIO()
+    buffer, names = io.StringIO(), ensemble.class_names
+    columns = [column for column in COLUMNS if names or column != "label_name"]
     writer = csv.writer(buffer, lineterminator="\r\n")
-    writer.writerow(COLUMNS)
+    writer.writerow(columns)
     for number, entry in enumerate(entries):
-        writer.writerow(
-            entry.created_at.isoformat() if column == "created_at" else getattr(entry, column)
-            for column in COLUMNS
-        )
+        shown = {
+            **vars(entry),
+            "created_at": entry.created_at.isoformat(),
+            "label_name": names.get(entry.label),
+        }
+        writer.writerow(shown[column] for column in columns)
         if number % 1000 == 999:
             yield buffer.getvalue()
             buffer.seek(0)

@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from terrine_server.bars import teachers_bar
-from terrine_server.cli import tables
+from terrine_server.cli import arrays, preview, tables
 from terrine_server.cli.console import AsJson, console, fail, print_json
 from terrine_server.cli.evaluate import ensemble_directory, evaluate
+from terrine_server.cli.importing import import_, split_
 from terrine_server.cli.tables import split
 from terrine_server.cli.teachers import (
+    BackboneFile,
     Bending,
     Bins,
     Copies,
@@ -32,12 +35,12 @@ from terrine_server.cli.teachers import (
 )
 
 if TYPE_CHECKING:
-    from terrine_models.data import Dataset
-    from terrine_models.features import PublicData
     from terrine_models.store import Manifest
 
 app = typer.Typer(no_args_is_help=True, help="Train, show, verify and register ensembles.")
 app.command()(evaluate)
+app.command("import")(import_)
+app.command("split")(split_)
 
 Named = Annotated[
     str, typer.Argument(metavar="ENSEMBLE", help="Name of an ensemble, or its directory.")
@@ -66,8 +69,9 @@ def train(
         typer.Argument(
             metavar="DATA",
             help="Private training data: a directory of MNIST-style IDX files, an IDX file of "
-            "images, an .npz with x, y and optionally group, or a .csv, .tsv, .txt or .data file "
-            "(optionally .gz).",
+            "images, a folder of PNG and JPEG files with one folder for each class, an .npz with "
+            "x, y and optionally group, or a table: a .csv, .tsv, .txt or .data file (optionally "
+            ".gz), a Parquet or an Arrow file.",
         ),
     ],
     name: Annotated[str, typer.Option(help="Name of the ensemble: a-z, 0-9, '-' and '_'.")],
@@ -83,8 +87,8 @@ def train(
         Path | None,
         typer.Option(
             metavar="PATH",
-            help="Public data: IDX images, .npy or .npz to fit the feature map on, "
-            "or a CSV file to take categories and ranges from.",
+            help="Public data: IDX images, pictures, .npy or .npz to fit the feature map on, "
+            "or a table to take categories and ranges from.",
         ),
     ] = None,
     labels: Annotated[
@@ -94,7 +98,8 @@ def train(
         str | None,
         typer.Option(
             metavar="N|A,B,…",
-            help="Classes of IDX or .npz data: their number or their names. IDX default: 10.",
+            help="Classes of IDX or .npz data: their number or their names. IDX default: 10. Of "
+            "pictures: their folders.",
         ),
     ] = None,
     label: Annotated[
@@ -109,6 +114,9 @@ def train(
             help="Public schema of a CSV file, instead of --public, --label, --group, --columns.",
         ),
     ] = None,
+    encoding: tables.EncodingOption = tables.TextEncoding.UTF_8,
+    image_size: arrays.ImageSize = None,
+    grey: arrays.Grey = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed for the partition and the training.")] = 0,
     copies: Copies = None,
     turning: Turning = None,
@@ -118,6 +126,7 @@ def train(
     ridge: Ridge = None,
     bins: Bins = True,
     match_prior: MatchPrior = True,
+    backbone: BackboneFile = None,
     epochs: Epochs = None,
     trees: Trees = None,
 ) -> None:
@@ -137,7 +146,7 @@ def train(
       terrine ensemble train adult.csv --name income --teachers 250
           --public census-sample.csv --label income --group person
     """
-    from terrine_models.csv_files import is_table
+    from terrine_models.tables import is_table
     from terrine_models.teachers import train_ensemble
 
     if out is None:
@@ -145,18 +154,22 @@ def train(
 
         out = Settings().ensembles_dir / name
     if is_table(data):
-        if labels or classes:
-            fail("--labels and --classes are for images; a table's classes are in its schema.")
-        choice = tables.Choice(public, schema, label, group, split(columns))
-        private, named_public = tables.load(data, choice)
+        if labels or classes or image_size:
+            fail("--labels, --classes and --image-size are for images; a table has a schema.")
+        choice = tables.Choice(public, schema, label, group, split(columns), encoding.value)
+        private, named_public, labelled = tables.load(data, choice)
     else:
         if schema or label or group or columns:
-            fail("--schema, --label, --group and --columns are for CSV files only.")
-        private, named_public = _load_arrays(data, labels, classes, public)
+            fail("--schema, --label, --group and --columns are for tables only.")
+        options = arrays.Arrays(public, labels, classes, image_size, grey)
+        (private, named_public), labelled = arrays.load(data, options), None
     given = Given(
-        copies, turning, bending, features, width, ridge, bins, match_prior, epochs, trees
+        copies, turning, bending, features, width, ridge, bins, match_prior, backbone, epochs, trees
     )
-    how = chosen(kind, given)
+    how = chosen(kind, given, private.spec)
+    seen = preview.show(private, teachers, seed)
+    if labelled is not None and kind is not Kind.NETWORKS:
+        preview.show_agreement(labelled, seen, how, seed)
     with teachers_bar(console, teachers) as on_trained:
         manifest = train_ensemble(
             private,
@@ -272,11 +285,14 @@ def list_ensembles(as_json: AsJson = False) -> None:
 
 @app.command()
 def schema(
-    public: Annotated[Path, typer.Argument(metavar="PUBLIC_CSV", help="A public table.")],
+    public: Annotated[
+        Path, typer.Argument(metavar="PUBLIC", help="A public table: CSV, Parquet or Arrow.")
+    ],
     label: Annotated[str, typer.Option(metavar="COLUMN", help="Column to predict.")],
     out: Annotated[
         Path, typer.Option(metavar="FILE", help="Where to write the schema (JSON).")
     ] = Path("schema.json"),
+    encoding: tables.EncodingOption = tables.TextEncoding.UTF_8,
     group: Group = None,
     ignore: Annotated[
         list[str] | None,
@@ -307,30 +323,10 @@ def schema(
         ignore=ignore or (),
         keep=keep or (),
         note=tables.note,
+        encoding=encoding.value,
     )
-    content = proposal.schema.model_dump_json(indent=2, exclude_none=True)
-    write_atomically(out, content.encode() + b"\n")
+    write_atomically(out, proposal.to_json().encode())
     tables.show(proposal, public, out)
-
-
-def _load_arrays(
-    data: Path, labels: Path | None, classes: str | None, public: Path | None
-) -> tuple[Dataset, PublicData | None]:
-    from terrine_models.data import DIGITS, load_idx, load_inputs, load_npz
-    from terrine_models.features import PublicData
-
-    names = split(classes)
-    if names and len(names) == 1 and names[0].isdigit():
-        names = [str(i) for i in range(int(names[0]))]
-    if data.suffix == ".npz":
-        if labels is not None:
-            fail("--labels is for IDX images; an .npz has its labels in y.")
-        private = load_npz(data, classes=names)
-    else:
-        private = load_idx(data, labels, classes=names or DIGITS)
-    if public is None:
-        return private, None
-    return private, PublicData.declare(public.name, load_inputs(public))
 
 
 def _print(directory: Path, manifest: Manifest) -> None:
@@ -347,16 +343,28 @@ def _print(directory: Path, manifest: Manifest) -> None:
     if features is not None:
         table.add_row("features", f"{features.base}, {features.projection}, {features.width} wide")
         source = features.fitted_on
+        if features.backbone is not None:
+            public_model = features.backbone
+            table.add_row("backbone", f"{escape(public_model.name)}, SHA-256 {public_model.sha256}")
         fitted = f"{source.name} ({source.records} public records)" if source else "no data"
         table.add_row("fitted on", fitted)
     if manifest.training.matched_on is not None:
         table.add_row("matched on", _shortened(manifest.training.matched_on.name))
+    if manifest.image is not None:
+        size = f"{manifest.image.height} × {manifest.image.width}"
+        table.add_row("pictures", f"{size}, {'grey' if manifest.image.grey else 'colour'}")
     if manifest.encoding is not None:
         source = manifest.encoding.fitted_on
         table.add_row("encoding", f"from {source.name}" if source else "from a hand-written schema")
-    unit = "people" if partition.recipe == "groups" else "records"
+    if manifest.foreign is not None:
+        opsets = ", ".join(f"{name} {opset}" for name, opset in manifest.foreign.opsets.items())
+        table.add_row("opsets", f"{opsets}; output {manifest.foreign.output or 'the only one'}")
+        said = f"{manifest.foreign.disjoint_by} (declared by the owner, not checked)"
+        table.add_row("disjoint by", escape(said))
     table.add_row("records", str(manifest.records))
-    table.add_row("shards", f"{partition.smallest} to {partition.largest} {unit} each")
+    if partition is not None:
+        unit = "people" if partition.recipe == "groups" else "records"
+        table.add_row("shards", f"{partition.smallest} to {partition.largest} {unit} each")
     table.add_row("manifest", f"SHA-256 {manifest_digest(directory)}")
     table.add_row("directory", str(directory))
     console.print(table, soft_wrap=True)

@@ -16,6 +16,7 @@ from terrine_server.cli.votes import VotesAre, check_origin
 
 if TYPE_CHECKING:
     from terrine_models.agreement import Agreement
+    from terrine_models.csv_files import Encoding
     from terrine_models.data import Dataset
     from terrine_models.store import Manifest
 
@@ -41,9 +42,10 @@ def evaluate(
         typer.Argument(
             metavar="DATA",
             help="Labelled data that no teacher was trained on: IDX images (labels beside them), "
-            ".npz with x and y, or CSV.",
+            ".npz with x and y, a table, or a folder of pictures for each class.",
         ),
     ],
+    encoding: tables.EncodingOption = tables.TextEncoding.UTF_8,
     trained_on: Annotated[
         VotesAre | None, typer.Option(help="What the teachers were trained on.")
     ] = None,
@@ -79,7 +81,7 @@ def evaluate(
         fail(f"--votes must end in .npz; {votes} does not.")
     loaded = Ensemble.load(ensemble_directory(ensemble))
     manifest = loaded.manifest
-    labelled = _labelled(data, manifest)
+    labelled = _labelled(data, manifest, encoding.value)
     counts = loaded.votes(labelled.inputs)
     found = Agreement.of(counts, labelled.labels, manifest.classes)
     if votes is not None:
@@ -98,12 +100,15 @@ def evaluate(
     )
 
 
-def _labelled(path: Path, manifest: Manifest) -> Dataset:
+def _labelled(path: Path, manifest: Manifest, encoding: Encoding) -> Dataset:
     from terrine_models.data import load_idx, load_npz
-    from terrine_models.tables import load_csv
+    from terrine_models.images import load_image_classes
+    from terrine_models.tables import load_table
 
     if manifest.encoding is not None:
-        data = load_csv(path, manifest.encoding, tables.note)
+        data = load_table(path, manifest.encoding, tables.note, encoding)
+    elif manifest.image is not None and path.is_dir():
+        data = load_image_classes(path, manifest.image, classes=manifest.classes)
     elif path.suffix == ".npz":
         data = load_npz(path, classes=manifest.classes)
     else:

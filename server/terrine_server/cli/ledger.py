@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from terrine_server.cli import seal, verify
 from terrine_server.cli.console import AsJson, console, opened_ledger, print_json, writing
 
 if TYPE_CHECKING:
-    from terrine_server.ledger import ChargeRecord, Ledger
+    from terrine_server.ledger import ChargeRecord, Ledger, ProjectRecord
 
 app = typer.Typer(no_args_is_help=True, help="Show, verify, anchor and export the ledger.")
 app.command()(verify.verify)
@@ -153,7 +154,7 @@ def _show_project(ledger: Ledger, name: str, last: int, as_json: bool) -> None:
             str(entry.seq),
             f"{entry.created_at:%Y-%m-%d %H:%M:%S}",
             entry.outcome,
-            _result(entry),
+            _result(entry, project),
             str(entry.cost),
             str(entry.delta),
             _guarantee(entry.guarantee),
@@ -163,10 +164,11 @@ def _show_project(ledger: Ledger, name: str, last: int, as_json: bool) -> None:
         console.print(table)
 
 
-def _result(entry: ChargeRecord) -> str:
+def _result(entry: ChargeRecord, project: ProjectRecord) -> str:
     if entry.figure is not None:
         return f"≤ {entry.figure}"
-    return "" if entry.label is None else str(entry.label)
+    label = "" if entry.label is None else str(entry.label)
+    return escape(project.ensemble.class_names.get(entry.label, label))
 
 
 def _cap(ensemble: Any) -> dict[str, Any]:
@@ -190,13 +192,18 @@ def _write_csv(ledger: Ledger, project: str, file: TextIO) -> int:
     from terrine_server.ledger.verifying.archive import entry_line
 
     columns = [field.name for field in fields(ChargeRecord)]
-    if ledger.project(project).noise_sigma is None:
+    record = ledger.project(project)
+    names = record.ensemble.class_names
+    if names:
+        columns.insert(columns.index("label") + 1, "label_name")
+    if record.noise_sigma is None:
         columns.remove("counts")
     writer = csv.DictWriter(file, columns)
     writer.writeheader()
     count = 0
     for entry in map(entry_line, ledger.stream_charges(project)):
         documents = {"mechanism", "event", "counts"} & entry.keys()
-        writer.writerow(entry | {name: canonical_json(entry[name]) for name in documents})
+        named = {"label_name": names.get(entry["label"])} if names else {}
+        writer.writerow(entry | named | {name: canonical_json(entry[name]) for name in documents})
         count += 1
     return count

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from terrine_server.cli.console import (
@@ -311,6 +312,9 @@ def _show(record: ProjectRecord) -> None:
         "accounting": _accounting(record),
         "opened": f"{record.opened_at:%Y-%m-%d %H:%M} UTC",
     }
+    disjoint_by = record.ensemble.info.get("disjoint_by")
+    if disjoint_by is not None:
+        rows["disjoint by"] = escape(f"{disjoint_by} (declared by the owner, not checked)")
     for label, value in rows.items():
         table.add_row(label, value)
     console.print(table)

@@ -23,6 +23,7 @@ class Data(StrEnum):
     FASHION = "fashion"
     SVHN = "svhn"
     ADULT = "adult"
+    DIABETES = "diabetes"
     GLYPH = "glyph"
 
 
@@ -51,7 +52,7 @@ class Kind(StrEnum):
 
 QUICK_TEACHERS, QUICK_STEPS = 40, 40
 FORESTS = 250
-"""As many as the papers train on Adult."""
+"""As many as the papers train on tables."""
 
 
 def reproduce(
@@ -61,8 +62,8 @@ def reproduce(
         typer.Argument(
             metavar="DIR",
             help="Directory with its files, as published: the four IDX files of mnist or fashion, "
-            "train_32x32.mat and test_32x32.mat, or adult.data and adult.test (also .gz); for "
-            "glyph, what `terrine glyphs` writes.",
+            "train_32x32.mat and test_32x32.mat, adult.data and adult.test, or diabetic_data.csv "
+            "(also .gz); for glyph, what `terrine glyphs` writes.",
         ),
     ],
     epsilon: Annotated[
@@ -90,7 +91,7 @@ def reproduce(
     kind: Annotated[
         Kind | None,
         typer.Option(
-            help="heads, the default, or forest: the papers' choice on adult, where it takes 250."
+            help="heads, the default, or forest: the papers' choice on tables, which takes 250."
         ),
     ] = None,
     mechanism: Annotated[

@@ -6,24 +6,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 from terrine_server.bars import steps_bar
 from terrine_server.cli.console import AsJson, console, errors, fail, print_json
+from terrine_server.cli.student_data import Source, rehearse, save_labels
 from terrine_server.cli.student_report import class_figures, summary
-from terrine_server.cli.tables import note
+from terrine_server.cli.tables import EncodingOption, TextEncoding
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from terrine_client import Client
-    from terrine_client.distill import Examples
-    from terrine_models.learning import Training
-    from terrine_protocol.tables import TableSchema
 
 app = typer.Typer(no_args_is_help=True, help="Request labels from a server and train on them.")
 
@@ -48,15 +43,15 @@ Public = Annotated[
     Path,
     typer.Argument(
         metavar="PUBLIC",
-        help="Your own public inputs, without labels: IDX images, .npy, .npz with x, or a CSV file "
-        "(also .gz).",
+        help="Your own public inputs, without labels: IDX images, .npy, .npz with x, a table "
+        "(CSV, Parquet or Arrow), or a folder of PNG and JPEG files.",
     ),
 ]
 Schema = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="The data owner's public schema, for a CSV file. Default: as the server says.",
+        help="The data owner's public schema, for a table. Default: as the server says.",
     ),
 ]
 
@@ -100,12 +95,13 @@ def train(
     token_file: TokenFile = None,
     insecure: Insecure = False,
     schema: Schema = None,
+    encoding: EncodingOption = TextEncoding.UTF_8,
     held_out: Annotated[
         Path | None,
         typer.Option(
             metavar="PATH",
             help="Your own labelled data, to measure accuracy: IDX images (labels beside them), "
-            ".npz with x and y, or CSV.",
+            ".npz with x and y, a table, or a folder of pictures for each class.",
         ),
     ] = None,
     rounds: Annotated[
@@ -179,10 +175,11 @@ def train(
     training = Training(method=method.value, students=students, balance=balance)
     if steps is not None:
         training = replace(training, steps=steps)
-    check_readable(public)
+    source = Source(schema, encoding.value)
+    source.check(public)
     with connect(url, token_file, insecure) as client:
-        inputs, encoding = load_public(public, schema, client)
-        examples = load_held_out(held_out, encoding, client) if held_out else None
+        inputs, described = source.public(public, client)
+        examples = source.held_out(held_out, client) if held_out else None
         if dry_run:
             console.print(rehearse(client, inputs, examples, queries, training))
             return
@@ -197,7 +194,7 @@ def train(
                 ask=ask.value,
                 stop=stop.value,
                 training=training,
-                encoding=encoding,
+                encoding=described,
                 seed=seed,
                 tell=lambda line: console.print(line, soft_wrap=True, highlight=False),
                 on_step=on_step,
@@ -213,34 +210,33 @@ def train(
 def label(
     public: Public,
     url: Url,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The .npz file to write.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The .npz or .csv file to write.")],
     token_file: TokenFile = None,
     insecure: Insecure = False,
     schema: Schema = None,
+    encoding: EncodingOption = TextEncoding.UTF_8,
 ) -> None:
-    """Request labels for inputs and save them as arrays: outcomes, labels and charges.
+    """Request labels for inputs and save them, in the order of the inputs.
 
-    And `names`, the labels' class names, empty where there is no label. For a noisy_votes project
-    also noisy_counts and noise_sigma. For projects that do not need the student's probabilities.
-    Repeating a query is free.
+    As arrays: outcomes, labels, charges, and `names`, the labels' class names, empty where there is
+    no label. For a noisy_votes project also noisy_counts and noise_sigma. As CSV: the same, a row
+    for each input. For projects that do not need the student's probabilities. Repeating a query is
+    free.
 
-    [bold]Example[/bold]: terrine student label pool.npy --out labels.npz
+    [bold]Examples[/bold]
+
+      terrine student label pool.npy --out labels.npz
+
+      terrine student label census.csv --out labels.csv
     """
-    import numpy as np
-
-    if out.suffix != ".npz":
-        fail(f"--out must end in .npz; {out} does not.")
-    check_readable(public)
+    if out.suffix not in (".npz", ".csv"):
+        fail(f"--out must end in .npz or .csv; {out} does not.")
+    source = Source(schema, encoding.value)
+    source.check(public)
     with connect(url, token_file, insecure) as client:
-        inputs, _ = load_public(public, schema, client)
-        classes = client.project().ensemble.classes
+        inputs, _ = source.public(public, client)
         labels = client.label(inputs, progress=True)
-    arrays: dict[str, Any] = {
-        name: getattr(labels, name)
-        for name in ("outcomes", "labels", "charges", "noisy_counts", "noise_sigma")
-    }
-    arrays["names"] = np.array([name or "" for name in labels.names(classes)], dtype=np.str_)
-    np.savez_compressed(out, **{n: value for n, value in arrays.items() if value is not None})
+    save_labels(labels, out)
     counts = ", ".join(f"{count} {outcome}" for outcome, count in labels.counts.items() if count)
     console.print(f"{out}: {counts}. ε spent {labels.budget.epsilon_spent:.4g}.", soft_wrap=True)
 
@@ -283,79 +279,3 @@ def connect(url: str, token_file: Path | None, insecure: bool) -> Iterator[Clien
     token = token_file.read_text().strip() if token_file else None
     with Client(url, token, insecure=insecure) as client:
         yield client
-
-
-def check_readable(path: Path) -> None:
-    """Refuse a table that is not text, before anything else is asked for."""
-    from terrine_models.csv_files import is_table, read_text
-
-    if is_table(path):
-        read_text(path)
-
-
-def load_public(
-    path: Path, schema: Path | None, client: Client
-) -> tuple[npt.NDArray[np.generic], TableSchema | None]:
-    """Inputs without labels; a CSV file is encoded by the schema of the project's ensemble."""
-    from terrine_models.csv_files import is_table
-    from terrine_models.data import load_inputs
-    from terrine_models.tables import encode_csv, read_schema
-
-    if schema is None and not is_table(path):
-        return load_inputs(path), None
-    served = client.project().ensemble.encoding
-    encoding = served if schema is None else read_schema(schema)
-    if encoding is None:
-        fail(
-            f"{path} is a table, and the server does not say how its rows are encoded. Give "
-            "--schema FILE, the public schema of the data owner."
-        )
-    if served is not None and encoding != served:
-        fail(
-            f"{schema} is not the schema of the project's ensemble, so rows would be encoded in "
-            "another way than the teachers' were. Leave --schema out: the server says it."
-        )
-    return encode_csv(path, encoding, note), encoding
-
-
-def load_held_out(path: Path, encoding: TableSchema | None, client: Client) -> Examples:
-    """Labelled data, with the class names of the project."""
-    from terrine_models.data import load_idx, load_npz
-    from terrine_models.tables import load_csv
-
-    classes = client.project().ensemble.classes
-    if encoding is not None:
-        data = load_csv(path, encoding, note)
-    elif path.suffix == ".npz":
-        data = load_npz(path, classes=classes)
-    else:
-        data = load_idx(path, classes=classes)
-    return data.inputs, data.labels
-
-
-def rehearse(
-    client: Client,
-    inputs: npt.NDArray[np.generic],
-    examples: Examples | None,
-    queries: int | None,
-    training: Training,
-) -> Table:
-    """Check data and options as the training would, and say what it could cost, for nothing."""
-    from terrine_client.distill import check_data, check_training
-
-    project = client.project()
-    check_data(inputs, project, examples)
-    check_training(training, project)
-    wanted = min(len(inputs), queries or len(inputs))
-    estimate = client.estimate(wanted)
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_row("project", f"{project.name} ({project.status}), {project.mechanism.name}")
-    table.add_row("inputs", f"{len(inputs):,}, as the ensemble takes them; {wanted:,} to be asked")
-    if examples is not None:
-        table.add_row("held out", f"{len(examples[0]):,} labelled inputs, none of them to be asked")
-    left = estimate.budget
-    table.add_row("ε spent", f"{left.epsilon_spent:.4g} of {left.epsilon:g}, δ {left.delta:g}")
-    fits = f"at least {min(wanted, left.affordable):,}" if not estimate.fits else f"all {wanted:,}"
-    table.add_row("queries", f"{fits} fit the budget, whatever the answers")
-    table.add_row("", "Nothing was sent and nothing was charged.")
-    return table

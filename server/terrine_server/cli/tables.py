@@ -4,19 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.markup import escape
 from rich.table import Table
 
 from terrine_server.cli.console import console, fail
 
 if TYPE_CHECKING:
+    from terrine_models.csv_files import Encoding
     from terrine_models.data import Dataset
     from terrine_models.features import PublicData
     from terrine_models.roles import Guess, Proposal
     from terrine_protocol.tables import TableSchema
+
+
+class TextEncoding(StrEnum):
+    """Encoding of tables that are not UTF-8."""
+
+    UTF_8 = "utf-8"
+    LATIN_1 = "latin-1"
+    WINDOWS_1252 = "windows-1252"
+
+
+EncodingOption = Annotated[
+    TextEncoding,
+    typer.Option(
+        "--encoding",
+        help="Encoding of CSV files that are not UTF-8; windows-1252 is what older Windows "
+        "programs write.",
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -28,29 +49,38 @@ class Choice:
     label: str | None
     group: str | None
     columns: list[str] | None
+    encoding: Encoding
 
 
-def load(data: Path, choice: Choice) -> tuple[Dataset, PublicData | None]:
-    """Return the private records of a table, and the public ones if --public is given."""
-    from terrine_models.csv_files import read_text
+def load(data: Path, choice: Choice) -> tuple[Dataset, PublicData | None, Dataset | None]:
+    """Return the private records of a table, and if --public is given the public ones.
+
+    The latter twice: as inputs, and with their labels if every row has one.
+    """
+    from terrine_models.data import DataError
     from terrine_models.features import PublicData
-    from terrine_models.tables import encode_csv, load_csv
+    from terrine_models.tables import check_table, encode_table, load_table
 
-    read_text(data)  # refuses a file that is not text before asking for a schema
+    check_table(data, choice.encoding)  # before asking for a schema
     schema = _schema(data, choice)
-    private = load_csv(data, schema, note)
+    private = load_table(data, schema, note, choice.encoding)
     if choice.public is None:
-        return private, None
-    public = encode_csv(choice.public, schema)
-    return private, PublicData.declare(choice.public.name, public)
+        return private, None, None
+    public = encode_table(choice.public, schema, note, choice.encoding)
+    named = PublicData.declare(choice.public.name, public)
+    try:
+        return private, named, load_table(choice.public, schema, encoding=choice.encoding)
+    except DataError as error:
+        note(f"How far teachers will agree is not estimated, without public labels: {error}")
+        return private, named, None
 
 
 def show(proposal: Proposal, public: Path, out: Path) -> None:
     """Print each column's role and why, and what the schema makes public."""
     _print(proposal.guesses)
     schema = proposal.schema
-    ranges = sum(column.role == "numeric" for column in schema.columns)
-    lists = sum(column.role in ("categorical", "label") for column in schema.columns)
+    ranges = sum(column.role in ("numeric", "date") for column in schema.columns)
+    lists = sum(column.values is not None for column in schema.columns)
     sentences = [
         f"{out}: {len(schema.columns)} columns. Review it: everything in it will be public.",
         f"Taken from {public}: the column names, the lowest and highest value of {ranges} columns, "
@@ -95,7 +125,12 @@ def _schema(data: Path, choice: Choice) -> TableSchema:
             "public table. `terrine ensemble schema --help` explains how to make a schema."
         )
     proposal = propose_schema(
-        choice.public, label=choice.label, group=choice.group, columns=choice.columns, note=note
+        choice.public,
+        label=choice.label,
+        group=choice.group,
+        columns=choice.columns,
+        note=note,
+        encoding=choice.encoding,
     )
     surprises = [g for g in proposal.guesses if g.doubt or g.column.role in ("group", "ignored")]
     if surprises:

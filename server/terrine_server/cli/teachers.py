@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,6 +12,7 @@ import typer
 from terrine_server.cli.console import fail
 
 if TYPE_CHECKING:
+    from terrine_models.data import InputSpec
     from terrine_models.teachers import Heads, How
 
 LANDMARKS = 800
@@ -79,6 +81,15 @@ Bins = Annotated[
         "public rows, or keep them as they are."
     ),
 ]
+BackboneFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--backbone",
+        metavar="FILE",
+        help="For heads: an ONNX model [batch, …] → [batch, D] whose embeddings are the features. "
+        "It must be public: nobody's private records may have trained it.",
+    ),
+]
 Epochs = Annotated[int | None, typer.Option(min=1, help="For networks: passes over a shard.")]
 Trees = Annotated[
     int | None, typer.Option(min=1, max=10_000, help="For forests: trees in each. Default: 100.")
@@ -104,6 +115,7 @@ class Given:
     ridge: float | None
     bins: bool
     match_prior: bool
+    backbone: Path | None
     epochs: int | None
     trees: int | None
 
@@ -117,6 +129,8 @@ class Given:
             "--features": self.features,
             "--width": self.width,
         }
+        if self.backbone is not None and kind is not Kind.HEADS:
+            fail("--backbone is for --kind heads: other teachers take the inputs themselves.")
         for option, value in of_heads.items():
             if value is not None and kind is not Kind.HEADS:
                 fail(f"{option} is for --kind heads: {images}.")
@@ -132,14 +146,14 @@ class Given:
             fail("--trees is for --kind forest.")
 
 
-def chosen(kind: Kind, given: Given) -> How:
+def chosen(kind: Kind, given: Given, inputs: InputSpec) -> How:
     """The settings that were given, and the defaults of the others."""
     from terrine_models.teachers import Forests, Networks
 
     given.check(kind)
     match kind:
         case Kind.HEADS:
-            return _heads(given)
+            return _heads(given, inputs)
         case Kind.NETWORKS:
             return Networks() if given.epochs is None else Networks(epochs=given.epochs)
         case Kind.FOREST:
@@ -147,7 +161,8 @@ def chosen(kind: Kind, given: Given) -> How:
             return Forests(trees=trees, match_prior=given.match_prior)
 
 
-def _heads(given: Given) -> Heads:
+def _heads(given: Given, inputs: InputSpec) -> Heads:
+    from terrine_models.backbones import Backbone
     from terrine_models.teachers import Heads
 
     usual = Heads()
@@ -161,4 +176,5 @@ def _heads(given: Given) -> Heads:
         bending=usual.bending if given.bending is None else given.bending,
         bins=given.bins,
         match_prior=given.match_prior,
+        backbone=None if given.backbone is None else Backbone.declare(given.backbone, inputs),
     )

@@ -60,6 +60,12 @@ class EnsembleRecord:
         """The rule by which the spends of its projects add up."""
         return GDP if self.rdp_order is None else Rule("rdp", self.rdp_order)
 
+    @cached_property
+    def class_names(self) -> Mapping[int | None, str]:
+        """The name of each class, by its label. Empty if classes are named 0, 1, …"""
+        names: dict[int | None, str] = dict(enumerate(self.info["classes"]))
+        return {} if all(name == str(label) for label, name in names.items()) else names
+
     @property
     def guarantee(self) -> Guarantee:
         """Whether the cap's (ε, δ) is proven or only claimed."""

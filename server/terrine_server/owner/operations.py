@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from terrine_protocol import ProjectOpen
-from terrine_server.errors import InvalidTerms
+from terrine_server.errors import Conflict, InvalidTerms
 from terrine_server.ledger import (
     Action,
     Actor,
@@ -35,6 +35,9 @@ from terrine_server.privacy import (
 )
 from terrine_server.privacy.budget.quoting import check_publishable, publication_z
 from terrine_server.settings import Settings
+
+if TYPE_CHECKING:
+    from terrine_models.store import Manifest
 
 
 def make_directories(settings: Settings) -> None:
@@ -158,8 +161,10 @@ def register_ensemble(
     need "rdp"; `order` is by default the best for costs in proportion to it.
 
     Raises `StoreError` (its files), `InvalidTerms` (the name or the cap) or `Conflict`
-    (registered before).
+    (it, or one of its imported teachers, is registered already).
     """
+    from terrine_models.backbones import check_backbone
+    from terrine_models.importing import check_imported
     from terrine_models.store import load_manifest, manifest_digest, verify
 
     check_name("an ensemble", name)
@@ -167,6 +172,9 @@ def register_ensemble(
     digest = manifest_digest(directory)
     verify(directory)
     manifest = load_manifest(directory)
+    _refuse_teachers_of_others(ledger, settings, name, manifest)
+    check_imported(directory, manifest)
+    check_backbone(directory, manifest)
     try:
         if rule == "rdp":
             limit = cap(epsilon, delta, cap_order(epsilon, delta) if order is None else order)
@@ -186,10 +194,37 @@ def register_ensemble(
     }
     if manifest.training.match_prior:
         info["matches_prior"] = True
+    if manifest.foreign:
+        info["disjoint_by"] = manifest.foreign.disjoint_by
     if manifest.encoding:
         info["encoding"] = manifest.encoding.model_dump(mode="json")
+    if manifest.image:
+        info["image"] = manifest.image.model_dump(mode="json")
     path = str(Path("ensembles") / name)
     return ledger.register_ensemble(name, path, digest, info, manifest.records, limit, by)
+
+
+def _refuse_teachers_of_others(
+    ledger: Ledger, settings: Settings, name: str, manifest: Manifest
+) -> None:
+    """Raise Conflict if an imported teacher is in another ensemble: both caps would be for it."""
+    from terrine_models.store import StoreError, load_manifest
+
+    if manifest.foreign is None:
+        return
+    teachers = {manifest.files[file] for file in manifest.teacher_files}
+    for other in ledger.ensembles():
+        if other.name == name or other.info["kind"] != manifest.kind:
+            continue
+        try:
+            shared = teachers & set(load_manifest(settings.data_dir / other.path).files.values())
+        except StoreError:
+            continue  # without its files it answers nothing
+        if shared:
+            raise Conflict(
+                f"{len(shared)} of these teachers are in the ensemble {other.name} as well. Open "
+                "projects on that one, so that they share its cap."
+            )
 
 
 def secret_spend(ledger: Ledger, project: str, by: Actor | None = None) -> SecretAccount:

@@ -6,7 +6,7 @@ import gzip
 import hashlib
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from terrine_models.data import DIGITS, DataError, Dataset, InputSpec, load_idx, load_npz
 from terrine_models.learning import Training
 from terrine_models.teachers import Heads, How
+from terrine_server.reproduce.encounters import read_encounters
 from terrine_server.reproduce.glyphs.files import PRIVATE, PUBLIC
 
-Name = Literal["mnist", "fashion", "svhn", "adult", "glyph"]
+Name = Literal["mnist", "fashion", "svhn", "adult", "diabetes", "glyph"]
 
 CLOTHES = (
     *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
@@ -59,9 +60,18 @@ FILES: dict[str, tuple[str, ...]] = {
     "fashion": ("train-images", "train-labels", "t10k-images", "t10k-labels"),
     "svhn": ("train_32x32.mat", "test_32x32.mat"),
     "adult": ("adult.data", "adult.test"),
+    "diabetes": ("diabetic_data.csv",),
     "glyph": (PRIVATE, PUBLIC),
 }
 """How the names of a data set's files begin."""
+UNCOMPARED = {
+    "diabetes": "No digest of the public original is known here, so the file is taken as it is.",
+    "glyph": (
+        "The paper's data are not public: these are drawn with other fonts and characters, so its "
+        "figures are of a task that is alike, not the same."
+    ),
+}
+"""What is noted with results of data that have no known digests."""
 FEWEST = 50
 """Test inputs that folds need."""
 
@@ -92,21 +102,29 @@ def load(name: Name, directory: Path) -> Source:
             "or .gz."
         )
     found = [_one(directory, start) for start in FILES[name]]
-    source = replace(LOADERS[name](found), warnings=check(name, found))
-    if source.test.spec != source.private.spec:
+    recipe, warnings = RECIPES[name], check(name, found)
+    private, test = recipe.read(found)
+    if test.spec != private.spec:
         raise DataError(f"{directory}: training and test inputs differ in shape or range.")
-    if len(source.test) < FEWEST:
-        raise DataError(f"{directory} has {len(source.test)} test inputs; {FEWEST} are needed.")
-    return source
+    if len(test) < FEWEST:
+        raise DataError(f"{directory} has {len(test)} test inputs; {FEWEST} are needed.")
+    return Source(
+        name=name,
+        title=recipe.title,
+        private=private,
+        test=test,
+        delta=recipe.delta,
+        teachers=recipe.teachers,
+        how=recipe.how,
+        training=recipe.training,
+        warnings=warnings,
+    )
 
 
 def check(name: Name, found: list[Path]) -> tuple[str, ...]:
     """Compare files with the public originals; return a warning if some differ."""
     if name not in DIGESTS:
-        return (
-            "The paper's data are not public: these are drawn with other fonts and characters, so "
-            "its figures are of a task that is alike, not the same.",
-        )
+        return (UNCOMPARED[name],)
     others = []
     for path, known in zip(found, DIGESTS[name], strict=True):
         data = path.read_bytes()
@@ -126,99 +144,43 @@ def check(name: Name, found: list[Path]) -> tuple[str, ...]:
     )
 
 
-def _mnist(found: list[Path]) -> Source:
-    private, test = _idx(found, DIGITS)
-    return Source(
-        name="mnist",
-        title="MNIST",
-        private=private,
-        test=test,
-        delta=1e-5,
-        teachers=2000,
-        how=Heads(),
-        training=Training(method="auto", steps=800),
-        warnings=(),
-    )
+@dataclass(frozen=True)
+class _Recipe:
+    """How a data set is read, and what suits it. See `Source`."""
+
+    title: str
+    read: Callable[[list[Path]], tuple[Dataset, Dataset]]
+    """The private records and the test set, of the files in the order of FILES."""
+    delta: float
+    teachers: int
+    how: How = field(default_factory=Heads)
+    training: Training = field(default_factory=Training)
 
 
-def _fashion(found: list[Path]) -> Source:
-    private, test = _idx(found, CLOTHES)
-    return Source(
-        name="fashion",
-        title="Fashion-MNIST",
-        private=private,
-        test=test,
-        delta=1e-5,
-        teachers=500,
-        how=Heads(copies=0, ridge=0.03),
-        training=Training(method="ridge"),
-        warnings=(),
-    )
+def _idx(found: list[Path], classes: tuple[str, ...] = DIGITS) -> tuple[Dataset, Dataset]:
+    private = load_idx(found[0], found[1], classes=classes)
+    return private, load_idx(found[2], found[3], classes=classes)
 
 
-def _svhn(found: list[Path]) -> Source:
-    private, test = (_mat(path) for path in found)
-    return Source(
-        name="svhn",
-        title="SVHN",
-        private=private,
-        test=test,
-        delta=1e-6,
-        teachers=250,
-        how=Heads(),
-        training=Training(method="auto", steps=800),
-        warnings=(),
-    )
+def _cropped(found: list[Path]) -> tuple[Dataset, Dataset]:
+    train, test = found
+    return _mat(train), _mat(test)
 
 
-def _adult(found: list[Path]) -> Source:
+def _adult(found: list[Path]) -> tuple[Dataset, Dataset]:
     from terrine_models.roles import propose_schema
-    from terrine_models.tables import load_csv
+    from terrine_models.tables import load_table
 
     train, test = found
     schema = propose_schema(test, label="income", columns=list(ADULT_COLUMNS)).schema
-    return Source(
-        name="adult",
-        title="Adult",
-        private=load_csv(train, schema),
-        test=load_csv(test, schema),
-        delta=1e-5,
-        teachers=1000,
-        how=Heads(),
-        training=Training(),
-        warnings=(),
-    )
+    return load_table(train, schema), load_table(test, schema)
 
 
-def _glyph(found: list[Path]) -> Source:
+def _glyph(found: list[Path]) -> tuple[Dataset, Dataset]:
     private, test = (load_npz(path) for path in found)
     if private.classes != test.classes:
         raise DataError(f"{found[0]} and {found[1]} have other classes; draw both at once.")
-    return Source(
-        name="glyph",
-        title="Glyph",
-        private=private,
-        test=test,
-        delta=1e-8,
-        teachers=5000,
-        how=Heads(width=450, copies=0),
-        training=Training(method="auto", steps=800),
-        warnings=(),
-    )
-
-
-LOADERS: Mapping[str, Callable[[list[Path]], Source]] = {
-    "mnist": _mnist,
-    "fashion": _fashion,
-    "svhn": _svhn,
-    "adult": _adult,
-    "glyph": _glyph,
-}
-
-
-def _idx(found: list[Path], classes: tuple[str, ...]) -> tuple[Dataset, Dataset]:
-    private = load_idx(found[0], found[1], classes=classes)
-    return private, load_idx(found[2], found[3], classes=classes)
+    return private, test
 
 
 def _mat(path: Path) -> Dataset:
@@ -244,6 +206,24 @@ def _mat(path: Path) -> Dataset:
     spec = InputSpec(shape=images.shape[1:], dtype="uint8", low=0, high=255)
     labels = np.where(y == 10, 0, y).astype(np.int64)
     return Dataset(images, labels, DIGITS, spec, name=str(path))
+
+
+LONG = Training(steps=800)
+RECIPES: Mapping[str, _Recipe] = {
+    "mnist": _Recipe("MNIST", _idx, 1e-5, 2000, training=LONG),
+    "fashion": _Recipe(
+        title="Fashion-MNIST",
+        read=lambda found: _idx(found, CLOTHES),
+        delta=1e-5,
+        teachers=500,
+        how=Heads(copies=0, ridge=0.03),
+        training=Training(method="ridge"),
+    ),
+    "svhn": _Recipe("SVHN", _cropped, 1e-6, 250, training=LONG),
+    "adult": _Recipe("Adult", _adult, 1e-5, 1000),
+    "diabetes": _Recipe("Diabetes", lambda found: read_encounters(found[0]), 1e-5, 500),
+    "glyph": _Recipe("Glyph", _glyph, 1e-8, 5000, Heads(width=450, copies=0), LONG),
+}
 
 
 def _one(directory: Path, start: str) -> Path:

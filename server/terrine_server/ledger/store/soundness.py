@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sqlalchemy import Column, LargeBinary
 
 from terrine_protocol import InputSpec, Name, ProjectStatus, TableSchema
+from terrine_protocol.images import ImageFormat
 from terrine_server.ledger.epochs import OPENING
 from terrine_server.ledger.records import EnsembleRecord, ProjectRecord
 
@@ -51,6 +52,7 @@ class _Public(BaseModel):
     teachers: int = Field(ge=1)
     matches_prior: bool = False
     encoding: TableSchema | None = None
+    image: ImageFormat | None = None
 
 
 def check_ensemble(ensemble: EnsembleRecord) -> None:

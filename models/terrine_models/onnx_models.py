@@ -1,0 +1,162 @@
+"""ONNX models, run by onnxruntime: teachers that were trained elsewhere, and public backbones.
+
+Every session computes in the thread that calls it. By default each would start a thread for every
+processor, and a thousand teachers as many thousands, which wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "tensor(float)": np.dtype(np.float32),
+    "tensor(double)": np.dtype(np.float64),
+    "tensor(float16)": np.dtype(np.float16),
+    "tensor(uint8)": np.dtype(np.uint8),
+}
+"""What a model may take as its input."""
+SCORES = ("tensor(float)", "tensor(double)", "tensor(float16)")
+LABELS = ("tensor(int64)", "tensor(int32)", "tensor(string)")
+
+Values = NDArray[Any]
+Ints = NDArray[np.int64]
+
+
+class ModelError(Exception):
+    """A model cannot be used; the message says why and what to do, and does not name the file."""
+
+
+class Model:
+    """One model with one input, and the output of it that is used. Threads may share it."""
+
+    def __init__(self, data: bytes, output: str | None = None) -> None:
+        """Raises ModelError. `output` names the output; without it there must be only one.
+
+        `data` must have passed `onnx_check.py`: a native parser reads it.
+        """
+        self.session = _session(data)
+        inputs = self.session.get_inputs()
+        if len(inputs) != 1:
+            names = ", ".join(each.name for each in inputs) or "none"
+            raise ModelError(f"it has {len(inputs)} inputs ({names}), expected one")
+        self.input_name: str = inputs[0].name
+        if inputs[0].type not in DTYPES:
+            raise ModelError(f"its input is {inputs[0].type}, expected one of {', '.join(DTYPES)}")
+        self.dtype = DTYPES[inputs[0].type]
+        self.shape: tuple[int | str | None, ...] = tuple(inputs[0].shape)
+        """Of the input; a name or None where any size is taken. The first is the batch."""
+        self.one_by_one = self.shape[:1] == (1,)
+        """Whether it takes one row at a time: exporters fix the batch unless told otherwise."""
+        found = {each.name: each for each in self.session.get_outputs()}
+        if output is None and len(found) > 1:
+            listed = ", ".join(f"{each.name} {each.type}" for each in found.values())
+            raise ModelError(f"it has several outputs ({listed}): choose one with --output")
+        if output is not None and output not in found:
+            raise ModelError(f"it has no output {output}; its outputs: {', '.join(found)}")
+        self.output: str = next(iter(found)) if output is None else output
+        self.output_type: str = found[self.output].type
+
+    def __call__(self, x: NDArray[Any]) -> Values:
+        """The output on rows [b, *shape]. Raises what onnxruntime raises."""
+        if self.dtype == np.uint8 and x.dtype.kind == "f":
+            x = np.round(x)
+        x = np.asarray(x, self.dtype)
+        batches = [x[i : i + 1] for i in range(len(x))] if self.one_by_one else [x]
+        found = [self.session.run([self.output], {self.input_name: rows})[0] for rows in batches]
+        return np.concatenate(found) if len(found) > 1 else np.asarray(found[0])
+
+
+class OnnxTeachers:
+    """n models that each choose one of m classes."""
+
+    def __init__(self, models: Sequence[Model], classes: Sequence[str]) -> None:
+        self.models, self.classes = list(models), tuple(classes)
+
+    def choices(self, x: NDArray[np.generic]) -> Ints:
+        """Every teacher's choice [b, n] on rows [b, *shape].
+
+        A teacher always votes. Where it fails, or says nothing that is a class, it votes for the
+        first: an error would tell of one teacher what only noisy votes may tell of all.
+        """
+        found = np.empty((len(x), len(self.models)), dtype=np.int64)
+        for i, model in enumerate(self.models):
+            found[:, i] = self._choices(model, x)
+        return found
+
+    def _choices(self, model: Model, x: NDArray[np.generic]) -> Ints:
+        try:
+            return chosen(model(x), len(x), self.classes)
+        except Exception:  # each row as if it had been asked alone, in a batch of the same size
+            return np.array([self._alone(model, row, len(x)) for row in x], dtype=np.int64)
+
+    def _alone(self, model: Model, row: NDArray[np.generic], size: int) -> int:
+        try:
+            return int(chosen(model(np.repeat(row[None], size, 0)), size, self.classes)[0])
+        except Exception:
+            return 0
+
+
+def chosen(values: Values, rows: int, classes: Sequence[str]) -> Ints:
+    """The classes [rows] that scores [rows, m] or labels [rows] or [rows, 1] choose.
+
+    The highest score, the lowest index of equals; 0 where a score is not finite or a label is no
+    class. Raises ModelError for any other shape.
+    """
+    if values.dtype.kind == "f":
+        if values.shape != (rows, len(classes)):
+            raise ModelError(
+                f"it gives scores of shape {list(values.shape)} for {rows} inputs, expected "
+                f"{[rows, len(classes)]}: one for each class"
+            )
+        return np.where(np.all(np.isfinite(values), axis=1), values.argmax(axis=1), 0)
+    if values.shape not in ((rows,), (rows, 1)):
+        raise ModelError(
+            f"it gives labels of shape {list(values.shape)} for {rows} inputs, expected {[rows]}"
+        )
+    labels = indices(values.ravel(), classes)
+    return np.where((labels >= 0) & (labels < len(classes)), labels, 0)
+
+
+def indices(labels: Values, classes: Sequence[str]) -> Ints:
+    """Labels as indices: numbers are, names are looked up; -1 for a name of no class."""
+    if labels.dtype.kind in "iu":
+        return labels.astype(np.int64)
+    known = {name: i for i, name in enumerate(classes)}
+    return np.array([known.get(str(label), -1) for label in labels], dtype=np.int64)
+
+
+def require_onnx(*packages: str) -> None:
+    """Raise ModelError unless onnxruntime, onnx and other `packages` are installed."""
+    missing = [each for each in ("onnxruntime", "onnx", *packages) if find_spec(each) is None]
+    if missing:
+        raise ModelError(
+            f"{' and '.join(missing)} not installed, and these are ONNX models: "
+            f"pip install 'terrine[onnx]'{''.join(f' {each}' for each in packages)}"
+        )
+
+
+def _session(data: bytes) -> Any:
+    require_onnx()
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1  # the thread that calls
+    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    options.use_deterministic_compute = True
+    options.enable_cpu_mem_arena = False  # a thousand arenas would keep what one batch needed
+    options.enable_mem_pattern = False
+    options.log_severity_level = 4  # what it says may depend on what the model computes
+    try:
+        return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise ModelError(f"onnxruntime cannot load it: {first_line(error)}") from None
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's text, at most 300 characters."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]

@@ -1,0 +1,160 @@
+"""The data of a student's commands: files, converted as the project's ensemble says."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from terrine_server.cli.console import fail
+from terrine_server.cli.tables import note
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from terrine_client import Client, Labels
+    from terrine_client.distill import Examples
+    from terrine_models.csv_files import Encoding
+    from terrine_models.learning import Training
+    from terrine_protocol.images import ImageFormat
+    from terrine_protocol.tables import TableSchema
+
+
+@dataclass(frozen=True)
+class Source:
+    """How a student's files are read: what the command line says of it."""
+
+    schema: Path | None
+    encoding: Encoding
+
+    def check(self, path: Path) -> None:
+        """Refuse what cannot be read, before anything else is asked for."""
+        from terrine_models.images import list_images
+        from terrine_models.tables import check_table, is_table
+
+        if path.is_dir():
+            list_images(path)
+        elif is_table(path):
+            check_table(path, self.encoding)
+
+    def public(
+        self, path: Path, client: Client
+    ) -> tuple[npt.NDArray[np.generic], TableSchema | None]:
+        """Inputs without labels, and the schema of a table."""
+        from terrine_models.data import load_inputs
+        from terrine_models.images import load_images
+        from terrine_models.tables import encode_table, is_table
+
+        if path.is_dir():
+            return load_images(path, self._image(path, client)), None
+        if self.schema is None and not is_table(path):
+            return load_inputs(path), None
+        schema = self._schema(path, client)
+        return encode_table(path, schema, note, self.encoding), schema
+
+    def held_out(self, path: Path, client: Client) -> Examples:
+        """Labelled data, with the class names of the project."""
+        from terrine_models.data import load_idx, load_npz
+        from terrine_models.images import load_image_classes
+        from terrine_models.tables import is_table, load_table
+
+        ensemble = client.project().ensemble
+        classes = ensemble.classes
+        if self.schema is not None or is_table(path):
+            data = load_table(path, self._schema(path, client), note, self.encoding)
+        elif path.suffix == ".npz":
+            data = load_npz(path, classes=classes)
+        elif path.is_dir() and ensemble.image is not None:
+            data = load_image_classes(path, ensemble.image, classes=classes)
+        else:
+            data = load_idx(path, classes=classes)
+        return data.inputs, data.labels
+
+    def _schema(self, path: Path, client: Client) -> TableSchema:
+        from terrine_models.tables import read_schema
+
+        served = client.project().ensemble.encoding
+        schema = served if self.schema is None else read_schema(self.schema)
+        if schema is None:
+            fail(
+                f"{path} is a table, and the server does not say how its rows are encoded. Give "
+                "--schema FILE, the public schema of the data owner."
+            )
+        if served is not None and schema != served:
+            fail(
+                f"{self.schema} is not the schema of the project's ensemble, so rows would be "
+                "encoded in another way than the teachers' were. Leave --schema out: the server "
+                "says it."
+            )
+        return schema
+
+    def _image(self, path: Path, client: Client) -> ImageFormat:
+        image = client.project().ensemble.image
+        if image is None:
+            fail(
+                f"{path} is a folder, and the project's ensemble was not trained on folders of "
+                "pictures. Convert them to an .npy array of its shape (GET /project) yourself."
+            )
+        return image
+
+
+def rehearse(
+    client: Client,
+    inputs: npt.NDArray[np.generic],
+    examples: Examples | None,
+    queries: int | None,
+    training: Training,
+) -> Table:
+    """Check data and options as the training would, and say what it could cost, for nothing."""
+    from terrine_client.distill import check_data, check_training
+
+    project = client.project()
+    check_data(inputs, project, examples)
+    check_training(training, project)
+    wanted = min(len(inputs), queries or len(inputs))
+    estimate = client.estimate(wanted)
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_row("project", f"{project.name} ({project.status}), {project.mechanism.name}")
+    table.add_row("inputs", f"{len(inputs):,}, as the ensemble takes them; {wanted:,} to be asked")
+    if examples is not None:
+        table.add_row("held out", f"{len(examples[0]):,} labelled inputs, none of them to be asked")
+    left = estimate.budget
+    table.add_row("ε spent", f"{left.epsilon_spent:.4g} of {left.epsilon:g}, δ {left.delta:g}")
+    fits = f"at least {min(wanted, left.affordable):,}" if not estimate.fits else f"all {wanted:,}"
+    table.add_row("queries", f"{fits} fit the budget, whatever the answers")
+    table.add_row("", "Nothing was sent and nothing was charged.")
+    return table
+
+
+def save_labels(labels: Labels, out: Path) -> None:
+    """Write answers as arrays to an .npz file, or as rows to a .csv file."""
+    import numpy as np
+
+    from terrine_client import NO_COUNT
+
+    names = np.array([name or "" for name in labels.names], dtype=np.str_)
+    if out.suffix == ".npz":
+        arrays: dict[str, Any] = {
+            name: getattr(labels, name)
+            for name in ("outcomes", "labels", "charges", "noisy_counts", "noise_sigma")
+        }
+        given = {name: value for name, value in arrays.items() if value is not None}
+        np.savez_compressed(out, **given, names=names)
+        return
+    columns: dict[str, list[Any]] = {
+        "outcome": labels.outcomes.tolist(),
+        "label": ["" if label < 0 else label for label in labels.labels.tolist()],
+        "label_name": names.tolist(),
+        "charge": ["" if charge < 0 else charge for charge in labels.charges.tolist()],
+    }
+    if labels.noisy_counts is not None:
+        for label, counts in enumerate(labels.noisy_counts.T.tolist()):
+            columns[f"count_{label}"] = ["" if count == NO_COUNT else count for count in counts]
+    with out.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))

@@ -1,0 +1,264 @@
+"""Dates, booleans and orders become declared numbers; files of every kind are encoded alike."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet
+import pytest
+from hospital import stays
+from pydantic import ValidationError
+
+from terrine_models import arrow_files
+from terrine_models.data import DataError
+from terrine_models.roles import propose_schema
+from terrine_models.tables import check_table, encode_frame, encode_table, load_table, read_schema
+from terrine_protocol.tables import Column, TableSchema
+
+DAY = {"role": "date", "since": "2020-01-01", "low": 0, "high": 366}
+PARTS = ["days", "year", "month", "weekday"]
+SCHEMA = TableSchema.model_validate(
+    {
+        "columns": [
+            {"name": "day", **DAY, "order": "day-month-year", "parts": PARTS, "why": "a date"},
+            {"name": "smoker", "role": "boolean", "check": "really?"},
+            {"name": "stage", "role": "ordinal", "values": ["low", "middle", "high"]},
+            {"name": "ort", "role": "categorical", "values": ["Köln", "Ulm"]},
+            {"name": "ill", "role": "label", "values": ["no", "yes"]},
+        ]
+    }
+)
+EXPECTED = [
+    [1 / 366, 0, 0, 3 / 6, 0, 1, 0, 0, 0, 1, 0, 0],
+    [1, 1, 1, 3 / 6, 0, 0, 0, 1, 0, 0, 1, 0],
+    [0.5, 0.5, 0.5, 0.5, 1, 0.5, 1, 0.5, 1, 0, 0, 1],
+]
+TEXT = "day,smoker,stage,ort\n02.01.2020,yes,low,Köln\n31.12.2099 08:00,FALSE,high,Ulm\n,,?,Bonn\n"
+
+
+def written(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def test_dates_booleans_and_orders_are_numbers(tmp_path: Path) -> None:
+    said = list[str]()
+    found = encode_table(written(tmp_path / "a.csv", TEXT), SCHEMA, said.append)
+    assert np.allclose(found, EXPECTED)
+    assert len(said) == 1
+    assert "column ort: 1 of 3 values are not in the schema" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("1/2/3,yes,low,Ulm", "column day holds '1/2/3', expected a date written as day-month"),
+        ("02.01.20,yes,low,Ulm", "with four digits a year"),
+        ("30.02.2020,yes,low,Ulm", "expected a date"),
+        ("02.01.2020,maybe,low,Ulm", "column smoker holds 'maybe', expected one of true, t, yes"),
+    ],
+)
+def test_what_is_no_date_or_boolean_is_named(tmp_path: Path, row: str, said: str) -> None:
+    path = written(tmp_path / "a.csv", f"day,smoker,stage,ort\n{row}\n")
+    with pytest.raises(DataError, match=rf"a\.csv line 2: .*{said}"):
+        encode_table(path, SCHEMA)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"role": "date"},
+        {**DAY, "order": "day-month-year"},
+        {**DAY, "order": "dmy", "parts": PARTS},
+        {**DAY, "order": "day-month-year", "parts": ["days", "days"]},
+        {**DAY, "order": "day-month-year", "parts": PARTS, "high": 1e9},
+        {"role": "ordinal", "values": ["one"]},
+        {"role": "boolean", "low": 0, "high": 1},
+        {"role": "numeric", "low": 0, "high": 1, "since": "2020-01-01"},
+    ],
+)
+def test_an_incoherent_column_is_refused(wrong: dict[str, Any]) -> None:
+    label = {"name": "y", "role": "label", "values": ["0", "1"]}
+    with pytest.raises(ValidationError):
+        TableSchema.model_validate({"columns": [{"name": "x", **wrong}, label]})
+
+
+def test_a_column_of_an_earlier_version_is_written_as_it_was() -> None:
+    column = Column(name="age", role="numeric", low=0, high=9)
+    assert column.model_dump_json() == (
+        '{"name":"age","role":"numeric","low":0.0,"high":9.0,"values":null}'
+    )
+
+
+def test_a_proposal_is_written_with_its_reasons_and_read_without(tmp_path: Path) -> None:
+    proposal = propose_schema(written(tmp_path / "a.csv", stays(900, 400)), label="readmitted")
+    path = written(tmp_path / "schema.json", proposal.to_json())
+    columns = {column["name"]: column for column in json.loads(path.read_text())["columns"]}
+    assert all(column["why"] for column in columns.values())
+    assert columns["admitted"]["why"].startswith("dates from 2019-")
+    assert read_schema(path) == proposal.schema
+    assert "why" not in proposal.schema.model_dump_json()
+
+
+# -------------------------------------------------------------------------- files of other kinds
+
+
+def frame() -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "ort": pd.Categorical(["Köln", "Ulm", "Bonn"]),
+            "stage": ["low", "high", None],
+            "smoker": [True, False, None],
+            "day": pd.to_datetime(["2020-01-02 00:00", "2099-12-31 08:00", None]),
+            "more": [[1], [2], [3]],
+        }
+    )
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.feather", "a.arrow", "misnamed.csv"])
+def test_parquet_and_arrow_files_are_encoded_as_text_is(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrow_files, "BATCH", 2)
+    path, table = tmp_path / name, pa.Table.from_pandas(frame())
+    if name.endswith((".parquet", ".csv")):
+        pa.parquet.write_table(table, path)
+    else:
+        pa.feather.write_feather(table, str(path))
+    check_table(path)
+    said = list[str]()
+    assert np.allclose(encode_table(path, SCHEMA, said.append), EXPECTED)
+    assert "1 of 3 values" in said[0]
+    with pytest.raises(DataError, match="has no column ill; it has ort, stage, smoker, day, more"):
+        load_table(path, SCHEMA)
+
+
+def test_frames_with_dates_are_encoded_as_files_are() -> None:
+    given = frame().drop(columns="more")
+    assert np.allclose(encode_frame(given, SCHEMA), EXPECTED)
+    assert np.allclose(encode_frame(pl.from_pandas(given), SCHEMA), EXPECTED)
+    plain = {
+        "day": [date(2020, 1, 2), datetime(2099, 12, 31, 8), None],
+        "smoker": [True, False, None],
+        "stage": ["low", "high", None],
+        "ort": ["Köln", "Ulm", "Bonn"],
+    }
+    assert np.allclose(encode_frame(plain, SCHEMA), EXPECTED)
+
+
+def test_a_schema_is_proposed_from_parquet_and_fits_csv(tmp_path: Path) -> None:
+    csv = written(tmp_path / "a.csv", stays(900, 400, seed=1))
+    parquet = tmp_path / "a.parquet"
+    pd.read_csv(csv, dtype={"room": str}).to_parquet(parquet)
+    by_text, by_type = (propose_schema(path, label="readmitted") for path in (csv, parquet))
+    assert by_text.schema.columns == by_type.schema.columns
+    assert np.array_equal(
+        load_table(csv, by_type.schema).inputs, load_table(parquet, by_type.schema).inputs
+    )
+    with pytest.raises(DataError, match="names its columns itself"):
+        propose_schema(parquet, label="a", columns=["a", "b"])
+
+
+def test_types_are_found_as_the_schema_spells_them(tmp_path: Path) -> None:
+    schema = TableSchema.model_validate(
+        {
+            "columns": [
+                {"name": "room", "role": "categorical", "values": ["1.0", "2.0"]},
+                {"name": "ill", "role": "label", "values": ["False", "True"]},
+            ]
+        }
+    )
+    path = tmp_path / "a.parquet"
+    pd.DataFrame({"ill": [True, False], "room": [2, 1]}).to_parquet(path)
+    found = load_table(path, schema)
+    assert found.labels.tolist() == [1, 0]
+    assert found.inputs.tolist() == [[0, 1, 0], [1, 0, 0]]
+    table = pa.Table.from_pydict({"room": [2.0, 1.0]})
+    assert np.array_equal(encode_frame(table, schema), found.inputs)
+
+
+def test_broken_and_unfit_files_are_refused_with_their_names(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pa.parquet.write_table(pa.Table.from_pandas(frame()), path)
+    with pytest.raises(DataError, match=r"a\.parquet: column more holds list<.*expected numbers"):
+        propose_schema(path, label="smoker")
+    content = path.read_bytes()
+    for wrong in (content[:-20], content[:4] + b"\xff" * 2000 + content[-300:], b"PAR1PAR1"):
+        with pytest.raises(DataError, match=r"a\.parquet cannot be read as a Parquet or Arrow"):
+            encode_table(written(path, wrong), SCHEMA)
+    twice = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])
+    pa.parquet.write_table(twice, path)
+    with pytest.raises(DataError, match="two columns named 'x'"):
+        check_table(path)
+
+
+def test_without_pyarrow_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.parquet"
+    pa.parquet.write_table(pa.Table.from_pandas(frame()), path)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(DataError, match=r"needs pyarrow: pip install 'terrine\[arrow\]'"):
+        check_table(path)
+
+
+# ------------------------------------------------------------------------------------ encodings
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "windows-1252"])
+def test_another_encoding_is_read_when_it_is_named(tmp_path: Path, encoding: Any) -> None:
+    path, said = written(tmp_path / "a.csv", TEXT.encode(encoding)), list[str]()
+    assert np.allclose(encode_table(path, SCHEMA, said.append, encoding), EXPECTED)
+    assert said[0].endswith(f"a.csv is not UTF-8 (line 2); it is read as {encoding}.")
+    plain = written(tmp_path / "b.csv", "\ufeff" + TEXT)
+    assert np.allclose(encode_table(plain, SCHEMA, encoding=encoding), EXPECTED), "UTF-8 is seen"
+    with pytest.raises(DataError, match="not UTF-8: line 2 holds the byte 0xf6"):
+        encode_table(path, SCHEMA)
+
+
+def test_bytes_that_the_named_encoding_does_not_have_are_refused(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", TEXT.encode("latin-1") + b"\x81")
+    with pytest.raises(DataError, match="not UTF-8, nor windows-1252: line 5 holds the byte 0x81"):
+        encode_table(path, SCHEMA, encoding="windows-1252")
+
+
+# ---------------------------------------------------------------------------- nothing is shifted
+
+
+def test_columns_are_matched_by_name_and_never_shifted(tmp_path: Path) -> None:
+    wards = TableSchema.model_validate(
+        {
+            "columns": [
+                {"name": "ward", "role": "categorical", "values": ["A", "B"]},
+                {"name": "sex", "role": "categorical", "values": ["f", "m"]},
+                {"name": "ill", "role": "label", "values": ["no", "yes"]},
+            ]
+        }
+    )
+    rows = ["A,f", "B,m"] * 10
+    there = encode_table(written(tmp_path / "a.csv", "\n".join(["ward,sex", *rows])), wards)
+    turned = [",".join(reversed(row.split(","))) for row in rows]
+    back = encode_table(written(tmp_path / "b.csv", "\n".join(["sex,ward", *turned])), wards)
+    assert np.array_equal(there, back)
+    said = list[str]()
+    assert np.array_equal(
+        encode_table(written(tmp_path / "c.csv", "\n".join(rows)), wards, said.append), there
+    )
+    assert said == [
+        f"{tmp_path / 'c.csv'} has no header; its columns are taken to be ward, sex, in this order."
+    ]
+    for wrong, message in (
+        (turned, "no header, and none of the 20 values of column ward is in the schema"),
+        (["station,sex", *rows], "has no column ward; it has station, sex"),
+    ):
+        with pytest.raises(DataError, match=message):
+            encode_table(written(tmp_path / "d.csv", "\n".join(wrong)), wards)

@@ -1,0 +1,129 @@
+"""Folders of pictures: every kind becomes the same array, and a bad file is named."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from pydantic import ValidationError
+
+from terrine_models.data import DataError
+from terrine_models.images import load_image_classes, load_images
+from terrine_protocol.images import ImageFormat
+
+GREY = ImageFormat(height=4, width=6, grey=True)
+COLOUR = ImageFormat(height=4, width=6, grey=False)
+
+
+def save(path: Path, array: Any, **options: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.asarray(array)).save(path, **options)
+    return path
+
+
+@pytest.fixture
+def plain() -> np.ndarray:
+    return np.arange(24, dtype=np.uint8).reshape(4, 6) * 10
+
+
+def test_a_picture_of_the_size_is_its_pixels_whatever_its_form(
+    tmp_path: Path, plain: np.ndarray
+) -> None:
+    colours = np.stack([plain] * 3, axis=2)
+    opaque = np.concatenate([colours, np.full((4, 6, 1), 255, np.uint8)], axis=2)
+    save(tmp_path / "0.png", plain)
+    save(tmp_path / "1.png", colours)
+    save(tmp_path / "2.PNG", opaque)
+    save(tmp_path / "3.png", plain.astype(np.uint16) * 257)
+    turned = Image.Exif()
+    turned[0x0112] = 3  # by 180 degrees
+    save(tmp_path / "4.png", plain[::-1, ::-1], exif=turned)
+    Image.fromarray(plain).convert("P").save(tmp_path / "5.png")
+    found = load_images(tmp_path, GREY)
+    assert found.dtype == np.uint8
+    assert np.array_equal(found, [plain] * 6)
+    assert np.array_equal(load_images(tmp_path, COLOUR), [colours] * 6)
+
+
+def test_transparency_is_white_and_jpeg_is_read(tmp_path: Path) -> None:
+    save(tmp_path / "a.png", np.zeros((9, 9, 4), np.uint8))
+    save(tmp_path / "b.jpeg", np.full((40, 60), 90, np.uint8))
+    save(tmp_path / "c.jpg", np.full((40, 60, 3), 90, np.uint8))
+    clear, *others = load_images(tmp_path, GREY)
+    assert (clear == 255).all()
+    assert (np.abs(np.array(others).astype(int) - 90) <= 1).all()
+
+
+def test_one_folder_is_one_class(tmp_path: Path, plain: np.ndarray) -> None:
+    for name in ("dog/1.png", "cat/2.png", "cat/1.png"):
+        save(tmp_path / name, plain + (name[0] == "d"))
+    (tmp_path / "cat" / ".DS_Store").write_bytes(b"x")
+    data = load_image_classes(tmp_path, GREY)
+    assert (data.classes, data.labels.tolist()) == (("cat", "dog"), [0, 0, 1])
+    assert data.image == GREY
+    assert data.spec.shape == (4, 6)
+    listed = load_image_classes(tmp_path, GREY, classes=["owl", "dog", "cat"])
+    assert (listed.classes, listed.labels.tolist()) == (("owl", "dog", "cat"), [1, 2, 2])
+    with pytest.raises(DataError, match=r"holds the folder .dog.; expected folders named .*: cat"):
+        load_image_classes(tmp_path, GREY, classes=["cat", "owl"])
+    with pytest.raises(DataError, match="holds the folder 'cat'; unlabelled pictures are expected"):
+        load_images(tmp_path, GREY)
+    save(tmp_path / "loose.png", plain)
+    with pytest.raises(DataError, match=r"loose\.png is in no class"):
+        load_image_classes(tmp_path, GREY)
+
+
+def bomb() -> bytes:
+    """A PNG of 400 bytes that claims 30,000 × 30,000 pixels."""
+    header = struct.pack(">IIBBBBB", 30_000, 30_000, 8, 0, 0, 0, 0)
+    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(bytes(300_000))), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks
+    )
+
+
+def test_a_bad_file_is_named(tmp_path: Path, plain: np.ndarray) -> None:
+    whole = save(
+        tmp_path / "ok" / "ok.png", np.random.default_rng(0).integers(0, 256, (64, 64), np.uint8)
+    )
+    content = whole.read_bytes()
+    gif = tmp_path / "x.gif"
+    Image.fromarray(plain).save(gif)
+    broken = {
+        "cut.png": content[: len(content) // 2],
+        "empty.jpg": b"",
+        "text.png": b"hello",
+        "flipped.png": content[:60] + bytes(40) + content[100:],
+        "gif.png": gif.read_bytes(),
+    }
+    for name, data in broken.items():
+        path = tmp_path / name.replace(".", "-") / name
+        path.parent.mkdir()
+        path.write_bytes(data)
+        with pytest.raises(DataError, match=rf"{name} cannot be read as a PNG or JPEG picture"):
+            load_images(path.parent, GREY)
+    huge = tmp_path / "huge" / "huge.png"
+    huge.parent.mkdir()
+    huge.write_bytes(bomb())
+    with pytest.raises(DataError, match=r"huge\.png .*(30000 × 30000|exceeds limit)"):
+        load_images(huge.parent, GREY)
+    (huge.parent / "readme.txt").write_text("x")
+    with pytest.raises(DataError, match=r"readme\.txt: expected only files named \.png"):
+        load_images(huge.parent, GREY)
+    (tmp_path / "none").mkdir()
+    with pytest.raises(DataError, match="holds no pictures"):
+        load_images(tmp_path / "none", GREY)
+    with pytest.raises(DataError, match="nowhere cannot be read"):
+        load_images(tmp_path / "nowhere", GREY)
+
+
+@pytest.mark.parametrize("side", [0, 1025])
+def test_a_format_has_a_size(side: int) -> None:
+    with pytest.raises(ValidationError):
+        ImageFormat(height=side, width=8, grey=True)

@@ -1,0 +1,220 @@
+"""Teachers of scikit-learn and PyTorch, from the fitted objects to labels over HTTP."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from commands import Terrine
+from onnx_made import mlp
+from sklearn.ensemble import GradientBoostingClassifier
+from sklearn.linear_model import LogisticRegression
+from sklearn.naive_bayes import GaussianNB
+from sklearn.neural_network import MLPClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from terrine_client import Client
+from terrine_models import convert
+from terrine_models.convert import to_onnx
+from terrine_models.data import Dataset
+from terrine_models.ensemble import Ensemble
+from terrine_models.onnx_check import Request, check, probes
+from terrine_models.onnx_models import Model, ModelError, OnnxTeachers
+from terrine_server.audit.world import serving
+from terrine_server.settings import Settings
+
+pytestmark = pytest.mark.slow
+REPOSITORY = Path(__file__).resolve().parents[2]
+TEACHERS = 9
+DISJOINT = "model i was trained on shard i alone"
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Small products wait for each other in several."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def documented(library: str) -> str:
+    """The program of docs/ensembles.md that trains a teacher on each shard."""
+    text = (REPOSITORY / "docs" / "ensembles.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    (program,) = [
+        b for b in blocks if "to_onnx" in b and re.search(rf"^(import|from) {library}", b, re.M)
+    ]
+    return str(program)
+
+
+@pytest.mark.parametrize("library", ["sklearn", "torch"])
+def test_teachers_you_have_serve_after_three_commands(
+    library: str, terrine: Terrine, tmp_path: Path, digits: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flat, labels, models = digits.inputs.reshape(-1, 64), digits.labels, []
+
+    def noticed(model: Any, path: str, shape: int) -> None:
+        models.append(model)
+        to_onnx(model, path, shape)
+
+    np.savez("private.npz", x=flat[:1200], y=labels[:1200], classes=digits.classes)
+    split = terrine("ensemble", "split", "private.npz", "--teachers", TEACHERS, "--out", "shards")
+    assert "9 shards of 133 to 134 records" in split.fine
+    monkeypatch.setattr(convert, "to_onnx", noticed)
+    exec(compile(documented(library), "docs/ensembles.md", "exec"), {})
+    rows = flat[1200:]
+    counts = np.zeros((len(rows), 10), np.int64)
+    for model in models:
+        counts[np.arange(len(rows)), own_predictions(model, rows.astype(np.float32))] += 1
+
+    unpickled = seen_unpickling()
+    assert terrine("init").fine
+    files = sorted(Path("models").glob("*.onnx"))
+    stated = ("--partition", "shards/partition.json", "--disjoint-by", DISJOINT)
+    said = terrine("ensemble", "import", *files, "--name", "digits", *stated).fine
+    assert f"as declared by you and not checked: {DISJOINT}" in said
+    cap = ("--epsilon", 90, "--delta", 1e-4)
+    assert terrine("ensemble", "register", "digits", *cap).fine
+    opened = ("project", "open", "study", "--ensemble", "digits", "--mechanism", "gnmax")
+    assert terrine(*opened, "--sigma", 1, "--epsilon", 80, "--delta", 1e-5).fine
+
+    directory = tmp_path / "data" / "ensembles" / "digits"
+    assert (Ensemble.load(directory).votes(rows) == counts).all()
+    for shown in (terrine("ensemble", "show", "digits"), terrine("project", "show", "study")):
+        assert f"{DISJOINT} (declared by the owner, not checked)" in shown.fine
+    if library == "torch":
+        assert "is registered already" in terrine("ensemble", "register", "digits", *cap).refused
+        assert terrine("ensemble", "import", *files, "--name", "again", *stated).fine
+        again = terrine("ensemble", "register", "again", *cap).refused
+        assert "9 of these teachers are in the ensemble digits as well" in again
+    unanimous = np.flatnonzero(counts.max(1) == TEACHERS)[:10]
+    assert len(unanimous) == 10
+    token = terrine("token", "create", "--role", "student", "--project", "study").fine
+    with serving(Settings()) as url, Client(url, found_token(token)) as client:
+        assert client.project().ensemble.disjoint_by == DISJOINT
+        answers = client.label(rows[unanimous]).labels
+    assert answers.tolist() == counts[unanimous].argmax(1).tolist()
+    assert unpickled == []
+
+
+def own_predictions(model: Any, rows: np.ndarray) -> np.ndarray:
+    if not isinstance(model, torch.nn.Module):
+        return np.asarray(model.predict(rows))
+    with torch.inference_mode():
+        return np.asarray(model(torch.tensor(rows)).argmax(1))
+
+
+@pytest.mark.filterwarnings("ignore:Stochastic Optimizer")
+@pytest.mark.parametrize(
+    "model",
+    [
+        LogisticRegression(max_iter=200),
+        make_pipeline(StandardScaler(), MLPClassifier((16,), max_iter=40, random_state=0)),
+        GradientBoostingClassifier(n_estimators=3, random_state=0),
+        GaussianNB(),
+    ],
+    ids=lambda model: type(model).__name__,
+)
+def test_converted_classifiers_choose_as_they_predict(
+    model: Any, tmp_path: Path, digits: Dataset
+) -> None:
+    x = digits.inputs.reshape(-1, 64).astype(np.float32)
+    rare = digits.labels[:300] != 4  # a shard that lacks a class
+    model.fit(x[:300][rare], digits.labels[:300][rare])
+    path = tmp_path / "model.onnx"
+    to_onnx(model, path, shape=64)
+    request = Request([str(path)], [64], "float32", 0, 16, classes=list(digits.classes))
+    assert check(path, request, probes(request)).values == "labels"
+    teachers = OnnxTeachers([Model(path.read_bytes())], digits.classes)
+    assert (teachers.choices(x)[:, 0] == model.predict(x)).all()
+
+
+UNPICKLED: list[str] = []
+
+
+@cache
+def _watch_unpickling() -> None:
+    def hook(event: str, arguments: tuple[object, ...]) -> None:
+        if event == "pickle.find_class":
+            UNPICKLED.append(str(arguments))
+
+    sys.addaudithook(hook)  # for good: there is no way to remove one
+
+
+def seen_unpickling() -> list[str]:
+    """The classes that anything in this process unpickles from now on."""
+    _watch_unpickling()
+    pickle.loads(pickle.dumps(Path("x")))
+    assert UNPICKLED, "the hook itself works"
+    UNPICKLED.clear()
+    return UNPICKLED
+
+
+def found_token(text: str) -> str:
+    found = re.search(r"terrine_\S+", text)
+    assert found is not None
+    return found.group()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--disjoint-by", " "), "--disjoint-by is empty"),
+        (("--input", "float32:8"), "--input takes float32:SHAPE:LOW..HIGH"),
+        (("--input", "float32:8:1..0"), "--input takes"),
+        (("--classes", "a"), "two or more different names"),
+        (("--classes", "a,b"), "expected [32, 2]: one for each class"),
+        (("--output", "label"), "it has no output label; its outputs: scores"),
+        (("--records", 0), "--records"),
+    ],
+)
+def test_a_mistake_in_an_import_gets_one_clear_error(
+    terrine: Terrine, tmp_path: Path, arguments: tuple[object, ...], said: str
+) -> None:
+    path = tmp_path / "one.onnx"
+    path.write_bytes(mlp().SerializeToString())
+    options: dict[str, object] = {
+        "--disjoint-by": "one hospital",
+        "--input": "float32:8:0..1",
+        "--classes": "a,b,c",
+        "--records": 100,
+    }
+    options[str(arguments[0])] = arguments[1]
+    flat = [part for option in options.items() for part in option]
+    refused = terrine("ensemble", "import", path, "--name", "t", *flat)
+    assert refused.code != 0
+    assert said in refused.err
+    assert "Traceback" not in refused.err
+    assert not (tmp_path / "data" / "ensembles" / "t").exists()
+
+
+def test_a_model_that_cannot_be_converted_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="A dict is no model of torch"):
+        to_onnx({}, tmp_path / "x.onnx", shape=3)
+    with pytest.raises(ModelError, match="A StandardScaler is no classifier"):
+        to_onnx(StandardScaler().fit(np.eye(3)), tmp_path / "x.onnx", shape=3)
+
+
+def test_no_package_can_load_a_pickle() -> None:
+    loads = re.compile(
+        r"\bimport (pickle|joblib|dill|cloudpickle|shelve|marshal)\b"
+        r"|\bfrom (pickle|joblib|dill|cloudpickle|shelve|marshal)\b"
+        r"|allow_pickle=True|torch\.load\(|weights_only=False|read_pickle"
+    )
+    sources = [
+        p for room in ("server", "client", "models") for p in (REPOSITORY / room).rglob("*.py")
+    ]
+    assert len(sources) > 100
+    found = [p.name for p in sources if loads.search(p.read_text())]
+    assert found == []

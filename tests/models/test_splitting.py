@@ -1,0 +1,81 @@
+"""Shards for teachers that are trained elsewhere."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import Terrine
+from hospital import stays
+from onnx_made import mlp
+
+from terrine_models.data import Dataset, load_npz
+from terrine_models.ensemble import Ensemble
+from terrine_models.shards import TrainingError, deal
+from terrine_models.splitting import PARTITION, read_partition, split
+from terrine_models.store import load_manifest
+
+
+def test_shards_are_disjoint_and_whole_people(plane: Dataset, tmp_path: Path) -> None:
+    out = tmp_path / "shards"
+    dealt = split(plane, out, teachers=8, seed=3)
+    assert read_partition(out / PARTITION) == dealt
+    assert (dealt.partition.recipe, dealt.partition.group_column) == ("groups", "person")
+    files = sorted(out.glob("*.npz"))
+    assert len(files) == 8
+    rows, _ = deal(plane, 8, 3)
+    assert plane.groups is not None
+    people = [set(plane.groups[shard].tolist()) for shard in rows]
+    assert sum(map(len, people)) == len(set().union(*people)) == 40
+    for path, shard in zip(files, rows, strict=True):
+        with np.load(path, allow_pickle=False) as found:
+            assert (found["x"] == plane.inputs[shard]).all()
+            assert (found["y"] == plane.labels[shard]).all()
+            assert found["classes"].tolist() == list(plane.classes)
+    private = {stat.S_IMODE(p.stat().st_mode) & 0o077 for p in (out, *files)}
+    assert private == {0}
+    with pytest.raises(TrainingError, match="exists already"):
+        split(plane, out, teachers=8)
+
+
+def test_a_table_is_split_trained_on_and_imported(
+    terrine: Terrine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sample.csv").write_text(stays(997, 479), newline="")
+    Path("stays.csv").write_text(stays(300, 140, 1), newline="")
+    assert terrine("ensemble", "schema", "sample.csv", "--label", "readmitted").fine
+    split_it = ("ensemble", "split", "stays.csv", "--teachers", 4, "--out", "shards")
+    assert "give the public --schema" in terrine(*split_it).refused
+    assert "4 shards of 35 to 35 people" in terrine(*split_it, "--schema", "schema.json").fine
+    shard = load_npz_shard(Path("shards/00000.npz"))
+    models = [Path(f"{i}.onnx") for i in range(4)]
+    for i, path in enumerate(models):
+        path.write_bytes(mlp(i, inputs=shard.shape[1], classes=2).SerializeToString())
+    import_them = ("ensemble", "import", "--name", "stays", "--partition", "shards/partition.json")
+    stated = (*import_them, "--disjoint-by", "model i knows shard i alone")
+    assert "expected one for each shard" in terrine(*stated, *models[:3]).refused
+    assert "drop these" in terrine(*stated, *models, "--records", 3).refused
+    assert terrine(*stated, *models, "--public", "sample.csv").fine
+    directory = Path("data/ensembles/stays")
+    manifest = load_manifest(directory)
+    assert manifest.partition is not None
+    assert (manifest.partition.recipe, manifest.records) == ("groups", 300)
+    assert manifest.encoding is not None
+    assert Ensemble.load(directory).votes(shard).sum() == 4 * len(shard)
+    assert "35 to 35 people each" in terrine("ensemble", "show", directory).fine
+    Path("shards/partition.json").write_text("{}")
+    assert "is not a partition" in terrine(*stated, *models).refused
+
+
+def load_npz_shard(path: Path) -> np.ndarray:
+    with np.load(path, allow_pickle=False) as found:
+        x: np.ndarray = found["x"]
+    return x
+
+
+def test_a_shard_of_images_is_training_data(digits: Dataset, tmp_path: Path) -> None:
+    split(digits, tmp_path / "shards", teachers=3)
+    assert len(load_npz(tmp_path / "shards" / "00000.npz")) == 599

@@ -1,0 +1,84 @@
+"""A version is tagged, named and described once, and everything says the same one."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from importlib.metadata import version
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from releasing import REPOSITORY, ReleaseError, check_changelog, declared_version
+
+VERSION = declared_version()
+CHANGELOG = (REPOSITORY / "CHANGELOG.md").read_text()
+
+
+def test_the_version_that_is_built_is_in_the_changelog() -> None:
+    check_changelog(CHANGELOG, VERSION, None)
+
+
+def test_a_tagged_commit_has_the_version_of_its_tag() -> None:
+    listed = subprocess.run(
+        ["git", "tag", "--points-at", "HEAD", "--list", "v*"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if listed.returncode != 0:
+        pytest.skip(f"NOT A GIT CHECKOUT, so it has no tags: {listed.stderr.strip()}")
+    for tag in listed.stdout.split():
+        check_changelog(CHANGELOG, VERSION, tag)
+
+
+def test_images_carry_the_version() -> None:
+    compose = (REPOSITORY / "docker-compose.yml").read_text()
+    assert set(re.findall(r"image: terrine[\w-]*:(\S+)", compose)) == {VERSION}
+
+
+def test_the_build_backend_is_the_one_that_tests_build_with() -> None:
+    project = (REPOSITORY / "pyproject.toml").read_text()
+    assert re.findall(r'"hatchling(==\S+)"', project) == [f"=={version('hatchling')}"] * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "tag", "why"),
+    [
+        ("## 1.1.0 - 2027-01-01\n", None, "neither 'Unreleased' nor 1.2.0"),
+        ("## Unreleased\n- new\n", "v1.2.0", "has no section for 1.2.0"),
+        ("## 1.2.0 - 2027-01-01\n", "v1.3.0", "the tag must be v1.2.0"),
+        ("## 1.2.0 - 2027-01-01\n", "1.2.0", "the tag must be v1.2.0"),
+        ("## Unreleased\n- new\n## 1.2.0 - 2027-01-01\n", "v1.2.0", "still has lines"),
+        ("## 1.2\n", None, "the heading '## 1.2'"),
+        ("## 1.1.0 - 2027-01-01\n## 1.2.0 - 2027-02-01\n", None, "newest first"),
+    ],
+)
+def test_a_changelog_that_does_not_fit_is_refused(text: str, tag: str | None, why: str) -> None:
+    with pytest.raises(ReleaseError, match=re.escape(why)):
+        check_changelog(text, "1.2.0", tag)
+
+
+@pytest.mark.parametrize("unreleased", ["", "## Unreleased\n\n"])
+def test_a_changelog_that_fits_is_accepted(unreleased: str) -> None:
+    check_changelog(f"# Changelog\n{unreleased}## 1.2.0 - 2027-01-01\n- new\n", "1.2.0", "v1.2.0")
+
+
+LOCK = (REPOSITORY / "docker" / "requirements.lock").read_text()
+
+
+def test_the_image_has_a_pin_with_hashes_for_everything_that_the_server_needs() -> None:
+    pins = dict(re.findall(r"^([\w.-]+)==(\S+) \\\n(?=    --hash=sha256:)", LOCK, re.MULTILINE))
+    assert len(pins) == LOCK.count("==")
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    for text in project["dependencies"] + project["optional-dependencies"]["server"]:
+        needed = Requirement(text)
+        if needed.name != "torch":  # the image gets it from an index of its own
+            pin = pins.get(canonicalize_name(needed.name), "0")
+            assert needed.specifier.contains(pin), f"{text} is locked at {pin}: `make lock`"
+
+
+def test_the_lock_brings_no_cuda() -> None:
+    assert re.findall(r"^(?:nvidia|cuda|triton)\S*==", LOCK, re.MULTILINE) == []

@@ -1,0 +1,30 @@
+"""The documentation makes a site without a warning: pages are listed, links lead somewhere."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from releasing import REPOSITORY
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        find_spec("sphinx") is None, reason="NO SPHINX: install the extra `docs` to check the site."
+    ),
+]
+
+
+def test_every_page_is_listed_and_every_link_leads_somewhere(tmp_path: Path) -> None:
+    done = subprocess.run(
+        # "dummy" resolves everything and writes nothing, in a third of the time.
+        [sys.executable, "-m", "sphinx", "-q", "-b", "dummy", "-c", "docs/site", ".", tmp_path],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), "a new page is listed in docs/index.md"
