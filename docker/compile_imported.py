@@ -10,6 +10,7 @@ import pkgutil
 from pathlib import Path
 
 PACKAGES = ("terrine_protocol", "terrine_client", "terrine_models", "terrine_server")
+OTHER_EXTRAS = {"pyarrow"}  # of `arrow`, which the image leaves out
 
 modules = {
     module.name
@@ -26,4 +27,6 @@ for name in modules:
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
             named.add(node.module)
 for name in sorted(named):
+    if name.partition(".")[0] in OTHER_EXTRAS:
+        continue
     importlib.import_module(name)

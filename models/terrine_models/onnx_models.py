@@ -135,7 +135,7 @@ def require_onnx(*packages: str) -> None:
     missing = [each for each in ("onnxruntime", "onnx", *packages) if find_spec(each) is None]
     if missing:
         raise ModelError(
-            f"{' and '.join(missing)} not installed, and these are ONNX models: "
+            f"{' and '.join(missing)} is not installed, and ONNX models need it: "
             f"pip install 'terrine[onnx]'{''.join(f' {each}' for each in packages)}"
         )
 

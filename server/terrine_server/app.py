@@ -22,7 +22,7 @@ from terrine_server.api import ledger as books
 from terrine_server.api.readiness import Readiness
 from terrine_server.api.services import Services, bearer, known_parameters
 from terrine_server.errors import TerrineError
-from terrine_server.labeling.local_voters import LocalVoters
+from terrine_server.labeling.any_voters import AnyVoters
 from terrine_server.labeling.pipeline import Labeling
 from terrine_server.labeling.queue import Queue
 from terrine_server.ledger import Ledger, connect
@@ -48,7 +48,7 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
     engine = connect(settings.database, settings.database_password(), settings.database_seconds)
     key = load_secret_key(settings.secret_key_path)
     ledger = Ledger(engine, key)
-    voters = LocalVoters(settings.data_dir, settings.device)
+    voters = AnyVoters(settings)
     metrics = Metrics()
     labeling = Labeling(ledger, voters, metrics, settings.max_batch)
     services = Services(

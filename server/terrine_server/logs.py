@@ -52,7 +52,8 @@ def configure(level: str) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level.upper())
-    logging.getLogger("alembic").setLevel(logging.WARNING)
+    for library in ("alembic", "httpx"):  # a line for each step, or for each request to an owner
+        logging.getLogger(library).setLevel(logging.WARNING)
     logging.captureWarnings(True)
 
 

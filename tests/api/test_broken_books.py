@@ -43,7 +43,7 @@ class Office:
     ) -> None:
         self.settings, self.engine = installed(data, url, ensemble, requests_per_minute=10**9)
         voters = LocalVoters(self.settings.data_dir)  # so that they are loaded once
-        monkeypatch.setattr("terrine_server.app.LocalVoters", lambda *_: voters)
+        monkeypatch.setattr("terrine_server.app.AnyVoters", lambda *_: voters)
         owner = RunningServer("", self.settings, Ledger(self.engine, SECRET_KEY), ensemble)
         for name in ("study", "other"):
             owner.open_project(name)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from commands import Terrine
 from onnx_made import mlp
+from opened import watching
 from sklearn.ensemble import GradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.naive_bayes import GaussianNB
@@ -30,6 +31,8 @@ from terrine_models.ensemble import Ensemble
 from terrine_models.onnx_check import Request, check, probes
 from terrine_models.onnx_models import Model, ModelError, OnnxTeachers
 from terrine_server.audit.world import serving
+from terrine_server.cli.console import opened_ledger
+from terrine_server.labeling.local_voters import LocalVoters
 from terrine_server.settings import Settings
 
 pytestmark = pytest.mark.slow
@@ -106,6 +109,28 @@ def test_teachers_you_have_serve_after_three_commands(
         answers = client.label(rows[unanimous]).labels
     assert answers.tolist() == counts[unanimous].argmax(1).tolist()
     assert unpickled == []
+
+
+def test_the_service_opens_no_file_of_another_manifest(terrine: Terrine, tmp_path: Path) -> None:
+    path = tmp_path / "one.onnx"
+    path.write_bytes(mlp().SerializeToString())
+    assert terrine("init").fine
+    assert terrine(
+        *("ensemble", "import", path, "--name", "one", "--classes", "a,b,c"),
+        *("--input", "float32:8:0..1", "--records", 5000, "--disjoint-by", "only one"),
+    ).fine
+    assert terrine("ensemble", "register", "one", "--epsilon", 1, "--delta", 1e-5).fine
+    record = opened_ledger().ensemble("one")
+    voters = LocalVoters(Settings().data_dir)
+    manifest = Settings().ensembles_dir / "one" / "manifest.json"
+    registered = manifest.read_bytes()
+    manifest.write_bytes(registered + b" ")
+    with watching(manifest.with_name("teachers-00000.onnx")) as watch:
+        assert not voters.available(record)
+        assert not watch.opened()
+        manifest.write_bytes(registered)
+        assert voters.available(record)
+        assert watch.opened()
 
 
 def own_predictions(model: Any, rows: np.ndarray) -> np.ndarray:

@@ -40,6 +40,7 @@ def test_help_names_every_target(tmp_path: Path) -> None:
 
 
 def test_secrets_are_random_closed_to_others_and_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("TERRINE_PORT=8001")  # without a line's end
     make(tmp_path, "secrets")
     directory = tmp_path / "secrets"
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
@@ -50,6 +51,7 @@ def test_secrets_are_random_closed_to_others_and_never_replaced(tmp_path: Path) 
 
     make(tmp_path, "secrets")
     assert {file.name: file.read_text() for file in directory.iterdir()} == made
+    assert (tmp_path / ".env").read_text() == "TERRINE_PORT=8001\nSECRETS_DIR=./secrets\n"
 
 
 def test_ci_can_be_run() -> None:

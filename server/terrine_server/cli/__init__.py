@@ -16,6 +16,7 @@ from terrine_server.cli import (
     glyphs,
     ledger,
     log,
+    owners,
     plan,
     price,
     project,
@@ -43,6 +44,8 @@ app.command()(demo.demo)
 app.command()(reproduce.reproduce)
 app.command()(glyphs.glyphs)
 app.add_typer(ensemble.app, name="ensemble")
+app.add_typer(owners.owners, name="owners")
+app.add_typer(owners.teacher, name="teacher")
 app.add_typer(project.app, name="project")
 app.add_typer(token.app, name="token")
 app.add_typer(ledger.app, name="ledger")

@@ -190,10 +190,14 @@ def show(ensemble: Named) -> None:
 
     [bold]Example[/bold]: terrine ensemble show digits
     """
+    from terrine_models.roster import is_roster, load_roster
     from terrine_models.store import load_manifest
 
     directory = ensemble_directory(ensemble)
-    _print(directory, load_manifest(directory))
+    if is_roster(directory):
+        print_json(load_roster(directory))
+    else:
+        _print(directory, load_manifest(directory))
 
 
 @app.command()
@@ -203,8 +207,13 @@ def verify(ensemble: Named) -> None:
     [bold]Example[/bold]: terrine ensemble verify digits
     """
     from terrine_models.ensemble import Ensemble
+    from terrine_models.roster import is_roster, load_roster
 
     directory = ensemble_directory(ensemble)
+    if is_roster(directory):
+        roster = load_roster(directory)
+        console.print(f"{directory}: a roster of {len(roster.owners)} owners, as it should be.")
+        return
     manifest = Ensemble.load(directory, device="cpu").manifest
     console.print(f"{directory}: all {len(manifest.files)} files match the manifest.")
 
@@ -261,9 +270,9 @@ def list_ensembles(as_json: AsJson = False) -> None:
     records = open_ledger(settings).ensembles()
     if as_json:
         from terrine_server import views
-        from terrine_server.labeling.local_voters import LocalVoters
+        from terrine_server.labeling.any_voters import AnyVoters
 
-        voters = LocalVoters(settings.data_dir, settings.device)
+        voters = AnyVoters(settings)
         print_json([views.ensemble_account(record, voters.available(record)) for record in records])
         return
     table = Table("ensemble", "teachers", "classes", "cap ε", "cap δ", "order")

@@ -285,9 +285,9 @@ def _set_status(name: str, status: str) -> None:
 def _infos(settings: Settings, records: Sequence[ProjectRecord]) -> list[ProjectInfo]:
     """Return projects as the HTTP API returns them."""
     from terrine_server import views
-    from terrine_server.labeling.local_voters import LocalVoters
+    from terrine_server.labeling.any_voters import AnyVoters
 
-    voters = LocalVoters(settings.data_dir, settings.device)
+    voters = AnyVoters(settings)
     return [views.project(record, voters.available(record.ensemble)) for record in records]
 
 

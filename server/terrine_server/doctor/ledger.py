@@ -14,7 +14,8 @@ from terrine_server.settings import Settings
 
 def ensembles(ledger: Ledger, settings: Settings) -> Iterator[Finding]:
     """Verify the files of every registered ensemble, and report unregistered directories."""
-    from terrine_models.store import StoreError, manifest_digest, verify
+    from terrine_models.roster import verified_digest
+    from terrine_models.store import StoreError
 
     registered = ledger.ensembles()
     for record in registered:
@@ -22,8 +23,7 @@ def ensembles(ledger: Ledger, settings: Settings) -> Iterator[Finding]:
         check = f"ensemble {record.name}"
         restore = f"Restore {directory} from a backup"
         try:
-            verify(directory)
-            same = manifest_digest(directory) == record.manifest_sha256
+            same = verified_digest(directory) == record.manifest_sha256
         except StoreError as error:
             yield Finding(check, State.PROBLEM, str(error), restore)
             continue

@@ -86,12 +86,17 @@ class LocalVoters:
 
         # The stamp is taken before reading, so that a change in between is noticed later.
         stamp = _stamp(directory, load_manifest(directory))
+
+        def check_manifest() -> None:
+            if manifest_digest(directory) != record.manifest_sha256:
+                raise EnsembleUnavailable(
+                    f"The manifest in {directory} is not the one that was registered as "
+                    f"{record.name}. Restore it from a backup."
+                )
+
+        check_manifest()  # before native code parses files that nobody checked
         ensemble = Ensemble.load(directory, device=self._device)
-        if manifest_digest(directory) != record.manifest_sha256:
-            raise EnsembleUnavailable(
-                f"The manifest in {directory} is not the one that was registered as "
-                f"{record.name}. Restore it from a backup."
-            )
+        check_manifest()  # it is the one that was loaded
         ensemble.fastest()  # measured now, so that the first student does not wait
         return stamp, ensemble
 

@@ -165,16 +165,18 @@ def register_ensemble(
     """
     from terrine_models.backbones import check_backbone
     from terrine_models.importing import check_imported
-    from terrine_models.store import load_manifest, manifest_digest, verify
+    from terrine_models.roster import is_roster, verified_digest
+    from terrine_models.store import load_manifest
 
     check_name("an ensemble", name)
     directory = settings.ensembles_dir / name
-    digest = manifest_digest(directory)
-    verify(directory)
-    manifest = load_manifest(directory)
-    _refuse_teachers_of_others(ledger, settings, name, manifest)
-    check_imported(directory, manifest)
-    check_backbone(directory, manifest)
+    digest = verified_digest(directory)
+    if not is_roster(directory):
+        manifest = load_manifest(directory)
+        _refuse_teachers_of_others(ledger, settings, name, manifest)
+        check_imported(directory, manifest)
+        check_backbone(directory, manifest)
+    records, info = _facts(directory)
     try:
         if rule == "rdp":
             limit = cap(epsilon, delta, cap_order(epsilon, delta) if order is None else order)
@@ -186,6 +188,25 @@ def register_ensemble(
             )
     except ParameterError as error:
         raise InvalidTerms(str(error)) from error
+    path = str(Path("ensembles") / name)
+    return ledger.register_ensemble(name, path, digest, info, records, limit, by)
+
+
+def _facts(directory: Path) -> tuple[int, dict[str, Any]]:
+    """Return how many records an ensemble's teachers have, and what students see of it."""
+    from terrine_models.roster import is_roster, load_roster
+    from terrine_models.store import load_manifest
+
+    if is_roster(directory):
+        roster = load_roster(directory)
+        return roster.records, {
+            "kind": "remote",
+            "input": roster.input.model_dump(mode="json"),
+            "classes": list(roster.classes),
+            "teachers": len(roster.owners),
+            "disjoint_by": roster.disjoint_by,
+        }
+    manifest = load_manifest(directory)
     info: dict[str, Any] = {
         "kind": manifest.kind,
         "input": manifest.input.model_dump(mode="json"),
@@ -200,8 +221,7 @@ def register_ensemble(
         info["encoding"] = manifest.encoding.model_dump(mode="json")
     if manifest.image:
         info["image"] = manifest.image.model_dump(mode="json")
-    path = str(Path("ensembles") / name)
-    return ledger.register_ensemble(name, path, digest, info, manifest.records, limit, by)
+    return manifest.records, info
 
 
 def _refuse_teachers_of_others(

@@ -1,0 +1,165 @@
+"""Ensembles whose teachers stay with their owners: who they are and how they are asked.
+
+A directory holds `roster.json` in place of a manifest and weights, and may hold the certificates
+that owners are known by (`OWNER.pem`) and the tokens that they ask for (`OWNER.token`, not part of
+the roster, so that they can be replaced). The roster is fixed once the ensemble is registered: its
+digest identifies the ensemble.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import Field, ValidationError, model_validator
+
+from terrine_protocol.tables import Record, Sha256
+
+from .data import InputSpec
+from .store import (
+    MANIFEST_LIMIT,
+    Name,
+    StoreError,
+    manifest_digest,
+    sha256,
+    verified_bytes,
+    verify,
+    write_atomically,
+)
+
+ROSTER = "roster.json"
+LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
+LARGEST_TOKEN = 4096
+
+Tensor = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class Owner(Record):
+    """One owner, who casts one vote with a model of their own."""
+
+    name: Name
+    url: Annotated[str, Field(max_length=2000, description="Where /v2/models/… is.")]
+    model: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")]
+    input: Tensor = "input"
+    """Name of the model's input tensor."""
+    output: Tensor | None = None
+    """Name of the output tensor with labels or scores; null for the only one."""
+    binary: bool = False
+    """Whether inputs are sent as bytes (the protocol's binary extension), which is faster."""
+    certificate: Sha256 | None = None
+    """Of `OWNER.pem`: the only certificates that this owner's server is trusted by."""
+
+    @model_validator(mode="after")
+    def _url_is_safe(self) -> Self:
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
+            raise ValueError(f"{self.url!r} is not the URL of a server")
+        if parts.scheme == "http" and parts.hostname not in LOCAL_HOSTS:
+            raise ValueError(f"{self.url!r}: votes cross a network only over https")
+        if parts.scheme == "http" and self.certificate is not None:
+            raise ValueError(f"{self.url!r}: a certificate is for https")
+        return self
+
+
+class Roster(Record):
+    """Everything about such an ensemble; all of it is public but for the addresses."""
+
+    format: Literal["terrine-roster-1"] = "terrine-roster-1"
+    name: Name
+    input: InputSpec
+    classes: Annotated[
+        tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=2, max_length=10_000)
+    ]
+    owners: Annotated[tuple[Owner, ...], Field(min_length=2, max_length=10_000)]
+    records: Annotated[int, Field(ge=1, description="Of all owners together, as they state.")]
+    disjoint_by: Annotated[str, Field(min_length=1, max_length=500)]
+    """How no person's records are with two owners, in the owners' words."""
+    timeout_seconds: Annotated[float, Field(gt=0, le=60)] = 2.0
+    """An owner whose answer has not come by then casts no vote on that batch."""
+    quorum: Annotated[int, Field(ge=1)]
+    """Owners that must answer; with fewer, nothing is answered and nothing charged."""
+    salt: Sha256
+    """Random. Students see the roster's digest, and must not find out addresses by guessing."""
+
+    @model_validator(mode="after")
+    def _is_coherent(self) -> Self:
+        names = [owner.name for owner in self.owners]
+        if len(set(names)) < len(names):
+            raise ValueError("owners must have different names")
+        if len({(owner.url.rstrip("/"), owner.model) for owner in self.owners}) < len(names):
+            raise ValueError("two owners have the same model at the same URL: one would vote twice")
+        if len(set(self.classes)) < len(self.classes):
+            raise ValueError("classes must have different names")
+        if self.quorum > len(names):
+            raise ValueError(f"a quorum of {self.quorum} is more than the {len(names)} owners")
+        return self
+
+
+def is_roster(directory: Path) -> bool:
+    """Whether a directory holds a roster, and no manifest."""
+    return (Path(directory) / ROSTER).exists()
+
+
+def roster_digest(directory: Path) -> str:
+    """SHA-256 of `roster.json`: the identity of the ensemble. Raises StoreError."""
+    return sha256(_roster_bytes(Path(directory)))
+
+
+def load_roster(directory: Path) -> Roster:
+    """Read and check `roster.json` and the certificates that it names. Raises StoreError."""
+    directory = Path(directory)
+    try:
+        roster = Roster.model_validate_json(_roster_bytes(directory))
+    except ValidationError as error:
+        raise StoreError(f"{directory / ROSTER} is malformed: {first_problem(error)}") from None
+    for owner in roster.owners:
+        if owner.certificate is not None:
+            verified_bytes(directory, f"{owner.name}.pem", owner.certificate)
+    return roster
+
+
+def verified_digest(directory: Path) -> str:
+    """Verify the files of an ensemble of any kind; return its identity. Raises StoreError."""
+    if is_roster(directory):
+        load_roster(directory)
+        return roster_digest(directory)
+    verify(directory)
+    return manifest_digest(directory)
+
+
+def save_roster(directory: Path, roster: Roster) -> None:
+    """Write `roster.json`, completely or not at all."""
+    data = roster.model_dump_json(indent=2).encode() + b"\n"
+    write_atomically(Path(directory) / ROSTER, data)
+
+
+def owner_token(directory: Path, owner: Owner) -> str | None:
+    """The token that an owner's server asks for, or None. Raises StoreError."""
+    path = Path(directory) / f"{owner.name}.token"
+    if not path.exists():
+        return None
+    try:
+        text = path.read_bytes()[: LARGEST_TOKEN + 1].decode("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise StoreError(f"{path} cannot be read: {error}") from None
+    if not text or len(text) > LARGEST_TOKEN or not text.isprintable():
+        raise StoreError(f"{path} holds no token: expected one line of printable characters.")
+    return text
+
+
+def first_problem(error: ValidationError) -> str:
+    """Return where the first problem of a document is, and what it is."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"]) or "the document"
+    return f"at {where}: {first['msg'].removeprefix('Value error, ')}"
+
+
+def _roster_bytes(directory: Path) -> bytes:
+    path = directory / ROSTER
+    try:
+        if path.stat().st_size > MANIFEST_LIMIT:
+            raise StoreError(f"{path} is larger than {MANIFEST_LIMIT} bytes: not a roster")
+        return path.read_bytes()
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}") from None

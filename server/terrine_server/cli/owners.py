@@ -1,0 +1,149 @@
+"""`terrine owners …` gathers teachers that stay with their owners; `terrine teacher …` is one."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from terrine_server.cli.console import console, fail
+from terrine_server.cli.evaluate import ensemble_directory
+
+if TYPE_CHECKING:
+    from terrine_models.roster import Roster
+
+owners = typer.Typer(no_args_is_help=True, help="Let owners vote who keep their teachers.")
+teacher = typer.Typer(no_args_is_help=True, help="Be one of these owners.")
+
+
+@owners.command()
+def gather(
+    file: Annotated[Path, typer.Argument(metavar="OWNERS.toml", help="Who they are, and where.")],
+    name: Annotated[str, typer.Option(help="Name of the ensemble: a-z, 0-9, '-' and '_'.")],
+) -> None:
+    """Make an ensemble of owners who each keep their teacher, and ask each of them once.
+
+    docs/owners.md has an example of the file. Next, register the ensemble.
+
+    [bold]Example[/bold]: terrine owners gather owners.toml --name wards
+    """
+    from terrine_server.ledger.accounts import check_name
+    from terrine_server.owner.gathering import gather as gathered
+    from terrine_server.settings import Settings
+
+    check_name("an ensemble", name)
+    directory = Settings().ensembles_dir / name
+    roster = gathered(file, name, directory)
+    absent = _asked(directory, roster)
+    console.print(f"{len(roster.owners)} owners, quorum {roster.quorum}: {directory}")
+    if absent:
+        console.print(
+            f"{absent} did not answer as they should. That may change; the file may be wrong, too: "
+            f"then remove {directory}, mend the file and gather again.",
+            style="bold yellow",
+            soft_wrap=True,
+        )
+    console.print(f"Next: terrine ensemble register {name} --epsilon … --delta …")
+
+
+@owners.command()
+def check(
+    ensemble: Annotated[
+        str, typer.Argument(metavar="ENSEMBLE", help="Name of an ensemble, or its directory.")
+    ],
+) -> None:
+    """Ask each owner of an ensemble about one blank input. Exit code 1 below the quorum.
+
+    [bold]Example[/bold]: terrine owners check wards
+    """
+    from terrine_models.roster import load_roster
+
+    directory = ensemble_directory(ensemble)
+    roster = load_roster(directory)
+    present = len(roster.owners) - _asked(directory, roster)
+    if present < roster.quorum:
+        fail(f"{present} of {len(roster.owners)} owners answer; the quorum is {roster.quorum}.")
+
+
+@teacher.command()
+def serve(
+    ensemble: Annotated[
+        str, typer.Argument(metavar="ENSEMBLE", help="Name of an ensemble, or its directory.")
+    ],
+    token_file: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help="Token that the service must show; made if it is not there. Give it a copy.",
+        ),
+    ],
+    model: Annotated[
+        str | None, typer.Option(help="Name of the model. Default: the ensemble's.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8100,
+    certificate: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="TLS certificate chain (PEM).")
+    ] = None,
+    key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its private key (PEM).")] = None,
+) -> None:
+    """Answer the service that gathers votes, from your own machine and your own teachers.
+
+    All teachers of the ensemble together cast one vote. Speaks the Open Inference Protocol.
+
+    [bold]Example[/bold]: terrine teacher serve wards --token-file wards.token --host 0.0.0.0
+        --certificate wards.pem --key wards.key
+    """
+    import uvicorn
+
+    from terrine_models.roster import LOCAL_HOSTS
+    from terrine_models.store import load_manifest, write_atomically
+    from terrine_server.teacher import Teacher
+
+    if (certificate is None) != (key is None):
+        fail("--certificate and --key come together.")
+    if certificate is None and host not in LOCAL_HOSTS:
+        fail(
+            f"Votes cross a network only over TLS: give --certificate and --key, or listen on "
+            f"{LOCAL_HOSTS[0]} behind a proxy that has them."
+        )
+    directory = ensemble_directory(ensemble)
+    name = model or load_manifest(directory).name
+    if not token_file.exists():
+        write_atomically(token_file, f"{secrets.token_urlsafe(32)}\n".encode())
+        token_file.chmod(0o600)
+        console.print(f"Made the token {token_file}.")
+    token = token_file.read_text(encoding="ascii").strip()
+    if len(token) < 20:
+        fail(f"{token_file} holds no token of at least 20 characters.")
+    app = Teacher(directory, name, token).app()
+    scheme = "http" if certificate is None else "https"
+    console.print(f"Model {name} on {scheme}://{host}:{port}. Interrupt to stop.", soft_wrap=True)
+    uvicorn.run(
+        app,
+        host=host,
+        port=port,
+        ssl_certfile=certificate,
+        ssl_keyfile=key,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        limit_concurrency=64,
+    )
+
+
+def _asked(directory: Path, roster: Roster) -> int:
+    """Ask each owner, print what they say, and return how many are absent."""
+    from terrine_server.labeling.remote_voters import probe
+
+    found = probe(directory, roster)
+    table = Table("owner", "model", "at", "answers")
+    for owner, wrong in zip(roster.owners, found, strict=True):
+        answers = "yes" if wrong is None else f"[red]{escape(wrong)}[/red]"
+        table.add_row(owner.name, owner.model, owner.url, answers)
+    console.print(table)
+    return sum(wrong is not None for wrong in found)

@@ -1,0 +1,269 @@
+"""Teachers that stay with their owners, who are asked over the network.
+
+Who is asked, and how long their answers are waited for, is fixed in the roster and public. An owner
+whose answer does not come in time, or is no answer, is absent from that batch: their vote is then
+cast by a public rule that looks at the input alone (`stand_in`). So every tally is full, and what
+an owner does, answering, lying or failing, moves their own vote and nobody else's: see
+docs/privacy/remote-owners.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import ssl
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock, Thread
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from terrine_models.store import StoreError
+from terrine_server.errors import EnsembleUnavailable
+from terrine_server.labeling import inference
+from terrine_server.ledger import EnsembleRecord
+
+if TYPE_CHECKING:
+    from terrine_models.roster import Owner, Roster
+
+log = structlog.get_logger("terrine")
+
+REPLY_BYTES = 64 * 1024
+"""Bytes of a response, beyond `VALUE_BYTES` for each value that it may hold."""
+VALUE_BYTES = 32
+
+
+class _Loop:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        Thread(target=self.loop.run_forever, daemon=True, name="terrine-owners").start()
+
+    def run(self, work: Any) -> Any:
+        """Run a coroutine there, and wait for its result."""
+        made: Future[Any] = asyncio.run_coroutine_threadsafe(work, self.loop)
+        return made.result()
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one owner is sent, and the most bytes of a response that are read."""
+
+    sent: Mapping[str, Any]
+    most: int
+
+
+def requests_for(
+    owners: Iterable[Owner], x: NDArray[np.generic], classes: int
+) -> Iterator[Request]:
+    """Yield the request for each owner; owners who are asked alike share its body."""
+    made: dict[tuple[str, str | None, bool], tuple[bytes, dict[str, str]]] = {}
+    for owner in owners:
+        how = (owner.input, owner.output, owner.binary)
+        body, headers = made.get(how) or made.setdefault(how, inference.request(x, *how))
+        url = f"v2/models/{owner.model}/infer"
+        sent = {"url": url, "content": body, "headers": headers}
+        yield Request(sent, REPLY_BYTES + VALUE_BYTES * len(x) * classes)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """An owner, and the connections to their server."""
+
+    owner: Owner
+    http: httpx.AsyncClient
+
+
+@dataclass(frozen=True)
+class _Gathered:
+    """A verified roster, ready to vote."""
+
+    roster: Roster
+    stamp: tuple[tuple[int, int, int], ...]
+    asked: Sequence[_Asked]
+
+
+class RemoteVoters:
+    """Turns batches of inputs into vote counts, by asking each owner of a roster."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._data_dir = data_dir
+        self._lock = Lock()
+        self._loop: _Loop | None = None
+        self._gathered: dict[tuple[str, str], _Gathered] = {}
+
+    def check(self, record: EnsembleRecord) -> None:
+        """Verify the roster. Raises `EnsembleUnavailable`. Asks nobody."""
+        self._verified(record)
+
+    def available(self, record: EnsembleRecord) -> bool:
+        """Whether the roster verifies."""
+        try:
+            self.check(record)
+        except EnsembleUnavailable:
+            return False
+        return True
+
+    def votes(self, record: EnsembleRecord, inputs: np.ndarray) -> np.ndarray:
+        """Return the owners' vote counts for canonical inputs `[B, …]` as int64 `[B, m]`.
+
+        Raises `EnsembleUnavailable`, also if fewer owners than the quorum answer.
+        """
+        gathered = self._verified(record)
+        roster, classes = gathered.roster, len(gathered.roster.classes)
+        requests = list(requests_for(roster.owners, inputs, classes))
+        replies = self._running().run(_ask_all(gathered.asked, requests, roster.timeout_seconds))
+        choices = np.empty((len(inputs), len(roster.owners)), dtype=np.int64)
+        absent = []
+        # Read after the deadline: a reply that is slow to read must not make another one late.
+        for column, (owner, reply) in enumerate(zip(roster.owners, replies, strict=True)):
+            found = read(reply, owner, len(inputs), classes)
+            if isinstance(found, str):
+                absent.append(owner.name)
+                found = stand_in(owner.name, inputs, classes)
+            choices[:, column] = found
+        if absent:
+            # Not what they sent: that may hold labels.
+            log.warning("owners absent", ensemble=record.name, owners=absent)
+        if len(roster.owners) - len(absent) < roster.quorum:
+            raise EnsembleUnavailable(
+                f"Fewer owners of {record.name} answered than its quorum of {roster.quorum}. "
+                "Nothing was charged. Retry later."
+            )
+        offsets = np.arange(len(inputs))[:, None] * classes
+        counts = np.bincount((choices + offsets).ravel(), minlength=len(inputs) * classes)
+        return counts.reshape(len(inputs), classes).astype(np.int64)
+
+    def _running(self) -> _Loop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = _Loop()
+            return self._loop
+
+    def _verified(self, record: EnsembleRecord) -> _Gathered:
+        from terrine_models.roster import load_roster, roster_digest
+
+        directory, key = self._data_dir / record.path, (record.name, record.manifest_sha256)
+        with self._lock:
+            found = self._gathered.get(key)
+            try:
+                stamp = _stamp(directory)
+                if found is None or found.stamp != stamp:
+                    roster = load_roster(directory)
+                    if roster_digest(directory) != record.manifest_sha256:
+                        raise StoreError(
+                            f"The roster in {directory} is not the one that was registered as "
+                            f"{record.name}. Restore it from a backup."
+                        )
+                    asked = [_Asked(owner, connected(directory, owner)) for owner in roster.owners]
+                    found = self._gathered[key] = _Gathered(roster, stamp, asked)
+            except (StoreError, OSError) as error:
+                raise EnsembleUnavailable(str(error)) from error
+            return found
+
+
+def connected(directory: Path, owner: Owner) -> httpx.AsyncClient:
+    """Return a client of an owner's server, with the certificate and token in `directory`.
+
+    Raises StoreError.
+    """
+    from terrine_models.roster import owner_token
+
+    token = owner_token(directory, owner)
+    verify = ssl.create_default_context()
+    if owner.certificate is not None:
+        try:
+            verify = ssl.create_default_context(cafile=str(directory / f"{owner.name}.pem"))
+        except (ssl.SSLError, OSError) as error:
+            raise StoreError(f"{owner.name}.pem holds no certificate: {error}") from None
+    return httpx.AsyncClient(
+        base_url=owner.url,
+        headers={"Authorization": f"Bearer {token}"} if token else {},
+        verify=verify,
+        timeout=None,  # noqa: S113 - one deadline for all of a reply, see `ask`
+        trust_env=False,
+    )
+
+
+async def ask(http: httpx.AsyncClient, request: Request, seconds: float) -> bytes | str:
+    """Ask one owner; return the body of the response, or why there is none in time."""
+    try:
+        async with asyncio.timeout(seconds), http.stream("POST", **request.sent) as reply:
+            if reply.status_code != 200:
+                return f"status {reply.status_code}"
+            parts, size = [], 0
+            async for part in reply.aiter_raw():
+                parts.append(part)
+                size += len(part)
+                if size > request.most:
+                    return f"more than {request.most} bytes"
+            return b"".join(parts)
+    except TimeoutError:
+        return f"no answer within {seconds:g} s"
+    except (httpx.HTTPError, ssl.SSLError, OSError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def read(reply: bytes | str, owner: Owner, rows: int, classes: int) -> NDArray[np.int64] | str:
+    """Return the labels `[B]` of a reply to `ask`, or why there are none."""
+    if isinstance(reply, str):
+        return reply
+    try:
+        return inference.labels(reply, owner.output, rows, classes)
+    except inference.ProtocolError as error:
+        return str(error)
+
+
+def probe(directory: Path, roster: Roster) -> list[str | None]:
+    """Ask each owner about one blank input; return for each what is wrong, or None.
+
+    Raises StoreError for a certificate or token in `directory` that cannot be used.
+    """
+    classes, spec = len(roster.classes), roster.input
+    blank = np.full((1, *spec.shape), spec.low, dtype=spec.dtype)
+    requests = list(requests_for(roster.owners, blank, classes))
+
+    async def all_of_them() -> list[bytes | str]:
+        asked = [_Asked(owner, connected(directory, owner)) for owner in roster.owners]
+        try:
+            return await _ask_all(asked, requests, roster.timeout_seconds)
+        finally:
+            for each in asked:
+                await each.http.aclose()
+
+    replies = asyncio.run(all_of_them())
+    found = (
+        read(reply, owner, 1, classes) for reply, owner in zip(replies, roster.owners, strict=True)
+    )
+    return [each if isinstance(each, str) else None for each in found]
+
+
+def stand_in(owner: str, inputs: np.ndarray, classes: int) -> NDArray[np.int64]:
+    """Return the votes `[B]` that are cast for an absent owner: by input and name, of no meaning.
+
+    They spread over the classes, so they favour none, and anybody can compute them.
+    """
+    prefix = b"terrine/absent/1\0" + owner.encode() + b"\0"
+    rows = (hashlib.sha256(prefix + np.ascontiguousarray(row).tobytes()).digest() for row in inputs)
+    return np.array([int.from_bytes(row[:8], "big") % classes for row in rows], dtype=np.int64)
+
+
+async def _ask_all(
+    asked: Sequence[_Asked], requests: Sequence[Request], seconds: float
+) -> list[bytes | str]:
+    return await asyncio.gather(
+        *(ask(each.http, one, seconds) for each, one in zip(asked, requests, strict=True))
+    )
+
+
+def _stamp(directory: Path) -> tuple[tuple[int, int, int], ...]:
+    """Return inode, size and change time of every file."""
+    found = (path.stat() for path in sorted(directory.iterdir()))
+    return tuple((s.st_ino, s.st_size, s.st_ctime_ns) for s in found)

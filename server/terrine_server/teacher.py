@@ -1,0 +1,102 @@
+"""One owner's server: answers the service that gathers votes, and nobody else.
+
+Its answers are not private: they are what a model trained on private records says. Only who has the
+token gets them.
+"""
+
+from __future__ import annotations
+
+import hmac
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from anyio import CapacityLimiter, to_thread
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from terrine_models.ensemble import Ensemble
+from terrine_server.labeling import inference
+from terrine_server.labeling.inference import ProtocolError
+
+MOST_BYTES = 64 * 2**20
+"""Of a request's body."""
+
+
+class Teacher:
+    """An ensemble in a directory, as one teacher: it votes as most of its teachers do."""
+
+    def __init__(self, directory: Path, model: str, token: str) -> None:
+        """Verify and load it. Raises StoreError."""
+        self.ensemble = Ensemble.load(directory)
+        self.model = model
+        self._token = token.encode()
+        self._voting = CapacityLimiter(1)
+
+    def app(self) -> Starlette:
+        """Return the server's routes: those of the Open Inference Protocol that are needed."""
+        model = f"/v2/models/{self.model}"
+        return Starlette(
+            routes=[
+                Route("/v2/health/live", self._alive),
+                Route("/v2/health/ready", self._alive),
+                Route(f"{model}/ready", self._alive),
+                Route(model, self._metadata),
+                Route(f"{model}/infer", self._infer, methods=["POST"]),
+            ]
+        )
+
+    async def _alive(self, _: Request) -> Response:
+        return JSONResponse({"live": True})
+
+    async def _metadata(self, request: Request) -> Response:
+        if not self._allowed(request):
+            return _refused(401, "This needs the token of this teacher (Authorization: Bearer).")
+        spec = self.ensemble.manifest.input
+        tensor = {
+            "name": "input",
+            "datatype": inference.DATATYPES[spec.dtype],
+            "shape": [-1, *spec.shape],
+        }
+        label = {"name": "label", "datatype": "INT64", "shape": [-1]}
+        return JSONResponse(
+            {"name": self.model, "platform": "terrine", "inputs": [tensor], "outputs": [label]}
+        )
+
+    async def _infer(self, request: Request) -> Response:
+        if not self._allowed(request):
+            return _refused(401, "This needs the token of this teacher (Authorization: Bearer).")
+        parts, size = [], 0
+        async for part in request.stream():
+            parts.append(part)
+            size += len(part)
+            if size > MOST_BYTES:
+                return _refused(413, f"The body is larger than {MOST_BYTES} bytes.")
+        head = request.headers.get(inference.HEADER_LENGTH)
+        if head is not None and not head.isdecimal():
+            return _refused(400, f"{inference.HEADER_LENGTH} is no number of bytes.")
+        length = None if head is None else int(head)
+        try:
+            found = await to_thread.run_sync(
+                self._labels, b"".join(parts), length, limiter=self._voting
+            )
+        except ProtocolError as error:
+            return _refused(400, f"The request is refused: {error}.")
+        return Response(inference.response(self.model, found), media_type="application/json")
+
+    def _labels(self, body: bytes, header_length: int | None) -> Any:
+        spec = self.ensemble.manifest.input
+        x = inference.inputs(body, header_length, spec)
+        if x.dtype.kind == "f" and not np.isfinite(x).all():
+            raise ProtocolError("inputs that are not finite")
+        return self.ensemble.votes(x.astype(spec.dtype)).argmax(axis=1)
+
+    def _allowed(self, request: Request) -> bool:
+        given = request.headers.get("authorization", "").encode()
+        return hmac.compare_digest(given, b"Bearer " + self._token)
+
+
+def _refused(status: int, why: str) -> Response:
+    return JSONResponse({"error": why}, status_code=status)

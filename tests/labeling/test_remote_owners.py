@@ -1,0 +1,254 @@
+"""Teachers that stay with their owners: their votes count; whatever else they do does not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import httpx
+import numpy as np
+import pytest
+from digits import DigitsEnsemble
+from many_owners import FAILING, ManyOwners, choices, many_owners
+from migrated import SECRET_KEY, migrated
+
+from terrine_client import Client
+from terrine_models.ensemble import Ensemble
+from terrine_models.roster import Roster, load_roster, roster_digest, save_roster
+from terrine_models.store import StoreError
+from terrine_protocol import ProjectOpen, Role, TokenCreate
+from terrine_server.audit.world import serving
+from terrine_server.errors import EnsembleUnavailable
+from terrine_server.labeling import inference
+from terrine_server.labeling.remote_voters import RemoteVoters, stand_in
+from terrine_server.labeling.voters import checked_votes
+from terrine_server.ledger import EnsembleRecord, Ledger
+from terrine_server.owner.operations import open_project, register_ensemble
+from terrine_server.owner.tokens import Tokens
+from terrine_server.settings import Settings
+
+OWNERS = 20
+
+
+@pytest.fixture(scope="module")
+def digits(digits_ensemble: DigitsEnsemble) -> Ensemble:
+    return Ensemble.load(digits_ensemble.directory, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def served(digits: Ensemble) -> Iterator[ManyOwners]:
+    spec, classes = digits.manifest.input, len(digits.manifest.classes)
+    with many_owners(lambda x: choices(digits, x), spec, classes) as owners:
+        yield owners
+
+
+@pytest.fixture
+def owners(served: ManyOwners) -> ManyOwners:
+    served.behaviour.clear()
+    return served
+
+
+def roster(digits: Ensemble, url: str, count: int = OWNERS, **changed: Any) -> Roster:
+    return Roster.model_validate(
+        {
+            "name": "ward",
+            "input": digits.manifest.input.model_dump(),
+            "classes": digits.manifest.classes,
+            "owners": [
+                {"name": f"owner-{i}", "url": url, "model": f"owner-{i}", "binary": i % 2 == 0}
+                for i in range(count)
+            ],
+            "records": 1000,
+            "disjoint_by": "each hospital has its own patients",
+            "quorum": 15,
+            "timeout_seconds": 4,  # of which a busy machine needs much to answer at all
+            "salt": "0" * 64,
+            **changed,
+        }
+    )
+
+
+def gathered(directory: Path, made: Roster) -> EnsembleRecord:
+    """Save a roster and return the facts that voting needs of its record."""
+    (directory / "ensembles/ward").mkdir(parents=True, exist_ok=True)
+    save_roster(directory / "ensembles/ward", made)
+    record = SimpleNamespace(
+        name="ward",
+        path="ensembles/ward",
+        manifest_sha256=roster_digest(directory / "ensembles/ward"),
+        info={"teachers": len(made.owners), "classes": list(made.classes), "kind": "remote"},
+    )
+    return cast(EnsembleRecord, record)
+
+
+def test_votes_are_those_of_local_teachers_bit_for_bit(
+    tmp_path: Path, digits: Ensemble, owners: ManyOwners, digits_ensemble: DigitsEnsemble
+) -> None:
+    x, count = digits_ensemble.public[:64], digits.manifest.teachers
+    record = gathered(tmp_path, roster(digits, owners.url, count, timeout_seconds=20))
+    owners.behaviour |= {3: "scores", 4: "scores"}
+    assert (checked_votes(RemoteVoters(tmp_path), record, x) == digits.votes(x)).all()
+
+
+@pytest.mark.slow
+def test_whatever_one_owner_does_moves_one_vote_an_input_at_most(
+    tmp_path: Path, digits: Ensemble, owners: ManyOwners, digits_ensemble: DigitsEnsemble
+) -> None:
+    x, classes = digits_ensemble.public[:16], len(digits.manifest.classes)
+    record = gathered(tmp_path, roster(digits, owners.url))
+    voters = RemoteVoters(tmp_path)
+    voters.check(record)
+    before = checked_votes(voters, record, x)
+    expected = before.copy()
+    rows = np.arange(len(x))
+    expected[rows, choices(digits, x)[:, 7]] -= 1
+    expected[rows, stand_in("owner-7", x, classes)] += 1
+    for behaviour in FAILING:
+        owners.behaviour[7] = behaviour
+        found = checked_votes(voters, record, x)
+        assert (found == expected).all(), behaviour
+    owners.behaviour[7] = "other votes"
+    moved = checked_votes(voters, record, x) - before
+    assert (np.abs(moved).sum(axis=1) == 2).all()
+    assert not moved.sum(axis=1).any()
+
+
+def test_below_the_quorum_nobody_votes(
+    tmp_path: Path, digits: Ensemble, owners: ManyOwners, digits_ensemble: DigitsEnsemble
+) -> None:
+    record = gathered(tmp_path, roster(digits, owners.url))
+    voters, x = RemoteVoters(tmp_path), digits_ensemble.public[:4]
+    owners.behaviour |= dict.fromkeys(range(5), "status")
+    checked_votes(voters, record, x)
+    owners.behaviour |= dict.fromkeys(range(6), "status")
+    with pytest.raises(EnsembleUnavailable, match=r"quorum of 15\. Nothing was charged"):
+        checked_votes(voters, record, x)
+
+
+def test_votes_of_the_absent_favour_no_class() -> None:
+    x = np.arange(4000, dtype=np.float32)[:, None]
+    cast_for = np.bincount(stand_in("st-mary", x, 10), minlength=10)
+    assert abs(cast_for - 400).max() < 120  # six standard deviations
+    assert (stand_in("st-mary", x, 10) != stand_in("st-john", x, 10)).mean() > 0.8
+    assert (stand_in("st-mary", x[:7], 10) == stand_in("st-mary", x, 10)[:7]).all()
+
+
+def test_a_roster_is_only_as_it_was_registered(
+    tmp_path: Path, digits: Ensemble, owners: ManyOwners
+) -> None:
+    record = gathered(tmp_path, roster(digits, owners.url))
+    voters = RemoteVoters(tmp_path)
+    voters.check(record)
+    gathered(tmp_path, roster(digits, owners.url, quorum=1))
+    assert not voters.available(record)
+    with pytest.raises(EnsembleUnavailable, match="not the one that was registered"):
+        voters.check(record)
+    (tmp_path / "ensembles/ward/roster.json").unlink()
+    with pytest.raises(EnsembleUnavailable, match="cannot be read"):
+        voters.check(record)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"quorum": 21}, "quorum of 21 is more than the 20 owners"),
+        ({"classes": ["a", "a"]}, "different names"),
+        ({"timeout_seconds": 0}, "timeout_seconds"),
+        ({"disjoint_by": ""}, "disjoint_by"),
+        ({"url": "http://labels.example.org"}, "only over https"),
+        ({"url": "ftp://127.0.0.1"}, "not the URL of a server"),
+        ({"name": "../up"}, "name"),
+        ({"model": "a/b"}, "model"),
+        ({"model": "owner-1"}, "one would vote twice"),
+    ],
+)
+def test_a_roster_that_makes_no_sense_is_refused(
+    tmp_path: Path, digits: Ensemble, changed: dict[str, Any], says: str
+) -> None:
+    document = json.loads(roster(digits, "http://127.0.0.1:1").model_dump_json())
+    place = document["owners"][0] if set(changed) & {"url", "name", "model"} else document
+    place |= changed
+    (tmp_path / "roster.json").write_text(json.dumps(document))
+    with pytest.raises(StoreError, match=says):
+        load_roster(tmp_path)
+
+
+@pytest.mark.parametrize("binary", [False, True])
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_inputs_arrive_as_they_were_sent(digits: Ensemble, binary: bool, dtype: str) -> None:
+    spec = digits.manifest.input.model_copy(update={"dtype": dtype})
+    x = np.random.default_rng(0).integers(0, 16, (5, 8, 8)).astype(dtype) * np.float32(0.3)
+    x = x.astype(dtype)
+    body, headers = inference.request(x, "input", None, binary)
+    length = headers.get(inference.HEADER_LENGTH)
+    found = inference.inputs(body, int(length) if length else None, spec)
+    assert found.dtype == x.dtype
+    assert (found == x).all()
+
+
+@pytest.mark.parametrize(
+    ("body", "length", "says"),
+    [
+        (b"", None, "no request of the protocol"),
+        (b"[]", None, "no request of the protocol"),
+        (b'{"inputs": []}', None, "0 inputs, expected one"),
+        (b'{"inputs": [{"name":"x","shape":[1,9],"datatype":"UINT8"}]}', None, "expected UINT8 "),
+        (b'{"inputs": [{"name":"x","shape":[1,8,8],"datatype":"FP32"}]}', None, "expected UINT8 "),
+        (b'{"inputs": [{"name":"x","shape":[0,8,8],"datatype":"UINT8"}]}', None, "expected UINT8 "),
+        (b'{"inputs": [{"name":"x","shape":[],"datatype":"UINT8"}]}', None, "expected UINT8 "),
+        (b'{"inputs": [{"name":"x","shape":[1,8,8],"datatype":"UINT8"}]}', None, "the data of"),
+        (
+            b'{"inputs": [{"name":"x","shape":[1,8,8],"datatype":"UINT8","data":[300]}]}',
+            None,
+            "the data of",
+        ),
+        (b'{"inputs": [{"name":"x","shape":[1,8,8],"datatype":"UINT8"}]}abc', 61, "3 bytes after"),
+        (b"{}", 10**9, "no request of the protocol"),
+    ],
+)
+def test_malformed_requests_say_what_is_expected(
+    digits: Ensemble, body: bytes, length: int | None, says: str
+) -> None:
+    with pytest.raises(inference.ProtocolError, match=says):
+        inference.inputs(body, length, digits.manifest.input)
+
+
+@pytest.mark.slow
+def test_dying_stalling_and_lying_owners_cost_nobody_an_answer(
+    tmp_path: Path, digits: Ensemble, owners: ManyOwners, digits_ensemble: DigitsEnsemble
+) -> None:
+    settings = Settings(data_dir=tmp_path / "data")
+    gathered(settings.data_dir, roster(digits, owners.url))
+    settings.secret_key_path.write_bytes(SECRET_KEY)
+    settings.secret_key_path.chmod(0o600)
+    engine = migrated(settings.database)
+    ledger = Ledger(engine, SECRET_KEY)
+    register_ensemble(ledger, settings, "ward", 50, 5e-4)
+    terms = {"name": "study", "ensemble": "ward", "epsilon": 20, "delta": 1e-5}
+    terms["mechanism"] = {"name": "gnmax", "sigma": 2.0}
+    open_project(ledger, ProjectOpen.model_validate(terms))
+    request = TokenCreate(role=Role.STUDENT, project="study")
+    token = Tokens(ledger, SECRET_KEY).create(request).token
+    with serving(settings) as url, Client(url, token, retries=0) as client:
+        asked = 0
+        for number, failing in enumerate(zip(*[iter([*FAILING, "status"][:15])] * 5, strict=True)):
+            owners.behaviour.clear()
+            owners.behaviour |= dict(enumerate(failing, start=number))
+            answers = client.label(digits_ensemble.public[number * 8 : number * 8 + 8])
+            asked += len(answers.labels)
+        assert asked == 24
+        assert ledger.project("study").charges == 24
+        owners.behaviour |= dict.fromkeys(range(6), "reset")
+        headers = {"Authorization": f"Bearer {token}"}
+        x = digits_ensemble.public[100:102].tolist()
+        refused = httpx.post(f"{url}/label", json={"inputs": x}, headers=headers)
+        assert refused.status_code == 503
+        assert refused.json()["type"].endswith("ensemble-unavailable")
+        assert ledger.project("study").charges == 24
+        project = client.project()
+        assert project.ensemble.teachers == OWNERS
+    assert ledger.verify("study").ok
+    engine.dispose()

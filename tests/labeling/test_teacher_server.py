@@ -1,0 +1,210 @@
+"""An owner's own server, in a process of its own, and the commands that gather several."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+from socket import create_server
+
+import httpx
+import pytest
+from commands import Terrine
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from digits import DigitsEnsemble
+
+from terrine_models.roster import load_roster
+from terrine_server.labeling import inference
+from terrine_server.labeling.remote_voters import probe
+
+TOKEN = "a-token-of-more-than-twenty-characters"
+
+
+def certified(directory: Path, name: str, days: float = 1) -> Path:
+    """Make a certificate for 127.0.0.1, and its key beside it; it signs itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    who = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(who)
+        .issuer_name(who)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=10))
+        .not_valid_after(now + timedelta(days=days))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False
+        )
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    (directory / f"{name}.key").write_bytes(
+        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    path = directory / f"{name}.pem"
+    path.write_bytes(made.public_bytes(pem))
+    return path
+
+
+@contextmanager
+def teacher(ensemble: Path, directory: Path, certificate: Path) -> Iterator[str]:
+    """Run `terrine teacher serve`; yield its URL."""
+    with create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "terrine_server", "teacher", "serve", str(ensemble)]
+    command += ["--token-file", str(directory / "token"), "--port", str(port)]
+    command += ["--certificate", str(certificate), "--key", str(certificate.with_suffix(".key"))]
+    server = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    try:
+        url, trusted = f"https://127.0.0.1:{port}", ssl.create_default_context(cafile=certificate)
+        deadline = time.monotonic() + 90
+        while True:
+            try:
+                httpx.get(f"{url}/v2/health/ready", verify=trusted).raise_for_status()
+                break
+            except httpx.TransportError:
+                assert time.monotonic() < deadline
+                assert server.poll() is None
+                time.sleep(0.1)
+        yield url
+    finally:
+        server.terminate()
+        server.wait(20)
+
+
+@pytest.mark.slow
+def test_owners_serve_their_teachers_and_are_gathered(
+    tmp_path: Path, digits_ensemble: DigitsEnsemble, terrine: Terrine
+) -> None:
+    good = certified(tmp_path, "good")
+    certified(tmp_path, "other")
+    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "wrong").write_text("not-the-token-of-this-teacher")
+    with teacher(digits_ensemble.directory, tmp_path, good) as url:
+        entry = f'url = "{url}"\nmodel = "digits"\n'
+        head = (
+            f"classes = {list(digits_ensemble.manifest.classes)}\nrecords = 1200\n"
+            'disjoint_by = "one owner has all"\nquorum = 1\ntimeout_seconds = 20\n'
+            '[input]\nshape = [8, 8]\ndtype = "uint8"\nlow = 0\nhigh = 16\n'
+        )
+        file = tmp_path / "owners.toml"
+        file.write_text(
+            f'{head}[[owner]]\nname = "a"\n{entry}certificate = "good.pem"\ntoken_file = "token"\n'
+            f'[[owner]]\nname = "b"\nurl = "{url}/"\nmodel = "ghost"\ncertificate = "good.pem"\n'
+            f'token_file = "token"\n'
+            f'[[owner]]\nname = "c"\nurl = "{url}/x"\nmodel = "digits"\n'
+            f'certificate = "other.pem"\ntoken_file = "token"\n'
+            f'[[owner]]\nname = "d"\nurl = "{url}//"\nmodel = "other"\ncertificate = "good.pem"\n'
+            f'token_file = "wrong"\n'
+        )
+        said = terrine("owners", "gather", file, "--name", "ward").fine
+        assert "4 owners, quorum 1" in said
+        assert "3 did not answer" in said
+        assert "CERTIFICATE_VERIFY_FAILED" in said
+        directory = tmp_path / "data/ensembles/ward"
+        assert all(path.stat().st_mode & 0o077 == 0 for path in directory.iterdir())
+        assert TOKEN not in (directory / "roster.json").read_text()
+        assert probe(directory, load_roster(directory))[0] is None
+        assert "answers" in terrine("owners", "check", "ward").fine
+        assert "exists" in terrine("owners", "gather", file, "--name", "ward").refused
+
+        with httpx.Client(base_url=url, verify=ssl.create_default_context(cafile=good)) as http:
+            x = digits_ensemble.public[:8]
+            body, headers = inference.request(x, "input", None, binary=True)
+            infer = "/v2/models/digits/infer"
+            assert http.post(infer, content=body, headers=headers).status_code == 401
+            assert http.get("/v2/models/digits").status_code == 401
+            http.headers["Authorization"] = f"Bearer {TOKEN}"
+            assert http.get("/v2/models/digits").json()["inputs"][0]["shape"] == [-1, 8, 8]
+            answer = http.post(infer, content=body, headers=headers)
+            labels = inference.labels(answer.content, None, 8, 10)
+            assert (labels == digits_ensemble.public_labels[:8]).mean() > 0.7
+            bad = http.post(infer, content=body[:-1], headers=headers)
+            assert bad.status_code == 400
+            assert "bytes after the header" in bad.json()["error"]
+            assert http.post(infer, content=b"{", headers={}).status_code == 400
+            headers[inference.HEADER_LENGTH] = "-1"
+            assert http.post(infer, content=body, headers=headers).status_code == 400
+
+
+@pytest.mark.slow
+def test_an_expired_certificate_is_trusted_by_nobody(
+    tmp_path: Path, digits_ensemble: DigitsEnsemble, terrine: Terrine
+) -> None:
+    old = certified(tmp_path, "old", days=-1)
+    (tmp_path / "token").write_text(TOKEN)
+    with create_server(("127.0.0.1", 0)) as listener:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(old, old.with_suffix(".key"))
+
+        def handshake() -> None:
+            for _ in range(2):
+                own, _ = listener.accept()
+                try:
+                    context.wrap_socket(own, server_side=True)
+                except (ssl.SSLError, OSError):
+                    own.close()
+
+        thread = threading.Thread(target=handshake)
+        thread.start()
+        port = listener.getsockname()[1]
+        file = tmp_path / "owners.toml"
+        owner = f'url = "https://127.0.0.1:{port}"\ncertificate = "old.pem"\n'
+        file.write_text(
+            'classes = ["no", "yes"]\nrecords = 9\ndisjoint_by = "town"\nquorum = 2\n'
+            '[input]\nshape = [2]\ndtype = "float32"\nlow = 0\nhigh = 1\n'
+            f'[[owner]]\nname = "a"\nmodel = "a"\n{owner}'
+            f'[[owner]]\nname = "b"\nmodel = "b"\n{owner}'
+        )
+        said = terrine("owners", "gather", file, "--name", "ward").fine
+        assert said.count("certificate has expired") == 2
+        thread.join(20)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("owner = 3", "names no owners"),
+        ("[[owner", "is no TOML"),
+        ("[[owner]]\nname = '../x'", "owner ../x: at name"),
+        ("[[owner]]\nname = 'a'\nurl = 'https://a.example'", "owner a: at model"),
+        (
+            "[[owner]]\nname = 'a'\nurl = 'https://a.example'\nmodel = 'm'\n"
+            "certificate = 'gone.pem'",
+            "gone.pem cannot be read",
+        ),
+        ("[[owner]]\nname = 'a'\nurl = 'https://a.example'\nmodel = 'm'", "at input"),
+        ("[[owner]]\nname = 'a'\nurl = 'http://a.example'\nmodel = 'm'", "only over https"),
+    ],
+)
+def test_a_file_of_owners_that_cannot_be_used_leaves_nothing(
+    tmp_path: Path, terrine: Terrine, text: str, says: str
+) -> None:
+    file = tmp_path / "owners.toml"
+    file.write_text(text)
+    assert says in terrine("owners", "gather", file, "--name", "ward").refused
+    assert not (tmp_path / "data/ensembles/ward").exists()
+    assert "cannot be read" in terrine("owners", "gather", tmp_path / "no", "--name", "w").refused
+
+
+def test_votes_do_not_cross_a_network_in_the_clear(
+    tmp_path: Path, digits_ensemble: DigitsEnsemble, terrine: Terrine
+) -> None:
+    serve = ("teacher", "serve", digits_ensemble.directory, "--token-file", tmp_path / "token")
+    assert "only over TLS" in terrine(*serve, "--host", "0.0.0.0").refused
+    assert "come together" in terrine(*serve, "--certificate", tmp_path / "a.pem").refused
+    (tmp_path / "token").write_text("short")
+    assert "no token" in terrine(*serve).refused

@@ -1,0 +1,149 @@
+"""Owners behind one real socket, each a model of its own, who may be told to misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+import uvicorn
+from numpy.typing import NDArray
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from terrine_models.data import InputSpec
+from terrine_models.ensemble import Ensemble
+from terrine_server.labeling import inference
+
+Labels = Callable[[NDArray[Any]], NDArray[np.int64]]
+"""Inputs `[B, …]` to the choices `[B, n]` of all owners."""
+
+
+def choices(ensemble: Ensemble, x: NDArray[Any]) -> NDArray[np.int64]:
+    """Return what each teacher of an ensemble chooses, as its own voting computes it."""
+    import torch
+
+    block = np.zeros((ensemble.block, *x.shape[1:]), x.dtype)
+    block[: len(x)] = x
+    with torch.inference_mode():
+        found: NDArray[np.int64] = ensemble.fastest()(torch.from_numpy(block)).numpy()[: len(x)]
+    return found
+
+
+@dataclass
+class ManyOwners:
+    """`behaviour` by owner's number; nothing there means that it answers as it should."""
+
+    url: str
+    classes: int
+    behaviour: dict[int, str] = field(default_factory=dict)
+    asked: int = 0
+
+    def body(self, number: int, labels: NDArray[np.int64]) -> bytes:
+        """Return what an owner sends, as it behaves."""
+        rows = len(labels)
+        tensor: dict[str, Any] = {
+            "name": "label",
+            "datatype": "INT64",
+            "shape": [rows],
+            "data": labels.tolist(),
+        }
+        scores = {**tensor, "datatype": "FP32", "shape": [rows, self.classes]}
+        match self.behaviour.get(number, "sound"):
+            case "other votes":
+                tensor["data"] = ((labels + 1) % self.classes).tolist()
+            case "scores":
+                tensor = {**scores, "data": np.eye(self.classes)[labels].ravel().tolist()}
+            case "no class":
+                tensor["data"] = [self.classes] * rows
+            case "below":
+                tensor["data"] = [-1] * rows
+            case "fractions":
+                tensor["data"] = [0.5] * rows
+            case "too many":
+                tensor |= {"shape": [rows + 1], "data": [0] * (rows + 1)}
+            case "too few numbers":
+                tensor["data"] = tensor["data"][1:]
+            case "infinite":
+                tensor = {**scores, "data": [1e400] * (rows * self.classes)}
+            case "nan":
+                text = ",".join(["NaN"] * (rows * self.classes))
+                head = msgspec.json.encode({"outputs": [{**scores, "data": []}]})
+                return head.replace(b'"data":[]', f'"data":[{text}]'.encode())
+            case "nothing":
+                return b""
+            case "text":
+                return b"<html>out of order</html>"
+            case "deep":
+                return b'{"outputs":' + b"[" * 50_000 + b"]" * 50_000 + b"}"
+            case "two outputs":
+                return msgspec.json.encode({"outputs": [tensor, tensor]})
+        return msgspec.json.encode({"outputs": [tensor]})
+
+
+FAILING: tuple[str, ...] = (
+    "no class",
+    "below",
+    "fractions",
+    "too many",
+    "too few numbers",
+    "infinite",
+    "nan",
+)
+FAILING += ("nothing", "text", "deep", "two outputs", "status", "reset", "endless", "stall", "drip")
+"""Behaviours that make an owner absent."""
+
+
+@contextmanager
+def many_owners(vote: Labels, spec: InputSpec, classes: int) -> Iterator[ManyOwners]:
+    """Serve owners 0, 1, … as the models `owner-0`, `owner-1`, … on a free port."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    known: dict[bytes, NDArray[np.int64]] = {}
+    owners = ManyOwners(f"http://127.0.0.1:{listener.getsockname()[1]}", classes)
+
+    async def infer(request: Request) -> Response:
+        number = int(request.path_params["number"])
+        head = request.headers.get(inference.HEADER_LENGTH)
+        x = inference.inputs(await request.body(), int(head) if head else None, spec)
+        owners.asked += 1
+        behaves = owners.behaviour.get(number)
+        if behaves == "status":
+            return Response(status_code=500)
+        if behaves == "stall":
+            await asyncio.sleep(30)
+        if behaves in ("reset", "endless", "drip"):
+            return StreamingResponse(_misbehaving(behaves))
+        if x.tobytes() not in known:
+            known[x.tobytes()] = vote(x)
+        return Response(owners.body(number, known[x.tobytes()][:, number]))
+
+    app = Starlette(routes=[Route("/v2/models/owner-{number}/infer", infer, methods=["POST"])])
+    config = uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+    try:
+        while not server.started:
+            time.sleep(0.01)
+        yield owners
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+async def _misbehaving(behaves: str) -> Any:
+    yield b'{"outputs":['
+    if behaves == "reset":
+        raise ConnectionResetError
+    while True:
+        yield b" " * (1 if behaves == "drip" else 1_000_000)
+        await asyncio.sleep(0.05 if behaves == "drip" else 0)
