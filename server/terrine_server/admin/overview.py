@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -93,16 +92,6 @@ def overview(
 
 def caps(ledger: Ledger) -> Iterator[Cap]:
     """Yield the cap of each ensemble."""
-    spent: Counter[int] = Counter()
-    for project in every_project(ledger):
-        spent[project.ensemble.id] += project.cap_spent
+    spent = ledger.spent_of_caps()
     for ensemble in ledger.ensembles():
-        yield Cap(ensemble, spent[ensemble.id])
-
-
-def every_project(ledger: Ledger, ensemble: str | None = None) -> Iterable[ProjectRecord]:
-    """Yield all projects, or those on an ensemble, by name."""
-    after = None
-    while found := ledger.projects(after, 1000, ensemble=ensemble):
-        yield from found
-        after = found[-1].name
+        yield Cap(ensemble, spent.get(ensemble.id, 0))

@@ -10,7 +10,6 @@ from terrine_protocol import Role, TokenCreate
 from terrine_server import views
 from terrine_server.admin.access import Admin, ByAdmin, Fields, Reader
 from terrine_server.admin.forms import number, spoken
-from terrine_server.admin.overview import every_project
 from terrine_server.admin.rendering import ROOT, page, see_other
 from terrine_server.api.paging import TokenCursor, TokenId
 from terrine_server.api.services import Services, ServicesDep
@@ -88,14 +87,13 @@ def _list(
     status: int = 200,
 ) -> Response:
     found: list[TokenRecord] = services.ledger.list_tokens(after=cursor, limit=ROWS + 1)
-    open_ones = [p.name for p in every_project(services.ledger) if p.closed_at is None]
     return page(
         *(request, "tokens.html", reader),
         status=status,
         tokens=[views.token(each) for each in found[:ROWS]],
         next=found[ROWS - 1].id if len(found) > ROWS else None,
         first=cursor is None,
-        studies=open_ones[:CHOICES],
+        studies=services.ledger.project_names()[:CHOICES],
         roles=list(Role),
         given={"role": "student", "label": "", "expires_in_days": DAYS, "project": ""}
         | dict(given),
