@@ -240,7 +240,7 @@ def test_the_manifest_digest_identifies_the_ensemble(copy: Path) -> None:
         ({"teachers": "many"}, "teachers"),
         ({"surprise": 1}, "surprise"),
         ({"format": "terrine-ensemble-9"}, "format"),
-        ({"features": None}, "heads have a feature map"),
+        ({"features": None}, "have a feature map"),
         ({"files": {}}, "no teachers"),
         ({"files": {"../teachers-00000.safetensors": "0" * 64}}, "files"),
         ({"files": {"/etc/passwd": "0" * 64}}, "files"),
