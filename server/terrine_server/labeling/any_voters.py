@@ -14,7 +14,7 @@ REMOTE = "remote"
 """The kind of an ensemble whose teachers are with their owners."""
 
 
-class AnyVoters:
+class AnyVoters(Voters):
     """Passes each ensemble on to the voters of its kind."""
 
     def __init__(self, settings: Settings) -> None:
@@ -24,10 +24,6 @@ class AnyVoters:
     def check(self, record: EnsembleRecord) -> None:
         """Raise `EnsembleUnavailable` unless the registered ensemble can vote now."""
         self._of(record).check(record)
-
-    def available(self, record: EnsembleRecord) -> bool:
-        """Whether `check` passes."""
-        return self._of(record).available(record)
 
     def votes(self, record: EnsembleRecord, inputs: np.ndarray) -> np.ndarray:
         """Return the teachers' vote counts for canonical inputs `[B, …]` as int64 `[B, m]`.

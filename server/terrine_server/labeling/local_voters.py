@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from terrine_server.errors import EnsembleUnavailable
+from terrine_server.labeling.voters import Voters
 from terrine_server.ledger import EnsembleRecord
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class _Slot:
     ensemble: Ensemble | None = None
 
 
-class LocalVoters:
+class LocalVoters(Voters):
     """Turns batches of inputs into vote counts, for any registered ensemble."""
 
     def __init__(self, data_dir: Path, device: str | None = None) -> None:
@@ -46,14 +47,6 @@ class LocalVoters:
     def check(self, record: EnsembleRecord) -> None:
         """Load and verify the ensemble if necessary. Raises `EnsembleUnavailable`."""
         self._verified(record)
-
-    def available(self, record: EnsembleRecord) -> bool:
-        """Whether the ensemble's files verify."""
-        try:
-            self.check(record)
-        except EnsembleUnavailable:
-            return False
-        return True
 
     def votes(self, record: EnsembleRecord, inputs: np.ndarray) -> np.ndarray:
         """Return the teachers' vote counts for canonical inputs `[B, …]` as int64 `[B, m]`.

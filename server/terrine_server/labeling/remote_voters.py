@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from terrine_models.store import StoreError
 from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling import inference
+from terrine_server.labeling.voters import Voters
 from terrine_server.ledger import EnsembleRecord
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class _Gathered:
     asked: Sequence[_Asked]
 
 
-class RemoteVoters:
+class RemoteVoters(Voters):
     """Turns batches of inputs into vote counts, by asking each owner of a roster."""
 
     def __init__(self, data_dir: Path) -> None:
@@ -102,14 +103,6 @@ class RemoteVoters:
     def check(self, record: EnsembleRecord) -> None:
         """Verify the roster. Raises `EnsembleUnavailable`. Asks nobody."""
         self._verified(record)
-
-    def available(self, record: EnsembleRecord) -> bool:
-        """Whether the roster verifies."""
-        try:
-            self.check(record)
-        except EnsembleUnavailable:
-            return False
-        return True
 
     def votes(self, record: EnsembleRecord, inputs: np.ndarray) -> np.ndarray:
         """Return the owners' vote counts for canonical inputs `[B, …]` as int64 `[B, m]`.

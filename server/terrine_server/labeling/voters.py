@@ -13,7 +13,7 @@ from terrine_server.ledger import EnsembleRecord
 class Voters(Protocol):
     """Turns batches of inputs into the vote counts of registered ensembles. Thread-safe.
 
-    To add one, write a class with these methods and use it in `app.create_app`.
+    To add one, derive a class and let `any_voters.AnyVoters` choose it.
     """
 
     def check(self, record: EnsembleRecord) -> None:
@@ -21,6 +21,11 @@ class Voters(Protocol):
 
     def available(self, record: EnsembleRecord) -> bool:
         """Whether `check` passes."""
+        try:
+            self.check(record)
+        except EnsembleUnavailable:
+            return False
+        return True
 
     def votes(self, record: EnsembleRecord, inputs: np.ndarray) -> np.ndarray:
         """Return the teachers' vote counts for canonical inputs `[B, …]` as int64 `[B, m]`.
