@@ -250,6 +250,14 @@ class ProjectInfo(Reply):
     ] = None
     opened_at: datetime
     closed_at: datetime | None = None
+    warning: Annotated[
+        str | None,
+        Field(
+            exclude_if=absent,
+            description="Only in the reply to opening it: its budget buys too few answers to "
+            "learn from.",
+        ),
+    ] = None
 
 
 class ProjectPage(Reply):

@@ -9,7 +9,7 @@ from visitor import Visitor, text_of
 
 from terrine_protocol import Role
 from terrine_server.admin.opening import SPECS
-from terrine_server.planning.remaining import most_queries
+from terrine_server.planning.remaining import most_queries, too_few
 from terrine_server.privacy import Account, build_mechanism, quote
 
 TERMS = {
@@ -49,6 +49,11 @@ def test_a_study_is_priced_then_opened_as_it_was_priced(house: House, admin: Vis
     assert f"{most_queries(terms, account):,} at most" in said
     taken = (cap.reserved + terms.cap_budget) / cap.cap
     assert f"In all, {taken:.1%} of the cap" in said
+    assert ("teach a student little" in said) == (too_few(terms, 10) is not None)
+    rich = {"mechanism": "gnmax", "sigma": "40", "epsilon": "20"}
+    other = admin.post("/admin/open", action="price", name="rich", **TERMS | rich)
+    assert 'name="action" value="open"' in other.text
+    assert "teach a student little" not in text_of(other)
     again = admin.post("/admin/open", action="open", name="priced", **TERMS)
     assert again.status_code == 409
     assert "exists already" in text_of(again)

@@ -41,7 +41,8 @@ def test_a_project_is_opened_read_listed_and_closed(call: Call) -> None:
     assert opened.headers["Location"] == "/projects/study"
     info = ProjectInfo.model_validate_json(opened.content)
     assert info.mechanism.model_dump() == TERMS["mechanism"] | {"pricing": "tight"}
-    assert admin.http.get("/projects/study").json() == opened.json()
+    said = {key: value for key, value in opened.json().items() if key != "warning"}
+    assert admin.http.get("/projects/study").json() == said
     for name in ("a-third", "another"):
         assert admin.http.post("/projects", json=TERMS | {"name": name}).status_code == 201
 
@@ -52,6 +53,17 @@ def test_a_project_is_opened_read_listed_and_closed(call: Call) -> None:
     assert listed() == ["a-third", "another", "study"]
     admin.http.patch("/projects/another", json={"status": "closed"})
     assert listed(status="closed") == ["another"]
+
+
+def test_a_budget_that_buys_too_little_is_opened_with_a_warning(call: Call) -> None:
+    admin = call("admin")
+    poor = admin.http.post("/projects", json=TERMS)
+    assert "answers for 10 classes teach a student little" in poor.json()["warning"]
+    assert "warning" not in admin.http.get("/projects/study").json()
+    terms = {"name": "rich", "epsilon": 20.0, "mechanism": {"name": "gnmax", "sigma": 40.0}}
+    rich = admin.http.post("/projects", json=TERMS | terms)
+    assert rich.status_code == 201
+    assert "warning" not in rich.json()
 
 
 def test_a_new_project_with_laplace_noise_pays_for_answers_alone(

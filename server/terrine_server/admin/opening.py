@@ -24,7 +24,7 @@ from terrine_server.owner.sessions import Session
 from terrine_server.planning.forecast import DEFAULT_CONSENSUS, Votes, forecast
 from terrine_server.planning.opening import EXPECTED_STUDENT
 from terrine_server.planning.plan import plan
-from terrine_server.planning.remaining import most_queries
+from terrine_server.planning.remaining import most_queries, too_few
 from terrine_server.privacy import Account, ParameterError
 
 router = APIRouter(prefix=f"{ROOT}/open")
@@ -63,7 +63,7 @@ class Preview:
     """What a study would be: its terms, what they are expected to buy, and the cap afterwards.
 
     `answered`, `right`: the expected share of queries that get a label, and of labels that agree
-    with most teachers; None where there is no forecast.
+    with most teachers; None where there is no forecast. `warning`: that it buys too few answers.
     """
 
     priced: Priced
@@ -72,6 +72,7 @@ class Preview:
     most: int | None
     answered: float | None
     right: float | None
+    warning: str | None
 
     @property
     def fits(self) -> bool:
@@ -189,6 +190,7 @@ def _preview(services: Services, wanted: ProjectOpen) -> Preview:
         most_queries(terms, Account()),
         answered,
         right,
+        too_few(terms, len(priced.ensemble.info["classes"])),
     )
 
 

@@ -30,6 +30,7 @@ from terrine_server.api.services import Admin, Anyone, Auditor, ServicesDep
 from terrine_server.errors import Forbidden
 from terrine_server.ledger import ProjectRecord
 from terrine_server.owner import operations
+from terrine_server.planning.remaining import too_few
 
 router = APIRouter(tags=["owner"])
 
@@ -75,7 +76,9 @@ def open_project(
     """Open a project: fix its mechanism and prices, and reserve its budget under the cap."""
     record = operations.open_project(services.ledger, request, holder.actor)
     response.headers["Location"] = f"/projects/{record.name}"
-    return views.project(record, services.available(record.ensemble))
+    warning = too_few(record.terms, len(record.ensemble.info["classes"]))
+    shown = views.project(record, services.available(record.ensemble))
+    return shown.model_copy(update={"warning": warning})
 
 
 @router.get(

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Open, show, pause and close projects.")
 
 Name = Annotated[str, typer.Argument(help="Name of the project.")]
-FEW = 10
-"""Answers per class below which opening a project warns."""
 
 
 class Accounting(StrEnum):
@@ -123,6 +121,7 @@ def open_project(
 
     from terrine_protocol import ProjectOpen
     from terrine_server.owner.operations import open_ledger, open_project
+    from terrine_server.planning.remaining import too_few
     from terrine_server.settings import Settings
 
     given = {
@@ -158,11 +157,13 @@ def open_project(
         fail(by_option(error))
     settings = Settings()
     record = open_project(open_ledger(settings), request)
+    warning = too_few(record.terms, len(record.ensemble.info["classes"]))
     if as_json:
-        print_json(_infos(settings, [record])[0])
+        print_json(_infos(settings, [record])[0].model_copy(update={"warning": warning}))
         return
     _show(record)
-    _warn(record)
+    if warning is not None:
+        errors.print(f"[bold yellow]Warning:[/] {warning}", soft_wrap=True)
     console.print(
         f"Opened. Next: terrine token create --role student --project {name}", soft_wrap=True
     )
@@ -318,19 +319,6 @@ def _show(record: ProjectRecord) -> None:
     for label, value in rows.items():
         table.add_row(label, value)
     console.print(table)
-
-
-def _warn(record: ProjectRecord) -> None:
-    """Say so if the budget buys too few answers to learn from."""
-    choice, classes = record.terms.choice, len(record.ensemble.info["classes"])
-    answers = choice.considered[0].answers if choice else record.affordable
-    if answers < FEW * classes:
-        errors.print(
-            f"[bold yellow]Warning:[/] about {answers:,} answers for {classes:,} classes teach a "
-            "student little. At equal agreement an answer costs a quarter with twice the teachers, "
-            "and less with more noise; `terrine plan` says what this budget can buy.",
-            soft_wrap=True,
-        )
 
 
 def _prices(record: ProjectRecord) -> str:

@@ -4,6 +4,22 @@ from __future__ import annotations
 
 from terrine_server.privacy.budget.terms import Account, Terms
 
+FEW = 10
+"""Answers per class below which a budget teaches a student little."""
+
+
+def too_few(terms: Terms, classes: int) -> str | None:
+    """Return what is wrong with a budget that buys too few answers to learn from, or None."""
+    choice = terms.choice
+    answers = choice.considered[0].answers if choice else terms.affordable(Account())
+    if answers >= FEW * classes:
+        return None
+    return (
+        f"About {answers:,} answers for {classes:,} classes teach a student little. At equal "
+        "agreement an answer costs a quarter with twice the teachers, and less with more noise; "
+        "`terrine plan` says what this budget can buy."
+    )
+
 
 def most_queries(terms: Terms, account: Account) -> int | None:
     """Return how many further queries fit if each has its cheapest outcome and none opens an epoch.
