@@ -169,6 +169,7 @@ def test_json_is_what_the_http_api_returns(
     assert said("project", "list") == []
     terms = ["--ensemble", "digits", "--mechanism", "gnmax", "--sigma", "4"]
     opened = said("project", "open", "study", *terms, "--epsilon", "5", "--delta", "1e-5")
+    assert "teach a student little" in opened.pop("warning")
     admin = said("token", "create", "--role", "admin", "--label", "mine")
     student = said("token", "create", "--role", "student", "--project", "study")["token"]
 
