@@ -35,6 +35,12 @@ def house(
     engine.dispose()
 
 
+@pytest.fixture(autouse=True)
+def nobody_has_failed(house: House) -> None:
+    """Tests share a service and an address, of which one test uses up the failed sign-ins."""
+    house.app.state.services.failed_logins._buckets.clear()
+
+
 @pytest.fixture
 def admin(house: House) -> Visitor:
     return house.visitor()
