@@ -171,7 +171,7 @@ def check_content(data: bytes) -> dict[str, int]:
             raise ModelError(f"it draws random numbers ({node.op_type}): votes must be repeatable")
     try:
         onnx.checker.check_model(model, full_check=True)
-    except Exception as error:
+    except Exception as error:  # the checker's own, protobuf's, or of a file that neither expected
         raise ModelError(f"it is not a valid model: {first_line(error)}") from None
     return opsets
 
@@ -262,7 +262,7 @@ def _check_answers(
         other = np.asarray(model(beside))
     except MemoryError:
         raise
-    except Exception as error:
+    except Exception as error:  # onnxruntime's errors have no class in common
         raise ModelError(f"it fails on inputs of this kind: {first_line(error)}") from None
     if first.dtype.kind not in "fiuOU":
         raise ModelError(

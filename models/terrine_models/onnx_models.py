@@ -91,13 +91,13 @@ class OnnxTeachers:
     def _choices(self, model: Model, x: NDArray[np.generic]) -> Ints:
         try:
             return chosen(model(x), len(x), self.classes)
-        except Exception:  # each row as if it had been asked alone, in a batch of the same size
+        except Exception:  # whatever it raises must not show; each row as if it were asked alone
             return np.array([self._alone(model, row, len(x)) for row in x], dtype=np.int64)
 
     def _alone(self, model: Model, row: NDArray[np.generic], size: int) -> int:
         try:
             return int(chosen(model(np.repeat(row[None], size, 0)), size, self.classes)[0])
-        except Exception:
+        except Exception:  # see `choices`: it votes all the same
             return 0
 
 
@@ -153,7 +153,7 @@ def _session(data: bytes) -> Any:
     options.log_severity_level = 4  # what it says may depend on what the model computes
     try:
         return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-    except Exception as error:
+    except Exception as error:  # onnxruntime's errors have no class in common
         raise ModelError(f"onnxruntime cannot load it: {first_line(error)}") from None
 
 

@@ -18,9 +18,9 @@ from terrine_protocol.tables import Record, Sha256
 
 from .data import InputSpec
 from .store import (
-    MANIFEST_LIMIT,
     Name,
     StoreError,
+    document_bytes,
     manifest_digest,
     sha256,
     verified_bytes,
@@ -156,10 +156,5 @@ def first_problem(error: ValidationError) -> str:
 
 
 def _roster_bytes(directory: Path) -> bytes:
-    path = directory / ROSTER
-    try:
-        if path.stat().st_size > MANIFEST_LIMIT:
-            raise StoreError(f"{path} is larger than {MANIFEST_LIMIT} bytes: not a roster")
-        return path.read_bytes()
-    except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error.strerror}") from None
+    made = "the directory of an ensemble, as made by `terrine owners gather`"
+    return document_bytes(directory / ROSTER, "roster", made)

@@ -325,14 +325,16 @@ def sync_directory(directory: Path) -> None:
         os.close(handle)
 
 
-def _manifest_bytes(directory: Path) -> bytes:
-    path = directory / MANIFEST
+def document_bytes(path: Path, kind: str, expected: str) -> bytes:
+    """The bytes of a manifest or roster. Raises StoreError, saying what is `expected`."""
     try:
         if path.stat().st_size > MANIFEST_LIMIT:
-            raise StoreError(f"{path} is larger than {MANIFEST_LIMIT} bytes: not a manifest")
+            raise StoreError(f"{path} is larger than {MANIFEST_LIMIT} bytes: not a {kind}")
         return path.read_bytes()
     except OSError as error:
-        raise StoreError(
-            f"{path} cannot be read ({error.strerror}); expected the directory of an ensemble, "
-            "as made by `terrine ensemble train`"
-        ) from None
+        raise StoreError(f"{path} cannot be read ({error.strerror}); expected {expected}") from None
+
+
+def _manifest_bytes(directory: Path) -> bytes:
+    made = "the directory of an ensemble, as made by `terrine ensemble train`"
+    return document_bytes(directory / MANIFEST, "manifest", made)
