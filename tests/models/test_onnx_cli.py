@@ -1,4 +1,4 @@
-"""Teachers of scikit-learn and PyTorch, from the fitted objects to labels over HTTP."""
+"""Teachers of other libraries, from the fitted objects to labels over HTTP."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from commands import Terrine
+from lightgbm import LGBMClassifier
 from onnx_made import mlp
 from opened import watching
 from sklearn.ensemble import GradientBoostingClassifier
@@ -54,13 +55,17 @@ def documented(library: str) -> str:
     """The program of docs/ensembles.md that trains a teacher on each shard."""
     text = (REPOSITORY / "docs" / "ensembles.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    (program,) = [
-        b for b in blocks if "to_onnx" in b and re.search(rf"^(import|from) {library}", b, re.M)
+    (block,) = [
+        b for b in blocks if "model = " in b and re.search(rf"^(import|from) {library}", b, re.M)
     ]
-    return str(program)
+    if "to_onnx" in block:
+        return str(block)
+    imported, model = re.findall(r"^(from .*|model = .*)$", block, re.MULTILINE)
+    program = re.sub(r"^from sklearn.*$", imported, documented("sklearn"), flags=re.MULTILINE)
+    return re.sub(r"^    model = .*$", f"    {model}", program, flags=re.MULTILINE)
 
 
-@pytest.mark.parametrize("library", ["sklearn", "torch"])
+@pytest.mark.parametrize("library", ["sklearn", "torch", "lightgbm", "xgboost"])
 def test_teachers_you_have_serve_after_three_commands(
     library: str, terrine: Terrine, tmp_path: Path, digits: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +153,7 @@ def own_predictions(model: Any, rows: np.ndarray) -> np.ndarray:
         make_pipeline(StandardScaler(), MLPClassifier((16,), max_iter=40, random_state=0)),
         GradientBoostingClassifier(n_estimators=3, random_state=0),
         GaussianNB(),
+        LGBMClassifier(n_estimators=3, num_leaves=7, verbose=-1),
     ],
     ids=lambda model: type(model).__name__,
 )
