@@ -212,6 +212,25 @@ def load_inputs(path: Path) -> NDArray[np.generic]:
     return read_idx(path)
 
 
+def load_labelled(path: Path, like: Dataset) -> Dataset:
+    """Load the `x` and `y` of an `.npz` that has the classes and the range of `like`.
+
+    Raises DataError, also if it has no labels or names other classes.
+    """
+    arrays = _read_npz(path)
+    y = arrays.get("y")
+    if y is None or "x" not in arrays:
+        raise DataError(f"{path} has no array {'x' if y is not None else 'y'}.")
+    if "classes" in arrays:
+        names = tuple(str(name) for name in arrays["classes"].ravel().tolist())
+        if names != like.classes:
+            raise DataError(f"{path} names other classes, or in another order, than {like.name}.")
+    if y.ndim != 1 or y.dtype.kind not in "iu":
+        raise DataError(f"{path}: y must have one integer per record, found {y.dtype} {y.shape}.")
+    labels = y.astype(np.int64)
+    return Dataset(_as_input(arrays["x"]), labels, like.classes, like.spec, name=str(path))
+
+
 def number_groups(names: Sequence[object]) -> NDArray[np.int64]:
     """Number people 0, 1, … in the order in which they first appear."""
     numbers: dict[object, int] = {}

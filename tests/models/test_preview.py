@@ -10,6 +10,7 @@ from commands import Terrine
 from hospital import stays
 
 from terrine_models.data import Dataset, InputSpec
+from terrine_models.ensemble import Ensemble
 from terrine_models.heads import Heads
 from terrine_models.preview import Preview, stand_in
 
@@ -70,3 +71,24 @@ def test_the_owner_is_told_before_training(terrine: Terrine, files: Path) -> Non
     (files / "pool.csv").write_text(unlabelled)
     said = terrine(*train, "--name", "bare", "--teachers", 20, "--public", "pool.csv").fine
     assert "is not estimated, without public labels: pool.csv line " in said
+
+
+def test_public_arrays_with_labels_say_how_far_teachers_agree(
+    terrine: Terrine, tmp_path: Path, digits: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    x, y = digits.inputs, digits.labels
+    np.savez("private.npz", x=x[:800], y=y[:800], classes=digits.classes)
+    np.savez("labelled.npz", x=x[800:], y=y[800:])
+    np.savez("unlabelled.npz", x=x[800:])
+    np.savez("renamed.npz", x=x[800:], y=y[800:], classes=digits.classes[::-1])
+    train = ("ensemble", "train", "private.npz", "--teachers", 20, "--copies", 0, "--public")
+    said = terrine(*train, "labelled.npz", "--name", "told").fine
+    assert "From public records alone: 12 stand-ins of 40 records each are right on" in said
+    said = terrine(*train, "unlabelled.npz", "--name", "bare").fine
+    assert "not estimated, without public labels: unlabelled.npz has no array y." in said
+    said = terrine(*train, "renamed.npz", "--name", "renamed").fine
+    assert "renamed.npz names other classes, or in another order, than private.npz." in said
+    ensembles = (Ensemble.load(tmp_path / "data" / "ensembles" / n) for n in ("told", "bare"))
+    told, bare = (ensemble.votes(x[:100]) for ensemble in ensembles)
+    assert (told == bare).all(), "labels train nobody"

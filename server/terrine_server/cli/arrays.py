@@ -51,11 +51,14 @@ def class_names(classes: str | None) -> list[str] | None:
     return names
 
 
-def load(data: Path, options: Arrays) -> tuple[Dataset, PublicData | None]:
-    """Return the private records, and the public inputs if --public is given."""
-    from terrine_models.data import DIGITS, load_idx, load_inputs, load_npz
+def load(data: Path, options: Arrays) -> tuple[Dataset, PublicData | None, Dataset | None]:
+    """Return the private records, and if --public is given the public ones.
+
+    The latter twice: as inputs, and with their labels if they have any.
+    """
+    from terrine_models.data import DIGITS, load_idx, load_npz
     from terrine_models.features import PublicData
-    from terrine_models.images import load_image_classes, load_images
+    from terrine_models.images import load_image_classes
 
     names, image = class_names(options.classes), image_format(options.image_size, options.grey)
     if image is not None:
@@ -74,13 +77,34 @@ def load(data: Path, options: Arrays) -> tuple[Dataset, PublicData | None]:
     else:
         private = load_idx(data, options.labels, classes=names or DIGITS)
     if options.public is None:
-        return private, None
-    inputs: npt.NDArray[np.generic]
-    if image is not None and options.public.is_dir():
-        inputs = load_images(options.public, image)
-    else:
-        inputs = load_inputs(options.public)
-    return private, PublicData.declare(options.public.name, inputs)
+        return private, None, None
+    inputs, labelled = _public(options.public, private, image)
+    return private, PublicData.declare(options.public.name, inputs), labelled
+
+
+def _public(
+    path: Path, private: Dataset, image: ImageFormat | None
+) -> tuple[npt.NDArray[np.generic], Dataset | None]:
+    from terrine_models.data import DataError, load_idx, load_inputs, load_labelled
+    from terrine_models.images import load_image_classes, load_images
+
+    if path.is_dir():
+        if image is not None and not any(each.is_dir() for each in path.iterdir()):
+            return load_images(path, image), None
+        whole = (
+            load_idx(path, classes=private.classes)
+            if image is None
+            else load_image_classes(path, image, classes=private.classes)
+        )
+        return whole.inputs, whole
+    inputs = load_inputs(path)
+    if path.suffix != ".npz":
+        return inputs, None
+    try:
+        return inputs, load_labelled(path, private)
+    except DataError as error:
+        note(f"How far teachers will agree is not estimated, without public labels: {error}")
+        return inputs, None
 
 
 def image_format(size: str | None, grey: bool) -> ImageFormat | None:

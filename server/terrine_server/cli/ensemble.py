@@ -162,7 +162,7 @@ def train(
         if schema or label or group or columns:
             fail("--schema, --label, --group and --columns are for tables only.")
         options = arrays.Arrays(public, labels, classes, image_size, grey)
-        (private, named_public), labelled = arrays.load(data, options), None
+        private, named_public, labelled = arrays.load(data, options)
     given = Given(
         copies, turning, bending, features, width, ridge, bins, match_prior, backbone, epochs, trees
     )

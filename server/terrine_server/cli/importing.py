@@ -160,7 +160,8 @@ def split_(
     else:
         if schema:
             fail("--schema is for tables.")
-        private, _ = arrays.load(data, arrays.Arrays(None, labels, classes, image_size, grey))
+        options = arrays.Arrays(None, labels, classes, image_size, grey)
+        private, _, _ = arrays.load(data, options)
     dealt = split(private, out, teachers, seed)
     parts = dealt.partition
     unit = "people" if parts.recipe == "groups" else "records"
