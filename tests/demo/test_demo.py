@@ -69,16 +69,17 @@ def test_the_quick_demo_runs_every_step(tmp_path: Path) -> None:
     made = tmp_path / "made"
     figures = json.loads((made / "demo.json").read_text())
     assert figures["epsilon"] * 0.9 < figures["epsilon_spent"] <= figures["epsilon"]
-    # Fifty labels leave 83 to 91 %, by their noise. A student that collapsed has 10 %.
-    assert figures["student"] > 0.7
-    assert figures["folds"] > 0.65
+    # The noise leaves 84 to 92 %. A student that collapsed has 10 %, and so has a single answer
+    # without votes.
+    assert figures["student"] > 0.8
+    assert figures["folds"] is None
     assert figures["without_privacy"] > 0.93
-    assert figures["labels_right"] > 0.9
+    assert 0.2 < figures["labels_right"] < 0.7
     assert figures["ledger_intact"]
     assert figures["answered"] + figures["abstained"] == figures["asked"]
     for expected in (
         "because --quick was given",
-        "refused. The privacy budget is spent",
+        "more answers. The privacy budget is spent",
         "the same answers, free",
         "intact",
         "demo.json",

@@ -14,7 +14,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from terrine_models.data import DIGITS, DataError, Dataset, InputSpec, load_idx
 from terrine_models.learning import Training
 from terrine_models.teachers import Heads
+from terrine_protocol import ConfidentGNMaxSpec, NoisyVotesSpec
 from terrine_server.demo.mnist import FetchError, cache_directory, cached_mnist, fetch_mnist
+from terrine_server.planning.counts import sigma_for_rows
 
 DELTA = 1e-5
 MNIST_TEST_IMAGES = "6d87418db22cc8025d05968bec9bd5c3932904b23485740db143a061a2c9d161"
@@ -40,13 +42,10 @@ class Material:
     teachers: int
     heads: Heads
     epsilon: float
-    agreement: float
-    """Threshold, as a share of the teachers."""
-    sigma1: float
-    """Noise on the threshold test, as a share of the teachers."""
-    sigma2: float
-    """Noise on the vote counts, as a share of the teachers."""
+    mechanism: ConfidentGNMaxSpec | NoisyVotesSpec
     training: Training
+    folds: bool
+    """Whether students are also judged over all test images, each trained without its fold."""
 
 
 def choose(data: Path | None, quick: bool, url: str, console: Console) -> Material:
@@ -91,10 +90,11 @@ def mnist(directory: Path, why: str) -> Material:
         teachers=2000,
         heads=Heads(),
         epsilon=0.5,
-        agreement=0.8,
-        sigma1=0.2,
-        sigma2=0.15,
+        mechanism=ConfidentGNMaxSpec(
+            name="confident_gnmax", threshold=1600, sigma1=400, sigma2=300
+        ),
         training=Training(method="fixmatch", steps=800),
+        folds=True,
     )
 
 
@@ -117,11 +117,12 @@ def digits(why: str) -> Material:
         held_out_labels=labels[1600:],
         teachers=100,
         heads=Heads(),
-        epsilon=5.0,
-        agreement=0.6,
-        sigma1=0.2,
-        sigma2=0.1,
-        training=Training(method="vat", steps=300),
+        epsilon=3.0,
+        mechanism=NoisyVotesSpec(
+            name="noisy_votes", sigma=sigma_for_rows(400, 100, len(DIGITS), 3.0, DELTA)
+        ),
+        training=Training(method="auto", steps=300),
+        folds=False,
     )
 
 

@@ -22,7 +22,7 @@ from terrine_models.learning import Training, train_student
 from terrine_models.students import Student
 from terrine_models.teachers import train_ensemble
 from terrine_models.workers import side_by_side
-from terrine_protocol import ConfidentGNMaxSpec, ProjectOpen, Role
+from terrine_protocol import ConfidentGNMaxSpec, NoisyVotesSpec, ProjectOpen, Role
 from terrine_server.bars import comparison_bar, steps_bar, teachers_bar
 from terrine_server.demo.folds import FOLDS, deal_folds
 from terrine_server.demo.material import DELTA, Material
@@ -49,16 +49,33 @@ class Figures:
     answered: int
     abstained: int
     labels_right: float
-    """Share of the bought labels that are correct."""
+    """Share of the bought labels that are correct; of noisy counts, the highest is the label."""
     student: float
     """Accuracy on the held-out images."""
     without_privacy: float
     """The same network, on the true labels of all the same public images."""
-    folds: float
-    """Accuracy over all test images; see `Demo._fold`."""
+    folds: float | None
+    """Accuracy over all test images; see `Demo._fold`. None where that is left out."""
     ledger_intact: bool
     ledger_head: str
     seconds: float
+
+
+def _answers(m: Material) -> str:
+    """Say what the project's mechanism answers."""
+    match m.mechanism:
+        case ConfidentGNMaxSpec(threshold=threshold, sigma1=sigma1, sigma2=sigma2):
+            return (
+                f"It answers where about {threshold:,} of {m.teachers:,} teachers agree (noise "
+                f"σ₁ = {sigma1:g} on the highest count, σ₂ = {sigma2:g} on each count to choose "
+                "the label), and abstains elsewhere."
+            )
+        case NoisyVotesSpec(sigma=sigma):
+            return (
+                f"It answers with the number of votes for each class, of {m.teachers:,} in all, "
+                f"with noise of σ = {sigma:g} on each. One answer says next to nothing; the "
+                "student learns from all of them together."
+            )
 
 
 def _bought(terms: Terms) -> str:
@@ -164,22 +181,14 @@ class Demo:
         ledger = self.owner.prepare()
         # Twice the budget of one study, which leaves room for a second one.
         register_ensemble(ledger, settings, ENSEMBLE, 2 * m.epsilon, DELTA)
-        mechanism = ConfidentGNMaxSpec(
-            name="confident_gnmax",
-            threshold=round(m.agreement * m.teachers),
-            sigma1=m.sigma1 * m.teachers,
-            sigma2=m.sigma2 * m.teachers,
-        )
         request = ProjectOpen(
-            name=PROJECT, ensemble=ENSEMBLE, mechanism=mechanism, epsilon=m.epsilon, delta=DELTA
+            name=PROJECT, ensemble=ENSEMBLE, mechanism=m.mechanism, epsilon=m.epsilon, delta=DELTA
         )
         project = open_project(ledger, request)
         self._say(
             f"Project {PROJECT}: at most ε = {m.epsilon:g} at δ = {DELTA:g}, whatever is sent. "
-            f"It answers where about {mechanism.threshold:,} of {m.teachers:,} teachers agree "
-            f"(noise σ₁ = {mechanism.sigma1:g} on the highest count, σ₂ = {mechanism.sigma2:g} on "
-            "each count to choose the label), and abstains elsewhere. The budget pays for at least "
-            f"{project.affordable:,} queries. {_bought(project.terms)}"
+            f"{_answers(m)} The budget pays for at least {project.affordable:,} queries. "
+            f"{_bought(project.terms)}".rstrip()
         )
         student = self.owner.token(ledger, Role.STUDENT, "demo", PROJECT)
         return student, self.owner.token(ledger, Role.AUDITOR, "demo")
@@ -198,19 +207,18 @@ class Demo:
             )
 
     def _ask_again(self, client: Client, made: Distilled) -> None:
-        fresh = np.flatnonzero(made.outcomes == "")
-        if len(fresh):
-            self._say("One more image that was never sent:")
+        m = self.material
+        self._say("Images that were never sent:")
+        fresh = np.concatenate([m.public[made.outcomes == ""], m.held_out])
+        for answers in range(len(fresh)):
             try:
-                client.label(self.material.public[fresh[:1]])
-                self._say("  answered: the budget was not spent.")
+                client.label(fresh[answers : answers + 1])
             except BudgetExhausted as error:
-                self._say(f"  refused. {error}")
-        else:
-            self._say("Every public image was sent before the budget was spent.")
+                self._say(f"  refused, after {answers} more answers. {error}")
+                break
         old = np.flatnonzero(made.outcomes != "")[:100]
         before = client.budget()
-        again = client.label(self.material.public[old])
+        again = client.label(m.public[old])
         same = bool((again.labels == made.labels[old]).all() and again.replayed.all())
         free = again.budget.spent == before.spent
         self._say(
@@ -219,17 +227,18 @@ class Demo:
             f"{again.budget.epsilon_spent:.4f}. Without fresh noise there is nothing to average."
         )
 
-    def _compare(self, made: Distilled) -> tuple[float, float]:
-        """Accuracy without privacy, and over the whole test set by folds."""
+    def _compare(self, made: Distilled) -> tuple[float, float | None]:
+        """Accuracy without privacy, and if the material says so over the whole test set."""
         m = self.material
+        folds = FOLDS if m.folds else 0
+        of_folds = f"; and {folds} students, each trained without a fifth of the test images and "
         self._say(
-            "For comparison: the same network on the true labels of all public images; and "
-            f"{FOLDS} students, each trained without a fifth of the test images and tested on it."
+            "For comparison: a network on the true labels of all public images"
+            f"{f'{of_folds}tested on it' if folds else ''}."
         )
         supervised = replace(m.training, method="supervised")
         halt = threading.Event()
-        runs = FOLDS + 1
-        with comparison_bar(self.console, runs * m.training.steps) as advance:
+        with comparison_bar(self.console, (folds + 1) * m.training.steps) as advance:
 
             def on_step(done: int, steps: int) -> None:
                 if halt.is_set():
@@ -237,17 +246,18 @@ class Demo:
                 advance()
 
             def run(number: int) -> float:
-                if number == FOLDS:
+                if number == folds:
                     plain = self._learn(m.public, m.truth, supervised, on_step)
                     return plain.accuracy(m.held_out, m.held_out_labels)
                 return self._fold(number, made.labels, on_step)
 
             try:
-                results = side_by_side(run, range(runs))
+                results = side_by_side(run, range(folds + 1))
             except BaseException:
                 halt.set()  # otherwise the program would wait for every student to finish
                 raise
-        return results[FOLDS], sum(results[:FOLDS]) / (len(m.public) + len(m.held_out))
+        plain, right = results[folds], sum(results[:folds])
+        return plain, right / (len(m.public) + len(m.held_out)) if folds else None
 
     def _fold(self, number: int, labels: NDArray[np.int64], on_step: OnStep) -> float:
         """Return how many images of fold `number` a student trained without it gets right.
@@ -286,11 +296,17 @@ class Demo:
         table = Table(title=f"terrine demo: {m.name}", show_header=False)
         rows = {
             "student": f"{f.student:.2%} of {len(m.held_out):,} held-out images",
-            "without privacy": f"{f.without_privacy:.2%}, the same network on the true labels of "
-            "all public images",
-            f"{FOLDS} folds": f"{f.folds:.2%} of all {len(m.public) + len(m.held_out):,} test "
-            "images, each by a student trained without its fold (labels from the same study)",
-            "labels": f"{f.answered:,} bought, {f.labels_right:.2%} of them correct",
+            "without privacy": f"{f.without_privacy:.2%}, a network on the true labels of all "
+            "public images",
+        }
+        if f.folds is not None:
+            rows[f"{FOLDS} folds"] = (
+                f"{f.folds:.2%} of all {len(m.public) + len(m.held_out):,} test images, each by a "
+                "student trained without its fold (labels from the same study)"
+            )
+        alone = ", each by itself" if isinstance(m.mechanism, NoisyVotesSpec) else ""
+        rows |= {
+            "labels": f"{f.answered:,} bought, {f.labels_right:.2%} of them correct{alone}",
             "queries": f"{f.asked:,} sent, {f.abstained:,} abstentions",
             "privacy": f"ε = {f.epsilon_spent:.4f} of {f.epsilon:g} spent at δ = {f.delta:g}, "
             f"worst case, {f.guarantee}",

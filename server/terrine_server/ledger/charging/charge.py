@@ -105,11 +105,12 @@ def check_active(project: ProjectRecord) -> None:
 
 
 def _exhausted(project: ProjectRecord) -> BudgetExhausted:
+    budget = project.terms.budget
     return BudgetExhausted(
-        f"The project {project.name} cannot pay for a new query: it has spent {project.spent} "
-        f"of {project.terms.budget} units and one more costs up to {project.terms.worst.cost}.",
+        f"The project {project.name} cannot pay for a new query: {project.spent / budget:.4%} of "
+        f"its budget is spent, and one more costs up to {project.terms.worst.cost / budget:.4%}.",
         spent=project.spent,
-        budget=project.terms.budget,
+        budget=budget,
     )
 
 
