@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -45,6 +46,36 @@ _DAY = (
     rf"\d{{1,2}}\.?[- ]?{_MONTH}[- ,]*\d{{2,4}}|{_MONTH} \d{{1,2}},? \d{{4}})"
 )
 _DATE = re.compile(rf"{_DAY}([t ]{_CLOCK})?|(?=\d\d:){_CLOCK}", re.IGNORECASE)
+SCALES = (
+    (
+        "no",
+        "none",
+        "minimal",
+        "slight",
+        "mild",
+        "some",
+        "moderate",
+        "much",
+        "severe",
+        "very severe",
+    ),
+    ("keine", "gering", "leicht", "mäßig", "mittel", "schwer", "sehr schwer"),
+    ("never", "rarely", "sometimes", "often", "usually", "always"),
+    ("nie", "selten", "manchmal", "oft", "häufig", "immer"),
+    ("very low", "low", "below normal", "normal", "medium", "above normal", "high", "very high"),
+    ("sehr niedrig", "niedrig", "normal", "mittel", "hoch", "sehr hoch"),
+    ("very poor", "poor", "fair", "good", "very good", "excellent"),
+    ("xs", "s", "m", "l", "xl", "xxl"),
+    ("small", "medium", "large"),
+    ("i", "ii", "iii", "iv", "v", "vi"),
+)
+"""Words that are levels, from least to most, in lower case."""
+_BAND = re.compile(
+    r"(?P<only>\d+)|[\[(]?(?P<low>\d+)( ?[-–] ?| to | bis |, ?)(?P<high>\d+)[\])]?|"
+    r"(<|under|below|unter) ?=?(?P<below>\d+)|"
+    r"(>|over|above|über|≥) ?=?(?P<above>\d+)|(?P<least>\d+) ?(\+|and over|or more|und mehr)",
+    re.IGNORECASE,
+)
 _THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+")
 _HEX = re.compile(r"[0-9a-f-]{16,}", re.IGNORECASE)
 
@@ -154,6 +185,23 @@ class Clues:
         return {value.lower() for value in self.distinct} == {"true", "false"}
 
     @property
+    def levels(self) -> tuple[str, ...] | None:
+        """The values from least to most, if they are three or more known levels, or bands."""
+        if len(self.distinct) < 3 or self._all_numbers:
+            return None
+        words = [value.lower() for value in self.distinct]
+        for scale in SCALES:
+            if set(words) <= set(scale) and len(set(words)) == len(words):
+                return tuple(sorted(self.distinct, key=lambda value: scale.index(value.lower())))
+        bands = [_BAND.fullmatch(word) for word in words]
+        spans = {
+            value: _span(band) for value, band in zip(self.distinct, bands, strict=True) if band
+        }
+        if len(spans) < len(words) or not _disjoint(list(spans.values())):
+            return None
+        return tuple(sorted(spans, key=spans.__getitem__))
+
+    @property
     def names_people(self) -> bool:
         """Whether the name is one for people; yes and no under "patient" are not people."""
         bare = _BARE_PERSON_NAME.fullmatch(self._letters) is not None
@@ -197,3 +245,25 @@ class Clues:
         lengths = {len(value) for value in self.known}
         zero = any(value.startswith("0") for value in self.known)
         return zero and len(lengths) == 1 and lengths != {1} and self.whole
+
+
+def _span(band: re.Match[str]) -> tuple[float, float]:
+    """The numbers that a band such as 18-29, <18, 65+ or 0 covers."""
+    only, low, high, below, above, least = (
+        None if text is None else float(text)
+        for text in band.group("only", "low", "high", "below", "above", "least")
+    )
+    if only is not None:
+        return only, only
+    if low is not None and high is not None:
+        return low, high
+    if below is not None:
+        return -math.inf, below
+    return above or least or 0, math.inf
+
+
+def _disjoint(spans: list[tuple[float, float]]) -> bool:
+    """Whether bands may touch, but do not overlap."""
+    ordered = sorted(spans)
+    starts, ends = [low for low, _ in ordered], [high for _, high in ordered]
+    return all(map(operator.le, starts, ends)) and all(map(operator.le, ends[:-1], starts[1:]))

@@ -206,6 +206,10 @@ def _feature(column: Clues, doubt: str | None = None) -> Guess:
         return Guess(described, why, doubt)
     if column.boolean:
         return Guess(Column(name=column.name, role="boolean"), "true or false", doubt)
+    if (levels := column.levels) and count <= MOST_CATEGORIES:
+        why = f"levels, from least to most: {levels[0]} … {levels[-1]}"
+        doubt = doubt or "Is this their order? If they have none, make the role categorical."
+        return Guess(Column(name=column.name, role="ordinal", values=levels), why, doubt)
     if not count or (count > MOST_CATEGORIES and column.rare):
         raise DataError(
             f"{column.sheet.path}: column {column.name} cannot be kept. It has {count:,} different "
