@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from books import GNMAX, answered, digest, open_ledger, open_project, terms, unguarded
@@ -140,9 +141,14 @@ def test_an_act_and_its_entry_are_written_together_or_not_at_all(engine: Engine)
     ledger = Ledger(engine, SECRET_KEY)
     created = Tokens(ledger, SECRET_KEY).create(TokenCreate(role=Role.ADMIN))
     student = ledger.find_request("f" * 16).token
-    asks = {"title": "Another", "purpose": "To learn", "asked": {}}
+    asks: dict[str, Any] = {"title": "Another", "purpose": "To learn", "asked": {}}
     new = NewToken("e" * 16, digest("e"), "", datetime(2100, 1, 1, tzinfo=UTC))
-    study = {"mechanism": GNMAX, "terms": terms(2), "title": "More", "purpose": "To learn"}
+    study: dict[str, Any] = {
+        "mechanism": GNMAX,
+        "terms": terms(2),
+        "title": "More",
+        "purpose": "To learn",
+    }
     acts: dict[str, Callable[[], object]] = {
         "open": lambda: ledger.open_project("new", "mnist", GNMAX, terms(2)),
         "pause": lambda: ledger.set_status("study", ProjectStatus.PAUSED),
