@@ -129,12 +129,11 @@ def _page(
     done: Tried,
     reason: str = "",
 ) -> Response:
-    holder = services.ledger.find_token(record.token)
     return page(
         *(request, "request.html", reader),
         status=done.status,
         record=record,
-        label="" if holder is None else holder.label,
+        holder=services.ledger.find_token(record.token),
         reason=reason,
         **terms_form(services.ledger, done),
     )
