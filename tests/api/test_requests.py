@@ -25,6 +25,7 @@ from terrine_protocol import (
 )
 
 Call = Callable[..., Caller]
+SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 MORE: dict[str, Any] = {"title": "More", "purpose": "To learn", "epsilon": 2.0}
 
 
@@ -88,6 +89,7 @@ def test_a_request_is_made_seen_by_its_maker_alone_and_approved(
         assert len(client.label(study.ensemble.public[:2])) == 2
 
 
+@SQLITE
 def test_what_a_student_is_told_depends_on_nobody_else(study: RunningServer, call: Call) -> None:
     """A cap that others have taken, and names that others have, change no reply."""
     student = call()
@@ -108,6 +110,7 @@ def test_what_a_student_is_told_depends_on_nobody_else(study: RunningServer, cal
     assert student.http.post("/requests", json=MORE).status_code == 201
 
 
+@SQLITE
 def test_the_client_asks_follows_and_decides(study: RunningServer) -> None:
     words, other = ("More", "To learn", 2.0), GNMaxSpec(name="gnmax", sigma=40)
     with (
@@ -136,14 +139,14 @@ async def _asked(url: str, token: str) -> list[str]:
         return [each.title async for each in client.requests()]
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@SQLITE
 def test_the_client_for_asyncio_does_so_too(study: RunningServer) -> None:
     import asyncio
 
     assert asyncio.run(_asked(study.url, study.token())) == ["More"]
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@SQLITE
 def test_whoever_has_spent_a_budget_is_told_whom_to_ask(
     tmp_path: Any, database_url: str, digits_ensemble: DigitsEnsemble
 ) -> None:
@@ -161,7 +164,7 @@ def test_whoever_has_spent_a_budget_is_told_whom_to_ask(
             assert other.value.contact is None
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@SQLITE
 def test_the_commands_do_what_the_api_does(
     study: RunningServer,
     terrine: Terrine,
