@@ -185,7 +185,7 @@ class Forbidden(ProblemError):
 
 
 class NotFound(ProblemError):
-    """The named project, ensemble or token does not exist."""
+    """The named project, ensemble, token or request does not exist."""
 
     slug = "not-found"
 
@@ -197,7 +197,7 @@ class MethodNotAllowed(ProblemError):
 
 
 class Conflict(ProblemError):
-    """A name is taken, or a status cannot be changed that way."""
+    """A name is taken, a status cannot be changed that way, or too many requests are open."""
 
     slug = "conflict"
 

@@ -50,6 +50,7 @@ def test_a_request_is_made_seen_by_its_maker_alone_and_approved(
     again = student.http.post("/requests", json=MORE)
     assert (again.status_code, again.json()) == (200, made.json())
     assert student.http.get(f"/requests/{info.id}").json() == made.json()
+    assert student.http.get("/requests").json() == {"items": [made.json()], "next": None}
 
     hidden, absent = (other.http.get(f"/requests/{id}") for id in (info.id, "f" * 16))
     assert slug(hidden) == slug(absent) == "not-found"
