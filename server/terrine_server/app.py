@@ -109,8 +109,8 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         authenticate=authenticate,
         answer=admin.answer,
     )
-    for routes in (students, requests, books, owner, admin):
-        app.include_router(routes.router, dependencies=[Depends(known_parameters)])
+    for router in (students.router, books.router, owner.router, requests.router, admin.router):
+        app.include_router(router, dependencies=[Depends(known_parameters)])
     app.include_router(health.router)
     problems.install(app, admin.answer)
     openapi.complete(app)
