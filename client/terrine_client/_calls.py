@@ -33,12 +33,21 @@ from terrine_protocol import (
     EstimateRequest,
     LabelResponse,
     LedgerPage,
+    MechanismSpec,
     Outcome,
     Problem,
     ProjectInfo,
     ProjectOpen,
     ProjectStatus,
     ProjectUpdate,
+    RequestAccount,
+    RequestApprove,
+    RequestApproved,
+    RequestCreate,
+    RequestInfo,
+    RequestPage,
+    RequestRefuse,
+    RequestStatus,
     TokenCreate,
     TokenCreated,
     TokenInfo,
@@ -167,6 +176,9 @@ _ENSEMBLES: TypeAdapter[list[EnsembleAccount | EnsembleInfo]] = TypeAdapter(
 _BUDGETS = TypeAdapter(BudgetPage)
 _CHARGES = TypeAdapter(LedgerPage)
 _VERIFICATION = TypeAdapter(Verification)
+_REQUEST: TypeAdapter[RequestAccount | RequestInfo] = TypeAdapter(RequestAccount | RequestInfo)
+_REQUESTS = TypeAdapter(RequestPage)
+_APPROVED = TypeAdapter(RequestApproved)
 _TOKEN = TypeAdapter(TokenInfo)
 _TOKENS = TypeAdapter(TokenPage)
 _TOKEN_CREATED = TypeAdapter(TokenCreated)
@@ -225,6 +237,41 @@ def open_project(terms: ProjectOpen) -> Call[ProjectInfo]:
 def set_status(project: str, status: ProjectStatus) -> Call[ProjectInfo]:
     path = f"/projects/{_segment(project)}"
     return _send(_PROJECT, "PATCH", path, ProjectUpdate(status=status))
+
+
+def make_request(
+    title: str,
+    purpose: str,
+    epsilon: float,
+    delta: float | None,
+    mechanism: MechanismSpec | None,
+) -> Call[RequestAccount | RequestInfo]:
+    """Repeatable: while it is open, the same request is the same one."""
+    request = RequestCreate(
+        title=title, purpose=purpose, epsilon=epsilon, delta=delta, mechanism=mechanism
+    )
+    return _send(_REQUEST, "POST", "/requests", request)
+
+
+def requests(status: RequestStatus | str | None) -> Call[RequestPage]:
+    if status is not None and status not in set(RequestStatus):
+        raise ConfigurationError(f"The status must be one of {', '.join(RequestStatus)}.")
+    chosen = {} if status is None else {"status": str(status)}
+    return Call(_REQUESTS, "GET", "/requests", params={"limit": _PAGE, **chosen})
+
+
+def request(request_id: str) -> Call[RequestAccount | RequestInfo]:
+    return Call(_REQUEST, "GET", f"/requests/{_segment(request_id)}")
+
+
+def approve_request(request_id: str, approval: RequestApprove) -> Call[RequestApproved]:
+    path = f"/requests/{_segment(request_id)}/approve"
+    return _send(_APPROVED, "POST", path, approval, repeatable=False)
+
+
+def refuse_request(request_id: str, reason: str) -> Call[RequestAccount | RequestInfo]:
+    path = f"/requests/{_segment(request_id)}/refuse"
+    return _send(_REQUEST, "POST", path, RequestRefuse(reason=reason), repeatable=False)
 
 
 def create_token(request: TokenCreate) -> Call[TokenCreated]:

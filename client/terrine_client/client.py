@@ -25,10 +25,17 @@ from terrine_protocol import (
     EnsembleInfo,
     Estimate,
     LedgerPage,
+    MechanismSpec,
     Outcome,
     ProjectInfo,
     ProjectOpen,
     ProjectStatus,
+    RequestAccount,
+    RequestApprove,
+    RequestApproved,
+    RequestInfo,
+    RequestPage,
+    RequestStatus,
     TokenCreate,
     TokenCreated,
     TokenInfo,
@@ -37,7 +44,7 @@ from terrine_protocol import (
 )
 
 T = TypeVar("T")
-Page = TypeVar("Page", LedgerPage, BudgetPage, TokenPage)
+Page = TypeVar("Page", LedgerPage, BudgetPage, TokenPage, RequestPage)
 
 
 class Client(Connection[httpx.Client]):
@@ -111,6 +118,44 @@ class Client(Connection[httpx.Client]):
     def project(self, name: str | None = None) -> ProjectInfo:
         """A project's terms: mechanism, prices, input format; by default the token's project."""
         return self._send(_calls.project(name))
+
+    def request_study(
+        self,
+        title: str,
+        purpose: str,
+        epsilon: float,
+        *,
+        delta: float | None = None,
+        mechanism: MechanismSpec | None = None,
+    ) -> RequestInfo:
+        """Ask the data owner for a new project on the same ensemble, also for more budget.
+
+        title, purpose: what it is to be called, and what its labels are for.
+        epsilon: its own budget, besides that of the token's project, which does not change.
+        delta, mechanism: by default those of the token's project.
+
+        The same request again, while it is open, is the same one. Raises Conflict when too many
+        are open. For students.
+        """
+        return self._send(_calls.make_request(title, purpose, epsilon, delta, mechanism))
+
+    def requests(
+        self, status: RequestStatus | str | None = None
+    ) -> Iterator[RequestAccount | RequestInfo]:
+        """The requests of this token, oldest first; for auditors and admins, everybody's."""
+        return self._pages(_calls.requests(status))
+
+    def request(self, request_id: str) -> RequestAccount | RequestInfo:
+        """What has become of a request; for admins, with what approving it would mean."""
+        return self._send(_calls.request(request_id))
+
+    def approve_request(self, request_id: str, approval: RequestApprove) -> RequestApproved:
+        """Open the project that was asked for, as it was or with other terms. For admins."""
+        return self._send(_calls.approve_request(request_id, approval))
+
+    def refuse_request(self, request_id: str, reason: str) -> RequestInfo:
+        """Refuse a request; whoever made it reads the reason. For admins."""
+        return self._send(_calls.refuse_request(request_id, reason))
 
     def ensembles(self) -> list[EnsembleAccount | EnsembleInfo]:
         """The ensembles that the token may see; with their caps for auditors and admins."""
@@ -232,6 +277,36 @@ class AsyncClient(Connection[httpx.AsyncClient]):
     async def project(self, name: str | None = None) -> ProjectInfo:
         """As `Client.project`."""
         return await self._send(_calls.project(name))
+
+    async def request_study(
+        self,
+        title: str,
+        purpose: str,
+        epsilon: float,
+        *,
+        delta: float | None = None,
+        mechanism: MechanismSpec | None = None,
+    ) -> RequestInfo:
+        """As `Client.request_study`."""
+        return await self._send(_calls.make_request(title, purpose, epsilon, delta, mechanism))
+
+    def requests(
+        self, status: RequestStatus | str | None = None
+    ) -> AsyncIterator[RequestAccount | RequestInfo]:
+        """As `Client.requests`, for `async for`."""
+        return self._pages(_calls.requests(status))
+
+    async def request(self, request_id: str) -> RequestAccount | RequestInfo:
+        """As `Client.request`."""
+        return await self._send(_calls.request(request_id))
+
+    async def approve_request(self, request_id: str, approval: RequestApprove) -> RequestApproved:
+        """As `Client.approve_request`."""
+        return await self._send(_calls.approve_request(request_id, approval))
+
+    async def refuse_request(self, request_id: str, reason: str) -> RequestInfo:
+        """As `Client.refuse_request`."""
+        return await self._send(_calls.refuse_request(request_id, reason))
 
     async def ensembles(self) -> list[EnsembleAccount | EnsembleInfo]:
         """As `Client.ensembles`."""

@@ -103,12 +103,21 @@ class ProblemError(ReplyError):
         self.status = problem.status
         self.retry_after = retry_after
 
+    @property
+    def contact(self) -> str | None:
+        """How to reach the data owner, if the server says so: where a budget is spent, or a project
+        paused or closed."""
+        said = (self.problem.model_extra or {}).get("contact")
+        return said if isinstance(said, str) else None
+
     def __str__(self) -> str:
         extra = self.problem.model_extra or {}
         lines = [f"{self.problem.title}: {self.problem.detail}"]
         match extra:  # invalid-request's detail covers only the first field
             case {"errors": [_, *others]}:
                 lines += [f"  {_described(error)}" for error in others]
+        if self.contact is not None:
+            lines.append(f"  contact: {self.contact}")
         if self.status >= 500 and "request_id" in extra:
             lines.append(f"  request id {extra['request_id']}")
         return "\n".join(lines)
@@ -176,7 +185,7 @@ class Forbidden(ProblemError):
 
 
 class NotFound(ProblemError):
-    """The named project, ensemble or token does not exist."""
+    """The named project, ensemble, token or request does not exist."""
 
     slug = "not-found"
 
@@ -188,7 +197,7 @@ class MethodNotAllowed(ProblemError):
 
 
 class Conflict(ProblemError):
-    """A name is taken, or a status cannot be changed that way."""
+    """A name is taken, a status cannot be changed that way, or too many requests are open."""
 
     slug = "conflict"
 
@@ -206,7 +215,10 @@ class CapExceeded(ProblemError):
 
 
 class BudgetExhausted(ProblemError):
-    """No new query fits the project's budget. Earlier answers can be repeated at no cost."""
+    """No new query fits the project's budget. Earlier answers can be repeated at no cost.
+
+    `Client.request_study` asks the data owner for another project.
+    """
 
     slug = "budget-exhausted"
 

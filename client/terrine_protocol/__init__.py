@@ -68,11 +68,23 @@ from terrine_protocol.projects import (
     PublishingTerms,
     SecretSpend,
 )
+from terrine_protocol.requests import (
+    ApprovalInfo,
+    RequestAccount,
+    RequestApprove,
+    RequestApproved,
+    RequestCreate,
+    RequestInfo,
+    RequestPage,
+    RequestRefuse,
+    RequestStatus,
+)
 from terrine_protocol.tables import Column, PublicSource, TableSchema
 from terrine_protocol.tokens import TokenCreate, TokenCreated, TokenInfo, TokenPage
 
 __all__ = [
     "PROBLEMS",
+    "ApprovalInfo",
     "Budget",
     "BudgetPage",
     "Charge",
@@ -119,6 +131,14 @@ __all__ = [
     "PublishingRequest",
     "PublishingTerms",
     "Reply",
+    "RequestAccount",
+    "RequestApprove",
+    "RequestApproved",
+    "RequestCreate",
+    "RequestInfo",
+    "RequestPage",
+    "RequestRefuse",
+    "RequestStatus",
     "Role",
     "RuleInfo",
     "SecretSpend",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 Name = Annotated[
     str,
@@ -15,6 +15,32 @@ Name = Annotated[
         examples=["diabetes-study"],
     ),
 ]
+
+# No control characters, and none that are invisible or turn the direction of text.
+_HIDDEN = r"\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"
+SHOWN = rf"^[^\x00-\x1f{_HIDDEN}]*$"
+"""One line of text that shows all that it holds."""
+
+Title = Annotated[
+    str,
+    StringConstraints(strip_whitespace=True, min_length=1, max_length=100, pattern=SHOWN),
+    Field(description="What the study is called among people.", examples=["Sepsis, ward 3"]),
+]
+_Words = StringConstraints(
+    strip_whitespace=True,
+    min_length=1,
+    max_length=1000,
+    pattern=rf"^[^\x00-\x09\x0b-\x1f{_HIDDEN}]*$",
+)
+Purpose = Annotated[
+    str,
+    _Words,
+    Field(
+        description="What the labels are for. The log keeps it for good.",
+        examples=["To warn of sepsis six hours earlier, on public records."],
+    ),
+]
+Reason = Annotated[str, _Words, Field(description="Why it is refused; the requester reads it.")]
 
 
 class Wire(BaseModel):

@@ -66,10 +66,10 @@ class LogEntry(Reply):
     ]
     request_id: str | None
     action: str
-    subject: Annotated[str, Field(description="A name, or a token's id.")]
+    subject: Annotated[str, Field(description="A name, or the id of a token or request.")]
     detail: Annotated[
         dict[str, Any],
-        Field(description="Of an ensemble, project or token: how it was afterwards."),
+        Field(description="Of an ensemble, project, token or request: how it was afterwards."),
     ]
     hash: Annotated[str, Field(description="SHA-256 over this entry and the previous hash.")]
 

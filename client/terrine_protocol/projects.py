@@ -16,8 +16,10 @@ from terrine_protocol.base import (
     Outcome,
     PriceInfo,
     ProjectStatus,
+    Purpose,
     Reply,
     RuleInfo,
+    Title,
     Wire,
     absent,
 )
@@ -172,14 +174,13 @@ class BaselinePricesInfo(Reply):
     prices: dict[Outcome, PriceInfo]
 
 
-class ProjectOpen(Wire):
-    """`POST /projects`. Everything here is fixed for the project's life."""
+Epsilon = Annotated[float, Field(strict=True, gt=0, le=100, allow_inf_nan=False)]
+Delta = Annotated[float, Field(strict=True, gt=0, lt=1)]
 
-    name: Name
-    ensemble: Name
-    mechanism: MechanismSpec
-    epsilon: Annotated[float, Field(strict=True, gt=0, le=100, allow_inf_nan=False)]
-    delta: Annotated[float, Field(strict=True, gt=0, lt=1)]
+
+class ProjectChoices(Wire):
+    """What the data owner decides about a new project besides its mechanism and budget."""
+
     acknowledge_claimed: Annotated[
         bool,
         Field(description='Must be true for pricing "as_published": its guarantee is a claim.'),
@@ -219,6 +220,18 @@ class ProjectOpen(Wire):
         return self
 
 
+class ProjectOpen(ProjectChoices):
+    """`POST /projects`. Everything here is fixed for the project's life."""
+
+    name: Name
+    ensemble: Name
+    mechanism: MechanismSpec
+    epsilon: Epsilon
+    delta: Delta
+    title: Annotated[Title | None, Field(exclude_if=absent)] = None
+    purpose: Annotated[Purpose | None, Field(exclude_if=absent)] = None
+
+
 class ProjectUpdate(Wire):
     """`PATCH /projects/{name}`. Closing is final and returns the unspent budget to the cap."""
 
@@ -229,6 +242,13 @@ class ProjectInfo(Reply):
     """A project's terms. A student may read those of its own project."""
 
     name: Name
+    title: Annotated[
+        str | None,
+        Field(exclude_if=absent, description="What it is called among people."),
+    ] = None
+    purpose: Annotated[
+        str | None, Field(exclude_if=absent, description="What its labels are for.")
+    ] = None
     status: ProjectStatus
     guarantee: Guarantee
     ensemble: EnsembleInfo

@@ -7,10 +7,9 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from terrine_protocol.base import Name, Reply, Role, Wire
+from terrine_protocol.base import SHOWN, Name, Reply, Role, Wire
 
-# No control characters, and none that are invisible or turn the direction of text.
-_SHOWN = r"^[^\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]*$"
+Days = Annotated[float, Field(gt=0, le=3650)]
 
 
 class TokenCreate(Wire):
@@ -20,9 +19,9 @@ class TokenCreate(Wire):
     project: Name | None = None
     label: Annotated[
         str,
-        Field(max_length=100, pattern=_SHOWN, description="For your own records."),
+        Field(max_length=100, pattern=SHOWN, description="For your own records."),
     ] = ""
-    expires_in_days: Annotated[float, Field(gt=0, le=3650)] = 90
+    expires_in_days: Days = 90
 
     @model_validator(mode="after")
     def _project_goes_with_the_role(self) -> Self:

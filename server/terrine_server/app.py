@@ -17,7 +17,16 @@ from anyio import to_thread
 from fastapi import Depends, FastAPI
 
 from terrine_server import admin, logs
-from terrine_server.api import health, middleware, openapi, owner, problems, students, unchanging
+from terrine_server.api import (
+    health,
+    middleware,
+    openapi,
+    owner,
+    problems,
+    requests,
+    students,
+    unchanging,
+)
 from terrine_server.api import ledger as books
 from terrine_server.api.readiness import Readiness
 from terrine_server.api.services import Services, bearer, known_parameters
@@ -100,7 +109,7 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         authenticate=authenticate,
         answer=admin.answer,
     )
-    for router in (students.router, books.router, owner.router, admin.router):
+    for router in (students.router, books.router, owner.router, requests.router, admin.router):
         app.include_router(router, dependencies=[Depends(known_parameters)])
     app.include_router(health.router)
     problems.install(app, admin.answer)

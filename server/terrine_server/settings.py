@@ -14,6 +14,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from terrine_protocol.base import SHOWN
+
 MAY_BE_EMPTY = {"TERRINE_FORWARDED_ALLOW_IPS"}
 
 
@@ -86,6 +88,16 @@ class Settings(BaseSettings):
             "gets a 503, unless it is alone.",
         ),
     ] = 512 * 1024 * 1024
+    contact: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            max_length=200,
+            pattern=SHOWN,
+            description="How students reach the data owner, such as a mail address: said when a "
+            "budget is spent, or a project is paused or closed.",
+        ),
+    ] = None
     requests_per_minute: Annotated[
         int, Field(ge=1, description="Maximum requests of one token in a minute.")
     ] = 600

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
 from terrine_protocol import (
+    ApprovalInfo,
     Budget,
     Charge,
     EnsembleAccount,
@@ -24,11 +25,14 @@ from terrine_protocol import (
     ProjectInfo,
     PublicationInfo,
     PublishingTerms,
+    RequestAccount,
+    RequestInfo,
     SecretSpend,
     TokenInfo,
     Verification,
 )
 from terrine_server import ledger
+from terrine_server.owner.requests import Outlook
 
 
 class _Result(TypedDict):
@@ -154,6 +158,8 @@ def project(record: ledger.ProjectRecord, available: bool) -> ProjectInfo:
     terms = record.terms
     return ProjectInfo(
         name=record.name,
+        title=record.title,
+        purpose=record.purpose,
         status=record.status,
         guarantee=record.guarantee,
         ensemble=ensemble(record.ensemble, available),
@@ -210,3 +216,37 @@ def log_verification(found: ledger.LogVerification) -> LogVerification:
 def token(record: ledger.TokenRecord) -> TokenInfo:
     """Return a token without its secret."""
     return TokenInfo.model_validate(record)
+
+
+def request(record: ledger.RequestRecord) -> RequestInfo:
+    """Return a request as whoever made it sees it."""
+    return RequestInfo.model_validate({**vars(record), **record.asked})
+
+
+def request_account(
+    record: ledger.RequestRecord, would: Outlook | None = None, cannot: str | None = None
+) -> RequestAccount:
+    """Return a request as its owner sees it, with what `examine` found of it."""
+    return RequestAccount.model_validate(
+        {
+            **vars(record),
+            **record.asked,
+            "approval": None if would is None else _approval(would),
+            "cannot_be_opened": cannot,
+        }
+    )
+
+
+def _approval(would: Outlook) -> ApprovalInfo:
+    ensemble, terms = would.priced.ensemble, would.priced.terms
+    return ApprovalInfo(
+        guarantee=terms.guarantee,
+        prices=terms.prices,
+        affordable=would.affordable,
+        reserved=would.reserved,
+        cap=ensemble.cap,
+        delta_reserved=would.delta_reserved,
+        delta_cap=ensemble.delta_cap,
+        fits=would.fits,
+        warning=would.warning,
+    )

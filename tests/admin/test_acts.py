@@ -25,12 +25,6 @@ TERMS = {
 }
 
 
-def token_of(house: House, visitor: Visitor) -> str:
-    """Return the actor that the log knows a visitor by."""
-    session = visitor.cookies["__Host-terrine-session"]
-    return f"token:{session.split('.')[1]}"
-
-
 def test_a_study_is_priced_then_opened_as_it_was_priced(house: House, admin: Visitor) -> None:
     before, cap = house.last_logged, house.ledger.ensemble("digits")
     priced = admin.post("/admin/open", action="price", name="priced", **TERMS)
@@ -40,7 +34,7 @@ def test_a_study_is_priced_then_opened_as_it_was_priced(house: House, admin: Vis
     assert 'name="action" value="open"' in priced.text
     opened = admin.post("/admin/open", action="open", name="priced", **TERMS)
     assert opened.headers["location"] == "/admin/studies/priced"
-    assert house.last_logged == ("project-opened", "priced", token_of(house, admin))
+    assert house.last_logged == ("project-opened", "priced", admin.actor)
     record = house.ledger.project("priced")
     terms, account = record.terms, Account()
     for price in terms.prices.values():
@@ -118,7 +112,7 @@ def test_every_mechanism_has_a_form_for_all_that_it_needs(house: House, admin: V
 
 def test_a_study_is_paused_resumed_and_closed(house: House, admin: Visitor) -> None:
     house.open("brief")
-    student, actor = house.token(Role.STUDENT, "brief"), token_of(house, admin)
+    student, actor = house.token(Role.STUDENT, "brief"), admin.actor
     for act, status in (("pause", "paused"), ("resume", "active")):
         assert admin.post(f"/admin/studies/brief/{act}").status_code == 303
         assert house.last_logged == (f"project-{act}d", "brief", actor)
@@ -144,13 +138,13 @@ def test_a_token_is_shown_once_works_and_is_revoked(house: House, admin: Visitor
     made = admin.post("/admin/tokens", **given)
     found = re.search(r"terrine_([0-9a-f]{16})_[0-9a-f]{64}", made.text)
     assert found is not None
-    assert house.last_logged == ("token-created", found[1], token_of(house, admin))
+    assert house.last_logged == ("token-created", found[1], admin.actor)
     assert house.send(house.app, "GET", "/budget", found[0]).status_code == 200
     for path in ("", "/tokens", "/log", f"/tokens/{found[1]}/revoke"):
         assert found[0] not in admin.get(f"/admin{path}").text
     assert "Ada" in text_of(admin.get("/admin/tokens"))
     assert admin.post(f"/admin/tokens/{found[1]}/revoke").status_code == 303
-    assert house.last_logged == ("token-revoked", found[1], token_of(house, admin))
+    assert house.last_logged == ("token-revoked", found[1], admin.actor)
     assert house.send(house.app, "GET", "/budget", found[0]).status_code == 401
     assert admin.get("/admin/tokens/0123456789abcdef/revoke").status_code == 404
 
@@ -172,7 +166,7 @@ def test_a_token_that_makes_no_sense_is_refused(house: House, admin: Visitor) ->
 
 def test_whoever_revokes_the_own_token_is_signed_out(house: House) -> None:
     visitor = house.visitor()
-    own = token_of(house, visitor).removeprefix("token:")
+    own = visitor.actor.removeprefix("token:")
     assert "you will be signed out" in text_of(visitor.get(f"/admin/tokens/{own}/revoke"))
     visitor.post(f"/admin/tokens/{own}/revoke")
     assert visitor.get("/admin").status_code == 303

@@ -13,6 +13,7 @@ from server import RunningServer, running_server
 from visitor import SCREENS
 
 from terrine_client import Client
+from terrine_protocol import ProjectStatus
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -114,6 +115,49 @@ def some(server: RunningServer) -> None:
             client.label(server.ensemble.public[:20])
 
 
+@pytest.fixture
+def asked(some: None, server: RunningServer) -> Iterator[str]:
+    """A request that waits for a decision; its path. What it became is closed afterwards."""
+    with Client(server.url, server.token()) as client:
+        request = client.request_study("Sepsis, year 2", "To label\nanother year.", 5.0)
+    yield f"/requests/{request.id}"
+    opened = server.ledger.find_request(request.id).project
+    if opened is not None:
+        server.ledger.set_status(opened, ProjectStatus.CLOSED)
+
+
+def test_a_request_is_approved_and_its_token_issued_on_a_phone(
+    chrome: Browser, server: RunningServer, asked: str
+) -> None:
+    page, said = open_page(chrome, server, java_script_enabled=False, viewport=PHONE)
+    page.get_by_role("link", name="1 request waits for a decision").click()
+    page.get_by_role("link", name="Sepsis, year 2").click()
+    assert page.url.endswith(asked)
+    assert page.get_by_text("To label").first.is_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    assert page.get_by_label("Name", exact=True).input_value() == "sepsis-year-2"
+    page.get_by_label("ε", exact=True).fill("6")
+    page.get_by_label("Its token expires in").fill("30")
+    page.get_by_role("button", name="Show the price").click()
+    assert "In all," in page.get_by_text("of the cap (ε").inner_text()
+    page.get_by_role("button", name="Approve, and open the study").click()
+    token = page.get_by_role("region", name="Token").inner_text().strip()
+    with Client(server.url, token) as client:
+        assert (client.project().title, client.project().epsilon) == ("Sepsis, year 2", 6.0)
+        assert len(client.label(server.ensemble.public[:20])) == 20
+    page.get_by_role("link", name="Log", exact=True).click()
+    assert page.get_by_role("row").nth(1).get_by_text("request-approved").is_visible()
+
+    with Client(server.url, token) as client:
+        other = client.request_study("Too much", "To learn", 90.0)
+        page.goto(f"{server.url}/admin/requests/{other.id}")
+        assert page.get_by_text("The cap has no room for it").is_visible()
+        page.get_by_label("Reason").fill("Ask for less")
+        page.get_by_role("button", name="Refuse").click()
+        assert client.request(other.id).reason == "Ask for less"
+    assert said == [], "\n".join(said)
+
+
 @pytest.mark.usefixtures("some")
 def test_every_screen_fits_a_phone_and_breaks_no_policy(
     chrome: Browser, server: RunningServer
@@ -128,8 +172,7 @@ def test_every_screen_fits_a_phone_and_breaks_no_policy(
     assert said == [], "\n".join(said)
 
 
-@pytest.mark.usefixtures("some")
-def test_axe_finds_nothing_serious(chrome: Browser, server: RunningServer) -> None:
+def test_axe_finds_nothing_serious(chrome: Browser, server: RunningServer, asked: str) -> None:
     axe = pytest.importorskip(
         "axe_playwright_python.sync_playwright",
         reason="NO AXE: accessibility is not checked. pip install axe-playwright-python",
@@ -140,7 +183,7 @@ def test_axe_finds_nothing_serious(chrome: Browser, server: RunningServer) -> No
         ("dark", {"runOnly": ["color-contrast"]}),
     )
     found = []
-    for path in (*SCREENS, "/studies/none"):
+    for path in (*SCREENS, "/studies/none", asked):
         page.goto(f"{server.url}/admin{path}")
         for colours, options in schemes[: 2 if path in IN_THE_DARK else 1]:
             page.emulate_media(color_scheme="dark" if colours == "dark" else "light")

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from typing import TypeVar
 
 import pytest
+from at_once import at_once
 from books import GNMAX, answered, digest, open_ledger, open_project, terms
 from ledger_workers import ask_same, ask_until_exhausted, open_projects
 from migrated import SECRET_KEY
@@ -18,20 +15,6 @@ from processes import in_processes
 from terrine_protocol import ProjectStatus
 from terrine_server.errors import BudgetExhausted, CapExceeded, ProjectClosed, TerrineError
 from terrine_server.ledger import Ledger, connect
-
-T = TypeVar("T")
-
-
-def at_once(clients: int, work: Callable[[int], T]) -> list[T]:
-    """Run `work(0)` … `work(clients - 1)` in threads that start together."""
-    barrier = threading.Barrier(clients)
-
-    def start(client: int) -> T:
-        barrier.wait()
-        return work(client)
-
-    with ThreadPoolExecutor(clients) as pool:
-        return list(pool.map(start, range(clients)))
 
 
 def test_threads_never_overspend(database_url: str) -> None:

@@ -16,6 +16,7 @@ from books import (
     open_ledger,
     open_project,
     register,
+    terms,
     unguarded,
 )
 from commands import Terrine
@@ -82,6 +83,20 @@ def test_the_service_needs_no_more_rights_than_it_is_given(
         label="",
         expires_at=datetime.now(UTC) + timedelta(days=1),
     )
+    made = {
+        id: ledger.make_request(id=id, token=token.id, title=id, purpose="To learn", asked={})
+        for id in ("kept", "refused")
+    }
+    assert ledger.refuse_request("refused", "No").decided_at is not None
+    decided, opened, _ = ledger.approve_request(
+        "kept",
+        name="more",
+        mechanism=CONFIDENT,
+        terms=terms(2, CONFIDENT),
+        title="More",
+        purpose=made["kept"].purpose,
+    )
+    assert decided.project == opened.name == "more"
     assert ledger.revoke_token(token.id).revoked_at is not None
     for status in (ProjectStatus.PAUSED, ProjectStatus.ACTIVE, ProjectStatus.CLOSED):
         assert ledger.set_status("study", status).status is status

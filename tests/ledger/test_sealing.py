@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from books import GNMAX, answered, digest, open_ledger, open_project, terms, unguarded
@@ -17,21 +19,23 @@ from terrine_protocol import ProjectStatus, Role, TokenCreate
 from terrine_server.errors import BrokenBooks, Conflict, NotSealed, Unauthorized
 from terrine_server.ledger import Action, Actor, Ledger, connect, seal
 from terrine_server.ledger.administration import ABOUT, FACTS
-from terrine_server.ledger.store.tables import ensembles, metadata, projects, tokens
+from terrine_server.ledger.store.tables import ensembles, metadata, projects, requests, tokens
+from terrine_server.ledger.tokens import NewToken
 from terrine_server.owner.tokens import Tokens
 
 OTHER_KEY = b"o" * 64
-SEALED = ("ensembles", "projects", "secret_spends", "idempotency", "tokens")
+SEALED = ("ensembles", "projects", "secret_spends", "idempotency", "tokens", "requests")
 
 
 @pytest.fixture
 def engine(database_url: str) -> Engine:
-    """One project with two charges, of which one has a key, and a token."""
+    """One project with two charges, of which one has a key, a token, and a request made with it."""
     ledger = open_ledger(database_url)
     project = open_project(ledger, 10)
     ledger.charge(project.id, [answered(1)], ("key", digest("body")))
     ledger.charge(project.id, [answered(2)])
-    Tokens(ledger, SECRET_KEY).create(TokenCreate(role=Role.STUDENT, project="study"))
+    token = Tokens(ledger, SECRET_KEY).create(TokenCreate(role=Role.STUDENT, project="study"))
+    ledger.make_request(id="f" * 16, token=token.id, title="More", purpose="To learn", asked={})
     return connect(database_url)
 
 
@@ -68,6 +72,7 @@ def test_a_ledger_without_seals_answers_nothing_until_it_is_sealed(
         "ensemble": 1,
         "project": 1,
         "token": 1,
+        "request": 1,
     }
     ledger.check_sealed()
     assert ledger.verify_log().ok
@@ -115,13 +120,14 @@ def test_a_lost_key_or_an_edit_of_ones_own_can_be_accepted(
 ) -> None:
     with unguarded(database_url, with_key=False) as connection:
         connection.execute(update(ensembles).values(path="elsewhere/mnist"))
+        connection.execute(requests.delete())
         connection.execute(tokens.delete())
     with pytest.raises(BrokenBooks, match="path is 'elsewhere/mnist', but the log says"):
         seal(engine, OTHER_KEY, old_key=SECRET_KEY)
     sealed = seal(engine, OTHER_KEY, accept=True)
     assert sealed.adopted["ensemble"] == ["mnist"]
     assert sealed.adopted["project"] == []
-    assert len(sealed.adopted["token"]) == 1
+    assert (len(sealed.adopted["token"]), sealed.adopted["request"]) == (1, ["f" * 16])
     ledger = Ledger(engine, OTHER_KEY)
     assert ledger.verify_log().ok
     assert ledger.ensemble("mnist").path == "elsewhere/mnist"
@@ -134,12 +140,24 @@ def test_an_act_and_its_entry_are_written_together_or_not_at_all(engine: Engine)
     """Whichever of its statements fails."""
     ledger = Ledger(engine, SECRET_KEY)
     created = Tokens(ledger, SECRET_KEY).create(TokenCreate(role=Role.ADMIN))
+    student = ledger.find_request("f" * 16).token
+    asks: dict[str, Any] = {"title": "Another", "purpose": "To learn", "asked": {}}
+    new = NewToken("e" * 16, digest("e"), "", datetime(2100, 1, 1, tzinfo=UTC))
+    study: dict[str, Any] = {
+        "mechanism": GNMAX,
+        "terms": terms(2),
+        "title": "More",
+        "purpose": "To learn",
+    }
     acts: dict[str, Callable[[], object]] = {
         "open": lambda: ledger.open_project("new", "mnist", GNMAX, terms(2)),
         "pause": lambda: ledger.set_status("study", ProjectStatus.PAUSED),
         "close": lambda: ledger.set_status("study", ProjectStatus.CLOSED),
         "create": lambda: Tokens(ledger, SECRET_KEY).create(TokenCreate(role=Role.ADMIN)),
         "revoke": lambda: ledger.revoke_token(created.id),
+        "ask": lambda: ledger.make_request(id="0" * 16, token=student, **asks),
+        "refuse": lambda: ledger.refuse_request("0" * 16, "Not now"),
+        "approve": lambda: ledger.approve_request("f" * 16, name="more", token=new, **study),
     }
     before = everything(engine)
     for what, act in acts.items():
@@ -208,12 +226,13 @@ def test_acts_at_once_are_logged_one_after_another(engine: Engine, database_url:
 
 
 def test_every_subject_of_the_log_has_actions_and_facts() -> None:
-    assert set(ABOUT) == set(FACTS) == {"ensemble", "project", "token"}
+    assert set(ABOUT) == set(FACTS) == {"ensemble", "project", "token", "request"}
     about = {action for actions in ABOUT.values() for action in actions}
     assert about == {a for a in Action if a.partition("-")[0] in FACTS}
     assert set(FACTS["token"]) - {"project"} <= set(tokens.c.keys())
     assert set(FACTS["project"]) - {"ensemble"} <= set(projects.c.keys())
     assert set(FACTS["ensemble"]) <= set(ensembles.c.keys())
+    assert set(FACTS["request"]) - {"token", "ensemble", "project"} <= set(requests.c.keys())
 
 
 def test_an_edited_token_is_unknown_and_another_is_not(engine: Engine, database_url: str) -> None:

@@ -228,6 +228,7 @@ NOT_IN_THE_BOOKS = {
     *("closed_at", "registered_at"),  # nothing follows from them
     "path",  # the files there are compared with the digest when they are used
     "seal",  # this forger makes its own
+    *("title", "purpose"),  # only the administrative log, which this forger writes anew, has them
 }
 
 

@@ -23,6 +23,7 @@ from terrine_server.ledger.store.tables import (
     ensembles,
     idempotency,
     projects,
+    requests,
     secret_spends,
     tokens,
 )
@@ -130,7 +131,7 @@ def unguarded(url: str, with_key: bool = True) -> Iterator[Connection]:
             for name in names.scalars().all():
                 connection.exec_driver_sql(f"DROP TRIGGER {name}")
         else:
-            for table in ("charges", "projects", "ensembles", "administrative_log"):
+            for table in ("charges", "projects", "ensembles", "requests", "administrative_log"):
                 connection.exec_driver_sql(f"ALTER TABLE {table} DISABLE TRIGGER USER")
                 for check in inspect(connection).get_check_constraints(table):
                     connection.exec_driver_sql(
@@ -146,7 +147,7 @@ def unguarded(url: str, with_key: bool = True) -> Iterator[Connection]:
 def reseal(connection: Connection) -> Seals:
     """Seal all rows as they are, and write the administrative log anew, as far as they allow."""
     seals, by = Seals(SECRET_KEY), Actor("forger")
-    for table in (projects, ensembles, tokens, secret_spends, idempotency):
+    for table in (projects, ensembles, tokens, requests, secret_spends, idempotency):
         for row in _readable(connection, select(table)):
             with suppress(*UNREADABLE):
                 found = [column == row[column.name] for column in table.primary_key]
@@ -154,7 +155,10 @@ def reseal(connection: Connection) -> Seals:
                 connection.execute(update(table).where(*found).values(seal=seal))
     connection.execute(delete(administrative_log))
     log.set_head(connection, seals, 0, START)
-    for action in (Action.ENSEMBLE_REGISTERED, Action.PROJECT_OPENED, Action.TOKEN_CREATED):
+    for action in (
+        *(Action.ENSEMBLE_REGISTERED, Action.PROJECT_OPENED),
+        *(Action.TOKEN_CREATED, Action.REQUEST_MADE),
+    ):
         for row in _readable(connection, rows_of(action.partition("-")[0])):
             with suppress(*UNREADABLE):
                 now, subject = datetime.now(UTC), row["subject"]

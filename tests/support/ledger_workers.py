@@ -7,17 +7,19 @@ import random
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from multiprocessing.connection import Connection as PipeConnection
 from secrets import randbelow
 from typing import Any
 
 from between import come_between
-from books import abstained, answered, counted, digest
+from books import GNMAX, abstained, answered, counted, digest, terms
 from migrated import SECRET_KEY
 from sqlalchemy import Connection, event
 
 from terrine_server.errors import BudgetExhausted, CapExceeded, TerrineError
 from terrine_server.ledger import Ledger, Proposal, Receipt, check_schema, connect, upgrade
+from terrine_server.ledger.tokens import NewToken
 
 
 def migrate(url: str) -> None:
@@ -95,6 +97,29 @@ def die_after_commit(url: str, project_id: int, queries: int) -> None:
     )
     assert receipt
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_approving(url: str, request: str, before: str) -> None:
+    """Approve a request, but be killed before a statement that begins so, COMMIT, or the reply."""
+    engine = connect(url)
+
+    def come(moment: str) -> None:
+        if moment.startswith(before):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    event.listen(engine, "before_cursor_execute", lambda *given: come(given[2]))
+    event.listen(engine, "commit", lambda _: come("COMMIT"))
+    name = f"more-{request}"
+    Ledger(engine, SECRET_KEY).approve_request(
+        request,
+        name=name,
+        mechanism=GNMAX,
+        terms=terms(2),
+        title="More",
+        purpose="To learn",
+        token=NewToken(name, digest(name), "", datetime(2100, 1, 1, tzinfo=UTC)),
+    )
+    come("reply")
 
 
 def answer_requests(url: str, connection: PipeConnection, flaw: str | None) -> None:

@@ -53,8 +53,9 @@ class World:
         thousand = digest("thousand").hex()
         ledger.register_ensemble("thousand", "ensembles/thousand", thousand, info, RECORDS, CAP)
         study = open_project(ledger, 20, CONFIDENT)
-        for name in ("other", "done", "resting", "unused"):
+        for name in ("other", "done", "resting"):
             open_project(ledger, 3, GNMAX, name=name)
+        ledger.open_project("unused", "mnist", GNMAX, terms(3), None, "Unused", "To learn")
         secret = open_published(ledger, "secret")
         batch = [answered(number, number) for number in range(3)]
         ledger.charge(study.id, batch, KEY)
@@ -62,12 +63,17 @@ class World:
         ledger.charge(ledger.project("other").id, [answered("other")])
         ledger.charge(secret.id, voted(secret, range(3)))
         self._make_tokens(ledger)
+        for id in ("refused", "waiting"):
+            ledger.make_request(
+                id=id, token=self.id_of("student"), title=id, purpose="To learn", asked={}
+            )
         self.before = self.rows()
         ledger.charge(study.id, [answered("last")])
         ledger.charge(secret.id, voted(secret, ["last"]))
         ledger.set_status("resting", ProjectStatus.PAUSED)
         ledger.set_status("done", ProjectStatus.CLOSED)
         ledger.revoke_token(self.id_of("revoked"))
+        ledger.refuse_request("refused", "Not now")
         for name in ledger.project_names():
             anchor = ledger.verify(name).anchor
             assert anchor is not None
@@ -165,6 +171,9 @@ def edits(world: World) -> Iterator[tuple[str, Edit]]:
     for column in ("budget", "delta_budget", "cap_budget"):
         doubled = {column: TABLES["projects"].c[column] * 2}
         yield f"projects: {column} doubled", change("projects", study, **doubled)
+    for column in ("title", "purpose"):
+        described = change("projects", {"name": "unused"}, **{column: "another"})
+        yield f"projects: another {column}", described
     yield "projects: paused", change("projects", study, status="paused")
     yield "projects: resumed", change("projects", {"name": "resting"}, status="active")
     yield "projects: reopened", change("projects", done, status="active", closed_at=None)
@@ -218,6 +227,13 @@ def edits(world: World) -> Iterator[tuple[str, Edit]]:
     yield "tokens: removed", gone("tokens", id=student)
     yield "tokens: a second one", copied("tokens", {"id": student}, id="0" * 16)
     yield "tokens: seal removed", change("tokens", {"id": student}, seal=None)
+
+    refused = {"id": "refused"}
+    yield from every_column(world, "requests", **refused)
+    yield "requests: of another token", change("requests", refused, token_id=world.id_of("moved"))
+    yield "requests: open again, with its old seal", set_back(world, "requests", **refused)
+    yield "requests: removed", gone("requests", id="waiting")
+    yield "requests: a second one", copied("requests", refused, id="third")
 
     key = {"project_id": ids["study"], "key": "key"}
     yield from every_column(world, "idempotency", **key)
@@ -308,6 +324,7 @@ def requests(world: World) -> dict[str, Callable[[Ledger], object]]:
             ledger.open_project("newer", "spare", GNMAX, terms(2)).ensemble.cap
         ),
         "pause": lambda ledger: ledger.set_status("unused", ProjectStatus.PAUSED).status,
+        "requests": lambda ledger: [(each.id, each.status) for each in ledger.list_requests()],
     }
 
 

@@ -15,7 +15,7 @@ KEY = re.compile(r'name="form_key" value="([0-9a-f]{64})"')
 ORIGIN = "http://terrine"
 SCREENS = (
     *("", "/open", "/open?ensemble=digits&mechanism=immutable", "/studies/study"),
-    *("/studies/study/close", "/tokens", "/ensembles", "/log", "/audit"),
+    *("/studies/study/close", "/requests", "/tokens", "/ensembles", "/log", "/audit"),
 )
 """Paths of all screens, below /admin, where there is a study called study."""
 
@@ -40,6 +40,11 @@ class Visitor:
         found = KEY.search(reply.text)
         self.last_key = found[1] if found else self.last_key
         return reply
+
+    @property
+    def actor(self) -> str:
+        """Return the actor that the log knows this visitor by."""
+        return f"token:{self.cookies['__Host-terrine-session'].split('.')[1]}"
 
     def get(self, path: str) -> httpx.Response:
         return self.request("GET", path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from terrine_server.admin import books, entrance, opening, overview, studies, tokens
+from terrine_server.admin import books, entrance, opening, overview, requests, studies, tokens
 from terrine_server.admin.access import session
 from terrine_server.admin.refusals import answer
 from terrine_server.admin.rendering import is_page
@@ -12,5 +12,5 @@ from terrine_server.admin.rendering import is_page
 __all__ = ["answer", "is_page", "router", "session"]
 
 router = APIRouter(include_in_schema=False)
-for screen in (entrance, overview, opening, studies, tokens, books):
+for screen in (entrance, overview, opening, requests, studies, tokens, books):
     router.include_router(screen.router)

@@ -65,7 +65,7 @@ def audit(
 
 @router.post("/audit/verify-log")
 def verify_log(request: Request, services: ServicesDep, sent: Checked) -> Response:
-    """Recompute the administrative log, and hold tokens, projects and ensembles against it."""
+    """Recompute the administrative log, and hold the rows of today against it."""
     found = services.ledger.verify_log()
     return page(
         *(request, "verified.html", sent.session),

@@ -16,6 +16,11 @@ def number(text: str) -> int | float | str:
     return text
 
 
+def lines(text: str) -> str:
+    """Return what somebody wrote into several lines, without what browsers end them with."""
+    return text.replace("\r\n", "\n")
+
+
 def spoken(error: ValidationError) -> list[str]:
     """Return what is wrong, a sentence for each field."""
     return [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
@@ -13,18 +13,19 @@ from starlette.responses import Response
 
 from terrine_protocol import MechanismSpec, ProjectOpen
 from terrine_server.admin.access import Admin, ByAdmin, Fields
-from terrine_server.admin.forms import number, spoken
+from terrine_server.admin.forms import lines, number, spoken
 from terrine_server.admin.overview import Cap, caps
 from terrine_server.admin.rendering import ROOT, page, see_other
 from terrine_server.api.services import Services, ServicesDep
 from terrine_server.errors import InvalidTerms, NotFound, TerrineError
-from terrine_server.ledger import EnsembleRecord
-from terrine_server.owner.operations import Priced, open_project, price_project
+from terrine_server.ledger import EnsembleRecord, Ledger
+from terrine_server.owner.operations import open_project
+from terrine_server.owner.requests import Outlook, outlook
 from terrine_server.owner.sessions import Session
 from terrine_server.planning.forecast import DEFAULT_CONSENSUS, Votes, forecast
 from terrine_server.planning.opening import EXPECTED_STUDENT
 from terrine_server.planning.plan import plan
-from terrine_server.planning.remaining import most_queries, too_few
+from terrine_server.planning.remaining import most_queries
 from terrine_server.privacy import Account, ParameterError
 
 router = APIRouter(prefix=f"{ROOT}/open")
@@ -37,8 +38,9 @@ SPECS = {
 PLANNED = set(SPECS) - {"stable_svt"}
 """Mechanisms whose parameters can be proposed."""
 NOT_ASKED = {"name", "answer_share"}
-TERMS = ("name", "ensemble", "epsilon", "delta", "accounting", "expected_pass_rate")
-STATUSES = {"conflict": 409, "cap-exceeded": 409, "not-found": 404}
+WORDS = ("title", "purpose")
+TERMS = ("name", "ensemble", "epsilon", "delta", "accounting", "expected_pass_rate", *WORDS)
+STATUSES = {"conflict": 409, "cap-exceeded": 409, "not-found": 404, "forbidden": 403}
 
 
 @dataclass(frozen=True)
@@ -63,23 +65,24 @@ class Preview:
     """What a study would be: its terms, what they are expected to buy, and the cap afterwards.
 
     `answered`, `right`: the expected share of queries that get a label, and of labels that agree
-    with most teachers; None where there is no forecast. `warning`: that it buys too few answers.
+    with most teachers; None where there is no forecast.
     """
 
-    priced: Priced
+    would: Outlook
     cap: Cap
-    least: int
     most: int | None
     answered: float | None
     right: float | None
-    warning: str | None
 
-    @property
-    def fits(self) -> bool:
-        """Whether the ensemble's cap has room for it."""
-        ensemble, terms = self.priced.ensemble, self.priced.terms
-        delta_left = ensemble.delta_cap - ensemble.delta_reserved
-        return self.cap.free >= 0 and terms.delta_budget <= delta_left
+
+@dataclass(frozen=True)
+class Tried:
+    """A form that is shown again: what was entered or proposed, its price, and what is wrong."""
+
+    given: Fields
+    preview: Preview | None = None
+    problems: Sequence[str] = ()
+    status: int = 200
 
 
 @router.get("")
@@ -92,23 +95,34 @@ def form(
 ) -> Response:
     """Ask for an ensemble and a mechanism, then for the terms."""
     given = {"ensemble": ensemble, "mechanism": mechanism}
-    return _form(request, services, reader, given)
+    return _form(request, services, reader, Tried(given))
 
 
 @router.post("")
 def send(request: Request, services: ServicesDep, sent: ByAdmin) -> Response:
     """Propose parameters, show what the terms would mean, or open the study."""
-    given, action = dict(sent.fields), sent.fields.get("action")
-    preview, problems, status = None, [], 200
+
+    def opened(wanted: ProjectOpen) -> Response:
+        record = open_project(services.ledger, wanted, sent.session.actor)
+        return see_other(request, f"/studies/{record.name}", sent.session)
+
+    done = tried(services.ledger, sent.fields, opened)
+    return _form(request, services, sent.session, done) if isinstance(done, Tried) else done
+
+
+def tried(
+    ledger: Ledger, fields: Fields, opened: Callable[[ProjectOpen], Response]
+) -> Tried | Response:
+    """Propose parameters, show what the terms would mean, or do what opens the study."""
+    given, preview, problems, status = dict(fields), None, list[str](), 200
     try:
-        if action == "propose":
-            given |= _proposed(services.ledger.ensemble(given.get("ensemble", "")), given)
+        if given.get("action") == "propose":
+            given |= _proposed(ledger.ensemble(given.get("ensemble", "")), given)
         else:
             wanted = _request(given)
-            if action == "open":
-                record = open_project(services.ledger, wanted, sent.session.actor)
-                return see_other(request, f"/studies/{record.name}", sent.session)
-            preview = _preview(services, wanted)
+            if given.get("action") == "open":
+                return opened(wanted)
+            preview = _preview(ledger, wanted)
     except ValidationError as error:
         problems, status = spoken(error), 422
     except ParameterError as error:
@@ -119,33 +133,33 @@ def send(request: Request, services: ServicesDep, sent: ByAdmin) -> Response:
         if error.problem not in STATUSES:
             raise
         problems, status = [error.detail], STATUSES[error.problem]
-    return _form(request, services, sent.session, given, preview, problems, status)
+    return Tried(given, preview, problems, status)
 
 
-def _form(
-    request: Request,
-    services: Services,
-    reader: Session,
-    given: Mapping[str, str],
-    preview: Preview | None = None,
-    problems: list[str] | None = None,
-    status: int = 200,
-) -> Response:
-    mechanism = given.get("mechanism", "")
-    ensembles = {each.name: each for each in services.ledger.ensembles()}
+def terms_form(ledger: Ledger, done: Tried) -> dict[str, Any]:
+    """Return what the templates of the form and of its preview show."""
+    ensemble, mechanism = done.given.get("ensemble", ""), done.given.get("mechanism", "")
     spec = SPECS.get(mechanism)
+    return {
+        "given": {"epsilon": "", "delta": "", "name": "", "title": "", "purpose": "", **done.given},
+        "chosen": next((each for each in ledger.ensembles() if each.name == ensemble), None),
+        "mechanisms": {
+            name: (each.__doc__ or "").partition("\n")[0] for name, each in SPECS.items()
+        },
+        "mechanism": mechanism if spec else "",
+        "parameters": list(_parameters(spec.model_fields)) if spec else [],
+        "proposes": mechanism in PLANNED,
+        "preview": done.preview,
+        "problems": done.problems,
+    }
+
+
+def _form(request: Request, services: Services, reader: Session, done: Tried) -> Response:
     return page(
         *(request, "open.html", reader),
-        status=status,
-        given={"epsilon": "", "delta": "", "name": "", **given},
-        ensembles=ensembles,
-        chosen=ensembles.get(given.get("ensemble", "")),
-        mechanisms={name: (each.__doc__ or "").partition("\n")[0] for name, each in SPECS.items()},
-        mechanism=mechanism if spec else "",
-        parameters=list(_parameters(spec.model_fields)) if spec else [],
-        proposes=mechanism in PLANNED,
-        preview=preview,
-        problems=problems or [],
+        status=done.status,
+        ensembles=[each.name for each in services.ledger.ensembles()],
+        **terms_form(services.ledger, done),
     )
 
 
@@ -166,6 +180,7 @@ def _request(given: Fields) -> ProjectOpen:
             if text:
                 mechanism[parameter.name] = text if parameter.choices else number(text)
     terms: dict[str, Any] = {key: given[key] for key in TERMS if given.get(key)}
+    terms |= {key: lines(terms[key]) for key in WORDS if key in terms}
     for key in ("epsilon", "delta", "expected_pass_rate"):
         if key in terms:
             terms[key] = number(terms[key])
@@ -175,22 +190,20 @@ def _request(given: Fields) -> ProjectOpen:
     )
 
 
-def _preview(services: Services, wanted: ProjectOpen) -> Preview:
-    priced = price_project(services.ledger, wanted)
-    terms = priced.terms
-    cap = next(c for c in caps(services.ledger) if c.ensemble.id == priced.ensemble.id)
+def _preview(ledger: Ledger, wanted: ProjectOpen) -> Preview:
+    would = outlook(ledger, wanted)
+    mechanism, ensemble, terms = would.priced.mechanism, would.priced.ensemble, would.priced.terms
+    cap = next(c for c in caps(ledger) if c.ensemble.id == ensemble.id)
     answered = right = None
-    if priced.mechanism.opening is None:
-        expected = forecast(priced.mechanism, _votes(priced.ensemble, wanted.mechanism.name))
+    if mechanism.opening is None:
+        expected = forecast(mechanism, _votes(ensemble, wanted.mechanism.name))
         answered, right = expected.answered, expected.accuracy
     return Preview(
-        priced,
+        would,
         Cap(cap.ensemble, cap.spent, terms.cap_budget),
-        terms.affordable(Account()),
         most_queries(terms, Account()),
         answered,
         right,
-        too_few(terms, len(priced.ensemble.info["classes"])),
     )
 
 

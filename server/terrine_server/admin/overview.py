@@ -9,7 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from terrine_protocol import Budget, Name, ProjectStatus
+from terrine_protocol import Budget, Name, ProjectStatus, RequestStatus
 from terrine_server import views
 from terrine_server.admin.access import Reader
 from terrine_server.admin.rendering import ROOT, page
@@ -21,7 +21,7 @@ from terrine_server.planning.remaining import most_queries
 router = APIRouter(prefix=ROOT)
 
 ROWS = 40
-"""Studies on a page."""
+"""Studies on a page; the most requests that are counted."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,8 @@ def overview(
     return page(
         *(request, "overview.html", reader),
         caps=list(caps(services.ledger)),
+        waiting=len(services.ledger.list_requests(status=RequestStatus.OPEN, limit=ROWS)),
+        most=ROWS,
         studies=[Study.of(record) for record in shown],
         next=shown[-1].name if len(found) > ROWS else None,
         first=not cursor,

@@ -129,7 +129,7 @@ def administrative_log(
 
 @router.get("/log/verify", responses=openapi.problems())
 def verify_log(services: ServicesDep, _: Auditor) -> LogVerification:
-    """Recompute the administrative log, and hold tokens, projects and ensembles against it."""
+    """Recompute the administrative log, and hold the rows of today against it."""
     return views.log_verification(services.ledger.verify_log())
 
 

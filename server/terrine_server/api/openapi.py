@@ -172,6 +172,18 @@ EXAMPLE_PROJECT = Body(
     }
 )
 
+EXAMPLE_REQUEST = Body(
+    openapi_examples={
+        "more budget": {
+            "value": {
+                "title": "Sepsis, second year",
+                "purpose": "To label another year of public records.",
+                "epsilon": 1.0,
+            }
+        },
+    }
+)
+
 EXAMPLE_TOKEN = Body(
     openapi_examples={
         "a student": {

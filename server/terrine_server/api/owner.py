@@ -39,8 +39,8 @@ async def refuse_key(request: Request) -> None:
     """Refuse an Idempotency-Key where it would have no effect: only `POST /label` keeps them."""
     if "idempotency-key" in request.headers:
         message = (
-            "Only POST /label takes one. If the reply was lost, look up whether the project or the "
-            "token was made"
+            "Only POST /label takes one. If the reply was lost, look up whether the project, the "
+            "token or the decision was made"
         )
         raise RequestValidationError([{"loc": ("header", "Idempotency-Key"), "msg": message}])
 

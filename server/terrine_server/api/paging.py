@@ -36,6 +36,7 @@ _Number = Annotated[str, Field(pattern=r"^[0-9]{1,18}$")]
 
 NameCursor = Annotated[Name | Literal[""] | None, WrapValidator(_check), _CURSOR]
 NumberCursor = Annotated[_Number | Literal[""] | None, WrapValidator(_check), _CURSOR]
+RequestId = TokenId
 TokenCursor = Annotated[TokenId | Literal[""] | None, WrapValidator(_check), _CURSOR]
 
 LIMIT = Query(ge=1, le=1000, description="Maximum number of items on a page.")

@@ -42,6 +42,8 @@ PRIVATE_DETAIL = {
     "The server's log has the reason; ask the data owner.",
 }
 """Problems whose cause names paths and hosts: clients get this text, the log the cause."""
+WITH_CONTACT = {"budget-exhausted", "project-paused", "project-closed"}
+"""Problems that a student takes to the data owner."""
 NO_RETRY = {"broken-books"}
 """Problems of status 503 that last until a person has repaired something."""
 BY_STATUS = {404: "not-found", 405: "method-not-allowed", 413: "payload-too-large"}
@@ -124,7 +126,9 @@ def _refused(request: Request, error: Exception) -> Response:
     if isinstance(error, DatabaseUnavailable | EnsembleUnavailable):
         log.error("unavailable", problem=error.problem, cause=str(error))
     detail = PRIVATE_DETAIL.get(error.problem, error.detail)
-    return _answer(request, error.problem, detail, error.extras)
+    contact = request.app.state.services.settings.contact
+    told = {"contact": contact} if contact and error.problem in WITH_CONTACT else {}
+    return _answer(request, error.problem, detail, {**error.extras, **told})
 
 
 def _malformed(request: Request, error: Exception) -> Response:

@@ -155,6 +155,7 @@ async def own_project(request: Request, services: ServicesDep, credentials: Bear
 
 
 Anyone = Annotated[Principal, Depends(principal)]
+Student = Annotated[Principal, Depends(_student)]
 Admin = Annotated[Principal, Depends(allow(Role.ADMIN))]
 Auditor = Annotated[Principal, Depends(allow(Role.ADMIN, Role.AUDITOR))]
 OwnProject = Annotated[str, Depends(own_project)]

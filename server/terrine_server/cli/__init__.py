@@ -21,6 +21,7 @@ from terrine_server.cli import (
     price,
     project,
     reproduce,
+    request,
     serve,
     student,
     token,
@@ -48,6 +49,7 @@ app.add_typer(owners.owners, name="owners")
 app.add_typer(owners.teacher, name="teacher")
 app.add_typer(project.app, name="project")
 app.add_typer(token.app, name="token")
+app.add_typer(request.app, name="request")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(log.app, name="log")
 app.add_typer(student.app, name="student")

@@ -48,7 +48,7 @@ def show(
 
 @app.command()
 def verify() -> None:
-    """Recompute every hash, and hold tokens, projects and ensembles against the log.
+    """Recompute every hash, and hold the rows of today against the log.
 
     Exits with code 1 if anything is wrong. `terrine ledger verify` does this, too.
     """

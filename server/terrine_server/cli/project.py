@@ -110,6 +110,10 @@ def open_project(
             "(confident_gnmax, interactive_gnmax)."
         ),
     ] = None,
+    title: Annotated[
+        str | None, typer.Option(help="What it is called among people, in one line.")
+    ] = None,
+    purpose: Annotated[str | None, typer.Option(help="What its labels are for.")] = None,
     acknowledge_claimed: Annotated[
         bool,
         typer.Option("--acknowledge-claimed", help="Accept a guarantee that is only claimed."),
@@ -145,6 +149,8 @@ def open_project(
         "mechanism": {key: value for key, value in given.items() if value is not None},
         "epsilon": epsilon,
         "delta": delta,
+        "title": title,
+        "purpose": purpose,
         "acknowledge_claimed": acknowledge_claimed,
         "accounting": accounting.value,
         "expected_pass_rate": expected_pass_rate,
@@ -299,6 +305,8 @@ def _show(record: ProjectRecord) -> None:
     table = Table(show_header=False)
     rows = {
         "project": record.name,
+        "title": escape(record.title or ""),
+        "purpose": escape(record.purpose or ""),
         "ensemble": record.ensemble.name,
         "status": record.status,
         "mechanism": ", ".join(f"{key} {value}" for key, value in record.mechanism.items()),
@@ -317,7 +325,8 @@ def _show(record: ProjectRecord) -> None:
     if disjoint_by is not None:
         rows["disjoint by"] = escape(f"{disjoint_by} (declared by the owner, not checked)")
     for label, value in rows.items():
-        table.add_row(label, value)
+        if value:
+            table.add_row(label, value)
     console.print(table)
 
 

@@ -89,6 +89,7 @@ def serve(
     TERRINE_KEEP_ALIVE_SECONDS, TERRINE_BODY_SECONDS, TERRINE_WRITE_SECONDS,
     TERRINE_DATABASE_SECONDS, TERRINE_SHUTDOWN_SECONDS.
     Log: TERRINE_LOG_LEVEL.
+    For students: TERRINE_CONTACT.
     """
     given: dict[str, Any] = {"host": host, "port": port}
     with _refusing(), ExitStack() as stack:

@@ -61,12 +61,12 @@ def ends(ledger: Ledger) -> Iterator[Finding]:
 
 
 def log(ledger: Ledger) -> Iterator[Finding]:
-    """Check the administrative log, and that tokens, projects and ensembles are as it says."""
+    """Check the administrative log, and that what it is about is as it says."""
     found = ledger.verify_log()
     for problem in found.problems:
         yield Finding("log", State.PROBLEM, problem, "terrine log; docs/ledger.md, Edits by hand")
     if found.ok:
-        text = f"Tokens, projects and ensembles are as its {found.entries} entries say."
+        text = f"Requests, tokens, projects and ensembles are as its {found.entries} entries say."
         yield Finding("log", State.OK, text)
 
 

@@ -92,6 +92,8 @@ def open_project(
     ensemble_name: str,
     mechanism: Mapping[str, Any],
     terms: Terms,
+    title: str | None = None,
+    purpose: str | None = None,
 ) -> ProjectRecord:
     """See `Ledger.open_project`."""
     check_name("a project", name)
@@ -120,6 +122,8 @@ def open_project(
         "published": "[]",
         "opened_at": now,
         "closed_at": None,
+        "title": title,
+        "purpose": purpose,
     }
     start = genesis({**row._mapping, **fields})
     if connection.execute(rows.select_projects().where(projects.c.name == name)).first():

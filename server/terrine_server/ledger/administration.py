@@ -1,9 +1,9 @@
 """The administrative log: its entries, their hashes, and what they say about rows. Pure.
 
 An entry says who did what to which subject, and when. Entry k's hash covers entry k-1's hash and
-every other column of entry k, framed as in `chain`. An entry about an ensemble, a project or a
-token has all of its `FACTS` as they were afterwards, so the last entry about it says how it must be
-now.
+every other column of entry k, framed as in `chain`. An entry about an ensemble, a project, a token
+or a request has all of its `FACTS` as they were afterwards, so the last entry about it says how it
+must be now.
 """
 
 from __future__ import annotations
@@ -42,6 +42,10 @@ class Action(StrEnum):
     TOKEN_CREATED = "token-created"  # noqa: S105 - no password
     TOKEN_REVOKED = "token-revoked"  # noqa: S105 - no password
     TOKEN_ADOPTED = "token-adopted"  # noqa: S105 - no password
+    REQUEST_MADE = "request-made"
+    REQUEST_APPROVED = "request-approved"
+    REQUEST_REFUSED = "request-refused"
+    REQUEST_ADOPTED = "request-adopted"
     FIGURE_PUBLISHED = "figure-published"
     LEDGER_EXPORTED = "ledger-exported"
     SPEND_SHOWN = "spend-shown"
@@ -59,9 +63,17 @@ FACTS: dict[str, tuple[str, ...]] = {
         *("genesis", "opened_at", "closed_at"),
     ),
     "token": ("role", "project", "label", "created_at", "expires_at", "revoked_at"),
+    "request": (
+        *("token", "ensemble", "title", "purpose", "asked", "status", "project", "reason"),
+        *("created_at", "decided_at"),
+    ),
 }
 """By kind of subject: what an entry about it says. An ensemble's and a project's `subject` is its
-name, a token's its id."""
+name, a token's and a request's its id."""
+
+IF_ANY: dict[str, tuple[str, ...]] = {"project": ("title", "purpose")}
+"""By kind of subject: what an entry says besides, unless there is none. Projects of a version that
+knew none of it have entries without it."""
 
 ABOUT = {
     kind: tuple(str(action) for action in Action if action.startswith(f"{kind}-")) for kind in FACTS
@@ -87,7 +99,8 @@ def local_actor() -> Actor:
 
 def facts(kind: str, row: Mapping[Any, Any]) -> dict[str, Any]:
     """Return what an entry says about a row, as JSON values."""
-    return {name: _plain(row[name]) for name in FACTS[kind]}
+    said = {name: _plain(row[name]) for name in FACTS[kind]}
+    return said | {name: row[name] for name in IF_ANY.get(kind, ()) if row[name] is not None}
 
 
 def facts_text(kind: str, row: Mapping[Any, Any]) -> str:

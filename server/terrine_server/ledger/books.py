@@ -8,8 +8,9 @@ from typing import Any
 
 from sqlalchemy import Engine, func, select
 
-from terrine_protocol import Outcome, ProjectStatus
+from terrine_protocol import Outcome, ProjectStatus, RequestStatus
 from terrine_server.errors import NotFound
+from terrine_server.ledger import requests as stored_requests
 from terrine_server.ledger import tokens as stored_tokens
 from terrine_server.ledger.anchors import Anchor, LogAnchor
 from terrine_server.ledger.charging import tallies
@@ -20,6 +21,7 @@ from terrine_server.ledger.records import (
     LogEntry,
     LogVerification,
     ProjectRecord,
+    RequestRecord,
     SecretAccount,
     TokenRecord,
     Verification,
@@ -234,6 +236,27 @@ class Books:
         """
         with reading(self._engine) as connection:
             return stored_tokens.list_tokens(connection, self._seals, project, after, limit)
+
+    def find_request(self, id: str, token: str | None = None) -> RequestRecord:
+        """Return a request; with the id of a `token`, only if that made it. Raises NotFound."""
+        with reading(self._engine) as connection:
+            return stored_requests.find_request(connection, self._seals, id, token)
+
+    def list_requests(
+        self,
+        token: str | None = None,
+        status: RequestStatus | None = None,
+        after: str | None = None,
+        limit: int | None = None,
+    ) -> list[RequestRecord]:
+        """Return up to `limit` requests, oldest first: all, or those of one token or status.
+
+        `after`: a request's id; only later ones are returned. Raises NotFound for an unknown id.
+        """
+        with reading(self._engine) as connection:
+            return stored_requests.list_requests(
+                connection, self._seals, token, status, after, limit
+            )
 
     def log(
         self,

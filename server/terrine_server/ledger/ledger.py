@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine
 
 from terrine_protocol import ProjectStatus, Role
 from terrine_server.errors import BrokenBooks, DatabaseUnavailable, TerrineError
-from terrine_server.ledger import accounts, tokens
+from terrine_server.ledger import accounts, requests, tokens
 from terrine_server.ledger.administration import Action, Actor
 from terrine_server.ledger.books import Books
 from terrine_server.ledger.charging import charge as charging
@@ -24,20 +24,22 @@ from terrine_server.ledger.records import (
     Proposal,
     QueryDigest,
     Receipt,
+    RequestRecord,
     TokenRecord,
 )
 from terrine_server.ledger.store import log, rows
 from terrine_server.ledger.store.database import appending, reading, writing
+from terrine_server.ledger.tokens import NewToken
 from terrine_server.privacy import Cap, Terms
 
 
 class Ledger(Books):
-    """Ensembles, projects, charges and tokens in one database. Thread-safe.
+    """Ensembles, projects, charges, tokens and requests in one database. Thread-safe.
 
     Reads are those of `Books`. Each write is one transaction. It locks the rows that it changes,
-    the ensemble before the project and the end of the administrative log last, and a charge is
-    written only if the account has not changed since it was looked up. So no interleaving of
-    threads, processes or machines overspends a budget or a cap. Any method raises
+    a request first, the ensemble before the project and the end of the administrative log last, and
+    a charge is written only if the account has not changed since it was looked up. So no
+    interleaving of threads, processes or machines overspends a budget or a cap. Any method raises
     DatabaseUnavailable when the database cannot be reached or is busy for too long, and BrokenBooks
     when its contents contradict each other; nothing is half-written then.
 
@@ -85,16 +87,20 @@ class Ledger(Books):
         mechanism: Mapping[str, Any],
         terms: Terms,
         by: Actor | None = None,
+        title: str | None = None,
+        purpose: str | None = None,
     ) -> ProjectRecord:
         """Open a project and reserve its budget from the ensemble's cap.
 
-        `mechanism`: the specification that `terms` were quoted for. Raises NotFound, Conflict when
+        `mechanism`: the specification that `terms` were quoted for. `title` and `purpose`: words
+        for people, which decide nothing. Raises NotFound, Conflict when
         the name is taken, InvalidTerms when δ is 1/records or more or the terms were quoted for
         another mechanism, CapExceeded when the budget does not fit in what is left of the cap.
         """
         with writing(self._engine) as connection:
             return accounts.open_project(
-                *(connection, self._seals, _now(), by), *(name, ensemble_name, mechanism, terms)
+                *(connection, self._seals, _now(), by, name, ensemble_name, mechanism, terms),
+                *(title, purpose),
             )
 
     def set_status(
@@ -225,6 +231,66 @@ class Ledger(Books):
         """Revoke a token, from now on. Doing it again changes nothing. Raises NotFound."""
         with writing(self._engine) as connection:
             return tokens.revoke_token(connection, self._seals, _now(), by, id)
+
+    # ------------------------------------------------------------------- requests
+
+    def make_request(
+        self,
+        *,
+        id: str,
+        token: str,
+        title: str,
+        purpose: str,
+        asked: Mapping[str, Any],
+        by: Actor | None = None,
+    ) -> RequestRecord:
+        """Store what the holder of a student's token asks for, on the ensemble of its project.
+
+        `asked`: mechanism, epsilon and delta. If the same is open already, that one is returned.
+        Raises NotFound for an unknown token, Conflict when too many of its requests are open.
+        """
+        with writing(self._engine) as connection:
+            return requests.make_request(
+                *(connection, self._seals, _now(), by),
+                id=id,
+                token=token,
+                title=title,
+                purpose=purpose,
+                asked=asked,
+            )
+
+    def approve_request(
+        self,
+        id: str,
+        *,
+        name: str,
+        mechanism: Mapping[str, Any],
+        terms: Terms,
+        title: str,
+        purpose: str,
+        token: NewToken | None = None,
+        by: Actor | None = None,
+    ) -> tuple[RequestRecord, ProjectRecord, TokenRecord | None]:
+        """Open the project that was asked for, and make a `token` of it if one is given.
+
+        All of it, and what the log says of it, is one transaction. Raises NotFound, Conflict when
+        it was decided already, and what `open_project` raises.
+        """
+        with writing(self._engine) as connection:
+            return requests.approve_request(
+                *(connection, self._seals, _now(), by, id),
+                name=name,
+                mechanism=mechanism,
+                terms=terms,
+                title=title,
+                purpose=purpose,
+                token=token,
+            )
+
+    def refuse_request(self, id: str, reason: str, by: Actor | None = None) -> RequestRecord:
+        """Refuse a request. Raises NotFound, and Conflict when it was decided already."""
+        with writing(self._engine) as connection:
+            return requests.refuse_request(connection, self._seals, _now(), by, id, reason)
 
     # ------------------------------------------------------------------------ log
 

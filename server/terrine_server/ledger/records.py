@@ -13,6 +13,7 @@ Publication         a published bound on a data-dependent project's spend
 SecretAccount       that spend, for the data owner only
 ChargeRecord        one entry
 TokenRecord         a token without its secret
+RequestRecord       what somebody asks the data owner for, and what was decided
 LogEntry            one entry of the administrative log
 LogVerification     whether that log is intact
 History             how a project's budget was spent over its entries and days
@@ -27,7 +28,7 @@ from datetime import date, datetime
 from functools import cached_property
 from typing import Any
 
-from terrine_protocol import Guarantee, Outcome, ProjectStatus, Role
+from terrine_protocol import Guarantee, Outcome, ProjectStatus, RequestStatus, Role
 from terrine_server.errors import TerrineError
 from terrine_server.ledger.anchors import Anchor, LogAnchor
 from terrine_server.ledger.counts import Counts, counted_outcomes, noise_sigma
@@ -99,6 +100,8 @@ class ProjectRecord:
     closed_at: datetime | None
     seal: bytes = field(repr=False, compare=False)
     """That of its row when it was read."""
+    title: str | None = None
+    purpose: str | None = None
 
     @property
     def account(self) -> Account:
@@ -309,6 +312,29 @@ class History:
 
     reached: Sequence[Reached]
     days: Mapping[date, Mapping[Outcome, int]]
+
+
+@dataclass(frozen=True)
+class RequestRecord:
+    """A request for a project on an ensemble.
+
+    `token`: id of the token that made it, which belongs to `token_project`. `project`: what was
+    opened. `reason`: why it was refused.
+    """
+
+    id: str
+    token: str
+    token_project: str
+    ensemble: str
+    title: str
+    purpose: str
+    asked: Mapping[str, Any]
+    """`mechanism`, `epsilon` and `delta`."""
+    status: RequestStatus
+    project: str | None
+    reason: str | None
+    created_at: datetime
+    decided_at: datetime | None
 
 
 @dataclass(frozen=True)

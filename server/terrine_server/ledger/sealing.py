@@ -23,6 +23,7 @@ from terrine_server.ledger.store.tables import (
     idempotency,
     log_head,
     projects,
+    requests,
     secret_spends,
     tokens,
 )
@@ -33,6 +34,7 @@ _ADOPTED = {
     "ensemble": Action.ENSEMBLE_ADOPTED,
     "project": Action.PROJECT_ADOPTED,
     "token": Action.TOKEN_ADOPTED,
+    "request": Action.REQUEST_ADOPTED,
 }
 _CHUNK = 1000
 
@@ -63,7 +65,8 @@ def seal(
     """
     seals, now = Seals(key), datetime.now(UTC)
     with writing(engine) as connection:
-        for table in (ensembles, projects, tokens, log_head):  # nothing may come in between
+        # Nothing may come in between.
+        for table in (requests, ensembles, projects, tokens, log_head):
             connection.execute(select(*table.primary_key).with_for_update())
         names = list(connection.execute(select(projects.c.name).order_by(projects.c.id)).scalars())
         action = Action.LEDGER_SEALED if old_key is None else Action.KEY_CHANGED
@@ -88,7 +91,7 @@ def seal(
 
 def seal_rows(connection: Connection, seals: Seals) -> None:
     """Seal every row as it is, but for the end of the log."""
-    for table in (ensembles, projects, tokens, secret_spends, idempotency):
+    for table in (ensembles, projects, tokens, requests, secret_spends, idempotency):
         keys = [column.name for column in table.primary_key]
         statement = (
             update(table)

@@ -1,10 +1,10 @@
 """Seals: keyed hashes of rows. Whoever lacks the server's secret key cannot write a valid one.
 
 Charges are chained by hashes that anyone can compute, so that anyone can check them. What else the
-service believes (balances, statuses, tokens, caps, what is kept of idempotency keys, tallies, the
-end of the administrative log) has a seal in its row: HMAC-SHA256 over the row's other columns,
-framed as in `chain`, under a key that is derived from the secret key. A project's seal covers the
-hash of its terms and that of its last charge, and thereby all of its charges.
+service believes (balances, statuses, tokens, requests, caps, what is kept of idempotency keys,
+tallies, the end of the administrative log) has a seal in its row: HMAC-SHA256 over the row's other
+columns, framed as in `chain`, under a key that is derived from the secret key. A project's seal
+covers the hash of its terms and that of its last charge, and thereby all of its charges.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SEALED: dict[str, tuple[str, ...]] = {
         *("id", "name", "path", "manifest_sha256", "info", "records", "epsilon", "delta"),
         *("rdp_order", "cap", "delta_cap", "reserved", "delta_reserved", "registered_at"),
     ),
-    # The terms are in `genesis`, and every charge is in `head`.
+    # The terms are in `genesis`, and every charge is in `head`. Title and purpose are in the log.
     "projects": (
         *("id", "name", "genesis", "status", "closed_at", "spent", "delta_spent", "cap_spent"),
         *("charges", "published", "head"),
@@ -31,6 +31,10 @@ SEALED: dict[str, tuple[str, ...]] = {
     "tokens": (
         *("id", "role", "project_id", "label", "hash"),
         *("created_at", "expires_at", "revoked_at"),
+    ),
+    "requests": (
+        *("id", "token_id", "ensemble_id", "title", "purpose", "asked", "status", "project_id"),
+        *("reason", "created_at", "decided_at"),
     ),
     "log_head": ("key_check", "entries", "head"),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 
 from sqlalchemy import Connection, insert, select, update
@@ -14,6 +15,16 @@ from terrine_server.ledger.records import TokenRecord
 from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store import log, rows
 from terrine_server.ledger.store.tables import projects, tokens
+
+
+@dataclass(frozen=True)
+class NewToken:
+    """A student's token that is to be made. `hash`: a keyed hash of its secret, 32 bytes."""
+
+    id: str
+    hash: bytes
+    label: str
+    expires_at: datetime
 
 
 def create_token(

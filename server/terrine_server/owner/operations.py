@@ -98,6 +98,19 @@ def open_project(ledger: Ledger, request: ProjectOpen, by: Actor | None = None) 
     Also raises `Conflict` (name taken), `CapExceeded`, and `InvalidTerms` for a claimed guarantee
     that is not acknowledged.
     """
+    priced = accepted(ledger, request)
+    return ledger.open_project(
+        *(request.name, request.ensemble, priced.spec, priced.terms, by),
+        *(request.title, request.purpose),
+    )
+
+
+def accepted(ledger: Ledger, request: ProjectOpen) -> Priced:
+    """Price a project that is to be opened.
+
+    Raises what `price_project` does, and InvalidTerms for a claimed guarantee that is not
+    acknowledged.
+    """
     priced = price_project(ledger, request)
     if priced.terms.guarantee == "claimed" and not request.acknowledge_claimed:
         raise InvalidTerms(
@@ -105,7 +118,7 @@ def open_project(ledger: Ledger, request: ProjectOpen, by: Actor | None = None) 
             "Set acknowledge_claimed (--acknowledge-claimed) to open the project anyway, "
             'or choose pricing "honest".'
         )
-    return ledger.open_project(request.name, request.ensemble, priced.spec, priced.terms, by)
+    return priced
 
 
 def _publishing(

@@ -20,6 +20,7 @@ import structlog
 from terrine_protocol import Role, TokenCreate, TokenCreated
 from terrine_server.errors import BrokenBooks, Forbidden, Unauthorized
 from terrine_server.ledger import Actor, Ledger, TokenRecord
+from terrine_server.ledger.tokens import NewToken
 
 log = structlog.get_logger("terrine")
 
@@ -61,6 +62,20 @@ class Tokens:
 
         until: when it expires at the latest. Raises `Forbidden` if a longer life was asked for.
         """
+        new, token = self.draw(request, until)
+        record = self._ledger.create_token(
+            id=new.id,
+            role=request.role,
+            project=request.project,
+            label=new.label,
+            expires_at=new.expires_at,
+            hash=new.hash,
+            by=by,
+        )
+        return shown_once(record, token)
+
+    def draw(self, request: TokenCreate, until: datetime | None = None) -> tuple[NewToken, str]:
+        """Return a new token, which is stored nowhere yet, and its secret; see `create`."""
         expires_at = datetime.now(UTC) + timedelta(days=request.expires_in_days)
         if until is not None and expires_at > until:
             if "expires_in_days" in request.model_fields_set:
@@ -71,24 +86,7 @@ class Tokens:
             expires_at = until
         token_id = secrets.token_hex(8)
         token = f"terrine_{token_id}_{secrets.token_hex(32)}"
-        record = self._ledger.create_token(
-            id=token_id,
-            role=request.role,
-            project=request.project,
-            label=request.label,
-            expires_at=expires_at,
-            hash=self._hash(token),
-            by=by,
-        )
-        return TokenCreated(
-            id=record.id,
-            role=record.role,
-            project=record.project,
-            label=record.label,
-            created_at=record.created_at,
-            expires_at=record.expires_at,
-            token=token,
-        )
+        return NewToken(token_id, self._hash(token), request.label, expires_at), token
 
     def authenticate(self, token: str) -> Principal:
         """Return the token's principal. Raises `Unauthorized` when the token is not valid now.
@@ -120,6 +118,19 @@ class Tokens:
 
     def _hash(self, token: str) -> bytes:
         return hmac.digest(self._key, token.encode(), "sha256")
+
+
+def shown_once(record: TokenRecord, token: str) -> TokenCreated:
+    """Return a token that was stored just now, with its secret."""
+    return TokenCreated(
+        id=record.id,
+        role=record.role,
+        project=record.project,
+        label=record.label,
+        created_at=record.created_at,
+        expires_at=record.expires_at,
+        token=token,
+    )
 
 
 def _principal(record: TokenRecord) -> Principal:

@@ -150,7 +150,7 @@ def record_row(
     subject: str,
     row: Mapping[Any, Any],
 ) -> None:
-    """Append an entry about an ensemble, a project or a token, as its row is now."""
+    """Append an entry about one of the `FACTS`' subjects, as its row is now."""
     kind = action.partition("-")[0]
     record(connection, seals, now, by, action, subject, facts(kind, row))
 

@@ -26,6 +26,11 @@ RIGHTS: dict[str, dict[str, tuple[str, ...]]] = {
             *("charges", "published", "head", "seal"),
         ),
     },
+    "requests": {
+        "SELECT": (),
+        "INSERT": (),
+        "UPDATE": ("status", "project_id", "reason", "decided_at", "seal"),
+    },
     "secret_spends": {"SELECT": (), "INSERT": (), "UPDATE": ("charges", "tally", "seal")},
     "tokens": {"SELECT": (), "INSERT": (), "UPDATE": ("revoked_at", "seal")},
 }

@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, bindparam, exists, select
 from sqlalchemy.sql.elements import ColumnElement
 
-from terrine_protocol import Guarantee, Outcome, ProjectStatus, Role
+from terrine_protocol import Guarantee, Outcome, ProjectStatus, RequestStatus, Role
 from terrine_server.errors import BrokenBooks, NotFound
 from terrine_server.ledger.administration import facts_text
 from terrine_server.ledger.chain import follows, genesis
@@ -22,6 +22,7 @@ from terrine_server.ledger.records import (
     EnsembleRecord,
     ProjectRecord,
     Publication,
+    RequestRecord,
     TokenRecord,
 )
 from terrine_server.ledger.seals import Seals
@@ -33,7 +34,7 @@ from terrine_server.ledger.store.soundness import (
     check_ensemble,
     check_types,
 )
-from terrine_server.ledger.store.tables import charges, ensembles, projects, tokens
+from terrine_server.ledger.store.tables import charges, ensembles, projects, requests, tokens
 from terrine_server.privacy import Terms
 
 # Both tables have columns of the same names, so those of the ensemble get a prefix.
@@ -183,6 +184,8 @@ def project_record(row: Row[Any], seals: Seals) -> ProjectRecord:
             opened_at=row.opened_at,
             closed_at=row.closed_at,
             seal=row.seal,
+            title=row.title,
+            purpose=row.purpose,
         )
         if genesis(fields) != row.genesis:
             raise ValueError("the terms are not those that the project was opened with")
@@ -340,3 +343,43 @@ def token_record(row: Row[Any], seals: Seals) -> TokenRecord:
         check_logged("token", fields)
         del fields["seal"], fields["logged"]
         return TokenRecord(**fields | {"role": Role(row.role)})
+
+
+_request_logged = logged("request", requests.c.id).label("logged")
+_token_project = projects.alias("token_project")
+
+
+def select_requests() -> Select[Any]:
+    """Select all requests with the names of what they refer to, oldest first."""
+    return (
+        select(
+            requests,
+            requests.c.token_id.label("token"),
+            _token_project.c.name.label("token_project"),
+            ensembles.c.name.label("ensemble"),
+            projects.c.name.label("project"),
+            _request_logged,
+        )
+        # Outer: a request that refers to what is gone is not skipped, but refused as damaged.
+        .outerjoin(tokens, requests.c.token_id == tokens.c.id)
+        .outerjoin(_token_project, tokens.c.project_id == _token_project.c.id)
+        .outerjoin(ensembles, requests.c.ensemble_id == ensembles.c.id)
+        .outerjoin(projects, requests.c.project_id == projects.c.id)
+        .order_by(requests.c.created_at, requests.c.id)
+    )
+
+
+def request_record(row: Row[Any], seals: Seals) -> RequestRecord:
+    """Return the record of a row of `select_requests`.
+
+    Raises BrokenBooks unless its seal is right and the administrative log says the same.
+    """
+    with readable(f"The request {row.id!r}"):
+        fields = dict(row._mapping)
+        check_types(requests.c, fields)
+        seals.check("requests", fields)
+        check_logged("request", fields)
+        for name in ("seal", "logged", "token_id", "ensemble_id", "project_id"):
+            del fields[name]
+        status = RequestStatus(row.status)
+        return RequestRecord(**fields | {"status": status, "asked": json.loads(row.asked)})

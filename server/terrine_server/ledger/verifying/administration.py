@@ -20,14 +20,20 @@ from terrine_server.ledger.anchors import LogAnchor
 from terrine_server.ledger.chain import canonical_json, iso
 from terrine_server.ledger.records import LogVerification
 from terrine_server.ledger.seals import Seals
-from terrine_server.ledger.store import log
+from terrine_server.ledger.store import log, rows
 from terrine_server.ledger.store.soundness import UNREADABLE, check_types
-from terrine_server.ledger.store.tables import administrative_log, ensembles, projects, tokens
+from terrine_server.ledger.store.tables import (
+    administrative_log,
+    ensembles,
+    projects,
+    requests,
+    tokens,
+)
 
 MOST_PROBLEMS = 100
 """The most findings that a report names."""
 
-TABLES = {"ensemble": ensembles, "project": projects, "token": tokens}
+TABLES = {"ensemble": ensembles, "project": projects, "token": tokens, "request": requests}
 _KIND = {action: kind for kind, actions in ABOUT.items() for action in actions}
 
 
@@ -46,6 +52,8 @@ def rows_of(kind: str) -> Select[Any]:
                 .outerjoin(ensembles, projects.c.ensemble_id == ensembles.c.id)
                 .order_by(projects.c.id)
             )
+        case "request":
+            return rows.select_requests().add_columns(requests.c.id.label("subject"))
         case _:
             return (
                 select(tokens, tokens.c.id.label("subject"), projects.c.name.label("project"))

@@ -1,0 +1,209 @@
+"""`terrine request …`: see, approve and refuse what students ask for."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from terrine_server.cli.console import (
+    AsJson,
+    by_option,
+    console,
+    errors,
+    fail,
+    opened_ledger,
+    print_json,
+)
+
+if TYPE_CHECKING:
+    from terrine_protocol import ApprovalInfo
+
+app = typer.Typer(no_args_is_help=True, help="See, approve and refuse requests for studies.")
+
+Id = Annotated[str, typer.Argument(metavar="ID", help="Id of the request.")]
+
+
+@app.command("list")
+def list_requests(
+    status: Annotated[str | None, typer.Option(help="open, approved or refused.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List requests, oldest first."""
+    from terrine_protocol import RequestStatus
+    from terrine_server import views
+
+    if status is not None and status not in set(RequestStatus):
+        fail(f"--status is one of {', '.join(RequestStatus)}; not {status!r}.")
+    chosen = None if status is None else RequestStatus(status)
+    found = opened_ledger().list_requests(status=chosen)
+    if as_json:
+        print_json([views.request_account(each) for each in found])
+        return
+    table = Table("id", "made (UTC)", "by token", "on", "title", "ε", "status")
+    for each in found:
+        table.add_row(
+            each.id,
+            f"{each.created_at:%Y-%m-%d %H:%M}",
+            f"{each.token} of {each.token_project}",
+            each.ensemble,
+            Text(each.title),  # as it is, without markup
+            f"{each.asked['epsilon']:g}",
+            f"approved: {each.project}" if each.project else each.status,
+        )
+    console.print(table)
+
+
+@app.command()
+def show(request_id: Id, as_json: AsJson = False) -> None:
+    """Show a request and, while it is open, what approving it as it was made would mean."""
+    from terrine_server import views
+    from terrine_server.owner import requests
+
+    ledger = opened_ledger()
+    record = ledger.find_request(request_id)
+    shown = views.request_account(record, *requests.examine(ledger, record))
+    if as_json:
+        print_json(shown)
+        return
+    table = Table(show_header=False)
+    mechanism = shown.mechanism.model_dump(exclude_none=True)
+    rows = {
+        "request": shown.id,
+        "title": shown.title,
+        "purpose": shown.purpose,
+        "made": f"{shown.created_at:%Y-%m-%d %H:%M} UTC, token {shown.token} of "
+        f"{shown.token_project}",
+        "asks for": f"ε = {shown.epsilon:g}, δ = {shown.delta:g} on {shown.ensemble}, besides what "
+        "other projects have",
+        "mechanism": ", ".join(f"{key} {value}" for key, value in mechanism.items()),
+        "status": shown.status,
+        "opened": shown.project,
+        "reason": shown.reason,
+        "cannot be opened": shown.cannot_be_opened,
+    }
+    if shown.approval is not None:
+        rows |= _outlook(shown.approval)
+    for name, value in rows.items():
+        if value is not None:
+            table.add_row(name, Text(value))
+    console.print(table)
+
+
+@app.command()
+def approve(
+    request_id: Id,
+    name: Annotated[str, typer.Option(help="Name of the project that this opens.")],
+    epsilon: Annotated[float | None, typer.Option(help="ε, if other than requested.")] = None,
+    delta: Annotated[float | None, typer.Option(help="δ, if other than requested.")] = None,
+    mechanism: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSON",
+            help='If other than requested, such as \'{"name": "gnmax", "sigma": 40}\'.',
+        ),
+    ] = None,
+    expected_pass_rate: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="As for `terrine project open`."),
+    ] = None,
+    acknowledge_claimed: Annotated[
+        bool,
+        typer.Option("--acknowledge-claimed", help="Accept a guarantee that is only claimed."),
+    ] = False,
+    token_expires_in_days: Annotated[
+        float | None,
+        typer.Option(
+            metavar="DAYS", help="Also create a student's token of the new project, in one step."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Open the project that was asked for. A token is printed once, alone on stdout."""
+    from pydantic import ValidationError
+
+    from terrine_protocol import RequestApprove, RequestApproved
+    from terrine_server import views
+    from terrine_server.labeling.any_voters import AnyVoters
+    from terrine_server.owner import requests
+    from terrine_server.owner.tokens import Tokens, load_secret_key
+    from terrine_server.settings import Settings
+
+    given = {
+        "name": name,
+        "epsilon": epsilon,
+        "delta": delta,
+        "mechanism": None if mechanism is None else _read(mechanism),
+        "expected_pass_rate": expected_pass_rate,
+        "acknowledge_claimed": acknowledge_claimed,
+        "token_expires_in_days": token_expires_in_days,
+    }
+    try:
+        approval = RequestApprove.model_validate(given)
+    except ValidationError as error:
+        fail(by_option(error))
+    settings, ledger = Settings(), opened_ledger()
+    terms = requests.as_opened(ledger.find_request(request_id), approval)
+    tokens = Tokens(ledger, load_secret_key(settings.secret_key_path))
+    done = requests.approve(ledger, tokens, request_id, terms, token_expires_in_days)
+    if as_json:
+        available = AnyVoters(settings).available(done.project.ensemble)
+        print_json(
+            RequestApproved(
+                request=views.request_account(done.request),
+                project=views.project(done.project, available),
+                token=done.token,
+            )
+        )
+        return
+    if done.token is not None:
+        typer.echo(done.token.token)
+        errors.print(
+            f"Opened {name}, with the student's token {done.token.id}, which expires "
+            f"{done.token.expires_at:%Y-%m-%d}. Keep it safe: it will not be shown again.",
+            soft_wrap=True,
+        )
+    else:
+        console.print(
+            f"Opened {name}. Next: terrine token create --role student --project {name}",
+            soft_wrap=True,
+        )
+
+
+@app.command()
+def refuse(
+    request_id: Id, reason: Annotated[str, typer.Option(help="Whoever made it reads this.")]
+) -> None:
+    """Refuse a request, with a reason."""
+    from terrine_protocol import RequestRefuse
+
+    refusal = RequestRefuse(reason=reason)
+    opened_ledger().refuse_request(request_id, refusal.reason)
+    console.print(f"{request_id} is refused.", highlight=False)
+
+
+def _read(mechanism: str) -> Any:
+    try:
+        return json.loads(mechanism)
+    except ValueError as error:
+        fail(f'--mechanism takes JSON, such as \'{{"name": "gnmax", "sigma": 40}}\': {error}.')
+
+
+def _outlook(found: ApprovalInfo) -> dict[str, str | None]:
+    def of(part: int, whole: int) -> str:
+        return f"{part / whole:.1%}"
+
+    room = "" if found.fits else ": the cap has no room for it"
+    return {
+        "if approved": f"{of(found.reserved, found.cap)} of the cap is reserved in all, and "
+        f"{of(found.delta_reserved, found.delta_cap)} of its additive δ{room}",
+        "queries": f"at least {found.affordable:,}",
+        "prices": ", ".join(
+            f"{kind} {price.cost / 1e12:.6g}" for kind, price in found.prices.items()
+        ),
+        "guarantee": found.guarantee,
+        "warning": found.warning,
+    }
