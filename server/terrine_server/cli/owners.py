@@ -45,11 +45,11 @@ def gather(
     check_name("an ensemble", name)
     directory = Settings().ensembles_dir / name
     roster = gathered(file, name, directory)
-    absent = _asked(directory, roster)
+    absent, helper = _asked(directory, roster)
     console.print(f"{len(roster.owners)} owners, quorum {roster.quorum}: {directory}")
-    if absent:
+    if absent or helper:
         console.print(
-            f"{absent} did not answer as they should. That may change; the file may be wrong, too: "
+            f"{absent + bool(helper)} did not answer as they should. That may change; the file may be wrong, too: "
             f"then remove {directory}, mend the file and gather again.",
             style="bold yellow",
             soft_wrap=True,
@@ -65,13 +65,18 @@ def check(
 ) -> None:
     """Ask each owner of an ensemble about one blank input. Exit code 1 below the quorum.
 
+    A helper, if there is one, is asked for its terms: exit code 1 if they are others.
+
     [bold]Example[/bold]: terrine owners check wards
     """
     from terrine_models.roster import load_roster
 
     directory = ensemble_directory(ensemble)
     roster = load_roster(directory)
-    present = len(roster.owners) - _asked(directory, roster)
+    absent, helper = _asked(directory, roster)
+    if helper:
+        fail(f"The helper is not as the roster says: {helper}.")
+    present = len(roster.owners) - absent
     if present < roster.quorum:
         fail(f"{present} of {len(roster.owners)} owners answer; the quorum is {roster.quorum}.")
 
@@ -148,14 +153,21 @@ def serve(
     serve_over_tls(app, f"Model {name}", host, port, certificate, key)
 
 
-def _asked(directory: Path, roster: Roster) -> int:
-    """Ask each owner, print what they say, and return how many are absent."""
+def _asked(directory: Path, roster: Roster) -> tuple[int, str | None]:
+    """Ask everybody, print what they say; return how many owners are absent, and what is wrong
+    with the helper."""
     from terrine_server.labeling.remote_voters import probe
+    from terrine_server.labeling.shared_voters import probe_helper
 
     found = probe(directory, roster)
     table = Table("owner", "model", "at", "answers")
     for owner, wrong in zip(roster.owners, found, strict=True):
         answers = "yes" if wrong is None else f"[red]{escape(wrong)}[/red]"
         table.add_row(owner.name, owner.model, owner.url, answers)
+    helper = None
+    if roster.helper is not None:
+        helper = probe_helper(directory, roster)
+        answers = "yes" if helper is None else f"[red]{escape(helper)}[/red]"
+        table.add_row(roster.helper.name, "", roster.helper.url, answers)
     console.print(table)
-    return sum(wrong is not None for wrong in found)
+    return sum(wrong is not None for wrong in found), helper

@@ -7,7 +7,11 @@ in full: who sees what, and the proof, are in docs/privacy/secret-sharing.md.
 
 from __future__ import annotations
 
+import asyncio
+import ssl
 from math import ceil, log, sqrt
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 import msgspec
@@ -24,16 +28,29 @@ from terrine_server.labeling.remote_voters import (
     ask,
     ask_all,
     check_quorum,
+    connected,
     read_share,
     requests_for,
     stand_in,
 )
 from terrine_server.ledger import EnsembleRecord
 
+if TYPE_CHECKING:
+    from terrine_models.roster import Roster
+
 FAILURE = 1e-12
 """How often, at most, the helper's noise alone makes the sum of an input's counts look wrong."""
 
 logger = structlog.get_logger("terrine")
+
+
+class _Terms(msgspec.Struct):
+    owners: list[str]
+    classes: int
+    sigma: float
+
+
+_TERMS = msgspec.json.Decoder(_Terms)
 
 
 class SharedVoters(RemoteVoters):
@@ -99,6 +116,36 @@ class SharedVoters(RemoteVoters):
                 "Retry later."
             )
         return found
+
+
+def probe_helper(directory: Path, roster: Roster) -> str | None:
+    """Ask a roster's helper for its terms; return what is wrong with it, or None.
+
+    Raises StoreError for a certificate or token in `directory` that cannot be used.
+    """
+    assert roster.helper is not None
+    http = connected(directory, roster.helper)
+
+    async def asked() -> httpx.Response:
+        async with http:
+            return await http.get("v1/terms", timeout=roster.timeout_seconds)
+
+    try:
+        reply = asyncio.run(asked())
+        if reply.status_code != 200:
+            return f"status {reply.status_code}"
+        terms = _TERMS.decode(reply.content)
+    except (httpx.HTTPError, ssl.SSLError, OSError) as error:
+        return f"{type(error).__name__}: {error}"
+    except (msgspec.MsgspecError, RecursionError) as error:
+        return f"no terms of a helper ({error})"
+    if terms.sigma != roster.helper.sigma or terms.classes != len(roster.classes):
+        return (
+            f"σ = {terms.sigma:g} and {terms.classes} classes there, σ = {roster.helper.sigma:g} "
+            f"and {len(roster.classes)} in the roster"
+        )
+    unknown = {owner.name for owner in roster.owners} - set(terms.owners)
+    return f"it does not know {', '.join(sorted(unknown)[:5])}" if unknown else None
 
 
 def plausible(sums: NDArray[np.uint32], owners: int, sigma: float) -> bool:
