@@ -312,7 +312,7 @@ def test_noise_comes_before_decoding() -> None:
         plain = released(votes, nothing)
         assert (released(votes, shift).astype(np.uint32) == plain.astype(np.uint32) + shift).all()
     wrapped = [
-        (mechanism.release_shared(votes.astype(np.uint32) + shift).counts < 0).mean(axis=0)  # type: ignore[operator]
+        (np.asarray(mechanism.release_shared(votes.astype(np.uint32) + shift).counts) < 0).mean(0)
         for votes in (seven, eight)
     ]
     assert np.abs(wrapped[0] - wrapped[1]).max() < 0.4, "noise decides which side it wraps to"
@@ -323,7 +323,8 @@ def test_only_noisy_votes_is_answered_from_sums() -> None:
     sums = np.zeros((1, CLASSES), dtype=np.uint32)
     with pytest.raises(EnsembleUnavailable, match="noisy_votes alone"):
         released_shared(build_mechanism(spec, teachers=OWNERS, classes=CLASSES), sums)
-    for wrong in (sums.astype(np.int64), sums[0], sums[:, 1:]):
+    wrongs: list[Any] = [sums.astype(np.int64), sums[0], sums[:, 1:]]
+    for wrong in wrongs:
         with pytest.raises(ValueError, match="uint32"):
             NoisyVotes(OWNERS, CLASSES, 3.0).release_shared(wrong)
 

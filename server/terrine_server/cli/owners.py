@@ -49,8 +49,8 @@ def gather(
     console.print(f"{len(roster.owners)} owners, quorum {roster.quorum}: {directory}")
     if absent or helper:
         console.print(
-            f"{absent + bool(helper)} did not answer as they should. That may change; the file may be wrong, too: "
-            f"then remove {directory}, mend the file and gather again.",
+            f"{absent + bool(helper)} did not answer as they should. That may change; the file may "
+            f"be wrong, too: then remove {directory}, mend the file and gather again.",
             style="bold yellow",
             soft_wrap=True,
         )
@@ -166,7 +166,7 @@ def _asked(directory: Path, roster: Roster) -> tuple[int, str | None]:
         table.add_row(owner.name, owner.model, owner.url, answers)
     helper = None
     if roster.helper is not None:
-        helper = probe_helper(directory, roster)
+        helper = probe_helper(directory, roster, roster.helper)
         answers = "yes" if helper is None else f"[red]{escape(helper)}[/red]"
         table.add_row(roster.helper.name, "", roster.helper.url, answers)
     console.print(table)

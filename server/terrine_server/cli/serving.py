@@ -56,4 +56,5 @@ def serve_over_tls(
         access_log=False,
         server_header=False,
         limit_concurrency=connections,
+        timeout_graceful_shutdown=1,  # peers keep connections open that they do not read from
     )

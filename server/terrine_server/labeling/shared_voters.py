@@ -36,7 +36,7 @@ from terrine_server.labeling.remote_voters import (
 from terrine_server.ledger import EnsembleRecord
 
 if TYPE_CHECKING:
-    from terrine_models.roster import Roster
+    from terrine_models.roster import Helper, Roster
 
 FAILURE = 1e-12
 """How often, at most, the helper's noise alone makes the sum of an input's counts look wrong."""
@@ -118,13 +118,12 @@ class SharedVoters(RemoteVoters):
         return found
 
 
-def probe_helper(directory: Path, roster: Roster) -> str | None:
-    """Ask a roster's helper for its terms; return what is wrong with it, or None.
+def probe_helper(directory: Path, roster: Roster, helper: Helper) -> str | None:
+    """Ask the helper of a roster for its terms; return what is wrong with it, or None.
 
     Raises StoreError for a certificate or token in `directory` that cannot be used.
     """
-    assert roster.helper is not None
-    http = connected(directory, roster.helper)
+    http = connected(directory, helper)
 
     async def asked() -> httpx.Response:
         async with http:
@@ -139,9 +138,9 @@ def probe_helper(directory: Path, roster: Roster) -> str | None:
         return f"{type(error).__name__}: {error}"
     except (msgspec.MsgspecError, RecursionError) as error:
         return f"no terms of a helper ({error})"
-    if terms.sigma != roster.helper.sigma or terms.classes != len(roster.classes):
+    if terms.sigma != helper.sigma or terms.classes != len(roster.classes):
         return (
-            f"σ = {terms.sigma:g} and {terms.classes} classes there, σ = {roster.helper.sigma:g} "
+            f"σ = {terms.sigma:g} and {terms.classes} classes there, σ = {helper.sigma:g} "
             f"and {len(roster.classes)} in the roster"
         )
     unknown = {owner.name for owner in roster.owners} - set(terms.owners)
