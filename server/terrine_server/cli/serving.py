@@ -56,5 +56,6 @@ def serve_over_tls(
         access_log=False,
         server_header=False,
         limit_concurrency=connections,
+        timeout_keep_alive=75,  # longer than those who ask keep an idle connection
         timeout_graceful_shutdown=1,  # peers keep connections open that they do not read from
     )

@@ -39,6 +39,8 @@ log = structlog.get_logger("terrine")
 REPLY_BYTES = 64 * 1024
 """Bytes of a response, beyond `VALUE_BYTES` for each value that it may hold."""
 VALUE_BYTES = 32
+KEPT_SECONDS = 30.0
+"""How long an idle connection is kept: a new one costs both sides a handshake."""
 
 
 class _Loop:
@@ -205,6 +207,7 @@ def client(url: str, certificate: Path | None, token: str | None) -> httpx.Async
         headers={"Authorization": f"Bearer {token}"} if token else {},
         verify=verify,
         timeout=None,  # noqa: S113 - one deadline for all of a reply, see `ask`
+        limits=httpx.Limits(keepalive_expiry=KEPT_SECONDS),
         trust_env=False,
     )
 
