@@ -168,6 +168,7 @@ class Helper:
 
     def __init__(self, directory: Path) -> None:
         """Open it. Raises StoreError."""
+        self.directory = directory
         self.count = Count(directory)
         self.terms = self.count.terms
         self._keys = Keys.read(directory, self.terms)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import socket
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
-import uvicorn
+from many_owners import Labels, listening
 from numpy.typing import NDArray
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -24,9 +20,6 @@ from terrine_models.data import InputSpec
 from terrine_models.roster import read_token
 from terrine_server.helper import OWNERS, Helper, HelperTerms, make
 from terrine_server.labeling import inference, shares
-
-Labels = Callable[[NDArray[Any]], NDArray[np.int64]]
-"""Inputs `[B, …]` to the choices `[B, n]` of all owners."""
 
 
 @dataclass
@@ -64,23 +57,6 @@ class SharingOwners:
             if kept.status_code != 204:
                 return Response(kept.content, 502)
         return Response(shares.write(ours)[: -4 if behaves == "short" else None])
-
-
-@contextmanager
-def listening(app: Starlette) -> Iterator[str]:
-    """Serve an app in a thread, on a free port; yield its URL."""
-    listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
-    config = uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, args=([listener],))
-    thread.start()
-    try:
-        while not server.started:
-            time.sleep(0.01)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 def owner_tokens(directory: Path, terms: HelperTerms) -> list[str]:
