@@ -190,3 +190,16 @@ def test_a_helper_whose_files_are_gone_or_edited_does_not_start(tmp_path: Path) 
     db.close()
     with pytest.raises(StoreError, match="cannot be used"):
         Helper(directory)
+
+
+def test_what_cannot_be_counted_is_not_released(asking: Asking, helper: Helper) -> None:
+    name = shares.new_round()
+    assert asking.put(0, name, ROW) == 204
+    helper.count._db.execute("PRAGMA query_only = ON")  # as if the disk were full
+    try:
+        refused = asking.open(name, [NAMES[0]], 1)
+    finally:
+        helper.count._db.execute("PRAGMA query_only = OFF")
+    assert refused.status_code == 500
+    assert len(refused.content) < 40
+    assert asking.open(name, [NAMES[0]], 1).status_code == 409
