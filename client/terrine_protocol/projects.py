@@ -62,6 +62,14 @@ class EnsembleInfo(Reply):
             "them. The guarantee rests on it. Declared by the owner, not checked.",
         ),
     ] = None
+    helper_sigma: Annotated[
+        float | None,
+        Field(
+            exclude_if=absent,
+            description="Of owners whose votes no one sees: σ of the noise, in votes, that a "
+            "second server adds to every count.",
+        ),
+    ] = None
     encoding: Annotated[
         TableSchema | None,
         Field(

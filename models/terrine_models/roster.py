@@ -3,7 +3,7 @@
 A directory holds `roster.json` in place of a manifest and weights, and may hold the certificates
 that owners are known by (`OWNER.pem`) and the tokens that they ask for (`OWNER.token`, not part of
 the roster, so that they can be replaced). The roster is fixed once the ensemble is registered: its
-digest identifies the ensemble.
+digest identifies the ensemble. With a helper in it, owners split their votes between two servers.
 """
 
 from __future__ import annotations
@@ -35,20 +35,13 @@ LARGEST_TOKEN = 4096
 Tensor = Annotated[str, Field(min_length=1, max_length=200)]
 
 
-class Owner(Record):
-    """One owner, who casts one vote with a model of their own."""
+class Peer(Record):
+    """A server elsewhere, and what it is known by."""
 
     name: Name
-    url: Annotated[str, Field(max_length=2000, description="Where /v2/models/… is.")]
-    model: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")]
-    input: Tensor = "input"
-    """Name of the model's input tensor."""
-    output: Tensor | None = None
-    """Name of the output tensor with labels or scores; null for the only one."""
-    binary: bool = False
-    """Whether inputs are sent as bytes (the protocol's binary extension), which is faster."""
+    url: Annotated[str, Field(max_length=2000)]
     certificate: Sha256 | None = None
-    """Of `OWNER.pem`: the only certificates that this owner's server is trusted by."""
+    """Of `NAME.pem`: the only certificates that this server is trusted by."""
 
     @model_validator(mode="after")
     def _url_is_safe(self) -> Self:
@@ -60,6 +53,26 @@ class Owner(Record):
         if parts.scheme == "http" and self.certificate is not None:
             raise ValueError(f"{self.url!r}: a certificate is for https")
         return self
+
+
+class Owner(Peer):
+    """One owner, who casts one vote with a model of their own."""
+
+    model: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")]
+    input: Tensor = "input"
+    """Name of the model's input tensor."""
+    output: Tensor | None = None
+    """Name of the output tensor with labels or scores; null for the only one."""
+    binary: bool = False
+    """Whether inputs are sent as bytes (the protocol's binary extension), which is faster."""
+
+
+class Helper(Peer):
+    """The second server, which another party runs: with it, nobody sees a vote."""
+
+    name: Name = "helper"
+    sigma: Annotated[float, Field(gt=0, le=10_000)]
+    """Of the noise that it adds to every count, in votes."""
 
 
 class Roster(Record):
@@ -79,12 +92,21 @@ class Roster(Record):
     """An owner whose answer has not come by then casts no vote on that batch."""
     quorum: Annotated[int, Field(ge=1)]
     """Owners that must answer; with fewer, nothing is answered and nothing charged."""
+    helper: Helper | None = None
+    """With it, owners split their votes: docs/privacy/secret-sharing.md."""
     salt: Sha256
     """Random. Students see the roster's digest, and must not find out addresses by guessing."""
+
+    @property
+    def peers(self) -> tuple[Peer, ...]:
+        """Every server that is asked."""
+        return self.owners if self.helper is None else (*self.owners, self.helper)
 
     @model_validator(mode="after")
     def _is_coherent(self) -> Self:
         names = [owner.name for owner in self.owners]
+        if self.helper is not None and self.helper.name in names:
+            raise ValueError(f"an owner must not be called {self.helper.name}, as the helper is")
         if len(set(names)) < len(names):
             raise ValueError("owners must have different names")
         if len({(owner.url.rstrip("/"), owner.model) for owner in self.owners}) < len(names):
@@ -113,9 +135,9 @@ def load_roster(directory: Path) -> Roster:
         roster = Roster.model_validate_json(_roster_bytes(directory))
     except ValidationError as error:
         raise StoreError(f"{directory / ROSTER} is malformed: {first_problem(error)}") from None
-    for owner in roster.owners:
-        if owner.certificate is not None:
-            verified_bytes(directory, f"{owner.name}.pem", owner.certificate)
+    for peer in roster.peers:
+        if peer.certificate is not None:
+            verified_bytes(directory, f"{peer.name}.pem", peer.certificate)
     return roster
 
 
@@ -134,11 +156,14 @@ def save_roster(directory: Path, roster: Roster) -> None:
     write_atomically(Path(directory) / ROSTER, data)
 
 
-def owner_token(directory: Path, owner: Owner) -> str | None:
-    """The token that an owner's server asks for, or None. Raises StoreError."""
-    path = Path(directory) / f"{owner.name}.token"
-    if not path.exists():
-        return None
+def peer_token(directory: Path, peer: Peer) -> str | None:
+    """The token that a server asks for, or None. Raises StoreError."""
+    path = Path(directory) / f"{peer.name}.token"
+    return read_token(path) if path.exists() else None
+
+
+def read_token(path: Path) -> str:
+    """Read a file of one token. Raises StoreError."""
     try:
         text = path.read_bytes()[: LARGEST_TOKEN + 1].decode("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:

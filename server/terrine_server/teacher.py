@@ -1,38 +1,46 @@
 """One owner's server: answers the service that gathers votes, and nobody else.
 
 Its answers are not private: they are what a model trained on private records says. Only who has the
-token gets them.
+token gets them. With a helper, nobody does: each answer is one of two shares, and the other goes to
+the helper (docs/privacy/secret-sharing.md).
 """
 
 from __future__ import annotations
 
 import hmac
+import re
 from pathlib import Path
-from typing import Any
 
+import httpx
 import numpy as np
 from anyio import CapacityLimiter, to_thread
+from numpy.typing import NDArray
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from terrine_models.ensemble import Ensemble
-from terrine_server.labeling import inference
+from terrine_server.labeling import inference, shares
 from terrine_server.labeling.inference import ProtocolError
 
 MOST_BYTES = 64 * 2**20
 """Of a request's body."""
+HELPER_SECONDS = 30.0
+"""How long the helper is waited for; the service that asks may wait less."""
 
 
 class Teacher:
     """An ensemble in a directory, as one teacher: it votes as most of its teachers do."""
 
-    def __init__(self, directory: Path, model: str, token: str) -> None:
-        """Verify and load it. Raises StoreError."""
+    def __init__(
+        self, directory: Path, model: str, token: str, helper: httpx.AsyncClient | None = None
+    ) -> None:
+        """Verify and load it. With a helper, it splits its votes. Raises StoreError."""
         self.ensemble = Ensemble.load(directory)
         self.model = model
         self._token = token.encode()
+        self._helper = helper
         self._voting = CapacityLimiter(1)
 
     def app(self) -> Starlette:
@@ -45,6 +53,7 @@ class Teacher:
                 Route(f"{model}/ready", self._alive),
                 Route(model, self._metadata),
                 Route(f"{model}/infer", self._infer, methods=["POST"]),
+                Route(f"{model}/share", self._share, methods=["POST"]),
             ]
         )
 
@@ -66,6 +75,35 @@ class Teacher:
         )
 
     async def _infer(self, request: Request) -> Response:
+        if self._helper is not None:
+            return _refused(403, "This teacher shows its votes to nobody: ask it for shares.")
+        found = await self._voted(request)
+        if isinstance(found, Response):
+            return found
+        return Response(inference.response(self.model, found), media_type="application/json")
+
+    async def _share(self, request: Request) -> Response:
+        if self._helper is None:
+            return _refused(403, "This teacher knows no helper to share its votes with.")
+        name = request.headers.get(shares.ROUND, "")
+        if re.fullmatch(shares.ROUND_NAME, name) is None:
+            return _refused(400, f"{shares.ROUND} names no round: expected 32 hexadecimal digits.")
+        found = await self._voted(request)
+        if isinstance(found, Response):
+            return found
+        ours, helpers = shares.split(found, len(self.ensemble.manifest.classes))
+        try:
+            kept = await self._helper.put(
+                f"v1/rounds/{name}/share", content=shares.write(helpers), timeout=HELPER_SECONDS
+            )
+        except httpx.HTTPError as error:
+            return _refused(502, f"The helper cannot be reached: {type(error).__name__}: {error}")
+        if kept.status_code != 204:
+            return _refused(502, f"The helper refuses the share: {kept.text[:300]}")
+        return Response(shares.write(ours), media_type="application/octet-stream")
+
+    async def _voted(self, request: Request) -> NDArray[np.int64] | Response:
+        """Return the labels `[B]` that a request asks for, or its refusal."""
         if not self._allowed(request):
             return _refused(401, "This needs the token of this teacher (Authorization: Bearer).")
         parts, size = [], 0
@@ -79,19 +117,19 @@ class Teacher:
             return _refused(400, f"{inference.HEADER_LENGTH} is no number of bytes.")
         length = None if head is None else int(head)
         try:
-            found = await to_thread.run_sync(
+            return await to_thread.run_sync(
                 self._labels, b"".join(parts), length, limiter=self._voting
             )
         except ProtocolError as error:
             return _refused(400, f"The request is refused: {error}.")
-        return Response(inference.response(self.model, found), media_type="application/json")
 
-    def _labels(self, body: bytes, header_length: int | None) -> Any:
+    def _labels(self, body: bytes, header_length: int | None) -> NDArray[np.int64]:
         spec = self.ensemble.manifest.input
         x = inference.inputs(body, header_length, spec)
         if x.dtype.kind == "f" and not np.isfinite(x).all():
             raise ProtocolError("inputs that are not finite")
-        return self.ensemble.votes(x.astype(spec.dtype)).argmax(axis=1)
+        chosen: NDArray[np.int64] = self.ensemble.votes(x.astype(spec.dtype)).argmax(axis=1)
+        return chosen
 
     def _allowed(self, request: Request) -> bool:
         given = request.headers.get("authorization", "").encode()

@@ -2,87 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import ssl
-import subprocess
-import sys
 import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
 from pathlib import Path
 from socket import create_server
 
 import httpx
 import pytest
 from commands import Terrine
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from digits import DigitsEnsemble
+from small_servers import certified, small_server
 
 from terrine_models.roster import load_roster
 from terrine_server.labeling import inference
 from terrine_server.labeling.remote_voters import probe
 
 TOKEN = "a-token-of-more-than-twenty-characters"
-
-
-def certified(directory: Path, name: str, days: float = 1) -> Path:
-    """Make a certificate for 127.0.0.1, and its key beside it; it signs itself."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    who = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = datetime.now(UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(who)
-        .issuer_name(who)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=10))
-        .not_valid_after(now + timedelta(days=days))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False
-        )
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    pem = serialization.Encoding.PEM
-    (directory / f"{name}.key").write_bytes(
-        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    path = directory / f"{name}.pem"
-    path.write_bytes(made.public_bytes(pem))
-    return path
-
-
-@contextmanager
-def teacher(ensemble: Path, directory: Path, certificate: Path) -> Iterator[str]:
-    """Run `terrine teacher serve`; yield its URL."""
-    with create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "terrine_server", "teacher", "serve", str(ensemble)]
-    command += ["--token-file", str(directory / "token"), "--port", str(port)]
-    command += ["--certificate", str(certificate), "--key", str(certificate.with_suffix(".key"))]
-    server = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    try:
-        url, trusted = f"https://127.0.0.1:{port}", ssl.create_default_context(cafile=certificate)
-        deadline = time.monotonic() + 90
-        while True:
-            try:
-                httpx.get(f"{url}/v2/health/ready", verify=trusted).raise_for_status()
-                break
-            except httpx.TransportError:
-                assert time.monotonic() < deadline
-                assert server.poll() is None
-                time.sleep(0.1)
-        yield url
-    finally:
-        server.terminate()
-        server.wait(20)
 
 
 @pytest.mark.slow
@@ -93,7 +28,8 @@ def test_owners_serve_their_teachers_and_are_gathered(
     certified(tmp_path, "other")
     (tmp_path / "token").write_text(TOKEN)
     (tmp_path / "wrong").write_text("not-the-token-of-this-teacher")
-    with teacher(digits_ensemble.directory, tmp_path, good) as url:
+    serve = ("teacher", "serve", digits_ensemble.directory, "--token-file", tmp_path / "token")
+    with small_server(good, *serve) as url:
         entry = f'url = "{url}"\nmodel = "digits"\n'
         head = (
             f"classes = {list(digits_ensemble.manifest.classes)}\nrecords = 1200\n"

@@ -104,11 +104,27 @@ FAILING += ("nothing", "text", "deep", "two outputs", "status", "reset", "endles
 
 
 @contextmanager
+def listening(app: Starlette) -> Iterator[str]:
+    """Serve an app in a thread, on a free port; yield its URL."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+    try:
+        while not server.started:
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@contextmanager
 def many_owners(vote: Labels, spec: InputSpec, classes: int) -> Iterator[ManyOwners]:
     """Serve owners 0, 1, … as the models `owner-0`, `owner-1`, … on a free port."""
-    listener = socket.create_server(("127.0.0.1", 0))
     known: dict[bytes, NDArray[np.int64]] = {}
-    owners = ManyOwners(f"http://127.0.0.1:{listener.getsockname()[1]}", classes)
+    owners = ManyOwners("", classes)
 
     async def infer(request: Request) -> Response:
         number = int(request.path_params["number"])
@@ -127,17 +143,8 @@ def many_owners(vote: Labels, spec: InputSpec, classes: int) -> Iterator[ManyOwn
         return Response(owners.body(number, known[x.tobytes()][:, number]))
 
     app = Starlette(routes=[Route("/v2/models/owner-{number}/infer", infer, methods=["POST"])])
-    config = uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, args=([listener],))
-    thread.start()
-    try:
-        while not server.started:
-            time.sleep(0.01)
+    with listening(app) as owners.url:
         yield owners
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 async def _misbehaving(behaves: str) -> Any:

@@ -14,6 +14,7 @@ from terrine_server.cli import (
     doctor,
     ensemble,
     glyphs,
+    helper,
     ledger,
     log,
     owners,
@@ -47,6 +48,7 @@ app.command()(glyphs.glyphs)
 app.add_typer(ensemble.app, name="ensemble")
 app.add_typer(owners.owners, name="owners")
 app.add_typer(owners.teacher, name="teacher")
+app.add_typer(helper.app, name="helper")
 app.add_typer(project.app, name="project")
 app.add_typer(token.app, name="token")
 app.add_typer(request.app, name="request")

@@ -12,6 +12,13 @@ from rich.table import Table
 
 from terrine_server.cli.console import console, fail
 from terrine_server.cli.evaluate import ensemble_directory
+from terrine_server.cli.serving import (
+    CertificateOption,
+    HostOption,
+    KeyOption,
+    check_tls,
+    serve_over_tls,
+)
 
 if TYPE_CHECKING:
     from terrine_models.roster import Roster
@@ -38,12 +45,12 @@ def gather(
     check_name("an ensemble", name)
     directory = Settings().ensembles_dir / name
     roster = gathered(file, name, directory)
-    absent = _asked(directory, roster)
+    absent, helper = _asked(directory, roster)
     console.print(f"{len(roster.owners)} owners, quorum {roster.quorum}: {directory}")
-    if absent:
+    if absent or helper:
         console.print(
-            f"{absent} did not answer as they should. That may change; the file may be wrong, too: "
-            f"then remove {directory}, mend the file and gather again.",
+            f"{absent + bool(helper)} did not answer as they should. That may change; the file may "
+            f"be wrong, too: then remove {directory}, mend the file and gather again.",
             style="bold yellow",
             soft_wrap=True,
         )
@@ -58,13 +65,18 @@ def check(
 ) -> None:
     """Ask each owner of an ensemble about one blank input. Exit code 1 below the quorum.
 
+    A helper, if there is one, is asked for its terms: exit code 1 if they are others.
+
     [bold]Example[/bold]: terrine owners check wards
     """
     from terrine_models.roster import load_roster
 
     directory = ensemble_directory(ensemble)
     roster = load_roster(directory)
-    present = len(roster.owners) - _asked(directory, roster)
+    absent, helper = _asked(directory, roster)
+    if helper:
+        fail(f"The helper is not as the roster says: {helper}.")
+    present = len(roster.owners) - absent
     if present < roster.quorum:
         fail(f"{present} of {len(roster.owners)} owners answer; the quorum is {roster.quorum}.")
 
@@ -84,12 +96,28 @@ def serve(
     model: Annotated[
         str | None, typer.Option(help="Name of the model. Default: the ensemble's.")
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    host: HostOption = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8100,
-    certificate: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="TLS certificate chain (PEM).")
+    certificate: CertificateOption = None,
+    key: KeyOption = None,
+    helper: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Show votes to nobody: split each between the service and the helper here.",
+        ),
     ] = None,
-    key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its private key (PEM).")] = None,
+    helper_token_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Your token of the helper, from its party.")
+    ] = None,
+    helper_certificate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The helper's certificate, from its party; the only one that is trusted. Without "
+            "it, the system's.",
+        ),
+    ] = None,
 ) -> None:
     """Answer the service that gathers votes, from your own machine and your own teachers.
 
@@ -98,19 +126,16 @@ def serve(
     [bold]Example[/bold]: terrine teacher serve wards --token-file wards.token --host 0.0.0.0
         --certificate wards.pem --key wards.key
     """
-    import uvicorn
-
-    from terrine_models.roster import LOCAL_HOSTS
+    from terrine_models.roster import Peer, read_token
     from terrine_models.store import load_manifest, write_atomically
+    from terrine_server.labeling.remote_voters import client
     from terrine_server.teacher import Teacher
 
-    if (certificate is None) != (key is None):
-        fail("--certificate and --key come together.")
-    if certificate is None and host not in LOCAL_HOSTS:
-        fail(
-            f"Votes cross a network only over TLS: give --certificate and --key, or listen on "
-            f"{LOCAL_HOSTS[0]} behind a proxy that has them."
-        )
+    check_tls(host, certificate, key)
+    if helper is None and (helper_token_file or helper_certificate):
+        fail("--helper-token-file and --helper-certificate are for --helper.")
+    if helper is not None and helper_token_file is None:
+        fail("--helper needs --helper-token-file: the helper takes shares of its owners alone.")
     directory = ensemble_directory(ensemble)
     name = model or load_manifest(directory).name
     if not token_file.exists():
@@ -120,30 +145,29 @@ def serve(
     token = token_file.read_text(encoding="ascii").strip()
     if len(token) < 20:
         fail(f"{token_file} holds no token of at least 20 characters.")
-    app = Teacher(directory, name, token).app()
-    scheme = "http" if certificate is None else "https"
-    console.print(f"Model {name} on {scheme}://{host}:{port}. Interrupt to stop.", soft_wrap=True)
-    uvicorn.run(
-        app,
-        host=host,
-        port=port,
-        ssl_certfile=certificate,
-        ssl_keyfile=key,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        limit_concurrency=64,
-    )
+    second = None
+    if helper is not None and helper_token_file is not None:
+        Peer.model_validate({"name": "helper", "url": helper})  # https, but on this machine
+        second = client(helper, helper_certificate, read_token(helper_token_file))
+    app = Teacher(directory, name, token, second).app()
+    serve_over_tls(app, f"Model {name}", host, port, certificate, key)
 
 
-def _asked(directory: Path, roster: Roster) -> int:
-    """Ask each owner, print what they say, and return how many are absent."""
+def _asked(directory: Path, roster: Roster) -> tuple[int, str | None]:
+    """Ask everybody, print what they say; return how many owners are absent, and what is wrong
+    with the helper."""
     from terrine_server.labeling.remote_voters import probe
+    from terrine_server.labeling.shared_voters import probe_helper
 
     found = probe(directory, roster)
     table = Table("owner", "model", "at", "answers")
     for owner, wrong in zip(roster.owners, found, strict=True):
         answers = "yes" if wrong is None else f"[red]{escape(wrong)}[/red]"
         table.add_row(owner.name, owner.model, owner.url, answers)
+    helper = None
+    if roster.helper is not None:
+        helper = probe_helper(directory, roster, roster.helper)
+        answers = "yes" if helper is None else f"[red]{escape(helper)}[/red]"
+        table.add_row(roster.helper.name, "", roster.helper.url, answers)
     console.print(table)
-    return sum(wrong is not None for wrong in found)
+    return sum(wrong is not None for wrong in found), helper

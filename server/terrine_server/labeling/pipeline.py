@@ -20,6 +20,7 @@ import numpy as np
 from terrine_protocol import InputSpec
 from terrine_server.errors import (
     DatabaseUnavailable,
+    EnsembleUnavailable,
     Overtaken,
     TerrineError,
 )
@@ -32,6 +33,7 @@ from terrine_server.labeling.queries import (
 )
 from terrine_server.labeling.voters import Voters, checked_votes
 from terrine_server.ledger import (
+    SHARED,
     Batch,
     Ledger,
     ProjectRecord,
@@ -48,6 +50,8 @@ from terrine_server.privacy import (
     Account,
     InteractiveGNMax,
     Mechanism,
+    NoisyVotes,
+    Released,
     Terms,
     VoteOutcome,
     build_mechanism,
@@ -207,7 +211,10 @@ class Labeling:
         with self._metrics.stage("vote"):
             votes = checked_votes(self._voters, project.ensemble, queries)
         with self._metrics.stage("release"):
-            released = mechanism.release(votes, probabilities)
+            if project.ensemble.info["kind"] == SHARED:
+                released = released_shared(mechanism, votes)
+            else:
+                released = mechanism.release(votes, probabilities)
             labels = [None if label < 0 else int(label) for label in released.labels]
             places: list[tuple[int, ...]] = [()] * len(queries)
             if project.terms.schedule is not None:
@@ -243,6 +250,16 @@ class Labeling:
             inputs.add(digest.input)
             chosen.append(index)
         return chosen
+
+
+def released_shared(mechanism: Mechanism, sums: np.ndarray) -> Released:
+    """Release sums of votes that two servers added up, `[B, m]`. Raises `EnsembleUnavailable`."""
+    if not isinstance(mechanism, NoisyVotes):
+        raise EnsembleUnavailable(
+            f"{mechanism.name} needs votes, and nobody sees the votes of this ensemble: it answers "
+            "projects with noisy_votes alone. Nothing was charged."
+        )
+    return mechanism.release_shared(sums)
 
 
 def _proposal(digest: QueryDigest, draw: Draw | None) -> Proposal:

@@ -12,9 +12,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import ssl
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
@@ -26,18 +27,20 @@ from numpy.typing import NDArray
 
 from terrine_models.store import StoreError
 from terrine_server.errors import EnsembleUnavailable
-from terrine_server.labeling import inference
+from terrine_server.labeling import inference, shares
 from terrine_server.labeling.voters import Voters
 from terrine_server.ledger import EnsembleRecord
 
 if TYPE_CHECKING:
-    from terrine_models.roster import Owner, Roster
+    from terrine_models.roster import Owner, Peer, Roster
 
 log = structlog.get_logger("terrine")
 
 REPLY_BYTES = 64 * 1024
 """Bytes of a response, beyond `VALUE_BYTES` for each value that it may hold."""
 VALUE_BYTES = 32
+KEPT_SECONDS = 30.0
+"""How long an idle connection is kept: a new one costs both sides a handshake."""
 
 
 class _Loop:
@@ -62,14 +65,20 @@ class Request:
 
 
 def requests_for(
-    owners: Iterable[Owner], x: NDArray[np.generic], classes: int
+    owners: Iterable[Owner], x: NDArray[np.generic], classes: int, of_round: str | None = None
 ) -> Iterator[Request]:
-    """Yield the request for each owner; owners who are asked alike share its body."""
+    """Yield the request for each owner; owners who are asked alike share its body.
+
+    `of_round`: name of the round whose shares they are asked for, in place of their votes.
+    """
     made: dict[tuple[str, str | None, bool], tuple[bytes, dict[str, str]]] = {}
     for owner in owners:
         how = (owner.input, owner.output, owner.binary)
         body, headers = made.get(how) or made.setdefault(how, inference.request(x, *how))
         url = f"v2/models/{owner.model}/infer"
+        if of_round is not None:
+            url = f"v2/models/{owner.model}/share"
+            headers = {**headers, shares.ROUND: of_round}
         sent = {"url": url, "content": body, "headers": headers}
         yield Request(sent, REPLY_BYTES + VALUE_BYTES * len(x) * classes)
 
@@ -89,6 +98,7 @@ class _Gathered:
     roster: Roster
     stamp: tuple[tuple[int, int, int], ...]
     asked: Sequence[_Asked]
+    helper: httpx.AsyncClient | None
 
 
 class RemoteVoters(Voters):
@@ -112,7 +122,7 @@ class RemoteVoters(Voters):
         gathered = self._verified(record)
         roster, classes = gathered.roster, len(gathered.roster.classes)
         requests = list(requests_for(roster.owners, inputs, classes))
-        replies = self._running().run(_ask_all(gathered.asked, requests, roster.timeout_seconds))
+        replies = self._running().run(ask_all(gathered.asked, requests, roster.timeout_seconds))
         choices = np.empty((len(inputs), len(roster.owners)), dtype=np.int64)
         absent = []
         # Read after the deadline: a reply that is slow to read must not make another one late.
@@ -122,14 +132,7 @@ class RemoteVoters(Voters):
                 absent.append(owner.name)
                 found = stand_in(owner.name, inputs, classes)
             choices[:, column] = found
-        if absent:
-            # Not what they sent: that may hold labels.
-            log.warning("owners absent", ensemble=record.name, owners=absent)
-        if len(roster.owners) - len(absent) < roster.quorum:
-            raise EnsembleUnavailable(
-                f"Fewer owners of {record.name} answered than its quorum of {roster.quorum}. "
-                "Nothing was charged. Retry later."
-            )
+        check_quorum(record, roster, absent)
         offsets = np.arange(len(inputs))[:, None] * classes
         counts = np.bincount((choices + offsets).ravel(), minlength=len(inputs) * classes)
         return counts.reshape(len(inputs), classes).astype(np.int64)
@@ -156,33 +159,63 @@ class RemoteVoters(Voters):
                             f"{record.name}. Restore it from a backup."
                         )
                     asked = [_Asked(owner, connected(directory, owner)) for owner in roster.owners]
-                    found = self._gathered[key] = _Gathered(roster, stamp, asked)
+                    helper = connected(directory, roster.helper) if roster.helper else None
+                    found = self._gathered[key] = _Gathered(roster, stamp, asked, helper)
             except (StoreError, OSError) as error:
                 raise EnsembleUnavailable(str(error)) from error
             return found
 
 
-def connected(directory: Path, owner: Owner) -> httpx.AsyncClient:
-    """Return a client of an owner's server, with the certificate and token in `directory`.
+def check_quorum(record: EnsembleRecord, roster: Roster, absent: Collection[str]) -> None:
+    """Log who is absent; raise `EnsembleUnavailable` if too few owners are left."""
+    if absent:
+        # Not what they sent: that may hold labels.
+        log.warning("owners absent", ensemble=record.name, owners=absent)
+    if len(roster.owners) - len(absent) < roster.quorum:
+        raise EnsembleUnavailable(
+            f"Fewer owners of {record.name} answered than its quorum of {roster.quorum}. "
+            "Nothing was charged. Retry later."
+        )
+
+
+def connected(directory: Path, peer: Peer) -> httpx.AsyncClient:
+    """Return a client of a server, with the certificate and token in `directory`.
 
     Raises StoreError.
     """
-    from terrine_models.roster import owner_token
+    from terrine_models.roster import peer_token
 
-    token = owner_token(directory, owner)
-    verify = ssl.create_default_context()
-    if owner.certificate is not None:
-        try:
-            verify = ssl.create_default_context(cafile=str(directory / f"{owner.name}.pem"))
-        except (ssl.SSLError, OSError) as error:
-            raise StoreError(f"{owner.name}.pem holds no certificate: {error}") from None
+    certificate = None if peer.certificate is None else directory / f"{peer.name}.pem"
+    return client(peer.url, certificate, peer_token(directory, peer))
+
+
+def client(url: str, certificate: Path | None, token: str | None) -> httpx.AsyncClient:
+    """Return a client of the server at `url`, trusted by this certificate or by the system's.
+
+    Raises StoreError.
+    """
+    try:
+        verify = (
+            _system()
+            if certificate is None
+            else ssl.create_default_context(cafile=str(certificate))
+        )
+    except (ssl.SSLError, OSError) as error:
+        raise StoreError(f"{certificate} holds no certificate: {error}") from None
     return httpx.AsyncClient(
-        base_url=owner.url,
+        base_url=url,
         headers={"Authorization": f"Bearer {token}"} if token else {},
         verify=verify,
         timeout=None,  # noqa: S113 - one deadline for all of a reply, see `ask`
+        limits=httpx.Limits(keepalive_expiry=KEPT_SECONDS),
         trust_env=False,
     )
+
+
+@cache
+def _system() -> ssl.SSLContext:
+    """Return what the system trusts: read once, since it takes a hundredth of a second."""
+    return ssl.create_default_context()
 
 
 async def ask(http: httpx.AsyncClient, request: Request, seconds: float) -> bytes | str:
@@ -214,26 +247,39 @@ def read(reply: bytes | str, owner: Owner, rows: int, classes: int) -> NDArray[n
         return str(error)
 
 
+def read_share(reply: bytes | str, rows: int, classes: int) -> shares.Share | str:
+    """Return the share `[B, m]` of a reply to `ask`, or why there is none."""
+    if isinstance(reply, str):
+        return reply
+    try:
+        return shares.read(reply, rows, classes)
+    except inference.ProtocolError as error:
+        return str(error)
+
+
 def probe(directory: Path, roster: Roster) -> list[str | None]:
     """Ask each owner about one blank input; return for each what is wrong, or None.
 
-    Raises StoreError for a certificate or token in `directory` that cannot be used.
+    With a helper, they are asked for shares, of a round that is never opened. Raises StoreError for
+    a certificate or token in `directory` that cannot be used.
     """
     classes, spec = len(roster.classes), roster.input
     blank = np.full((1, *spec.shape), spec.low, dtype=spec.dtype)
-    requests = list(requests_for(roster.owners, blank, classes))
+    of_round = None if roster.helper is None else shares.new_round()
+    requests = list(requests_for(roster.owners, blank, classes, of_round))
 
     async def all_of_them() -> list[bytes | str]:
         asked = [_Asked(owner, connected(directory, owner)) for owner in roster.owners]
         try:
-            return await _ask_all(asked, requests, roster.timeout_seconds)
+            return await ask_all(asked, requests, roster.timeout_seconds)
         finally:
             for each in asked:
                 await each.http.aclose()
 
     replies = asyncio.run(all_of_them())
     found = (
-        read(reply, owner, 1, classes) for reply, owner in zip(replies, roster.owners, strict=True)
+        read(reply, owner, 1, classes) if of_round is None else read_share(reply, 1, classes)
+        for reply, owner in zip(replies, roster.owners, strict=True)
     )
     return [each if isinstance(each, str) else None for each in found]
 
@@ -248,9 +294,10 @@ def stand_in(owner: str, inputs: np.ndarray, classes: int) -> NDArray[np.int64]:
     return np.array([int.from_bytes(row[:8], "big") % classes for row in rows], dtype=np.int64)
 
 
-async def _ask_all(
+async def ask_all(
     asked: Sequence[_Asked], requests: Sequence[Request], seconds: float
 ) -> list[bytes | str]:
+    """Ask every owner at once; return what `ask` returns, for each."""
     return await asyncio.gather(
         *(ask(each.http, one, seconds) for each, one in zip(asked, requests, strict=True))
     )

@@ -11,6 +11,7 @@ from terrine_server.ledger.administration import Action, Actor
 from terrine_server.ledger.charging.charge import check_active
 from terrine_server.ledger.ledger import Ledger
 from terrine_server.ledger.records import (
+    SHARED,
     Batch,
     ChargeRecord,
     EnsembleRecord,
@@ -36,6 +37,7 @@ from terrine_server.ledger.store.database import connect
 from terrine_server.ledger.store.schema import check_schema, check_writable, upgrade
 
 __all__ = [
+    "SHARED",
     "Action",
     "Actor",
     "Batch",

@@ -26,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from functools import cached_property
+from math import hypot
 from typing import Any
 
 from terrine_protocol import Guarantee, Outcome, ProjectStatus, RequestStatus, Role
@@ -33,6 +34,9 @@ from terrine_server.errors import TerrineError
 from terrine_server.ledger.anchors import Anchor, LogAnchor
 from terrine_server.ledger.counts import Counts, counted_outcomes, noise_sigma
 from terrine_server.privacy import GDP, Account, Rule, Terms, VoteOutcome
+
+SHARED = "shared"
+"""The kind of an ensemble whose owners split their votes between two servers: see `labeling`."""
 
 
 @dataclass(frozen=True)
@@ -126,8 +130,12 @@ class ProjectRecord:
 
     @property
     def noise_sigma(self) -> float | None:
-        """The σ of the noise in its entries' counts, in votes; None if it releases no counts."""
-        return noise_sigma(self.events)
+        """The σ of the noise in its entries' counts, in votes; None if it releases no counts.
+
+        A helper's noise is in it, though nobody is charged for that.
+        """
+        charged = noise_sigma(self.events)
+        return charged and hypot(charged, self.ensemble.info.get("helper_sigma", 0.0))
 
     @cached_property
     def _counted(self) -> frozenset[str]:

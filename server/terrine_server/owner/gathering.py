@@ -12,7 +12,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from terrine_models.roster import Roster, first_problem, owner_token, save_roster
+from terrine_models.roster import (
+    Helper,
+    Owner,
+    Peer,
+    Roster,
+    first_problem,
+    peer_token,
+    save_roster,
+)
 from terrine_models.store import StoreError, sha256, write_atomically
 
 QUORUM = 0.75
@@ -31,9 +39,14 @@ def gather(file: Path, name: str, directory: Path) -> Roster:
     owners = document.pop("owner", None)
     if not isinstance(owners, list) or not all(isinstance(each, dict) for each in owners):
         raise StoreError(f"{file} names no owners: expected a table [[owner]] for each.")
+    helper = document.pop("helper", None)
+    if helper is not None and not isinstance(helper, dict):
+        raise StoreError(f"{file}: expected a table [helper], with url and sigma.")
     directory.mkdir(mode=0o700, parents=True)
     try:
-        made = [_copied(file, directory, dict(each)) for each in owners]
+        made = [_copied(Owner, file, directory, dict(each)) for each in owners]
+        if helper is not None:
+            document["helper"] = _copied(Helper, file, directory, {"name": "helper", **helper})
         given = {
             "name": name,
             "quorum": ceil(QUORUM * len(made)),
@@ -45,8 +58,8 @@ def gather(file: Path, name: str, directory: Path) -> Roster:
             roster = Roster.model_validate(given, strict=False)
         except ValidationError as error:
             raise StoreError(f"{file}: {first_problem(error)}.") from None
-        for owner in roster.owners:
-            owner_token(directory, owner)
+        for peer in roster.peers:
+            peer_token(directory, peer)
         save_roster(directory, roster)
     except BaseException:  # also an interrupt: half a roster is of no use
         shutil.rmtree(directory, ignore_errors=True)
@@ -63,16 +76,16 @@ def _read(file: Path) -> dict[str, Any]:
         raise StoreError(f"{file} is no TOML: {error}.") from None
 
 
-def _copied(file: Path, directory: Path, owner: dict[str, Any]) -> Mapping[str, Any]:
-    """Copy the certificate and token that an owner's entry names; return the entry without them."""
-    from terrine_models.roster import Owner
-
-    certificate, token = owner.pop("certificate", None), owner.pop("token_file", None)
+def _copied(
+    kind: type[Peer], file: Path, directory: Path, entry: dict[str, Any]
+) -> Mapping[str, Any]:
+    """Copy the certificate and token that a peer's entry names; return the entry without them."""
+    certificate, token = entry.pop("certificate", None), entry.pop("token_file", None)
     try:
-        Owner.model_validate(owner)  # its name is safe as that of a file
+        kind.model_validate(entry, strict=False)  # its name is safe as that of a file
     except ValidationError as error:
-        what = owner.get("name", "without a name")
-        raise StoreError(f"{file}: owner {what}: {first_problem(error)}.") from None
+        what = f"{kind.__name__.lower()} {entry.get('name', 'without a name')}"
+        raise StoreError(f"{file}: {what}: {first_problem(error)}.") from None
     for given, suffix in ((certificate, "pem"), (token, "token")):
         if given is None:
             continue
@@ -80,7 +93,7 @@ def _copied(file: Path, directory: Path, owner: dict[str, Any]) -> Mapping[str, 
             data = (file.parent / str(given)).read_bytes()
         except OSError as error:
             raise StoreError(f"{given} cannot be read: {error.strerror}.") from None
-        write_atomically(directory / f"{owner['name']}.{suffix}", data)
+        write_atomically(directory / f"{entry['name']}.{suffix}", data)
         if suffix == "pem":
-            owner["certificate"] = sha256(data)
-    return owner
+            entry["certificate"] = sha256(data)
+    return entry

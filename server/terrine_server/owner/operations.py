@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from terrine_protocol import ProjectOpen
 from terrine_server.errors import Conflict, InvalidTerms
 from terrine_server.ledger import (
+    SHARED,
     Action,
     Actor,
     EnsembleRecord,
@@ -26,6 +27,7 @@ from terrine_server.planning.proposal import propose
 from terrine_server.privacy import (
     BoundRelease,
     Mechanism,
+    NoisyVotes,
     ParameterError,
     Terms,
     build_mechanism,
@@ -77,6 +79,7 @@ def price_project(ledger: Ledger, request: ProjectOpen) -> Priced:
         mechanism = build_mechanism(
             spec, teachers=ensemble.info["teachers"], classes=len(ensemble.info["classes"])
         )
+        _check_shared(ensemble, mechanism)
         publishing = _publishing(request, spec, mechanism, ensemble)
         budget = request.epsilon, request.delta
         if publishing is None:
@@ -119,6 +122,16 @@ def accepted(ledger: Ledger, request: ProjectOpen) -> Priced:
             'or choose pricing "honest".'
         )
     return priced
+
+
+def _check_shared(ensemble: EnsembleRecord, mechanism: Mechanism) -> None:
+    """Raise `ParameterError` if a mechanism needs votes, and nobody sees those of the ensemble."""
+    if ensemble.info["kind"] == SHARED and not isinstance(mechanism, NoisyVotes):
+        raise ParameterError(
+            f"{mechanism.name} needs votes, and nobody sees the votes of {ensemble.name}: its "
+            "owners split them between two servers. Use noisy_votes, whose price holds for the "
+            "noisy counts that the two open together."
+        )
 
 
 def _publishing(
@@ -212,12 +225,14 @@ def _facts(directory: Path) -> tuple[int, dict[str, Any]]:
 
     if is_roster(directory):
         roster = load_roster(directory)
+        shared = {"helper_sigma": roster.helper.sigma} if roster.helper else {}
         return roster.records, {
-            "kind": "remote",
+            "kind": SHARED if roster.helper else "remote",
             "input": roster.input.model_dump(mode="json"),
             "classes": list(roster.classes),
             "teachers": len(roster.owners),
             "disjoint_by": roster.disjoint_by,
+            **shared,
         }
     manifest = load_manifest(directory)
     info: dict[str, Any] = {

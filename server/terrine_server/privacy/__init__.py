@@ -32,6 +32,7 @@ from terrine_server.privacy.budget.terms import Account, DeltaSplit, Schedule, T
 from terrine_server.privacy.mechanisms import build_mechanism
 from terrine_server.privacy.mechanisms.base import Mechanism, Released, VoteOutcome
 from terrine_server.privacy.mechanisms.interactive_gnmax import InteractiveGNMax
+from terrine_server.privacy.mechanisms.noisy_votes import NoisyVotes
 from terrine_server.privacy.noise import Entropy
 from terrine_server.privacy.parameters import ParameterError
 from terrine_server.privacy.published.release import BoundRelease
@@ -56,6 +57,7 @@ __all__ = [
     "LaplaceNoisyMax",
     "LedgerEvent",
     "Mechanism",
+    "NoisyVotes",
     "ParameterError",
     "Price",
     "PublishedBound",

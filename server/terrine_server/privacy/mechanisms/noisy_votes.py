@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from terrine_server.privacy.accounting.events import CostEvent, GaussianNoisyCounts
 from terrine_server.privacy.mechanisms.base import (
@@ -67,7 +68,22 @@ class NoisyVotes:
         Ties go to the lowest class. A noisy count may be negative, or exceed the teachers.
         """
         votes = checked_counts(counts, self.teachers, self.classes)
-        noisy = votes + discrete_gaussian(self.sigma).sample(votes.shape, entropy)
-        always = np.full(len(noisy), True)
-        released = Released.where(always, noisy.argmax(axis=1), VoteOutcome.ABSTAINED)
-        return replace(released, counts=noisy)
+        return _largest(votes + discrete_gaussian(self.sigma).sample(votes.shape, entropy))
+
+    def release_shared(self, sums: NDArray[np.uint32], entropy: Entropy = os.urandom) -> Released:
+        """Answer each row of sums, uint32[B, m]: counts modulo 2³² to which others added what they
+        liked, as long as it does not depend on the vote that moves.
+
+        The noise comes before any decoding, so what is released is a function of the counts with
+        noise, whatever was added: docs/privacy/secret-sharing.md, theorem 2.
+        """
+        if sums.dtype != np.uint32 or sums.ndim != 2 or sums.shape[1] != self.classes:
+            raise ValueError(f"Sums must be of type uint32 and shape [B, {self.classes}].")
+        noise = discrete_gaussian(self.sigma).sample(sums.shape, entropy).astype(np.uint32)
+        return _largest((sums + noise).view(np.int32).astype(np.int64))
+
+
+def _largest(noisy: Counts) -> Released:
+    always = np.full(len(noisy), True)
+    released = Released.where(always, noisy.argmax(axis=1), VoteOutcome.ABSTAINED)
+    return replace(released, counts=noisy)

@@ -1,0 +1,98 @@
+"""`terrine helper …` is the second server, with which nobody sees a vote."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from terrine_server.cli.console import console, fail
+from terrine_server.cli.serving import (
+    CertificateOption,
+    HostOption,
+    KeyOption,
+    check_tls,
+    serve_over_tls,
+)
+
+app = typer.Typer(
+    no_args_is_help=True, help="Be the second of two servers that add up votes neither sees."
+)
+Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Made by `terrine helper make`.")]
+
+
+@app.command()
+def make(
+    file: Annotated[Path, typer.Argument(metavar="HELPER.toml", help="Owners, noise, budget.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new directory.")],
+) -> None:
+    """Make a helper: its count of what it releases, at 0, and a token for each who will ask it.
+
+    docs/owners.md has an example of the file. What it says cannot be changed afterwards.
+
+    [bold]Example[/bold]: terrine helper make helper.toml districts
+    """
+    from terrine_server import helper
+
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        fail(f"{file} cannot be read: {error.strerror}.")
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        fail(f"{file} is no TOML: {error}.")
+    helper.make(helper.read_terms(document, file), directory)
+    _show(directory)
+    console.print(
+        f"Give {directory / helper.SERVICE} to the service, and each file in "
+        f"{directory / helper.OWNERS} to its owner, with your certificate, and on ways on which "
+        "the service does not see the owners' tokens.",
+        soft_wrap=True,
+    )
+    console.print(f"Next: terrine helper serve {directory} …")
+
+
+@app.command()
+def show(directory: Directory) -> None:
+    """Show what a helper does, and how much of its budget is released.
+
+    [bold]Example[/bold]: terrine helper show districts
+    """
+    _show(directory)
+
+
+@app.command()
+def serve(
+    directory: Directory,
+    host: HostOption = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8200,
+    certificate: CertificateOption = None,
+    key: KeyOption = None,
+) -> None:
+    """Take shares of owners, and give the service their sums with noise, within the budget.
+
+    [bold]Example[/bold]: terrine helper serve districts --host 0.0.0.0 --certificate helper.pem
+        --key helper.key
+    """
+    from terrine_server.helper import Helper
+
+    check_tls(host, certificate, key)
+    helper = Helper(directory)
+    connections = 2 * len(helper.terms.owners) + 64
+    serve_over_tls(helper.app(), "Helper", host, port, certificate, key, connections)
+
+
+def _show(directory: Path) -> None:
+    from terrine_server.helper import Count
+
+    count = Count(directory)
+    terms, released = count.terms, count.released
+    table = Table(show_header=False)
+    table.add_row("owners", f"{len(terms.owners):,}")
+    table.add_row("classes", f"{terms.classes:,}")
+    table.add_row("σ of its noise", f"{terms.sigma:g} votes")
+    table.add_row("budget against the service", f"ε = {terms.epsilon:g}, δ = {terms.delta:g}")
+    table.add_row("queries released", f"{released:,} of {count.most:,}")
+    console.print(table)

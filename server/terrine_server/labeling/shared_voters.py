@@ -1,0 +1,158 @@
+"""Teachers that stay with their owners and show their votes to nobody.
+
+Each owner splits its vote into two shares; a second server, the helper, adds one share of each and
+its noise, and this server adds the other. What comes out are sums of votes with the helper's noise
+in full: who sees what, and the proof, are in docs/privacy/secret-sharing.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from math import ceil, log, sqrt
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
+import msgspec
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from terrine_server.errors import EnsembleUnavailable
+from terrine_server.labeling import shares
+from terrine_server.labeling.remote_voters import (
+    REPLY_BYTES,
+    RemoteVoters,
+    Request,
+    ask,
+    ask_all,
+    check_quorum,
+    connected,
+    read_share,
+    requests_for,
+    stand_in,
+)
+from terrine_server.ledger import EnsembleRecord
+
+if TYPE_CHECKING:
+    from terrine_models.roster import Helper, Roster
+
+FAILURE = 1e-12
+"""How often, at most, the helper's noise alone makes the sum of an input's counts look wrong."""
+
+logger = structlog.get_logger("terrine")
+
+
+class _Terms(msgspec.Struct):
+    owners: list[str]
+    classes: int
+    sigma: float
+
+
+_TERMS = msgspec.json.Decoder(_Terms)
+
+
+class SharedVoters(RemoteVoters):
+    """Turns batches of inputs into sums of votes that carry a helper's noise."""
+
+    def votes(self, record: EnsembleRecord, inputs: np.ndarray) -> np.ndarray:
+        """Return the sums for canonical inputs `[B, …]`, modulo 2³²: uint32 `[B, m]`.
+
+        Raises `EnsembleUnavailable`, also if fewer owners than the quorum answer, if the helper
+        does not, or if the sums cannot be those of one vote an owner.
+        """
+        gathered = self._verified(record)
+        roster, helper = gathered.roster, gathered.helper
+        if roster.helper is None or helper is None:
+            raise EnsembleUnavailable(f"The roster of {record.name} names no helper.")
+        rows, classes, name = len(inputs), len(roster.classes), shares.new_round()
+        requests = list(requests_for(roster.owners, inputs, classes, name))
+        replies = self._running().run(ask_all(gathered.asked, requests, roster.timeout_seconds))
+        sums = np.zeros((rows, classes), dtype=np.uint32)
+        present, absent = [], []
+        for owner, reply in zip(roster.owners, replies, strict=True):
+            share = read_share(reply, rows, classes)
+            if isinstance(share, str):
+                absent.append(owner.name)
+                share = shares.one_hot(stand_in(owner.name, inputs, classes), classes)
+            else:
+                present.append(owner.name)
+            sums += share
+        check_quorum(record, roster, absent)
+        sums += self._opened(record, helper, name, present, sums.shape, roster.timeout_seconds)
+        if not plausible(sums, len(roster.owners), roster.helper.sigma):
+            logger.error("shares do not add up", ensemble=record.name)
+            raise EnsembleUnavailable(
+                f"The shares of {record.name} do not add up to one vote an owner: an owner, or the "
+                "helper, sends something else. Nothing was charged. Ask the operator."
+            )
+        return sums
+
+    def _opened(
+        self,
+        record: EnsembleRecord,
+        helper: httpx.AsyncClient,
+        name: str,
+        present: list[str],
+        shape: tuple[int, int],
+        seconds: float,
+    ) -> shares.Share:
+        """Return the helper's shares of these owners and its noise, added up."""
+        body = msgspec.json.encode({"owners": present, "rows": shape[0]})
+        sent = {"url": f"v1/rounds/{name}", "content": body}
+        most = REPLY_BYTES + shares.WIDTH * shape[0] * shape[1]
+        reply = self._running().run(ask(helper, Request(sent, most), seconds))
+        if reply == "status 403":
+            raise EnsembleUnavailable(
+                f"The helper of {record.name} has released all that its budget pays for. Nothing "
+                "was charged. More is for the party who runs it to decide."
+            )
+        found = read_share(reply, *shape)
+        if isinstance(found, str):
+            logger.error("helper failed", ensemble=record.name, because=found)
+            raise EnsembleUnavailable(
+                f"The helper of {record.name} did not answer as it should. Nothing was charged. "
+                "Retry later."
+            )
+        return found
+
+
+def probe_helper(directory: Path, roster: Roster, helper: Helper) -> str | None:
+    """Ask the helper of a roster for its terms; return what is wrong with it, or None.
+
+    Raises StoreError for a certificate or token in `directory` that cannot be used.
+    """
+    http = connected(directory, helper)
+
+    async def asked() -> httpx.Response:
+        async with http:
+            return await http.get("v1/terms", timeout=roster.timeout_seconds)
+
+    try:
+        reply = asyncio.run(asked())
+        if reply.status_code != 200:
+            return f"status {reply.status_code}"
+        terms = _TERMS.decode(reply.content)
+    except (httpx.HTTPError, ssl.SSLError, OSError) as error:
+        return f"{type(error).__name__}: {error}"
+    except (msgspec.MsgspecError, RecursionError) as error:
+        return f"no terms of a helper ({error})"
+    if terms.sigma != helper.sigma or terms.classes != len(roster.classes):
+        return (
+            f"σ = {terms.sigma:g} and {terms.classes} classes there, σ = {helper.sigma:g} "
+            f"and {len(roster.classes)} in the roster"
+        )
+    unknown = {owner.name for owner in roster.owners} - set(terms.owners)
+    return f"it does not know {', '.join(sorted(unknown)[:5])}" if unknown else None
+
+
+def plausible(sums: NDArray[np.uint32], owners: int, sigma: float) -> bool:
+    """Whether the counts of each row of sums add up to the owners, but for the helper's noise.
+
+    Each of m draws is σ²-subgaussian (Canonne, Kamath & Steinke 2020), so their sum exceeds the
+    tolerance with a probability of at most `FAILURE`. What the honest voted for has no part in it.
+    """
+    tolerance = ceil(sigma * sqrt(2 * sums.shape[1] * log(2 / FAILURE)))
+    totals = sums.sum(axis=1, dtype=np.uint32) - np.uint32(owners)
+    return bool((np.abs(totals.view(np.int32).astype(np.int64)) <= tolerance).all())

@@ -1,0 +1,205 @@
+"""The helper: who may ask it, what leaves it once, and what it never passes."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from many_owners import listening
+from sharing_owners import owner_tokens
+
+from terrine_models.roster import read_token
+from terrine_models.store import StoreError
+from terrine_server.helper import (
+    SERVICE,
+    Count,
+    Helper,
+    HelperTerms,
+    Waiting,
+    make,
+    read_terms,
+)
+from terrine_server.labeling import shares
+from terrine_server.privacy import Account, NoisyVotes, quote
+
+OWNERS, CLASSES, SIGMA = 20, 10, 12.0
+NAMES = tuple(f"owner-{i}" for i in range(OWNERS))
+
+
+def terms(**changed: Any) -> HelperTerms:
+    given = {"owners": NAMES, "classes": CLASSES, "sigma": SIGMA, "epsilon": 20, "delta": 1e-6}
+    return HelperTerms.model_validate({**given, **changed})
+
+
+class Asking:
+    """Speaks to a helper over its real socket, as owners and the service do."""
+
+    def __init__(self, url: str, party: Path) -> None:
+        self.url, self.service = url, read_token(party / SERVICE)
+        self.tokens = owner_tokens(party, terms())
+
+    def put(self, owner: int, of_round: str, share: bytes, token: str | None = None) -> int:
+        headers = {"Authorization": f"Bearer {token or self.tokens[owner]}"}
+        url = f"{self.url}/v1/rounds/{of_round}/share"
+        return httpx.put(url, content=share, headers=headers).status_code
+
+    def open(
+        self, of_round: str, owners: list[str], rows: int, token: str | None = None
+    ) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {token or self.service}"}
+        body = {"owners": owners, "rows": rows}
+        return httpx.post(f"{self.url}/v1/rounds/{of_round}", json=body, headers=headers)
+
+
+@pytest.fixture(scope="module")
+def helper(tmp_path_factory: pytest.TempPathFactory) -> Helper:
+    directory = tmp_path_factory.mktemp("party") / "helper"
+    make(terms(), directory)
+    return Helper(directory)
+
+
+@pytest.fixture(scope="module")
+def asking(helper: Helper) -> Iterator[Asking]:
+    with listening(helper.app()) as url:
+        yield Asking(url, helper.directory)
+
+
+ROW = shares.write(np.arange(CLASSES, dtype=np.uint32)[None])
+
+
+def test_a_share_is_added_once(asking: Asking, helper: Helper) -> None:
+    """Of one round only one sum ever leaves, in which each owner's share has weight 1."""
+    before, (a, b) = helper.count.released, NAMES[:2]
+    name = shares.new_round()
+    assert asking.put(0, name, ROW) == 204
+    assert asking.put(0, name, ROW) == 409, "a second share would be a second vote"
+    assert asking.put(1, name, ROW) == 204
+    opened = asking.open(name, [a, b], 1)
+    total = shares.read(opened.content, 1, CLASSES).view(np.int32)[0] - 2 * np.arange(CLASSES)
+    assert np.abs(total).max() < 10 * SIGMA
+    assert helper.count.released == before + 1
+    assert asking.open(name, [a, b], 1).status_code == 409, "the same round a second time"
+    for wanted, rows in (([a, a], 1), ([a, b], 1), ([], 1), (["nobody"], 1), ([a], 2), ([a], 0)):
+        name = shares.new_round()
+        assert asking.put(0, name, ROW) == 204
+        assert asking.open(name, wanted, rows).status_code == 409
+        assert asking.open(name, [a], 1).status_code == 409, "a round that failed is over"
+    assert helper.count.released == before + 1, "nothing else was released, or counted"
+
+
+def test_only_who_has_the_token_gives_or_gets(asking: Asking, helper: Helper) -> None:
+    before, name = helper.count.released, shares.new_round()
+    assert asking.put(0, name, ROW, token="wrong") == 401
+    assert asking.put(0, name, ROW, token=asking.service) == 401, "the service is no owner"
+    assert asking.put(0, name, ROW) == 204
+    assert asking.open(name, [NAMES[0]], 1, token="wrong").status_code == 401
+    assert asking.open(name, [NAMES[0]], 1, token=asking.tokens[0]).status_code == 401
+    assert httpx.get(f"{asking.url}/v1/terms").status_code == 401
+    headers = {"Authorization": f"Bearer {asking.tokens[3]}"}
+    shown = httpx.get(f"{asking.url}/v1/terms", headers=headers).json()
+    assert (shown["sigma"], shown["queries_left"]) == (SIGMA, helper.count.most - before)
+    assert helper.count.released == before
+
+
+def test_malformed_requests_are_refused(asking: Asking) -> None:
+    name = shares.new_round()
+    assert asking.put(0, "short", ROW) == 400
+    assert asking.put(0, name, b"") == 400
+    assert asking.put(0, name, ROW[:-1]) == 400
+    headers = {"Authorization": f"Bearer {asking.service}"}
+    for body in (b"", b"[]", b'{"owners": [1], "rows": 1}', b"[" * 100_000):
+        url = f"{asking.url}/v1/rounds/{name}"
+        assert httpx.post(url, content=body, headers=headers).status_code == 400
+
+
+def test_the_count_is_durable_and_never_passes_its_limit(tmp_path: Path) -> None:
+    make(terms(epsilon=6), tmp_path / "helper")
+    most = Count(tmp_path / "helper").most
+    assert 10 < most < 1000
+    counts = [Count(tmp_path / "helper") for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        done = list(pool.map(lambda i: counts[i % 4].add(3), range(most)))
+    assert sum(done) == most // 3
+    assert Count(tmp_path / "helper").released == 3 * (most // 3)
+    assert not Count(tmp_path / "helper").add(3)
+
+
+def test_the_limit_is_what_the_budget_pays_for_at_the_price_of_noisy_counts() -> None:
+    own = terms().price()
+    same = quote(NoisyVotes(OWNERS, CLASSES, SIGMA), 20, 1e-6)
+    assert own == same
+    most = own.affordable(Account())
+    assert own.epsilon_spent(most * own.worst.cost) <= 20
+    assert own.epsilon_spent(4 * most * own.worst.cost) > 20
+
+
+def test_shares_that_wait_have_a_limit_for_each_owner() -> None:
+    waiting = Waiting(["a", "b"], memory=2 * 100)
+    for number in range(30):
+        assert waiting.put("a", f"round-{number}", b"x" * 10)
+    assert waiting.put("b", "round-0", b"y" * 10)
+    assert set(waiting.take("round-0")) == {"b"}, "only a's own shares made room"
+    assert set(waiting.take("round-29")) == {"a"}
+    assert sum(bool(waiting.take(f"round-{number}")) for number in range(30)) == 9
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"owners": ["a"]}, "owners"),
+        ({"owners": ["a", "a"]}, "different names"),
+        ({"owners": ["a", "../b"]}, "owners"),
+        ({"sigma": 0.1}, "sigma"),
+        ({"sigma": float("nan")}, "sigma"),
+        ({"classes": 1}, "classes"),
+        ({"classes": 5000}, "classes"),
+        ({"epsilon": 0}, "epsilon"),
+        ({"epsilon": 1e-5}, "does not pay for a single query"),
+        ({"unknown": 1}, "unknown"),
+    ],
+)
+def test_a_helper_that_makes_no_sense_is_not_made(changed: dict[str, Any], says: str) -> None:
+    given = {**terms().model_dump(), **changed}
+    with pytest.raises(StoreError, match=says):
+        read_terms(given, Path("helper.toml"))
+
+
+def test_a_helper_whose_files_are_gone_or_edited_does_not_start(tmp_path: Path) -> None:
+    directory = tmp_path / "helper"
+    with pytest.raises(StoreError, match="holds no helper"):
+        Helper(directory)
+    make(terms(), directory)
+    with pytest.raises(StoreError, match="exists"):
+        make(terms(), directory)
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (directory, *directory.rglob("*")))
+    other = directory / "owners/owner-1.token"
+    kept = other.read_bytes()
+    other.write_bytes((directory / "owners/owner-0.token").read_bytes())
+    with pytest.raises(StoreError, match="the same token"):
+        Helper(directory)
+    other.write_bytes(kept)
+    Helper(directory)
+    with sqlite3.connect(directory / "helper.db") as db:
+        db.execute("UPDATE helper SET terms = '{}'")
+    db.close()
+    with pytest.raises(StoreError, match="cannot be used"):
+        Helper(directory)
+
+
+def test_what_cannot_be_counted_is_not_released(asking: Asking, helper: Helper) -> None:
+    name = shares.new_round()
+    assert asking.put(0, name, ROW) == 204
+    helper.count._db.execute("PRAGMA query_only = ON")  # as if the disk were full
+    try:
+        refused = asking.open(name, [NAMES[0]], 1)
+    finally:
+        helper.count._db.execute("PRAGMA query_only = OFF")
+    assert refused.status_code == 500
+    assert len(refused.content) < 40
+    assert asking.open(name, [NAMES[0]], 1).status_code == 409

@@ -1,0 +1,128 @@
+"""The whole way of shares by the commands: a helper, an owner and the service, over TLS."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from commands import Terrine
+from digits import DigitsEnsemble
+from migrated import SECRET_KEY, migrated
+from small_servers import certified, small_server
+
+from terrine_client import Client
+from terrine_protocol import ProjectOpen, Role, TokenCreate
+from terrine_server.audit.world import serving
+from terrine_server.errors import InvalidTerms
+from terrine_server.helper import Count
+from terrine_server.ledger import Ledger
+from terrine_server.owner.operations import open_project
+from terrine_server.owner.tokens import Tokens
+from terrine_server.settings import Settings
+
+HELPER = 'owners = ["a", "b", "c"]\nclasses = 10\nsigma = 4\nepsilon = 50\ndelta = 1e-6\n'
+
+
+@pytest.mark.slow
+def test_labels_without_anybody_seeing_a_vote(
+    tmp_path: Path, digits_ensemble: DigitsEnsemble, terrine: Terrine
+) -> None:
+    pem, party = certified(tmp_path, "both"), tmp_path / "party"
+    (tmp_path / "helper.toml").write_text(HELPER)
+    assert "queries released" in terrine("helper", "make", tmp_path / "helper.toml", party).fine
+    settings = Settings(data_dir=tmp_path / "data")
+    settings.data_dir.mkdir()
+    settings.secret_key_path.write_bytes(SECRET_KEY)
+    settings.secret_key_path.chmod(0o600)
+    engine = migrated(settings.database)
+    ledger = Ledger(engine, SECRET_KEY)
+    teacher = ("teacher", "serve", digits_ensemble.directory, "--token-file", tmp_path / "token")
+    with small_server(pem, "helper", "serve", party) as helper_url:
+        shared = ("--helper", helper_url, "--helper-certificate", pem)
+        token = ("--helper-token-file", party / "owners/a.token")
+        with small_server(pem, *teacher, *shared, *token) as url:
+            file = tmp_path / "owners.toml"
+            common = 'model = "digits"\ncertificate = "both.pem"\ntoken_file = "token"\n'
+            file.write_text(
+                'classes = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]\nrecords = 1200\n'
+                'disjoint_by = "town"\nquorum = 1\ntimeout_seconds = 20\n'
+                '[input]\nshape = [8, 8]\ndtype = "uint8"\nlow = 0\nhigh = 16\n'
+                f'[helper]\nurl = "{helper_url}"\nsigma = 4\ncertificate = "both.pem"\n'
+                'token_file = "party/service.token"\n'
+                f'[[owner]]\nname = "a"\nurl = "{url}"\n{common}'
+                f'[[owner]]\nname = "b"\nurl = "https://127.0.0.1:9"\n{common}'
+                f'[[owner]]\nname = "c"\nurl = "https://127.0.0.1:9/c"\n{common}'
+            )
+            said = terrine("owners", "gather", file, "--name", "ward").fine
+            assert "2 did not answer" in said
+            assert "helper" in said
+            register = ("ensemble", "register", "ward", "--epsilon", 50, "--delta", 5e-4)
+            assert "ward" in terrine(*register).fine
+            opened(ledger)
+            request = TokenCreate(role=Role.STUDENT, project="study")
+            student = Tokens(ledger, SECRET_KEY).create(request).token
+            x = digits_ensemble.public[:40]
+            with serving(settings) as service, Client(service, student, retries=0) as client:
+                answers, again = client.label(x), client.label(x[:8])
+                assert client.project().ensemble.helper_sigma == 4
+            assert answers.noise_sigma == 5, "σ = 3 of the project, and 4 of the helper"
+            counts = np.asarray(answers.noisy_counts)
+            assert abs(counts.sum(axis=1).mean() - 3) < 12
+            assert counts.std() > 3.5, "wider than either noise alone would nearly always be"
+            assert (np.asarray(again.noisy_counts) == counts[:8]).all()
+            assert (ledger.project("study").charges, Count(party).released) == (40, 40)
+            assert "40 of" in terrine("helper", "show", party).fine
+
+            plain = httpx.Client(base_url=url, verify=False)
+            bearer = {"Authorization": f"Bearer {(tmp_path / 'token').read_text().strip()}"}
+            refused = plain.post("/v2/models/digits/infer", headers=bearer)
+            assert refused.status_code == 403
+            assert "shows its votes to nobody" in refused.text
+            nameless = plain.post("/v2/models/digits/share", headers=bearer)
+            assert nameless.status_code == 400
+            assert "Terrine-Round names no round" in nameless.text
+            plain.close()
+    assert "not as the roster says" in terrine("owners", "check", "ward").err
+    with serving(settings) as service:
+        answer = httpx.post(
+            f"{service}/label",
+            json={"inputs": digits_ensemble.public[50:52].tolist()},
+            headers={"Authorization": f"Bearer {student}"},
+        )
+        assert answer.status_code == 503
+    assert ledger.project("study").charges == 40
+    assert ledger.verify("study").ok
+    engine.dispose()
+
+
+def opened(ledger: Ledger) -> None:
+    """Open a project with noisy votes; with votes that nobody has, none can be opened."""
+    request = {"name": "study", "ensemble": "ward", "epsilon": 20, "delta": 1e-5}
+    gnmax = {**request, "mechanism": {"name": "gnmax", "sigma": 3.0}}
+    with pytest.raises(InvalidTerms, match=r"gnmax needs votes, and nobody sees .* noisy_votes"):
+        open_project(ledger, ProjectOpen.model_validate(gnmax))
+    noisy = {**request, "mechanism": {"name": "noisy_votes", "sigma": 3.0}}
+    open_project(ledger, ProjectOpen.model_validate(noisy))
+
+
+def test_commands_say_what_is_missing(
+    tmp_path: Path, terrine: Terrine, digits_ensemble: DigitsEnsemble
+) -> None:
+    file = tmp_path / "helper.toml"
+    assert "cannot be read" in terrine("helper", "make", file, tmp_path / "x").refused
+    file.write_text("owners = [")
+    assert "is no TOML" in terrine("helper", "make", file, tmp_path / "x").refused
+    file.write_text(HELPER.replace("sigma = 4", "sigma = 0"))
+    assert "sigma" in terrine("helper", "make", file, tmp_path / "x").refused
+    assert not (tmp_path / "x").exists()
+    assert "holds no helper" in terrine("helper", "show", tmp_path).refused
+    assert "only over TLS" in terrine("helper", "serve", tmp_path, "--host", "0.0.0.0").refused
+    (tmp_path / "token").write_text("a-token-of-more-than-twenty-characters")
+    teacher = ("teacher", "serve", digits_ensemble.directory, "--token-file", tmp_path / "token")
+    assert "needs --helper-token-file" in terrine(*teacher, "--helper", "https://b.example").refused
+    token = ("--helper-token-file", tmp_path / "token")
+    assert "are for --helper" in terrine(*teacher, *token).refused
+    plain = ("--helper", "http://b.example", *token)
+    assert "only over https" in terrine(*teacher, *plain).refused

@@ -1,0 +1,334 @@
+"""No one sees a vote: two servers add up shares, and each one's view says nothing of any vote."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from digits import DigitsEnsemble
+from many_owners import choices
+from numpy.typing import NDArray
+from scipy.stats import chi2, chi2_contingency
+from sharing_owners import SharingOwners, sharing_owners
+
+from terrine_models.ensemble import Ensemble
+from terrine_models.roster import Roster, roster_digest, save_roster
+from terrine_server.errors import EnsembleUnavailable
+from terrine_server.helper import SERVICE, Helper, HelperTerms
+from terrine_server.labeling import shares
+from terrine_server.labeling.pipeline import released_shared
+from terrine_server.labeling.remote_voters import probe, stand_in
+from terrine_server.labeling.shared_voters import SharedVoters, plausible
+from terrine_server.labeling.shares import Share
+from terrine_server.labeling.voters import checked_votes
+from terrine_server.ledger import EnsembleRecord
+from terrine_server.privacy import NoisyVotes, build_mechanism
+from terrine_server.privacy.noise import NoiseTable
+
+OWNERS, CLASSES, SIGMA = 20, 10, 12.0
+NAMES = tuple(f"owner-{i}" for i in range(OWNERS))
+TERMS = {"owners": NAMES, "classes": CLASSES, "sigma": SIGMA, "epsilon": 20, "delta": 1e-6}
+LEVEL = 1e-9
+"""How often a statistical test fails where nothing is wrong."""
+
+
+@pytest.fixture(scope="module")
+def digits(digits_ensemble: DigitsEnsemble) -> Ensemble:
+    return Ensemble.load(digits_ensemble.directory, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def served(
+    digits: Ensemble, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[SharingOwners, Helper]]:
+    directory = tmp_path_factory.mktemp("party") / "helper"
+    with sharing_owners(
+        lambda x: choices(digits, x),
+        digits.manifest.input,
+        HelperTerms.model_validate(TERMS),
+        directory,
+    ) as both:
+        yield both
+
+
+@pytest.fixture
+def owners(served: tuple[SharingOwners, Helper]) -> SharingOwners:
+    served[0].behaviour.clear()
+    served[0].seen.clear()
+    return served[0]
+
+
+@pytest.fixture
+def helper(served: tuple[SharingOwners, Helper]) -> Helper:
+    return served[1]
+
+
+@pytest.fixture
+def record(tmp_path: Path, digits: Ensemble, owners: SharingOwners, helper: Helper) -> Any:
+    """The facts that voting needs of the ensemble's record; its roster is in `tmp_path`."""
+    roster = Roster.model_validate(
+        {
+            "name": "ward",
+            "input": digits.manifest.input.model_dump(),
+            "classes": digits.manifest.classes,
+            "owners": [
+                {"name": name, "url": owners.url, "model": name, "binary": True} for name in NAMES
+            ],
+            "records": 1000,
+            "disjoint_by": "each hospital has its own patients",
+            "quorum": 15,
+            "timeout_seconds": 30,
+            "salt": "0" * 64,
+            "helper": {"url": owners.helper_url, "sigma": SIGMA},
+        }
+    )
+    save_roster(tmp_path, roster)
+    (tmp_path / "helper.token").write_bytes((helper.directory / SERVICE).read_bytes())
+    info = {"teachers": OWNERS, "classes": list(roster.classes), "kind": "shared"}
+    facts = {"name": "ward", "path": "", "manifest_sha256": roster_digest(tmp_path), "info": info}
+    return cast(EnsembleRecord, SimpleNamespace(**facts))
+
+
+def tally(digits: Ensemble, x: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the plaintext tally of the first owners."""
+    return np.array([np.bincount(row, minlength=CLASSES) for row in choices(digits, x)[:, :OWNERS]])
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[NDArray[np.int64]]:
+    """What the helper draws, from the operating system's randomness, as it draws it."""
+    kept, sample = [], NoiseTable.sample
+
+    def keep(table: NoiseTable, shape: tuple[int, ...], entropy: Any = os.urandom) -> Any:
+        kept.append(sample(table, shape, entropy))
+        return kept[-1]
+
+    monkeypatch.setattr(NoiseTable, "sample", keep)
+    return kept
+
+
+def test_sums_are_plaintext_sums_bit_for_bit(
+    tmp_path: Path,
+    record: EnsembleRecord,
+    digits: Ensemble,
+    digits_ensemble: DigitsEnsemble,
+    drawn: list[NDArray[np.int64]],
+) -> None:
+    x = digits_ensemble.public[:64]
+    sums = checked_votes(SharedVoters(tmp_path), record, x)
+    assert sums.dtype == np.uint32
+    (noise,) = drawn
+    assert (sums - noise.astype(np.uint32) == tally(digits, x)).all()
+    answered = NoisyVotes(OWNERS, CLASSES, 3.0).release_shared(sums)
+    assert answered.counts is not None
+    assert (answered.counts == tally(digits, x) + noise + drawn[1]).all()
+    assert (answered.labels == answered.counts.argmax(axis=1)).all()
+
+
+def test_what_is_opened_has_all_of_the_helpers_noise_anew(
+    tmp_path: Path, record: EnsembleRecord, digits: Ensemble, digits_ensemble: DigitsEnsemble
+) -> None:
+    x, voters = digits_ensemble.public[:100], SharedVoters(tmp_path)
+    first, second = (
+        voters.votes(record, x).view(np.int32).astype(np.int64) - tally(digits, x) for _ in "ab"
+    )
+    noise = np.concatenate([first, second])
+    assert variance_fits(noise, SIGMA)
+    assert not variance_fits(noise // 2, SIGMA), "half the noise would be found"
+    assert variance_fits((first - second) / np.sqrt(2), SIGMA), "fresh for the same query"
+    assert not variance_fits((first - first) / np.sqrt(2), SIGMA)
+
+
+def variance_fits(noise: NDArray[Any], sigma: float) -> bool:
+    """Whether noise is as wide as it should be, or a sum of squares came out unusually small."""
+    squares = float(np.square(noise, dtype=np.float64).sum()) / sigma**2
+    return bool(chi2.cdf(squares, noise.size) > LEVEL)
+
+
+def dependence(one: Share, other: Share) -> float:
+    """Return the p-value of two views' having the same law: of bytes, most and least significant,
+    of each number, in 16 parts, the worst of all numbers, times how many these are."""
+    worst, tests = 1.0, 0
+    for shift in (0, 24):
+        for column in range(one.shape[1]):
+            counts = [
+                np.bincount((view[:, column] >> shift & 0xFF) // 16, minlength=16)
+                for view in (one, other)
+            ]
+            filled = np.array(counts)[:, np.sum(counts, axis=0) > 0]
+            if filled.shape[1] > 1:
+                worst = min(worst, float(chi2_contingency(filled).pvalue))
+            tests += 1
+    return worst * tests
+
+
+def uniformity(view: Share) -> float:
+    """Return the p-value of a view's being uniform, byte by byte."""
+    counts = np.bincount(np.frombuffer(view.tobytes(), dtype=np.uint8), minlength=256)
+    expected = view.nbytes / 256
+    return float(chi2.sf(np.square(counts - expected).sum() / expected, 255))
+
+
+Split = Callable[..., tuple[Share, Share]]
+
+
+def stale(labels: NDArray[np.int64], classes: int, entropy: Any = os.urandom) -> Any:
+    """Draw the second share once and for ever."""
+    return shares.split(labels, classes, lambda size: b"\x5a" * size)
+
+
+def narrow(labels: NDArray[np.int64], classes: int, entropy: Any = os.urandom) -> Any:
+    """Draw numbers of 8 bits alone."""
+    ours, helpers = shares.split(labels, classes)
+    return ours + helpers - (helpers & 0xFF), helpers & 0xFF
+
+
+def telling(labels: NDArray[np.int64], classes: int, entropy: Any = os.urandom) -> Any:
+    """Send the vote where the mask belongs."""
+    ours, helpers = shares.split(labels, classes)
+    return ours, helpers | shares.one_hot(labels, classes)
+
+
+@pytest.mark.parametrize(
+    ("split", "sound"), [(shares.split, True), (stale, False), (narrow, False), (telling, False)]
+)
+def test_neither_share_says_anything_of_the_vote(split: Split, sound: bool) -> None:
+    rows = 20_000
+    zero, seven = (split(np.full(rows, label), CLASSES) for label in (0, 7))
+    again = split(np.zeros(rows, np.int64), CLASSES)
+    found = [uniformity(view) for view in (*zero, *seven)]
+    found += [dependence(one, other) for one, other in zip(zero, seven, strict=True)]
+    fresh = all((one != other).mean() > 0.99 for one, other in zip(zero, again, strict=True))
+    assert (min(found) > LEVEL and fresh) == sound
+    assert ((zero[0] + zero[1])[:, 0] == 1).all() or not sound
+
+
+def test_both_servers_views_of_a_round_are_uniform_and_never_the_same(
+    tmp_path: Path, record: EnsembleRecord, owners: SharingOwners, digits_ensemble: DigitsEnsemble
+) -> None:
+    x, voters = np.repeat(digits_ensemble.public[:1], 50, axis=0), SharedVoters(tmp_path)
+    for _ in range(2):
+        voters.votes(record, x)
+    assert len(owners.seen) == 2 * OWNERS
+    for view in zip(*owners.seen, strict=True):
+        assert uniformity(np.concatenate(view)) > LEVEL
+        assert len({share.tobytes() for share in view}) == 2 * OWNERS
+        rows = np.concatenate(view)
+        assert len(np.unique(rows, axis=0)) == len(rows), "the same input has other shares"
+
+
+def test_an_absent_owner_costs_no_privacy_and_below_the_quorum_an_answer(
+    tmp_path: Path,
+    record: EnsembleRecord,
+    digits: Ensemble,
+    owners: SharingOwners,
+    helper: Helper,
+    digits_ensemble: DigitsEnsemble,
+    drawn: list[NDArray[np.int64]],
+) -> None:
+    x, voters = digits_ensemble.public[:16], SharedVoters(tmp_path)
+    voters.check(record)
+    failing = ["short", "helper's is short", "status"]
+    owners.behaviour |= dict(enumerate(failing))
+    sums = voters.votes(record, x) - drawn[-1].astype(np.uint32)
+    expected = tally(digits, x)
+    for number in range(len(failing)):
+        expected -= shares.one_hot(choices(digits, x)[:, number], CLASSES)
+        expected += shares.one_hot(stand_in(NAMES[number], x, CLASSES), CLASSES)
+    assert (sums == expected).all()
+
+    before = helper.count.released
+    owners.behaviour = dict.fromkeys(range(6), "status")
+    with pytest.raises(EnsembleUnavailable, match=r"quorum of 15\. Nothing was charged"):
+        voters.votes(record, x)
+    assert helper.count.released == before, "nothing was released, and nothing counted"
+
+    owners.behaviour = {3: "without the helper"}  # says that it shared, and did not
+    with pytest.raises(EnsembleUnavailable, match="did not answer as it should"):
+        voters.votes(record, x)
+    assert helper.count.released == before
+
+
+def test_crude_lies_are_found_and_say_nothing_of_votes(
+    tmp_path: Path, record: EnsembleRecord, owners: SharingOwners, digits_ensemble: DigitsEnsemble
+) -> None:
+    owners.behaviour[4] = "lies"
+    with pytest.raises(EnsembleUnavailable, match="do not add up to one vote an owner"):
+        SharedVoters(tmp_path).votes(record, digits_ensemble.public[:4])
+    # The bound is wide enough for the noise, wherever votes are, and no wider than it must be.
+    votes = np.zeros((10_000, CLASSES), dtype=np.uint32)
+    votes[:, 3] = 1000
+    noise = np.random.default_rng(1).normal(0, SIGMA, votes.shape).round().astype(np.int64)
+    assert plausible(votes + noise.astype(np.uint32), 1000, SIGMA)
+    one = votes[:1]
+    bound = 7.53 * SIGMA * np.sqrt(CLASSES)
+    for extra, fits in ((bound - 2, True), (bound + 2, False), (-bound - 2, False)):
+        lie = one.copy()
+        lie[0, 0] += np.int64(extra).astype(np.uint32)
+        assert plausible(lie, 1000, SIGMA) == fits
+
+
+def test_the_owners_are_asked_once_when_they_are_gathered(
+    tmp_path: Path, record: EnsembleRecord, owners: SharingOwners, helper: Helper
+) -> None:
+    from terrine_models.roster import load_roster
+
+    before = helper.count.released
+    owners.behaviour |= {1: "status", 2: "short"}
+    found = probe(tmp_path, load_roster(tmp_path))
+    assert [number for number, wrong in enumerate(found) if wrong] == [1, 2]
+    assert helper.count.released == before
+
+
+def test_noise_comes_before_decoding() -> None:
+    """A helper shifts a count to where numbers wrap: "more than 7 votes" must not become 2³²."""
+    mechanism, rows = NoisyVotes(OWNERS, 2, 3.0), 400
+    seven, eight = np.tile([7, 13], (rows, 1)), np.tile([8, 12], (rows, 1))
+    shift = np.array([2**31 - 8, 8 - 2**31], dtype=np.int64).astype(np.uint32)
+
+    def released(votes: NDArray[np.int64], by: Share) -> NDArray[np.int64]:
+        given = iter(bytes([i % 251 for i in range(k)]) for k in [rows * 2 * 32])
+        found = mechanism.release_shared(votes.astype(np.uint32) + by, lambda _: next(given))
+        assert found.counts is not None
+        return found.counts
+
+    nothing = np.zeros(2, dtype=np.uint32)
+    for votes in (seven, eight):
+        plain = released(votes, nothing)
+        assert (released(votes, shift).astype(np.uint32) == plain.astype(np.uint32) + shift).all()
+    wrapped = [
+        (np.asarray(mechanism.release_shared(votes.astype(np.uint32) + shift).counts) < 0).mean(0)
+        for votes in (seven, eight)
+    ]
+    assert np.abs(wrapped[0] - wrapped[1]).max() < 0.4, "noise decides which side it wraps to"
+
+
+def test_only_noisy_votes_is_answered_from_sums() -> None:
+    spec = {"name": "gnmax", "sigma": 3.0}
+    sums = np.zeros((1, CLASSES), dtype=np.uint32)
+    with pytest.raises(EnsembleUnavailable, match="noisy_votes alone"):
+        released_shared(build_mechanism(spec, teachers=OWNERS, classes=CLASSES), sums)
+    wrongs: list[Any] = [sums.astype(np.int64), sums[0], sums[:, 1:]]
+    for wrong in wrongs:
+        with pytest.raises(ValueError, match="uint32"):
+            NoisyVotes(OWNERS, CLASSES, 3.0).release_shared(wrong)
+
+
+def test_a_helper_that_spent_its_budget_releases_nothing_more(
+    tmp_path: Path,
+    record: EnsembleRecord,
+    helper: Helper,
+    digits_ensemble: DigitsEnsemble,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, voters = digits_ensemble.public[:16], SharedVoters(tmp_path)
+    monkeypatch.setattr(helper.count, "most", helper.count.released + 17)
+    voters.votes(record, x)
+    with pytest.raises(EnsembleUnavailable, match="released all that its budget pays for"):
+        voters.votes(record, x)
+    voters.votes(record, x[:1])

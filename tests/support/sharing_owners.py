@@ -1,0 +1,108 @@
+"""Owners behind one real socket who split their votes; and a helper behind another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import numpy as np
+from many_owners import Labels, listening
+from numpy.typing import NDArray
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from terrine_models.data import InputSpec
+from terrine_models.roster import read_token
+from terrine_server.helper import OWNERS, Helper, HelperTerms, make
+from terrine_server.labeling import inference, shares
+
+
+@dataclass
+class SharingOwners:
+    """`behaviour` by owner's number; nothing there means that it shares as it should.
+
+    `seen`: what each round's owners sent to the service and to the helper.
+    """
+
+    url: str
+    classes: int
+    helper_url: str
+    tokens: Sequence[str]
+    behaviour: dict[int, str] = field(default_factory=dict)
+    split: Callable[..., tuple[shares.Share, shares.Share]] = shares.split
+    seen: list[tuple[shares.Share, shares.Share]] = field(default_factory=list)
+
+    async def share(
+        self, http: httpx.AsyncClient, number: int, name: str, labels: NDArray[np.int64]
+    ) -> Response:
+        """Vote, share, and answer as this owner behaves."""
+        behaves = self.behaviour.get(number, "sound")
+        ours, helpers = self.split(labels, self.classes)
+        if behaves == "lies":
+            ours = ours + np.arange(1, self.classes + 1, dtype=np.uint32) * np.uint32(10_000)
+        self.seen.append((ours, helpers))
+        if behaves == "status":
+            return Response(status_code=500)
+        if behaves != "without the helper":
+            kept = await http.put(
+                f"{self.helper_url}/v1/rounds/{name}/share",
+                content=shares.write(helpers)[: -1 if behaves == "helper's is short" else None],
+                headers={"Authorization": f"Bearer {self.tokens[number]}"},
+            )
+            if kept.status_code != 204:
+                return Response(kept.content, 502)
+        return Response(shares.write(ours)[: -4 if behaves == "short" else None])
+
+
+def owner_tokens(directory: Path, terms: HelperTerms) -> list[str]:
+    """Return the tokens of a helper's owners, in their order."""
+    return [read_token(directory / OWNERS / f"{name}.token") for name in terms.owners]
+
+
+def sharing_app(vote: Labels, spec: InputSpec, owners: SharingOwners) -> Starlette:
+    """Return the routes of owners 0, 1, … as the models `owner-0`, `owner-1`, …"""
+    limits = httpx.Limits(max_connections=64, max_keepalive_connections=64)
+    http = httpx.AsyncClient(timeout=30, trust_env=False, limits=limits)
+    known: dict[bytes, NDArray[np.int64]] = {}
+
+    async def labels(request: Request) -> NDArray[np.int64]:
+        number = int(request.path_params["number"])
+        head = request.headers.get(inference.HEADER_LENGTH)
+        body = await request.body()
+        if body not in known:
+            known[body] = vote(inference.inputs(body, int(head) if head else None, spec))
+        return known[body][:, number]
+
+    async def share(request: Request) -> Response:
+        number, name = int(request.path_params["number"]), request.headers[shares.ROUND]
+        return await owners.share(http, number, name, await labels(request))
+
+    async def infer(request: Request) -> Response:
+        return Response(inference.response("any", await labels(request)))
+
+    model = "/v2/models/owner-{number}"
+    return Starlette(
+        routes=[
+            Route(f"{model}/share", share, methods=["POST"]),
+            Route(f"{model}/infer", infer, methods=["POST"]),
+        ]
+    )
+
+
+@contextmanager
+def sharing_owners(
+    vote: Labels, spec: InputSpec, terms: HelperTerms, directory: Path
+) -> Iterator[tuple[SharingOwners, Helper]]:
+    """Make a helper in `directory`, and serve it and its owners."""
+    make(terms, directory)
+    helper = Helper(directory)
+    with ExitStack() as stack:
+        helper_url = stack.enter_context(listening(helper.app()))
+        owners = SharingOwners("", terms.classes, helper_url, owner_tokens(directory, terms))
+        owners.url = stack.enter_context(listening(sharing_app(vote, spec, owners)))
+        yield owners, helper

@@ -1,0 +1,74 @@
+"""Small servers of owners and helpers, in processes of their own, and certificates for them."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+from socket import create_server
+
+import httpx
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+
+def certified(directory: Path, name: str, days: float = 1) -> Path:
+    """Make a certificate for 127.0.0.1, and its key beside it; it signs itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    who = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(who)
+        .issuer_name(who)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=10))
+        .not_valid_after(now + timedelta(days=days))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False
+        )
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    (directory / f"{name}.key").write_bytes(
+        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    path = directory / f"{name}.pem"
+    path.write_bytes(made.public_bytes(pem))
+    return path
+
+
+@contextmanager
+def small_server(certificate: Path, *arguments: object) -> Iterator[str]:
+    """Run a `terrine` command that serves over TLS; yield its URL."""
+    with create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "terrine_server", *map(str, arguments), "--port", str(port)]
+    command += ["--certificate", str(certificate), "--key", str(certificate.with_suffix(".key"))]
+    server = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    try:
+        url, trusted = f"https://127.0.0.1:{port}", ssl.create_default_context(cafile=certificate)
+        deadline = time.monotonic() + 90
+        while True:
+            try:
+                httpx.get(f"{url}/", verify=trusted)
+                break
+            except httpx.TransportError:
+                assert time.monotonic() < deadline
+                assert server.poll() is None
+                time.sleep(0.1)
+        yield url
+    finally:
+        server.kill()
+        server.wait(20)
