@@ -72,6 +72,39 @@ def test_proposed_parameters_are_those_of_the_plan(house: House, admin: Visitor)
     assert "epsilon must be known" in text_of(without)
 
 
+def test_what_is_expected_of_the_teachers_shapes_forecasts_and_terms(
+    house: House, admin: Visitor
+) -> None:
+    terms = TERMS | {"action": "price", "name": "expected"}
+    said = {
+        consensus: text_of(admin.post("/admin/open", consensus=consensus, **terms))
+        for consensus in ("", "0.95:6,0.8:3", "0.3", "high")
+    }
+    answered = {c: re.search(r"(\S+)% answered", words) for c, words in said.items()}
+    shares = [float(found[1]) for found in answered.values() if found is not None]
+    assert len(shares) == 3
+    assert shares[1] > shares[0] > 2 * shares[2]
+    assert "If teachers mostly agree" in said[""]
+    assert "At that consensus" in said["0.3"]
+    assert "0.95:6,0.8:3,0.5:1, not 'high'" in said["high"]
+    terms["accounting"] = "data_dependent"
+    for consensus, why in (
+        ("0.8", "on the expected consensus"),  # so few teachers never gain by publishing
+        ("1.5", "Agreement: Input should be less than or equal to 1."),
+    ):
+        assert why in text_of(admin.post("/admin/open", consensus=consensus, **terms))
+
+
+def test_what_an_answer_costs_beside_an_abstention_can_be_chosen(
+    house: House, admin: Visitor
+) -> None:
+    terms = TERMS | {"epsilon": "2"}
+    assert admin.post("/admin/open", action="open", name="even", answer_share="1", **terms)
+    record = house.ledger.project("even")
+    assert record.mechanism["answer_share"] == 1
+    assert len({price.cost for price in record.terms.prices.values()}) == 1
+
+
 def test_what_is_wrong_with_terms_is_said_beside_what_was_entered(
     house: House, admin: Visitor
 ) -> None:
