@@ -1,6 +1,7 @@
 """Notebooks as pages of the site: their cells and outputs become Markdown, which MyST reads.
 
-Nothing is run: outputs are those that `make notebooks` has written.
+Nothing is run: outputs are those that `make notebooks` has written. So this does without MyST-NB,
+which would bring a kernel and thirty packages to build a page.
 """
 
 from __future__ import annotations
