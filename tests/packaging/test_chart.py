@@ -5,6 +5,7 @@ No cluster is here to run it on.
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -149,9 +150,14 @@ def test_pods_are_locked_down_as_the_containers_are(variant: str) -> None:
     assert sorted(guarded) == ([] if variant == "open" else sorted(pods(manifests)))
 
 
-def test_the_image_s_account_and_version_are_the_chart_s() -> None:
+def test_it_runs_the_image_of_this_version_as_the_image_is_made() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["version"] == chart["appVersion"] == declared_version()
-    assert "--uid 10001 " in (REPOSITORY / "Dockerfile").read_text()
-    (server,) = (pod for part, pod in pods(render(*EXTERNAL)).items() if part == "server")
-    assert server["securityContext"]["runAsUser"] == 10001
+    server = pods(render(*EXTERNAL))["server"]
+    (container,) = server["containers"]
+    image = (REPOSITORY / "Dockerfile").read_text()
+    assert f"--uid {server['securityContext']['runAsUser']} " in image
+    assert f"EXPOSE {container['ports'][0]['containerPort']}\n" in image
+    asked = {container[probe]["httpGet"]["path"] for probe in container if "Probe" in probe}
+    served = json.loads((REPOSITORY / "docs" / "openapi.json").read_text())["paths"]
+    assert asked == {"/healthz", "/readyz"} & served.keys()
