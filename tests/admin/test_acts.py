@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import html
+import json
 import re
+from dataclasses import asdict
 
 from house import GNMAX, House
 from visitor import Visitor, text_of
@@ -64,6 +67,39 @@ def test_proposed_parameters_are_those_of_the_plan(house: House, admin: Visitor)
     without = admin.post("/admin/open", action="propose", **(terms | {"epsilon": "much"}))
     assert without.status_code == 422
     assert "epsilon must be known" in text_of(without)
+
+
+def test_what_is_expected_of_the_teachers_shapes_forecasts_and_terms(
+    house: House, admin: Visitor
+) -> None:
+    terms = TERMS | {"action": "price", "name": "expected"}
+    said = {
+        consensus: text_of(admin.post("/admin/open", consensus=consensus, **terms))
+        for consensus in ("", "0.95:6,0.8:3", "0.3", "high")
+    }
+    answered = {c: re.search(r"(\S+)% answered", words) for c, words in said.items()}
+    shares = [float(found[1]) for found in answered.values() if found is not None]
+    assert len(shares) == 3
+    assert shares[1] > shares[0] > 2 * shares[2]
+    assert "If teachers mostly agree" in said[""]
+    assert "At that consensus" in said["0.3"]
+    assert "0.95:6,0.8:3,0.5:1, not 'high'" in said["high"]
+    terms["accounting"] = "data_dependent"
+    for consensus, why in (
+        ("0.8", "on the expected consensus"),  # so few teachers never gain by publishing
+        ("1.5", "Agreement: Input should be less than or equal to 1."),
+    ):
+        assert why in text_of(admin.post("/admin/open", consensus=consensus, **terms))
+
+
+def test_what_an_answer_costs_beside_an_abstention_can_be_chosen(
+    house: House, admin: Visitor
+) -> None:
+    terms = TERMS | {"epsilon": "2"}
+    assert admin.post("/admin/open", action="open", name="even", answer_share="1", **terms)
+    record = house.ledger.project("even")
+    assert record.mechanism["answer_share"] == 1
+    assert len({price.cost for price in record.terms.prices.values()}) == 1
 
 
 def test_what_is_wrong_with_terms_is_said_beside_what_was_entered(
@@ -180,6 +216,48 @@ def test_verifying_finds_what_is_intact_and_offers_its_anchor(house: House, admi
     assert record.head in said
     said = text_of(admin.post("/admin/audit/verify-log"))
     assert "Administrative log: intact" in said
+
+
+def test_books_are_held_against_an_anchor_that_was_kept(house: House, auditor: Visitor) -> None:
+    house.open("kept", epsilon=5.0)
+    house.ask(house.token(Role.STUDENT, "kept"), 2)
+    verified = auditor.post("/admin/studies/kept/verify")
+    shown = re.search(r'aria-label="Anchor"><code>(.*?)</code>', verified.text, re.DOTALL)
+    assert shown is not None
+    anchor = json.loads(html.unescape(shown[1]))
+    record, log = house.ledger.project("kept"), house.ledger.verify_log().anchor
+    assert log is not None
+    house.ask(house.token(Role.STUDENT, "kept"), 1)
+
+    def compare(**changed: object) -> str:
+        text = json.dumps({**anchor, "log": asdict(log), **changed})
+        return text_of(auditor.post("/admin/audit/compare", anchor=text))
+
+    said = compare()
+    assert "The books hold all that was anchored" in said
+    assert "kept 3 intact" in said
+    assert "Not in this anchor:" in said
+    (of_kept,) = anchor["anchors"]
+    for changed, why in (
+        ({"anchors": [of_kept | {"head": "0" * 64}]}, "entry 2 is not the one of"),
+        ({"anchors": [of_kept | {"project": "lost"}]}, "lost: gone."),
+        ({"log": asdict(log) | {"entries": log.entries + 99}}, "is gone"),
+    ):
+        said = compare(**changed)
+        assert "The books are not what was anchored" in said
+        assert why in said
+    assert record.charges == 2
+
+
+def test_what_is_no_anchor_is_refused(auditor: Visitor) -> None:
+    for text, status in (
+        *((text, 422) for text in ("", "[1]", '{"format": "other"}', "[" * 20_000)),
+        ('{"format": "terrine-anchor/1", "anchors": [{"project": 1}]}', 422),
+        ("x" * 70_000, 413),
+    ):
+        reply = auditor.post("/admin/audit/compare", anchor=text)
+        assert reply.status_code == status
+        assert ("terrine ledger anchor" in text_of(reply)) == (status == 422)
 
 
 def test_most_queries_is_what_fits_if_all_are_cheap() -> None:

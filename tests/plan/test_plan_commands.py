@@ -159,7 +159,7 @@ def test_several_ensembles_are_compared(terrine: Terrine) -> None:
         (("gnmax", "--teachers", "many", "--epsilon", "2"), "whole numbers"),
         (("gnmax", "--teachers", "0", "--epsilon", "2"), "teachers = 0"),
         (("gmax", "--teachers", "100", "--epsilon", "2"), "No mechanism is called"),
-        ((*SMALL, "--consensus", "high"), "--consensus takes numbers"),
+        ((*SMALL, "--consensus", "high"), "consensus is given by numbers"),
         ((*SMALL, "--consensus", "0.01"), "consensus = 0.01"),
         ((*SMALL, "--grid", "sigma=wide"), "--grid takes"),
         ((*SMALL, "--grid", "threshold=3"), "no parameter threshold"),

@@ -13,7 +13,8 @@ from terrine_server.admin.overview import caps
 from terrine_server.admin.rendering import ROOT, page
 from terrine_server.api.paging import NameCursor
 from terrine_server.api.services import ServicesDep
-from terrine_server.ledger.anchors import write_anchors
+from terrine_server.errors import InvalidQuery
+from terrine_server.ledger.anchors import AnchorError, parse_anchors, write_anchors
 
 router = APIRouter(prefix=ROOT)
 
@@ -73,4 +74,27 @@ def verify_log(request: Request, services: ServicesDep, sent: Checked) -> Respon
         found=views.log_verification(found),
         anchor=None if found.anchor is None else write_anchors([], None, found.anchor),
         now=None,
+    )
+
+
+@router.post("/audit/compare")
+def compare(request: Request, services: ServicesDep, sent: Checked) -> Response:
+    """Hold the books and the log against an anchor, which was kept elsewhere."""
+    try:
+        read = parse_anchors(sent.fields.get("anchor", ""), None, "This text")
+    except AnchorError as error:
+        raise InvalidQuery(str(error)) from None
+    ledger, anchors = services.ledger, {each.project: each for each in read.anchors}
+    there = ledger.project_names()
+    return page(
+        *(request, "compared.html", sent.session),
+        gone=[anchor for name, anchor in anchors.items() if name not in there],
+        later=[name for name in there if name not in anchors],
+        found=[
+            views.verification(ledger.verify(name, anchors[name]))
+            for name in there
+            if name in anchors
+        ],
+        log=None if read.log is None else views.log_verification(ledger.verify_log(read.log)),
+        signed=read.signed,
     )

@@ -22,7 +22,7 @@ from terrine_server.ledger import EnsembleRecord, Ledger
 from terrine_server.owner.operations import open_project
 from terrine_server.owner.requests import Outlook, outlook
 from terrine_server.owner.sessions import Session
-from terrine_server.planning.forecast import DEFAULT_CONSENSUS, Votes, forecast
+from terrine_server.planning.forecast import DEFAULT_CONSENSUS, Consensus, Votes, forecast
 from terrine_server.planning.opening import EXPECTED_STUDENT
 from terrine_server.planning.plan import plan
 from terrine_server.planning.remaining import most_queries
@@ -37,7 +37,6 @@ SPECS = {
 """By name: how each mechanism is specified."""
 PLANNED = set(SPECS) - {"stable_svt"}
 """Mechanisms whose parameters can be proposed."""
-NOT_ASKED = {"name", "answer_share"}
 WORDS = ("title", "purpose")
 TERMS = ("name", "ensemble", "epsilon", "delta", "accounting", "expected_pass_rate", *WORDS)
 STATUSES = {"conflict": 409, "cap-exceeded": 409, "not-found": 404, "forbidden": 403}
@@ -122,7 +121,7 @@ def tried(
             wanted = _request(given)
             if given.get("action") == "open":
                 return opened(wanted)
-            preview = _preview(ledger, wanted)
+            preview = _preview(ledger, wanted, _expected(given))
     except ValidationError as error:
         problems, status = spoken(error), 422
     except ParameterError as error:
@@ -166,12 +165,12 @@ def _form(request: Request, services: Services, reader: Session, done: Tried) ->
 def _parameters(fields: Mapping[str, FieldInfo]) -> Iterator[Parameter]:
     for name, field in fields.items():
         tight = name == "pricing" and field.default is None
-        if name not in NOT_ASKED and not tight:
+        if name != "name" and not tight:
             yield Parameter.of(name, field)
 
 
 def _request(given: Fields) -> ProjectOpen:
-    """Return the terms that a form asks for. Raises `ValidationError`."""
+    """Return the terms that a form asks for. Raises `ValidationError` or `ParameterError`."""
     name = given.get("mechanism", "")
     mechanism: dict[str, Any] = {"name": name}
     if name in SPECS:
@@ -184,19 +183,29 @@ def _request(given: Fields) -> ProjectOpen:
     for key in ("epsilon", "delta", "expected_pass_rate"):
         if key in terms:
             terms[key] = number(terms[key])
+    if given.get("consensus") and terms.get("accounting") == "data_dependent":
+        terms["consensus"] = [
+            {"agreement": level.agreement, "share": level.share} for level in _expected(given)
+        ]
     acknowledged = given.get("acknowledge_claimed") == "yes"
     return ProjectOpen.model_validate(
         {**terms, "mechanism": mechanism, "acknowledge_claimed": acknowledged}
     )
 
 
-def _preview(ledger: Ledger, wanted: ProjectOpen) -> Preview:
+def _expected(given: Fields) -> Sequence[Consensus]:
+    """Return how far teachers are expected to agree. Raises `ParameterError`."""
+    text = given.get("consensus", "")
+    return Consensus.parse(text) if text else DEFAULT_CONSENSUS
+
+
+def _preview(ledger: Ledger, wanted: ProjectOpen, consensus: Sequence[Consensus]) -> Preview:
     would = outlook(ledger, wanted)
     mechanism, ensemble, terms = would.priced.mechanism, would.priced.ensemble, would.priced.terms
     cap = next(c for c in caps(ledger) if c.ensemble.id == ensemble.id)
     answered = right = None
     if mechanism.opening is None:
-        expected = forecast(mechanism, _votes(ensemble, wanted.mechanism.name))
+        expected = forecast(mechanism, _votes(ensemble, wanted.mechanism.name, consensus))
         answered, right = expected.answered, expected.accuracy
     return Preview(
         would,
@@ -220,7 +229,7 @@ def _proposed(ensemble: EnsembleRecord, given: Fields) -> dict[str, str]:
         terms.append(float(value))
     if mechanism not in PLANNED:
         raise ParameterError("There is no proposal for this mechanism. Enter its parameters.")
-    votes, (epsilon, delta) = [_votes(ensemble, mechanism)], terms
+    votes, (epsilon, delta) = [_votes(ensemble, mechanism, _expected(given))], terms
     found = plan(mechanism, votes, delta=delta, epsilon=epsilon, data_dependent=False)
     proposed = {key: value for key, value in found.chosen.spec.items() if key != "name"}
     if found.pass_rate < 1:
@@ -231,8 +240,8 @@ def _proposed(ensemble: EnsembleRecord, given: Fields) -> dict[str, str]:
     }
 
 
-def _votes(ensemble: EnsembleRecord, mechanism: str) -> Votes:
-    """Return votes of teachers that mostly agree, as planning assumes if nothing is said."""
+def _votes(ensemble: EnsembleRecord, mechanism: str, consensus: Sequence[Consensus]) -> Votes:
+    """Return votes of teachers that agree as far as is expected."""
     teachers, classes = ensemble.info["teachers"], len(ensemble.info["classes"])
-    votes = Votes.synthetic(DEFAULT_CONSENSUS, teachers=teachers, classes=classes)
+    votes = Votes.synthetic(consensus, teachers=teachers, classes=classes)
     return votes.with_student(EXPECTED_STUDENT) if mechanism == "interactive_gnmax" else votes

@@ -50,15 +50,6 @@ def fail(message: str) -> NoReturn:
     raise CommandError(message)
 
 
-def consensus_levels(text: str) -> list[tuple[float, float]]:
-    """Parse C[:SHARE],… into pairs: the share of teachers that agree, the share of queries."""
-    try:
-        parts = [part.partition(":") for part in text.split(",")]
-        return [(float(agreement), float(share or 1)) for agreement, _, share in parts]
-    except ValueError:
-        fail(f"--consensus takes numbers such as 0.9 or 0.95:6,0.8:3,0.5:1, not {text!r}.")
-
-
 def opened_ledger() -> Ledger:
     """Return the ledger that the settings name. It is of this schema and key.
 

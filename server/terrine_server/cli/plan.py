@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from terrine_server.cli.console import consensus_levels, console, fail
+from terrine_server.cli.console import console, fail
 from terrine_server.cli.plan_report import document, show, show_contenders, show_fitted
 from terrine_server.cli.votes import VotesAre, check_origin, load_votes
 
@@ -144,7 +145,7 @@ def plan(
     else:
         if not sizes:
             fail("Say how many teachers there are, such as --teachers 1000.")
-        levels = [Consensus(*level, runner_up) for level in consensus_levels(consensus)]
+        levels = [replace(level, runner_up=runner_up) for level in Consensus.parse(consensus)]
         ensembles = [Votes.synthetic(levels, teachers=n, classes=classes) for n in sizes]
     if mechanism is None:
         if epsilon is None or answers is not None or grid or picture is not None:

@@ -13,7 +13,6 @@ from rich.table import Table
 from terrine_server.cli.console import (
     AsJson,
     by_option,
-    consensus_levels,
     console,
     errors,
     fail,
@@ -125,6 +124,7 @@ def open_project(
 
     from terrine_protocol import ProjectOpen
     from terrine_server.owner.operations import open_ledger, open_project
+    from terrine_server.planning.forecast import Consensus
     from terrine_server.planning.remaining import too_few
     from terrine_server.settings import Settings
 
@@ -155,7 +155,10 @@ def open_project(
         "accounting": accounting.value,
         "expected_pass_rate": expected_pass_rate,
         "consensus": consensus
-        and [{"agreement": c, "share": share} for c, share in consensus_levels(consensus)],
+        and [
+            {"agreement": level.agreement, "share": level.share}
+            for level in Consensus.parse(consensus)
+        ],
     }
     try:
         request = ProjectOpen.model_validate(terms)

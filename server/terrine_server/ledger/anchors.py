@@ -60,6 +60,8 @@ class Anchor:
                 "published": tuple((int(seq), int(figure)) for seq, figure in data["published"]),
             }
         )
+        if type(anchor.project) is not str:
+            raise ValueError("a project has a name")
         if len(bytes.fromhex(anchor.genesis)) != 32 or len(bytes.fromhex(anchor.head)) != 32:
             raise ValueError("a hash is 32 bytes")
         if not anchor.entries == anchor.account.charges == sum(anchor.outcomes.values()):
@@ -118,35 +120,40 @@ def read_anchors(path: Path, key: Ed25519PublicKey | None) -> AnchorFile:
     If a key is given, the signature is checked. Raises AnchorError when the file is malformed or,
     with a key, not signed with it.
     """
+    return parse_anchors(path.read_bytes(), key, str(path))
+
+
+def parse_anchors(text: str | bytes, key: Ed25519PublicKey | None, where: str) -> AnchorFile:
+    """Return what `write_anchors` wrote, as `read_anchors` does; `where` names it in errors."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(text)
         signature = document.pop("signature", None)
         if document["format"] != FORMAT:
             raise ValueError(document["format"])
         if key is not None:
-            _check_signature(path, canonical_json(document).encode(), signature, key)
+            _check_signature(where, canonical_json(document).encode(), signature, key)
         anchors = [Anchor.from_json(data) for data in document["anchors"]]
         log = LogAnchor.from_json(document["log"]) if "log" in document else None
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise AnchorError(
-            f"{path} is not what `terrine ledger anchor` of this version writes. Was it altered?"
+            f"{where} is not what `terrine ledger anchor` of this version writes. Was it altered?"
         ) from error
     return AnchorFile(anchors, log, signature is not None)
 
 
-def _check_signature(path: Path, signed: bytes, signature: Any, key: Ed25519PublicKey) -> None:
+def _check_signature(where: str, signed: bytes, signature: Any, key: Ed25519PublicKey) -> None:
     from cryptography.exceptions import InvalidSignature
 
     if signature is None:
         raise AnchorError(
-            f"{path} is not signed, so no key can vouch for it. Leave --public-key out to compare "
+            f"{where} is not signed, so no key can vouch for it. Leave --public-key out to compare "
             "with it all the same, or make signed anchors with `terrine ledger anchor --key FILE`."
         )
     try:
         key.verify(bytes.fromhex(signature), signed)
     except InvalidSignature:
         raise AnchorError(
-            f"{path} was not signed with this key, or altered since. Trust nothing in it."
+            f"{where} was not signed with this key, or altered since. Trust nothing in it."
         ) from None
 
 

@@ -51,6 +51,17 @@ class Consensus:
     share: float = 1.0
     runner_up: float = 0.5
 
+    @classmethod
+    def parse(cls, text: str) -> list[Consensus]:
+        """Return the kinds of query of a text C[:SHARE],… Raises `ParameterError`."""
+        try:
+            parts = [part.partition(":") for part in text.split(",")]
+            return [cls(float(agreement), float(share or 1)) for agreement, _, share in parts]
+        except ValueError:
+            raise ParameterError(
+                f"A consensus is given by numbers such as 0.9 or 0.95:6,0.8:3,0.5:1, not {text!r}."
+            ) from None
+
 
 DEFAULT_CONSENSUS = (Consensus(0.95, 0.7), Consensus(0.8, 0.2), Consensus(0.5, 0.1))
 """The default expectation: teachers that mostly agree."""
