@@ -177,7 +177,7 @@ def _summed(
         at = func.substr(type_coerce(entry.created_at, String), 1, 10)
     else:
         at = cast(func.timezone("UTC", entry.created_at), Date)
-    part, published, day = ((entry.seq - 1) / length, since.label("published"), at.label("day"))
+    part, published, day = ((entry.seq - 1) // length, since.label("published"), at.label("day"))
     return (
         select(
             *(published, day, entry.outcome),
