@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from socket import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -158,21 +157,18 @@ def test_signing_in_through_an_issuer_without_any_script(
 ) -> None:
     url, secret = f"sqlite:///{tmp_path / 'terrine.sqlite'}", tmp_path / "secret"
     secret.write_text(SECRET)
-    with socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     # To a browser, localhost is another site than 127.0.0.1, as an issuer's is.
     with local_issuer("localhost") as issuer:
         chosen = {
-            "port": port,
             "oidc_issuer": issuer.url,
             "oidc_client_id": CLIENT,
             "oidc_client_secret_file": secret,
-            "oidc_public_url": f"http://127.0.0.1:{port}",
+            "oidc_public_url": "https://terrine.example",
             "oidc_admins": "privacy-admins",
             "oidc_plain_http": True,
         }
         with running_server(tmp_path / "data", url, digits_ensemble, **chosen) as server:
+            issuer.way_back = f"{server.url}/admin/oidc/callback"
             page, said = chrome.new_context(java_script_enabled=False).new_page(), list[str]()
             page.on("console", lambda message: said.append(message.text))
             page.goto(f"{server.url}/admin")

@@ -26,6 +26,8 @@ from structlog.testing import capture_logs
 from visitor import Visitor, text_of
 
 from terrine_server.app import create_app
+from terrine_server.doctor import State
+from terrine_server.doctor.issuer import sign_in as sign_in_found
 from terrine_server.owner import issuer as through
 from terrine_server.owner import sessions
 from terrine_server.settings import Settings
@@ -255,6 +257,18 @@ def test_an_issuer_that_is_down_or_none_leaves_the_way_with_a_token(
     assert visitor.sign_in(house.token()).status_code == 303
     missing = Visitor(house.app, house.send).get("/admin/oidc/start")
     assert missing.status_code == 404
+
+
+def test_the_doctor_asks_the_issuer(house: House, issuer: LocalIssuer, visitor: Visitor) -> None:
+    settings = visitor.app.state.services.settings
+    states = {finding.check: finding for finding in sign_in_found(settings)}
+    assert states["sign-in"].state is State.OK
+    assert f"{PUBLIC}/admin/oidc/callback" in states["sign-in"].found
+    assert "client secret" in states
+    issuer.metadata = {"issuer": "https://another.example"}
+    (found,) = sign_in_found(settings)
+    assert (found.state, "another issuer" in found.found) == (State.PROBLEM, True)
+    assert not list(sign_in_found(house.app.state.services.settings))
 
 
 def test_failures_are_limited_as_those_with_tokens(house: House, visitor: Visitor) -> None:

@@ -103,6 +103,8 @@ class LocalIssuer:
         self.metadata: dict[str, Any] = {}
         self.extra = {"session_state": "a.b", "iss": url}
         """What comes with a code."""
+        self.way_back: str | None = None
+        """Where browsers are sent instead, for a server whose port is not known beforehand."""
         self.codes: dict[str, dict[str, str]] = {}
         self.made: list[str] = []
         """All codes and tokens, which nobody may write down."""
@@ -124,7 +126,7 @@ class LocalIssuer:
         self.made.append(code)
         self.codes[code] = asked
         answer = {"code": code, "state": asked["state"], **self.extra}
-        return f"{asked['redirect_uri']}?{urlencode(answer)}"
+        return f"{self.way_back or asked['redirect_uri']}?{urlencode(answer)}"
 
     def exchange(self, form: dict[str, str], authorization: str) -> tuple[int, dict[str, Any]]:
         """Give an ID token for a code, once, to the client that proves who it is."""
@@ -191,6 +193,8 @@ def local_issuer(host: str = "127.0.0.1") -> Iterator[LocalIssuer]:
         issuer = LocalIssuer(f"http://{host}:{server.server_port}")
         thread = Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
-        yield issuer
-        server.shutdown()
-        thread.join()
+        try:
+            yield issuer
+        finally:
+            server.shutdown()
+            thread.join()
