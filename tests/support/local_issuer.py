@@ -94,7 +94,8 @@ class LocalIssuer:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.subject, self.name, self.groups = "248289761001", "Ada (L.)", ["privacy-admins"]
+        self.subject, self.name = "248289761001", "Ada (L.)"
+        self.groups: list[Any] | None = ["privacy-admins"]
         self.signer = Signer("first")
         self.changed: Claims = {}
         """Claims to replace; None leaves one out."""
