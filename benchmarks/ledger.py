@@ -56,6 +56,8 @@ CHARGES = 300
 HASHED = 100_000
 TARGET = 200_000
 SLOWDOWN = 1.2
+APART = timedelta(seconds=2)
+"""Between two charges, so that a million are of 24 days."""
 
 
 def main() -> bool:
@@ -177,9 +179,9 @@ def new_charges(project: ProjectRecord) -> Iterator[dict[str, Any]]:
     kinds = [
         frame(*((charge | {"label": label})[name] for name in KIND_FIELDS)) for label in range(10)
     ]
-    head, now = bytes.fromhex(project.genesis), datetime.now(UTC)
+    head, first = bytes.fromhex(project.genesis), datetime(2025, 1, 1, tzinfo=UTC)
     for seq in count(1):
-        query, at = hashlib.sha256(b"%d" % seq).digest(), now + timedelta(microseconds=seq)
+        query, at = hashlib.sha256(b"%d" % seq).digest(), first + seq * APART
         head = hashed(head, seq, iso(at), query, query, kinds[seq % 10])
         yield charge | {
             "seq": seq,

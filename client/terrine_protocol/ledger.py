@@ -62,7 +62,10 @@ class LogEntry(Reply):
     created_at: datetime
     actor: Annotated[
         str,
-        Field(description="`token:ID`, `local:USER` on the server's machine, or `service`."),
+        Field(
+            description="`token:ID`, `oidc:SUBJECT (NAME)` of who signed in through an issuer, "
+            "`local:USER` on the server's machine, or `service`."
+        ),
     ]
     request_id: str | None
     action: str

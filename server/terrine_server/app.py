@@ -36,6 +36,7 @@ from terrine_server.labeling.pipeline import Labeling
 from terrine_server.labeling.queue import Queue
 from terrine_server.ledger import Ledger, connect
 from terrine_server.metrics import Metrics
+from terrine_server.owner.issuer import Issuer
 from terrine_server.owner.sessions import Sessions
 from terrine_server.owner.tokens import Principal, Tokens, load_secret_key
 from terrine_server.ratelimit import RateLimit
@@ -65,7 +66,7 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         engine=engine,
         ledger=ledger,
         tokens=(tokens := Tokens(ledger, key)),
-        sessions=Sessions(ledger, tokens, key),
+        sessions=Sessions(ledger, tokens, key, Issuer(settings) if settings.oidc_issuer else None),
         voters=voters,
         readiness=Readiness(engine, ledger, voters),
         labeling=labeling,
@@ -111,7 +112,8 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
     )
     for router in (students.router, books.router, owner.router, requests.router, admin.router):
         app.include_router(router, dependencies=[Depends(known_parameters)])
-    app.include_router(health.router)
+    for router in (health.router, admin.answers):
+        app.include_router(router)
     problems.install(app, admin.answer)
     openapi.complete(app)
     unchanging.install(app)

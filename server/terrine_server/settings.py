@@ -10,6 +10,7 @@ import os
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -17,6 +18,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from terrine_protocol.base import SHOWN
 
 MAY_BE_EMPTY = {"TERRINE_FORWARDED_ALLOW_IPS"}
+LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 
 
 class Settings(BaseSettings):
@@ -169,6 +171,46 @@ class Settings(BaseSettings):
     shutdown_seconds: Annotated[
         int, Field(ge=1, description="How long running requests may take to finish at shutdown.")
     ] = 30
+    oidc_issuer: Annotated[
+        str | None,
+        Field(
+            description="Issuer (OpenID Connect) through which admins and auditors may sign in, "
+            "`https://…`. Default: with tokens alone."
+        ),
+    ] = None
+    oidc_client_id: Annotated[
+        str | None, Field(min_length=1, description="This server's client id at the issuer.")
+    ] = None
+    oidc_client_secret_file: Annotated[
+        Path | None,
+        Field(description="File that contains the client's secret. Default: a public client."),
+    ] = None
+    oidc_public_url: Annotated[
+        str | None,
+        Field(
+            description="Where browsers reach this server, `https://…`. The issuer sends them back "
+            "to `/admin/oidc/callback` below it."
+        ),
+    ] = None
+    oidc_scopes: Annotated[str, Field(description="Scopes that are asked for.")] = "openid profile"
+    oidc_role_claim: Annotated[
+        str,
+        Field(
+            min_length=1,
+            description="Claim of the ID token that says who has a role, by its name or a path "
+            "such as `realm_access.roles`.",
+        ),
+    ] = "groups"
+    oidc_admins: Annotated[
+        str, Field(description="Values of the claim (comma-separated) that make an admin.")
+    ] = ""
+    oidc_auditors: Annotated[
+        str, Field(description="Values of the claim (comma-separated) that make an auditor.")
+    ] = ""
+    oidc_plain_http: Annotated[
+        bool,
+        Field(description="Allow `http` to an issuer on this machine's loopback. For tests."),
+    ] = False
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Field(description="Lowest severity logged.")
     ] = "info"
@@ -185,6 +227,35 @@ class Settings(BaseSettings):
             if name in names - MAY_BE_EMPTY and not os.environ[name]:
                 raise ValueError(f"{name} is empty. Give it a value or leave it out.")
         return given
+
+    @model_validator(mode="after")
+    def _a_sign_in_is_complete(self) -> Settings:
+        """An issuer without all that a sign-in needs would refuse everybody, or admit too many."""
+        if self.oidc_issuer is None:
+            return self
+        for name in ("client_id", "public_url"):
+            if getattr(self, f"oidc_{name}") is None:
+                raise ValueError(f"TERRINE_OIDC_ISSUER needs TERRINE_OIDC_{name.upper()}, too.")
+        for name in ("issuer", "public_url"):
+            url = getattr(self, f"oidc_{name}")
+            if not self.may_ask(url) or "?" in url or "#" in url:
+                raise ValueError(f"TERRINE_OIDC_{name.upper()} must be an address of https.")
+        if not (self.oidc_admins + self.oidc_auditors).strip(", "):
+            raise ValueError(
+                "TERRINE_OIDC_ISSUER needs TERRINE_OIDC_ADMINS or TERRINE_OIDC_AUDITORS: nobody "
+                "has a role by default."
+            )
+        if "openid" not in self.oidc_scopes.split():
+            raise ValueError("TERRINE_OIDC_SCOPES must have `openid` among them.")
+        return self
+
+    def may_ask(self, url: str) -> bool:
+        """Whether what an issuer says may come from there: over TLS, or from this machine."""
+        parts = urlsplit(url)
+        plain = self.oidc_plain_http and parts.hostname in LOOPBACK
+        return bool(parts.hostname) and (
+            parts.scheme == "https" or (plain and parts.scheme == "http")
+        )
 
     @property
     def ensembles_dir(self) -> Path:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from browsing import browser, chromium, no_browser
 from digits import DigitsEnsemble
+from local_issuer import CLIENT, SECRET, local_issuer
 from server import RunningServer, running_server
 from visitor import SCREENS
 
@@ -192,3 +193,32 @@ def test_axe_finds_nothing_serious(chrome: Browser, server: RunningServer, asked
                     nodes = [node["html"][:200] for node in violation["nodes"]]
                     found.append((path, colours, violation["id"], nodes))
     assert found == []
+
+
+def test_signing_in_through_an_issuer_without_any_script(
+    chrome: Browser, tmp_path: Path, digits_ensemble: DigitsEnsemble
+) -> None:
+    url, secret = f"sqlite:///{tmp_path / 'terrine.sqlite'}", tmp_path / "secret"
+    secret.write_text(SECRET)
+    # To a browser, localhost is another site than 127.0.0.1, as an issuer's is.
+    with local_issuer("localhost") as issuer:
+        chosen = {
+            "oidc_issuer": issuer.url,
+            "oidc_client_id": CLIENT,
+            "oidc_client_secret_file": secret,
+            "oidc_public_url": "https://terrine.example",
+            "oidc_admins": "privacy-admins",
+            "oidc_plain_http": True,
+        }
+        with running_server(tmp_path / "data", url, digits_ensemble, **chosen) as server:
+            issuer.way_back = f"{server.url}/admin/oidc/callback"
+            page, said = chrome.new_context(java_script_enabled=False).new_page(), list[str]()
+            page.on("console", lambda message: said.append(message.text))
+            page.goto(f"{server.url}/admin")
+            page.get_by_role("link", name="Sign in through").click()
+            page.wait_for_url("**/admin")
+            assert page.get_by_role("heading", level=1).inner_text() == "Overview"
+            assert page.get_by_text("admin Ada L.").is_visible()
+            page.get_by_role("button", name="Sign out").click()
+            assert page.url.endswith("/admin/sign-in")
+            assert said == []

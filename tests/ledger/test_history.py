@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+from itertools import product
+from pathlib import Path
+from random import Random
+
 import pytest
 from books import CONFIDENT, abstained, answered, open_ledger, open_project, unguarded
+from migrated import SECRET_KEY
 from publishing import open_published, published_terms, publishing_ledger, voted
 from sqlalchemy import text
 
 from terrine_protocol import Outcome
 from terrine_server.errors import BrokenBooks
+from terrine_server.ledger import Ledger, connect
+from terrine_server.ledger.store import history
 from terrine_server.planning.remaining import most_queries
+
+
+def open_again(url: str) -> Ledger:
+    """The ledger as another process has it, which remembers nothing."""
+    return Ledger(connect(url), SECRET_KEY)
 
 
 def test_a_history_follows_from_its_entries_and_from_nothing_else(database_url: str) -> None:
@@ -19,20 +32,99 @@ def test_a_history_follows_from_its_entries_and_from_nothing_else(database_url: 
     entries = [abstained(k) if k % 3 else answered(k) for k in range(130)]
     for start in range(0, 130, 26):
         ledger.charge(project.id, entries[start : start + 26])
-    history, charged = ledger.history("study"), ledger.charges("study", limit=1000)
+    shown, charged = ledger.history("study"), ledger.charges("study", limit=1000)
     spent = {0: 0}
     for entry in charged:
         spent[entry.seq] = spent[entry.seq - 1] + entry.cost
-    assert [(r.spent, r.at) for r in history.reached] == [
-        (spent[r.seq], charged[r.seq - 1].created_at) for r in history.reached
+    assert [(r.spent, r.at) for r in shown.reached] == [
+        (spent[r.seq], charged[r.seq - 1].created_at) for r in shown.reached
     ]
-    assert history.reached[-1].seq == 130
+    assert shown.reached[-1].seq == 130
     found = {(entry.created_at.date(), entry.outcome) for entry in charged}
-    assert sum(history.days[day][outcome] for day, outcome in found) == 130
+    assert sum(shown.days[day][outcome] for day, outcome in found) == 130
     with unguarded(database_url) as connection:
         connection.execute(text("UPDATE charges SET cost = cost - 1 WHERE seq = 1"))
+    assert ledger.history("study") == shown, "no entry is summed twice"
     with pytest.raises(BrokenBooks, match="do not add up"):
-        ledger.history("study")
+        open_again(database_url).history("study")
+
+
+def test_what_is_remembered_is_what_a_new_process_would_sum(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "AT_ONCE", 37)
+    monkeypatch.setattr(history, "MOST_PARTS", 16)
+    monkeypatch.setattr(history, "POINTS", 4)
+    ledger = open_ledger(database_url)
+    project = open_project(ledger, 300, CONFIDENT)
+    done = 0
+    for more in (1, 2, 13, 1, 50, 64, 70, 3):
+        entries = range(done, done + more)
+        ledger.charge(project.id, [abstained(k) if k % 3 else answered(k) for k in entries])
+        done += more
+        remembered = ledger.history("study")
+        assert remembered == open_again(database_url).history("study")
+        assert remembered.reached[-1].seq == done
+        assert len(remembered.reached) <= 4
+    assert len(remembered.reached) > 2
+
+
+def test_what_is_spent_of_a_cap_is_believed_of_sealed_accounts_alone(database_url: str) -> None:
+    ledger = open_ledger(database_url)
+    project = open_project(ledger, 300)
+    ledger.charge(project.id, [answered(k) for k in range(3)])
+    ensemble = project.ensemble.id
+    assert ledger.spent_of_caps() == {ensemble: ledger.project("study").cap_spent}
+    with unguarded(database_url, with_key=False) as connection:
+        connection.execute(text("UPDATE projects SET cap_spent = cap_spent - 1"))
+    with pytest.raises(BrokenBooks, match="account of project 'study'"):
+        ledger.spent_of_caps()
+
+
+def test_another_ledger_in_its_place_is_summed_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{tmp_path / 'one.sqlite'}"
+    first, other = open_ledger(url), open_ledger(f"sqlite:///{tmp_path / 'other.sqlite'}")
+    for ledger, count in ((first, 20), (other, 30)):
+        ledger.charge(open_project(ledger, 300).id, [answered(k) for k in range(count)])
+    assert first.history("study").reached[-1].seq == 20
+    monkeypatch.setattr(first, "_engine", other._engine)
+    assert first.history("study") == other.history("study")
+
+
+def test_filters_find_what_reading_everything_finds(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "MOST_PARTS", 16)
+    monkeypatch.setattr(history, "NEAR", 0)
+    now = datetime(2026, 3, 1, tzinfo=UTC)
+    ledger = open_ledger(database_url)
+    project = open_project(ledger, 300, CONFIDENT)
+    for start in range(0, 200, 4):
+        # Servers whose clocks differ by half a minute take turns.
+        at = now + timedelta(minutes=start, seconds=30 * (start % 8 == 0) * (start + 1))
+        monkeypatch.setattr("terrine_server.ledger.ledger._now", lambda at=at: at)
+        rare = range(start, start + 4)
+        kinds = [answered(k) if k in (7, 90, 91, 180) else abstained(k) for k in rare]
+        ledger.charge(project.id, kinds)
+    everything = ledger.charges("study", limit=1000)
+    assert [e.created_at for e in everything] != sorted(e.created_at for e in everything)
+    outcomes: list[Outcome | None] = [None, *Outcome]
+    days = [None, *(now + timedelta(minutes=m) for m in (-5, 0, 43, 90, 91, 1000))]
+    asked = [*product(outcomes, days, days, (2, 1000), (0, 80), (None, 150), (False, True))]
+    for outcome, since, until, limit, after, before, newest in Random(1).sample(asked, 150):
+        expected = [
+            e.seq
+            for e in everything
+            if (outcome in (None, e.outcome) and e.seq > after and e.seq < (before or 1000))
+            and (since is None or e.created_at >= since)
+            and (until is None or e.created_at < until)
+        ]
+        found = ledger.charges(
+            *("study", after, limit, outcome, since, until), before_seq=before, newest=newest
+        )
+        assert [e.seq for e in found] == (expected[::-1] if newest else expected)[:limit]
 
 
 @pytest.mark.slow
@@ -42,13 +134,15 @@ def test_a_published_figure_replaces_what_its_queries_had_cost(database_url: str
     assert terms.schedule is not None
     first, each = terms.schedule.counts[0], terms.worst.cost
     ledger.charge(project.id, voted(project, range(first)))
+    ledger.history("study")
     ledger.charge(project.id, voted(project, range(first, first + 40)))
-    now, history = ledger.project("study"), ledger.history("study")
+    now, found = ledger.project("study"), ledger.history("study")
+    assert found == open_again(database_url).history("study")
     (published,) = now.published
-    spent = {reached.seq: reached.spent for reached in history.reached}
+    spent = {reached.seq: reached.spent for reached in found.reached}
     assert published.seq == first + 1
     assert spent[first] == first * each, "there is a point before each publication"
     figure = published.figure + terms.schedule.price.cost
     assert spent[now.charges] == figure + 40 * each == now.spent
-    assert sum(day.get(Outcome.PUBLISHED, 0) for day in history.days.values()) == 1
+    assert sum(day.get(Outcome.PUBLISHED, 0) for day in found.days.values()) == 1
     assert most_queries(terms, now.account) is not None, "its δ limits it"

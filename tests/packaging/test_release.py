@@ -74,7 +74,7 @@ def test_the_image_has_a_pin_with_hashes_for_everything_that_it_imports() -> Non
     assert len(pins) == LOCK.count("==")
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    for text in project["dependencies"] + extras["server"] + extras["onnx"]:
+    for text in project["dependencies"] + extras["server"] + extras["onnx"] + extras["oidc"]:
         needed = Requirement(text)
         if needed.name != "torch":  # the image gets it from an index of its own
             pin = pins.get(canonicalize_name(needed.name), "0")

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from terrine_server.admin import books, entrance, opening, overview, requests, studies, tokens
+from terrine_server.admin import (
+    books,
+    entrance,
+    opening,
+    overview,
+    requests,
+    studies,
+    through_issuer,
+    tokens,
+)
 from terrine_server.admin.access import session
 from terrine_server.admin.refusals import answer
 from terrine_server.admin.rendering import is_page
+from terrine_server.admin.through_issuer import answers
 
-__all__ = ["answer", "is_page", "router", "session"]
+__all__ = ["answer", "answers", "is_page", "router", "session"]
 
 router = APIRouter(include_in_schema=False)
-for screen in (entrance, overview, opening, requests, studies, tokens, books):
+for screen in (entrance, overview, opening, requests, studies, tokens, books, through_issuer):
     router.include_router(screen.router)

@@ -3,7 +3,8 @@
 Two cookies, both `__Host-`: a browser takes them over TLS or from this machine itself, sends them
 to this host alone, never to a script, and never with a request that another site caused. One holds
 the session (`owner.sessions`). The other, before there is a session, ties the sign-in form to the
-browser that fetched it.
+browser that fetched it. A third is kept while somebody is at an issuer to sign in, and is sent with
+the link that leads back from there.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ from terrine_server.errors import (
     Unauthorized,
     UnsupportedMediaType,
 )
-from terrine_server.owner.sessions import Session
+from terrine_server.owner.sessions import FLOW_LASTS, Session
 from terrine_server.owner.tokens import Principal
 
 SESSION = "__Host-terrine-session"
 VISIT = "__Host-terrine-visit"
+FLOW = "__Host-terrine-flow"
 KEY = "form_key"
 """The field of every form that shows that one of our pages was its source."""
 TIE = re.compile(r"[0-9a-f]{32}")
@@ -137,6 +139,17 @@ def keep_visit(response: Response, tie: str) -> None:
 def keep_session(response: Response, services: Services, found: Session) -> None:
     """Give the browser a session's cookie, as used now."""
     _set(response, SESSION, services.sessions.cookie(found))
+
+
+def keep_flow(response: Response, cookie: str) -> None:
+    """Give the browser what an attempt to sign in through an issuer belongs to."""
+    most = int(FLOW_LASTS.total_seconds())
+    response.set_cookie(FLOW, cookie, most, secure=True, httponly=True, samesite="lax")
+
+
+def forget_flow(response: Response) -> None:
+    """Take the attempt's cookie from the browser."""
+    response.delete_cookie(FLOW, secure=True, httponly=True, samesite="lax")
 
 
 def forget_session(response: Response) -> None:

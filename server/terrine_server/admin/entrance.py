@@ -33,7 +33,7 @@ def sign_in_page(request: Request, services: ServicesDep) -> Response:
     if isinstance(found, Session):
         return see_other(request, "", found)
     why = found.detail if isinstance(found, Unauthorized) else None
-    return _form(request, services, why)
+    return form(request, services, why)
 
 
 @router.post("/sign-in")
@@ -41,7 +41,7 @@ async def sign_in(request: Request, services: ServicesDep) -> Response:
     """Exchange a token for a session."""
     visit = access.visit(request)
     if visit is None:
-        return _form(request, services, COOKIES, 403)
+        return form(request, services, COOKIES, 403)
     fields = await access.fields(request, services.sessions.form_key(visit))
     try:
         made = await run_in_threadpool(
@@ -50,7 +50,7 @@ async def sign_in(request: Request, services: ServicesDep) -> Response:
     except (Unauthorized, Forbidden) as error:
         services.failed_logins.take(network(request.client.host) if request.client else "")
         request.state.problem = error.problem
-        return _form(request, services, error.detail, 403)
+        return form(request, services, error.detail, 403)
     response = see_other(request, "")
     access.keep_session(response, services, made)
     return response
@@ -73,14 +73,16 @@ async def stylesheet(request: Request, name: str) -> Response:
     return unchanging(request, static(name))
 
 
-def _form(
+def form(
     request: Request, services: Services, why: str | None = None, status: int = 200
 ) -> Response:
+    """Return the sign-in page. `why`: what was wrong."""
     tie = access.visit(request) or secrets.token_hex(16)
     response = page(
         *(request, "sign-in.html"),
         status=status,
         why=why,
+        issuer=services.sessions.issuer and services.sessions.issuer.host,
         idle=IDLE,
         longest=LONGEST,
         form_key=services.sessions.form_key(tie),

@@ -15,7 +15,7 @@ from terrine_server.api.paging import TokenCursor, TokenId
 from terrine_server.api.services import Services, ServicesDep
 from terrine_server.errors import NotFound, TerrineError
 from terrine_server.ledger import TokenRecord
-from terrine_server.owner.sessions import Session
+from terrine_server.owner.sessions import LONGEST, Session
 
 router = APIRouter(prefix=f"{ROOT}/tokens")
 
@@ -98,4 +98,6 @@ def _list(
         given={"role": "student", "label": "", "expires_in_days": DAYS, "project": ""}
         | dict(given),
         problems=problems,
+        sessions=services.sessions.begun(),
+        longest=LONGEST,
     )

@@ -32,6 +32,7 @@ KNOWN = (
     ("terrine_models.data", "DataError"),
     ("terrine_models.shards", "TrainingError"),
     ("terrine_server.owner.tokens", "SecretKeyError"),
+    ("terrine_server.owner.issuer", "IssuerError"),
     ("terrine_server.api.listening", "CannotListen"),
     ("terrine_server.api.descriptors", "TooFewDescriptors"),
     ("terrine_server.ledger.anchors", "AnchorError"),

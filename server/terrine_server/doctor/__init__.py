@@ -17,6 +17,7 @@ from terrine_server.doctor import database, files
 from terrine_server.doctor import ledger as books
 from terrine_server.doctor.files import device
 from terrine_server.doctor.finding import Finding, State
+from terrine_server.doctor.issuer import sign_in
 from terrine_server.errors import BrokenBooks, DatabaseUnavailable, NotSealed, SchemaMismatch
 from terrine_server.ledger import Ledger, check_schema, connect
 from terrine_server.owner.tokens import SecretKeyError, load_secret_key
@@ -34,8 +35,8 @@ def close_to_others() -> list[Path]:
     directory = settings.data_dir
     private = [directory, settings.ensembles_dir, settings.secret_key_path]
     private += [directory / f"terrine.sqlite{suffix}" for suffix in ("", "-wal", "-shm")]
-    if settings.database_password_file is not None:
-        private.append(settings.database_password_file)
+    secrets = (settings.database_password_file, settings.oidc_client_secret_file)
+    private += [path for path in secrets if path is not None]
     return [path for path in private if path.exists() and files.close(path)]
 
 
@@ -64,6 +65,7 @@ def examine() -> Iterator[Finding]:
     if settings.database_password_file is not None:
         yield files.private("password", settings.database_password_file)
     yield from _with_database(settings, password)
+    yield from sign_in(settings)
 
 
 def _with_database(settings: Settings, password: str | None) -> Iterator[Finding]:

@@ -83,7 +83,8 @@ ABOUT = {
 
 @dataclass(frozen=True)
 class Actor:
-    """Who does something: `token:ID` with the id of the request, or `local:USER`."""
+    """Who does something: `token:ID` or `oidc:SUBJECT (NAME)`, with the id of the request, or
+    `local:USER`."""
 
     who: str
     request_id: str | None = None

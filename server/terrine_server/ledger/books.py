@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Engine, func, select
+from sqlalchemy import Engine, select
 
 from terrine_protocol import Outcome, ProjectStatus, RequestStatus
 from terrine_server.errors import NotFound
@@ -48,6 +48,7 @@ class Books:
         self._engine = engine
         self._seals = Seals(key)
         self._accounts = rows.KnownProjects(self._seals)
+        self._histories = history.Histories()
 
     def check_sealed(self) -> None:
         """Raise NotSealed, with the command to run, unless the ledger is sealed with this key."""
@@ -113,12 +114,15 @@ class Books:
     def spent_of_caps(self) -> dict[int, int]:
         """Return what all projects on each ensemble have spent of its cap, by the ensemble's id.
 
-        A sum that the database makes: seals are checked where an account is read by itself.
+        Each project's seal is checked. Raises BrokenBooks.
         """
-        spent = func.sum(projects.c.cap_spent)
-        query = select(projects.c.ensemble_id, spent).group_by(projects.c.ensemble_id)
+        spent: dict[int, int] = {}
         with reading(self._engine) as connection:
-            return {id: int(sum_of) for id, sum_of in connection.execute(query)}
+            for row in connection.execute(rows.SPENT):
+                with rows.readable(f"The account of project {row.name!r}", str(row.name)):
+                    self._seals.check("projects", row._mapping)
+                spent[row.ensemble_id] = spent.get(row.ensemble_id, 0) + row.cap_spent
+        return spent
 
     def secret_spend(self, project: str) -> SecretAccount:
         """Return the actual cost of a data-dependent project's queries, given their votes. Secret.
@@ -147,21 +151,32 @@ class Books:
         In order, the first of them; or the `newest`, last one first. `since` (inclusive) and
         `until` (exclusive) limit their times, if given. Raises NotFound.
         """
+        known = self._histories.known(project)
         with reading(self._engine) as connection:
             condition = projects.c.name == project
             account = rows.fetch_project(connection, self._seals, condition, f"called {project}")
-            query = rows.select_charges(account.id).where(charges.c.seq > after_seq).limit(limit)
+            query = rows.select_charges(account.id)
             if outcome is not None:
                 query = query.where(charges.c.outcome == outcome)
             if since is not None:
                 query = query.where(charges.c.created_at >= since)
             if until is not None:
                 query = query.where(charges.c.created_at < until)
-            if before_seq is not None:
-                query = query.where(charges.c.seq < before_seq)
             if newest:
                 query = query.order_by(None).order_by(charges.c.seq.desc())
-            return [rows.charge_record(row, account) for row in connection.execute(query)]
+            last = account.charges if before_seq is None else before_seq - 1
+            places = [(0, account.charges)]
+            if (outcome, since, until) != (None, None, None):
+                sums = self._histories.sums(connection, account, known)
+                places = sums.ranges(outcome, since, until)
+            found: list[ChargeRecord] = []
+            for start, end in places[::-1] if newest else places:
+                start, end = max(start, after_seq), min(end, last)
+                if start < end and len(found) < limit:
+                    here = query.where(charges.c.seq > start, charges.c.seq <= end)
+                    got = connection.execute(here.limit(limit - len(found)))
+                    found += [rows.charge_record(row, account) for row in got]
+            return found
 
     def stream_charges(
         self,
@@ -182,13 +197,14 @@ class Books:
     def history(self, project: str) -> History:
         """Return how a project's budget was spent, entry by entry and day by day.
 
-        It follows from the entries, and BrokenBooks is raised unless it ends at the balance.
-        Raises NotFound.
+        It follows from the entries, of which each is summed once, and BrokenBooks is raised unless
+        it ends at the balance. Raises NotFound.
         """
+        known = self._histories.known(project)
         with reading(self._engine) as connection:
             condition = projects.c.name == project
             account = rows.fetch_project(connection, self._seals, condition, f"called {project}")
-            return history.of(connection, account)
+            return self._histories.sums(connection, account, known).history(account)
 
     def export(self, project: str) -> Iterator[dict[str, Any]]:
         """Yield a project's account, then the entries that it counts, in the format of `archive`.

@@ -1,45 +1,88 @@
 """Sessions of the pages: a token is shown once, and then a cookie stands for it.
 
-A cookie is `<session>.<token id>.<started>.<seen>.<seal>`, times in seconds since 1970. The seal is
+A cookie is `<session>.<holder>.<started>.<seen>.<seal>`, times in seconds since 1970. The seal is
 an HMAC-SHA256 under a key that is derived from the server's secret key, so every replica accepts
 every cookie and keeps nothing in memory. The administrative log says when a session began and
-ended; one that it does not say began, or says ended, is refused. So is one whose token is not valid
-any more: the token is looked up for every request.
+ended; one that it does not say began, or says ended, is refused.
+
+The holder is a token's id, and the session is refused once its token is not valid any more: the
+token is looked up for every request. Or it is `<role>-<digest>`, a role and a digest of the issuer
+and subject of somebody who signed in through an issuer (see `issuer`), who has no token. Both kinds
+an admin can end, by an entry in the log.
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import re
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from terrine_protocol import Role
-from terrine_server.errors import Forbidden, Unauthorized
-from terrine_server.ledger import Action, Ledger
+from terrine_server.errors import Forbidden, NotFound, Unauthorized
+from terrine_server.ledger import Action, Actor, Ledger
+from terrine_server.owner.issuer import Flow, Issuer
 from terrine_server.owner.tokens import Principal, Tokens
 
 IDLE = timedelta(minutes=30)
 """A session ends when nothing was asked with it for so long."""
 LONGEST = timedelta(hours=12)
 """A session ends so long after it began, whatever is asked with it."""
-COOKIE = re.compile(r"(([0-9a-f]{16})\.([0-9a-f]{16})\.(\d{1,12})\.(\d{1,12}))\.([0-9a-f]{64})")
+COOKIE = re.compile(
+    r"(([0-9a-f]{16})\.((?:admin-|auditor-)?[0-9a-f]{16})\.(\d{1,12})\.(\d{1,12}))\.([0-9a-f]{64})"
+)
+FLOW = re.compile(r"([0-9a-f]{32})\.(\d{1,12})")
+FLOW_LASTS = timedelta(minutes=10)
+"""How long somebody may take to sign in at the issuer."""
+TOKENS_LAST = timedelta(days=90)
+"""How long tokens last at the most that are made by somebody who signed in through an issuer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Session(Principal):
-    """A caller who signed in. `seen`: when it was last asked with, as its cookie says."""
+    """A caller who signed in. `seen`: when it was last asked with, as its cookie says.
+
+    `who`: how the administrative log names the caller. `holder`: what the cookie stands for.
+    """
 
     id: str
     started: datetime
     seen: datetime
+    who: str
+    holder: str
+
+    @property
+    def actor(self) -> Actor:
+        """How the administrative log names the caller."""
+        return Actor(self.who, self.request_id)
+
+    @property
+    def shown(self) -> str:
+        """How a page names the caller."""
+        kind, _, name = self.who.partition(":")
+        return f"{name[:6]}…" if kind == "token" else name.partition(" (")[2][:-1] or name
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A session that has not been ended: as its sign-in was recorded."""
+
+    id: str
+    who: str
+    role: str
+    started: datetime
 
 
 class Sessions:
     """Begins, resumes and ends sessions."""
 
-    def __init__(self, ledger: Ledger, tokens: Tokens, key: bytes) -> None:
+    def __init__(
+        self, ledger: Ledger, tokens: Tokens, key: bytes, issuer: Issuer | None = None
+    ) -> None:
+        self.issuer = issuer
         self._ledger = ledger
         self._tokens = tokens
         self._key = hmac.digest(key, b"terrine/session/1", "sha256")
@@ -53,23 +96,100 @@ class Sessions:
             )
         session, now = secrets.token_hex(8), datetime.now(UTC)
         self._ledger.note(Action.SIGNED_IN, session, {"role": holder.role}, holder.actor)
-        return _session(holder, session, now, now)
+        return _of_token(holder, session, now, now)
+
+    def begin_flow(self) -> tuple[str, Flow]:
+        """Begin a sign-in through the issuer: what the browser keeps, and what the issuer gets."""
+        cookie = f"{secrets.token_hex(16)}.{int(datetime.now(UTC).timestamp())}"
+        return cookie, self._flow(cookie)
+
+    def sign_in_through_issuer(
+        self, issuer: Issuer, cookie: str | None, answer: Mapping[str, str], request_id: str
+    ) -> Session:
+        """Begin the session of whom the issuer's answer is about. See `Issuer.identify`.
+
+        `cookie`: what `begin_flow` gave the browser. A flow is good for one session, on every
+        replica: the session's id follows from it. Raises Unauthorized, Forbidden and
+        IssuerError.
+        """
+        match, now = FLOW.fullmatch(cookie or ""), datetime.now(UTC)
+        if cookie is None or match is None:
+            raise Unauthorized("This sign-in was not begun in this browser. Start again.")
+        if now - datetime.fromtimestamp(int(match[2]), UTC) >= FLOW_LASTS:
+            raise Unauthorized("This sign-in took too long. Start again.")
+        flow, session = self._flow(cookie), self._seal("session", cookie)[:16]
+        if not hmac.compare_digest(answer.get("state", "").encode(), flow.state.encode()):
+            raise Unauthorized("This is the answer to another sign-in. Start again.")
+        if "code" not in answer:
+            raise Unauthorized(f"{issuer.host} did not sign you in. Start again, or use a token.")
+        if self._ledger.last_about(session) is not None:
+            raise Unauthorized("This sign-in was used before. Start again.")
+        found = issuer.identify(flow, answer["code"], answer.get("iss"))
+        who = f"oidc:{found.subject}" + (f" ({found.name})" if found.name else "")
+        detail = {"role": found.role, "issuer": issuer.url}
+        self._ledger.note(Action.SIGNED_IN, session, detail, Actor(who, request_id))
+        holder = f"{found.role}-{_digest(issuer.url, who)}"
+        return _of_issuer(holder, who, session, now, now)
+
+    def _flow(self, cookie: str) -> Flow:
+        """Only who has the secret key can say what belongs to a cookie, so it has no seal."""
+        return Flow(*(self._seal(part, cookie) for part in ("state", "nonce", "verifier")))
 
     def resume(self, cookie: str) -> Session:
         """Return the session of a cookie. Raises Unauthorized when it has ended."""
         match = COOKIE.fullmatch(cookie)
         if match is None or not hmac.compare_digest(match[6], self._seal("cookie", match[1])):
             raise Unauthorized("This is no session of this server. Sign in again.")
-        session, token_id = match[2], match[3]
+        session, holder = match[2], match[3]
         started, seen = (datetime.fromtimestamp(int(at), UTC) for at in (match[4], match[5]))
         now = datetime.now(UTC)
         if now - seen >= IDLE or now - started >= LONGEST:
             raise Unauthorized("Your session has ended because of its age. Sign in again.")
-        holder = self._tokens.recall(token_id)
         last = self._ledger.last_about(session)
-        if last is None or (last.action, last.actor) != (Action.SIGNED_IN, holder.actor.who):
+        if last is not None and last.action != Action.SIGNED_IN:
+            last = None
+        if "-" in holder:
+            url = "" if self.issuer is None else self.issuer.url
+            if last is None or holder.partition("-")[2] != _digest(url, last.actor):
+                raise Unauthorized("Your session was ended.")
+            return _of_issuer(holder, last.actor, session, started, seen)
+        principal = self._tokens.recall(holder)
+        if last is None or last.actor != principal.actor.who:
             raise Unauthorized("You have signed out.")
-        return _session(holder, session, started, seen)
+        return _of_token(principal, session, started, seen)
+
+    def begun(self) -> list[Begun]:
+        """Return the sessions that have not been ended and are not too old, the newest first.
+
+        Whether they were used lately, or their tokens are valid, only their next request shows.
+        """
+        found: dict[str, Begun | None] = {}
+        before, since = None, datetime.now(UTC) - LONGEST
+        while entries := self._ledger.log(limit=1000, newest=True, before_seq=before):
+            for entry in reversed(entries):
+                if entry.created_at >= since and entry.action in (
+                    Action.SIGNED_IN,
+                    Action.SIGNED_OUT,
+                ):
+                    made = Begun(
+                        *(entry.subject, entry.actor, str(entry.detail.get("role"))),
+                        entry.created_at,
+                    )
+                    found.setdefault(
+                        entry.subject, made if entry.action == Action.SIGNED_IN else None
+                    )
+            before = entries[0].seq
+            if entries[0].created_at < since:
+                break
+        return [each for each in found.values() if each is not None]
+
+    def end(self, id: str, by: Actor) -> None:
+        """End a session of anyone's, on every replica. Raises NotFound if there is none."""
+        for each in self.begun():
+            if each.id == id:
+                self._ledger.note(Action.SIGNED_OUT, id, {"role": each.role}, by)
+                return
+        raise NotFound(f"There is no session {id} that has not ended.")
 
     def sign_out(self, session: Session) -> None:
         """End a session, on every replica."""
@@ -78,7 +198,7 @@ class Sessions:
     def cookie(self, session: Session) -> str:
         """Return the cookie of a session that is used now."""
         started, seen = int(session.started.timestamp()), int(datetime.now(UTC).timestamp())
-        content = f"{session.id}.{session.token_id}.{started}.{seen}"
+        content = f"{session.id}.{session.holder}.{started}.{seen}"
         return f"{content}.{self._seal('cookie', content)}"
 
     def form_key(self, visit: str) -> str:
@@ -89,7 +209,7 @@ class Sessions:
         return hmac.digest(self._key, f"{what}:{content}".encode(), "sha256").hex()
 
 
-def _session(holder: Principal, id: str, started: datetime, seen: datetime) -> Session:
+def _of_token(holder: Principal, id: str, started: datetime, seen: datetime) -> Session:
     return Session(
         token_id=holder.token_id,
         role=holder.role,
@@ -99,4 +219,27 @@ def _session(holder: Principal, id: str, started: datetime, seen: datetime) -> S
         id=id,
         started=started,
         seen=seen,
+        who=holder.actor.who,
+        holder=holder.token_id,
     )
+
+
+def _of_issuer(holder: str, who: str, id: str, started: datetime, seen: datetime) -> Session:
+    role, _, digest = holder.partition("-")
+    return Session(
+        token_id=digest,  # of which requests are counted
+        role=Role(role),
+        project=None,
+        expires_at=started + TOKENS_LAST,
+        id=id,
+        started=started,
+        seen=seen,
+        who=who,
+        holder=holder,
+    )
+
+
+def _digest(issuer: str, who: str) -> str:
+    """Return a digest of issuer and subject, whatever the name that is shown with it."""
+    subject = who.partition(" ")[0]
+    return hashlib.sha256(f"{issuer} {subject}".encode()).hexdigest()[:16]

@@ -80,8 +80,8 @@ class Tokens:
         if until is not None and expires_at > until:
             if "expires_in_days" in request.model_fields_set:
                 raise Forbidden(
-                    f"This token expires at {until:%Y-%m-%d %H:%M} UTC, and makes none that lasts "
-                    "longer. The data owner can, with `terrine token create`."
+                    f"What you signed in with lasts until {until:%Y-%m-%d %H:%M} UTC, and "
+                    "makes none that lasts longer. The data owner can, with `terrine token create`."
                 )
             expires_at = until
         token_id = secrets.token_hex(8)

@@ -224,6 +224,9 @@ def _published(text: str) -> list[Publication]:
     return publications(entries)
 
 
+SPENT = select(projects.c.ensemble_id, *_ACCOUNT)
+"""Selects what all projects have spent, and what their seals cover. Built once, as `TOKEN`."""
+
 # key_share: rows that only refer to the project, such as a new token, need not wait.
 HOLD = select(projects.c.id).where(projects.c.id == bindparam("id")).with_for_update(key_share=True)
 """Locks a project until the transaction ends. What is read next is as the last writer left it."""

@@ -1,0 +1,332 @@
+"""Signing in through an issuer: who gets in, as what, and who does not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from house import House
+from local_issuer import (
+    CLIENT,
+    SECRET,
+    Claims,
+    LocalIssuer,
+    Signer,
+    local_issuer,
+    with_alg_none,
+    with_shared_secret,
+)
+from pydantic import ValidationError
+from structlog.testing import capture_logs
+from visitor import Visitor, text_of
+
+from terrine_server.app import create_app
+from terrine_server.doctor import State
+from terrine_server.doctor.issuer import sign_in as sign_in_found
+from terrine_server.owner import issuer as through
+from terrine_server.owner import sessions
+from terrine_server.settings import Settings
+
+PUBLIC = "https://terrine.example"
+SESSION, FLOW = "__Host-terrine-session", "__Host-terrine-flow"
+
+
+@pytest.fixture
+def issuer() -> Iterator[LocalIssuer]:
+    with local_issuer() as made:
+        yield made
+
+
+@pytest.fixture
+def visitor(house: House, issuer: LocalIssuer, tmp_path: Path) -> Visitor:
+    return visitor_of(house, issuer, tmp_path)
+
+
+def visitor_of(house: House, issuer: LocalIssuer, directory: Path) -> Visitor:
+    """Somebody with a browser, at a replica that admits through the issuer."""
+    (directory / "secret").write_text(f"{SECRET}\n")
+    chosen = {
+        "oidc_issuer": issuer.url,
+        "oidc_client_id": CLIENT,
+        "oidc_client_secret_file": directory / "secret",
+        "oidc_public_url": PUBLIC,
+        "oidc_admins": "owners, privacy-admins",
+        "oidc_auditors": "auditors",
+        "oidc_plain_http": True,
+    }
+    given = house.app.state.services.settings.model_dump(exclude_unset=True)
+    return Visitor(create_app(Settings(**given | chosen)), house.send)
+
+
+def answer(visitor: Visitor) -> str:
+    """Go to the issuer and back; return the address of its answer."""
+    there = visitor.get("/admin/oidc/start")
+    assert there.status_code == 303
+    back = httpx.get(there.headers["location"])
+    assert back.headers["location"].startswith(f"{PUBLIC}/admin/oidc/callback?")
+    return back.headers["location"].removeprefix(PUBLIC)
+
+
+def sign_in(visitor: Visitor) -> httpx.Response:
+    reply = visitor.get(answer(visitor))
+    if SESSION in visitor.cookies:
+        visitor.get("/admin")
+    return reply
+
+
+def test_whoever_the_issuer_knows_gets_a_session_in_their_own_name(
+    house: House, issuer: LocalIssuer, visitor: Visitor
+) -> None:
+    assert issuer.url.removeprefix("http://") in text_of(visitor.get("/admin/sign-in"))
+    assert "issuer" not in text_of(Visitor(house.app, house.send).get("/admin/sign-in"))
+    reply = visitor.get(answer(visitor))
+    assert reply.status_code == 200, "a redirect from another site brings no strict cookie"
+    assert 'content="0; url=/admin"' in reply.text
+    cookie = next(c for c in reply.headers.get_list("set-cookie") if c.startswith(SESSION))
+    flags = {flag.strip().lower() for flag in cookie.split(";")[1:]}
+    assert flags == {"path=/", "secure", "httponly", "samesite=strict"}
+    assert FLOW not in visitor.cookies
+    who = "oidc:248289761001 (Ada L.)"
+    (entry,) = house.ledger.log(limit=1, newest=True)
+    assert (entry.action, entry.actor) == ("signed-in", who)
+    assert entry.detail == {"role": "admin", "issuer": issuer.url}
+    assert "admin Ada L." in text_of(visitor.get("/admin"))
+    house.open("through-issuer")
+    assert visitor.post("/admin/studies/through-issuer/pause").status_code == 303
+    assert house.last_logged == ("project-paused", "through-issuer", who)
+    copy = dict(visitor.cookies)
+    visitor.post("/admin/sign-out")
+    assert house.last_logged == ("signed-out", entry.subject, who)
+    visitor.cookies = copy
+    assert visitor.get("/admin").status_code == 303
+    assert house.ledger.verify_log().ok
+
+
+def test_the_claim_decides_the_role_and_without_one_nobody_gets_in(
+    house: House, issuer: LocalIssuer, visitor: Visitor
+) -> None:
+    issuer.groups = ["auditors", "everybody"]
+    assert "auditor" in text_of(sign_in(visitor))
+    assert visitor.post("/admin/studies/study/pause").status_code == 403
+    chosen: tuple[list[Any] | None, ...] = (
+        *(None, [], ["everybody"], [""]),
+        *(["privacy-admins, owners"], [{"a": 1}, None, 3]),
+    )
+    for groups in chosen:
+        issuer.groups, visitor.cookies = groups, {}
+        refused = sign_in(visitor)
+        assert (refused.status_code, SESSION in visitor.cookies) == (403, False)
+        assert "nothing that is a role here" in text_of(refused)
+
+
+def claims(**changed: Any) -> Callable[[LocalIssuer], None]:
+    return lambda issuer: setattr(issuer, "changed", changed)
+
+
+def signed(how: Callable[[LocalIssuer], Callable[[Claims], str]]) -> Callable[[LocalIssuer], None]:
+    return lambda issuer: setattr(issuer, "token", how(issuer))
+
+
+FORGED = [
+    claims(aud="another"),
+    claims(aud=["another"]),
+    claims(aud=[CLIENT, "another"]),
+    claims(aud=[CLIENT, "another"], azp="another"),
+    claims(azp="another"),
+    claims(azp=[CLIENT, "another"]),
+    claims(iss="https://another.example"),
+    claims(nonce="0" * 64),
+    claims(nonce=None),
+    claims(exp=int(time.time()) - 120),
+    claims(exp=None),
+    claims(iat=int(time.time()) - 900),
+    claims(iat=int(time.time()) + 900),
+    claims(nbf=int(time.time()) + 900),
+    claims(sub=None),
+    claims(sub="with a space"),
+    claims(sub=["248289761001"]),
+    signed(lambda _: with_alg_none),
+    signed(lambda issuer: with_shared_secret(issuer.signer.pem)),
+    signed(lambda _: with_shared_secret(b"x" * 32)),
+    signed(lambda _: Signer("first").token),
+    signed(lambda _: Signer(None, curve=True).token),
+    signed(lambda issuer: lambda claims: issuer.signer.token(claims)[:-8] + "AAAAAAAA"),
+    signed(lambda _: lambda claims: "no.token"),
+]
+
+
+def test_a_token_that_is_not_for_us_of_now_and_of_the_issuer_is_refused(
+    house: House, issuer: LocalIssuer, visitor: Visitor
+) -> None:
+    before = house.last_logged
+    for number, forge in enumerate(FORGED):
+        issuer.changed, issuer.token = {}, None
+        forge(issuer)
+        with capture_logs() as logged:
+            refused = sign_in(visitor)
+        assert refused.status_code == 403, number
+        assert "does not prove who you are" in text_of(refused)
+        assert SESSION not in visitor.cookies
+        assert any(line["event"] == "sign-in refused" for line in logged)
+        assert len(issuer.made) == 2 * (number + 1)
+        for secret in (*issuer.made, SECRET):
+            assert secret not in refused.text + str(logged)
+    assert house.last_logged == before
+
+
+def test_several_audiences_are_believed_if_the_token_was_made_for_us(
+    issuer: LocalIssuer, visitor: Visitor
+) -> None:
+    issuer.changed = {"aud": ["another", CLIENT], "azp": CLIENT}
+    assert sign_in(visitor).status_code == 200
+
+
+def test_an_answer_is_good_once_and_in_the_browser_that_asked(
+    house: House, issuer: LocalIssuer, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    back = answer(visitor)
+    kept = dict(visitor.cookies)
+    stranger = Visitor(visitor.app, house.send)
+    assert "not begun in this browser" in text_of(stranger.get(back))
+    stranger.get("/admin/oidc/start")
+    assert "another sign-in" in text_of(stranger.get(back))
+    altered = back.replace("state=", "state=0")
+    assert "another sign-in" in text_of(visitor.get(altered))
+    visitor.cookies = dict(kept)
+    other = back.replace("iss=http%3A%2F%2F", "iss=https%3A%2F%2F")
+    assert "another issuer" in text_of(visitor.get(other))
+    visitor.cookies = dict(kept)
+    refused = "/admin/oidc/callback?error=access_denied&" + back.partition("?")[2].partition("&")[2]
+    assert "did not sign you in" in text_of(visitor.get(refused))
+    visitor.cookies = dict(kept)
+    assert visitor.get(f"{back}&code=2").status_code == 422
+    with monkeypatch.context() as patched:
+        patched.setattr(sessions, "FLOW_LASTS", timedelta(0))
+        assert "took too long" in text_of(visitor.get(back))
+    visitor.cookies = dict(kept)
+    assert visitor.get(back).status_code == 200
+    visitor.cookies = dict(kept)
+    assert "used before" in text_of(visitor.get(back))
+    assert SESSION not in visitor.cookies
+
+
+def test_keys_may_change_and_weak_ones_are_none(
+    issuer: LocalIssuer, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert sign_in(visitor).status_code == 200
+    issuer.signer = Signer("second", curve=True)
+    assert sign_in(visitor).status_code == 403, "keys are not asked for at every sign-in"
+    monkeypatch.setattr(through, "RETRY_SECONDS", 0.0)
+    assert sign_in(visitor).status_code == 200
+    asked = issuer.asked.count("/jwks")
+    assert sign_in(visitor).status_code == 200
+    assert issuer.asked.count("/jwks") == asked
+    issuer.signer = Signer(None)
+    assert sign_in(visitor).status_code == 200, "a key need not have an id"
+    issuer.signer = Signer("weak", bits=1024)
+    assert sign_in(visitor).status_code == 403
+
+
+def test_an_issuer_that_is_down_or_none_leaves_the_way_with_a_token(
+    house: House, tmp_path: Path
+) -> None:
+    with local_issuer() as issuer:
+        wrong: list[dict[str, Any]] = [
+            {"issuer": "https://another.example"},
+            {"token_endpoint": "http://another.example/token"},
+            {"jwks_uri": None},
+            {"code_challenge_methods_supported": ["plain"]},
+        ]
+        visitor = visitor_of(house, issuer, tmp_path)
+        for metadata in wrong:
+            issuer.metadata = metadata
+            assert visitor.get("/admin/oidc/start").status_code == 503
+        issuer.metadata = {}
+        back = answer(visitor)
+    with capture_logs() as logged:
+        down = visitor.get(back)
+    assert down.status_code == 503
+    assert "does not answer" in text_of(down)
+    assert "With a token you still can." in text_of(down)
+    assert "issuer unavailable" in str(logged)
+    assert issuer.made[0] not in str(logged)
+    assert visitor.sign_in(house.token()).status_code == 303
+    missing = Visitor(house.app, house.send).get("/admin/oidc/start")
+    assert missing.status_code == 404
+
+
+def test_the_doctor_asks_the_issuer(house: House, issuer: LocalIssuer, visitor: Visitor) -> None:
+    settings = visitor.app.state.services.settings
+    states = {finding.check: finding for finding in sign_in_found(settings)}
+    assert states["sign-in"].state is State.OK
+    assert f"{PUBLIC}/admin/oidc/callback" in states["sign-in"].found
+    assert "client secret" in states
+    issuer.metadata = {"issuer": "https://another.example"}
+    (found,) = sign_in_found(settings)
+    assert (found.state, "another issuer" in found.found) == (State.PROBLEM, True)
+    assert not list(sign_in_found(house.app.state.services.settings))
+
+
+def test_failures_are_limited_as_those_with_tokens(house: House, visitor: Visitor) -> None:
+    allowed = visitor.app.state.services.settings.failed_logins_per_minute
+    seen = [visitor.get("/admin/oidc/callback?code=1").status_code for _ in range(allowed + 1)]
+    assert (seen[0], seen[-1]) == (403, 429)
+
+
+def test_an_admin_ends_a_session_on_every_replica_and_an_auditor_does_not(
+    house: House, issuer: LocalIssuer, visitor: Visitor, tmp_path: Path
+) -> None:
+    sign_in(visitor)
+    session = house.ledger.log(limit=1, newest=True)[0].subject
+    auditor, admin = house.visitor("auditor"), house.visitor()
+    assert "oidc:248289761001 (Ada L.)" in text_of(auditor.get("/admin/tokens"))
+    path = f"/admin/sessions/{session}/end"
+    assert auditor.post(path).status_code == 403
+    assert visitor.get("/admin").status_code == 200
+    admin.get("/admin/tokens")
+    assert admin.post(path).status_code == 303
+    assert house.last_logged[:2] == ("signed-out", session)
+    assert visitor.get("/admin").status_code == 303
+    assert "Your session was ended." in text_of(visitor.get("/admin/sign-in"))
+    assert admin.post(path).status_code == 404
+    assert session not in text_of(admin.get("/admin/tokens"))
+    sign_in(visitor)
+    other = Visitor(house.app, house.send)
+    other.cookies = dict(visitor.cookies)
+    assert other.get("/admin").status_code == 303, "a server without the issuer admits nobody by it"
+
+
+def test_tokens_made_by_them_last_no_longer_than_ninety_days(visitor: Visitor) -> None:
+    sign_in(visitor)
+    made = visitor.post("/admin/tokens", role="auditor", expires_in_days="90.5")
+    assert made.status_code == 422
+    assert "makes none that lasts longer" in text_of(made)
+    assert visitor.post("/admin/tokens", role="auditor", expires_in_days="89").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"oidc_client_id": None}, "CLIENT_ID"),
+        ({"oidc_public_url": None}, "PUBLIC_URL"),
+        ({"oidc_issuer": "http://issuer.example"}, "https"),
+        ({"oidc_issuer": "http://127.0.0.1:1"}, "https"),
+        ({"oidc_issuer": "http://issuer.example", "oidc_plain_http": True}, "https"),
+        ({"oidc_public_url": "https://terrine.example/?a"}, "https"),
+        ({"oidc_admins": " , "}, "nobody has a role by default"),
+        ({"oidc_scopes": "profile"}, "openid"),
+    ],
+)
+def test_half_a_set_up_is_none(changed: dict[str, Any], says: str) -> None:
+    complete: dict[str, Any] = {
+        **{"oidc_issuer": "https://issuer.example", "oidc_client_id": "terrine"},
+        **{"oidc_public_url": PUBLIC, "oidc_admins": "owners"},
+    }
+    assert Settings(**complete).oidc_issuer
+    with pytest.raises(ValidationError, match=says):
+        Settings(**complete | changed)
