@@ -124,5 +124,5 @@ class LocalVoters(Voters):
 
 def stamp(directory: Path, files: Sequence[str]) -> FileStamp:
     """Return the stamp of an ensemble's files as they are now. Raises OSError."""
-    found = (os.stat(directory / name) for name in files)
+    found = (os.stat(os.path.join(directory, name)) for name in files)
     return tuple((s.st_ino, s.st_size, s.st_ctime_ns) for s in found)
