@@ -38,10 +38,9 @@ BUSY_SECONDS = 20.0
 """Longest wait for another writer."""
 STATEMENT_SECONDS = 60.0
 """Longest time for a statement of PostgreSQL, unless its caller is less patient."""
-CACHE_KIB = 8 * 1024
 CHECKPOINT_PAGES = 4000
-"""Of SQLite. A group of charges touches pages all over the indexes of digests: with SQLite's own
-limits, 2 MiB and 1,000 pages, it would read and write most of them again for every few commits."""
+"""In SQLite's write-ahead log before they are copied to the file. Charges change pages all over the
+indexes of digests; of the usual 1,000, a few commits of large batches would copy most each time."""
 # hide_parameters: otherwise an error's text would contain a label that was not paid for.
 _POOL: dict[str, Any] = {
     "pool_size": 10,
@@ -219,7 +218,6 @@ def _sqlite(url: URL) -> Engine:
         connection.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute("PRAGMA synchronous = FULL")
-        connection.execute(f"PRAGMA cache_size = {-CACHE_KIB}")
         connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
         record.info["file"] = _identity(path)  # type: ignore[attr-defined]
 
