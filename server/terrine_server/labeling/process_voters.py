@@ -185,9 +185,9 @@ class ProcessVoters(Voters):
             reply, counts = voter.ask(ask, array, seconds)
         except TimeoutError:
             raise EnsembleUnavailable(
-                f"The ensemble {record.name} took longer than {seconds:g} s for a block of inputs. "
-                "Nothing was charged. Send fewer inputs, or ask the data owner to raise "
-                "TERRINE_VOTING_SECONDS."
+                f"The ensemble {record.name} took longer than {seconds:g} s to "
+                f"{'vote on a block of inputs' if ask.shape else 'load'}. Nothing was charged. "
+                "Retry later, or ask the data owner, who may raise TERRINE_VOTING_SECONDS."
             ) from None
         if reply.refused is not None:
             raise EnsembleUnavailable(reply.refused)
