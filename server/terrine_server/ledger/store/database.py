@@ -38,9 +38,6 @@ BUSY_SECONDS = 20.0
 """Longest wait for another writer."""
 STATEMENT_SECONDS = 60.0
 """Longest time for a statement of PostgreSQL, unless its caller is less patient."""
-CHECKPOINT_PAGES = 4000
-"""In SQLite's write-ahead log before they are copied to the file. Charges change pages all over the
-indexes of digests; of the usual 1,000, a few commits of large batches would copy most each time."""
 # hide_parameters: otherwise an error's text would contain a label that was not paid for.
 _POOL: dict[str, Any] = {
     "pool_size": 10,
@@ -218,7 +215,6 @@ def _sqlite(url: URL) -> Engine:
         connection.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute("PRAGMA synchronous = FULL")
-        connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
         record.info["file"] = _identity(path)  # type: ignore[attr-defined]
 
     @event.listens_for(engine, "begin")
