@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import assert_never
 
 import numpy as np
 
 from terrine_server.labeling.local_voters import LocalVoters
 from terrine_server.labeling.process_voters import ProcessVoters
-from terrine_server.labeling.remote_voters import RemoteVoters
 from terrine_server.labeling.voters import Voters
 from terrine_server.ledger import EnsembleRecord
 from terrine_server.settings import Settings, VotersKind
@@ -23,7 +23,7 @@ class AnyVoters(Voters):
     def __init__(self, settings: Settings, kind: VotersKind = VotersKind.THREADS) -> None:
         """`kind`: who votes for ensembles that are here."""
         self._local = _local(settings, kind)
-        self._remote: Voters = RemoteVoters(settings.data_dir)
+        self._data_dir = settings.data_dir
 
     def check(self, record: EnsembleRecord) -> None:
         """Raise `EnsembleUnavailable` unless the registered ensemble can vote now."""
@@ -38,8 +38,15 @@ class AnyVoters(Voters):
 
     def close(self) -> None:
         """Give back what outlives a vote."""
-        for voters in (self._local, self._remote):
-            voters.close()
+        self._local.close()
+
+    @cached_property
+    def _remote(self) -> Voters:
+        # Not before it is needed: it loads PyTorch, which a server whose teachers vote in other
+        # processes does without.
+        from terrine_server.labeling.remote_voters import RemoteVoters
+
+        return RemoteVoters(self._data_dir)
 
     def _of(self, record: EnsembleRecord) -> Voters:
         return self._remote if record.info["kind"] == REMOTE else self._local
