@@ -268,4 +268,8 @@ def _ask(record: EnsembleRecord, dtype: str = "", shape: tuple[int, ...] = ()) -
 def usual_processes() -> int:
     """Return how many processes vote unless a setting says: as many as the server had threads."""
     threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-    return int(threads) if threads.isdecimal() and int(threads) else len(os.sched_getaffinity(0))
+    if threads.isdecimal() and int(threads):
+        return int(threads)
+    if hasattr(os, "sched_getaffinity"):  # not on every system
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
