@@ -79,14 +79,6 @@ class Settings(BaseSettings):
             "`OMP_NUM_THREADS`, else the number of processors; divided by `--workers`.",
         ),
     ] = None
-    voting_seconds: Annotated[
-        int,
-        Field(
-            ge=1,
-            description="How long a voting process may take for a block of inputs (at most 128); "
-            "then it is replaced, and the request gets a 503.",
-        ),
-    ] = 60
     max_batch: Annotated[int, Field(ge=1, description="Maximum queries in one request.")] = 4096
     max_waiting: Annotated[
         int,
@@ -183,6 +175,14 @@ class Settings(BaseSettings):
             "503.",
         ),
     ] = 10
+    voting_seconds: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="How long a voting process may take for a block of inputs (at most 128); "
+            "then it is replaced, and the request gets a 503.",
+        ),
+    ] = 60
     shutdown_seconds: Annotated[
         int, Field(ge=1, description="How long running requests may take to finish at shutdown.")
     ] = 30
