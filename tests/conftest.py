@@ -116,10 +116,10 @@ def two_threads() -> Iterator[None]:
     from terrine_models import workers
 
     usual = torch.get_num_threads()
-    workers._pool.cache_clear()
+    workers._workers.cache_clear()
     torch.set_num_threads(2)
     yield
-    workers._pool.cache_clear()
+    workers._workers.cache_clear()
     torch.set_num_threads(usual)
 
 

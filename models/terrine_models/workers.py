@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -21,15 +21,41 @@ Item = TypeVar("Item")
 _starting = threading.Lock()
 
 
+class _Workers(NamedTuple):
+    pool: ThreadPoolExecutor
+    turns: threading.Semaphore
+    """As many as the pool has threads: so many tasks compute at a time, wherever they run."""
+
+
 def side_by_side(work: Callable[[Item], T], items: Iterable[Item]) -> list[T]:
     """Run `work` on every item, as many at a time as torch uses threads; results in order."""
     with _starting:
-        pool = _pool()
-    return list(pool.map(work, items))
+        pool, turns = _workers()
+    waiting = list(items)
+    if len(waiting) == 1 and turns.acquire(blocking=False):
+        try:  # waking another thread and being woken takes longer than a small task
+            return [_alone(work, waiting[0])]
+        finally:
+            turns.release()
+
+    def in_turn(item: Item) -> T:
+        with turns:
+            return work(item)
+
+    return list(pool.map(in_turn, waiting))
+
+
+def _alone(work: Callable[[Item], T], item: Item) -> T:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return work(item)
+    finally:
+        torch.set_num_threads(threads)
 
 
 @cache
-def _pool() -> ThreadPoolExecutor:
+def _workers() -> _Workers:
     size = torch.get_num_threads()
     all_here = threading.Barrier(size + 1)
 
@@ -43,4 +69,4 @@ def _pool() -> ThreadPoolExecutor:
         pool.submit(compute_alone)
     all_here.wait()
     torch.set_num_threads(size)  # undoes the second effect
-    return pool
+    return _Workers(pool, threading.Semaphore(size))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from difflib import get_close_matches
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -19,6 +20,13 @@ from terrine_protocol.base import SHOWN
 
 MAY_BE_EMPTY = {"TERRINE_FORWARDED_ALLOW_IPS"}
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}
+
+
+class VotersKind(StrEnum):
+    """Where the teachers of a registered ensemble vote."""
+
+    THREADS = "threads"
+    PROCESSES = "processes"
 
 
 class Settings(BaseSettings):
@@ -60,6 +68,19 @@ class Settings(BaseSettings):
         Field(
             description="Torch device for voting, such as `cpu` or `cuda`. "
             "Default: the best available."
+        ),
+    ] = None
+    voters: Annotated[
+        VotersKind,
+        Field(description="Where teachers vote: in `threads` of the server, or `processes`."),
+    ] = VotersKind.THREADS
+    voter_processes: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=256,
+            description="How many processes vote for one server process. Default: "
+            "`OMP_NUM_THREADS`, else the number of processors; divided by `--workers`.",
         ),
     ] = None
     max_batch: Annotated[int, Field(ge=1, description="Maximum queries in one request.")] = 4096
@@ -168,6 +189,14 @@ class Settings(BaseSettings):
             "503.",
         ),
     ] = 10
+    voting_seconds: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="How long a voting process may take for a block of inputs (at most 128); "
+            "then it is replaced, and the request gets a 503.",
+        ),
+    ] = 60
     shutdown_seconds: Annotated[
         int, Field(ge=1, description="How long running requests may take to finish at shutdown.")
     ] = 30

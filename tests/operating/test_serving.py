@@ -158,11 +158,11 @@ def test_a_server_that_is_stopped_answers_every_request_that_it_charges(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_a_killed_worker_is_replaced_and_no_worker_outlives_the_server(
+def test_a_killed_worker_is_replaced_and_no_process_outlives_the_server(
     served_machine: Machine,
 ) -> None:
     headers = student(served_machine, "shared", 5)
-    with serving(served_machine, "--workers", "2") as server:
+    with serving(served_machine, "--workers", "2", "--voters", "processes") as server:
         server.wait_for("Application startup complete", 2)
         first = httpx.post(f"{server.url}/label", json=question(1), headers=headers, timeout=60)
         victim = server.entries("Application startup complete")[0]["pid"]

@@ -75,26 +75,32 @@ def serve(
     workers: Annotated[
         int, typer.Option(min=1, max=64, help="Processes that share the port and the ledger.")
     ] = 1,
+    voters: Annotated[
+        str | None,
+        typer.Option(
+            metavar="threads|processes", help="Where teachers vote; by default TERRINE_VOTERS."
+        ),
+    ] = None,
 ) -> None:
     """Serve the HTTP API until interrupted.
 
     Environment variables set everything else; docs/api.md explains each one.
     Places: TERRINE_DATA_DIR, TERRINE_DATABASE_URL, TERRINE_DATABASE_PASSWORD_FILE,
     TERRINE_SECRET_KEY_FILE, TERRINE_HOST, TERRINE_PORT, TERRINE_FORWARDED_ALLOW_IPS,
-    TERRINE_DEVICE.
+    TERRINE_DEVICE, TERRINE_VOTERS, TERRINE_VOTER_PROCESSES.
     Limits: TERRINE_MAX_BATCH, TERRINE_MAX_WAITING, TERRINE_MAX_BODY_BYTES,
     TERRINE_MAX_JSON_BYTES, TERRINE_MAX_HELD_BYTES, TERRINE_REQUESTS_PER_MINUTE,
     TERRINE_REPLAYS_PER_MINUTE, TERRINE_FAILED_LOGINS_PER_MINUTE, TERRINE_MAX_CONNECTIONS,
     TERRINE_MAX_PER_TOKEN, TERRINE_MAX_STRANGERS, TERRINE_MAX_PER_ADDRESS,
     TERRINE_KEEP_ALIVE_SECONDS, TERRINE_BODY_SECONDS, TERRINE_WRITE_SECONDS,
-    TERRINE_DATABASE_SECONDS, TERRINE_SHUTDOWN_SECONDS.
+    TERRINE_DATABASE_SECONDS, TERRINE_VOTING_SECONDS, TERRINE_SHUTDOWN_SECONDS.
     Signing in through an issuer: TERRINE_OIDC_ISSUER, TERRINE_OIDC_CLIENT_ID,
     TERRINE_OIDC_CLIENT_SECRET_FILE, TERRINE_OIDC_PUBLIC_URL, TERRINE_OIDC_SCOPES,
     TERRINE_OIDC_ROLE_CLAIM, TERRINE_OIDC_ADMINS, TERRINE_OIDC_AUDITORS, TERRINE_OIDC_PLAIN_HTTP.
     Log: TERRINE_LOG_LEVEL.
     For students: TERRINE_CONTACT.
     """
-    given: dict[str, Any] = {"host": host, "port": port}
+    given: dict[str, Any] = {"host": host, "port": port, "voters": voters}
     with _refusing(), ExitStack() as stack:
         from terrine_server.api import listening
         from terrine_server.settings import Settings
@@ -117,7 +123,16 @@ def serve(
         else:
             shared = TemporaryDirectory(prefix="terrine-metrics-")
             os.environ[SHARED_DIR] = stack.enter_context(shared)
+            os.environ |= for_each_worker(settings, workers)
             listening.serve_with_workers(WORKER, sockets, settings, workers)
+
+
+def for_each_worker(settings: Settings, workers: int) -> dict[str, str]:
+    """Return the variables of the workers: they read the settings themselves, but no options."""
+    from terrine_server.labeling.process_voters import usual_processes
+
+    processes = settings.voter_processes or max(1, usual_processes() // workers)
+    return {"TERRINE_VOTERS": settings.voters, "TERRINE_VOTER_PROCESSES": str(processes)}
 
 
 @contextmanager

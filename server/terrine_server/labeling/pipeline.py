@@ -98,6 +98,21 @@ class Ask:
         return None if self.key is None else self.key[0]
 
 
+@dataclass(frozen=True)
+class _Fixed:
+    """What never changes in a project, as its requests are checked by it."""
+
+    input: InputSpec
+    classes: int
+    mechanism: Mechanism
+
+
+SMALL_BYTES, SMALL_INPUTS = 4096, 32
+"""A request of less than this is checked sooner than a thread is woken to do so."""
+MOST_FIXED = 1024
+"""How many projects are kept in this form."""
+
+
 class Labeling:
     """Answers queries of projects. Each answer is paid before it is sent."""
 
@@ -106,11 +121,31 @@ class Labeling:
         self._voters = voters
         self._metrics = metrics
         self._max_batch = max_batch
+        self._by_genesis: dict[str, _Fixed] = {}
 
     def expected(self, project_name: str) -> tuple[InputSpec, int]:
         """Return the format of inputs and the number of classes. Raises NotFound."""
-        info = self._ledger.remembered(project_name).ensemble.info
-        return InputSpec.model_validate(info["input"]), len(info["classes"])
+        fixed = self._fixed(self._ledger.remembered(project_name))
+        return fixed.input, fixed.classes
+
+    def small(self, project_name: str, size: int) -> bool:
+        """Whether a plain body of so many bytes can be checked at once, without the database."""
+        project = self._ledger.in_memory(project_name)
+        fixed = None if project is None else self._by_genesis.get(project.genesis)
+        if fixed is None:
+            return False
+        return size <= min(SMALL_BYTES, SMALL_INPUTS * (4 + math.prod(fixed.input.shape)))
+
+    def _fixed(self, project: ProjectRecord) -> _Fixed:
+        found = self._by_genesis.get(project.genesis)
+        if found is None:
+            info = project.ensemble.info
+            spec, classes = InputSpec.model_validate(info["input"]), len(info["classes"])
+            found = _Fixed(spec, classes, mechanism_of(project))
+            if len(self._by_genesis) >= MOST_FIXED:
+                self._by_genesis.clear()
+            self._by_genesis[project.genesis] = found
+        return found
 
     def check(
         self,
@@ -124,11 +159,11 @@ class Labeling:
         `key` is its idempotency key. Raises a `TerrineError` that concerns this request only.
         """
         project = self._ledger.remembered(project_name)
-        info, mechanism = project.ensemble.info, mechanism_of(project)
-        spec = InputSpec.model_validate(info["input"])
-        queries = canonical_inputs(inputs, spec, self._max_batch)
+        fixed = self._fixed(project)
+        mechanism = fixed.mechanism
+        queries = canonical_inputs(inputs, fixed.input, self._max_batch)
         checked = check_probabilities(
-            probabilities, mechanism.needs_probabilities, len(queries), len(info["classes"])
+            probabilities, mechanism.needs_probabilities, len(queries), fixed.classes
         )
         baselines = None
         if isinstance(mechanism, InteractiveGNMax) and checked is not None:
@@ -204,7 +239,7 @@ class Labeling:
         """Let the teachers vote on the chosen queries of a group, and draw the outcomes."""
         if not chosen:
             return {}
-        mechanism = mechanism_of(project)
+        mechanism = self._fixed(project).mechanism
         queries = _joined([ask.queries for ask in asks])[chosen]
         probabilities = _rows([ask.probabilities for ask in asks], chosen)
         baselines = _rows([ask.baselines for ask in asks], chosen)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from terrine_server.errors import EnsembleUnavailable
-from terrine_server.ledger import SHARED, EnsembleRecord
+
+if TYPE_CHECKING:  # a voting process needs no ledger
+    from terrine_server.ledger import EnsembleRecord
 
 
 class Voters(Protocol):
@@ -34,6 +36,10 @@ class Voters(Protocol):
         helper's noise. Raises `EnsembleUnavailable`.
         """
 
+    def close(self) -> None:
+        """Give back what outlives a vote, such as processes. Nothing is voted on after it."""
+        return  # threads of this process have nothing
+
 
 def checked_votes(voters: Voters, record: EnsembleRecord, inputs: np.ndarray) -> np.ndarray:
     """Return the vote counts for canonical inputs `[B, …]`: int64 `[B, m]`, checked.
@@ -41,6 +47,8 @@ def checked_votes(voters: Voters, record: EnsembleRecord, inputs: np.ndarray) ->
     Raises `EnsembleUnavailable`, also if a row is not one vote per teacher: every price depends
     on that, but for that of sums (`SHARED`), which nobody can check.
     """
+    from terrine_server.ledger import SHARED
+
     counts = voters.votes(record, inputs)
     teachers, classes = record.info["teachers"], len(record.info["classes"])
     if record.info["kind"] == SHARED:
