@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from difflib import get_close_matches
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,6 +16,12 @@ from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 MAY_BE_EMPTY = {"TERRINE_FORWARDED_ALLOW_IPS"}
+
+
+class VotersKind(StrEnum):
+    """Where the teachers of a registered ensemble vote."""
+
+    THREADS = "threads"
 
 
 class Settings(BaseSettings):
@@ -58,6 +65,9 @@ class Settings(BaseSettings):
             "Default: the best available."
         ),
     ] = None
+    voters: Annotated[
+        VotersKind, Field(description="Where teachers vote: `threads` of the server.")
+    ] = VotersKind.THREADS
     max_batch: Annotated[int, Field(ge=1, description="Maximum queries in one request.")] = 4096
     max_waiting: Annotated[
         int,

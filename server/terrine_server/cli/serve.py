@@ -75,13 +75,17 @@ def serve(
     workers: Annotated[
         int, typer.Option(min=1, max=64, help="Processes that share the port and the ledger.")
     ] = 1,
+    voters: Annotated[
+        str | None,
+        typer.Option(metavar="threads", help="Where teachers vote; by default TERRINE_VOTERS."),
+    ] = None,
 ) -> None:
     """Serve the HTTP API until interrupted.
 
     Environment variables set everything else; docs/api.md explains each one.
     Places: TERRINE_DATA_DIR, TERRINE_DATABASE_URL, TERRINE_DATABASE_PASSWORD_FILE,
     TERRINE_SECRET_KEY_FILE, TERRINE_HOST, TERRINE_PORT, TERRINE_FORWARDED_ALLOW_IPS,
-    TERRINE_DEVICE.
+    TERRINE_DEVICE, TERRINE_VOTERS.
     Limits: TERRINE_MAX_BATCH, TERRINE_MAX_WAITING, TERRINE_MAX_BODY_BYTES,
     TERRINE_MAX_JSON_BYTES, TERRINE_MAX_HELD_BYTES, TERRINE_REQUESTS_PER_MINUTE,
     TERRINE_REPLAYS_PER_MINUTE, TERRINE_FAILED_LOGINS_PER_MINUTE, TERRINE_MAX_CONNECTIONS,
@@ -90,7 +94,7 @@ def serve(
     TERRINE_DATABASE_SECONDS, TERRINE_SHUTDOWN_SECONDS.
     Log: TERRINE_LOG_LEVEL.
     """
-    given: dict[str, Any] = {"host": host, "port": port}
+    given: dict[str, Any] = {"host": host, "port": port, "voters": voters}
     with _refusing(), ExitStack() as stack:
         from terrine_server.api import listening
         from terrine_server.settings import Settings
@@ -113,6 +117,7 @@ def serve(
         else:
             shared = TemporaryDirectory(prefix="terrine-metrics-")
             os.environ[SHARED_DIR] = stack.enter_context(shared)
+            os.environ["TERRINE_VOTERS"] = settings.voters  # workers read their own settings
             listening.serve_with_workers(WORKER, sockets, settings, workers)
 
 
