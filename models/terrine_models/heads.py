@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
-from .architectures import match_priors, ridge_heads
+from .architectures import match_priors, ridge_head
 from .augment import BENDING, TURNING, distorted, draws_for
 from .backbones import Backbone
 from .data import Dataset, InputSpec
 from .features import BLOCK, MOST_POINTS, FeatureMap, Kind, PublicData, public_features
 from .shards import Shards
 from .store import Architecture, FeatureSpec, TeacherTraining
-from .workers import side_by_side
+from .workers import alone, side_by_side
 
 USUAL, OF_WHITENED = 0.1, 1.0
 """Penalties of heads. On whitened features a strong one does no harm: what it shrinks most is the
@@ -84,18 +84,20 @@ class Heads:
         turning = TURNING if settings.turning is None else settings.turning
         bending = BENDING if settings.bending is None else settings.bending
 
-        def prepare_shard(teacher: int) -> tuple[torch.Tensor, torch.Tensor]:
+        def train(teacher: int) -> tuple[torch.Tensor, torch.Tensor]:
             x, y = shards.of(teacher)
             if copies:
                 draws = draws_for(settings.seed or 0, teacher, len(x) * copies)
                 repeated = x.repeat_interleave(copies, 0)
                 x = torch.cat([x, distorted(repeated, draws, plan.input, turning, bending)])
                 y = torch.cat([y, y.repeat_interleave(copies)])
-            return torch.cat([features(block) for block in torch.split(x, BLOCK)]), y
+            known = torch.cat([features(block) for block in torch.split(x, BLOCK)])
+            return ridge_head(known, y, len(plan.classes), ridge)
 
-        ready = side_by_side(prepare_shard, run)
-        weights, biases = ridge_heads(ready, len(plan.classes), ridge)
+        trained = side_by_side(train, run)
+        weights, biases = (torch.stack(each) for each in zip(*trained, strict=True))
         rows = shards.public_rows(MOST_POINTS)
         if settings.match_prior and rows is not None:
-            biases = match_priors(weights, biases, shards.priors(run), features(rows))
+            priors = shards.priors(run)
+            biases = alone(lambda: match_priors(weights, biases, priors, features(rows)))
         return {"weights": weights, "biases": biases}

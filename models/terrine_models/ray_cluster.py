@@ -1,0 +1,115 @@
+"""A Ray cluster to train and to vote on: an existing one, or one of this machine's processors.
+
+Whoever may connect to a cluster may run code on it, so it lies within the trust boundary: Ray
+itself pickles what its processes, which trust each other, send. Teachers' files are never pickled.
+
+What is private goes straight from process to process. Ray keeps arguments of more than 100 kB in
+an object store, in memory that all processes of a machine share; here that limit is raised above
+what any task is sent.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import secrets
+import shutil
+import tempfile
+from contextlib import suppress
+from threading import Lock
+from typing import Any
+
+from .store import versions
+
+INLINE_BYTES = 256 * 2**20
+"""Arguments of fewer bytes are sent with the task. Ray's own limit on a message is twice that."""
+STORE_BYTES = 100 * 2**20
+"""Of the object store of a cluster of one's own, near the least that Ray takes."""
+NAMESPACE = "terrine"
+
+_connecting = Lock()
+
+
+class ClusterError(Exception):
+    """A Ray cluster cannot be used; the message says why and what to do."""
+
+
+def connect(address: str | None) -> int:
+    """Join the cluster at `address`, once in a process; return how many processors it has.
+
+    `address` is `HOST:PORT` or `auto`, for a cluster to which this machine belongs, or
+    `ray://HOST:PORT`, for one to which it does not. None starts one of all processors here, which
+    ends with this process. Raises ClusterError.
+    """
+    with _connecting:
+        ray = _ray(address)
+        if not ray.is_initialized():
+            options = _own() if address is None else {"address": address}
+            try:
+                ray.init(
+                    namespace=NAMESPACE,
+                    log_to_driver=False,
+                    configure_logging=False,
+                    logging_level=logging.ERROR,
+                    **options,
+                )
+            except (Exception, SystemExit) as error:  # of many classes
+                where = "on this machine" if address is None else f"at {address}"
+                raise ClusterError(f"There is no Ray cluster {where}: {_first(error)}") from None
+        processors = int(ray.cluster_resources().get("CPU", 0))
+    if processors < 1:
+        raise ClusterError("The Ray cluster has no processor. Start it with --num-cpus of 1 or more.")
+    return processors
+
+
+def disconnect() -> None:
+    """Leave the cluster. One that `connect` started ends."""
+    import ray
+
+    ray.shutdown()
+
+
+def software() -> dict[str, str]:
+    """Versions of what training and votes depend on."""
+    return versions("terrine")
+
+
+def differing(ours: dict[str, str]) -> str | None:
+    """Say what this process has in other versions than `ours`; None if it is nothing."""
+    theirs = software()
+    other = [f"{name} {theirs[name]} instead of {ours[name]}" for name in ours if theirs[name] != ours[name]]
+    if not other:
+        return None
+    return f"A machine of the Ray cluster has {', '.join(other)}. Install the same versions on all."
+
+
+def _ray(address: str | None) -> Any:
+    """Import Ray, which reads its settings then."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    for limit in ("max_direct_call_object_size", "task_rpc_inlined_bytes_limit"):
+        os.environ.setdefault(f"RAY_{limit}", str(INLINE_BYTES))
+    if address is None and not any(name.startswith("RAY_AUTH_") for name in os.environ):
+        os.environ["RAY_AUTH_MODE"] = "token"  # nobody else on this machine may use it
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    try:
+        import ray
+    except ModuleNotFoundError:
+        raise ClusterError("Ray is not installed. Install it: pip install 'terrine[ray]'") from None
+    return ray
+
+
+def _own() -> dict[str, Any]:
+    """Options of a cluster of this process alone, with a directory that others cannot read."""
+    directory = tempfile.mkdtemp(prefix="terrine-ray-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return {
+        "address": "local",
+        "include_dashboard": False,
+        "object_store_memory": STORE_BYTES,
+        "_temp_dir": directory,
+    }
+
+
+def _first(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
