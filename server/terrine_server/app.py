@@ -48,7 +48,7 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
     engine = connect(settings.database, settings.database_password(), settings.database_seconds)
     key = load_secret_key(settings.secret_key_path)
     ledger = Ledger(engine, key)
-    voters = AnyVoters(settings)
+    voters = AnyVoters(settings, settings.voters)
     metrics = Metrics()
     labeling = Labeling(ledger, voters, metrics, settings.max_batch)
     services = Services(
@@ -78,6 +78,7 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
             gc.collect()
             gc.freeze()
         yield
+        await to_thread.run_sync(voters.close)
         engine.dispose()
 
     app = FastAPI(

@@ -22,6 +22,7 @@ class VotersKind(StrEnum):
     """Where the teachers of a registered ensemble vote."""
 
     THREADS = "threads"
+    PROCESSES = "processes"
 
 
 class Settings(BaseSettings):
@@ -66,8 +67,26 @@ class Settings(BaseSettings):
         ),
     ] = None
     voters: Annotated[
-        VotersKind, Field(description="Where teachers vote: `threads` of the server.")
+        VotersKind,
+        Field(description="Where teachers vote: in `threads` of the server, or `processes`."),
     ] = VotersKind.THREADS
+    voter_processes: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=256,
+            description="How many processes vote for one server process. Default: "
+            "`OMP_NUM_THREADS`, else the number of processors; divided by `--workers`.",
+        ),
+    ] = None
+    voting_seconds: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="How long a voting process may take for a block of inputs (at most 128); "
+            "then it is replaced, and the request gets a 503.",
+        ),
+    ] = 60
     max_batch: Annotated[int, Field(ge=1, description="Maximum queries in one request.")] = 4096
     max_waiting: Annotated[
         int,

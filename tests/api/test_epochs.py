@@ -11,9 +11,9 @@ from caller import Caller, slug
 from server import RunningServer
 
 from terrine_protocol import Estimate, LabelResponse, Outcome, ProjectInfo
-from terrine_server.labeling.local_voters import LocalVoters
+from terrine_server.labeling.local_voters import LocalVoters, Registered
 from terrine_server.labeling.pipeline import Labeling
-from terrine_server.ledger import EnsembleRecord, Receipt
+from terrine_server.ledger import Receipt
 from terrine_server.metrics import Metrics
 
 Call = Callable[..., Caller]
@@ -97,7 +97,7 @@ class Overtaking(LocalVoters):
 
     overtake: Callable[[], Receipt] | None = None
 
-    def votes(self, record: EnsembleRecord, inputs: np.ndarray) -> np.ndarray:
+    def votes(self, record: Registered, inputs: np.ndarray) -> np.ndarray:
         overtake, self.overtake = self.overtake, None
         if overtake is not None:
             overtake()

@@ -14,6 +14,7 @@ from terrine_server.errors import (
     TerrineError,
 )
 from terrine_server.labeling.pipeline import Ask, Labeling
+from terrine_server.labeling.voters import Voters
 from terrine_server.ledger import EnsembleRecord, Ledger, Receipt
 from terrine_server.metrics import Metrics
 
@@ -24,7 +25,7 @@ SHARP = {"name": "gnmax", "sigma": 8.0}
 MOST = 20
 
 
-class Told:
+class Told(Voters):
     """Teachers that agree on the class in the first pixel, or split in halves if it is 99."""
 
     def __init__(self, teachers: int = TEACHERS) -> None:

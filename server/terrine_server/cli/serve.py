@@ -77,7 +77,9 @@ def serve(
     ] = 1,
     voters: Annotated[
         str | None,
-        typer.Option(metavar="threads", help="Where teachers vote; by default TERRINE_VOTERS."),
+        typer.Option(
+            metavar="threads|processes", help="Where teachers vote; by default TERRINE_VOTERS."
+        ),
     ] = None,
 ) -> None:
     """Serve the HTTP API until interrupted.
@@ -85,13 +87,13 @@ def serve(
     Environment variables set everything else; docs/api.md explains each one.
     Places: TERRINE_DATA_DIR, TERRINE_DATABASE_URL, TERRINE_DATABASE_PASSWORD_FILE,
     TERRINE_SECRET_KEY_FILE, TERRINE_HOST, TERRINE_PORT, TERRINE_FORWARDED_ALLOW_IPS,
-    TERRINE_DEVICE, TERRINE_VOTERS.
+    TERRINE_DEVICE, TERRINE_VOTERS, TERRINE_VOTER_PROCESSES.
     Limits: TERRINE_MAX_BATCH, TERRINE_MAX_WAITING, TERRINE_MAX_BODY_BYTES,
     TERRINE_MAX_JSON_BYTES, TERRINE_MAX_HELD_BYTES, TERRINE_REQUESTS_PER_MINUTE,
     TERRINE_REPLAYS_PER_MINUTE, TERRINE_FAILED_LOGINS_PER_MINUTE, TERRINE_MAX_CONNECTIONS,
     TERRINE_MAX_PER_TOKEN, TERRINE_MAX_STRANGERS, TERRINE_MAX_PER_ADDRESS,
     TERRINE_KEEP_ALIVE_SECONDS, TERRINE_BODY_SECONDS, TERRINE_WRITE_SECONDS,
-    TERRINE_DATABASE_SECONDS, TERRINE_SHUTDOWN_SECONDS.
+    TERRINE_DATABASE_SECONDS, TERRINE_VOTING_SECONDS, TERRINE_SHUTDOWN_SECONDS.
     Log: TERRINE_LOG_LEVEL.
     """
     given: dict[str, Any] = {"host": host, "port": port, "voters": voters}
@@ -117,8 +119,16 @@ def serve(
         else:
             shared = TemporaryDirectory(prefix="terrine-metrics-")
             os.environ[SHARED_DIR] = stack.enter_context(shared)
-            os.environ["TERRINE_VOTERS"] = settings.voters  # workers read their own settings
+            os.environ |= for_each_worker(settings, workers)
             listening.serve_with_workers(WORKER, sockets, settings, workers)
+
+
+def for_each_worker(settings: Settings, workers: int) -> dict[str, str]:
+    """Return the variables of the workers: they read the settings themselves, but no options."""
+    from terrine_server.labeling.process_voters import usual_processes
+
+    processes = settings.voter_processes or max(1, usual_processes() // workers)
+    return {"TERRINE_VOTERS": settings.voters, "TERRINE_VOTER_PROCESSES": str(processes)}
 
 
 @contextmanager

@@ -1,14 +1,17 @@
-"""Voters for every kind of ensemble: in this process, or at their owners."""
+"""Voters for every kind of ensemble: in this process, in others, or at their owners."""
 
 from __future__ import annotations
+
+from typing import assert_never
 
 import numpy as np
 
 from terrine_server.labeling.local_voters import LocalVoters
+from terrine_server.labeling.process_voters import ProcessVoters
 from terrine_server.labeling.remote_voters import RemoteVoters
 from terrine_server.labeling.voters import Voters
 from terrine_server.ledger import EnsembleRecord
-from terrine_server.settings import Settings
+from terrine_server.settings import Settings, VotersKind
 
 REMOTE = "remote"
 """The kind of an ensemble whose teachers are with their owners."""
@@ -17,8 +20,9 @@ REMOTE = "remote"
 class AnyVoters(Voters):
     """Passes each ensemble on to the voters of its kind."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._local: Voters = LocalVoters(settings.data_dir, settings.device)
+    def __init__(self, settings: Settings, kind: VotersKind = VotersKind.THREADS) -> None:
+        """`kind`: who votes for ensembles that are here."""
+        self._local = _local(settings, kind)
         self._remote: Voters = RemoteVoters(settings.data_dir)
 
     def check(self, record: EnsembleRecord) -> None:
@@ -32,5 +36,25 @@ class AnyVoters(Voters):
         """
         return self._of(record).votes(record, inputs)
 
+    def close(self) -> None:
+        """Give back what outlives a vote."""
+        for voters in (self._local, self._remote):
+            voters.close()
+
     def _of(self, record: EnsembleRecord) -> Voters:
         return self._remote if record.info["kind"] == REMOTE else self._local
+
+
+def _local(settings: Settings, kind: VotersKind) -> Voters:
+    match kind:
+        case VotersKind.THREADS:
+            return LocalVoters(settings.data_dir, settings.device)
+        case VotersKind.PROCESSES:
+            return ProcessVoters(
+                settings.data_dir,
+                settings.device,
+                settings.voter_processes,
+                settings.voting_seconds,
+            )
+        case _:
+            assert_never(kind)

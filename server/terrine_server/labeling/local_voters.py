@@ -7,23 +7,48 @@ disk changes.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling.voters import Voters
-from terrine_server.ledger import EnsembleRecord
 
 if TYPE_CHECKING:
     from terrine_models.ensemble import Ensemble
-    from terrine_models.store import Manifest
 
 FileStamp = tuple[tuple[int, int, int], ...]
 """Inode, size and change time (ctime, which cannot be set) of an ensemble's files."""
+
+
+class Registered(Protocol):
+    """Where a registered ensemble is, and which one it must be: a part of its record."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+
+    @property
+    def path(self) -> str:
+        """Its directory, within the data directory."""
+
+    @property
+    def manifest_sha256(self) -> str:
+        """The digest of its manifest."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """An ensemble that is loaded, and whose files these were."""
+
+    ensemble: Ensemble
+    files: Sequence[str]
+    stamp: FileStamp
 
 
 @dataclass
@@ -31,54 +56,57 @@ class _Slot:
     """One ensemble."""
 
     loading: Lock = field(default_factory=Lock)
-    stamp: FileStamp = ()
-    ensemble: Ensemble | None = None
+    loaded: Loaded | None = None
 
 
 class LocalVoters(Voters):
     """Turns batches of inputs into vote counts, for any registered ensemble."""
 
-    def __init__(self, data_dir: Path, device: str | None = None) -> None:
+    def __init__(
+        self, data_dir: Path, device: str | None = None, memory: int | None = None
+    ) -> None:
+        """`memory`: bytes that voting may use, as in `Ensemble.load`."""
         self._data_dir = data_dir
         self._device = device
+        self._memory = memory
         self._slots: dict[tuple[str, str], _Slot] = {}
         self._lock = Lock()
 
-    def check(self, record: EnsembleRecord) -> None:
+    def check(self, record: Registered) -> None:
         """Load and verify the ensemble if necessary. Raises `EnsembleUnavailable`."""
-        self._verified(record)
+        self.loaded(record)
 
-    def votes(self, record: EnsembleRecord, inputs: np.ndarray) -> np.ndarray:
+    def votes(self, record: Registered, inputs: np.ndarray) -> np.ndarray:
         """Return the teachers' vote counts for canonical inputs `[B, …]` as int64 `[B, m]`.
 
         Raises `EnsembleUnavailable`.
         """
-        return self._verified(record).votes(inputs)
+        return self.loaded(record).ensemble.votes(inputs)
 
-    def _slot(self, record: EnsembleRecord) -> _Slot:
-        with self._lock:
-            return self._slots.setdefault((record.name, record.manifest_sha256), _Slot())
-
-    def _verified(self, record: EnsembleRecord) -> Ensemble:
+    def loaded(self, record: Registered) -> Loaded:
+        """Return the ensemble as its files are now. Raises `EnsembleUnavailable`."""
         from terrine_models.store import StoreError
 
-        slot = self._slot(record)
+        with self._lock:
+            slot = self._slots.setdefault((record.name, record.manifest_sha256), _Slot())
         directory = self._data_dir / record.path
         with slot.loading:
             try:
-                if slot.ensemble is None or slot.stamp != _stamp(directory, slot.ensemble.manifest):
-                    slot.ensemble = None
-                    slot.stamp, slot.ensemble = self._load(record, directory)
+                found = slot.loaded
+                if found is None or found.stamp != stamp(directory, found.files):
+                    slot.loaded = None
+                    found = slot.loaded = self._load(record, directory)
             except (StoreError, OSError) as error:
                 raise EnsembleUnavailable(str(error)) from error
-            return slot.ensemble
+            return found
 
-    def _load(self, record: EnsembleRecord, directory: Path) -> tuple[FileStamp, Ensemble]:
-        from terrine_models.ensemble import Ensemble
+    def _load(self, record: Registered, directory: Path) -> Loaded:
+        from terrine_models.ensemble import MEMORY, Ensemble
         from terrine_models.store import load_manifest, manifest_digest
 
         # The stamp is taken before reading, so that a change in between is noticed later.
-        stamp = _stamp(directory, load_manifest(directory))
+        files = ("manifest.json", *load_manifest(directory).files)
+        taken = stamp(directory, files)
 
         def check_manifest() -> None:
             if manifest_digest(directory) != record.manifest_sha256:
@@ -88,12 +116,13 @@ class LocalVoters(Voters):
                 )
 
         check_manifest()  # before native code parses files that nobody checked
-        ensemble = Ensemble.load(directory, device=self._device)
+        ensemble = Ensemble.load(directory, self._device, memory=self._memory or MEMORY)
         check_manifest()  # it is the one that was loaded
         ensemble.fastest()  # measured now, so that the first student does not wait
-        return stamp, ensemble
+        return Loaded(ensemble, files, taken)
 
 
-def _stamp(directory: Path, manifest: Manifest) -> FileStamp:
-    paths = (directory / name for name in ("manifest.json", *manifest.files))
-    return tuple((s.st_ino, s.st_size, s.st_ctime_ns) for s in (path.stat() for path in paths))
+def stamp(directory: Path, files: Sequence[str]) -> FileStamp:
+    """Return the stamp of an ensemble's files as they are now. Raises OSError."""
+    found = (os.stat(directory / name) for name in files)
+    return tuple((s.st_ino, s.st_size, s.st_ctime_ns) for s in found)

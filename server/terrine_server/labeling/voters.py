@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from terrine_server.errors import EnsembleUnavailable
-from terrine_server.ledger import EnsembleRecord
+
+if TYPE_CHECKING:  # a voting process needs no ledger
+    from terrine_server.ledger import EnsembleRecord
 
 
 class Voters(Protocol):
@@ -32,6 +34,10 @@ class Voters(Protocol):
 
         Raises `EnsembleUnavailable`.
         """
+
+    def close(self) -> None:
+        """Give back what outlives a vote, such as processes. Nothing is voted on after it."""
+        return  # threads of this process have nothing
 
 
 def checked_votes(voters: Voters, record: EnsembleRecord, inputs: np.ndarray) -> np.ndarray:
