@@ -8,6 +8,7 @@ import numpy as np
 
 from terrine_server.labeling.local_voters import LocalVoters
 from terrine_server.labeling.process_voters import ProcessVoters
+from terrine_server.labeling.ray_voters import RayVoters
 from terrine_server.labeling.remote_voters import RemoteVoters
 from terrine_server.labeling.voters import Voters
 from terrine_server.ledger import EnsembleRecord
@@ -53,6 +54,13 @@ def _local(settings: Settings, kind: VotersKind) -> Voters:
             return ProcessVoters(
                 settings.data_dir,
                 settings.device,
+                settings.voter_processes,
+                settings.voting_seconds,
+            )
+        case VotersKind.RAY:
+            return RayVoters(
+                settings.data_dir,
+                settings.ray_address,
                 settings.voter_processes,
                 settings.voting_seconds,
             )
