@@ -21,7 +21,6 @@ from .features import FeatureMap
 from .gradients import ENLARGED
 from .onnx_models import Model, ModelError, OnnxTeachers
 from .store import (
-    BACKBONE,
     FEATURES,
     Manifest,
     StoreError,

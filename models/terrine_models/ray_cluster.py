@@ -16,7 +16,6 @@ import os
 import secrets
 import shutil
 import tempfile
-from contextlib import suppress
 from threading import Lock
 from typing import Any
 
@@ -57,10 +56,18 @@ def connect(address: str | None) -> int:
             except (Exception, SystemExit) as error:  # of many classes
                 where = "on this machine" if address is None else f"at {address}"
                 raise ClusterError(f"There is no Ray cluster {where}: {_first(error)}") from None
-        processors = int(ray.cluster_resources().get("CPU", 0))
-    if processors < 1:
-        raise ClusterError("The Ray cluster has no processor. Start it with --num-cpus of 1 or more.")
-    return processors
+    return processors()
+
+
+def processors() -> int:
+    """Return how many processors the cluster has now. Raises ClusterError if it has none."""
+    import ray
+
+    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    found = int(resources.get("CPU", 0))
+    if found < 1:
+        raise ClusterError("The Ray cluster has no processors. Start `ray start` on a machine.")
+    return found
 
 
 def disconnect() -> None:
@@ -78,10 +85,11 @@ def software() -> dict[str, str]:
 def differing(ours: dict[str, str]) -> str | None:
     """Say what this process has in other versions than `ours`; None if it is nothing."""
     theirs = software()
-    other = [f"{name} {theirs[name]} instead of {ours[name]}" for name in ours if theirs[name] != ours[name]]
+    other = [name for name in ours if theirs[name] != ours[name]]
     if not other:
         return None
-    return f"A machine of the Ray cluster has {', '.join(other)}. Install the same versions on all."
+    found = ", ".join(f"{name} {theirs[name]} instead of {ours[name]}" for name in other)
+    return f"A machine of the Ray cluster has {found}. Install the same versions on all."
 
 
 def _ray(address: str | None) -> Any:
@@ -102,7 +110,7 @@ def _ray(address: str | None) -> Any:
 def _own() -> dict[str, Any]:
     """Options of a cluster of this process alone, with a directory that others cannot read."""
     directory = tempfile.mkdtemp(prefix="terrine-ray-")
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)  # after Ray's own end
     return {
         "address": "local",
         "include_dashboard": False,

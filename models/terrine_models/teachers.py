@@ -50,17 +50,17 @@ __all__ = ["Forests", "Heads", "How", "Networks", "TrainingError", "deal", "trai
 PROGRESS = "training.json"
 How = Heads | Networks | Forests
 """The settings of one kind of teacher."""
+Trained = dict[str, torch.Tensor]
+"""The tensors of a run of teachers."""
 
 
 class Trainer(Protocol):
     """Trains runs of teachers, and yields the tensors of each run, in order."""
 
-    def __call__(
-        self, how: How, shards: Shards, runs: Sequence[range]
-    ) -> Generator[dict[str, torch.Tensor]]: ...
+    def __call__(self, how: How, shards: Shards, runs: Sequence[range]) -> Generator[Trained]: ...
 
 
-def here(how: How, shards: Shards, runs: Sequence[range]) -> Generator[dict[str, torch.Tensor]]:
+def here(how: How, shards: Shards, runs: Sequence[range]) -> Generator[Trained]:
     """Train in this process, on all its processors."""
     for run in runs:
         yield how.train(shards, run)
@@ -82,8 +82,9 @@ def train_ensemble(
 
     `public` is what the feature map of heads may be fitted on, and on what teachers of tables match
     their prior; without it the map is data-independent. `on_trained` is called with the number of
-    trained teachers: with 0, and after every file. `trainer` says where they are trained. During training the files are in
-    `<out>.partial`, which becomes `out` at the end.
+    trained teachers: with 0, and after every file. `trainer` says where they are trained, and
+    changes nothing else. During training the files are in `<out>.partial`, which becomes `out` at
+    the end.
 
     Raises TrainingError (n larger than the records or people, `out` exists, settings differ from
     those of an interrupted training) and DataError (public data unfit).
@@ -128,9 +129,10 @@ def train_ensemble(
     shards = Shards(data, dict(enumerate(rows)), plan, features, public)
     report = on_trained or (lambda done: None)
     report(0)
+    starts = range(0, teachers, how.per_file)
     runs = {
-        f"teachers-{at // how.per_file:05d}.safetensors": range(at, min(at + how.per_file, teachers))
-        for at in range(0, teachers, how.per_file)
+        f"teachers-{number:05d}.safetensors": range(at, min(at + how.per_file, teachers))
+        for number, at in enumerate(starts)
     }
     missing = [run for file, run in runs.items() if file not in files]
     with closing(trainer(how, shards, missing)) as trained:

@@ -78,7 +78,8 @@ def serve(
     voters: Annotated[
         str | None,
         typer.Option(
-            metavar="threads|processes", help="Where teachers vote; by default TERRINE_VOTERS."
+            metavar="threads|processes|ray",
+            help="Where teachers vote; by default TERRINE_VOTERS.",
         ),
     ] = None,
 ) -> None:
@@ -87,7 +88,7 @@ def serve(
     Environment variables set everything else; docs/api.md explains each one.
     Places: TERRINE_DATA_DIR, TERRINE_DATABASE_URL, TERRINE_DATABASE_PASSWORD_FILE,
     TERRINE_SECRET_KEY_FILE, TERRINE_HOST, TERRINE_PORT, TERRINE_FORWARDED_ALLOW_IPS,
-    TERRINE_DEVICE, TERRINE_VOTERS, TERRINE_VOTER_PROCESSES.
+    TERRINE_DEVICE, TERRINE_VOTERS, TERRINE_VOTER_PROCESSES, TERRINE_RAY_ADDRESS.
     Limits: TERRINE_MAX_BATCH, TERRINE_MAX_WAITING, TERRINE_MAX_BODY_BYTES,
     TERRINE_MAX_JSON_BYTES, TERRINE_MAX_HELD_BYTES, TERRINE_REQUESTS_PER_MINUTE,
     TERRINE_REPLAYS_PER_MINUTE, TERRINE_FAILED_LOGINS_PER_MINUTE, TERRINE_MAX_CONNECTIONS,
