@@ -15,7 +15,9 @@ import logging
 import os
 import secrets
 import shutil
+import sys
 import tempfile
+from importlib.util import find_spec
 from threading import Lock
 from typing import Any
 
@@ -70,6 +72,12 @@ def processors() -> int:
     return found
 
 
+def require_ray() -> None:
+    """Raise ClusterError if Ray is not installed."""
+    if find_spec("ray") is None:
+        raise ClusterError("Ray is not installed. Install it with pip install 'terrine[ray]'.")
+
+
 def disconnect() -> None:
     """Leave the cluster. One that `connect` started ends."""
     import ray
@@ -97,13 +105,13 @@ def _ray(address: str | None) -> Any:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     for limit in ("max_direct_call_object_size", "task_rpc_inlined_bytes_limit"):
         os.environ.setdefault(f"RAY_{limit}", str(INLINE_BYTES))
-    if address is None and not any(name.startswith("RAY_AUTH_") for name in os.environ):
+    chosen = any(name.startswith("RAY_AUTH_") for name in os.environ)
+    if address is None and not chosen and "ray" not in sys.modules:
         os.environ["RAY_AUTH_MODE"] = "token"  # nobody else on this machine may use it
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    try:
-        import ray
-    except ModuleNotFoundError:
-        raise ClusterError("Ray is not installed. Install it: pip install 'terrine[ray]'") from None
+    require_ray()
+    import ray
+
     return ray
 
 

@@ -189,14 +189,10 @@ class RayVoters(Voters):
         return counts
 
     def close(self) -> None:
-        """End the actors, and leave the cluster."""
-        with self._joining:
+        """End the actors. The cluster, if it is this process's own, ends with the process."""
+        with self._joining, self._lock:
             for seat in self._seats:
                 seat.leave()
-            if self._seats:
-                from terrine_models.ray_cluster import disconnect
-
-                disconnect()
             self._seats = []
 
     def _manifest(self, record: EnsembleRecord) -> Manifest:
