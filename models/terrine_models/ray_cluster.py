@@ -15,6 +15,7 @@ import logging
 import os
 import secrets
 import shutil
+import socket
 import sys
 import tempfile
 from importlib.util import find_spec
@@ -28,6 +29,7 @@ INLINE_BYTES = 256 * 2**20
 STORE_BYTES = 100 * 2**20
 """Of the object store of a cluster of one's own, near the least that Ray takes."""
 NAMESPACE = "terrine"
+CONNECT_SECONDS = 10.0
 
 _connecting = Lock()
 
@@ -39,14 +41,15 @@ class ClusterError(Exception):
 def connect(address: str | None) -> int:
     """Join the cluster at `address`, once in a process; return how many processors it has.
 
-    `address` is `HOST:PORT` or `auto`, for a cluster to which this machine belongs, or
-    `ray://HOST:PORT`, for one to which it does not. None starts one of all processors here, which
-    ends with this process. Raises ClusterError.
+    `address` is `HOST:PORT`, or `auto` for the one to which this machine belongs. None starts one
+    of all processors here, which ends with this process. Raises ClusterError.
     """
     with _connecting:
         ray = _ray(address)
         if not ray.is_initialized():
             options = _own() if address is None else {"address": address}
+            if address is not None and address != "auto":
+                _check_listens(address)
             try:
                 ray.init(
                     namespace=NAMESPACE,
@@ -55,7 +58,11 @@ def connect(address: str | None) -> int:
                     logging_level=logging.ERROR,
                     **options,
                 )
-            except (Exception, SystemExit) as error:  # of many classes
+            except SystemExit:  # Ray gives up
+                raise ClusterError(
+                    f"What listens at {address} is no Ray cluster, or busy."
+                ) from None
+            except Exception as error:  # of many classes
                 where = "on this machine" if address is None else f"at {address}"
                 raise ClusterError(f"There is no Ray cluster {where}: {_first(error)}") from None
     return processors()
@@ -113,6 +120,17 @@ def _ray(address: str | None) -> Any:
     import ray
 
     return ray
+
+
+def _check_listens(address: str) -> None:
+    """Raise ClusterError if nobody listens: Ray itself would try for two minutes."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise ClusterError(
+            f"There is no Ray cluster at {address}: {error}. Start one with `ray start --head`."
+        ) from None
 
 
 def _own() -> dict[str, Any]:

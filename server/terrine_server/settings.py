@@ -95,9 +95,9 @@ class Settings(BaseSettings):
     ray_address: Annotated[
         str | None,
         Field(
-            pattern=r"^(auto|(ray://)?[^\s/:]+:[0-9]{1,5})$",
-            description="Ray cluster for votes and training: `HOST:PORT` or `auto` if this machine "
-            "belongs to it, else `ray://HOST:PORT`. Default: start one here.",
+            pattern=r"^(auto|[^\s/:]+:[0-9]{1,5})$",
+            description="Ray cluster for votes and training: `HOST:PORT`, or `auto` for the one to "
+            "which this machine belongs. Default: start one here.",
         ),
     ] = None
     max_batch: Annotated[int, Field(ge=1, description="Maximum queries in one request.")] = 4096
