@@ -10,16 +10,18 @@ what any task is sent.
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import secrets
 import shutil
+import signal
 import socket
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
-from threading import Lock
 from typing import Any
 
 from .store import versions
@@ -31,7 +33,9 @@ STORE_BYTES = 100 * 2**20
 NAMESPACE = "terrine"
 CONNECT_SECONDS = 10.0
 
-_connecting = Lock()
+_connecting = threading.Lock()
+_joined = 0
+_directories: list[str] = []
 
 
 class ClusterError(Exception):
@@ -39,25 +43,24 @@ class ClusterError(Exception):
 
 
 def connect(address: str | None) -> int:
-    """Join the cluster at `address`, once in a process; return how many processors it has.
+    """Join the cluster at `address`, one in a process; return how many processors it has.
 
     `address` is `HOST:PORT`, or `auto` for the one to which this machine belongs. None starts one
     of all processors here, which ends with this process. Raises ClusterError.
     """
+    global _joined
     with _connecting:
         ray = _ray(address)
         if not ray.is_initialized():
             options = _own() if address is None else {"address": address}
             if address is not None and address != "auto":
                 _check_listens(address)
+            logging.getLogger("ray").setLevel(logging.ERROR)
             try:
-                ray.init(
-                    namespace=NAMESPACE,
-                    log_to_driver=False,
-                    configure_logging=False,
-                    logging_level=logging.ERROR,
-                    **options,
-                )
+                with _own_signals():
+                    ray.init(
+                        namespace=NAMESPACE, log_to_driver=False, configure_logging=False, **options
+                    )
             except SystemExit:  # Ray gives up
                 raise ClusterError(
                     f"What listens at {address} is no Ray cluster, or busy."
@@ -65,7 +68,9 @@ def connect(address: str | None) -> int:
             except Exception as error:  # of many classes
                 where = "on this machine" if address is None else f"at {address}"
                 raise ClusterError(f"There is no Ray cluster {where}: {_first(error)}") from None
-    return processors()
+        found = processors()
+        _joined += 1
+    return found
 
 
 def processors() -> int:
@@ -86,10 +91,16 @@ def require_ray() -> None:
 
 
 def disconnect() -> None:
-    """Leave the cluster. One that `connect` started ends."""
+    """Leave the cluster, as often as it was joined. Then one that `connect` started ends."""
+    global _joined
     import ray
 
-    ray.shutdown()
+    with _connecting:
+        _joined -= 1
+        if _joined == 0:
+            ray.shutdown()
+            while _directories:
+                shutil.rmtree(_directories.pop(), ignore_errors=True)
 
 
 def software() -> dict[str, str]:
@@ -133,10 +144,20 @@ def _check_listens(address: str) -> None:
         ) from None
 
 
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep this process's handlers: Ray's write a stack trace first. Only the main thread can."""
+    ours = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in ours.items():
+            signal.signal(number, handler)
+
+
 def _own() -> dict[str, Any]:
     """Options of a cluster of this process alone, with a directory that others cannot read."""
     directory = tempfile.mkdtemp(prefix="terrine-ray-")
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)  # after Ray's own end
+    _directories.append(directory)
     return {
         "address": "local",
         "include_dashboard": False,

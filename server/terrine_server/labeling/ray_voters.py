@@ -145,7 +145,7 @@ class RayVoters(Voters):
     ) -> None:
         """`address`: see `ray_cluster.connect`; `actors`: by default one for each processor.
 
-        `seconds`: how long no actor may answer. The cluster is joined when first used.
+        `seconds`: how long no actor may answer. Without a cluster, joining it is tried again later.
         """
         self._data_dir = data_dir.absolute()
         self._address = address
@@ -157,6 +157,7 @@ class RayVoters(Voters):
         self._not_before = 0.0
         self._manifests: dict[tuple[str, str], tuple[FileStamp, Manifest]] = {}
         self._loaded: set[tuple[str, str]] = set()
+        self._join()  # here, in the main thread, Ray can be kept from handling signals
 
     def check(self, record: EnsembleRecord) -> None:
         """Let every actor load and verify its part. Raises `EnsembleUnavailable`."""
@@ -189,10 +190,14 @@ class RayVoters(Voters):
         return counts
 
     def close(self) -> None:
-        """End the actors. The cluster, if it is this process's own, ends with the process."""
+        """End the actors, and leave the cluster."""
+        from terrine_models.ray_cluster import disconnect
+
         with self._joining, self._lock:
             for seat in self._seats:
                 seat.leave()
+            if self._seats:
+                disconnect()
             self._seats = []
 
     def _manifest(self, record: EnsembleRecord) -> Manifest:
@@ -217,22 +222,27 @@ class RayVoters(Voters):
 
     def _joined(self, record: EnsembleRecord) -> list[_Seat]:
         """Return the seats of the actors, once the cluster has been joined."""
+        seats = self._join()
+        if not seats:
+            raise _unreachable(record)
+        return seats
+
+    def _join(self) -> list[_Seat]:
+        """Join the cluster, unless that just failed. Without one there are no seats."""
         import torch
 
         from terrine_models.ensemble import MEMORY, Place
         from terrine_models.ray_cluster import ClusterError, connect, software
 
         with self._joining:
-            if self._seats:
+            if self._seats or monotonic() < self._not_before:
                 return self._seats
-            if monotonic() < self._not_before:
-                raise _unreachable(record)
             try:
                 processors = connect(self._address)
             except ClusterError as error:
                 log.error("no cluster to vote on", cause=str(error))
                 self._not_before = monotonic() + RETRY_SECONDS
-                raise _unreachable(record) from None
+                return []
             count = min(self._actors or processors, MOST_ACTORS)
             # As many inputs at a time as one of the server's threads would vote on: products round
             # by size.
