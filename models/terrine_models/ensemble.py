@@ -79,7 +79,7 @@ class Ensemble:
     ) -> None:
         self.manifest = manifest
         self.device = device
-        self.block = block_size(manifest, memory)
+        self.block = _block_size(manifest, memory)
         """Inputs voted on at a time. Products round by size, so for heads and networks every block
         is padded to this size: the votes on an input do not depend on the others of its request."""
         teachers = {name: tensor.to(device) for name, tensor in teachers.items()}
@@ -311,8 +311,7 @@ def _count(choices: torch.Tensor, classes: int) -> NDArray[np.int64]:
     return array
 
 
-def block_size(manifest: Manifest, memory: int = MEMORY) -> int:
-    """Inputs that an ensemble votes on at a time, within `memory` (see `Ensemble.load`)."""
+def _block_size(manifest: Manifest, memory: int) -> int:
     values = math.prod(manifest.input.shape)
     each = 2 * 8 * manifest.teachers  # choices, and where they are counted
     if manifest.features is not None:

@@ -13,7 +13,7 @@ from .data import Dataset, InputSpec
 from .features import BLOCK, MOST_POINTS, FeatureMap, Kind, PublicData, public_features
 from .shards import Shards
 from .store import Architecture, FeatureSpec, TeacherTraining
-from .workers import alone, side_by_side
+from .workers import side_by_side
 
 USUAL, OF_WHITENED = 0.1, 1.0
 """Penalties of heads. On whitened features a strong one does no harm: what it shrinks most is the
@@ -99,5 +99,10 @@ class Heads:
         rows = shards.public_rows(MOST_POINTS)
         if settings.match_prior and rows is not None:
             priors = shards.priors(run)
-            biases = alone(lambda: match_priors(weights, biases, priors, features(rows)))
+
+            def match(_: None) -> torch.Tensor:
+                return match_priors(weights, biases, priors, features(rows))
+
+            # With one thread, as all the rest: what it rounds to must not depend on processors.
+            (biases,) = side_by_side(match, [None])
         return {"weights": weights, "biases": biases}

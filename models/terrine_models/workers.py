@@ -28,11 +28,6 @@ def side_by_side(work: Callable[[Item], T], items: Iterable[Item]) -> list[T]:
     return list(pool.map(work, items))
 
 
-def alone(work: Callable[[], T]) -> T:
-    """Run `work` with one thread: what it rounds to does not depend on the processors here."""
-    return side_by_side(lambda _: work(), [None])[0]
-
-
 @cache
 def _pool() -> ThreadPoolExecutor:
     size = torch.get_num_threads()

@@ -17,11 +17,11 @@ from typing import Any, cast
 import httpx
 import numpy as np
 import pytest
-from digits import DIGITS, DigitsEnsemble
+from digits import DigitsEnsemble
 from server import running_server
 from sklearn.datasets import load_digits
 
-from terrine_models.data import Dataset, InputSpec
+from terrine_models.data import DIGITS, Dataset, InputSpec
 from terrine_models.features import PublicData
 from terrine_models.ray_cluster import INLINE_BYTES
 from terrine_models.ray_training import on_ray

@@ -62,8 +62,8 @@ class _Defect:
     where: Sequence[str]
 
 
-Reply = NDArray[np.int64] | str | _Defect | None
-"""Counts [B, m], or why there are none; to a check, None if all is well."""
+Reply = NDArray[np.int64] | int | str | _Defect
+"""Counts [B, m], or why there are none; to a check, how many inputs make a block."""
 
 
 class _Actor:
@@ -84,8 +84,7 @@ class _Actor:
             return self._unfit
         try:
             if inputs is None:
-                self._voters.check(registered)
-                return None
+                return self._voters.loaded(registered).ensemble.block
             return self._voters.votes(registered, inputs)
         except EnsembleUnavailable as error:
             return f"{socket.gethostname()}: {error.detail}"
@@ -156,18 +155,18 @@ class RayVoters(Voters):
         self._seats: list[_Seat] = []
         self._not_before = 0.0
         self._manifests: dict[tuple[str, str], tuple[FileStamp, Manifest]] = {}
-        self._loaded: set[tuple[str, str]] = set()
+        self._sizes: dict[tuple[str, str], int] = {}
+        """Of the blocks that the actors vote on, of ensembles that they have loaded."""
         self._join()  # here, in the main thread, Ray can be kept from handling signals
 
     def check(self, record: EnsembleRecord) -> None:
         """Let every actor load and verify its part. Raises `EnsembleUnavailable`."""
         self._manifest(record)
         key = record.name, record.manifest_sha256
-        seconds = self._seconds if key in self._loaded else LOADING_SECONDS
+        seconds = self._seconds if key in self._sizes else LOADING_SECONDS
         blocks = [_Block([seat]) for seat in self._joined(record)]
-        for _ in self._replies(record, blocks, seconds):
-            pass
-        self._loaded.add(key)
+        for _, size in self._replies(record, blocks, seconds):
+            self._sizes[key] = size
 
     def votes(self, record: EnsembleRecord, inputs: np.ndarray) -> np.ndarray:
         """Return the teachers' vote counts for canonical inputs `[B, …]` as int64 `[B, m]`.
@@ -175,10 +174,13 @@ class RayVoters(Voters):
         Raises `EnsembleUnavailable`, also if no actor answers in time, or one that is asked ends
         again and again.
         """
-        from terrine_models.ensemble import Place, block_size
+        from terrine_models.ensemble import Place
 
-        manifest, seats = self._manifest(record), self._joined(record)
-        parts, size = Place(0, len(seats)).parts(manifest), block_size(manifest)
+        key = record.name, record.manifest_sha256
+        if key not in self._sizes:
+            self.check(record)
+        manifest, seats, size = self._manifest(record), self._joined(record), self._sizes[key]
+        parts = Place(0, len(seats)).parts(manifest)
         blocks = (
             _Block(seats[part::parts], start, inputs[start : start + size])
             for start in range(0, len(inputs), size)
@@ -304,7 +306,7 @@ class RayVoters(Voters):
                 self._seats = []
 
 
-def _understood(reply: Reply) -> NDArray[np.int64] | None:
+def _understood(reply: Reply) -> NDArray[np.int64] | int:
     if isinstance(reply, str):
         raise EnsembleUnavailable(reply)
     if isinstance(reply, _Defect):
