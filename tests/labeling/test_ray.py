@@ -17,6 +17,7 @@ from typing import Any, cast
 import httpx
 import numpy as np
 import pytest
+from commands import Terrine
 from digits import DigitsEnsemble
 from server import running_server
 from sklearn.datasets import load_digits
@@ -88,6 +89,43 @@ def workers(name: str) -> list[int]:
     return [int(line) for line in found.stdout.split()]
 
 
+def until(met: Any) -> None:
+    for _ in range(300):
+        if met():
+            return
+        sleep(0.1)
+    raise AssertionError("not within half a minute")
+
+
+# ---------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("options", "variables", "said"),
+    [
+        (["--workers", "2"], {}, "set TERRINE_RAY_ADDRESS=auto"),
+        ([], {"TERRINE_DEVICE": "cpu:0"}, "vote on processors"),
+        ([], {"TERRINE_RAY_ADDRESS": "somewhere"}, "ray_address"),
+    ],
+)
+def test_what_a_cluster_cannot_do_is_refused_at_the_start(
+    terrine: Terrine, options: list[str], variables: dict[str, str], said: str
+) -> None:
+    terrine("init")
+    refused = terrine("serve", "--port", "0", "--voters", "ray", *options, **variables).refused
+    assert said in refused
+
+
+def test_a_training_without_a_cluster_is_refused_at_once(terrine: Terrine, tmp_path: Path) -> None:
+    data = private()
+    np.savez(tmp_path / "digits.npz", x=data.inputs, y=data.labels, classes=DIGITS)
+    train = ("ensemble", "train", tmp_path / "digits.npz", "--name", "digits", "--teachers", 9)
+    done = terrine(*train, "--on", "ray", TERRINE_RAY_ADDRESS="127.0.0.1:1")
+    assert done.code == 1
+    assert "There is no Ray cluster at 127.0.0.1:1" in done.err
+    assert not list(tmp_path.glob("**/manifest.json"))
+
+
 # ---------------------------------------------------------------------------------------- training
 
 
@@ -105,13 +143,15 @@ def test_networks_are_the_same_too_and_a_lost_worker_is_replaced(
 ) -> None:
     how, done, lost = Networks(epochs=3), list[int](), list[int]()
 
-    def lose_one(now: int) -> None:
-        done.append(now)
-        if now == 10:
-            lost.append(workers("_task")[0])
-            os.kill(lost[0], signal.SIGKILL)
+    def lose_one() -> None:
+        until(lambda: workers("_task"))
+        lost.append(workers("_task")[0])
+        os.kill(lost[0], signal.SIGKILL)
 
-    remote = trained(tmp_path / "remote", how, 40, cluster, on_trained=lose_one)
+    losing = threading.Thread(target=lose_one)
+    losing.start()
+    remote = trained(tmp_path / "remote", how, 40, cluster, on_trained=done.append)
+    losing.join()
     assert lost
     assert done == [0, 10, 20, 30, 40]
     assert tensors(remote) == tensors(trained(tmp_path / "local", how, 40))
@@ -132,14 +172,6 @@ def test_an_interrupted_training_leaves_no_ensemble_and_no_task_and_continues(
     until(lambda: not workers("_task"))
     trained(out, how, 60)
     assert load_manifest(out).teachers == 60
-
-
-def until(met: Any) -> None:
-    for _ in range(300):
-        if met():
-            return
-        sleep(0.1)
-    raise AssertionError("not within half a minute")
 
 
 # ------------------------------------------------------------------------------------------- votes
