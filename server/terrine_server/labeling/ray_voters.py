@@ -38,6 +38,8 @@ LOADING_SECONDS = 600.0
 """How long an actor may take to start, and to verify and load an ensemble."""
 RETRY_SECONDS = 10.0
 """How long a cluster that could not be reached is not tried again."""
+ROWS = 128
+"""Inputs in a block, unless an actor votes on more at once: sending few costs as much."""
 AHEAD = 2
 """Blocks that each actor has been sent, at most, before it has answered the first."""
 MOST_ACTORS = 256
@@ -63,7 +65,7 @@ class _Defect:
 
 
 Reply = NDArray[np.int64] | int | str | _Defect
-"""Counts [B, m], or why there are none; to a check, how many inputs make a block."""
+"""Counts [B, m], or why there are none; to a check, how many inputs the actor votes on at once."""
 
 
 class _Actor:
@@ -156,7 +158,7 @@ class RayVoters(Voters):
         self._not_before = 0.0
         self._manifests: dict[tuple[str, str], tuple[FileStamp, Manifest]] = {}
         self._sizes: dict[tuple[str, str], int] = {}
-        """Of the blocks that the actors vote on, of ensembles that they have loaded."""
+        """Inputs in the blocks of ensembles that the actors have loaded."""
         self._join()  # here, in the main thread, Ray can be kept from handling signals
 
     def check(self, record: EnsembleRecord) -> None:
@@ -165,8 +167,8 @@ class RayVoters(Voters):
         key = record.name, record.manifest_sha256
         seconds = self._seconds if key in self._sizes else LOADING_SECONDS
         blocks = [_Block([seat]) for seat in self._joined(record)]
-        for _, size in self._replies(record, blocks, seconds):
-            self._sizes[key] = size
+        for _, at_once in self._replies(record, blocks, seconds):
+            self._sizes[key] = max(1, ROWS // at_once) * at_once
 
     def votes(self, record: EnsembleRecord, inputs: np.ndarray) -> np.ndarray:
         """Return the teachers' vote counts for canonical inputs `[B, …]` as int64 `[B, m]`.
