@@ -83,10 +83,23 @@ def cluster() -> Iterator[Trainer]:
         yield trainer
 
 
-def workers(name: str) -> list[int]:
-    """The processes of the cluster that do this now."""
-    found = subprocess.run(["pgrep", "-f", f"^ray::{name}"], capture_output=True, text=True)
+def parent(process: int) -> int:
+    """The process that started this one; 0 if it has ended."""
+    try:
+        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def processes(pattern: str) -> list[int]:
+    """The processes with these words in their command line, the newest last."""
+    found = subprocess.run(["pgrep", "-f", pattern], capture_output=True, text=True)
     return [int(line) for line in found.stdout.split()]
+
+
+def workers(name: str) -> list[int]:
+    """The processes of this test's own cluster that do this now: another may run beside it."""
+    return [each for each in processes(f"^ray::{name}") if parent(parent(each)) == os.getpid()]
 
 
 def until(met: Any) -> None:
@@ -276,21 +289,15 @@ def test_an_altered_file_is_refused_until_it_is_restored(
 
 def in_object_store(pattern: bytes) -> bool:
     """Whether the memory that the machine's processes share holds these bytes, or ever did."""
-    for raylet in workers_named("raylet"):
-        for opened in Path(f"/proc/{raylet}/fd").iterdir():
-            try:
-                target = os.readlink(opened)
-            except OSError:
-                continue
-            if "/plasma" in target and target.endswith("(deleted)"):
-                return pattern in opened.read_bytes()
+    (raylet,) = (each for each in processes("/raylet/raylet ") if parent(each) == os.getpid())
+    for opened in Path(f"/proc/{raylet}/fd").iterdir():
+        try:
+            target = os.readlink(opened)
+        except OSError:
+            continue
+        if "/plasma" in target and target.endswith("(deleted)"):
+            return pattern in opened.read_bytes()
     pytest.fail("no object store was found")
-
-
-def workers_named(name: str) -> list[int]:
-    found = subprocess.run(["pgrep", "-x", name], capture_output=True, text=True, check=True)
-    mine = [int(line) for line in found.stdout.split()]
-    return [pid for pid in mine if str(os.getpid()) in Path(f"/proc/{pid}/stat").read_text()]
 
 
 def test_inputs_never_enter_the_object_store(voters: RayVoters, home: Path) -> None:
