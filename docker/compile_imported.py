@@ -10,7 +10,7 @@ import pkgutil
 from pathlib import Path
 
 PACKAGES = ("terrine_protocol", "terrine_client", "terrine_models", "terrine_server")
-OTHER_EXTRAS = {"pyarrow"}  # of `arrow`, which the image leaves out
+OTHER_EXTRAS = {"pyarrow", "ray"}  # of `arrow` and `ray`, which the image leaves out
 
 modules = {
     module.name

@@ -15,30 +15,23 @@ from .features import to_images, to_unit
 from .store import Architecture
 
 
-def ridge_heads(
-    shards: Sequence[tuple[torch.Tensor, torch.Tensor]], classes: int, ridge: float
+def ridge_head(
+    features: torch.Tensor, labels: torch.Tensor, classes: int, ridge: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Least squares on ±1 targets, one head per shard: weights [k, m, d] and biases [k, m].
+    """Least squares on ±1 targets: the weights [m, d] and biases [m] of one head.
 
-    A shard is features [r, d] and labels [r]. The penalty is `ridge` times the mean squared length
-    of the shard's centred features, so it has no unit. All heads are one batched Cholesky.
+    It learns from features [r, d] and labels [r]. The penalty is `ridge` times the mean squared
+    length of the centred features, so it has no unit.
     """
-    d = shards[0][0].shape[1]
-    gram = torch.empty((len(shards), d, d))
-    cross = torch.empty((len(shards), d, classes))
-    centres = torch.empty((len(shards), d))
-    levels = torch.empty((len(shards), classes))
-    for i, (features, labels) in enumerate(shards):
-        targets = 2 * F.one_hot(labels, classes).float() - 1
-        centres[i], levels[i] = features.mean(0), targets.mean(0)
-        centred = features - centres[i]
-        gram[i] = centred.T @ centred / len(features)
-        cross[i] = centred.T @ (targets - levels[i]) / len(features)
-    diagonal = gram.diagonal(dim1=1, dim2=2)
-    diagonal += ridge * diagonal.mean(1, keepdim=True) + 1e-9
-    weights = torch.cholesky_solve(cross, torch.linalg.cholesky(gram)).mT
-    biases = levels - (weights @ centres.unsqueeze(2)).squeeze(2)
-    return weights.contiguous(), biases
+    targets = 2 * F.one_hot(labels, classes).float() - 1
+    centre, level = features.mean(0), targets.mean(0)
+    centred = features - centre
+    gram = centred.T @ centred / len(features)
+    cross = centred.T @ (targets - level) / len(features)
+    diagonal = gram.diagonal()
+    diagonal += ridge * diagonal.mean() + 1e-9
+    weights = torch.cholesky_solve(cross, torch.linalg.cholesky(gram)).T
+    return weights.contiguous(), level - weights @ centre
 
 
 def match_priors(

@@ -166,7 +166,7 @@ def ridge_path(
     """Least squares on ±1 targets for each penalty: weights [d, m] and biases [m].
 
     `features` is [r, d], `labels` [r], and `each` [r] what a row counts, 1 on average. The penalty
-    is relative to the features' mean variance, as in `architectures.ridge_heads`; one singular
+    is relative to the features' mean variance, as in `architectures.ridge_head`; one singular
     value decomposition serves all.
     """
     targets = 2 * np.eye(classes)[labels] - 1

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,6 @@ from .features import FeatureMap
 from .gradients import ENLARGED
 from .onnx_models import Model, ModelError, OnnxTeachers
 from .store import (
-    BACKBONE,
     FEATURES,
     Manifest,
     StoreError,
@@ -41,6 +41,30 @@ LARGEST_ON_CPU = LARGEST_BLOCK | {"heads": 32}
 """What a block of heads computes with stays in a processor's cache then; it is no slower by row."""
 PIXEL_BYTES = 400
 """Scratch memory of oriented gradients, or of one network's layers, for each value of an input."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of one process among several that vote together, each with some of the teachers.
+
+    Heads are never divided: they share the work on their features, and one product, whose rounding
+    depends on its size.
+    """
+
+    number: int = 0
+    processes: int = 1
+
+    def parts(self, manifest: Manifest) -> int:
+        """Into how many parts the teachers are divided, by files. Several may vote with one."""
+        return 1 if manifest.kind == "heads" else min(self.processes, len(manifest.teacher_files))
+
+    def files(self, manifest: Manifest) -> list[str]:
+        """Names of the files that hold the teachers of this place's part."""
+        parts = self.parts(manifest)
+        return manifest.teacher_files[self.number % parts :: parts]
+
+
+ALONE = Place()
 
 
 class Ensemble:
@@ -83,21 +107,30 @@ class Ensemble:
         self._voting = threading.Lock()  # one batch at a time: several would share its memory
 
     @classmethod
-    def load(cls, directory: Path, device: str | None = None, *, memory: int = MEMORY) -> Ensemble:
+    def load(
+        cls,
+        directory: Path,
+        device: str | None = None,
+        *,
+        memory: int = MEMORY,
+        place: Place = ALONE,
+    ) -> Ensemble:
         """Load an ensemble; every byte is verified against the manifest. Raises StoreError.
 
         `device` is a torch device; None takes CUDA if there is one. Forests and ONNX models vote on
         the CPU, whatever it is. `memory` bounds the bytes that voting uses beyond the weights, the
-        result and the buffers of the libraries (some 20 MiB), as long as one input fits.
+        result and the buffers of the libraries (some 20 MiB), as long as one input fits. Only the
+        teachers of `place` are loaded, and vote: the counts of all parts add up to those of all.
         """
         directory = Path(directory)
         manifest = load_manifest(directory)
+        files = place.files(manifest)
         if manifest.foreign is not None:
-            return cls(manifest, None, {}, "cpu", memory, _load_models(directory, manifest))
+            return cls(manifest, None, {}, "cpu", memory, _load_models(directory, manifest, files))
         parts = {
-            name: load_tensors(directory, name, digest)
-            for name, digest in manifest.files.items()
-            if name != BACKBONE
+            name: load_tensors(directory, name, manifest.files[name])
+            for name in (FEATURES, *files)
+            if name in manifest.files
         }
         features = None
         if manifest.features is not None:
@@ -105,8 +138,8 @@ class Ensemble:
             backbone = Backbone.load(directory, source) if source is not None else None
             features = FeatureMap(manifest.features, manifest.input, tensors, backbone)
             _check(directory / FEATURES, features.tensors, features.shapes())
-        files = [parts[name] for name in manifest.teacher_files]
-        for name, part in zip(manifest.teacher_files, files, strict=True):
+        loaded = [parts[name] for name in files]
+        for name, part in zip(files, loaded, strict=True):
             if manifest.kind == "forest":
                 check_types(part, len(manifest.classes), str(directory / name))
                 shape = (len(part["nodes"]), manifest.training.trees or 0)
@@ -115,9 +148,9 @@ class Ensemble:
                 rows = len(next(iter(part.values()))) if part else 0
                 expected = _teacher_shapes(manifest)
                 _check(directory / name, part, {k: (rows, *s) for k, s in expected.items()})
-        teachers = {key: torch.cat([part[key] for part in files]) for key in files[0]}
+        teachers = {key: torch.cat([part[key] for part in loaded]) for key in loaded[0]}
         found = len(teachers["nodes"] if "nodes" in teachers else next(iter(teachers.values())))
-        if found != manifest.teachers:
+        if place == ALONE and found != manifest.teachers:
             raise StoreError(f"{directory} holds {found} teachers, expected {manifest.teachers}.")
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         return cls(manifest, features, teachers, device, memory)
@@ -204,9 +237,9 @@ def _sessions(models: OnnxTeachers) -> Choose:
     return choose
 
 
-def _load_models(directory: Path, manifest: Manifest) -> OnnxTeachers:
+def _load_models(directory: Path, manifest: Manifest, files: Sequence[str]) -> OnnxTeachers:
     models, output = [], manifest.foreign.output if manifest.foreign else None
-    for name in manifest.teacher_files:
+    for name in files:
         data = verified_bytes(directory, name, manifest.files[name])
         try:
             models.append(Model(data, output))
@@ -228,7 +261,7 @@ def _walk(trees: Trees, pairs: int) -> Choose:
 def _loop(manifest: Manifest, teachers: Mapping[str, torch.Tensor]) -> Choose:
     """Networks one after the other, frozen and with channels last."""
     networks = []
-    for i in range(manifest.teachers):
+    for i in range(len(next(iter(teachers.values())))):
         with torch.device("meta"):
             network = build_network(manifest.architecture, manifest.input, len(manifest.classes))
         one = {name: tensor[i] for name, tensor in teachers.items()}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .architectures import match_priors, ridge_heads
+from .architectures import match_priors, ridge_head
 from .augment import BENDING, TURNING, distorted, draws_for
 from .backbones import Backbone
 from .data import Dataset, InputSpec
@@ -84,18 +84,25 @@ class Heads:
         turning = TURNING if settings.turning is None else settings.turning
         bending = BENDING if settings.bending is None else settings.bending
 
-        def prepare_shard(teacher: int) -> tuple[torch.Tensor, torch.Tensor]:
+        def train(teacher: int) -> tuple[torch.Tensor, torch.Tensor]:
             x, y = shards.of(teacher)
             if copies:
                 draws = draws_for(settings.seed or 0, teacher, len(x) * copies)
                 repeated = x.repeat_interleave(copies, 0)
                 x = torch.cat([x, distorted(repeated, draws, plan.input, turning, bending)])
                 y = torch.cat([y, y.repeat_interleave(copies)])
-            return torch.cat([features(block) for block in torch.split(x, BLOCK)]), y
+            known = torch.cat([features(block) for block in torch.split(x, BLOCK)])
+            return ridge_head(known, y, len(plan.classes), ridge)
 
-        ready = side_by_side(prepare_shard, run)
-        weights, biases = ridge_heads(ready, len(plan.classes), ridge)
+        trained = side_by_side(train, run)
+        weights, biases = (torch.stack(each) for each in zip(*trained, strict=True))
         rows = shards.public_rows(MOST_POINTS)
         if settings.match_prior and rows is not None:
-            biases = match_priors(weights, biases, shards.priors(run), features(rows))
+            priors = shards.priors(run)
+
+            def match(_: None) -> torch.Tensor:
+                return match_priors(weights, biases, priors, features(rows))
+
+            # With one thread, as all the rest: what it rounds to must not depend on processors.
+            (biases,) = side_by_side(match, [None])
         return {"weights": weights, "biases": biases}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ class Shards:
     """What teachers are trained on. Each may use `of` its own number, and what is public."""
 
     data: Dataset
-    rows: list[NDArray[np.int64]]
+    rows: Mapping[int, NDArray[np.int64]]
     """The row numbers of each teacher's records."""
     plan: EnsemblePlan
     features: FeatureMap | None
@@ -33,6 +34,20 @@ class Shards:
         rows = self.rows[teacher]
         inputs = torch.from_numpy(self.data.inputs[rows].astype(np.float32))
         return inputs, torch.from_numpy(self.data.labels[rows])
+
+    def only(self, run: range) -> Shards:
+        """The shards of a run of teachers, without anybody else's records."""
+        rows = np.concatenate([self.rows[i] for i in run])
+        ends = np.cumsum([len(self.rows[i]) for i in run])
+        data = replace(
+            self.data,
+            inputs=self.data.inputs[rows],
+            labels=self.data.labels[rows],
+            groups=None,
+            group_column=None,
+        )
+        own = np.split(np.arange(len(rows)), ends[:-1])
+        return replace(self, data=data, rows=dict(zip(run, own, strict=True)))
 
     def priors(self, run: range) -> torch.Tensor:
         """The share of class 1 of two in each shard of a run, [k]."""

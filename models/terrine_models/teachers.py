@@ -18,8 +18,12 @@ stopped when it is called again with the same arguments.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import Protocol
+
+import torch
 
 from .data import Dataset
 from .features import FeatureMap, PublicData
@@ -46,6 +50,20 @@ __all__ = ["Forests", "Heads", "How", "Networks", "TrainingError", "deal", "trai
 PROGRESS = "training.json"
 How = Heads | Networks | Forests
 """The settings of one kind of teacher."""
+Trained = dict[str, torch.Tensor]
+"""The tensors of a run of teachers."""
+
+
+class Trainer(Protocol):
+    """Trains runs of teachers, and yields the tensors of each run, in order."""
+
+    def __call__(self, how: How, shards: Shards, runs: Sequence[range]) -> Generator[Trained]: ...
+
+
+def here(how: How, shards: Shards, runs: Sequence[range]) -> Generator[Trained]:
+    """Train in this process, on all its processors."""
+    for run in runs:
+        yield how.train(shards, run)
 
 
 def train_ensemble(
@@ -58,13 +76,15 @@ def train_ensemble(
     public: PublicData | None = None,
     seed: int = 0,
     on_trained: Callable[[int], None] | None = None,
+    trainer: Trainer = here,
 ) -> Manifest:
     """Train `teachers` teachers on disjoint shards of `data` and save them in directory `out`.
 
     `public` is what the feature map of heads may be fitted on, and on what teachers of tables match
     their prior; without it the map is data-independent. `on_trained` is called with the number of
-    trained teachers: with 0, and after every file. During training the files are in
-    `<out>.partial`, which becomes `out` at the end.
+    trained teachers: with 0, and after every file. `trainer` says where they are trained, and
+    changes nothing else. During training the files are in `<out>.partial`, which becomes `out` at
+    the end.
 
     Raises TrainingError (n larger than the records or people, `out` exists, settings differ from
     those of an interrupted training) and DataError (public data unfit).
@@ -106,16 +126,21 @@ def train_ensemble(
     elif features and features.tensors:
         files[FEATURES] = save_tensors(work / FEATURES, features.tensors)
         _note(work, plan, data, files)
-    shards = Shards(data, rows, plan, features, public)
+    shards = Shards(data, dict(enumerate(rows)), plan, features, public)
     report = on_trained or (lambda done: None)
     report(0)
-    for at in range(0, teachers, how.per_file):
-        file = f"teachers-{at // how.per_file:05d}.safetensors"
-        run = range(at, min(at + how.per_file, teachers))
-        if file not in files:
-            files[file] = save_tensors(work / file, how.train(shards, run))
-            _note(work, plan, data, files)
-        report(run.stop)
+    starts = range(0, teachers, how.per_file)
+    runs = {
+        f"teachers-{number:05d}.safetensors": range(at, min(at + how.per_file, teachers))
+        for number, at in enumerate(starts)
+    }
+    missing = [run for file, run in runs.items() if file not in files]
+    with closing(trainer(how, shards, missing)) as trained:
+        for file, run in runs.items():
+            if file not in files:
+                files[file] = save_tensors(work / file, next(trained))
+                _note(work, plan, data, files)
+            report(run.stop)
     return _finish(work, out, Manifest(**dict(plan), files=dict(sorted(files.items()))))
 
 

@@ -27,6 +27,7 @@ class VotersKind(StrEnum):
 
     THREADS = "threads"
     PROCESSES = "processes"
+    RAY = "ray"
 
 
 class Settings(BaseSettings):
@@ -72,7 +73,10 @@ class Settings(BaseSettings):
     ] = None
     voters: Annotated[
         VotersKind,
-        Field(description="Where teachers vote: in `threads` of the server, or `processes`."),
+        Field(
+            description="Where teachers vote: in `threads` of the server, in `processes`, or on a "
+            "`ray` cluster."
+        ),
     ] = VotersKind.THREADS
     voter_processes: Annotated[
         int | None,
@@ -80,7 +84,16 @@ class Settings(BaseSettings):
             ge=1,
             le=256,
             description="How many processes vote for one server process. Default: "
-            "`OMP_NUM_THREADS`, else the number of processors; divided by `--workers`.",
+            "`OMP_NUM_THREADS`, else the number of processors, divided by `--workers`; of a Ray "
+            "cluster, its processors.",
+        ),
+    ] = None
+    ray_address: Annotated[
+        str | None,
+        Field(
+            pattern=r"^(auto|[^\s/:]+:[0-9]{1,5})$",
+            description="Ray cluster for votes and training: `HOST:PORT`, or `auto` for the one to "
+            "which this machine belongs. Default: start one here.",
         ),
     ] = None
     max_batch: Annotated[int, Field(ge=1, description="Maximum queries in one request.")] = 4096

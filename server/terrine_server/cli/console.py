@@ -31,6 +31,7 @@ KNOWN = (
     ("terrine_models.store", "StoreError"),
     ("terrine_models.data", "DataError"),
     ("terrine_models.shards", "TrainingError"),
+    ("terrine_models.ray_cluster", "ClusterError"),
     ("terrine_server.owner.tokens", "SecretKeyError"),
     ("terrine_server.owner.issuer", "IssuerError"),
     ("terrine_server.api.listening", "CannotListen"),

@@ -28,10 +28,13 @@ from terrine_server.cli.teachers import (
     KindOption,
     MatchPrior,
     Ridge,
+    TrainOn,
     Trees,
     Turning,
+    Where,
     Width,
     chosen,
+    trainer,
 )
 
 if TYPE_CHECKING:
@@ -129,6 +132,7 @@ def train(
     backbone: BackboneFile = None,
     epochs: Epochs = None,
     trees: Trees = None,
+    on: TrainOn = Where.HERE,
 ) -> None:
     """Train teachers on disjoint parts of private data.
 
@@ -170,7 +174,7 @@ def train(
     seen = preview.show(private, teachers, seed)
     if labelled is not None and kind is not Kind.NETWORKS:
         preview.show_agreement(labelled, seen, how, seed)
-    with teachers_bar(console, teachers) as on_trained:
+    with trainer(on) as where, teachers_bar(console, teachers) as on_trained:
         manifest = train_ensemble(
             private,
             out,
@@ -180,6 +184,7 @@ def train(
             public=named_public,
             seed=seed,
             on_trained=on_trained,
+            trainer=where,
         )
     _print(out, manifest)
 

@@ -78,7 +78,8 @@ def serve(
     voters: Annotated[
         str | None,
         typer.Option(
-            metavar="threads|processes", help="Where teachers vote; by default TERRINE_VOTERS."
+            metavar="threads|processes|ray",
+            help="Where teachers vote; by default TERRINE_VOTERS.",
         ),
     ] = None,
 ) -> None:
@@ -87,7 +88,7 @@ def serve(
     Environment variables set everything else; docs/api.md explains each one.
     Places: TERRINE_DATA_DIR, TERRINE_DATABASE_URL, TERRINE_DATABASE_PASSWORD_FILE,
     TERRINE_SECRET_KEY_FILE, TERRINE_HOST, TERRINE_PORT, TERRINE_FORWARDED_ALLOW_IPS,
-    TERRINE_DEVICE, TERRINE_VOTERS, TERRINE_VOTER_PROCESSES.
+    TERRINE_DEVICE, TERRINE_VOTERS, TERRINE_VOTER_PROCESSES, TERRINE_RAY_ADDRESS.
     Limits: TERRINE_MAX_BATCH, TERRINE_MAX_WAITING, TERRINE_MAX_BODY_BYTES,
     TERRINE_MAX_JSON_BYTES, TERRINE_MAX_HELD_BYTES, TERRINE_REQUESTS_PER_MINUTE,
     TERRINE_REPLAYS_PER_MINUTE, TERRINE_FAILED_LOGINS_PER_MINUTE, TERRINE_MAX_CONNECTIONS,
@@ -109,7 +110,7 @@ def serve(
         sockets = listening.bind(settings)  # before anything that takes time
         for own in sockets:
             stack.enter_context(own)
-        _prepare(settings)
+        _prepare(settings, workers)
         from terrine_server import logs
         from terrine_server.app import create_app
         from terrine_server.metrics import SHARED_DIR
@@ -130,7 +131,10 @@ def serve(
 def for_each_worker(settings: Settings, workers: int) -> dict[str, str]:
     """Return the variables of the workers: they read the settings themselves, but no options."""
     from terrine_server.labeling.process_voters import usual_processes
+    from terrine_server.settings import VotersKind
 
+    if settings.voters is not VotersKind.PROCESSES:
+        return {"TERRINE_VOTERS": settings.voters}
     processes = settings.voter_processes or max(1, usual_processes() // workers)
     return {"TERRINE_VOTERS": settings.voters, "TERRINE_VOTER_PROCESSES": str(processes)}
 
@@ -166,12 +170,13 @@ def _causes(error: Exception, message: str) -> Iterator[tuple[str | None, str]]:
         yield (error.setting if isinstance(error, CannotListen) else None), message
 
 
-def _prepare(settings: Settings) -> None:
+def _prepare(settings: Settings, workers: int) -> None:
     """Check what the server needs. Waits for a database that is starting."""
     from terrine_server import doctor
     from terrine_server.ledger import connect
     from terrine_server.ledger.store.schema import check_schema_once_started
     from terrine_server.owner.operations import open_ledger
+    from terrine_server.settings import VotersKind
 
     if not settings.data_dir.is_dir():
         fail(f"There is no data directory {settings.data_dir.absolute()}. Run `terrine init`.")
@@ -183,6 +188,21 @@ def _prepare(settings: Settings) -> None:
         votes_on = doctor.device(settings.device)
         if votes_on.state is not doctor.State.OK:
             fail(votes_on.found)
+    if settings.voters is VotersKind.RAY:
+        _prepare_ray(settings, workers)
+
+
+def _prepare_ray(settings: Settings, workers: int) -> None:
+    from terrine_models.ray_cluster import require_ray
+
+    require_ray()
+    if settings.device not in (None, "cpu"):
+        fail("Actors of a Ray cluster vote on processors: leave TERRINE_DEVICE out.")
+    if workers > 1 and settings.ray_address is None:
+        fail(
+            "Several workers need one Ray cluster: start it with `ray start --head`, and set "
+            "TERRINE_RAY_ADDRESS=auto."
+        )
 
 
 def _warnings(settings: Settings, most: int) -> Iterator[dict[str, str]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -13,7 +15,7 @@ from terrine_server.cli.console import fail
 
 if TYPE_CHECKING:
     from terrine_models.data import InputSpec
-    from terrine_models.teachers import Heads, How
+    from terrine_models.teachers import Heads, How, Trainer
 
 LANDMARKS = 800
 """Of a Nyström map, if no width is given."""
@@ -34,6 +36,19 @@ class FeatureKind(StrEnum):
     NYSTROM = "nystrom"
 
 
+class Where(StrEnum):
+    """Where teachers are trained."""
+
+    HERE = "here"
+    RAY = "ray"
+
+
+TrainOn = Annotated[
+    Where,
+    typer.Option(
+        help="ray: on the cluster at TERRINE_RAY_ADDRESS, or on one of this machine's processors."
+    ),
+]
 KindOption = Annotated[
     Kind,
     typer.Option(
@@ -178,3 +193,18 @@ def _heads(given: Given, inputs: InputSpec) -> Heads:
         match_prior=given.match_prior,
         backbone=None if given.backbone is None else Backbone.declare(given.backbone, inputs),
     )
+
+
+@contextmanager
+def trainer(where: Where) -> Iterator[Trainer]:
+    """Yield what trains teachers there; a cluster is left at the end."""
+    from terrine_models.teachers import here
+
+    if where is Where.HERE:
+        yield here
+        return
+    from terrine_models.ray_training import on_ray
+    from terrine_server.settings import Settings
+
+    with on_ray(Settings().ray_address) as on_cluster:
+        yield on_cluster

@@ -71,5 +71,14 @@ def _local(settings: Settings, kind: VotersKind) -> Voters:
                 settings.voter_processes,
                 settings.voting_seconds,
             )
+        case VotersKind.RAY:
+            from terrine_server.labeling.ray_voters import RayVoters
+
+            return RayVoters(
+                settings.data_dir,
+                settings.ray_address,
+                settings.voter_processes,
+                settings.voting_seconds,
+            )
         case _:
             assert_never(kind)

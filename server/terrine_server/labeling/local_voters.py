@@ -20,7 +20,7 @@ from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling.voters import Voters
 
 if TYPE_CHECKING:
-    from terrine_models.ensemble import Ensemble
+    from terrine_models.ensemble import Ensemble, Place
 
 FileStamp = tuple[tuple[int, int, int], ...]
 """Inode, size and change time (ctime, which cannot be set) of an ensemble's files."""
@@ -63,12 +63,17 @@ class LocalVoters(Voters):
     """Turns batches of inputs into vote counts, for any registered ensemble."""
 
     def __init__(
-        self, data_dir: Path, device: str | None = None, memory: int | None = None
+        self,
+        data_dir: Path,
+        device: str | None = None,
+        memory: int | None = None,
+        place: Place | None = None,
     ) -> None:
-        """`memory`: bytes that voting may use, as in `Ensemble.load`."""
+        """`memory`: bytes that voting may use; `place`: whose teachers vote (`Ensemble.load`)."""
         self._data_dir = data_dir
         self._device = device
         self._memory = memory
+        self._place = place
         self._slots: dict[tuple[str, str], _Slot] = {}
         self._lock = Lock()
 
@@ -101,7 +106,7 @@ class LocalVoters(Voters):
             return found
 
     def _load(self, record: Registered, directory: Path) -> Loaded:
-        from terrine_models.ensemble import MEMORY, Ensemble
+        from terrine_models.ensemble import ALONE, MEMORY, Ensemble
         from terrine_models.store import load_manifest, manifest_digest
 
         # The stamp is taken before reading, so that a change in between is noticed later.
@@ -116,7 +121,8 @@ class LocalVoters(Voters):
                 )
 
         check_manifest()  # before native code parses files that nobody checked
-        ensemble = Ensemble.load(directory, self._device, memory=self._memory or MEMORY)
+        memory, place = self._memory or MEMORY, self._place or ALONE
+        ensemble = Ensemble.load(directory, self._device, memory=memory, place=place)
         check_manifest()  # it is the one that was loaded
         ensemble.fastest()  # measured now, so that the first student does not wait
         return Loaded(ensemble, files, taken)

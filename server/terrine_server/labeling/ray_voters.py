@@ -1,0 +1,324 @@
+"""Ensembles on a Ray cluster: teachers divided among actors, batches streamed to them in blocks.
+
+An actor verifies and loads the ensemble's files as the server's own threads would, from the same
+path: on another machine, that is a shared directory. Its votes are the same, bit for bit. An actor
+that ends, or is silent for too long, is replaced. Nothing is charged before all votes are there.
+Inputs travel within the messages, and never enter Ray's object store (`ray_cluster`).
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from threading import Lock
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from terrine_server.errors import EnsembleUnavailable
+from terrine_server.labeling.local_voters import FileStamp, LocalVoters, stamp
+from terrine_server.labeling.voters import Voters
+from terrine_server.logs import frames
+
+if TYPE_CHECKING:
+    from terrine_models.ensemble import Place
+    from terrine_models.store import Manifest
+    from terrine_server.ledger import EnsembleRecord
+
+log = structlog.get_logger("terrine")
+
+LOADING_SECONDS = 600.0
+"""How long an actor may take to start, and to verify and load an ensemble."""
+RETRY_SECONDS = 10.0
+"""How long a cluster that could not be reached is not tried again."""
+ROWS = 128
+"""Inputs in a block, unless an actor votes on more at once: sending few costs as much."""
+AHEAD = 2
+"""Blocks that each actor has been sent, at most, before it has answered the first."""
+MOST_ACTORS = 256
+RETRIES = 2
+"""How often a block is sent again to an actor that ended."""
+
+
+@dataclass(frozen=True)
+class _Registered:
+    """What an actor must know of an ensemble's record."""
+
+    name: str
+    path: str
+    manifest_sha256: str
+
+
+@dataclass(frozen=True)
+class _Defect:
+    """An exception that nobody expected: not its text, which may quote inputs or votes."""
+
+    kind: str
+    where: Sequence[str]
+
+
+Reply = NDArray[np.int64] | int | str | _Defect
+"""Counts [B, m], or why there are none; to a check, how many inputs the actor votes on at once."""
+
+
+class _Actor:
+    """Votes with one part of the teachers, in a process of the cluster."""
+
+    def __init__(self, data_dir: str, place: Place, memory: int, ours: dict[str, str]) -> None:
+        import torch
+
+        from terrine_models.ray_cluster import differing
+
+        torch.set_num_threads(1)
+        self._unfit = differing(ours)
+        self._voters = LocalVoters(Path(data_dir), "cpu", memory, place)
+
+    def vote(self, registered: _Registered, inputs: NDArray[Any] | None) -> Reply:
+        """Vote on inputs [B, …]; without any, verify and load the ensemble."""
+        if self._unfit is not None:
+            return self._unfit
+        try:
+            if inputs is None:
+                return self._voters.loaded(registered).ensemble.block
+            return self._voters.votes(registered, inputs)
+        except EnsembleUnavailable as error:
+            return f"{socket.gethostname()}: {error.detail}"
+        except Exception as error:
+            return _Defect(type(error).__name__, frames(error.__traceback__))
+
+
+@dataclass(eq=False)
+class _Seat:
+    """Where an actor sits; another one takes its place when it is gone."""
+
+    made_of: tuple[Any, ...]
+    actor: Any = None
+    waiting: int = 0
+    """Blocks that it has not answered yet."""
+
+    def ask(self, registered: _Registered, inputs: NDArray[Any] | None) -> Any:
+        """Send it a block; return what Ray calls the reply that will come."""
+        import ray
+
+        if self.actor is None:
+            # One processor is required where it starts, none reserved: it may be replaced on a
+            # machine that has taken others in.
+            kind: Any = ray.remote(_Actor)
+            self.actor = kind.options(
+                max_restarts=-1,
+                max_task_retries=RETRIES,
+                scheduling_strategy="SPREAD",
+                enable_task_events=False,
+            ).remote(*self.made_of)
+        return self.actor.vote.remote(registered, inputs)
+
+    def leave(self) -> None:
+        """End the actor, if it is still there; the next block gets a new one."""
+        import ray
+
+        actor, self.actor = self.actor, None
+        if actor is not None:
+            with suppress(Exception):  # it is gone already, or the cluster is
+                ray.kill(actor)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Inputs from `start` on, for whichever of these seats has the least to do."""
+
+    among: Sequence[_Seat]
+    start: int = 0
+    inputs: NDArray[Any] | None = None
+
+
+class RayVoters(Voters):
+    """Turns batches of inputs into vote counts, for any registered ensemble."""
+
+    def __init__(
+        self, data_dir: Path, address: str | None, actors: int | None, seconds: float
+    ) -> None:
+        """`address`: see `ray_cluster.connect`; `actors`: by default one for each processor.
+
+        `seconds`: how long no actor may answer. Without a cluster, joining it is tried again later.
+        """
+        self._data_dir = data_dir.absolute()
+        self._address = address
+        self._actors = actors
+        self._seconds = seconds
+        self._lock = Lock()
+        self._joining = Lock()
+        self._seats: list[_Seat] = []
+        self._not_before = 0.0
+        self._manifests: dict[tuple[str, str], tuple[FileStamp, Manifest]] = {}
+        self._sizes: dict[tuple[str, str], int] = {}
+        """Inputs in the blocks of ensembles that the actors have loaded."""
+        self._join()  # here, in the main thread, Ray can be kept from handling signals
+
+    def check(self, record: EnsembleRecord) -> None:
+        """Let every actor load and verify its part. Raises `EnsembleUnavailable`."""
+        self._manifest(record)
+        key = record.name, record.manifest_sha256
+        seconds = self._seconds if key in self._sizes else LOADING_SECONDS
+        blocks = [_Block([seat]) for seat in self._joined(record)]
+        for _, at_once in self._replies(record, blocks, seconds):
+            self._sizes[key] = max(1, ROWS // at_once) * at_once
+
+    def votes(self, record: EnsembleRecord, inputs: np.ndarray) -> np.ndarray:
+        """Return the teachers' vote counts for canonical inputs `[B, …]` as int64 `[B, m]`.
+
+        Raises `EnsembleUnavailable`, also if no actor answers in time, or one that is asked ends
+        again and again.
+        """
+        from terrine_models.ensemble import Place
+
+        key = record.name, record.manifest_sha256
+        if key not in self._sizes:
+            self.check(record)
+        manifest, seats, size = self._manifest(record), self._joined(record), self._sizes[key]
+        parts = Place(0, len(seats)).parts(manifest)
+        blocks = (
+            _Block(seats[part::parts], start, inputs[start : start + size])
+            for start in range(0, len(inputs), size)
+            for part in range(parts)
+        )
+        counts = np.zeros((len(inputs), len(manifest.classes)), dtype=np.int64)
+        for block, found in self._replies(record, blocks, self._seconds):
+            counts[block.start : block.start + size] += found
+        return counts
+
+    def close(self) -> None:
+        """End the actors, and leave the cluster."""
+        from terrine_models.ray_cluster import disconnect
+
+        with self._joining, self._lock:
+            for seat in self._seats:
+                seat.leave()
+            if self._seats:
+                disconnect()
+            self._seats = []
+
+    def _manifest(self, record: EnsembleRecord) -> Manifest:
+        """Return the manifest, which is the one that was registered."""
+        from terrine_models.store import MANIFEST, StoreError, load_manifest, manifest_digest
+
+        directory, key = self._data_dir / record.path, (record.name, record.manifest_sha256)
+        try:
+            now = stamp(directory, [MANIFEST])
+            known = self._manifests.get(key)
+            if known is None or known[0] != now:
+                known = self._manifests[key] = now, load_manifest(directory)
+                if manifest_digest(directory) != record.manifest_sha256:
+                    del self._manifests[key]
+                    raise StoreError(
+                        f"The manifest in {directory} is not the one that was registered as "
+                        f"{record.name}. Restore it from a backup."
+                    )
+        except (StoreError, OSError) as error:
+            raise EnsembleUnavailable(str(error)) from error
+        return known[1]
+
+    def _joined(self, record: EnsembleRecord) -> list[_Seat]:
+        """Return the seats of the actors, once the cluster has been joined."""
+        seats = self._join()
+        if not seats:
+            raise _unreachable(record)
+        return seats
+
+    def _join(self) -> list[_Seat]:
+        """Join the cluster, unless that just failed. Without one there are no seats."""
+        import torch
+
+        from terrine_models.ensemble import MEMORY, Place
+        from terrine_models.ray_cluster import ClusterError, connect, software
+
+        with self._joining:
+            if self._seats or monotonic() < self._not_before:
+                return self._seats
+            try:
+                processors = connect(self._address)
+            except ClusterError as error:
+                log.error("no cluster to vote on", cause=str(error))
+                self._not_before = monotonic() + RETRY_SECONDS
+                return []
+            count = min(self._actors or processors, MOST_ACTORS)
+            # As many inputs at a time as one of the server's threads would vote on: products round
+            # by size.
+            memory = MEMORY // torch.get_num_threads()
+            self._seats = [
+                _Seat((str(self._data_dir), Place(number, count), memory, software()))
+                for number in range(count)
+            ]
+            return self._seats
+
+    def _replies(
+        self, record: EnsembleRecord, blocks: Iterable[_Block], seconds: float
+    ) -> Iterator[tuple[_Block, Any]]:
+        """Yield each block with its counts, in the order in which they come."""
+        import ray
+        from ray.exceptions import RayError
+
+        registered = _Registered(record.name, record.path, record.manifest_sha256)
+        coming: dict[Any, tuple[_Block, _Seat]] = {}
+        left = iter(blocks)
+        try:
+            while True:
+                for block in islice(left, AHEAD * len(self._seats) - len(coming)):
+                    with self._lock:
+                        seat = min(block.among, key=lambda each: each.waiting)
+                        seat.waiting += 1
+                        coming[seat.ask(registered, block.inputs)] = block, seat
+                if not coming:
+                    return
+                done, _ = ray.wait(list(coming), timeout=seconds)
+                if not done:
+                    raise TimeoutError
+                for reply in done:
+                    found = _understood(ray.get(reply, timeout=seconds))
+                    block, seat = coming.pop(reply)
+                    self._answered(seat)
+                    yield block, found
+        except (RayError, OSError) as error:  # TimeoutError and ConnectionError are OSErrors
+            log.error("the cluster does not vote", cause=type(error).__name__)
+            self._leave({seat for _, seat in coming.values()})
+            raise _unreachable(record) from None
+        finally:
+            for _, seat in coming.values():
+                self._answered(seat)
+
+    def _answered(self, seat: _Seat) -> None:
+        with self._lock:
+            seat.waiting -= 1
+
+    def _leave(self, seats: set[_Seat]) -> None:
+        """Give up the actors on these seats; if the connection is lost, all of them."""
+        import ray
+
+        with self._lock:
+            for seat in seats:
+                seat.leave()
+        with self._joining:
+            if not ray.is_initialized():
+                self._seats = []
+
+
+def _understood(reply: Reply) -> NDArray[np.int64] | int:
+    if isinstance(reply, str):
+        raise EnsembleUnavailable(reply)
+    if isinstance(reply, _Defect):
+        log.error("defect in an actor", exception=reply.kind, where=reply.where)
+        raise RuntimeError("an actor failed; the log names the bug")
+    return reply
+
+
+def _unreachable(record: EnsembleRecord) -> EnsembleUnavailable:
+    return EnsembleUnavailable(
+        f"The cluster that votes for {record.name} does not answer. Nothing was charged. Retry "
+        "later; the server's log says more."
+    )
