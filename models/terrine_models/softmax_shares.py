@@ -32,15 +32,15 @@ STEPS = 40
 def fit_softmax(features: Floats, counts: Ints, teachers: int, sigma: float) -> FittedShares:
     """Return shares softmax(x·W + b) fitted to counts [N, m] on features [N, d], N > 1.
 
-    Squared errors with a penalty on W that follows from the known noise, `sigma` votes in each
-    count; nothing is chosen on counts. `errors` are the same for all rows: what rows that were left
-    out are missed by. `held_out`: of each row as fits without its fold predict it. Raises
-    ValueError on shapes that do not fit.
+    Squared errors with penalties on W, and on the differences of b, that follow from the known
+    noise, `sigma` votes in each count; nothing is chosen on counts. `errors` are the same for all
+    rows: what rows that were left out are missed by. `held_out`: of each row as fits without its
+    fold predict it. Raises ValueError on shapes that do not fit.
     """
     noise = (sigma / teachers) ** 2
 
     def remaining(fitted: FittedShares) -> Floats:
-        return noise * _noise_left(features, fitted)
+        return noise * _noise_left(features, fitted, noise / UNEVENNESS)
 
     return judged(_fit_once, remaining, features, counts, teachers, sigma)
 
@@ -94,14 +94,14 @@ def _fit_once(features: Floats, counts: Ints, teachers: int, sigma: float) -> Fi
     )
 
 
-def _noise_left(features: Floats, fitted: FittedShares) -> Floats:
+def _noise_left(features: Floats, fitted: FittedShares, evening: float) -> Floats:
     """Return the mean variance [N] of each row's shares, where the noise of a share has one of 1.
 
     After the last step of Gauss and Newton, without what classes have in common.
     """
     rows = np.column_stack([features - features.mean(axis=0), np.ones(len(features))])
     ridge = np.full(rows.shape[1], fitted.penalty)
-    ridge[-1] = 1e-9 * len(rows)
+    ridge[-1] = evening + 1e-9 * len(rows)
     left = np.zeros(len(rows))
     for share in fitted.shares.T:
         slopes = rows * (share * (1 - share))[:, None]
