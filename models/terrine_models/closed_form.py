@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from terrine_protocol.tables import TableSchema
 
 from .data import InputSpec
-from .features import FeatureMap, PublicData, base_features, public_features
+from .features import FeatureMap, Kind, PublicData, base_features, public_features
 from .students import Student, build_student, describe
 
 WIDTH, OF_A_CLASS = 150, 3
@@ -68,14 +68,16 @@ class RidgeStudents:
         encoding: TableSchema | None = None,
         balance: bool = False,
         known: FeatureMap | None = None,
+        fine: bool = False,
     ) -> None:
         """`balance`: whether every class that has labels counts alike.
 
-        `known`: the map that was fitted on x before; by default it is fitted now.
+        `known`: the map that was fitted on x before; by default it is fitted now, of images on a
+        fine graph if `fine` (`features.public_features`).
         """
         self.balance = balance
         self.inputs, self.classes, self.encoding = inputs, classes, encoding
-        self.map = ridge_features(x, inputs, len(classes)) if known is None else known
+        self.map = known or ridge_features(x, inputs, len(classes), fine=fine)
         bought = labels >= 0
         self.labels = labels[bought]
         self.features = features_of(self.map, x[bought])
@@ -149,11 +151,14 @@ class RidgeStudents:
         return Student(network, model)
 
 
-def ridge_features(x: NDArray[Any], inputs: InputSpec, classes: int) -> FeatureMap:
+def ridge_features(
+    x: NDArray[Any], inputs: InputSpec, classes: int, *, fine: bool = False
+) -> FeatureMap:
     """The features of ridge students, fitted on public inputs [N, *shape]."""
     public = PublicData.declare("the student's public inputs", np.asarray(x))
     wide = min(OF_A_CLASS * classes, len(x) // 2)
-    return public_features(inputs, public, max(WIDTH, wide))
+    kind: Kind = "fine_graph" if fine else "graph"
+    return public_features(inputs, public, max(WIDTH, wide), kind)
 
 
 def ridge_path(

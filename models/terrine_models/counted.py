@@ -78,6 +78,14 @@ class CountedStudents:
     @cached_property
     def ridges(self) -> RidgeStudents:
         """Of the regression: the features of every input."""
+        return self._ridges()
+
+    @cached_property
+    def linked(self) -> RidgeStudents:
+        """Of the regression with a softmax link, which bears a finer graph."""
+        return self._ridges(fine=True)
+
+    def _ridges(self, *, fine: bool = False) -> RidgeStudents:
         everything = np.zeros(len(self.x), dtype=np.int64)
         return RidgeStudents(
             self.x,
@@ -85,6 +93,7 @@ class CountedStudents:
             inputs=self.inputs,
             classes=self.classes,
             encoding=self.encoding,
+            fine=fine,
         )
 
     @cached_property
@@ -109,10 +118,11 @@ class CountedStudents:
         if len(counts) != len(self.x):
             raise ValueError(f"{len(counts)} rows of counts, expected {len(self.x)}")
         tell("Fitting the shares of the votes to public features …")
-        ridges = self.ridges
+        linked = training.method == "ridge" and len(self.classes) > 2
+        ridges = self.linked if linked else self.ridges
         if len(self.inputs.shape) == 1 and len(self.classes) == 2:
             fitted, links = fit_two_classes(ridges.features, counts, teachers, sigma)
-        elif training.method == "ridge" and len(self.classes) > 2:
+        elif linked:
             fitted, links = fit_many_classes(ridges.features, counts, teachers, sigma)
         else:
             fitted, links = fit_shares(ridges.features, counts, teachers, sigma), ""

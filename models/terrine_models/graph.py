@@ -21,11 +21,14 @@ STIFFNESS = 0.01
 BLOCK = 512
 
 
-def embed(points: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+def embed(
+    points: torch.Tensor, width: int, power: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Coordinates [N, width] of `points` [N, D] of unit length, and their scales [N].
 
-    A scale is the distance to the NEIGHBOURS-th neighbour: similarity falls with distance relative
-    to it (Zelnik-Manor and Perona, "Self-Tuning Spectral Clustering", NIPS 2004).
+    The less `power`, the more the less smooth functions count. A scale is the distance to the
+    NEIGHBOURS-th neighbour: similarity falls with distance relative to it (Zelnik-Manor and Perona,
+    "Self-Tuning Spectral Clustering", NIPS 2004).
     """
     size = len(points)
     nearest = [_nearest(block, points, NEIGHBOURS + 1) for block in torch.split(points, BLOCK)]
@@ -39,7 +42,7 @@ def embed(points: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]
     root = np.sqrt(np.asarray(similarity.sum(1)).ravel())
     smooth = diags(1 / root) @ similarity @ diags(1 / root)
     values, vectors = eigsh(smooth, k=width, which="LA", v0=np.ones(size), tol=1e-3)
-    coordinates = vectors / root[:, None] / (1 - values + STIFFNESS)
+    coordinates = vectors / root[:, None] / (1 - values + STIFFNESS) ** power
     coordinates -= coordinates.mean(0)
     coordinates /= np.sqrt((coordinates**2).sum(1).mean())
     return torch.from_numpy(coordinates).float(), scales

@@ -85,6 +85,16 @@ def test_constant_features_predict_the_mean() -> None:
     )
 
 
+def test_the_noise_of_its_total_makes_no_class_frequent() -> None:
+    sigma, truth = 5000.0, np.full((400, 4), TEACHERS // 4)
+    noise = np.random.default_rng(0).normal(scale=sigma, size=truth.shape)
+    counts = truth + np.rint(noise).astype(np.int64)
+    totals = counts.mean(axis=0) / TEACHERS
+    shares = fit_softmax(np.zeros((400, 3)), counts, TEACHERS, sigma).shares[0]
+    assert totals.max() - totals.min() > 0.5
+    assert shares.max() - shares.min() < 0.1
+
+
 def test_shapes_that_do_not_fit_are_refused() -> None:
     x, _, counts = study(20, 1.0)
     with pytest.raises(ValueError, match="need the same rows"):

@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 from terrine_client import Client
 from terrine_client.distill import distill
 from terrine_models import counted
-from terrine_models.counted import student_from_counts
+from terrine_models.counted import CountedStudents, student_from_counts
 from terrine_models.data import Dataset, InputSpec
 from terrine_models.features import PublicData
 from terrine_models.learning import Asked, Training
@@ -79,6 +79,25 @@ def test_the_regression_is_the_student_where_it_is_asked_for(
     assert (made.student.predict(x) == truth).mean() > 0.9
     right = made.student.probabilities(x)[np.arange(len(x)), truth]
     assert 0.5 < right.mean() < 0.95  # they are the teachers' shares: nine in ten, shrunk by noise
+
+
+def test_its_graph_is_finer_and_kept_with_it(
+    digits: tuple[NDArray[np.uint8], NDArray[np.int64]], tmp_path: Path
+) -> None:
+    x, truth = digits[0][:400], digits[1][:400]
+    students = CountedStudents(x, inputs=DIGITS, classes=NAMES)
+    counts, training = votes(truth, sigma=100.0), Training(method="ridge")
+    made = students.train(counts, teachers=TEACHERS, sigma=100.0, training=training)
+    fine, usual = students.linked.map, students.ridges.map
+    assert (fine.spec.coordinates, usual.spec.coordinates) == (100, 50)
+    # The last function is constant, the one before it the smoothest that is not.
+    rough, smooth = fine.tensors["coordinates"].std(0)[[50, -2]]
+    same, first = usual.tensors["coordinates"].std(0)[[0, -2]]
+    assert rough / smooth > 2 * same / first
+    made.student.save(tmp_path)
+    np.testing.assert_allclose(
+        Student.load(tmp_path).probabilities(x), made.student.probabilities(x), rtol=1e-6
+    )
 
 
 def test_on_a_table_the_regression_is_the_student() -> None:
