@@ -99,7 +99,7 @@ def test_a_refusal_says_what_is_spent_of_which_budget(ledger: Ledger) -> None:
     for refused in (grouped, alone):
         assert isinstance(refused, BudgetExhausted)
         assert refused.extras == {"spent": project.terms.budget, "budget": project.terms.budget}
-        assert f"has spent {project.terms.budget} of {project.terms.budget}" in refused.detail
+        assert "100.0000% of its budget is spent" in refused.detail
 
 
 def test_a_retry_in_a_group_gets_its_earlier_answer(ledger: Ledger) -> None:
