@@ -55,6 +55,9 @@ class Office:
         self.answers = self.label(self.running, 0, 3, KEY).json()["results"]
         assert [answer["replayed"] for answer in self.answers] == [False] * 3
         assert self.send(self.running, "POST", "/label", self.other, json=self.asked(0, 1))
+        more = {"title": "More", "purpose": "To go on.", "epsilon": 2}
+        made = self.send(self.running, "POST", "/requests", self.tokens["student"], json=more)
+        assert made.status_code == 201
         self.price = self.books()[0][0][3:6]
         self.hand = Hand(self.engine, url)
         self.keep()
@@ -144,7 +147,7 @@ class Office:
 PAGES = {
     **dict.fromkeys(["/budget", "/label/estimate", "/project"], "student"),
     **dict.fromkeys(["/ledger", "/ledger/study", "/ledger/study/verify", "/metrics"], "auditor"),
-    **dict.fromkeys(["/projects", "/ensembles"], "admin"),
+    **dict.fromkeys(["/projects", "/ensembles", "/requests"], "admin"),
     "/readyz": "",
 }
 """What is looked at, and as whom."""

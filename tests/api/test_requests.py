@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from caller import Caller, slug
-from commands import Done, Terrine
+from commands import Terrine
 from digits import DigitsEnsemble
 from server import RunningServer, running_server
+from structlog.testing import capture_logs
 
 from terrine_client import AsyncClient, BudgetExhausted, Client, Conflict, NotFound
 from terrine_protocol import (
@@ -167,44 +168,38 @@ def test_whoever_has_spent_a_budget_is_told_whom_to_ask(
 
 @SQLITE
 def test_the_commands_do_what_the_api_does(
-    study: RunningServer,
-    terrine: Terrine,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    study: RunningServer, terrine: Terrine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(*arguments: object) -> Done:
-        capsys.readouterr()  # what the server logs in this process
-        return terrine(*arguments)
-
     monkeypatch.setenv("TERRINE_DATA_DIR", str(study.settings.data_dir))
     monkeypatch.setenv("TERRINE_DATABASE_URL", str(study.settings.database_url))
     with (
+        capture_logs(),  # the server would write its own among what the commands print
         Client(study.url, study.token()) as student,
         Client(study.url, study.token("admin")) as admin,
     ):
         made = [student.request_study(f"[b]{n}[/b]", "To learn", 2.0) for n in range(3)]
-        listed = json.loads(run("request", "list", "--json").fine)
+        listed = json.loads(terrine("request", "list", "--json").fine)
         assert listed == [each.model_dump(mode="json") for each in admin.requests()]
-        assert "[b]1[/b]" in run("request", "list", "--status", "open").fine
-        assert "--status is one of" in run("request", "list", "--status", "lost").refused
-        shown = json.loads(run("request", "show", made[0].id, "--json").fine)
+        assert "[b]1[/b]" in terrine("request", "list", "--status", "open").fine
+        assert "--status is one of" in terrine("request", "list", "--status", "lost").refused
+        shown = json.loads(terrine("request", "show", made[0].id, "--json").fine)
         assert shown == admin.request(made[0].id).model_dump(mode="json")
-        assert "of the cap is reserved in all" in run("request", "show", made[0].id).fine
+        assert "of the cap is reserved in all" in terrine("request", "show", made[0].id).fine
         approval = ("request", "approve", made[0].id, "--name", "more")
-        assert "--mechanism takes JSON" in run(*approval, "--mechanism", "gnmax").refused
-        assert "--epsilon" in run(*approval, "--epsilon", "-1").refused
-        with_token = run(*approval, "--epsilon", 3, "--token-expires-in-days", 5)
+        assert "--mechanism takes JSON" in terrine(*approval, "--mechanism", "gnmax").refused
+        assert "--epsilon" in terrine(*approval, "--epsilon", "-1").refused
+        with_token = terrine(*approval, "--epsilon", 3, "--token-expires-in-days", 5)
         with Client(study.url, with_token.fine.strip()) as new:
             assert (new.project().name, new.project().epsilon) == ("more", 3.0)
-        assert "approved already" in run(*approval).refused
+        assert "approved already" in terrine(*approval).refused
         spec = json.dumps({"name": "gnmax", "sigma": 40})
         other = ("request", "approve", made[1].id, "--name", "other", "--mechanism", spec)
-        opened = json.loads(run(*other, "--json").fine)
+        opened = json.loads(terrine(*other, "--json").fine)
         assert opened["project"]["mechanism"]["sigma"] == 40
-        assert "refused" in run("request", "refuse", made[2].id, "--reason", "Not now").fine
+        assert "refused" in terrine("request", "refuse", made[2].id, "--reason", "Not now").fine
         assert student.request(made[2].id).reason == "Not now"
         actors = {e.actor for e in study.ledger.log(limit=3, newest=True)}
         assert all(actor.startswith("local:") for actor in actors)
     opened_so = ("project", "open", "named", "--ensemble", "digits", "--mechanism", "gnmax")
     terms = ("--sigma", 40, "--epsilon", 2, "--delta", 1e-5)
-    assert "Sepsis" in run(*opened_so, *terms, "--title", "Sepsis", "--purpose", "To warn").fine
+    assert "Sepsis" in terrine(*opened_so, *terms, "--title", "Sepsis", "--purpose", "To warn").fine

@@ -149,7 +149,7 @@ def test_tables_are_reproduced_too(terrine: Terrine, adult: Path, tmp_path: Path
 def test_the_protocol_of_2017_is_reproduced_with_forests(
     terrine: Terrine, adult: Path, tmp_path: Path
 ) -> None:
-    options = ("--quick", "--seeds", "1", "--epsilon", "20", "--out", tmp_path)
+    options = ("--quick", "--seeds", "1", "--epsilon", "60", "--out", tmp_path)
     protocol = ("--protocol", "rest", "--queries", "60", "--mechanism", "lnmax")
     forests = ("--kind", "forest", "--teachers", "20", "--method", "forest")
     said = terrine("reproduce", "adult", adult, *options, *protocol, *forests).fine

@@ -32,11 +32,14 @@ def choices(ensemble: Ensemble, x: NDArray[Any]) -> NDArray[np.int64]:
     """Return what each teacher of an ensemble chooses, as its own voting computes it."""
     import torch
 
-    block = np.zeros((ensemble.block, *x.shape[1:]), x.dtype)
-    block[: len(x)] = x
-    with torch.inference_mode():
-        found: NDArray[np.int64] = ensemble.fastest()(torch.from_numpy(block)).numpy()[: len(x)]
-    return found
+    found, size = [], ensemble.block
+    for at in range(0, len(x), size):
+        part = x[at : at + size]
+        block = np.zeros((size, *x.shape[1:]), x.dtype)
+        block[: len(part)] = part
+        with torch.inference_mode():
+            found.append(ensemble.fastest()(torch.from_numpy(block)).numpy()[: len(part)])
+    return np.concatenate(found)
 
 
 @dataclass

@@ -64,8 +64,8 @@ FACTS: dict[str, tuple[str, ...]] = {
     ),
     "token": ("role", "project", "label", "created_at", "expires_at", "revoked_at"),
     "request": (
-        *("token", "ensemble", "title", "purpose", "asked", "status", "project", "reason"),
-        *("created_at", "decided_at"),
+        *("token", "token_project", "ensemble", "title", "purpose", "asked", "status", "project"),
+        *("reason", "created_at", "decided_at"),
     ),
 }
 """By kind of subject: what an entry about it says. An ensemble's and a project's `subject` is its
