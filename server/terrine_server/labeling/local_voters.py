@@ -107,25 +107,29 @@ class LocalVoters(Voters):
 
     def _load(self, record: Registered, directory: Path) -> Loaded:
         from terrine_models.ensemble import ALONE, MEMORY, Ensemble
-        from terrine_models.store import load_manifest, manifest_digest
+        from terrine_models.store import load_manifest
 
         # The stamp is taken before reading, so that a change in between is noticed later.
         files = ("manifest.json", *load_manifest(directory).files)
         taken = stamp(directory, files)
 
-        def check_manifest() -> None:
-            if manifest_digest(directory) != record.manifest_sha256:
-                raise EnsembleUnavailable(
-                    f"The manifest in {directory} is not the one that was registered as "
-                    f"{record.name}. Restore it from a backup."
-                )
-
-        check_manifest()  # before native code parses files that nobody checked
+        check_manifest(record, directory)  # before native code parses files that nobody checked
         memory, place = self._memory or MEMORY, self._place or ALONE
         ensemble = Ensemble.load(directory, self._device, memory=memory, place=place)
-        check_manifest()  # it is the one that was loaded
+        check_manifest(record, directory)  # it is the one that was loaded
         ensemble.fastest()  # measured now, so that the first student does not wait
         return Loaded(ensemble, files, taken)
+
+
+def check_manifest(record: Registered, directory: Path) -> None:
+    """Raise `EnsembleUnavailable` unless the manifest is the one that was registered."""
+    from terrine_models.store import manifest_digest
+
+    if manifest_digest(directory) != record.manifest_sha256:
+        raise EnsembleUnavailable(
+            f"The manifest in {directory} is not the one that was registered as {record.name}. "
+            "Restore it from a backup."
+        )
 
 
 def stamp(directory: Path, files: Sequence[str]) -> FileStamp:

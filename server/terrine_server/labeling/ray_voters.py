@@ -23,7 +23,7 @@ import structlog
 from numpy.typing import NDArray
 
 from terrine_server.errors import EnsembleUnavailable
-from terrine_server.labeling.local_voters import FileStamp, LocalVoters, stamp
+from terrine_server.labeling.local_voters import FileStamp, LocalVoters, check_manifest, stamp
 from terrine_server.labeling.voters import Voters
 from terrine_server.logs import frames
 
@@ -206,20 +206,16 @@ class RayVoters(Voters):
 
     def _manifest(self, record: EnsembleRecord) -> Manifest:
         """Return the manifest, which is the one that was registered."""
-        from terrine_models.store import MANIFEST, StoreError, load_manifest, manifest_digest
+        from terrine_models.store import MANIFEST, StoreError, load_manifest
 
         directory, key = self._data_dir / record.path, (record.name, record.manifest_sha256)
         try:
             now = stamp(directory, [MANIFEST])
             known = self._manifests.get(key)
             if known is None or known[0] != now:
-                known = self._manifests[key] = now, load_manifest(directory)
-                if manifest_digest(directory) != record.manifest_sha256:
-                    del self._manifests[key]
-                    raise StoreError(
-                        f"The manifest in {directory} is not the one that was registered as "
-                        f"{record.name}. Restore it from a backup."
-                    )
+                known = now, load_manifest(directory)
+                check_manifest(record, directory)  # it is the one that was read
+                self._manifests[key] = known
         except (StoreError, OSError) as error:
             raise EnsembleUnavailable(str(error)) from error
         return known[1]
