@@ -79,7 +79,7 @@ def test_the_quick_demo_runs_every_step(tmp_path: Path) -> None:
     assert figures["answered"] + figures["abstained"] == figures["asked"]
     for expected in (
         "because --quick was given",
-        "more answers. The privacy budget is spent",
+        "more answer. The privacy budget is spent",
         "the same answers, free",
         "intact",
         "demo.json",

@@ -214,7 +214,8 @@ class Demo:
             try:
                 client.label(fresh[answers : answers + 1])
             except BudgetExhausted as error:
-                self._say(f"  refused, after {answers} more answers. {error}")
+                more = f"{answers} more answer{'' if answers == 1 else 's'}"
+                self._say(f"  refused, after {more}. {error}")
                 break
         old = np.flatnonzero(made.outcomes != "")[:100]
         before = client.budget()
