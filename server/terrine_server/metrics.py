@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Literal
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Literal, TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -30,6 +30,7 @@ outcome; charging."""
 SHARED_DIR = "PROMETHEUS_MULTIPROC_DIR"
 """Environment variable: the directory in which the workers of one server share their metrics."""
 disable_created_metrics()  # type: ignore[no-untyped-call]
+M = TypeVar("M", Counter, Histogram)
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
@@ -38,31 +39,39 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        self.requests = Counter(
-            "terrine_requests_total",
-            "Requests answered.",
-            ["method", "route", "status"],
-            registry=registry,
+        self.requests = _by_labels(
+            Counter(
+                "terrine_requests_total",
+                "Requests answered.",
+                ["method", "route", "status"],
+                registry=registry,
+            )
         )
-        self.seconds = Histogram(
-            "terrine_request_seconds",
-            "Duration of requests.",
-            ["method", "route"],
-            registry=registry,
-            buckets=_SECONDS,
+        self.seconds = _by_labels(
+            Histogram(
+                "terrine_request_seconds",
+                "Duration of requests.",
+                ["method", "route"],
+                registry=registry,
+                buckets=_SECONDS,
+            )
         )
-        self.stages = Histogram(
-            "terrine_stage_seconds",
-            "Duration of the stages of POST /label, by stage, failed ones included.",
-            ["stage"],
-            registry=registry,
-            buckets=_SECONDS,
+        self._stages = _by_labels(
+            Histogram(
+                "terrine_stage_seconds",
+                "Duration of the stages of POST /label, by stage, failed ones included.",
+                ["stage"],
+                registry=registry,
+                buckets=_SECONDS,
+            )
         )
-        self.queries = Counter(
-            "terrine_queries_total",
-            "Queries by the outcome returned; those answered from the record are replayed.",
-            ["outcome", "replayed"],
-            registry=registry,
+        self.queries = _by_labels(
+            Counter(
+                "terrine_queries_total",
+                "Queries by the outcome returned; those answered from the record are replayed.",
+                ["outcome", "replayed"],
+                registry=registry,
+            )
         )
         self.waiting = Gauge(
             "terrine_waiting_queries",
@@ -76,21 +85,18 @@ class Metrics:
             registry=registry,
             buckets=(1, 2, 4, 8, 16, 32, 64, 128),
         )
-        self.problems = Counter(
-            "terrine_problems_total",
-            "Requests answered with a problem, by its type.",
-            ["problem"],
-            registry=registry,
+        self.problems = _by_labels(
+            Counter(
+                "terrine_problems_total",
+                "Requests answered with a problem, by its type.",
+                ["problem"],
+                registry=registry,
+            )
         )
 
-    @contextmanager
-    def stage(self, stage: Stage) -> Iterator[None]:
-        """Time one stage of a label request."""
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.stages.labels(stage).observe(time.perf_counter() - started)
+    def stage(self, stage: Stage) -> Timed:
+        """Time one stage of a label request, failed or not."""
+        return Timed(self._stages(stage))
 
     def text(self, *more: Collector) -> bytes:
         """Return all metrics, and those that `more` collects now, in Prometheus's text format."""
@@ -102,3 +108,21 @@ class Metrics:
         for collector in more:
             collected.register(collector)
         return generate_latest(counted) + generate_latest(collected)
+
+
+class Timed:
+    """Observes how long a block takes, in seconds."""
+
+    def __init__(self, seconds: Histogram) -> None:
+        self._seconds = seconds
+
+    def __enter__(self) -> None:
+        self._started = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._seconds.observe(time.perf_counter() - self._started)
+
+
+def _by_labels(metric: M) -> Callable[..., M]:
+    """Return the metric by the values of its labels, of which there are few. Found at once."""
+    return lru_cache(maxsize=1024)(metric.labels)

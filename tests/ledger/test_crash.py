@@ -112,13 +112,11 @@ def test_a_lock_that_is_held_too_long_is_a_clear_error(
     monkeypatch.setattr(database_module, "BUSY_SECONDS", 0.3)
     monkeypatch.setitem(database_module._POSTGRESQL, "lock_timeout", "300ms")
     impatient = Ledger(connect(database_url), SECRET_KEY)
-    with connect(database_url).connect() as holder:
-        holder = holder.execution_options(terrine_begin="BEGIN IMMEDIATE")
-        with holder.begin():
-            holder.execute(text("UPDATE projects SET status = 'active'"))
-            with pytest.raises(DatabaseUnavailable, match="busy"):
-                impatient.charge(project.id, [answered(1)])
-            assert impatient.project("study").charges == 0, "reading needs no lock"
+    with database_module.writing(connect(database_url)) as holder:
+        holder.execute(text("UPDATE projects SET status = 'active'"))
+        with pytest.raises(DatabaseUnavailable, match="busy"):
+            impatient.charge(project.id, [answered(1)])
+        assert impatient.project("study").charges == 0, "reading needs no lock"
     assert impatient.charge(project.id, [answered(1)]).project.charges == 1
 
 
@@ -128,12 +126,10 @@ def test_a_short_lock_is_waited_for(database_url: str) -> None:
     held = threading.Event()
 
     def hold() -> None:
-        with connect(database_url).connect() as holder:
-            holder = holder.execution_options(terrine_begin="BEGIN IMMEDIATE")
-            with holder.begin():
-                holder.execute(text("UPDATE projects SET status = 'active'"))
-                held.set()
-                time.sleep(0.5)
+        with database_module.writing(connect(database_url)) as holder:
+            holder.execute(text("UPDATE projects SET status = 'active'"))
+            held.set()
+            time.sleep(0.5)
 
     thread = threading.Thread(target=hold)
     thread.start()

@@ -6,19 +6,30 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from sqlalchemy import Engine, event, text
+from sqlalchemy import Connection, Engine, event, text
+
+from terrine_server.ledger.store.database import BEGIN
 
 
 def come_between(engine: Engine, act: Callable[[], object]) -> None:
     """Act once: after the next charge has read, just before it writes."""
     acted = False
 
-    @event.listens_for(engine, "before_cursor_execute")
-    def act_once(_: object, __: object, statement: str, *___: object) -> None:
+    def act_once() -> None:
         nonlocal acted
-        if not acted and statement.startswith(("BEGIN IMMEDIATE", "WITH moved")):
+        if not acted:
             acted = True
             act()
+
+    @event.listens_for(engine, "begin")
+    def before_sqlite_writes(connection: Connection) -> None:
+        if connection.info.get(BEGIN) == "BEGIN IMMEDIATE":
+            act_once()
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def before_postgresql_writes(_: object, __: object, statement: str, *___: object) -> None:
+        if statement.startswith("WITH moved"):
+            act_once()
 
 
 def come_first(engine: Engine, act: Callable[[], object], then: Callable[[], object]) -> None:

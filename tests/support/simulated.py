@@ -31,6 +31,7 @@ from terrine_protocol import ProjectStatus
 from terrine_server import errors
 from terrine_server.ledger import Batch, Ledger, Proposal, QueryDigest, connect
 from terrine_server.ledger import ledger as ledger_module
+from terrine_server.ledger.store.database import BEGIN
 from terrine_server.privacy import VoteOutcome
 
 SERVERS, AT_ONCE, PROJECTS = 3, 6, 4
@@ -84,17 +85,21 @@ class World:
         engine = connect(self.url)
         server = Server(engine, Ledger(engine, SECRET_KEY))
         writing: set[greenlet] = set()  # nobody else can go on meanwhile: they would wait for ever
-        commit = engine.dialect.do_commit
+        begin, commit = engine.dialect.do_begin, engine.dialect.do_commit
 
         @event.listens_for(engine, "connect")
         def hurry(connection: sqlite3.Connection, _: object) -> None:
             connection.execute("PRAGMA synchronous = OFF")  # processes die here, not the machine
 
         @event.listens_for(engine, "before_cursor_execute")
-        def statement(connection: Connection, _: object, text: str, *__: object) -> None:
-            if text == "BEGIN IMMEDIATE":
-                writing.add(getcurrent())
+        def statement(*_: object) -> None:
             self.step(server, "statement", switch=getcurrent() not in writing)
+
+        def do_begin(dbapi: Any) -> None:
+            if dbapi.info.get(BEGIN) == "BEGIN IMMEDIATE":
+                writing.add(getcurrent())
+            statement()
+            begin(dbapi)
 
         def do_commit(dbapi: Any) -> None:
             wrote = getcurrent() in writing
@@ -109,6 +114,7 @@ class World:
         def rollback(_: Connection) -> None:
             writing.discard(getcurrent())
 
+        engine.dialect.do_begin = do_begin  # type: ignore[method-assign, assignment]
         engine.dialect.do_commit = do_commit  # type: ignore[method-assign, assignment]
         return server
 

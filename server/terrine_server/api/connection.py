@@ -140,8 +140,8 @@ class Connection(H11Protocol):
         while not hasattr(app, "state"):  # uvicorn's own middleware is around it
             app = app.app
         metrics = app.state.services.metrics
-        metrics.requests.labels("(other)", "(none)", "400").inc()
-        metrics.problems.labels("malformed-http").inc()
+        metrics.requests("(other)", "(none)", "400").inc()
+        metrics.problems("malformed-http").inc()
 
     def _make_room(self, most: int) -> None:
         """Close a connection without a request in progress: the oldest of who has most of them."""

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 import structlog
-from anyio import CapacityLimiter, to_thread
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -29,6 +28,7 @@ from terrine_server.logs import frames
 from terrine_server.metrics import Metrics
 from terrine_server.owner.tokens import Principal
 from terrine_server.settings import Settings
+from terrine_server.threads import Threads
 
 log = structlog.get_logger("terrine")
 
@@ -41,7 +41,7 @@ SINGLE = (
 """Headers that may appear only once: of two, a proxy might use one and we the other."""
 ALIVE = "/healthz"
 """Answered without a seat, so also when all are taken."""
-CHECKING = CapacityLimiter(16)
+CHECKING = Threads(16)
 """Tokens checked at a time. Routes use other threads."""
 LINGER = 5.0
 """Maximum seconds for reading and discarding the rest of a refused body."""
@@ -156,7 +156,7 @@ class Envelope:
             if full is not None:
                 return _full(full)
             try:
-                found = await to_thread.run_sync(check, limiter=CHECKING)
+                found = await CHECKING.run(check)
             except TerrineError as error:
                 found = error
             scope["state"][PRINCIPAL] = found
@@ -239,8 +239,8 @@ class Envelope:
     def _record(self, scope: MutableMapping[str, Any], status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "(none)")
         method = scope["method"] if scope["method"] in METHODS else "(other)"
-        self.metrics.requests.labels(method, route, str(status)).inc()
-        self.metrics.seconds.labels(method, route).observe(seconds)
+        self.metrics.requests(method, route, str(status)).inc()
+        self.metrics.seconds(method, route).observe(seconds)
         fields: dict[str, Any] = {"status": status, "seconds": round(seconds, 4)}
         caller, charges = (scope["state"].get(name) for name in (PRINCIPAL, "charges"))
         if isinstance(caller, Principal):
@@ -249,7 +249,7 @@ class Envelope:
             fields["charges"] = "{}-{}".format(*charges)
         slug = scope["state"].get("problem")
         if slug is not None:
-            self.metrics.problems.labels(slug).inc()
+            self.metrics.problems(slug).inc()
             fields["problem"] = slug
         probe = route == ALIVE and status == 200  # a proxy asks every second
         (log.debug if probe else log.info)("request", method=method, route=route, **fields)

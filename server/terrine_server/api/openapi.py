@@ -60,7 +60,20 @@ def problems(*slugs: str, token: bool = True) -> Responses:
     return responses
 
 
-LABEL_BODY = {
+IDEMPOTENCY_KEY = r"^[\x21-\x7e]{1,255}$"
+
+LABEL_REQUEST: dict[str, Any] = {
+    "security": [{"token": []}],
+    "parameters": [
+        {
+            "name": "idempotency-key",
+            "in": "header",
+            "required": False,
+            "schema": {"type": "string", "pattern": IDEMPOTENCY_KEY},
+            "description": "Identifies this request. A retry with the same inputs returns the same "
+            "answers at no cost; with other inputs it is refused.",
+        }
+    ],
     "requestBody": {
         "required": True,
         "content": {
@@ -90,7 +103,7 @@ LABEL_BODY = {
                 }
             },
         },
-    }
+    },
 }
 
 _BUDGET_EXAMPLE = {

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
-from typing import Annotated
 
-from anyio import CapacityLimiter, to_thread
-from fastapi import APIRouter, Header, Request
+from fastapi import APIRouter, Request
+from fastapi.exceptions import RequestValidationError
 from starlette.responses import Response
 
 from terrine_protocol import (
@@ -20,57 +20,64 @@ from terrine_server import views
 from terrine_server.api import openapi
 from terrine_server.api.decoding import Expected, Limits, decode
 from terrine_server.api.negotiation import JsonBody
-from terrine_server.api.services import Answered, OwnProject, Services, ServicesDep
+from terrine_server.api.services import (
+    Answered,
+    OwnProject,
+    Services,
+    ServicesDep,
+    get_services,
+    own_project,
+)
 from terrine_server.labeling.pipeline import Ask, Labeling
 from terrine_server.ledger import Receipt
+from terrine_server.threads import Threads
 
 router = APIRouter(tags=["students"])
 
 PACKED = "npz"
 """In the content type of a body that may unpack to a thousand times its size."""
-CHECKING = CapacityLimiter(8)
+IDEMPOTENCY_KEY = re.compile(openapi.IDEMPOTENCY_KEY, re.ASCII)
+CHECKING = Threads(8)
 """Label requests decoded and checked at a time. Other routes use a separate thread pool."""
 
 
 @router.post(
     "/label",
     response_model=LabelResponse,
-    openapi_extra=openapi.LABEL_BODY,
+    openapi_extra=openapi.LABEL_REQUEST,
     responses=openapi.LABEL_RESPONSES,
 )
-async def label(
-    request: Request,
-    services: ServicesDep,
-    project: OwnProject,
-    idempotency_key: Annotated[
-        str | None,
-        Header(
-            min_length=1,
-            max_length=255,
-            pattern=r"^[\x21-\x7e]+$",
-            description="Identifies this request. A retry with the same inputs returns the same "
-            "answers at no cost; with other inputs it is refused.",
-        ),
-    ] = None,
-) -> Response:
+async def label(request: Request) -> Response:
     """Answer a batch of inputs, in order, as far as the budget reaches.
 
     Answers that this project has paid for before are replayed at no cost. If no query of the batch
     can be answered, the problem is `budget-exhausted`.
     """
+    # Called, not declared as dependencies: to resolve those took a tenth of a small request.
+    services = await get_services(request)
+    project = await own_project(request, services, None)
+    key = _idempotency_key(request)
     holder = request.state.principal.token_id
     services.replays.take(holder)
     body = await request.body()
     content_type = request.headers.get("content-type", "")
-    asked = (services, project, content_type, body, idempotency_key)
+    asked = (services, project, content_type, body, key)
     if PACKED not in content_type.lower() and services.labeling.small(project, len(body)):
         ask = _ask(*asked)
     else:
-        ask = await to_thread.run_sync(_ask, *asked, limiter=CHECKING)
+        ask = await CHECKING.run(_ask, *asked)
     answered = await services.queue.ask(project, ask)
     services.replays.use(holder, answered.replayed)
     request.state.charges = answered.paid
     return Response(answered.body, media_type="application/json")
+
+
+def _idempotency_key(request: Request) -> str | None:
+    key = request.headers.get("idempotency-key")
+    if key is not None and not IDEMPOTENCY_KEY.fullmatch(key):
+        message = "From 1 to 255 printable ASCII characters are expected, without spaces"
+        raise RequestValidationError([{"loc": ("header", "Idempotency-Key"), "msg": message}])
+    return key
 
 
 def _ask(services: Services, project: str, content_type: str, body: bytes, key: str | None) -> Ask:

@@ -231,7 +231,7 @@ class Labeling:
         for (outcome, replayed), times in Counter(
             (result.outcome, result.replayed) for result in results
         ).items():
-            self._metrics.queries.labels(outcome, str(replayed).lower()).inc(times)
+            self._metrics.queries(outcome, str(replayed).lower()).inc(times)
 
     def _drawn(
         self, project: ProjectRecord, asks: Sequence[Ask], chosen: Sequence[int]

@@ -14,10 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
-from anyio import CapacityLimiter, to_thread
-
 from terrine_server.errors import Overloaded
 from terrine_server.metrics import Metrics
+from terrine_server.threads import Threads
 
 GROUP_QUERIES = 1024
 """Maximum queries in a group, unless a single request has more."""
@@ -72,7 +71,8 @@ class Queue(Generic[R, T]):
         self._metrics = metrics
         self._most_waiting = most_waiting
         self._lines: dict[str, _Line[R, T]] = {}
-        self._threads = CapacityLimiter(THREADS)
+        self._free = asyncio.Semaphore(THREADS)
+        self._threads = Threads(THREADS)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def ask(self, project: str, request: R) -> T:
@@ -105,7 +105,7 @@ class Queue(Generic[R, T]):
 
     async def _work(self, project: str, line: _Line[R, T]) -> None:
         try:
-            async with self._threads:  # first come, first served
+            async with self._free:  # first come, first served
                 group = self._take(line)
                 if group:
                     await self._answer_group(project, group)
@@ -135,9 +135,7 @@ class Queue(Generic[R, T]):
         requests = [waiting.request for waiting in group]
         answers: Sequence[T | Exception]
         try:
-            answers = await to_thread.run_sync(
-                self._answer, project, requests, limiter=CapacityLimiter(1)
-            )
+            answers = await self._threads.run(self._answer, project, requests)
         except Exception as error:  # a defect as well: no request of the group may wait for ever
             answers = [error] * len(group)
         for waiting, answer in zip(group, answers, strict=True):

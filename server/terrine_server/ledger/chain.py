@@ -72,7 +72,7 @@ def canonical_json(value: object) -> str:
 
 def frame(*fields: Field) -> bytes:
     """Return the canonical encoding of the fields. Raises TypeError unless each is a `Field`."""
-    return b"".join(_frame(field) for field in fields)
+    return b"".join(map(_frame, fields))
 
 
 def frame_counts(counts: str | None) -> bytes:

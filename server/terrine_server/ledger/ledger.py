@@ -163,14 +163,14 @@ class Ledger(Books):
         concerns all of them: ProjectPaused, ProjectClosed, Overtaken, DatabaseUnavailable (also if
         the project is not the one in `record`).
         """
-        keys = [batch.key for batch in batches]
-        digests = [
-            [QueryDigest(p.query_digest, p.input_digest) for p in batch.proposals]
-            for batch in batches
-        ]
         genesis = None if record is None else record.project.genesis
 
         def look_up(connection: Connection) -> OnRecord:
+            keys = [batch.key for batch in batches]
+            digests = [
+                [QueryDigest(p.query_digest, p.input_digest) for p in batch.proposals]
+                for batch in batches
+            ]
             found = earlier.look_up(connection, self._accounts, project_id, keys, digests)
             if genesis not in (None, found.project.genesis):
                 # The same id, but other terms: the outcomes were drawn for another project.

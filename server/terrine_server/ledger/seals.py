@@ -51,9 +51,9 @@ class Seals:
 
     def of(self, table: str, row: Mapping[Any, Any]) -> bytes:
         """Return the seal of a row of a table. Raises TypeError for a value never written."""
-        values = (row[name] for name in SEALED[table])
+        values = [row[name] for name in SEALED[table]]
         # A time may come as SQLite's text.
-        fields = (iso(value) if isinstance(value, datetime) else value for value in values)
+        fields = [iso(value) if isinstance(value, datetime) else value for value in values]
         return hmac.digest(self._key, frame(f"terrine/seal/{table}/1", *fields), "sha256")
 
     def sealed(self, table: str, row: Mapping[Any, Any]) -> dict[str, Any]:

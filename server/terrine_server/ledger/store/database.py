@@ -23,6 +23,8 @@ from weakref import WeakKeyDictionary
 import psycopg
 from psycopg.types.array import ListBinaryDumper
 from sqlalchemy import Connection, Engine, create_engine, event, exc
+from sqlalchemy.dialects import registry
+from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.engine import URL, ExceptionContext, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
@@ -68,6 +70,8 @@ _ALIVE = {
     "tcp_user_timeout": 30_000,
 }
 _WRITE = "BEGIN IMMEDIATE"
+BEGIN = "begin"
+"""In the `info` of a connection to SQLite: the statement that begins its next transaction."""
 # SQLite has no queue for writers; they retry until one succeeds. Those of a process wait here.
 _TURNS: WeakKeyDictionary[Engine, threading.Lock] = WeakKeyDictionary()
 _SILENCES: WeakKeyDictionary[Engine, Silence] = WeakKeyDictionary()
@@ -145,7 +149,7 @@ def _transaction(
     noticed = nullcontext() if silence is None else silence.noticed()
     with noticed, engine.connect() as connection:
         if engine.dialect.name == "sqlite":
-            connection = connection.execution_options(terrine_begin=begin)
+            connection.info[BEGIN] = begin
         elif level is not None:
             connection = connection.execution_options(isolation_level=level)
         with connection.begin():
@@ -206,7 +210,11 @@ def _sqlite(url: URL) -> Engine:
             uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
         )
 
-    engine = create_engine(url.set(database=str(path)), creator=open_file, **_POOL)
+    engine = create_engine(
+        url.set(drivername=f"sqlite+{_Dialect.driver}", database=str(path)),
+        creator=open_file,
+        **_POOL,
+    )
 
     _TURNS[engine] = threading.Lock()
 
@@ -215,23 +223,37 @@ def _sqlite(url: URL) -> Engine:
         connection.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute("PRAGMA synchronous = FULL")
-        record.info["file"] = _identity(path)  # type: ignore[attr-defined]
-
-    @event.listens_for(engine, "begin")
-    def begin(connection: Connection) -> None:
-        if connection.info["file"] != _identity(path):
-            connection.invalidate()
-            raise DatabaseUnavailable(
-                "The ledger's file was removed or replaced while it was open. "
-                "Put it back, or restart the server.",
-                str(path),
-            )
-        connection.exec_driver_sql(connection.get_execution_options().get("terrine_begin", "BEGIN"))
+        record.info.update(path=str(path), file=_identity(str(path)))  # type: ignore[attr-defined]
 
     return engine
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
+class _Dialect(SQLiteDialect_pysqlite):
+    """Begins transactions by a statement of their own.
+
+    As a listener to SQLAlchemy's `begin` would, but listeners slow down every statement.
+    """
+
+    driver = "terrine"
+    supports_statement_cache = True
+
+    def do_begin(self, dbapi_connection: Any) -> None:
+        """Begin as `info` says, on the file that was opened."""
+        info = dbapi_connection.info
+        if info["file"] != _identity(info["path"]):
+            dbapi_connection.invalidate()
+            raise DatabaseUnavailable(
+                "The ledger's file was removed or replaced while it was open. "
+                "Put it back, or restart the server.",
+                info["path"],
+            )
+        dbapi_connection.execute(info.pop(BEGIN, "BEGIN"))
+
+
+registry.register(f"sqlite.{_Dialect.driver}", __name__, _Dialect.__name__)
+
+
+def _identity(path: str) -> tuple[int, int] | None:
     try:
         status = os.stat(path)
     except FileNotFoundError:
