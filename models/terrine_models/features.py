@@ -20,7 +20,7 @@ from terrine_protocol.tables import PublicSource
 
 from . import bins
 from .backbones import Backbone
-from .data import DataError, Dataset, InputSpec, row_digests
+from .data import DataError, Dataset, InputSpec, outside, row_digests
 from .gradients import oriented_gradients
 from .graph import embed, extend
 from .nystrom import choose_landmarks, nystrom
@@ -56,9 +56,10 @@ class PublicData:
         if inputs.ndim < 2 or len(inputs) == 0:
             raise DataError(f"Public data {name} holds no inputs; its shape is {inputs.shape}.")
         inputs = np.ascontiguousarray(inputs)
-        head = f"{inputs.dtype.str}{inputs.shape}".encode()
-        digest = hashlib.sha256(head + inputs.tobytes()).hexdigest()
-        return cls(inputs, PublicSource(name=name, sha256=digest, records=len(inputs)))
+        digest = hashlib.sha256(f"{inputs.dtype.str}{inputs.shape}".encode())
+        digest.update(inputs.data)
+        source = PublicSource(name=name, sha256=digest.hexdigest(), records=len(inputs))
+        return cls(inputs, source)
 
     def check_disjoint(self, private: Dataset) -> None:
         """Refuse public data that contains private rows: two files were mixed up.
@@ -75,8 +76,7 @@ class PublicData:
                 f"Public data {self.source.name} has dtype {self.inputs.dtype}, the private "
                 f"data {private.inputs.dtype}."
             )
-        outside = (self.inputs < private.spec.low) | (self.inputs > private.spec.high)
-        if outside.any() or not np.isfinite(self.inputs).all():
+        if len(outside(self.inputs, private.spec)):
             raise DataError(
                 f"Public data {self.source.name} has values outside the declared range "
                 f"[{private.spec.low:g}, {private.spec.high:g}]."
