@@ -156,17 +156,17 @@ class Clues:
     @property
     def decimal_commas(self) -> bool:
         """Whether numbers are written as 3,5 in a file where that is not read as a number."""
-        return not self._all_numbers and all(
-            DECIMAL_COMMA.fullmatch(text) or not math.isnan(value)
-            for text, value in self._numbers.items()
-        )
+        decimal = [text for text in self.distinct if DECIMAL_COMMA.fullmatch(text)]
+        numbers = sum(not math.isnan(value) for value in self._numbers.values())
+        every = len(decimal) + numbers == len(self.distinct)
+        return not self._all_numbers and bool(decimal) and every
 
     @property
     def thousands(self) -> bool:
         """Whether commas read as decimal signs may be thousands separators, as in 1,234."""
-        return self.values.decimal_commas and all(
-            _THOUSANDS.fullmatch(text) for text in self.distinct if "," in text
-        )
+        commas = [text for text in self.distinct if "," in text]
+        decimal = self.values.decimal_commas and bool(commas)
+        return decimal and all(_THOUSANDS.fullmatch(text) for text in commas)
 
     @property
     def unique(self) -> bool:

@@ -37,6 +37,9 @@ FINE = 0.5
 images: 100 coordinates with this power 84.1 % right at ε = 1, 50 with a power of 1 83.7 %."""
 BLOCK = 128
 """Images turned into features at a time: few enough to stay in a processor's cache."""
+MOST_ROWS = 100_000
+"""The most public rows of a table on which bins are fitted: of more, every second, third, ….
+Quantiles of that many are near enough, and bins take several times the memory of the columns."""
 FEWEST_POINTS, MOST_POINTS = 200, 10_000
 """The fewest public inputs for which there is a graph, and the most that it contains."""
 
@@ -280,7 +283,8 @@ def _of_tables(
     inputs: InputSpec, public: PublicData | None, width: int, whiten: bool
 ) -> FeatureMap:
     if public is not None:
-        rows = base_features("bins", torch.from_numpy(public.inputs), inputs)
+        every = -(-len(public.inputs) // MOST_ROWS)
+        rows = base_features("bins", torch.from_numpy(public.inputs[::every]), inputs)
         tensors = bins.fit_bins(rows, width, whiten=whiten)
         if tensors is not None:
             spec = FeatureSpec(

@@ -120,7 +120,9 @@ def _read_csv(
         names = orders.get(len(first[0][1]) if first else 0, [c.name for c in schema.columns])
     commas = _Commas(sheet.delimiter, [c for c in schema.columns if c.role == "numeric"])
     empty = True
-    for block in itertools.chain([first], blocks):
+    blocks = itertools.chain([first], blocks)
+    del first
+    for block in blocks:
         if not block:
             continue
         found, lines = columns_of(path, block, names)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,7 +27,7 @@ from . import arrow_files, columns, csv_files
 from .blocks import Growing
 from .csv_files import Encoding, Note, silent
 from .data import DataError, Dataset, InputSpec, Numbering, Records, check_classes
-from .reading import Progress, sha256, unchanged, unseen
+from .reading import Progress, rows_at_a_time, sha256, unchanged, unseen
 from .table_rows import Part, Reading, check_names, noted, read_parts, spelled
 
 NOT_THERE = ("None", "nan", "NaN", "NaT", "<NA>")
@@ -158,17 +159,16 @@ def encode_frame(frame: Frame, schema: TableSchema, note: Note = silent) -> NDAr
     """
     described = {column.name: column for column in schema.columns}
     check_names(_names(frame), schema.features, "The data frame")
-    texts = {
-        name: [_text(value, described[name]) for value in _values(frame[name])]
-        for name in schema.features
-    }
-    if len({len(column) for column in texts.values()}) > 1:
+    values = {name: _values(frame[name]) for name in schema.features}
+    rows = len(next(iter(values.values())))
+    if any(len(column) != rows for column in values.values()):
         raise DataError("The columns of the data frame are not equally long.")
-    if not next(iter(texts.values())):
+    if not rows:
         raise DataError("The data frame holds no rows.")
-    part = Part(texts, "row {}".format, named=True)
-    (part,) = noted([part], schema, "The data frame", note)
-    return _encode(part, schema)
+    encoded = Growing((encoded_width(schema),), np.float32)
+    for part in noted(_parts(values, described, rows), schema, "The data frame", note):
+        encoded.add(_encode(part, schema))
+    return encoded.array()
 
 
 def encoded_input(schema: TableSchema) -> InputSpec:
@@ -196,6 +196,22 @@ def read_schema(path: Path) -> TableSchema:
 def _encode(part: Part, schema: TableSchema) -> NDArray[np.float32]:
     features = [column for column in schema.columns if column.name in schema.features]
     return np.concatenate([columns.encode(each, part.texts(each)) for each in features], axis=1)
+
+
+def _parts(
+    values: dict[str, list[object]], described: dict[str, Column], rows: int
+) -> Iterator[Part]:
+    some = rows_at_a_time(len(values))
+    for start in range(0, rows, some):
+        texts = {
+            name: [_text(value, described[name]) for value in column[start : start + some]]
+            for name, column in values.items()
+        }
+        yield Part(texts, partial(_row, start), named=True)
+
+
+def _row(start: int, row: int) -> str:
+    return f"row {start + row}"
 
 
 def _class_indices(part: Part, label: Column) -> NDArray[np.int64]:
