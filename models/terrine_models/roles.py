@@ -22,7 +22,7 @@ from .clues import FEW, Clues
 from .csv_files import Encoding, Note, Row, columns_of, open_sheet, silent
 from .data import DataError
 from .reading import Progress, sha256, unchanged, unseen
-from .values import Values
+from .values import Values, most
 
 MOST_CATEGORIES = 1000
 COMMON = 100
@@ -92,17 +92,18 @@ def propose_schema(
     elif found := _group([column for column in table if column.name not in decide]):
         group = found.name
         decide[group] = _guessed_group
-    guesses = tuple(
-        decide[column.name](column) if column.name in decide else _guess(column, group)
-        for column in table
-    )
+    guesses = list[Guess]()
+    while table:  # what was counted of a column is not kept once its role is known
+        column = table.pop(0)
+        decided = decide.get(column.name)
+        guesses.append(decided(column) if decided else _guess(column, group))
     source = PublicSource(name=path.name, sha256=digest, records=records)
     try:
         schema = TableSchema(columns=tuple(guess.column for guess in guesses), fitted_on=source)
     except ValidationError as error:
         reason = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise DataError(f"{path}: {reason}.") from None
-    return Proposal(schema, guesses)
+    return Proposal(schema, tuple(guesses))
 
 
 def _table(
@@ -124,7 +125,7 @@ def _table(
     if columns is not None:
         raise DataError(f"{path} names its columns itself: leave out --columns.")
     names = arrow_files.check(path)
-    counted = {name: Values(",") for name in names}
+    counted = {name: Values(",", most(len(names))) for name in names}
     for block in arrow_files.blocks(path, names, progress):
         for name, texts in block.items():
             counted[name].add(texts)
@@ -142,7 +143,7 @@ def _counted(
         raise DataError(
             f"{path} has two columns named {twice[0]!r}; every column needs a different name."
         )
-    counted = {name: Values(delimiter) for name in names}
+    counted = {name: Values(delimiter, most(len(names))) for name in names}
     for block in itertools.chain([first], blocks):
         if block:
             for name, texts in columns_of(path, block, names)[0].items():

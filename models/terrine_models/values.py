@@ -1,7 +1,7 @@
 """The values of one column of a public table, counted in one pass and in bounded memory.
 
-Each of the first `MOST` different values is counted. Of the values beyond these, only what must
-hold for every row is kept: whether all are numbers or dates, and their range. So what is said of a
+Each of the first 100,000 different values is counted (`most`). Of those beyond, only what must hold
+for every row is kept: whether all are numbers or dates, and their range. So what is said of a
 column with more different values comes from the rows that have one of the first.
 """
 
@@ -19,7 +19,9 @@ from .columns import MISSING, date_orders, read_date
 from .csv_files import number
 
 MOST, MOST_CHARACTERS = 100_000, 10_000_000
-"""Different values that are counted, and how long they may be together."""
+"""Different values of a column that are counted, and how long they may be together."""
+OF_ALL, LEAST = 5_000_000, 2_000
+"""Different values of all columns that are counted; of one, so many in any case."""
 
 
 @dataclass
@@ -57,11 +59,18 @@ class Rest:
                 self.last[order] = max(self.last.get(order, day), day)
 
 
+def most(columns: int) -> int:
+    """How many different values of each of so many columns are counted."""
+    return min(MOST, max(LEAST, OF_ALL // columns))
+
+
 @dataclass
 class Values:
     """The values of a column of a table whose fields `delimiter` separates."""
 
     delimiter: str
+    most: int
+    """Different ones that are counted."""
     counts: Counter[str] = field(default_factory=Counter)
     """Rows of each of the first different values, by the order in which they appear."""
     rows: int = 0
@@ -80,7 +89,7 @@ class Values:
             self.given += rows
             if text in self.counts:
                 self.counts[text] += rows
-            elif len(self.counts) < MOST and self._characters < MOST_CHARACTERS:
+            elif len(self.counts) < self.most and self._characters < MOST_CHARACTERS:
                 self.counts[text] = rows
                 self._characters += len(text)
             else:
