@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -34,3 +36,27 @@ class Growing(Generic[T]):
         """All rows. Nothing can be added afterwards."""
         self._array.resize((self._rows, *self._array.shape[1:]), refcheck=False)
         return self._array
+
+
+@dataclass(frozen=True)
+class Records:
+    """Some records of a source, one after another."""
+
+    inputs: NDArray[np.generic]
+    """[B, *shape]."""
+    labels: NDArray[np.int64]
+    """[B]."""
+    groups: NDArray[np.int64] | None
+    """[B], as in `Dataset`."""
+
+
+class Numbering:
+    """Numbers people 0, 1, … in the order in which they first appear."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[object, int] = {}
+
+    def of(self, names: Sequence[object]) -> NDArray[np.int64]:
+        """The numbers of these rows' people [B]."""
+        known = self._numbers
+        return np.array([known.setdefault(name, len(known)) for name in names], dtype=np.int64)

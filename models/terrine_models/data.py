@@ -23,7 +23,7 @@ from pydantic import Field, model_validator
 from terrine_protocol.images import ImageFormat
 from terrine_protocol.tables import Record, TableSchema
 
-from .blocks import BLOCK, Growing
+from .blocks import BLOCK, Growing, Numbering, Records
 
 DIGITS = tuple(str(digit) for digit in range(10))
 LONGEST_CLASS = 200
@@ -47,18 +47,6 @@ class InputSpec(Record):
 
 class DataError(Exception):
     """Data cannot be used; the message says which file, where in it, and what was expected."""
-
-
-@dataclass(frozen=True)
-class Records:
-    """Some records of a source, one after another."""
-
-    inputs: NDArray[np.generic]
-    """[B, *shape]."""
-    labels: NDArray[np.int64]
-    """[B]."""
-    groups: NDArray[np.int64] | None
-    """[B], as in `Dataset`."""
 
 
 class Source(Protocol):
@@ -305,18 +293,6 @@ def load_labelled(path: Path, like: Dataset) -> Dataset:
         raise DataError(f"{path}: y must have one integer per record, found {y.dtype} {y.shape}.")
     labels = y.astype(np.int64)
     return Dataset(_as_input(arrays["x"]), labels, like.classes, like.spec, name=str(path))
-
-
-class Numbering:
-    """Numbers people 0, 1, … in the order in which they first appear."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[object, int] = {}
-
-    def of(self, names: Sequence[object]) -> NDArray[np.int64]:
-        """The numbers of these rows' people [B]."""
-        known = self._numbers
-        return np.array([known.setdefault(name, len(known)) for name in names], dtype=np.int64)
 
 
 def row_digests(inputs: NDArray[np.generic]) -> NDArray[np.void]:

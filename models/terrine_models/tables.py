@@ -24,9 +24,9 @@ from pydantic import ValidationError
 from terrine_protocol.tables import Column, TableSchema
 
 from . import arrow_files, columns, csv_files
-from .blocks import Growing
+from .blocks import Growing, Numbering, Records
 from .csv_files import Encoding, Note, silent
-from .data import DataError, Dataset, InputSpec, Numbering, Records, check_classes
+from .data import DataError, Dataset, InputSpec, check_classes
 from .reading import Progress, rows_at_a_time, sha256, unchanged, unseen
 from .table_rows import Part, Reading, check_names, noted, read_parts, spelled
 
