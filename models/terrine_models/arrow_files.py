@@ -5,19 +5,19 @@ Needs the arrow extra: pip install 'terrine[arrow]'.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .csv_files import Sheet
 from .data import DataError
+from .reading import Progress, rows_at_a_time, unseen
 
 SUFFIXES = {".parquet", ".pq", ".arrow", ".feather", ".ipc"}
 MAGIC = (b"PAR1", b"ARROW1")
-BATCH = 16_384
-"""Rows that are held as text at a time."""
+BUFFER = 2**20
+"""Bytes of a column that are read ahead."""
 
 
 def is_arrow(path: Path) -> bool:
@@ -31,36 +31,28 @@ def is_arrow(path: Path) -> bool:
 
 def check(path: Path) -> list[str]:
     """Return the names of a file's columns. Raises DataError if it cannot be read."""
-    with _opened(path) as (names, _):
-        return names
+    with _opened(path) as file:
+        return file.names
 
 
-def read_batches(path: Path, columns: Sequence[str]) -> Iterator[dict[str, list[str]]]:
-    """Yield these columns of a file, a batch of rows at a time. Raises DataError."""
-    with _opened(path) as (_, batches):
-        for batch in batches(list(columns)):
+def blocks(
+    path: Path, columns: Sequence[str], progress: Progress = unseen
+) -> Iterator[dict[str, list[str]]]:
+    """Read these columns of a file, some rows at a time. Raises DataError."""
+    with _opened(path) as file:
+        for batch in file.batches(list(columns), progress):
             yield {name: _texts(path, name, batch.column(name)) for name in columns}
 
 
-def read_sheet(path: Path) -> Sheet:
-    """Read all rows of a file, below a header. Raises DataError."""
-    names = check(path)
-    rows = [(0, names)]
-    for batch in read_batches(path, names):
-        for fields in zip(*batch.values(), strict=True):
-            rows.append((len(rows), list(fields)))
-    return Sheet(Path(path), sha256(path), ",", rows)
-
-
-def sha256(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    with Path(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+@dataclass(frozen=True)
+class _File:
+    names: list[str]
+    batches: Callable[[list[str], Progress], Iterator[Any]]
+    """Some of the columns, in batches of at most `rows_at_a_time`."""
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[list[str], Any]]:
-    """Names of the columns, and a function from some of them to batches."""
+def _opened(path: Path) -> Iterator[_File]:
     try:
         import pyarrow as pa
         from pyarrow import parquet
@@ -72,29 +64,38 @@ def _opened(path: Path) -> Iterator[tuple[list[str], Any]]:
     try:
         with Path(path).open("rb") as file:
             if file.read(4) == b"PAR1":
-                found = parquet.ParquetFile(file)
-                yield _distinct(path, found.schema_arrow.names), _parquet(found)
+                # A buffer: otherwise all of a row group's columns would be read at once.
+                yield _parquet(path, parquet.ParquetFile(file, buffer_size=BUFFER))
             else:
                 file.seek(0)
-                opened = pa.ipc.open_file(file)
-                yield _distinct(path, opened.schema.names), _arrow(opened)
+                yield _arrow(path, pa.ipc.open_file(file))
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(f"{path} cannot be read as a Parquet or Arrow file: {reason}") from None
 
 
-def _parquet(file: Any) -> Any:
-    return lambda columns: file.iter_batches(batch_size=BATCH, columns=columns)
+def _parquet(path: Path, file: Any) -> _File:
+    def batches(columns: list[str], progress: Progress) -> Iterator[Any]:
+        done = 0
+        rows = rows_at_a_time(len(columns))
+        for batch in file.iter_batches(batch_size=rows, columns=columns):
+            done += batch.num_rows
+            progress(done, file.metadata.num_rows)
+            yield batch
+
+    return _File(_distinct(path, file.schema_arrow.names), batches)
 
 
-def _arrow(file: Any) -> Any:
-    def batches(columns: list[str]) -> Iterator[Any]:
-        for number in range(file.num_record_batches):
-            batch = file.get_batch(number).select(columns)
-            for start in range(0, batch.num_rows, BATCH):
-                yield batch.slice(start, BATCH)
+def _arrow(path: Path, file: Any) -> _File:
+    def batches(columns: list[str], progress: Progress) -> Iterator[Any]:
+        rows = rows_at_a_time(len(columns))
+        for done in range(file.num_record_batches):
+            batch = file.get_batch(done).select(columns)
+            for start in range(0, batch.num_rows, rows):
+                yield batch.slice(start, rows)
+            progress(done + 1, file.num_record_batches)
 
-    return batches
+    return _File(_distinct(path, file.schema.names), batches)
 
 
 def _distinct(path: Path, names: list[str]) -> list[str]:

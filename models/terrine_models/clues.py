@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 import operator
 import re
 from dataclasses import dataclass
+from datetime import date
 from functools import cached_property
+from pathlib import Path
 
 from terrine_protocol.tables import DateOrder
 
-from .columns import MISSING, date_order
-from .csv_files import DECIMAL_COMMA, Sheet, number
+from .columns import date_orders, read_date
+from .csv_files import DECIMAL_COMMA, number
+from .values import Values
 
 FEW = 20
 """A column with at most this many distinct values is not taken for names, text or identifiers."""
@@ -84,26 +89,59 @@ _HEX = re.compile(r"[0-9a-f-]{16,}", re.IGNORECASE)
 class Clues:
     """A column of a table, and the clues in it."""
 
+    path: Path
     name: str
-    sheet: Sheet
-    all: list[str]
-
-    @cached_property
-    def known(self) -> list[str]:
-        """The values that are not missing."""
-        return [value for value in self.all if value not in MISSING]
+    values: Values
 
     @cached_property
     def distinct(self) -> list[str]:
-        """The distinct values, sorted."""
-        return sorted(set(self.known))
+        """The distinct values that were counted, sorted."""
+        return sorted(self.values.counts)
+
+    @property
+    def different(self) -> str:
+        """How many distinct values there are, for people."""
+        return f"{'' if self.complete else 'more than '}{len(self.distinct):,}"
+
+    @property
+    def complete(self) -> bool:
+        """Whether all distinct values were counted."""
+        return self.values.rest is None
+
+    @property
+    def gaps(self) -> int:
+        """Rows without a value."""
+        return self.values.rows - self.values.given
 
     @cached_property
-    def numbers(self) -> list[float]:
-        """The known values as numbers; NaN for those that are not finite numbers."""
-        comma = self.sheet.decimal_commas(self.known)
-        found = (number(value, decimal_comma=comma) for value in self.known)
-        return [value if math.isfinite(value) else math.nan for value in found]
+    def low(self) -> float:
+        """The least number, of a numeric column."""
+        rest = self.values.rest
+        return min([*self._numbers.values(), *([rest.low] if rest else [])])
+
+    @cached_property
+    def high(self) -> float:
+        """The greatest number, of a numeric column."""
+        rest = self.values.rest
+        return max([*self._numbers.values(), *([rest.high] if rest else [])])
+
+    @property
+    def median(self) -> float:
+        """The median of a numeric column."""
+        ordered = sorted((self._numbers[text], rows) for text, rows in self.values.counts.items())
+        ends = list(itertools.accumulate(rows for _, rows in ordered))
+        middle = ((ends[-1] - 1) // 2, ends[-1] // 2)
+        low, high = (ordered[bisect.bisect_right(ends, place)][0] for place in middle)
+        return low if low == high else (low + high) / 2
+
+    @cached_property
+    def words(self) -> int:
+        """Rows whose value is no number."""
+        counts, rest = self.values.counts, self.values.rest
+        words = sum(counts[text] for text, value in self._numbers.items() if math.isnan(value))
+        if rest is None:
+            return words
+        return words + rest.words + (rest.points if self.values.decimal_commas else 0)
 
     @property
     def numeric(self) -> bool:
@@ -113,33 +151,33 @@ class Clues:
     @property
     def whole(self) -> bool:
         """Whether all numbers are integers."""
-        return all(value.is_integer() for value in self.numbers)
+        return all(value.is_integer() for value in self._numbers.values())
 
     @property
     def decimal_commas(self) -> bool:
         """Whether numbers are written as 3,5 in a file where that is not read as a number."""
-        return not self._all_numbers and all(
-            DECIMAL_COMMA.fullmatch(value) or not math.isnan(number)
-            for value, number in zip(self.known, self.numbers, strict=True)
-        )
+        decimal = [text for text in self.distinct if DECIMAL_COMMA.fullmatch(text)]
+        numbers = sum(not math.isnan(value) for value in self._numbers.values())
+        every = len(decimal) + numbers == len(self.distinct)
+        return not self._all_numbers and bool(decimal) and every
 
     @property
     def thousands(self) -> bool:
         """Whether commas read as decimal signs may be thousands separators, as in 1,234."""
-        return self.sheet.decimal_commas(self.known) and all(
-            _THOUSANDS.fullmatch(value) for value in self.known if "," in value
-        )
+        commas = [text for text in self.distinct if "," in text]
+        decimal = self.values.decimal_commas and bool(commas)
+        return decimal and all(_THOUSANDS.fullmatch(text) for text in commas)
 
     @property
     def unique(self) -> bool:
         """Whether all rows have different values."""
-        return len(self.distinct) == len(self.all)
+        return not self.gaps and len(self.distinct) == self._counted
 
     @property
     def counts_rows(self) -> bool:
         """Whether the values are consecutive integers, each once."""
-        span = max(self.numbers) - min(self.numbers)
-        return self.unique and self.whole and len(self.all) > FEW and span == len(self.all) - 1
+        rows, span = self.values.rows, self.high - self.low
+        return self.unique and self.whole and rows > FEW and span == rows - 1
 
     @property
     def uniform(self) -> bool:
@@ -152,22 +190,23 @@ class Clues:
     def rare(self) -> bool:
         """Whether values repeat too rarely to learn from; uniform values must repeat more often."""
         rows = 5 if self.uniform else 2
-        return len(self.distinct) > FEW and rows * len(self.distinct) > len(self.known)
+        return len(self.distinct) > FEW and rows * len(self.distinct) > self._counted
 
     @property
     def prose(self) -> bool:
         """Whether the values are long or have line breaks, and rarely repeat."""
-        words = sum(len(value.split()) for value in self.known)
-        length = sum(map(len, self.known))
-        long = words >= LONG_WORDS * len(self.known) or length >= LONG_LENGTH * len(self.known)
-        broken = any("\n" in value or "\r" in value for value in self.known)
-        return (long or broken) and 5 * len(self.distinct) > len(self.known)
+        counts, rows = self.values.counts, self._counted
+        words = sum(len(text.split()) * counts[text] for text in counts)
+        length = sum(len(text) * counts[text] for text in counts)
+        long = words >= LONG_WORDS * rows or length >= LONG_LENGTH * rows
+        broken = any("\n" in text or "\r" in text for text in counts)
+        return (long or broken) and 5 * len(counts) > rows
 
-    @property
+    @cached_property
     def dates(self) -> bool:
         """Whether nine of ten distinct values are dates or times."""
         found = sum(_DATE.fullmatch(value) is not None for value in self.distinct)
-        return found * 10 >= len(self.distinct) * 9
+        return bool(found) and found * 10 >= len(self.distinct) * 9
 
     @property
     def days(self) -> bool:
@@ -177,7 +216,18 @@ class Clues:
     @cached_property
     def date_order(self) -> DateOrder | None:
         """The order of year, month and day, if all values are dates and it is unambiguous."""
-        return date_order(self.distinct) if self.dates else None
+        if not self.dates:
+            return None
+        rest = self.values.rest
+        orders = date_orders(self.distinct) if rest is None else rest.orders
+        return orders[0] if len(orders) == 1 or "year-month-day" in orders else None
+
+    def span(self, order: DateOrder) -> tuple[date, date]:
+        """The first and the last day, of dates in this order."""
+        days = [day for text in self.distinct if (day := read_date(text, order))]
+        if rest := self.values.rest:
+            days += [ends[order] for ends in (rest.first, rest.last) if order in ends]
+        return min(days), max(days)
 
     @property
     def boolean(self) -> bool:
@@ -206,18 +256,18 @@ class Clues:
         """Whether the name is one for people; yes and no under "patient" are not people."""
         bare = _BARE_PERSON_NAME.fullmatch(self._letters) is not None
         answer = bare and len(self.distinct) <= 2 and not self.unique
-        return bool(self.known) and not answer and bool(_PERSON_NAME.fullmatch(self._letters))
+        return bool(self.distinct) and not answer and bool(_PERSON_NAME.fullmatch(self._letters))
 
     @property
     def may_be_a_category_of_people(self) -> bool:
         """Whether the name is a bare noun such as "subject", and the values are few."""
-        few = len(self.distinct) <= FEW < len(self.all)
+        few = len(self.distinct) <= FEW < self.values.rows
         return few and _BARE_PERSON_NAME.fullmatch(self._letters) is not None
 
     @property
     def names_repeated_stays(self) -> bool:
         """Whether the name is one for cases or stays, or just "id", and values repeat."""
-        repeats = FEW < len(self.distinct) < len(self.known)
+        repeats = FEW < len(self.distinct) < self._counted
         return repeats and _STAY_NAME.fullmatch(self._letters) is not None
 
     @property
@@ -238,12 +288,24 @@ class Clues:
 
     @property
     def _all_numbers(self) -> bool:
-        return bool(self.known) and not any(map(math.isnan, self.numbers))
+        return self.values.given > 0 and not self.words
+
+    @property
+    def _counted(self) -> int:
+        """Rows that have one of the values that were counted."""
+        return self.values.counts.total()
+
+    @cached_property
+    def _numbers(self) -> dict[str, float]:
+        """The counted values as numbers; NaN for those that are not finite numbers."""
+        comma = self.values.decimal_commas
+        found = {text: number(text, decimal_comma=comma) for text in self.distinct}
+        return {text: v if math.isfinite(v) else math.nan for text, v in found.items()}
 
     @property
     def _coded(self) -> bool:
-        lengths = {len(value) for value in self.known}
-        zero = any(value.startswith("0") for value in self.known)
+        lengths = {len(text) for text in self.distinct}
+        zero = any(text.startswith("0") for text in self.distinct)
         return zero and len(lengths) == 1 and lengths != {1} and self.whole
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 
@@ -16,7 +15,7 @@ from terrine_protocol.tables import Column, DateOrder, DatePart
 from .csv_files import number
 from .data import DataError
 
-MISSING = ("", "?", "NA", "NaN")
+MISSING = frozenset(("", "?", "NA", "NaN"))
 TRUE = ("true", "t", "yes", "y", "1", "1.0")
 FALSE = ("false", "f", "no", "n", "0", "0.0")
 """How a boolean is written, in capitals or not."""
@@ -67,9 +66,13 @@ def encode(column: Column, texts: Texts) -> NDArray[np.float32]:
     """Encode values [N] as [N, width]. Raises DataError, which names the row."""
     if column.role == "categorical":
         return _indicators(column, texts)
-    one = {"numeric": _number, "ordinal": _ordinal, "boolean": _boolean, "date": _date}[column.role]
-    rows = [one(column, texts, row) for row in range(len(texts.values))]
-    return np.array(rows, dtype=np.float32).reshape(len(rows), width(column))
+    if column.role == "numeric":
+        return _numbers(column, texts)
+    one = {"ordinal": _ordinal, "boolean": _boolean, "date": _date}[column.role]
+    first: dict[str, int] = {}
+    places = [first.setdefault(text, len(first)) for text in texts.values]
+    rows = [one(column, texts, text) for text in first]  # values repeat: each is read once
+    return np.array(rows, dtype=np.float32).reshape(len(rows), width(column))[places]
 
 
 def unknown(column: Column, texts: Texts) -> int:
@@ -99,10 +102,14 @@ def read_date(text: str, order: DateOrder) -> date | None:
         return None
 
 
-def date_order(texts: Sequence[str]) -> DateOrder | None:
-    """The order in which all of these are dates; None if none is, or two are."""
-    orders = [order for order in _PLACES if all(read_date(text, order) for text in texts)]
-    return orders[0] if len(orders) == 1 or "year-month-day" in orders else None
+def date_orders(texts: Iterable[str]) -> list[DateOrder]:
+    """The orders in which all of these are dates."""
+    orders: list[DateOrder] = list(_PLACES)
+    for text in texts:
+        orders = [order for order in orders if read_date(text, order)]
+        if not orders:
+            break
+    return orders
 
 
 def _indicators(column: Column, texts: Texts) -> NDArray[np.float32]:
@@ -113,45 +120,51 @@ def _indicators(column: Column, texts: Texts) -> NDArray[np.float32]:
     return encoded
 
 
-def _number(column: Column, texts: Texts, row: int) -> list[float]:
-    text = texts.values[row]
+def _numbers(column: Column, texts: Texts) -> NDArray[np.float32]:
     low, high = column.low or 0.0, column.high or 0.0
     instead = (low + high) / 2 if column.missing is None else column.missing
-    missing = text in MISSING
-    value = instead if missing else number(text, decimal_comma=texts.decimal_comma)
-    if not math.isfinite(value):
-        expected = f"a finite number. {texts.hint(text)}".rstrip()
-        raise _unexpected(column, texts, row, expected)
-    scaled = _between(value, low, high)
-    return [scaled] if column.missing is None else [scaled, missing]
+    missing = [text in MISSING for text in texts.values]
+    values = np.array(
+        [
+            instead if absent else number(text, decimal_comma=texts.decimal_comma)
+            for text, absent in zip(texts.values, missing, strict=True)
+        ]
+    )
+    odd = np.flatnonzero(~np.isfinite(values))
+    if len(odd):
+        text = texts.values[odd[0]]
+        raise _unexpected(column, texts, text, f"a finite number. {texts.hint(text)}".rstrip())
+    with np.errstate(over="ignore", invalid="ignore"):  # far outside the range is clipped, too
+        scaled = (values - low) / (high - low)
+    scaled = np.where(scaled < 0, 0, np.where(scaled > 1, 1, scaled))
+    found = [scaled] if column.missing is None else [scaled, np.array(missing)]
+    return np.stack(found, axis=1).astype(np.float32)
 
 
-def _ordinal(column: Column, texts: Texts, row: int) -> list[float]:
+def _ordinal(column: Column, texts: Texts, text: str) -> list[float]:
     values = column.values or ()
-    if texts.values[row] not in values:
+    if text not in values:
         return [0.5, 1]
-    return [values.index(texts.values[row]) / (len(values) - 1), 0]
+    return [values.index(text) / (len(values) - 1), 0]
 
 
-def _boolean(column: Column, texts: Texts, row: int) -> list[float]:
-    text = texts.values[row]
+def _boolean(column: Column, texts: Texts, text: str) -> list[float]:
     if text in MISSING:
         return [0.5, 1]
     if text.lower() not in TRUE + FALSE:
         ways = f"one of {', '.join(TRUE)}, {', '.join(FALSE)}, or nothing."
-        raise _unexpected(column, texts, row, ways)
+        raise _unexpected(column, texts, text, ways)
     return [float(text.lower() in TRUE), 0]
 
 
-def _date(column: Column, texts: Texts, row: int) -> list[float]:
-    text = texts.values[row]
+def _date(column: Column, texts: Texts, text: str) -> list[float]:
     parts, order, since = column.parts or (), column.order or "year-month-day", column.since
     if text in MISSING:
         return [*(0.5 for _ in parts), 1]
     day = read_date(text, order)
     if day is None:
         raise _unexpected(
-            column, texts, row, f"a date written as {order}, with four digits a year."
+            column, texts, text, f"a date written as {order}, with four digits a year."
         )
     since = since or date.min
     low, high = column.low or 0.0, column.high or 0.0
@@ -169,6 +182,6 @@ def _between(value: float, low: float, high: float) -> float:
     return min(max((value - low) / (high - low), 0.0), 1.0)
 
 
-def _unexpected(column: Column, texts: Texts, row: int, expected: str) -> DataError:
-    held = f"column {column.name} holds {texts.values[row]!r}"
-    return DataError(f"{texts.where(row)}: {held}, expected {expected}")
+def _unexpected(column: Column, texts: Texts, text: str, expected: str) -> DataError:
+    where = texts.where(texts.values.index(text))
+    return DataError(f"{where}: column {column.name} holds {text!r}, expected {expected}")

@@ -1,11 +1,14 @@
-"""Read delimited text files: recognise the format, the encoding and the delimiter."""
+"""Read delimited text files: recognise the format, the encoding and the delimiter.
+
+A file is read from beginning to end several times, and never held: once to see that it is text and
+of which encoding, its beginning to find the delimiter, and then its records, a block at a time.
+"""
 
 from __future__ import annotations
 
 import codecs
 import csv
 import gzip
-import hashlib
 import io
 import itertools
 import math
@@ -13,11 +16,13 @@ import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 from .data import DataError
+from .reading import Progress, rows_at_a_time, unseen
 
 Encoding = Literal["utf-8", "latin-1", "windows-1252"]
 """Of files that are not UTF-8."""
@@ -39,6 +44,10 @@ MAGIC = {
 """Starts of files, as regular expressions."""
 SAMPLE = 100
 """Records that are read to find the delimiter."""
+CHUNK = 2**20
+"""Bytes that are looked at together."""
+LONGEST = 2**24
+"""Characters of a record: a file without line ends must not be taken for one."""
 DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+")
 
 Row = tuple[int, list[str]]
@@ -53,41 +62,84 @@ def silent(sentence: str) -> None:
 
 @dataclass(frozen=True)
 class Sheet:
-    """The rows of a file, including any header."""
+    """A file of records, including any header."""
 
     path: Path
-    sha256: str
-    """Of the file on disk, before unpacking."""
+    codec: Encoding
     delimiter: str
-    rows: list[Row]
 
-    def decimal_commas(self, values: Sequence[str]) -> bool:
-        """Whether a column has decimal commas, as in 3,5; never if commas separate fields."""
-        return self.delimiter != "," and any("," in value for value in values)
+    def blocks(self, progress: Progress = unseen) -> Iterator[list[Row]]:
+        """Read the records, some at a time. Raises DataError."""
+        size = self.path.stat().st_size
+        with _text(self.path, self.codec) as (text, packed):
+            records = _rows(self.path, text, self.delimiter)
+            for first in records:
+                more = itertools.islice(records, rows_at_a_time(len(first[1])) - 1)
+                progress(packed.tell(), size)
+                yield [first, *more]
 
 
-def read_sheet(
+def open_sheet(
     path: Path,
     fits: Callable[[Sequence[str]], bool],
     note: Note = silent,
     encoding: Encoding = "utf-8",
 ) -> Sheet:
-    """Read the rows of a file with fields separated by commas, semicolons, tabs or bars.
+    """Open a file with fields separated by commas, semicolons, tabs or bars.
 
     `fits` says whether a first row is as expected, which resolves most ambiguities. A delimiter
     other than the comma is noted. Blank lines and UCI's `|` comments are skipped; fields are
     trimmed. `encoding` is that of a file that is not UTF-8. Raises DataError if bytes are in
-    neither, a record is not CSV, or two delimiters fit.
+    neither, a record is not CSV or longer than `LONGEST`, or two delimiters fit.
     """
     path = Path(path)
-    text, digest = read_text(path, note, encoding)
-    delimiter = _delimiter(path, text, fits)
+    codec = check(path, note, encoding)
+    delimiter = _delimiter(path, codec, fits)
     if delimiter != ",":
         note(
             f"{path}: fields are separated by {DELIMITERS[delimiter]}; in numbers a comma is read "
             "as the decimal sign."
         )
-    return Sheet(path, digest, delimiter, list(_rows(path, text, delimiter)))
+    return Sheet(path, codec, delimiter)
+
+
+def check(path: Path, note: Note = silent, encoding: Encoding = "utf-8") -> Encoding:
+    """Return the encoding of a text file, plain or gzip. Raises DataError if it is no text.
+
+    What is UTF-8 is read as such, whatever `encoding` says: text in another one hardly ever is.
+    """
+    path = Path(path)
+    with _unpacked(path) as (file, _):
+        _refuse_other_formats(path, file.read(CHUNK))
+    first = _undecodable(path, "utf-8")
+    if first is None:
+        return "utf-8"
+    found = first if encoding == "utf-8" else _undecodable(path, encoding)
+    if found is not None:
+        named = "UTF-8" if encoding == "utf-8" else f"UTF-8, nor {encoding}"
+        raise DataError(
+            f"{path} is not {named}: line {found.line} holds the byte 0x{found.byte:02x}. Older "
+            "programs write Windows-1252 (--encoding windows-1252) or Latin-1 (--encoding latin-1)."
+        )
+    note(f"{path} is not UTF-8 (line {first.line}); it is read as {encoding}.")
+    return encoding
+
+
+def columns_of(
+    path: Path, block: Sequence[Row], names: Sequence[str]
+) -> tuple[dict[str, Sequence[str]], list[int]]:
+    """The columns of some records by name, and their line numbers.
+
+    Raises DataError for a record that has not as many fields as there are names.
+    """
+    for line, fields in block:
+        if len(fields) != len(names):
+            raise DataError(
+                f"{path} line {line}: found {len(fields)} fields, expected {len(names)}: "
+                f"{', '.join(names)}."
+            )
+    turned = zip(*(fields for _, fields in block), strict=True)
+    return dict(zip(names, turned, strict=True)), [line for line, _ in block]
 
 
 def number(text: str, *, decimal_comma: bool = False) -> float:
@@ -105,60 +157,66 @@ def number(text: str, *, decimal_comma: bool = False) -> float:
         return math.nan
 
 
-def read_text(path: Path, note: Note = silent, encoding: Encoding = "utf-8") -> tuple[str, str]:
-    """Return the text of a file, plain or gzip, and the file's SHA-256. Raises DataError.
-
-    What is UTF-8 is read as such, whatever `encoding` says: text in another one hardly ever is.
-    """
+@contextmanager
+def _unpacked(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+    """The bytes of a file, plain or gzip, without a mark at the beginning; and the file itself."""
     try:
-        packed = Path(path).read_bytes()
-        data = gzip.decompress(packed) if packed.startswith(b"\x1f\x8b") else packed
+        with path.open("rb") as packed:
+            zipped = packed.peek(2).startswith(b"\x1f\x8b")
+            file = gzip.GzipFile(fileobj=packed) if zipped else packed
+            bytes_ = io.BufferedReader(file, CHUNK)
+            if bytes_.peek(3).startswith(codecs.BOM_UTF8):
+                bytes_.read(3)
+            yield bytes_, packed
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(
-            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}."
-        ) from None
-    _refuse_other_formats(path, data)
-    return _decoded(path, data.removeprefix(codecs.BOM_UTF8), note, encoding), digest_of(packed)
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{path} cannot be read: {reason}.") from None
 
 
-def digest_of(data: bytes) -> str:
-    """SHA-256 in hexadecimal."""
-    return hashlib.sha256(data).hexdigest()
-
-
-def _decoded(path: Path, data: bytes, note: Note, encoding: Encoding) -> str:
+@contextmanager
+def _text(path: Path, codec: Encoding) -> Iterator[tuple[io.TextIOWrapper, IO[bytes]]]:
     try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        first = error
-    try:
-        text = data.decode("utf-8" if encoding == "utf-8" else encoding)
-    except UnicodeDecodeError as error:
-        named = "UTF-8" if encoding == "utf-8" else f"UTF-8, nor {encoding}"
-        start = error.start
-        line = data.count(b"\n", 0, start) + 1
-        raise DataError(
-            f"{path} is not {named}: line {line} holds the byte 0x{data[start]:02x}. Older "
-            "programs write Windows-1252 (--encoding windows-1252) or Latin-1 (--encoding latin-1)."
-        ) from None
-    line = data.count(b"\n", 0, first.start) + 1
-    note(f"{path} is not UTF-8 (line {line}); it is read as {encoding}.")
-    return text
+        with _unpacked(path) as (file, packed):
+            yield io.TextIOWrapper(file, codec, newline=""), packed
+    except UnicodeDecodeError:  # it was found to be in this encoding
+        raise DataError(f"{path} is no longer in {codec}.") from None
 
 
-def _refuse_other_formats(path: Path, data: bytes) -> None:
-    what = _other_format(data)
+@dataclass(frozen=True)
+class _Undecodable:
+    line: int
+    byte: int
+
+
+def _undecodable(path: Path, codec: Encoding) -> _Undecodable | None:
+    """The first byte that is not of an encoding. Raises DataError for a zero byte."""
+    decoder, lines = codecs.getincrementaldecoder(codec)(), 1
+    with _unpacked(path) as (file, _):
+        while True:
+            place, chunk = file.tell(), file.read(CHUNK)
+            if b"\0" in chunk:
+                raise DataError(
+                    f"{path} is not text: byte {place + chunk.index(0)} is zero. A table must be a "
+                    "CSV file in UTF-8."
+                )
+            try:
+                decoder.decode(chunk, final=not chunk)
+            except UnicodeDecodeError as error:
+                line = lines + error.object.count(b"\n", 0, error.start)
+                return _Undecodable(line, error.object[error.start])
+            if not chunk:
+                return None
+            lines += chunk.count(b"\n")
+
+
+def _refuse_other_formats(path: Path, start: bytes) -> None:
+    what = _other_format(path, start)
     if what is not None:
         raise DataError(f"{path} is {what}. A table must be a CSV file: {_remedy(path, what)}")
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        name = Path(path).name.removesuffix(".gz")
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        name = path.name.removesuffix(".gz")
         convert = f"iconv -f UTF-16 -t UTF-8 {name} > utf8-{name}"
         raise DataError(f"{path} is in UTF-16. Convert it: {convert}")
-    if b"\0" in data:
-        raise DataError(
-            f"{path} is not text: byte {data.index(0)} is zero. A table must be a CSV file in "
-            "UTF-8."
-        )
     suffix = Path(str(path).lower().removesuffix(".gz")).suffix
     if suffix in FOREIGN_SUFFIXES:
         raise DataError(
@@ -167,16 +225,17 @@ def _refuse_other_formats(path: Path, data: bytes) -> None:
         )
 
 
-def _other_format(data: bytes) -> str | None:
-    if data.startswith(b"PK\x03\x04"):
-        return _zip_content(data)
-    return next((what for start, what in MAGIC.items() if re.match(start, data)), None)
+def _other_format(path: Path, start: bytes) -> str | None:
+    if start.startswith(b"PK\x03\x04"):
+        return _zip_content(path)
+    return next((what for magic, what in MAGIC.items() if re.match(magic, start)), None)
 
 
-def _zip_content(data: bytes) -> str:
+def _zip_content(path: Path) -> str:
     try:
-        names = zipfile.ZipFile(io.BytesIO(data)).namelist()
-    except zipfile.BadZipFile:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except zipfile.BadZipFile:  # also one that is packed with gzip
         names = []
     if any(name.startswith("xl/") for name in names):
         return "an Excel workbook"
@@ -196,9 +255,9 @@ def _remedy(path: Path, what: str) -> str:
     return "open it in a spreadsheet program and save the sheet as CSV in UTF-8."
 
 
-def _delimiter(path: Path, text: str, fits: Callable[[Sequence[str]], bool]) -> str:
+def _delimiter(path: Path, codec: Encoding, fits: Callable[[Sequence[str]], bool]) -> str:
     """Find the delimiter: the first row fits, and the next rows have equally many fields."""
-    starts = {delimiter: _start(text, delimiter) for delimiter in DELIMITERS}
+    starts = {delimiter: _start(path, codec, delimiter) for delimiter in DELIMITERS}
     possible = [d for d, rows in starts.items() if rows and fits(rows[0])]
     possible = possible or [d for d, rows in starts.items() if rows and len(rows[0]) > 1]
     even = [d for d in possible if len({len(row) for row in starts[d]}) == 1]
@@ -212,20 +271,21 @@ def _delimiter(path: Path, text: str, fits: Callable[[Sequence[str]], bool]) -> 
     return chosen[0]
 
 
-def _start(text: str, delimiter: str) -> list[list[str]]:
+def _start(path: Path, codec: Encoding, delimiter: str) -> list[list[str]]:
     """Return the first records; a record that is not CSV counts as empty and is the last."""
     rows: list[list[str]] = []
-    try:
-        for _, fields in itertools.islice(_records(text, delimiter), SAMPLE):
-            rows.append(fields)
-    except _BadRecordError:
-        rows += [[]] if rows else []
+    with _text(path, codec) as (text, _):
+        try:
+            for _, fields in itertools.islice(_records(path, text, delimiter), SAMPLE):
+                rows.append(fields)
+        except _BadRecordError:
+            rows += [[]] if rows else []
     return rows
 
 
-def _rows(path: Path, text: str, delimiter: str) -> Iterator[Row]:
+def _rows(path: Path, text: io.TextIOBase, delimiter: str) -> Iterator[Row]:
     try:
-        yield from _records(text, delimiter)
+        yield from _records(path, text, delimiter)
     except _BadRecordError as error:
         raise DataError(
             f"{path} is not a CSV file: in the record that starts on line {error.line}, {error}. A "
@@ -239,18 +299,30 @@ class _BadRecordError(Exception):
         self.line = line
 
 
-def _records(text: str, delimiter: str) -> Iterator[Row]:
+def _records(path: Path, text: io.TextIOBase, delimiter: str) -> Iterator[Row]:
     """Yield line numbers and trimmed fields, without blank lines and UCI's `|` comments."""
-    lines = io.StringIO(text, newline="")
-    reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=True)
+    left = LONGEST
+
+    def lines() -> Iterator[str]:
+        nonlocal left
+        while line := text.readline(left + 1):
+            left -= len(line)
+            if left < 0:
+                raise DataError(
+                    f"{path}: the record that starts on line {start} has more than {LONGEST:,} "
+                    "characters. Is this a table with one record on each line?"
+                )
+            yield line
+
+    reader = csv.reader(lines(), delimiter=delimiter, skipinitialspace=True, strict=True)
     while True:
-        line = reader.line_num + 1
+        start, left = reader.line_num + 1, LONGEST
         try:
             fields = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
-            raise _BadRecordError(line, error) from None
+            raise _BadRecordError(start, error) from None
         comment = delimiter != "|" and fields and fields[0].startswith("|")
         if any(fields) and not comment:
             yield reader.line_num, [field.strip() for field in fields]

@@ -11,10 +11,10 @@ import hashlib
 import math
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,8 @@ from pydantic import Field, model_validator
 
 from terrine_protocol.images import ImageFormat
 from terrine_protocol.tables import Record, TableSchema
+
+from .blocks import BLOCK, Growing, Numbering, Records
 
 DIGITS = tuple(str(digit) for digit in range(10))
 LONGEST_CLASS = 200
@@ -45,6 +47,37 @@ class InputSpec(Record):
 
 class DataError(Exception):
     """Data cannot be used; the message says which file, where in it, and what was expected."""
+
+
+class Source(Protocol):
+    """Labelled records that are read a block at a time; attributes as in `Dataset`."""
+
+    @property
+    def name(self) -> str:
+        """What they are called in messages."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes."""
+
+    @property
+    def spec(self) -> InputSpec:
+        """What one input looks like."""
+
+    @property
+    def group_column(self) -> str | None:
+        """What names people; None if each record counts as one person."""
+
+    @property
+    def encoding(self) -> TableSchema | None:
+        """How a table's rows were encoded."""
+
+    @property
+    def sha256(self) -> str | None:
+        """Of the records' file, if a schema might have been fitted on it."""
+
+    def blocks(self) -> Iterator[Records]:
+        """Read all records, in order. Raises DataError."""
 
 
 @dataclass(frozen=True)
@@ -76,14 +109,14 @@ class Dataset:
                 f"{self.name}: inputs are {inputs.dtype} {inputs.shape}, expected "
                 f"{self.spec.dtype} {(rows, *self.spec.shape)}: one input per label."
             )
-        _check_classes(self.classes, self.name)
-        outside = np.flatnonzero((self.labels < 0) | (self.labels >= len(self.classes)))
-        if len(outside):
+        check_classes(self.classes, self.name)
+        unknown = np.flatnonzero((self.labels < 0) | (self.labels >= len(self.classes)))
+        if len(unknown):
             raise DataError(
-                f"{self.name}: label {self.labels[outside[0]]} of record {outside[0]} is not one "
+                f"{self.name}: label {self.labels[unknown[0]]} of record {unknown[0]} is not one "
                 f"of 0..{len(self.classes) - 1}; are the classes declared correctly?"
             )
-        odd = _outside(inputs, self.spec)
+        odd = outside(inputs, self.spec)
         if len(odd):
             record = odd[0]
             raise DataError(
@@ -96,11 +129,42 @@ class Dataset:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @classmethod
+    def of(cls, source: Source) -> Dataset:
+        """Load all records of a source. Raises DataError."""
+        spec, grouped = source.spec, source.group_column is not None
+        inputs = Growing(spec.shape, np.dtype(spec.dtype).type)
+        labels, groups = Growing((), np.int64), Growing((), np.int64)
+        for block in source.blocks():
+            inputs.add(block.inputs)
+            labels.add(block.labels)
+            if block.groups is not None:
+                groups.add(block.groups)
+        return cls(
+            inputs.array(),
+            labels.array(),
+            source.classes,
+            spec,
+            groups=groups.array() if grouped else None,
+            group_column=source.group_column,
+            encoding=source.encoding,
+            name=source.name,
+            sha256=source.sha256,
+        )
+
+    def blocks(self) -> Iterator[Records]:
+        """The records, a block at a time."""
+        for at in _slices(len(self)):
+            groups = None if self.groups is None else self.groups[at]
+            yield Records(self.inputs[at], self.labels[at], groups)
+
     def digest(self) -> str:
         """Return the SHA-256 of all records. Never stored: it would identify them."""
         digest = hashlib.sha256(f"{self.spec!r}{self.classes!r}".encode())
         for part in (self.inputs, self.labels, self.groups):
-            digest.update(b"" if part is None else np.ascontiguousarray(part).tobytes())
+            if part is not None:
+                for at in _slices(len(part)):
+                    digest.update(np.ascontiguousarray(part[at]).tobytes())
         return digest.hexdigest()
 
 
@@ -190,7 +254,7 @@ def load_npz(path: Path, *, classes: Sequence[str] | None = None) -> Dataset:
         y.astype(np.int64),
         names,
         spec,
-        groups=None if group is None else number_groups(group.tolist()),
+        groups=None if group is None else Numbering().of(group.tolist()),
         group_column=None if group is None else "group",
         name=str(path),
     )
@@ -231,16 +295,12 @@ def load_labelled(path: Path, like: Dataset) -> Dataset:
     return Dataset(_as_input(arrays["x"]), labels, like.classes, like.spec, name=str(path))
 
 
-def number_groups(names: Sequence[object]) -> NDArray[np.int64]:
-    """Number people 0, 1, … in the order in which they first appear."""
-    numbers: dict[object, int] = {}
-    return np.array([numbers.setdefault(name, len(numbers)) for name in names], dtype=np.int64)
-
-
 def row_digests(inputs: NDArray[np.generic]) -> NDArray[np.void]:
     """Return a 128-bit digest of each row [N], to find rows that two arrays share."""
-    digests = (hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in inputs)
-    return np.frombuffer(b"".join(digests), dtype="V16")
+    digests = bytearray()
+    for row in inputs:
+        digests += hashlib.blake2b(row.tobytes(), digest_size=16).digest()
+    return np.frombuffer(digests, dtype="V16")
 
 
 def _read_npz(path: Path) -> dict[str, NDArray[np.generic]]:
@@ -271,7 +331,7 @@ def _declared_inputs(
     return inputs, InputSpec(shape=inputs.shape[1:], dtype="float32", low=low, high=high)
 
 
-def _check_classes(classes: Sequence[str], what: str) -> None:
+def check_classes(classes: Sequence[str], what: str) -> None:
     """Each answer names its class, so names are told apart and short."""
     if len(classes) < 2:
         raise DataError(f"{what}: at least two classes are needed.")
@@ -286,10 +346,18 @@ def _check_classes(classes: Sequence[str], what: str) -> None:
             )
 
 
-def _outside(inputs: NDArray[Any], spec: InputSpec) -> NDArray[np.int64]:
+def outside(inputs: NDArray[Any], spec: InputSpec) -> NDArray[np.int64]:
     """Return the records with a value outside the range, or NaN."""
-    inside = (inputs >= spec.low) & (inputs <= spec.high)
-    return np.flatnonzero(~inside.reshape(len(inputs), -1).all(1))
+    inside = np.empty(len(inputs), bool)
+    for at in _slices(len(inputs)):
+        block = inputs[at]
+        inside[at] = ((block >= spec.low) & (block <= spec.high)).reshape(len(block), -1).all(1)
+    return np.flatnonzero(~inside)
+
+
+def _slices(rows: int) -> Iterator[slice]:
+    """All rows, some at a time: what is made of them need not be held for all at once."""
+    return (slice(start, start + BLOCK) for start in range(0, rows, BLOCK))
 
 
 def _as_input(x: NDArray[np.generic]) -> NDArray[np.generic]:

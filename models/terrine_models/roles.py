@@ -7,12 +7,10 @@ ignored.
 
 from __future__ import annotations
 
+import itertools
 import json
-import statistics
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -21,9 +19,10 @@ from terrine_protocol.tables import Column, DateOrder, DatePart, PublicSource, T
 
 from . import arrow_files
 from .clues import FEW, Clues
-from .columns import read_date
-from .csv_files import Encoding, Note, read_sheet, silent
+from .csv_files import Encoding, Note, Row, columns_of, open_sheet, silent
 from .data import DataError
+from .reading import Progress, sha256, unchanged, unseen
+from .values import Values, most
 
 MOST_CATEGORIES = 1000
 COMMON = 100
@@ -71,15 +70,20 @@ def propose_schema(
     keep: Sequence[str] = (),
     note: Note = silent,
     encoding: Encoding = "utf-8",
+    progress: Progress = unseen,
 ) -> Proposal:
     """Propose a schema with the categories, classes and ranges of a public table.
 
-    Every distinct value of a categorical column becomes public. `columns` names the columns of a
-    file without a header; `encoding` is that of text that is not UTF-8. `group`, `ignore` and
-    `keep` (as a feature) overrule the guesses. Raises DataError.
+    Its values are counted in one pass and in bounded memory (`values.py`). Every distinct value of
+    a categorical column becomes public. `columns` names the columns of a file without a header;
+    `encoding` is that of text that is not UTF-8. `group`, `ignore` and `keep` (as a feature)
+    overrule the guesses. Raises DataError.
     """
-    table = _table(Path(path), label, columns, note, encoding)
-    sheet, records = table[0].sheet, len(table[0].all)
+    path = Path(path)
+    with unchanged(path):
+        digest = sha256(path)
+        table = _table(path, label, columns, note, encoding, progress)
+    records = table[0].values.rows
     _check_names([column.name for column in table], path, [label, *ignore, *keep, group])
     decide: dict[str, Callable[[Clues], Guess]] = {label: _label}
     decide |= dict.fromkeys(ignore, _ignored) | dict.fromkeys(keep, _feature)
@@ -88,46 +92,70 @@ def propose_schema(
     elif found := _group([column for column in table if column.name not in decide]):
         group = found.name
         decide[group] = _guessed_group
-    guesses = tuple(
-        decide[column.name](column) if column.name in decide else _guess(column, group)
-        for column in table
-    )
-    source = PublicSource(name=sheet.path.name, sha256=sheet.sha256, records=records)
+    guesses = list[Guess]()
+    while table:  # what was counted of a column is not kept once its role is known
+        column = table.pop(0)
+        decided = decide.get(column.name)
+        guesses.append(decided(column) if decided else _guess(column, group))
+    source = PublicSource(name=path.name, sha256=digest, records=records)
     try:
         schema = TableSchema(columns=tuple(guess.column for guess in guesses), fitted_on=source)
     except ValidationError as error:
         reason = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise DataError(f"{sheet.path}: {reason}.") from None
-    return Proposal(schema, guesses)
+        raise DataError(f"{path}: {reason}.") from None
+    return Proposal(schema, tuple(guesses))
 
 
 def _table(
-    path: Path, label: str, columns: Sequence[str] | None, note: Note, encoding: Encoding
+    path: Path,
+    label: str,
+    columns: Sequence[str] | None,
+    note: Note,
+    encoding: Encoding,
+    progress: Progress,
 ) -> list[Clues]:
+    """Count the values of all columns."""
+
     def fits(first: Sequence[str]) -> bool:
         return label in first if columns is None else len(first) == len(columns)
 
     if not arrow_files.is_arrow(path):
-        sheet = read_sheet(path, fits, note, encoding)
-    elif columns is not None:
+        sheet = open_sheet(path, fits, note, encoding)
+        return _counted(path, sheet.delimiter, columns, sheet.blocks(progress))
+    if columns is not None:
         raise DataError(f"{path} names its columns itself: leave out --columns.")
-    else:
-        sheet = arrow_files.read_sheet(path)
-    if not sheet.rows:
+    names = arrow_files.check(path)
+    counted = {name: Values(",", most(len(names))) for name in names}
+    for block in arrow_files.blocks(path, names, progress):
+        for name, texts in block.items():
+            counted[name].add(texts)
+    return _clues(path, counted)
+
+
+def _counted(
+    path: Path, delimiter: str, columns: Sequence[str] | None, blocks: Iterator[list[Row]]
+) -> list[Clues]:
+    first = next(blocks, [])
+    if not first:
         raise DataError(f"{path} is empty.")
-    names, rows = (sheet.rows[0][1], sheet.rows[1:]) if columns is None else (columns, sheet.rows)
+    names = first.pop(0)[1] if columns is None else columns
     if twice := sorted({name for name in names if list(names).count(name) > 1}):
         raise DataError(
             f"{path} has two columns named {twice[0]!r}; every column needs a different name."
         )
-    if not rows:
+    counted = {name: Values(delimiter, most(len(names))) for name in names}
+    for block in itertools.chain([first], blocks):
+        if block:
+            for name, texts in columns_of(path, block, names)[0].items():
+                counted[name].add(texts)
+    return _clues(path, counted)
+
+
+def _clues(path: Path, counted: dict[str, Values]) -> list[Clues]:
+    found = [Clues(path, name, values) for name, values in counted.items()]
+    if not found or not found[0].values.rows:
         raise DataError(f"{path} has no rows below its header.")
-    for line, fields in rows:
-        if len(fields) != len(names):
-            raise DataError(
-                f"{path} line {line}: found {len(fields)} fields, expected {len(names)}."
-            )
-    return [Clues(name, sheet, [fields[i] for _, fields in rows]) for i, name in enumerate(names)]
+    return found
 
 
 def _check_names(columns: Sequence[str], path: Path, wanted: Sequence[str | None]) -> None:
@@ -149,9 +177,14 @@ def _group(columns: Sequence[Clues]) -> Clues | None:
 
 def _label(column: Clues) -> Guess:
     classes = column.distinct
+    if not column.complete:
+        raise DataError(
+            f"{column.path}: column {column.name} has {column.different} different values: it "
+            "names no classes."
+        )
     if classes and all(value.endswith(".") for value in classes):  # as in UCI Adult's test part
         classes = [value[:-1] for value in classes]
-    unlabelled = len(column.all) - len(column.known)
+    unlabelled = column.gaps
     doubt = None
     if len(classes) > MOST_CLASSES:
         doubt = "Is this a quantity? Terrine predicts classes."
@@ -175,10 +208,10 @@ def _guessed_group(column: Clues) -> Guess:
 
 
 def _as_group(column: Clues, why: str, doubt: str | None = None) -> Guess:
-    missing = len(column.all) - len(column.known)
+    missing = column.gaps
     if missing and doubt is None:
         doubt = f"Without a value: {_rows(missing)}, treated as rows of one person."
-    count = f"{len(column.distinct):,} in {_rows(len(column.all))}"
+    count = f"{column.different} in {_rows(column.values.rows)}"
     return Guess(Column(name=column.name, role="group"), f"{why}: {count}", doubt)
 
 
@@ -196,12 +229,14 @@ def _feature(column: Clues, doubt: str | None = None) -> Guess:
     if order := column.date_order:
         return _dates(column, order, doubt)
     if column.numeric:
-        low, high = min(column.numbers), max(column.numbers)
+        low, high = column.low, column.high
         high = high if high > low else low + 1
         why, missing = f"numbers from {low:,.12g} to {high:,.12g}", None
-        if gaps := len(column.all) - len(column.known):
-            missing = statistics.median(column.numbers)
-            why += f"; missing in {_rows(gaps)}: an indicator, and the median {missing:,.12g}"
+        if column.gaps:
+            missing = column.median
+            why += (
+                f"; missing in {_rows(column.gaps)}: an indicator, and the median {missing:,.12g}"
+            )
         described = Column(name=column.name, role="numeric", low=low, high=high, missing=missing)
         return Guess(described, why, doubt)
     if column.boolean:
@@ -212,9 +247,9 @@ def _feature(column: Clues, doubt: str | None = None) -> Guess:
         return Guess(Column(name=column.name, role="ordinal", values=levels), why, doubt)
     if not count or (count > MOST_CATEGORIES and column.rare):
         raise DataError(
-            f"{column.sheet.path}: column {column.name} cannot be kept. It has {count:,} different "
-            f"values; a categorical column has at least one, and more than {MOST_CATEGORIES:,} "
-            "only if they repeat."
+            f"{column.path}: column {column.name} cannot be kept. It has {column.different} "
+            f"different values; a categorical column has at least one, and more than "
+            f"{MOST_CATEGORIES:,} only if they repeat."
         )
     if count > MOST_CATEGORIES:
         return _common(column, doubt)
@@ -223,8 +258,7 @@ def _feature(column: Clues, doubt: str | None = None) -> Guess:
 
 
 def _dates(column: Clues, order: DateOrder, doubt: str | None) -> Guess:
-    days = [read_date(text, order) or date.min for text in column.known]
-    first, last = min(days), max(days)
+    first, last = column.span(order)
     described = Column(
         name=column.name,
         role="date",
@@ -240,25 +274,25 @@ def _dates(column: Clues, order: DateOrder, doubt: str | None) -> Guess:
 
 def _most_common(column: Clues) -> tuple[list[str], float]:
     """The most common values, and the share of the rows that have one of them."""
-    counted = Counter(column.known)
-    most = sorted(counted, key=lambda value: (-counted[value], value))[:COMMON]
-    return most, sum(counted[value] for value in most) / len(column.known)
+    counts = column.values.counts
+    most = sorted(counts, key=lambda value: (-counts[value], value))[:COMMON]
+    return most, sum(counts[value] for value in most) / column.values.given
 
 
 def _common(column: Clues, doubt: str | None = None) -> Guess:
     most, share = _most_common(column)
     described = Column(name=column.name, role="categorical", values=tuple(most))
-    count = f"{len(column.distinct):,} categories"
+    count = f"{column.different} categories"
     why = f"the {COMMON} most common of {count}, in {share:.0%} of the rows"
     return Guess(described, why, doubt)
 
 
 def _guess(column: Clues, group: str | None) -> Guess:
     """Guess the role of a column for which the owner specified none and that is not the group."""
-    name, rows, count = column.name, len(column.all), len(column.distinct)
+    name, rows, count = column.name, column.values.rows, len(column.distinct)
     keep = f"If this is wrong, use --keep {name}"
     keep_or_group = f"{keep}, or --group {name} if it identifies people."
-    if not column.known:
+    if not count:
         return _ignore(column, "empty in every row")
     if column.names_people:
         return _ignore(column, f"identifies people, as {group} does", f"{keep} or --group {name}.")
@@ -280,20 +314,20 @@ def _guess(column: Clues, group: str | None) -> Guess:
         )
     if column.prose:
         return _ignore(column, "free text")
-    words = sum(number != number for number in column.numbers)
-    if count > FEW and 0 < words * 5 <= len(column.known):
+    if count > FEW and 0 < column.words * 5 <= column.values.given:
         doubt = "To learn from it, leave all values that are not numbers empty."
-        return _ignore(column, f"numbers, except in {_rows(words)}", doubt)
+        return _ignore(column, f"numbers, except in {_rows(column.words)}", doubt)
     if column.unique and rows > FEW:
         return _ignore(column, "different in every row", f"{keep}.")
     if column.rare:
-        why = f"{count:,} different values in {_rows(rows)}: too rare to learn from"
+        why = f"{column.different} different values in {_rows(rows)}: too rare to learn from"
         return _ignore(column, why, keep_or_group)
     if count > MOST_CATEGORIES:
         share = _most_common(column)[1]
         if share >= WORTH:
             return _common(column, f"If this is no category, use --ignore {name}.")
-        why = f"{count:,} different values, the {COMMON} most common in {share:.0%} of the rows"
+        most = f"the {COMMON} most common in {share:.0%} of the rows"
+        why = f"{column.different} different values, {most}"
         return _ignore(column, why, keep_or_group)
     doubt = f"Different in every row. If it identifies rows, use --ignore {name}."
     return _feature(column, doubt if column.unique and rows > 4 else None)
@@ -304,7 +338,7 @@ def _guess_number(column: Clues, keep_or_group: str) -> Guess:
     if column.counts_rows:
         return _ignore(column, "numbers the rows", keep_or_group)
     if column.names_identifier and column.rare:
-        why = f"an identifier by its name: {count:,} in {_rows(len(column.all))}"
+        why = f"an identifier by its name: {column.different} in {_rows(column.values.rows)}"
         return _ignore(column, why, keep_or_group)
     if column.thousands:
         return _feature(column, "Are the commas thousands separators? 1,234 is read as 1.234.")

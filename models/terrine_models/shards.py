@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .data import DataError, Dataset
+from .data import DataError, Dataset, Source
 from .features import FeatureMap, PublicData
 from .store import EnsemblePlan, Partition
 
@@ -61,7 +62,7 @@ class Shards:
         return torch.from_numpy(self.public.inputs[::every].astype(np.float32))
 
 
-def check_encoding(data: Dataset) -> None:
+def check_encoding(data: Source) -> None:
     """Raise DataError if a table's schema, which becomes public, was fitted on its own rows."""
     if data.encoding and data.encoding.fitted_on and data.encoding.fitted_on.sha256 == data.sha256:
         raise DataError(
@@ -71,7 +72,22 @@ def check_encoding(data: Dataset) -> None:
         )
 
 
-def deal(data: Dataset, teachers: int, seed: int) -> tuple[list[NDArray[np.int64]], Partition]:
+class Units(Protocol):
+    """Records that are dealt: how many there are, and whose they are; as in `Dataset`."""
+
+    @property
+    def groups(self) -> NDArray[np.int64] | None:
+        """The number of each record's person [N]."""
+
+    @property
+    def group_column(self) -> str | None:
+        """What names people."""
+
+    def __len__(self) -> int:
+        """N."""
+
+
+def deal(data: Units, teachers: int, seed: int) -> tuple[list[NDArray[np.int64]], Partition]:
     """Deal records to disjoint shards: the row numbers of each, and the recipe.
 
     Units (rows, or people where the data has groups) are shuffled by `seed` and cut into runs

@@ -8,23 +8,31 @@ i is trained on shard i alone, and imported with `partition.json` (`importing.py
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import IO, Annotated, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
 from terrine_protocol.tables import Record, TableSchema
 
-from .data import DataError, Dataset, InputSpec
+from .blocks import Growing
+from .data import DataError, InputSpec, Source
+from .reading import Progress, unseen
 from .shards import TrainingError, check_encoding, deal
 from .store import Partition, sync_directory, write_atomically
 
 PARTITION = "partition.json"
 LARGEST = 16 * 2**20
+HELD = 16 * 2**20
+"""Bytes of inputs that are dealt at a time."""
 
 
 class Dealt(Record):
@@ -39,38 +47,103 @@ class Dealt(Record):
     encoding: TableSchema | None = None
 
 
-def split(data: Dataset, out: Path, teachers: int, seed: int = 0) -> Dealt:
+def split(
+    data: Source, out: Path, teachers: int, seed: int = 0, progress: Progress = unseen
+) -> Dealt:
     """Write `teachers` disjoint shards of `data` into directory `out`, completely or not at all.
 
-    Records are dealt as `terrine ensemble train` deals them. Raises TrainingError (`out` exists,
-    or fewer units than teachers) and DataError (a schema fitted on the private data).
+    Records are dealt as `terrine ensemble train` deals them. They are read once, and wait in a file
+    beside `out` until it is known how many there are. What is held is a block of them, one shard
+    and some 60 bytes a record. `progress` is told how many shards are written. Raises TrainingError
+    (`out` exists, or fewer units than teachers) and DataError (a schema fitted on the private data,
+    or what `data` raises).
     """
     out = Path(out)
     if out.exists():
         raise TrainingError(f"{out} exists already. Remove it or choose another directory.")
     check_encoding(data)
-    rows, partition = deal(data, teachers, seed)
-    dealt = Dealt(
-        teachers=teachers,
-        records=len(data),
-        partition=partition,
-        input=data.spec,
-        classes=data.classes,
-        encoding=data.encoding,
-    )
     out.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))  # closed to others
     try:
+        waiting = _read(data, work / "waiting")
+        rows, partition = deal(waiting, teachers, seed)
+        dealt = Dealt(
+            teachers=teachers,
+            records=len(waiting),
+            partition=partition,
+            input=data.spec,
+            classes=data.classes,
+            encoding=data.encoding,
+        )
+        _hand_out(waiting, rows, work)
         for i, shard in enumerate(rows):
-            handle = os.open(work / f"{i:05d}.npz", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(handle, "wb") as file:
-                np.savez(file, x=data.inputs[shard], y=data.labels[shard], classes=data.classes)
+            inputs = _take(work / f"{i:05d}.x", waiting.spec)
+            with _private(work / f"{i:05d}.npz", "xb") as file:
+                np.savez(file, x=inputs, y=waiting.labels[shard], classes=data.classes)
+            progress(i + 1, teachers)
         write_atomically(work / PARTITION, dealt.model_dump_json(indent=2).encode() + b"\n")
         work.rename(out)
         sync_directory(out.parent)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return dealt
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """Records that were read: inputs in a file, the rest in memory."""
+
+    path: Path
+    spec: InputSpec
+    labels: NDArray[np.int64]
+    groups: NDArray[np.int64] | None
+    group_column: str | None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def _read(data: Source, path: Path) -> _Waiting:
+    labels, groups = Growing((), np.int64), Growing((), np.int64)
+    with _private(path, "xb") as file:
+        for block in data.blocks():
+            file.write(np.ascontiguousarray(block.inputs).data)
+            labels.add(block.labels)
+            if block.groups is not None:
+                groups.add(block.groups)
+    people = None if data.group_column is None else groups.array()
+    return _Waiting(path, data.spec, labels.array(), people, data.group_column)
+
+
+def _hand_out(waiting: _Waiting, rows: Sequence[NDArray[np.int64]], work: Path) -> None:
+    """Append each record's inputs to the file of its shard, and remove those that waited."""
+    shard_of = np.empty(len(waiting), np.int32)
+    for i, shard in enumerate(rows):
+        shard_of[shard] = i
+    shape, dtype = waiting.spec.shape, np.dtype(waiting.spec.dtype)
+    size = math.prod(shape) * dtype.itemsize
+    some = max(1, HELD // size)
+    with waiting.path.open("rb") as file:
+        for start in range(0, len(waiting), some):
+            shards = shard_of[start : start + some]
+            block = np.frombuffer(file.read(len(shards) * size), dtype).reshape(-1, *shape)
+            order = np.argsort(shards, kind="stable")
+            starts = np.flatnonzero(np.diff(shards[order], prepend=-1))
+            for part in np.split(order, starts[1:]):
+                with _private(work / f"{shards[part[0]]:05d}.x", "ab") as own:
+                    own.write(block[part].data)
+    waiting.path.unlink()
+
+
+def _take(path: Path, spec: InputSpec) -> NDArray[np.generic]:
+    inputs = np.fromfile(path, spec.dtype).reshape(-1, *spec.shape)
+    path.unlink()
+    return inputs
+
+
+def _private(path: Path, mode: Literal["xb", "ab"]) -> IO[bytes]:
+    """Open a file that others cannot read."""
+    return open(path, mode, opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
 def read_partition(path: Path) -> Dealt:

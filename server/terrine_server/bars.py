@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 
@@ -50,6 +51,19 @@ def entries_bar(console: Console, name: str) -> Iterator[Callable[[int, int], No
     with _bar(console, name, MofNCompleteColumn(), transient=True, disable=not shown) as bar:
         task = bar.add_task(name, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
+def stages_bar(console: Console, *titles: str) -> Iterator[tuple[Callable[[int, int], None], ...]]:
+    """A progress bar for each of some stages, on terminals only; yields their callbacks."""
+    disable = not console.is_terminal
+    with _bar(console, "{task.description}", transient=True, disable=disable) as bar:
+
+        def callback(title: str) -> Callable[[int, int], None]:
+            task = bar.add_task(escape(title), total=None, visible=False)
+            return lambda done, total: bar.update(task, completed=done, total=total, visible=True)
+
+        yield tuple(map(callback, titles))
 
 
 def _bar(

@@ -18,7 +18,7 @@ import pytest
 from hospital import stays
 from pydantic import ValidationError
 
-from terrine_models import arrow_files
+from terrine_models import reading
 from terrine_models.data import DataError
 from terrine_models.roles import propose_schema
 from terrine_models.tables import check_table, encode_frame, encode_table, load_table, read_schema
@@ -128,7 +128,7 @@ def frame() -> pd.DataFrame:
 def test_parquet_and_arrow_files_are_encoded_as_text_is(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrow_files, "BATCH", 2)
+    monkeypatch.setattr(reading, "FIELDS", 8)
     path, table = tmp_path / name, pa.Table.from_pandas(frame())
     if name.endswith((".parquet", ".csv")):
         pa.parquet.write_table(table, path)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from terrine_models.csv_files import number, read_sheet
+from terrine_models.csv_files import number, open_sheet
 from terrine_models.data import DataError
 from terrine_models.tables import encode_table, is_table, load_table
 from terrine_protocol.tables import Column, TableSchema
@@ -90,16 +90,16 @@ def test_commas_are_read_without_a_word(tmp_path: Path, content: bytes) -> None:
 
 def test_commas_within_fields_do_not_make_a_file_comma_separated(tmp_path: Path) -> None:
     path = written(tmp_path / "a.csv", "who;note\nx;a, b\ny;c, d\n")
-    assert read_sheet(path, lambda first: False).delimiter == ";"
+    assert open_sheet(path, lambda first: False).delimiter == ";"
     path = written(tmp_path / "b.csv", "who,note\nx,a; b\ny,c; d\n")
-    assert read_sheet(path, lambda first: False).delimiter == ","
+    assert open_sheet(path, lambda first: False).delimiter == ","
 
 
 def test_two_possible_delimiters_are_both_named(tmp_path: Path) -> None:
     path = written(tmp_path / "a.csv", "1,5;2,5\n3,5;4,5\n")
     with pytest.raises(DataError, match=r"by commas \(3 columns\) or semicolons \(2 columns\)"):
-        read_sheet(path, lambda first: False)
-    assert read_sheet(path, lambda first: len(first) == 2).delimiter == ";"
+        open_sheet(path, lambda first: False)
+    assert open_sheet(path, lambda first: len(first) == 2).delimiter == ";"
 
 
 def test_a_bad_line_is_named_whatever_the_delimiter(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from terrine_server.bars import teachers_bar
+from terrine_server.bars import stages_bar, teachers_bar
 from terrine_server.cli import arrays, preview, tables
 from terrine_server.cli.console import AsJson, console, fail, print_json
 from terrine_server.cli.evaluate import ensemble_directory, evaluate
@@ -329,16 +329,18 @@ def schema(
 
     if out.exists():
         fail(f"{out} already exists; remove it or choose another file.")
-    proposal = propose_schema(
-        public,
-        label=label,
-        group=group,
-        columns=split(columns),
-        ignore=ignore or (),
-        keep=keep or (),
-        note=tables.note,
-        encoding=encoding.value,
-    )
+    with stages_bar(console, f"Reading {public.name}") as (progress,):
+        proposal = propose_schema(
+            public,
+            label=label,
+            group=group,
+            columns=split(columns),
+            ignore=ignore or (),
+            keep=keep or (),
+            note=tables.note,
+            encoding=encoding.value,
+            progress=progress,
+        )
     write_atomically(out, proposal.to_json().encode())
     tables.show(proposal, public, out)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from terrine_server.bars import stages_bar
 from terrine_server.cli import arrays
 from terrine_server.cli.arrays import class_names
 from terrine_server.cli.console import console, fail
@@ -16,7 +17,7 @@ from terrine_server.cli.tables import EncodingOption, TextEncoding, note
 if TYPE_CHECKING:
     import numpy as np
 
-    from terrine_models.data import InputSpec
+    from terrine_models.data import InputSpec, Source
     from terrine_models.importing import Declared
     from terrine_models.store import Manifest
 
@@ -146,7 +147,7 @@ def split_(
     --out shards
     """
     from terrine_models.splitting import PARTITION, split
-    from terrine_models.tables import is_table, load_table, read_schema
+    from terrine_models.tables import is_table, open_table, read_schema
 
     if is_table(data):
         if labels or classes or image_size:
@@ -156,13 +157,16 @@ def split_(
                 f"{data} is a table: give the public --schema that encodes it. "
                 "`terrine ensemble schema --help` explains how to make one."
             )
-        private = load_table(data, read_schema(schema), note, encoding.value)
-    else:
-        if schema:
-            fail("--schema is for tables.")
-        options = arrays.Arrays(None, labels, classes, image_size, grey)
-        private, _, _ = arrays.load(data, options)
-    dealt = split(private, out, teachers, seed)
+    elif schema:
+        fail("--schema is for tables.")
+    with stages_bar(console, f"Reading {data.name}", "Writing shards") as (reading, writing):
+        private: Source
+        if schema is not None:
+            private = open_table(data, read_schema(schema), note, encoding.value, reading)
+        else:
+            options = arrays.Arrays(None, labels, classes, image_size, grey)
+            private, _, _ = arrays.load(data, options)
+        dealt = split(private, out, teachers, seed, writing)
     parts = dealt.partition
     unit = "people" if parts.recipe == "groups" else "records"
     console.print(

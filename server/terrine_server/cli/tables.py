@@ -12,6 +12,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from terrine_server.bars import stages_bar
 from terrine_server.cli.console import console, fail
 
 if TYPE_CHECKING:
@@ -63,16 +64,23 @@ def load(data: Path, choice: Choice) -> tuple[Dataset, PublicData | None, Datase
 
     check_table(data, choice.encoding)  # before asking for a schema
     schema = _schema(data, choice)
-    private = load_table(data, schema, note, choice.encoding)
+    with stages_bar(console, f"Reading {data.name}") as (progress,):
+        private = load_table(data, schema, note, choice.encoding, progress)
     if choice.public is None:
         return private, None, None
-    public = encode_table(choice.public, schema, note, choice.encoding)
-    named = PublicData.declare(choice.public.name, public)
-    try:
-        return private, named, load_table(choice.public, schema, encoding=choice.encoding)
-    except DataError as error:
-        note(f"How far teachers will agree is not estimated, without public labels: {error}")
-        return private, named, None
+    with stages_bar(console, f"Reading {choice.public.name}") as (progress,):
+        said = list[str]()
+        try:
+            labelled = load_table(choice.public, schema, said.append, choice.encoding, progress)
+        except DataError as error:  # of the labels, or of the features, too
+            reason = error
+        else:
+            for sentence in said:
+                note(sentence)
+            return private, PublicData.declare(choice.public.name, labelled.inputs), labelled
+        public = encode_table(choice.public, schema, note, choice.encoding, progress)
+    note(f"How far teachers will agree is not estimated, without public labels: {reason}")
+    return private, PublicData.declare(choice.public.name, public), None
 
 
 def show(proposal: Proposal, public: Path, out: Path) -> None:
@@ -124,14 +132,16 @@ def _schema(data: Path, choice: Choice) -> TableSchema:
             "cannot be taken from it. Give --schema FILE, or --label COLUMN and --public with a "
             "public table. `terrine ensemble schema --help` explains how to make a schema."
         )
-    proposal = propose_schema(
-        choice.public,
-        label=choice.label,
-        group=choice.group,
-        columns=choice.columns,
-        note=note,
-        encoding=choice.encoding,
-    )
+    with stages_bar(console, f"Reading {choice.public.name}") as (progress,):
+        proposal = propose_schema(
+            choice.public,
+            label=choice.label,
+            group=choice.group,
+            columns=choice.columns,
+            note=note,
+            encoding=choice.encoding,
+            progress=progress,
+        )
     surprises = [g for g in proposal.guesses if g.doubt or g.column.role in ("group", "ignored")]
     if surprises:
         note(f"Guessed from {choice.public}; to change this, use `terrine ensemble schema`:")

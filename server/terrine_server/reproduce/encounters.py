@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from terrine_models.csv_files import read_sheet
+from terrine_models.csv_files import open_sheet
 from terrine_models.data import DataError, Dataset
 from terrine_models.roles import propose_schema
 from terrine_models.tables import load_table
@@ -72,7 +72,8 @@ def read_encounters(path: Path) -> tuple[Dataset, Dataset]:
 
 def _rows(path: Path) -> list[dict[str, str]]:
     """The stays, with the label as yes or no."""
-    found = read_sheet(path, lambda first: LABEL in first).rows
+    sheet = open_sheet(path, lambda first: LABEL in first)
+    found = [row for block in sheet.blocks() for row in block]
     header: Sequence[str] = found[0][1] if found else ()
     if absent := [name for name in COLUMNS if name not in header]:
         raise DataError(f"{path} has no column {', '.join(absent)}; expected UCI's 50 columns.")

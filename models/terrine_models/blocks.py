@@ -1,0 +1,62 @@
+"""Blocks of rows: what is large is read and checked a block at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+BLOCK = 16_384
+"""Rows of a block."""
+T = TypeVar("T", bound=np.generic)
+
+
+class Growing(Generic[T]):
+    """An array [N, *shape] that grows by blocks of rows, and is never held twice."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: type[T]) -> None:
+        self._array = np.empty((0, *shape), dtype)
+        self._rows = 0
+
+    def add(self, block: NDArray[T]) -> None:
+        """Append rows [b, *shape]. There is room for an eighth more, so that few move the rest."""
+        needed = self._rows + len(block)
+        if needed > len(self._array):
+            # In place, as nobody else knows the array: what is large is not copied, its pages are
+            # moved.
+            shape = (needed + needed // 8, *self._array.shape[1:])
+            self._array.resize(shape, refcheck=False)
+        self._array[self._rows : needed] = block
+        self._rows = needed
+
+    def array(self) -> NDArray[T]:
+        """All rows. Nothing can be added afterwards."""
+        self._array.resize((self._rows, *self._array.shape[1:]), refcheck=False)
+        return self._array
+
+
+@dataclass(frozen=True)
+class Records:
+    """Some records of a source, one after another."""
+
+    inputs: NDArray[np.generic]
+    """[B, *shape]."""
+    labels: NDArray[np.int64]
+    """[B]."""
+    groups: NDArray[np.int64] | None
+    """[B], as in `Dataset`."""
+
+
+class Numbering:
+    """Numbers people 0, 1, … in the order in which they first appear."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[object, int] = {}
+
+    def of(self, names: Sequence[object]) -> NDArray[np.int64]:
+        """The numbers of these rows' people [B]."""
+        known = self._numbers
+        return np.array([known.setdefault(name, len(known)) for name in names], dtype=np.int64)

@@ -1,0 +1,367 @@
+"""Tables larger than memory: read a block at a time, with the same result, and whole."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow.feather
+import pytest
+from hospital import stays
+
+from terrine_models import csv_files, reading, values
+from terrine_models.blocks import Growing
+from terrine_models.data import DataError, Dataset
+from terrine_models.reading import unchanged
+from terrine_models.roles import propose_schema
+from terrine_models.splitting import split
+from terrine_models.tables import encode_frame, encode_table, encoded_width, load_table, open_table
+from terrine_protocol.tables import Column, TableSchema
+
+SCHEMA = TableSchema(
+    columns=(
+        *(Column(name=f"dose{i}", role="numeric", low=0, high=100) for i in range(6)),
+        Column(name="ward", role="categorical", values=("A", "B", "C")),
+        Column(name="patient", role="group"),
+        Column(name="ill", role="label", values=("no", "yes")),
+    )
+)
+HEADER = "dose0,dose1,dose2,dose3,dose4,dose5,ward,patient,ill\n"
+
+
+def table(rows: int) -> Iterator[str]:
+    """Rows of `SCHEMA`, by number."""
+    yield HEADER
+    for i in range(rows):
+        doses = ",".join(f"{(7 * i + k) % 1000 / 10}" for k in range(6))
+        yield f"{doses},{'ABC'[i % 3]},P{i % (rows // 4 + 1)},{('no', 'yes')[i % 2]}\n"
+
+
+def written(path: Path, lines: Iterator[str] | Sequence[str]) -> Path:
+    with path.open("w") as file:
+        file.writelines(lines)
+    return path
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows at a time."""
+    monkeypatch.setattr(reading, "FIELDS", 64)
+
+
+# ----------------------------------------------------------------------------- the same result
+
+
+@pytest.fixture(scope="module")
+def exports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The same stays in every format."""
+    folder = tmp_path_factory.mktemp("exports")
+    text = stays(400, 150, seed=2)
+    (folder / "a.csv").write_text(text, newline="")
+    frame = pd.read_csv(folder / "a.csv", dtype=str)
+    (folder / "b.csv.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
+    (folder / "c.csv").write_text(
+        stays(400, 150, seed=2, delimiter=";", decimal=","), newline="", encoding="windows-1252"
+    )
+    frame.to_parquet(folder / "d.parquet", row_group_size=90)
+    pyarrow.feather.write_feather(frame, str(folder / "e.feather"), chunksize=70)
+    return {path.name[0]: path for path in sorted(folder.iterdir())}
+
+
+@pytest.mark.parametrize("name", list("abcde"))
+def test_blocks_change_nothing(
+    exports: dict[str, Path], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = exports[name]
+
+    def everything(out: Path) -> tuple[Any, ...]:
+        schema = propose_schema(path, label="readmitted", encoding="windows-1252")
+        data = load_table(path, schema.schema, encoding="windows-1252")
+        written_by_hand = schema.schema.model_copy(update={"fitted_on": None})
+        split(open_table(path, written_by_hand, encoding="windows-1252"), out, 7)
+        shards = {file.name: file.read_bytes() for file in out.iterdir()}
+        return schema.to_json(), data.digest(), shards
+
+    whole = everything(tmp_path / "whole")
+    monkeypatch.setattr(reading, "FIELDS", 40)
+    assert everything(tmp_path / "blocks") == whole
+
+
+def test_formats_are_alike_and_a_frame_is_encoded_as_its_file(exports: dict[str, Path]) -> None:
+    schema = propose_schema(exports["a"], label="readmitted").schema
+    text = encode_table(exports["a"], schema)
+    for name in "bde":
+        assert np.array_equal(encode_table(exports[name], schema), text)
+    frame = pd.read_csv(exports["a"], dtype=str, keep_default_na=False)
+    assert np.array_equal(encode_frame(frame, schema), text)
+
+
+def test_shards_of_a_file_are_those_of_its_records(tmp_path: Path, small_blocks: None) -> None:
+    path = written(tmp_path / "a.csv", table(200))
+    steps = list[tuple[int, int]]()
+    split(open_table(path, SCHEMA), tmp_path / "file", 9, 4, lambda *step: steps.append(step))
+    split(load_table(path, SCHEMA), tmp_path / "held", 9, 4)
+    for file in (tmp_path / "held").iterdir():
+        assert file.read_bytes() == (tmp_path / "file" / file.name).read_bytes()
+    assert len(list((tmp_path / "file").iterdir())) == 9 + 1
+    assert steps == [(i, 9) for i in range(1, 10)]
+
+
+def test_progress_is_of_the_file(tmp_path: Path, small_blocks: None) -> None:
+    text = "".join(table(1000))
+    parquet = tmp_path / "a.parquet"
+    pd.read_csv(written(tmp_path / "a.csv", [text])).to_parquet(parquet)
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
+    for path in (tmp_path / "a.csv", tmp_path / "a.csv.gz", parquet):
+        steps = list[tuple[int, int]]()
+        load_table(path, SCHEMA, progress=lambda *step, to=steps: to.append(step))
+        done, totals = zip(*steps, strict=True)
+        assert len(steps) > 30
+        assert list(done) == sorted(done)
+        assert set(totals) == {1000 if path is parquet else path.stat().st_size}
+        assert done[-1] == totals[0]
+
+
+# --------------------------------------------------------------------------------- what is held
+
+
+def peak(work: Callable[[Path], None], path: Path) -> int:
+    """The most bytes that were held at once, as Python and NumPy count them."""
+    tracemalloc.start()
+    try:
+        work(path)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_memory_is_that_of_encoded_rows_and_never_of_the_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "FIELDS", 2**9)
+    monkeypatch.setattr(csv_files, "CHUNK", 2**12)
+    monkeypatch.setattr(values, "MOST", 100)
+    short, long = (written(tmp_path / f"{n}.csv", table(n)) for n in (500, 3_000))
+    encoded = 4 * encoded_width(SCHEMA)
+
+    def load(path: Path) -> None:
+        load_table(path, SCHEMA)
+
+    def deal(path: Path) -> None:
+        split(open_table(path, SCHEMA), path.with_suffix(".shards"), 10)
+
+    def propose(path: Path) -> None:
+        propose_schema(path, label="ill")
+
+    # A record's text is nine strings of more than 50 bytes. A person, one in four rows, is 150.
+    for work, most in ((load, 1.125 * encoded + 60), (deal, 110), (propose, 5)):
+        held = [peak(work, path) for path in (short, long)]
+        assert (held[1] - held[0]) / 2_500 < most, work
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from terrine_models.roles import propose_schema
+from terrine_models.tables import load_table
+from terrine_models import reading
+reading.FIELDS = 2**14
+status = Path("/proc/self/status").read_text()
+now = int(status.partition("VmData:")[2].split()[0]) * 1024
+resource.setrlimit(resource.RLIMIT_DATA, (now + 24 * 2**20,) * 2)
+schema = propose_schema(Path(sys.argv[1]), label="ill").schema
+print(len(load_table(Path(sys.argv[1]), schema)))
+"""
+
+
+@pytest.mark.slow
+def test_a_process_with_little_memory_reads_a_table_that_would_not_fit(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", table(40_000))
+    found = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(path)], capture_output=True, text=True, check=False
+    )
+    assert found.stdout == "40000\n", found.stderr[-2000:]
+
+
+def test_an_array_that_grew_is_as_large_as_what_was_added() -> None:
+    grown, expected = Growing((3,), np.float32), []
+    for rows in (1, 0, 70, 2, 999):
+        expected.append(np.arange(3 * rows, dtype=np.float32).reshape(rows, 3))
+        grown.add(expected[-1])
+    assert np.array_equal(grown.array(), np.concatenate(expected))
+    assert Growing((), np.int64).array().shape == (0,)
+
+
+# ------------------------------------------------------------------------------------- bad files
+
+
+def lines_with(broken: str, at: int = 500) -> list[str]:
+    lines = list(table(1000))
+    lines[at] = broken
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        ("1,2,3\n", "line 501: found 3 fields, expected 9"),
+        ("1,2,x,4,5,6,A,P1,no\n", "line 501: column dose2 holds 'x', expected a finite number"),
+        ("1,2,3,4,5,6,A,P1,maybe\n", "line 501: column ill holds 'maybe', expected one of no, yes"),
+        ('1,"2"3,4,5,6,7,A,P1,no\n', "not a CSV file: in the record that starts on line 501"),
+        ("1,2,3,4,5,6,A,P\0,no\n", "is not text: byte .* is zero"),
+        ("1,2,3,4,5,6,A," + "P" * 9_000 + ",no\n", "starts on line 501 has more than 5,000"),
+        ('1,2,3,4,5,6,"' + "A\n" * 4_000 + '",P1,no\n', "starts on line 501 has more than 5,000"),
+    ],
+)
+def test_a_bad_record_in_the_middle_is_named_by_its_line(
+    tmp_path: Path, broken: str, said: str, small_blocks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(csv_files, "LONGEST", 5_000)
+    path = written(tmp_path / "a.csv", lines_with(broken))
+    with pytest.raises(DataError, match=said):
+        load_table(path, SCHEMA)
+    out = tmp_path / "shards"
+    with pytest.raises(DataError, match=said):
+        split(open_table(path, SCHEMA), out, 5)
+    assert [each.name for each in tmp_path.iterdir()] == ["a.csv"], "nothing is left behind"
+
+
+def test_a_file_that_ends_early_is_refused(tmp_path: Path, small_blocks: None) -> None:
+    text = "".join(table(500))
+    path = written(tmp_path / "a.csv", [text[:-9]])
+    with pytest.raises(DataError, match=r"line 501: found [78] fields, expected 9"):
+        load_table(path, SCHEMA)
+    packed = tmp_path / "a.csv.gz"
+    packed.write_bytes(gzip.compress(text.encode(), mtime=0)[:-2000])
+    with pytest.raises(DataError, match="cannot be read: Compressed file ended"):
+        load_table(packed, SCHEMA)
+    whole = tmp_path / "a.parquet"
+    pd.read_csv(written(path, [text])).to_parquet(whole, row_group_size=100)
+    whole.write_bytes(whole.read_bytes()[:-2000])
+    with pytest.raises(DataError, match="cannot be read as a Parquet"):
+        load_table(whole, SCHEMA)
+    with pytest.raises(DataError, match="has no column dose5, ward"):
+        load_table(
+            written(path, ["dose0,dose1,dose2,dose3,dose4,patient,ill\n", "1,2,3,4,5,P,no\n"]),
+            SCHEMA,
+        )
+
+
+def test_a_file_that_changes_meanwhile_is_refused(tmp_path: Path, small_blocks: None) -> None:
+    path = written(tmp_path / "a.csv", table(500))
+
+    def grows(done: int, total: int) -> None:
+        with path.open("a") as file:
+            file.write("1,2,3,4,5,6,A,P1,no\n")
+
+    for read in (
+        lambda: load_table(path, SCHEMA, progress=grows),
+        lambda: encode_table(path, SCHEMA, progress=grows),
+        lambda: propose_schema(path, label="ill", progress=grows),
+        lambda: split(open_table(path, SCHEMA, progress=grows), tmp_path / "shards", 5),
+    ):
+        with pytest.raises(DataError, match=r"changed while it was read\. Wait until"):
+            read()
+    opened = open_table(path, SCHEMA)
+    grows(0, 0)
+    with pytest.raises(DataError, match="is not the file that it was"):
+        Dataset.of(opened)
+    other = written(tmp_path / "b.csv", table(500))
+    with pytest.raises(DataError, match="changed while"), unchanged(path):
+        os.replace(other, path)
+    with pytest.raises(DataError, match="cannot be read: No such file"), unchanged(path):
+        path.unlink()
+
+
+def test_decimal_commas_are_one_format_in_all_blocks(tmp_path: Path, small_blocks: None) -> None:
+    schema = TableSchema(
+        columns=(
+            Column(name="dose", role="numeric", low=0, high=10),
+            Column(name="ill", role="label", values=("no", "yes")),
+        )
+    )
+    rows = ["5;no\n"] * 400
+    rows[300] = "2,5;no\n"
+    path = written(tmp_path / "a.csv", ["dose;ill\n", *rows])
+    assert load_table(path, schema).inputs[[0, 300], 0].tolist() == [0.5, 0.25]
+    for at in (10, 390):  # blocks before the comma, and after it
+        mixed = list(rows)
+        mixed[at] = "2.5;no\n"
+        written(path, ["dose;ill\n", *mixed])
+        with pytest.raises(DataError, match=rf"line {at + 2}: column dose holds '2\.5'.* decimal"):
+            load_table(path, schema)
+
+
+# --------------------------------------------------------- schemas of columns with many values
+
+
+def proposed(
+    tmp_path: Path, columns: dict[str, Sequence[object]], **options: Any
+) -> dict[str, Any]:
+    path = tmp_path / "public.csv"
+    pd.DataFrame(columns).to_csv(path, index=False)
+    found = propose_schema(path, label="ill", **options)
+    return {guess.column.name: guess for guess in found.guesses}
+
+
+def test_of_many_values_the_first_say_the_role_and_all_the_range(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_blocks: None
+) -> None:
+    monkeypatch.setattr(values, "MOST", 50)
+    rows = 400
+    days = pd.date_range("2020-01-01", periods=rows).strftime("%Y-%m-%d").tolist()
+    ill = ["no", "yes"] * (rows // 2)
+    found = proposed(
+        tmp_path,
+        {
+            "dose": [*(i / 7 for i in range(rows - 2)), 999.5, -3],
+            "spoilt": [*(i / 7 for i in range(rows - 1)), "n/a"],
+            "day": days,
+            "spoilt_day": [*days[:-1], "2020-31-01"],
+            "patient": [f"P{i // 2}" for i in range(rows)],
+            "code": [f"X{i:05d}" for i in range(rows)],
+            "ward": [f"ward {i % 40}" for i in range(rows)],
+            "ill": ill,
+        },
+    )
+    assert (found["dose"].column.low, found["dose"].column.high) == (-3, 999.5)
+    assert found["spoilt"].column.role == "ignored"
+    assert found["spoilt"].why == "numbers, except in 1 row"
+    day = found["day"].column
+    assert (str(day.since), day.high) == (days[0], rows - 1)
+    assert found["spoilt_day"].column.role == "ignored"
+    assert found["patient"].why == "identifies people, by its name: more than 50 in 400 rows"
+    assert found["code"].column.role == "ignored"
+    assert len(found["ward"].column.values) == 40
+    with pytest.raises(DataError, match="column dose has more than 50 different values: it names"):
+        propose_schema(tmp_path / "public.csv", label="dose")
+
+
+def test_late_decimal_commas_are_seen_in_a_schema(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(values, "MOST", 50)
+    rows = [f"{i};{i % 7};{'ny'[i % 2]}" for i in range(200)]
+    path = tmp_path / "public.csv"
+    path.write_text("\n".join(["dose;days;ill", *rows, "900,5;1;n"]))
+    dose = propose_schema(path, label="ill").schema.columns[0]
+    assert (dose.low, dose.high) == (0, 900.5)
+    path.write_text("\n".join(["dose;days;ill", *rows, "900,5;1;n", "900.5;1;n"]))
+    assert propose_schema(path, label="ill").schema.columns[0].role == "ignored"
+
+
+def test_long_texts_are_not_all_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(values, "MOST_CHARACTERS", 5_000)
+    notes = [f"The patient of row {i} was well and went home." for i in range(300)]
+    found = proposed(
+        tmp_path, {"note": notes, "dose": [i % 7 for i in range(300)], "ill": ["n", "y"] * 150}
+    )
+    assert found["note"].why == "free text"
