@@ -69,8 +69,8 @@ class NeighbourStudents:
         for _ in range(TIMES):
             shares = torch.cat(
                 [
-                    (own.unsqueeze(2) * shares[rows]).sum(1)
-                    for own, rows in zip(weights.split(BLOCK), index.split(BLOCK), strict=True)
+                    (weights[at : at + BLOCK, :, None] * shares[index[at : at + BLOCK]]).sum(1)
+                    for at in range(0, len(shares), BLOCK)
                 ]
             )
         fitted = shares.double().numpy()
