@@ -5,8 +5,8 @@ vote once; then the server's mechanism draws noise for each ε and seed (seeded 
 service's). Students learn from true labels and from the winners of the votes, as if these were
 counts without noise; from the counts without noise; and from noisy counts. Where they are kernel
 students, which learn from what a regression makes of counts, the same model without the regression
-stands beside them. Each fold is judged by a student that has not seen it. `±` is the standard
-deviation over seeds.
+stands beside them; those that go by neighbours take labels as they are. Each fold is judged by a
+student that has not seen it. `±` is the standard deviation over seeds.
 
     python benchmarks/limits.py DATA DIR [--epsilon 0.3 1 3] [--seeds 3] [--ensemble DIR]
                                          [--votes FILE]
@@ -29,6 +29,7 @@ from rich.console import Console
 
 from terrine_models.counted import CountedStudents
 from terrine_models.ensemble import Ensemble
+from terrine_models.neighbours import suits
 from terrine_models.students import Student
 from terrine_server.planning.counts import sigma_for_rows
 from terrine_server.privacy.mechanisms.noisy_votes import NoisyVotes
@@ -63,6 +64,10 @@ class Fold:
     def right_by_kernel(self, labels: Ints) -> int:
         """How many a kernel student of labels [N] has right, without the regression."""
         return self._right(self.students.kernels.train(labels[self.part.seen], again=False))
+
+    def right_by_neighbours(self, labels: Ints) -> int:
+        """How many a student has right that goes by neighbours with labels [N]."""
+        return self._right(self.students.neighbours.train(labels[self.part.seen]))
 
     def _right(self, student: Student) -> int:
         test, tested = self.source.test, self.part.tested
@@ -101,13 +106,17 @@ def main() -> None:
     def accuracy(counts: Ints, teachers: int, sigma: float) -> float:
         return sum(fold.right(counts, teachers, sigma) for fold in folds) / len(test)
 
-    if source.training.method == "auto" and len(test.spec.shape) > 1:
-        for name, labels in (("true labels", test.labels), ("plurality", winners)):
+    certain, auto = np.eye(classes, dtype=np.int64), source.training.method == "auto"
+    by_neighbours = auto and suits(test.spec, classes, min(len(fold.part.seen) for fold in folds))
+    for name, labels in (("true labels", test.labels), ("plurality", winners)):
+        if by_neighbours:
+            right = sum(fold.right_by_neighbours(labels) for fold in folds)
+            show(f"student of the {name}", right / len(test))
+            continue
+        if auto and len(test.spec.shape) > 1:
             right = sum(fold.right_by_kernel(labels) for fold in folds)
             show(f"kernel student of the {name}, no regression", right / len(test))
-    certain = np.eye(classes, dtype=np.int64)
-    show("student of the true labels", accuracy(certain[test.labels], 1, CERTAIN))
-    show("student of the plurality", accuracy(certain[winners], 1, CERTAIN))
+        show(f"student of the {name}", accuracy(certain[labels], 1, CERTAIN))
     show("student of counts without noise", accuracy(counts, n, MIN_SIGMA))
     for epsilon in options.epsilon:
         sigma = sigma_for_rows(len(test), n, classes, epsilon, source.delta)

@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import nn
 
 from .data import InputSpec
-from .features import to_images, to_unit
+from .pixels import to_images, to_unit
 from .store import Architecture
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 
 from .data import InputSpec
-from .features import to_images
+from .pixels import to_images
 
 TURNING = 15.0  # degrees
 SCALE = 0.12

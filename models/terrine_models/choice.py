@@ -27,10 +27,15 @@ from .data import InputSpec
 from .forest_students import ForestStudents, check_forest
 from .kernel import KernelStudents
 from .learning import Asked, Method, Training, train_student
+from .neighbours import NeighbourStudents
 from .students import Student
 from .workers import side_by_side
 
-Candidate = Literal["ridge", "supervised", "forest", "kernel", "vat", "gan", "fixmatch"]
+Candidate = Literal[
+    "ridge", "supervised", "forest", "kernel", "neighbours", "vat", "gan", "fixmatch"
+]
+SINGLE: tuple[Candidate, ...] = ("ridge", "kernel", "neighbours", "forest")
+"""No networks: one model."""
 """From the plainest on: of equals, the first is chosen."""
 Tell = Callable[[str], None]
 OnStep = Callable[[int, int], None]
@@ -80,7 +85,7 @@ class Choice:
     steps: int
     """Steps for which networks were trained to be judged."""
     students: int = 1
-    """How many networks were averaged; 1 for ridge and kernel, which are one model."""
+    """How many networks were averaged; 1 for `SINGLE`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,16 +106,8 @@ def candidates(method: str, inputs: InputSpec, labels: int) -> tuple[Candidate, 
     """
     plain: tuple[Candidate, ...] = ("ridge", "supervised")
     match method:
-        case "vat":
-            return (*plain, "vat")
-        case "fixmatch":
-            return (*plain, "fixmatch")
-        case "gan":
-            return (*plain, "gan")
-        case "kernel":
-            return (*plain, "kernel")
-        case "forest":
-            return (*plain, "forest")
+        case "vat" | "fixmatch" | "gan" | "kernel" | "neighbours" | "forest":
+            return (*plain, method)
         case "auto" if len(inputs.shape) > 1 and min(inputs.shape[:2]) < LARGE:
             return (*plain, "vat")
         case "auto" if len(inputs.shape) > 1 and labels >= HUNDREDS:
@@ -203,12 +200,14 @@ class _Trial:
         networks: list[Method] = [
             name
             for name in tried
-            if name != "ridge" and name != "kernel" and name != "forest"
+            if name != "ridge" and name != "kernel" and name != "neighbours" and name != "forest"
             if not (sure and name == "fixmatch")
         ]
         agreements, plain_pool = self._judge(networks, folds, steps)
         if "kernel" in tried:
             agreements["kernel"] = self._kernels.judge(self.labels, folds)
+        if "neighbours" in tried:
+            agreements["neighbours"] = self._neighbours.judge(self.labels, folds)
         if "forest" in tried:
             agreements["forest"] = self._forests.judge(folds)
         agreements = {"ridge": fit.agreement or 0.0, **agreements}
@@ -228,6 +227,8 @@ class _Trial:
                 return ridges.train(fit)
             if name == "kernel":
                 return self._kernels.train(self.labels)
+            if name == "neighbours":
+                return self._neighbours.train(self.labels)
             if name == "forest":
                 return self._forests.train()
             if len(self.inputs.shape) > 1:
@@ -314,6 +315,10 @@ class _Trial:
         )
 
     @cached_property
+    def _neighbours(self) -> NeighbourStudents:
+        return NeighbourStudents(self.x, inputs=self.inputs, classes=self.classes)
+
+    @cached_property
     def _forests(self) -> ForestStudents:
         return ForestStudents(
             self.x,
@@ -362,7 +367,7 @@ class _Trial:
         folds: int,
         steps: int,
     ) -> Choice:
-        network = chosen not in ("ridge", "kernel")
+        network = chosen not in SINGLE
         return Choice(
             students=self.training.students if network else 1,
             asked=self.training.method,

@@ -6,8 +6,10 @@ The counts of every public input are fitted at once (`shares.py`). On a table th
 is the student, and wherever `ridge` is asked for. For two classes of a table, and for several where
 `ridge` is asked for, it has the link that predicts held-out counts better (`tanh_shares.py`,
 `softmax_shares.py`). On images all but the least clear rows become labels for a kernel student
-(`kernel.py`); or, if that is asked for, the clear ones for a network. Many classes are aligned
-(`alignment.py`), and a kernel student learns from their labels once: its own give up rare classes.
+(`kernel.py`); or, if that is asked for, the clear ones for a network. Of images of many classes
+there are few of each, and no regression: shares are averaged over neighbours (`neighbours.py`).
+Where another student is asked for, many classes are aligned (`alignment.py`), and a kernel student
+learns from their labels once: its own give up rare classes.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from .data import InputSpec
 from .forest_students import ForestStudents
 from .kernel import KernelStudents
 from .learning import Training, train_student
+from .neighbours import NeighbourStudents, suits
 from .shares import FittedShares, fit_shares, noisy_agreement
 from .softmax_shares import fit_many_classes
 from .students import Student
@@ -101,6 +104,11 @@ class CountedStudents:
         """Of kernel students: the features of every image, and of its distorted copies."""
         return KernelStudents(self.x, inputs=self.inputs, classes=self.classes, seed=self.seed)
 
+    @cached_property
+    def neighbours(self) -> NeighbourStudents:
+        """Of students of neighbours: who is near whom."""
+        return NeighbourStudents(self.x, inputs=self.inputs, classes=self.classes)
+
     def train(
         self,
         counts: Ints,
@@ -117,6 +125,13 @@ class CountedStudents:
         training.check(self.inputs)
         if len(counts) != len(self.x):
             raise ValueError(f"{len(counts)} rows of counts, expected {len(self.x)}")
+        by_neighbours = suits(self.inputs, len(self.classes), len(self.x))
+        if training.method == "neighbours" or (training.method == "auto" and by_neighbours):
+            tell("Averaging the shares of the votes over neighbours …")
+            found = self.neighbours.labels(counts, teachers=teachers, sigma=sigma)
+            why = f"Noisy shares were averaged over neighbours: all {len(found):,} rows are labels."
+            choice = Choice(training.method, "neighbours", why, (), len(found), 0, 0)
+            return Made(self.neighbours.train(found), choice)
         tell("Fitting the shares of the votes to public features …")
         linked = training.method == "ridge" and len(self.classes) > 2
         ridges = self.linked if linked else self.ridges
@@ -134,16 +149,16 @@ class CountedStudents:
         clear = int((labels >= 0).sum())
         # Of each row as it is predicted without its own counts: otherwise fitted noise counts.
         share = noisy_agreement(fitted.held_out.argmax(axis=1), counts, teachers)
-        found = (
+        says = (
             f"{clear:,} of {len(self.x):,} rows are clear. About {share:.1%} of the teachers agree "
             "with the regression."
         )
-        found = " ".join(filter(None, (found, links, suited)))
+        says = " ".join(filter(None, (says, links, suited)))
 
         def made(chosen: Candidate, why: str) -> Choice:
             network = chosen not in ("ridge", "kernel")
             students = training.students if network else 1
-            return Choice(training.method, chosen, f"{found} {why}", (), clear, 0, 0, students)
+            return Choice(training.method, chosen, f"{says} {why}", (), clear, 0, 0, students)
 
         wanted = candidates(training.method, self.inputs, clear)[-1]
         if training.method == "ridge":
@@ -218,9 +233,10 @@ def student_from_counts(
 
     `sigma`: of the noise, in votes. `matches_prior`: whether teachers for two classes match their
     prior on public rows (`architectures.match_priors`); then the student suits it too. With the
-    method `auto`, a kernel student on images of some 20 pixels a side or more, a network on smaller
-    ones, and the regression on tables. A student that agrees less with the teachers than the
-    regression does is not returned. Raises ValueError on fewer than two rows.
+    method `auto`, neighbours on images of many classes; else a kernel student on images of some 20
+    pixels a side or more, a network on smaller ones, and the regression on tables. A kernel student
+    or network that agrees less with the teachers than the regression does is not returned. Raises
+    ValueError on fewer than two rows.
     """
     if x.shape != (len(counts), *inputs.shape):
         raise ValueError(f"inputs have shape {x.shape}, expected {(len(counts), *inputs.shape)}")

@@ -19,22 +19,27 @@ from numpy.typing import NDArray
 from terrine_protocol.tables import PublicSource
 
 from . import bins
+from .augment import distorted, draws_for
 from .backbones import Backbone
 from .data import DataError, Dataset, InputSpec, outside, row_digests
+from .discriminant import COMPONENTS, COPIES, discriminant
 from .gradients import oriented_gradients
 from .graph import embed, extend
 from .nystrom import choose_landmarks, nystrom
+from .pixels import to_images, to_unit
 from .store import FeatureSpec
 from .workers import side_by_side
 
 Base = Literal["oriented_gradients", "identity", "bins", "backbone"]
-Kind = Literal["graph", "fine_graph", "nystrom"]
-"""What is fitted on public images: components and graph coordinates, or a kernel's landmarks."""
+Kind = Literal["graph", "fine_graph", "nystrom", "discriminant"]
+"""What is fitted on public images: components and graph coordinates, a kernel's landmarks, or
+directions in which classes differ (`discriminant.py`)."""
 KERNEL_COMPONENTS = 150
 """Principal components among which a kernel measures distances."""
 FINE = 0.5
 """Power of `graph.embed` for a fine graph. Chosen, with its width, on Fashion-MNIST's training
 images: 100 coordinates with this power 84.1 % right at ε = 1, 50 with a power of 1 83.7 %."""
+HOG: Base = "oriented_gradients"
 BLOCK = 128
 """Images turned into features at a time: few enough to stay in a processor's cache."""
 MOST_ROWS = 100_000
@@ -110,7 +115,8 @@ class FeatureMap:
         self.tensors = tensors
         """`mean` [D] and `basis` [D, components] of a projection; of a graph also `points`
         [N, components], `scales` [N] and `coordinates` [N, coordinates]; of nystrom also
-        `landmarks` [L, components] and `whitening` [L, L]; of bins, `bins.Bins`."""
+        `landmarks` [L, components] and `whitening` [L, L]; of discriminant also `between`
+        [components]; of bins, `bins.Bins`."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Features [B, width] in float32 of inputs [B, *shape] in any dtype."""
@@ -127,6 +133,8 @@ class FeatureMap:
             points = (base - self.tensors["mean"]) @ self.tensors["basis"]
             gamma = self.spec.gamma or 0.0
             return nystrom(points, self.tensors["landmarks"], self.tensors["whitening"], gamma)
+        if self.spec.projection == "discriminant":
+            return (base - self.tensors["mean"]) @ self.tensors["basis"]
         if self.spec.base == "bins":
             binned = bins.Bins(self.tensors)(base)
             return (binned - self.tensors["mean"]) @ self.tensors["basis"]
@@ -149,6 +157,8 @@ class FeatureMap:
             shapes["points"] = (spec.points, spec.components)
             shapes["scales"] = (spec.points,)
             shapes["coordinates"] = (spec.points, spec.coordinates)
+        if spec.projection == "discriminant":
+            shapes["between"] = (spec.components,)
         if spec.projection == "nystrom":
             shapes["landmarks"] = (spec.landmarks, spec.components)
             shapes["whitening"] = (spec.landmarks, spec.landmarks)
@@ -180,16 +190,6 @@ def _base_size(base: Base, inputs: InputSpec) -> int:
     return base_features(base, torch.zeros((1, *inputs.shape)), inputs).shape[1]
 
 
-def to_unit(x: torch.Tensor, inputs: InputSpec) -> torch.Tensor:
-    """Scale inputs from their declared range to [0, 1]."""
-    return (x.float() - inputs.low) / (inputs.high - inputs.low)
-
-
-def to_images(x: torch.Tensor) -> torch.Tensor:
-    """[B, H, W] or [B, H, W, C] to [B, C, H, W]."""
-    return x.unsqueeze(1) if x.ndim == 3 else x.permute(0, 3, 1, 2).contiguous()
-
-
 def public_features(
     inputs: InputSpec,
     public: PublicData | None,
@@ -204,14 +204,18 @@ def public_features(
     Images get oriented gradients. With public data these are reduced to principal components, and a
     third of the width are coordinates on its neighbourhood graph; or, with the kind `nystrom`, they
     are compared with `width` public landmarks by a Gaussian kernel. A `fine_graph` has twice as
-    many coordinates, beyond the width, and the less smooth ones count for more. Without public data
+    many coordinates, beyond the width, and the less smooth ones count for more. With the kind
+    `discriminant` they are the directions in which classes seem to differ. Without public data
     oriented gradients are reduced by a random orthogonal projection to four times the width: it is
     data-independent and needs more dimensions. Tables get bins at the quantiles of public rows
     (`bins.fit_bins`, which explains `whiten`). Without public rows, or with too few, tables keep
     their encoded columns.
     With a backbone, its embeddings replace oriented gradients, of images and of tables; without
-    public data they are kept as they are. Raises DataError for `nystrom` without public images.
+    public data they are kept as they are. Raises DataError for `nystrom` and `discriminant` without
+    public images, and for `discriminant` with a backbone.
     """
+    if kind == "discriminant":
+        return _discriminant(inputs, public, width, backbone)
     if backbone is not None and public is None and kind != "nystrom":
         spec = FeatureSpec(
             base="backbone",
@@ -253,6 +257,40 @@ def public_features(
             update={"projection": "graph", "coordinates": count, "points": len(points)}
         )
     return FeatureMap(spec, inputs, tensors, backbone)
+
+
+def _discriminant(
+    inputs: InputSpec, public: PublicData | None, width: int, backbone: Backbone | None
+) -> FeatureMap:
+    """The map to at most `width` directions in which public images of other classes differ."""
+    if public is None or len(public.inputs) < FEWEST_POINTS or len(inputs.shape) == 1 or backbone:
+        raise DataError(
+            f"Discriminant features need at least {FEWEST_POINTS} public images, and no backbone."
+        )
+    plain = torch.from_numpy(public.inputs[:: -(-len(public.inputs) // MOST_POINTS)])
+    rows = torch.split(torch.arange(len(plain)), BLOCK)
+    base = torch.cat(side_by_side(lambda own: _base(HOG, None, plain[own], inputs), rows))
+    tensors = _principal_components(base, COMPONENTS)
+    del tensors["deviations"]
+
+    def components(of: torch.Tensor) -> torch.Tensor:
+        return (of - tensors["mean"]) @ tensors["basis"]
+
+    def changed(copy: int) -> torch.Tensor:
+        draws = draws_for(0, copy, len(plain))
+
+        def compute(own: torch.Tensor) -> torch.Tensor:
+            bent = distorted(plain[own].float(), draws[own], inputs)
+            return components(_base(HOG, None, bent, inputs))
+
+        return torch.cat(side_by_side(compute, rows))
+
+    directions, between = discriminant(components(base), [changed(i) for i in range(COPIES)], width)
+    tensors["basis"] = (tensors["basis"] @ directions).contiguous()
+    spec = FeatureSpec(
+        base=HOG, projection="discriminant", components=len(between), fitted_on=public.source
+    )
+    return FeatureMap(spec, inputs, tensors | {"between": between})
 
 
 def _landmarks(

@@ -31,11 +31,8 @@ def embed(
     "Self-Tuning Spectral Clustering", NIPS 2004).
     """
     size = len(points)
-    nearest = [_nearest(block, points, NEIGHBOURS + 1) for block in torch.split(points, BLOCK)]
-    squared = torch.cat([found[0] for found in nearest])[:, 1:]  # the first is the point itself
-    index = torch.cat([found[1] for found in nearest])[:, 1:]
-    scales = squared[:, -1].sqrt().clamp(min=1e-6)
-    weights = torch.exp(-squared / (scales.unsqueeze(1) * scales[index]))
+    weights, index, scales = neighbourhood(points)
+    weights, index = weights[:, 1:], index[:, 1:]
     rows = np.repeat(np.arange(size), NEIGHBOURS)
     one_way = csr_matrix((weights.double().flatten(), (rows, index.flatten())), (size, size))
     similarity = one_way.maximum(one_way.T)
@@ -46,6 +43,18 @@ def embed(
     coordinates -= coordinates.mean(0)
     coordinates /= np.sqrt((coordinates**2).sum(1).mean())
     return torch.from_numpy(coordinates).float(), scales
+
+
+def neighbourhood(
+    points: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Similarities [N, 1 + NEIGHBOURS] of `points` [N, D] of unit length to themselves and to the
+    nearest others, the numbers of these, and their scales [N] (`embed`)."""
+    nearest = [_nearest(block, points, NEIGHBOURS + 1) for block in torch.split(points, BLOCK)]
+    squared = torch.cat([found[0] for found in nearest])
+    index = torch.cat([found[1] for found in nearest])
+    scales = squared[:, -1].sqrt().clamp(min=1e-6)
+    return torch.exp(-squared / (scales.unsqueeze(1) * scales[index])), index, scales
 
 
 def extend(

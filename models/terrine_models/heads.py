@@ -6,11 +6,21 @@ from dataclasses import dataclass
 
 import torch
 
+from .alignment import MANY
 from .architectures import match_priors, ridge_head
 from .augment import BENDING, TURNING, distorted, draws_for
 from .backbones import Backbone
-from .data import Dataset, InputSpec
-from .features import BLOCK, MOST_POINTS, FeatureMap, Kind, PublicData, public_features
+from .data import DataError, Dataset, InputSpec
+from .discriminant import mean_head
+from .features import (
+    BLOCK,
+    FEWEST_POINTS,
+    MOST_POINTS,
+    FeatureMap,
+    Kind,
+    PublicData,
+    public_features,
+)
 from .shards import Shards
 from .store import Architecture, FeatureSpec, TeacherTraining
 from .workers import side_by_side
@@ -26,11 +36,12 @@ class Heads:
 
     width: int = 150
     """Features per input, at most, after the public projection; of nystrom, its landmarks."""
-    features: Kind = "graph"
-    """What is fitted on public images. It needs public data if it is not the default."""
+    features: Kind | None = None
+    """What is fitted on public images; anything but a graph needs these. By default a graph, and
+    of `MANY` classes `discriminant`, whose heads are class means, unless a penalty is given."""
     ridge: float | None = None
     """Penalty relative to the mean variance of a shard's features. By default `OF_WHITENED` on the
-    whitened features of a table with public rows, and `USUAL` on others."""
+    whitened features of a table with public rows, and `USUAL` on others. Class means have none."""
     copies: int = 2
     """Distorted copies of each training image in addition to the original. Tables have none."""
     turning: float = TURNING
@@ -58,21 +69,32 @@ class Heads:
         """What the manifest records."""
         copies = self.copies if len(data.spec.shape) > 1 else 0
         whitened = features is not None and features.projection == "whitened"
+        means = features is not None and features.projection == "discriminant"
         return TeacherTraining(
             seed=seed,
             copies=copies,
             turning=self.turning if copies else None,
             bending=self.bending if copies else None,
-            ridge=self.ridge or (OF_WHITENED if whitened else USUAL),
+            ridge=None if means else self.ridge or (OF_WHITENED if whitened else USUAL),
             match_prior=(whitened and self.match_prior and len(data.classes) == 2) or None,
         )
 
     def feature_map(self, data: Dataset, public: PublicData | None) -> FeatureMap:
         """The public feature map that all heads share."""
         fitted_on = public if self.bins or self.backbone or len(data.spec.shape) > 1 else None
+        kind = self.features or ("discriminant" if self._many(data, public) else "graph")
+        if kind == "discriminant" and self.ridge is not None:
+            raise DataError("Heads on discriminant features are class means: leave --ridge out.")
         return public_features(
-            data.spec, fitted_on, self.width, self.features, whiten=True, backbone=self.backbone
+            data.spec, fitted_on, self.width, kind, whiten=True, backbone=self.backbone
         )
+
+    def _many(self, data: Dataset, public: PublicData | None) -> bool:
+        """Whether a shard may lack some of many classes of images."""
+        if public is None or self.backbone is not None or self.ridge is not None:
+            return False
+        images = len(data.spec.shape) > 1 and len(public.inputs) >= FEWEST_POINTS
+        return images and len(data.classes) >= MANY
 
     def train(self, shards: Shards, run: range) -> dict[str, torch.Tensor]:
         """Weights [k, m, width] and biases [k, m] of a run of k heads."""
@@ -83,6 +105,7 @@ class Heads:
         copies, ridge = settings.copies or 0, settings.ridge or 0.0
         turning = TURNING if settings.turning is None else settings.turning
         bending = BENDING if settings.bending is None else settings.bending
+        between = features.tensors.get("between")
 
         def train(teacher: int) -> tuple[torch.Tensor, torch.Tensor]:
             x, y = shards.of(teacher)
@@ -92,6 +115,8 @@ class Heads:
                 x = torch.cat([x, distorted(repeated, draws, plan.input, turning, bending)])
                 y = torch.cat([y, y.repeat_interleave(copies)])
             known = torch.cat([features(block) for block in torch.split(x, BLOCK)])
+            if between is not None:
+                return mean_head(known, y, len(plan.classes), between, 1 + copies)
             return ridge_head(known, y, len(plan.classes), ridge)
 
         trained = side_by_side(train, run)

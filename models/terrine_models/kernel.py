@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from .augment import DRAWS, distort
 from .closed_form import SCALES
 from .data import DataError, InputSpec
-from .features import BLOCK, FeatureMap, PublicData, public_features, to_images
+from .features import BLOCK, FeatureMap, PublicData, public_features
+from .pixels import to_images
 from .students import Student, build_student, describe
 from .workers import side_by_side
 

@@ -36,10 +36,13 @@ from .students import (
 
 Method = Literal["supervised", "vat", "fixmatch", "gan"]
 """How a network is trained."""
-Asked = Literal["auto", "ridge", "supervised", "vat", "fixmatch", "gan", "kernel", "forest"]
+Asked = Literal[
+    "auto", "ridge", "supervised", "vat", "fixmatch", "gan", "kernel", "neighbours", "forest"
+]
 """`auto`: several are tried, and the one that suits the labels is chosen (`choice.py`). `ridge`,
-`kernel` and `forest` are no networks: a regression on public features (`closed_form.py`;
-`counted.py` where counts are noisy), `kernel.py` and `forest_students.py`."""
+`kernel`, `neighbours` and `forest` are no networks: a regression on public features
+(`closed_form.py`; `counted.py` where counts are noisy), `kernel.py`, `neighbours.py` and
+`forest_students.py`."""
 PROBE = 0.5
 """Length of the step that finds the adversarial direction, in units of the prepared input."""
 
@@ -73,14 +76,15 @@ class Training:
 
     def check(self, inputs: InputSpec) -> None:
         """Raise ValueError if no student for such inputs can be trained so."""
-        if self.method in ("gan", "kernel") and len(inputs.shape) == 1:
+        if self.method in ("gan", "kernel", "neighbours") and len(inputs.shape) == 1:
             raise ValueError(
                 f"{self.method} is for images, and these inputs are tables. Use auto, which "
                 "compares ridge regression with a network, or supervised."
             )
         if not 1 <= self.students <= MOST_MEMBERS:
             raise ValueError(f"students is {self.students}; expected 1 to {MOST_MEMBERS}")
-        if self.method in ("kernel", "forest") and (self.students > 1 or self.balance):
+        one_model = self.method in ("kernel", "neighbours", "forest")
+        if one_model and (self.students > 1 or self.balance):
             raise ValueError(
                 f"a {self.method} student is one model, to which every label counts alike. Leave "
                 "out students and balance, or use another method."
@@ -105,11 +109,11 @@ def train_student(
     Images are distorted at random in every step. The student is the running mean of the weights;
     of several, the mean of their probabilities. By default it learns from labels alone. Raises
     ValueError when no input has a label, for what `Training.check` refuses, and for `auto`,
-    `ridge`, `kernel` and `forest`, which `choose_student` knows.
+    `ridge`, `kernel`, `neighbours` and `forest`, which `choose_student` knows.
     """
     training = training or Training(method="supervised")
     training.check(inputs)
-    if training.method in ("auto", "ridge", "kernel", "forest"):
+    if training.method in ("auto", "ridge", "kernel", "neighbours", "forest"):
         raise ValueError(f"{training.method} trains no network: choose_student knows it")
     if x.shape != (len(labels), *inputs.shape):
         raise ValueError(f"inputs have shape {x.shape}, expected {(len(labels), *inputs.shape)}")

@@ -58,7 +58,9 @@ class FeatureSpec(Record):
     """A public feature map. `fitted_on` is null for a data-independent one."""
 
     base: Literal["oriented_gradients", "identity", "bins", "backbone"]
-    projection: Literal["graph", "pca", "nystrom", "random", "scaled", "whitened", "none"]
+    projection: Literal[
+        "graph", "pca", "nystrom", "discriminant", "random", "scaled", "whitened", "none"
+    ]
     components: Annotated[int, Field(ge=1, description="Numbers from the projection.")]
     coordinates: Annotated[int, Field(ge=0, description="Numbers from the graph.")] = 0
     points: Annotated[int, Field(ge=0, description="Public points in the graph.")] = 0

@@ -167,5 +167,5 @@ def test_a_student_learns_many_classes_from_noisy_counts(tmp_path: Path) -> None
     noise = np.random.default_rng(0).normal(scale=sigma, size=counts.shape)
     students = CountedStudents(data.inputs, inputs=data.spec, classes=data.classes)
     made = students.train(counts + np.rint(noise).astype(np.int64), teachers=teachers, sigma=sigma)
-    assert made.choice.chosen == "kernel"
+    assert made.choice.chosen == "neighbours"
     assert (made.student.predict(data.inputs) == data.labels).mean() > 0.85

@@ -66,6 +66,7 @@ class Method(StrEnum):
     GAN = "gan"
     SUPERVISED = "supervised"
     KERNEL = "kernel"
+    NEIGHBOURS = "neighbours"
     FOREST = "forest"
 
 

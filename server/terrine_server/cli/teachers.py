@@ -34,6 +34,7 @@ class FeatureKind(StrEnum):
 
     GRAPH = "graph"
     NYSTROM = "nystrom"
+    DISCRIMINANT = "discriminant"
 
 
 class Where(StrEnum):
@@ -75,7 +76,8 @@ Features = Annotated[
     FeatureKind | None,
     typer.Option(
         help="For heads on images. graph: components and a neighbourhood graph. nystrom: a "
-        "Gaussian kernel of public landmarks."
+        "Gaussian kernel of public landmarks. discriminant: directions in which classes differ, "
+        "and class means for heads; the default from 30 classes on."
     ),
 ]
 Width = Annotated[

@@ -183,9 +183,9 @@ class Experiment:
 
         Of tables' regressions it is a network, as in the papers.
         """
-        model: Literal["ridge", "kernel", "forest", "supervised"] = "supervised"
+        model: Literal["ridge", "kernel", "neighbours", "forest", "supervised"] = "supervised"
         image = len(self.source.test.spec.shape) > 1
-        if chosen in ("kernel", "forest") or (chosen == "ridge" and image):
+        if chosen in ("kernel", "neighbours", "forest") or (chosen == "ridge" and image):
             model = chosen
         training = replace(self.source.training, method=model, seed=0)
 

@@ -100,6 +100,8 @@ class Lesson:
             ).train()
         if training.method == "kernel":
             return self.counted.kernels.train(test.labels[seen], again=False)
+        if training.method == "neighbours":
+            return self.counted.neighbours.train(test.labels[seen])
         if training.method == "ridge":
             certain = np.eye(len(test.classes), dtype=np.int64)[test.labels[seen]]
             return self.counted.train(certain, teachers=1, sigma=CERTAIN, training=training).student

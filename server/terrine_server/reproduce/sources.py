@@ -222,7 +222,7 @@ RECIPES: Mapping[str, _Recipe] = {
     "svhn": _Recipe("SVHN", _cropped, 1e-6, 250, training=LONG),
     "adult": _Recipe("Adult", _adult, 1e-5, 1000),
     "diabetes": _Recipe("Diabetes", lambda found: read_encounters(found[0]), 1e-5, 500),
-    "glyph": _Recipe("Glyph", _glyph, 1e-8, 5000, Heads(width=450, copies=0), LONG),
+    "glyph": _Recipe("Glyph", _glyph, 1e-8, 4000, Heads(copies=0)),
 }
 
 

@@ -1,0 +1,153 @@
+"""Heads and students for many classes, on directions found without labels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from scipy.stats import multivariate_normal
+from sklearn.datasets import load_digits
+
+from terrine_models.choice import choose_student
+from terrine_models.counted import CountedStudents
+from terrine_models.data import DIGITS, DataError, Dataset, InputSpec
+from terrine_models.discriminant import NEVER, discriminant, mean_head
+from terrine_models.ensemble import Ensemble
+from terrine_models.features import PublicData, public_features
+from terrine_models.learning import Training
+from terrine_models.neighbours import NeighbourStudents
+from terrine_models.students import Student
+from terrine_models.teachers import Heads, train_ensemble
+
+SPEC = InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16)
+TABLE = InputSpec(shape=(3,), dtype="float32", low=0, high=1)
+POOL = 600
+MANY_NAMES = tuple(f"class {i}" for i in range(40))
+
+Digits = tuple[NDArray[np.uint8], NDArray[np.int64]]
+
+
+@pytest.fixture(scope="module")
+def digits() -> Digits:
+    bundle = load_digits()
+    return bundle.images.astype(np.uint8), bundle.target.astype(np.int64)
+
+
+@pytest.fixture(scope="module")
+def students(digits: Digits) -> NeighbourStudents:
+    return NeighbourStudents(digits[0][:POOL], inputs=SPEC, classes=DIGITS)
+
+
+def test_directions_are_those_in_which_classes_differ() -> None:
+    random = np.random.default_rng(0)
+    centres = np.zeros((20, 8))
+    centres[:, :2] = random.normal(scale=8, size=(20, 2))
+    scales = np.array([1, 1, 6, 6, 1, 1, 1, 1])
+    label = np.arange(800) % 20
+    rows = centres[label] + scales * random.normal(size=(800, 8))
+    copy = torch.from_numpy(rows + np.sqrt(2) * scales * random.normal(size=(800, 8))).float()
+    points = torch.from_numpy(rows).float()
+    centre = points.mean(0)
+    directions, between = discriminant(points - centre, [copy - centre], 2)
+    assert (directions[:2].norm(dim=0) > 5 * directions[2:].norm(dim=0)).all()
+    found = (points - centre) @ directions
+    inside = torch.cat([found[label == k] - found[label == k].mean(0) for k in range(20)])
+    assert ((inside.var(0) > 0.2) & (inside.var(0) < 2)).all()
+    assert (between > 4).all()
+
+
+def test_a_head_scores_what_the_density_of_a_class_is_worth() -> None:
+    """With two records of each class, the posterior density by scipy; up to what all share."""
+    random = np.random.default_rng(1)
+    between, labels = np.array([4.0, 0.5, 2.0]), np.array([0, 1, 3, 3, 0, 1])
+    rows, asked = random.normal(size=(6, 3)), random.normal(size=(5, 3))
+    weights, biases = mean_head(
+        torch.from_numpy(rows), torch.from_numpy(labels), 4, torch.from_numpy(between), 1
+    )
+    scores = asked @ weights.numpy().T + biases.numpy()
+    expected = [
+        multivariate_normal(
+            rows[labels == k].mean(0) * 2 * between / (2 * between + 1),
+            np.diag(1 + between / (2 * between + 1)),
+        ).logpdf(asked)
+        for k in (0, 1, 3)
+    ]
+    own, theirs = scores[:, [0, 1, 3]], np.stack(expected, 1)
+    np.testing.assert_allclose(own - own[:, :1], theirs - theirs[:, :1], atol=1e-9)
+    assert biases[2] == NEVER
+    repeated = mean_head(
+        torch.from_numpy(np.tile(rows, (3, 1))),
+        torch.from_numpy(np.tile(labels, 3)),
+        *(4, torch.from_numpy(between), 3),
+    )
+    torch.testing.assert_close(repeated, (weights, biases))
+
+
+def test_heads_of_many_classes_are_class_means_and_others_are_not(
+    digits: Digits, tmp_path: Path
+) -> None:
+    x, truth = digits
+    public = PublicData.declare("pool", x[:POOL])
+    of_few = Dataset(x[POOL:], truth[POOL:], DIGITS, SPEC)
+    of_many = Dataset(x[POOL:], truth[POOL:], MANY_NAMES, SPEC)
+    assert Heads().feature_map(of_few, public).spec.projection == "graph"
+    assert Heads(ridge=0.1).feature_map(of_many, public).spec.projection == "graph"
+    assert Heads().feature_map(of_many, None).spec.projection == "random"
+    with pytest.raises(DataError, match="leave --ridge out"):
+        Heads(features="discriminant", ridge=0.1).feature_map(of_few, public)
+    manifest = train_ensemble(
+        of_many, tmp_path / "e", name="e", teachers=40, how=Heads(width=40), public=public
+    )
+    assert manifest.features is not None
+    assert (manifest.features.projection, manifest.features.width) == ("discriminant", 40)
+    assert manifest.training.ridge is None
+    votes = Ensemble.load(tmp_path / "e").votes(x[:POOL])
+    assert (votes.argmax(1) == truth[:POOL]).mean() > 0.9
+    assert votes[:, 10:].sum() == 0  # no shard has seen these
+
+
+def test_discriminant_features_need_public_images() -> None:
+    few = PublicData.declare("few", np.zeros((9, 8, 8), np.uint8))
+    table = PublicData.declare("rows", np.zeros((900, 3), np.float32))
+    for spec, public in ((SPEC, None), (SPEC, few), (TABLE, table)):
+        with pytest.raises(DataError, match="at least 200 public images"):
+            public_features(spec, public, 50, "discriminant")
+
+
+def test_neighbours_average_noise_away(digits: Digits, tmp_path: Path) -> None:
+    x, truth = digits[0][:POOL], digits[1][:POOL]
+    teachers, sigma = 1000, 400.0
+    shares = np.full((POOL, 40), 0.4 / 40)
+    shares[np.arange(POOL), truth] += 0.6
+    noise = np.random.default_rng(0).normal(scale=sigma, size=shares.shape)
+    counts = np.rint(teachers * shares + noise).astype(np.int64)
+    assert (counts.argmax(1) == truth).mean() < 0.35
+    students = CountedStudents(x, inputs=SPEC, classes=MANY_NAMES)
+    made = students.train(counts, teachers=teachers, sigma=sigma)
+    assert made.choice.chosen == "neighbours"
+    assert (made.student.predict(x) == truth).mean() > 0.8
+    assert made.student.accuracy(digits[0][POOL:], digits[1][POOL:]) > 0.75
+    made.student.save(tmp_path)
+    again = Student.load(tmp_path)
+    np.testing.assert_array_equal(again.probabilities(x), made.student.probabilities(x))
+
+
+def test_neighbours_can_be_asked_for_and_are_judged_like_the_others(digits: Digits) -> None:
+    x, truth = digits[0][:300], digits[1][:300]
+    labels = np.where(np.arange(300) < 200, truth, -1)
+    training = Training(method="neighbours", steps=4)
+    made = choose_student(x, labels, inputs=SPEC, classes=DIGITS, training=training)
+    assert made.choice.chosen == "neighbours"
+    judged = {each.method: each.agreement for each in made.choice.judged}
+    assert judged["neighbours"] > 0.8
+    assert made.student.accuracy(x[200:], truth[200:]) > 0.85
+
+
+def test_without_labels_or_images_there_are_no_neighbours(students: NeighbourStudents) -> None:
+    with pytest.raises(ValueError, match="neighbours need more than 10"):
+        students.train(np.full(POOL, -1))
+    with pytest.raises(DataError, match="for images"):
+        NeighbourStudents(np.zeros((900, 3), np.float32), inputs=TABLE, classes=("a", "b"))
