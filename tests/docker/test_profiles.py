@@ -26,7 +26,7 @@ UP = ("up", "--detach", "--wait")
 
 def set_up(directory: Path, *arguments: str, **variables: str) -> None:
     """Run what `make owners` and `make owners-demo` run."""
-    command = [sys.executable, SETUP, *arguments]
+    command = [sys.executable, str(SETUP), *arguments]
     done = subprocess.run(command, cwd=directory, env=os.environ | variables, check=False)
     assert done.returncode == 0
 
@@ -183,6 +183,8 @@ def test_a_cluster_votes_and_goes_on_when_a_worker_is_killed(cluster: Compositio
         assert ask(http, 3).json()["budget"]["charges"] == 6
 
         cluster.succeed("stop", "--timeout", "10", "server-ray")
+        headers = http.headers
+    with httpx.Client(base_url=cluster.url, headers=headers, timeout=90) as http:
         until(lambda: ask(http, 4).status_code == 200)
     assert answered_by(cluster, "server-ray") == 3
     assert answered_by(cluster, "server") == before + 1, "once no server was on the cluster"
