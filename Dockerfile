@@ -37,6 +37,19 @@ pip check
 [ "$ALLOW_CUDA" = yes ] || python -c 'import sys, torch; sys.exit(torch.version.cuda and "CUDA torch")'
 EOS
 
+# RAY=yes: with Ray, for servers and machines of a cluster (docs/ray.md). Its Java is left out.
+ARG RAY=no
+COPY docker/requirements-ray.lock docker/
+RUN --mount=type=cache,target=/var/cache/pip <<'EOS'
+set -eu
+[ "$RAY" = yes ] || exit 0
+pip install --no-compile --require-hashes --requirement docker/requirements-ray.lock
+pip check
+cd /opt/terrine/lib/python3.11/site-packages
+rm -r ray/jars
+python -m compileall -q -x '/ray/(data|llm|rllib|serve|train|tune)/' ray
+EOS
+
 # Without the packages' own tests, what only C++ extensions of PyTorch need, and pip, which has done
 # its work. The rest must still import, and is compiled as far as Terrine imports it.
 COPY docker/compile_imported.py /build/

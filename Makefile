@@ -4,6 +4,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 ARGS ?=
 REPLICAS ?= 1
+OWNERS ?= 3
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,7 +12,7 @@ INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv tools demo serve test test-fast torture simulate mutants lint site notebooks openapi release-check sbom licenses lock audit bench secrets docker clean
+.PHONY: help venv tools demo serve test test-fast torture simulate mutants lint site notebooks openapi release-check sbom licenses lock audit bench secrets owners owners-demo docker clean
 
 help: ## Show this help
 	@echo "Terrine: private teachers vote, students learn, the ledger keeps count."
@@ -98,16 +99,20 @@ licenses: $(RELEASED)/.installed ## List the licence of every package that the s
 
 # The CPU build of PyTorch is in no lock: its index has a name that the image is told. It takes part
 # all the same, or the lock would not fit it; INDEX names the index, or a directory with the wheel.
-lock: venv ## Lock the image's packages with their hashes in docker/requirements.lock (INDEX=...)
+lock: venv ## Lock the images' packages with their hashes in docker/requirements*.lock (INDEX=...)
 	$(BIN)/pip install --quiet --editable '.[release]'
 	$(BIN)/uv pip compile --quiet pyproject.toml --extra oidc --extra onnx --extra server --upgrade --generate-hashes \
 		--python-version 3.11 --python-platform linux --no-annotate --prerelease disallow --no-emit-package torch \
 		$(if $(INDEX),--find-links $(INDEX)) --custom-compile-command "make lock" \
 		--output-file docker/requirements.lock
+	$(BIN)/uv pip compile --quiet pyproject.toml --extra ray --constraint docker/requirements.lock --upgrade \
+		--generate-hashes --python-version 3.11 --python-platform linux --no-annotate --prerelease disallow \
+		--custom-compile-command "make lock" --output-file docker/requirements-ray.lock
 
 audit: venv ## Look up known vulnerabilities of the locked packages
 	$(BIN)/pip install --quiet --editable '.[release]'
-	$(BIN)/pip-audit --disable-pip --require-hashes --requirement docker/requirements.lock
+	$(BIN)/pip-audit --disable-pip --require-hashes --requirement docker/requirements.lock \
+		--requirement docker/requirements-ray.lock
 
 bench: venv ## Run each benchmark; each prints its figure and its peer's
 	@set -e; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file; done
@@ -124,6 +129,12 @@ secrets/%:
 	@$(PYTHON) -c 'import secrets; print(secrets.token_hex(32), end="")' > $@
 	@chmod 444 $@
 	@echo "made $@: keep a copy of it somewhere safe"
+
+owners: ## Make keys, tokens and services of owners who vote from containers (OWNERS=5, OWNERS="north south")
+	@$(PYTHON) docker/owners/setup.py "$(OWNERS)"
+
+owners-demo: ## Train a small teacher of digits for each of them, to try it
+	@$(PYTHON) docker/owners/setup.py --demo
 
 docker: secrets ## Build the image and serve on PostgreSQL with docker compose
 	docker compose up --build --detach --wait

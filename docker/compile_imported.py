@@ -6,11 +6,12 @@ lacks stops the build here, instead of a command later.
 
 import ast
 import importlib
+import importlib.util
 import pkgutil
 from pathlib import Path
 
 PACKAGES = ("terrine_protocol", "terrine_client", "terrine_models", "terrine_server")
-OTHER_EXTRAS = {"pyarrow", "ray"}  # of `arrow` and `ray`, which the image leaves out
+OTHER_EXTRAS = {"pyarrow", "ray"}  # of `arrow` and `ray`, which the image may leave out
 
 modules = {
     module.name
@@ -27,6 +28,7 @@ for name in modules:
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
             named.add(node.module)
 for name in sorted(named):
-    if name.partition(".")[0] in OTHER_EXTRAS:
+    package = name.partition(".")[0]
+    if package in OTHER_EXTRAS and importlib.util.find_spec(package) is None:
         continue
     importlib.import_module(name)

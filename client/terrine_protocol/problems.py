@@ -151,7 +151,8 @@ PROBLEMS: dict[str, ProblemType] = {
             "ensemble-unavailable",
             503,
             "The ensemble cannot be used",
-            "Its files are missing, altered, or not the ones that were registered.",
+            "Its files are missing, altered, or not the ones that were registered; or too few of "
+            "those who vote elsewhere answer.",
         ),
         (
             "database-unavailable",

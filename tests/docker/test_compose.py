@@ -5,128 +5,26 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
-import shutil
 import socket
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from pathlib import Path
-from time import sleep
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 import httpx
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
-
-REPOSITORY = Path(__file__).resolve().parents[2]
-SECRETS = ("db_password", "service_password", "secret_key")
+from composed import REPOSITORY, SECRETS, Composition, composed, docker, until
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
-@dataclass(frozen=True)
-class Composition:
-    """One run of docker-compose.yml, with its own name, port and secrets."""
-
-    files: tuple[Path, ...]
-    environment: dict[str, str]
-    url: str
-
-    def __call__(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        files = [part for file in self.files for part in ("--file", str(file))]
-        return subprocess.run(
-            ["docker", "compose", *files, *map(str, arguments)],
-            cwd=REPOSITORY,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    def succeed(self, *arguments: str | Path) -> str:
-        done = self(*arguments)
-        assert done.returncode == 0, f"{arguments}\n{done.stdout}\n{done.stderr}"
-        return done.stdout
-
-    def start_again(self) -> None:
-        """Start what is not running, and wait until the proxy, which is, has found it."""
-        self.succeed("up", "--detach", "--wait")
-        until(lambda: httpx.get(f"{self.url}/readyz").status_code == 200)
-
-    def terrine(self, *arguments: str) -> str:
-        """Run `terrine` in a separate container, next to the server's."""
-        return self.succeed("run", "--rm", "--no-TTY", "server", *arguments)
-
-
-def until(met: Callable[[], bool]) -> None:
-    for _ in range(60):
-        if met():
-            return
-        sleep(0.5)
-    raise AssertionError("not within half a minute")
-
-
-def docker(*arguments: str) -> str:
-    done = subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def engine() -> None:
-    if shutil.which("docker") is None:
-        pytest.skip("NO DOCKER ENGINE: docker is not installed. The images are not tested here.")
-    for command in (["docker", "info"], ["docker", "compose", "version"]):
-        asked = subprocess.run(command, capture_output=True, text=True, check=False)
-        if asked.returncode != 0:
-            pytest.skip(f"NO DOCKER ENGINE: {' '.join(command)}: {asked.stderr.strip()}")
-
-
 @pytest.fixture(scope="module")
 def fresh(engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composition]:
-    """A composition that nobody has started yet. Nothing of it may remain after `down`."""
-    directory = tmp_path_factory.mktemp("compose")
-    for name in SECRETS:
-        (directory / name).write_text(secrets.token_hex(32))
-        (directory / name).chmod(0o444)
-    name = f"terrine-test-{secrets.token_hex(4)}"
-    override = directory / "override.yml"
-    override.write_text(
-        f"""
-services:
-  migrate: {{image: "{name}"}}
-  server: {{image: "{name}"}}
-  proxy: {{image: "{name}-proxy"}}
-"""
-    )
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    of_this_run = {
-        "COMPOSE_PROJECT_NAME": name,
-        "SECRETS_DIR": str(directory),
-        "TERRINE_PORT": str(port),
-        "REPLICAS": "1",
-        "BUILDKIT_PROGRESS": "plain",
-    }
-    composition = Composition(
-        files=(REPOSITORY / "docker-compose.yml", override),
-        environment=os.environ | of_this_run,
-        url=f"http://127.0.0.1:{port}",
-    )
-    try:
+    with composed(tmp_path_factory.mktemp("compose")) as composition:
         yield composition
-        composition.succeed("down", "--volumes", "--timeout", "10")
-        mine = f"label=com.docker.compose.project={name}"
-        for kind in (["ps", "--all"], ["volume", "ls"], ["network", "ls"]):
-            assert docker(*kind, "--quiet", "--filter", mine) == ""
-    finally:
-        composition("down", "--volumes", "--timeout", "10")
-        images = [name, f"{name}-proxy"]
-        subprocess.run(["docker", "image", "rm", *images], capture_output=True, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -145,31 +43,11 @@ def compose(fresh: Composition, first_start: subprocess.CompletedProcess[str]) -
 
 @pytest.fixture(scope="module")
 def digits(compose: Composition, tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
-    """Train and register teachers inside; return images that they have not seen."""
-    data = load_digits()
-    images = data.images.astype(np.uint8)
-    file = tmp_path_factory.mktemp("private") / "digits.npz"
-    names = [str(name) for name in range(10)]
-    np.savez(file, x=images[:1200], y=data.target[:1200], classes=names)
-    file.chmod(0o444)
-    compose.succeed(
-        *("run", "--rm", "--no-TTY", "--volume", f"{file}:/input/digits.npz:ro", "server"),
-        *("ensemble", "train", "/input/digits.npz", "--name", "digits", "--teachers", "20"),
-    )
-    compose.terrine("ensemble", "register", "digits", "--epsilon", "20", "--delta", "1e-4")
-    unseen: np.ndarray = images[1200:]
-    return unseen
+    return compose.with_teachers(tmp_path_factory.mktemp("private"))
 
 
 def student(compose: Composition, project: str) -> httpx.Client:
-    compose.terrine(
-        *("project", "open", project, "--ensemble", "digits", "--mechanism", "gnmax"),
-        *("--sigma", "4", "--epsilon", "8", "--delta", "1e-5"),
-    )
-    token = compose.terrine("token", "create", "--role", "student", "--project", project).strip()
-    return httpx.Client(
-        base_url=compose.url, headers={"Authorization": f"Bearer {token}"}, timeout=60
-    )
+    return compose.student(project, "digits")
 
 
 def auditor(compose: Composition) -> httpx.Client:

@@ -67,14 +67,29 @@ def test_a_changelog_that_fits_is_accepted(unreleased: str) -> None:
 
 
 LOCK = (REPOSITORY / "docker" / "requirements.lock").read_text()
+LOCK_RAY = (REPOSITORY / "docker" / "requirements-ray.lock").read_text()
+EXTRAS = {LOCK: ("server", "onnx", "oidc"), LOCK_RAY: ("ray",)}
 
 
-def test_the_image_has_a_pin_with_hashes_for_everything_that_it_imports() -> None:
-    pins = dict(re.findall(r"^([\w.-]+)==(\S+) \\\n(?=    --hash=sha256:)", LOCK, re.MULTILINE))
-    assert len(pins) == LOCK.count("==")
+def pinned(lock: str) -> dict[str, str]:
+    pins = dict(re.findall(r"^([\w.-]+)==(\S+) \\\n(?=    --hash=sha256:)", lock, re.MULTILINE))
+    assert len(pins) == lock.count("==")
+    return pins
+
+
+def test_the_image_with_ray_adds_to_the_other_and_changes_nothing() -> None:
+    ours, rays = pinned(LOCK), pinned(LOCK_RAY)
+    assert {name: rays[name] for name in ours.keys() & rays} == {
+        name: ours[name] for name in ours.keys() & rays
+    }
+
+
+@pytest.mark.parametrize("lock", EXTRAS, ids=("server", "ray"))
+def test_the_image_has_a_pin_with_hashes_for_everything_that_it_imports(lock: str) -> None:
+    pins = pinned(lock)
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    for text in project["dependencies"] + extras["server"] + extras["onnx"] + extras["oidc"]:
+    extras = [text for extra in EXTRAS[lock] for text in project["optional-dependencies"][extra]]
+    for text in project["dependencies"] + extras:
         needed = Requirement(text)
         if needed.name != "torch":  # the image gets it from an index of its own
             pin = pins.get(canonicalize_name(needed.name), "0")
@@ -82,4 +97,4 @@ def test_the_image_has_a_pin_with_hashes_for_everything_that_it_imports() -> Non
 
 
 def test_the_lock_brings_no_cuda() -> None:
-    assert re.findall(r"^(?:nvidia|cuda|triton)\S*==", LOCK, re.MULTILINE) == []
+    assert re.findall(r"^(?:nvidia|cuda|triton)\S*==", LOCK + LOCK_RAY, re.MULTILINE) == []

@@ -15,8 +15,9 @@ WORDS = {
     "not-found": "There is nothing at this address.",
     "database-unavailable": "The ledger cannot be reached. Nothing was changed. The server's "
     "operator finds the cause in its log, or with the command below.",
-    "ensemble-unavailable": "The ensemble's files do not verify. The server's operator finds the "
-    "reason in its log, or with the command below.",
+    "ensemble-unavailable": "The ensemble cannot vote: its files do not verify, or those who vote "
+    "elsewhere do not answer. The server's operator finds the reason in its log, or with the "
+    "command below.",
     "method-not-allowed": "This address does not take such a request.",
 }
 """What these problems say on a page, where the API speaks of paths and headers."""

@@ -38,8 +38,9 @@ MAX_ERRORS = 20
 PRIVATE_DETAIL = {
     "database-unavailable": "The ledger cannot be reached, and no query is answered without it. "
     "Retry with the same Idempotency-Key.",
-    "ensemble-unavailable": "The ensemble's files do not verify. Nothing was charged. "
-    "The server's log has the reason; ask the data owner.",
+    "ensemble-unavailable": "The ensemble cannot vote now: its files do not verify, or those who "
+    "vote elsewhere do not answer. Nothing was charged. Retry later; the server's log has the "
+    "reason: ask the data owner.",
 }
 """Problems whose cause names paths and hosts: clients get this text, the log the cause."""
 WITH_CONTACT = {"budget-exhausted", "project-paused", "project-closed"}

@@ -1,0 +1,126 @@
+"""What docker-compose.yml and its profiles say, and what `make owners` makes, without an engine."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from releasing import REPOSITORY
+
+COMPOSE = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())
+OWNER = yaml.safe_load((REPOSITORY / "docker" / "owners" / "owner.yml").read_text())
+SERVICES: dict[str, Any] = COMPOSE["services"] | OWNER["services"]
+SETUP = REPOSITORY / "docker" / "owners" / "setup.py"
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_service_is_locked_down(name: str) -> None:
+    service = SERVICES[name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert ("ports" in service) == (name == "proxy"), "strangers meet the proxy and nobody else"
+    assert not service.get("privileged")
+
+
+def test_only_servers_share_a_network_with_what_is_private() -> None:
+    joined = {
+        network: {name for name, service in SERVICES.items() if network in service["networks"]}
+        for network in COMPOSE["networks"]
+    }
+    assert joined == {
+        "inside": {"db", "migrate", "server", "server-ray"},
+        "behind": {"server", "server-ray", "proxy"},
+        "outside": {"proxy"},
+        "owners": {"server", "owner"},
+        "cluster": {"server-ray", "ray-head", "ray-worker"},
+    }
+    closed = {name for name, network in COMPOSE["networks"].items() if network}
+    assert closed == joined.keys() - {"outside"}
+
+
+def test_profiles_are_off_until_they_are_asked_for() -> None:
+    usual = {name for name, service in SERVICES.items() if "profiles" not in service}
+    assert usual == {"db", "migrate", "server", "proxy"}
+    assert COMPOSE["include"] == ["${OWNERS_FILE:-docker/owners/none.yml}"]
+
+
+def set_up(directory: Path, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SETUP), *arguments]
+    return subprocess.run(
+        command, cwd=directory, capture_output=True, text=True, check=False, **options
+    )
+
+
+needs_openssl = pytest.mark.skipif(
+    shutil.which("openssl") is None, reason="NO OPENSSL on this machine: owners are not made here."
+)
+
+
+@needs_openssl
+def test_each_owner_has_a_key_and_token_of_its_own_and_keeps_them(tmp_path: Path) -> None:
+    assert set_up(tmp_path, "2").returncode == 0
+    made = tmp_path / "owners"
+    kept = {file: file.read_bytes() for file in made.glob("*/*")}
+    assert stat.S_IMODE(made.stat().st_mode) == 0o700
+    assert len({kept[made / f"owner-{n}" / file] for n in (1, 2) for file in FILES}) == 6
+    given = {file.name for file in (made / "for-the-service").iterdir()}
+    assert given == {"owners.toml", *(f"owner-{n}.{kind}" for n in (1, 2) for kind in GIVEN)}
+
+    more = set_up(tmp_path, "owner-1 owner-2 st-mary")
+    assert more.returncode == 0, more.stderr
+    assert 'Add to it:\n\n[[owner]]\nname = "st-mary"' in more.stdout
+    assert {file: file.read_bytes() for file in kept} == kept
+    services = yaml.safe_load((made / "compose.yml").read_text())["services"]
+    assert list(services) == ["owner-1", "owner-2", "st-mary"]
+    for name, service in services.items():
+        base = (made / service["extends"]["file"]).resolve()
+        assert base == SETUP.with_name("owner.yml")
+        assert {secret["source"] for secret in service["secrets"]} == {
+            f"{name}-{kind}" for kind in ("key", "certificate", "token")
+        }
+    assert (tmp_path / ".env").read_text() == "OWNERS_FILE=./owners/compose.yml\n"
+
+
+FILES = ("key.pem", "certificate.pem", "token")
+GIVEN = ("pem", "token")
+
+
+@needs_openssl
+def test_the_roster_that_is_made_can_be_gathered(tmp_path: Path) -> None:
+    from terrine_server.owner.gathering import gather
+
+    assert set_up(tmp_path, "4").returncode == 0
+    file = tmp_path / "owners" / "for-the-service" / "owners.toml"
+    roster = gather(file, "districts", tmp_path / "districts")
+    assert (len(roster.owners), roster.quorum) == (4, 3)
+    assert tomllib.loads(file.read_text())["owner"][3]["url"] == "https://owner-4:8100"
+
+
+@pytest.mark.parametrize("owners", ["1", "", "north north", "North south", "for-the-service a"])
+def test_other_owners_are_refused(tmp_path: Path, owners: str) -> None:
+    refused = set_up(tmp_path, owners)
+    assert refused.returncode == 1
+    assert re.search("expected (a-z|a number, 2 or more)", refused.stderr)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_openssl_it_says_what_to_install(tmp_path: Path) -> None:
+    refused = set_up(tmp_path, "3", env={"PATH": str(tmp_path)})
+    assert refused.returncode == 1
+    assert "openssl is not on this machine. Install it" in refused.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_owners_their_teachers_are_not_trained(tmp_path: Path) -> None:
+    refused = set_up(tmp_path, "--demo")
+    assert refused.returncode == 1
+    assert "First run `make owners`" in refused.stderr
