@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import socket
 import time
 from collections.abc import Iterator
@@ -230,11 +229,7 @@ def test_more_connections_than_descriptors_are_refused_and_do_not_fill_the_log(
 ) -> None:
     """`ulimit -n 1024` and 1,100 idle connections: others are served as if they were not there."""
     headers = student(served_machine, "kept", 5)
-
-    def few_descriptors() -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
-
-    with serving(served_machine, before=few_descriptors, max_connections=5000) as server:
+    with serving(served_machine, descriptors=(1024, 1024), max_connections=5000) as server:
         (warned,) = server.entries("may be a mistake")
         assert warned["setting"] == "TERRINE_MAX_CONNECTIONS"
         idle = [connection(server, f"127.0.1.{number % 50 + 1}") for number in range(1100)]
@@ -242,7 +237,7 @@ def test_more_connections_than_descriptors_are_refused_and_do_not_fill_the_log(
             for number in range(5):
                 assert own.get("/healthz").status_code == 200
                 assert own.post("/label", json=question(number)).status_code == 200
-        files = len(list(Path(f"/proc/{server.process.pid}/fd").iterdir()))
+        files = len(list(Path(f"/proc/{server.pid}/fd").iterdir()))
         assert files < 1024
         assert not server.entries("out of system resource")
         assert sum(map(len, server.lines)) < 100_000
@@ -252,10 +247,7 @@ def test_more_connections_than_descriptors_are_refused_and_do_not_fill_the_log(
 
 @SQLITE
 def test_a_server_allows_itself_as_many_descriptors_as_it_may(served_machine: Machine) -> None:
-    def few_at_first() -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (256, 4096))
-
-    with serving(served_machine, before=few_at_first) as server:
-        limits = Path(f"/proc/{server.process.pid}/limits").read_text()
+    with serving(served_machine, descriptors=(256, 4096)) as server:
+        limits = Path(f"/proc/{server.pid}/limits").read_text()
         assert "Max open files            4096                 4096" in limits
         assert not server.entries("may be a mistake")
