@@ -22,6 +22,8 @@ from terrine_server.api.connection import SPARE
 SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 PAGES = b"GET /openapi.json HTTP/1.1\r\nHost: terrine\r\n\r\n" * 100
 """More than sockets take without a reader."""
+SEATS = 32
+"""Requests that are served at a time: as few as show who gets them."""
 
 
 def connection(server: Serving, source: str = "127.0.0.1", buffer: int = 4096) -> socket.socket:
@@ -64,7 +66,10 @@ def test_those_who_never_read_from_one_address_keep_nobody_else_out(
 ) -> None:
     """Neither strangers from elsewhere nor students, also from there. Then they are closed."""
     headers = student(served_machine, "kept", 5)
-    with serving(served_machine, write_seconds=5) as server, never_reading(server, 128, 1):
+    with (
+        serving(served_machine, write_seconds=5, max_connections=SEATS) as server,
+        never_reading(server, SEATS, 1),
+    ):
         with client(server, "127.0.2.1") as stranger, client(server, "127.0.1.1", headers) as own:
             began = time.monotonic()
             while time.monotonic() - began < 2:
@@ -85,12 +90,12 @@ def test_those_who_never_read_from_many_addresses_keep_no_student_out(
     """They have all seats of strangers until they are closed; health is answered meanwhile."""
     headers = student(served_machine, "kept", 5)
     with (
-        serving(served_machine, write_seconds=4) as server,
-        never_reading(server, 128, 16),
+        serving(served_machine, write_seconds=10, max_connections=SEATS) as server,
+        never_reading(server, SEATS, 16),
         client(server, "127.0.2.1") as stranger,
         client(server, "127.0.2.1", headers) as own,
     ):
-        until(lambda: stranger.get("/problems").status_code, lambda status: status == 503, 3)
+        until(lambda: stranger.get("/problems").status_code, lambda status: status == 503, 9)
         for _ in range(20):
             assert stranger.get("/healthz").status_code == 200
             assert own.get("/budget").status_code == 200
@@ -104,12 +109,12 @@ def test_a_student_who_never_reads_keeps_no_other_student_out(served_machine: Ma
     headers, others = student(served_machine, "greedy", 5), student(served_machine, "kept", 5)
     token = f"Authorization: {headers['Authorization']}\r\n".encode()
     with (
-        serving(served_machine, write_seconds=60) as server,
-        never_reading(server, 150, 30, token),
+        serving(served_machine, write_seconds=60, max_connections=SEATS) as server,
+        never_reading(server, SEATS, 30, token),
         client(server, "127.0.1.1", headers) as own,
         client(server, "127.0.1.1", others) as other,
     ):
-        until(lambda: own.get("/budget").status_code, lambda status: status == 503, 10)
+        until(lambda: own.get("/budget").status_code, lambda status: status == 503, 40)
         for number in range(20):
             assert other.post("/label", json=question(number % 5)).status_code == 200
 
@@ -123,7 +128,7 @@ def test_students_in_league_who_never_read_keep_no_other_student_out(
     league = [student(served_machine, name, 5) for name in ("greedy", "grasping")]
     league.append(bearer(served_machine, TokenCreate(role=Role.STUDENT, project="greedy")))
     with (
-        serving(served_machine, write_seconds=60, max_connections=32) as server,
+        serving(served_machine, write_seconds=60, max_connections=SEATS) as server,
         ExitStack() as open_,
         client(server, "127.0.2.1", others) as other,
     ):
