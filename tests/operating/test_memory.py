@@ -141,9 +141,8 @@ def test_no_body_costs_many_times_its_limit_or_others_their_time(
     served_machine: Machine, record_property: Callable[[str, object], None]
 ) -> None:
     kept, read = student(served_machine, "kept", 50), pages(served_machine)
-    limits = {"max_body_bytes": LIMIT, "max_json_bytes": JSON_LIMIT}
     with (
-        serving(served_machine, **limits) as server,
+        serving(served_machine, max_body_bytes=LIMIT, max_json_bytes=JSON_LIMIT) as server,
         httpx.Client(base_url=server.url, timeout=120) as http,
     ):
         process = server.pid

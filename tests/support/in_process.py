@@ -39,7 +39,8 @@ class InProcess:
         if token:
             given = request.pop("headers", {})
             request["headers"] = given | {"Authorization": f"Bearer {token}"}
-        return self._portal.call(_send, app, method, path, request)
+        reply: httpx.Response = self._portal.call(_send, app, method, path, request)
+        return reply
 
 
 async def _send(app: FastAPI, method: str, path: str, request: dict[str, Any]) -> httpx.Response:

@@ -84,19 +84,26 @@ def serving(
     **settings: object,
 ) -> Iterator[Serving]:
     """Serve; `settings` override the defaults. `descriptors`: see `processes.command`."""
-    environment = os.environ | {
+    variables = {
         "TERRINE_DATA_DIR": str(machine.data),
         "TERRINE_DATABASE_URL": machine.database_url,
         "TERRINE_REQUESTS_PER_MINUTE": "1000000",
         **{f"TERRINE_{name.upper()}": str(value) for name, value in settings.items()},
     }
+    with started("serve", "--port", "0", *options, descriptors=descriptors, **variables) as server:
+        yield server
+
+
+@contextmanager
+def started(
+    *arguments: str, descriptors: tuple[int, int] | None = None, **variables: str
+) -> Iterator[Serving]:
+    """Run `terrine` with arguments that make it serve, and with these environment variables."""
     with tempfile.TemporaryDirectory() as directory:
         log = Path(directory, "log")
         os.mkfifo(log)
-        command = ("serve", "--port", "0", *options)
-        process = processes.start(
-            processes.command, command, environment, str(log), descriptors, daemon=False
-        )
+        given = (arguments, os.environ | variables, str(log), descriptors)
+        process = processes.start(processes.command, *given, daemon=False)
         try:
             yield Serving(process, log)
         finally:
