@@ -218,14 +218,14 @@ def test_fewer_inputs_than_classes_are_enough_for_the_plain_model() -> None:
 def test_a_class_that_was_never_answered_is_never_predicted_by_the_plain_model() -> None:
     labels = some_digits(200)
     labels[labels == 7] = -1
-    made = choose_digits(labels, steps=25)
+    made = choose_digits(labels, steps=12)
     assert made.choice.folds == 5
     assert 7 not in made.student.predict(digits()[0][:POOL])
 
 
 def test_labels_of_one_class_leave_the_plainest_model() -> None:
     labels = np.where(np.arange(POOL) < 40, 3, -1)
-    made = choose_digits(labels, steps=25)
+    made = choose_digits(labels, steps=12)
     assert made.choice.chosen == "ridge"
     assert (made.student.predict(digits()[0]) == 3).all()
 
