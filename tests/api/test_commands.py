@@ -8,8 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +15,9 @@ import httpx
 import pytest
 from commands import Done, Terrine
 from digits import DigitsEnsemble
+from serving import started
 
 from terrine_server.settings import Settings
-
-TERRINE = [sys.executable, "-c", "from terrine_server.cli import main; main()"]
 
 
 @pytest.mark.slow
@@ -133,8 +130,8 @@ def test_an_owner_goes_from_nothing_to_a_served_label_and_back(
     token = terrine("token", "create", "--role", "student", "--project", "study").fine.strip()
     assert re.fullmatch(r"terrine_[0-9a-f]{16}_[0-9a-f]{64}", token)
 
-    with served(data) as (url, log):
-        student = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"})
+    with started("--data-dir", str(data), "serve", "--port", "0") as server:
+        student = httpx.Client(base_url=server.url, headers={"Authorization": f"Bearer {token}"})
         body = {"inputs": digits_ensemble.public[:2].tolist()}
         assert student.post("/label", json=body).status_code == 200
         terrine("project", "pause", "study").fine  # noqa: B018
@@ -149,6 +146,8 @@ def test_an_owner_goes_from_nothing_to_a_served_label_and_back(
         assert "called nobody" in terrine("project", "close", "nobody").refused  # without a prompt
         terrine("project", "close", "study", "--yes").fine  # noqa: B018
         assert "closed" in terrine("project", "resume", "study").refused
+        assert server.stop() in (0, -signal.SIGTERM)
+    log = server.lines
     assert "Finished server process" in log[-1]
     assert "Traceback" not in "".join(log)
     assert token.split("_")[2] not in "".join(log)
@@ -173,7 +172,8 @@ def test_json_is_what_the_http_api_returns(
     admin = said("token", "create", "--role", "admin", "--label", "mine")
     student = said("token", "create", "--role", "student", "--project", "study")["token"]
 
-    with served(data) as (url, _):
+    with started("--data-dir", str(data), "serve", "--port", "0") as server:
+        url = server.url
 
         def replied(path: str, token: str = admin["token"]) -> Any:
             return httpx.get(f"{url}{path}", headers={"Authorization": f"Bearer {token}"}).json()
@@ -195,27 +195,3 @@ def test_unusual_text_is_shown_verbatim_or_refused(terrine: Terrine) -> None:
     assert "UTF-8" in terrine("token", "revoke", "\udcff").refused
     for odd in ("[/b]", "[red]x[/red]", "\\[b]"):
         assert f"called {odd}." in terrine("project", "show", odd).refused
-
-
-@contextmanager
-def served(data: Path) -> Iterator[tuple[str, list[str]]]:
-    """Run `terrine serve` in a separate process; yield its address and log."""
-    server = subprocess.Popen(
-        [*TERRINE, "--data-dir", str(data), "serve", "--port", "0"],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    log: list[str] = []
-    try:
-        assert server.stderr is not None
-        for line in server.stderr:
-            log.append(line)
-            if found := re.search(r"running on (http://\S+)", json.loads(line)["event"]):
-                yield found[1], log
-                break
-        else:
-            raise AssertionError(f"the server ended: {log}")
-    finally:
-        server.send_signal(signal.SIGTERM)
-        log += server.communicate(timeout=30)[1].splitlines()
-    assert server.returncode in (0, -signal.SIGTERM)

@@ -21,7 +21,6 @@ from rich.console import Console
 from terrine_models.data import DataError
 from terrine_server.demo.material import choose, mnist
 from terrine_server.demo.process import ServerError, running_server
-from terrine_server.settings import Settings
 
 TERRINE = [sys.executable, "-m", "terrine_server"]
 
@@ -62,7 +61,7 @@ def wait_for(condition: Callable[[], bool], seconds: float) -> None:
 
 
 @pytest.mark.slow
-def test_the_quick_demo_runs_every_step(tmp_path: Path) -> None:
+def test_the_quick_demo_runs_every_step(terrine: Terrine, tmp_path: Path) -> None:
     demo = start("demo", "--quick", "--out", "made", cwd=tmp_path)
     out, err = demo.communicate(timeout=280)
     assert demo.returncode == 0, err
@@ -89,13 +88,8 @@ def test_the_quick_demo_runs_every_step(tmp_path: Path) -> None:
     assert not (tmp_path / "precious.sqlite").exists()
     assert "terrine_" not in (made / "server.log").read_text().replace("terrine_server", "")
 
-    data = {**os.environ, "TERRINE_DATA_DIR": str(made / "terrine-data")}
-    data.pop("TERRINE_DATABASE_URL", None)
-    verify = subprocess.run(
-        [*TERRINE, "ledger", "verify"], env=data, capture_output=True, text=True, check=False
-    )
-    assert verify.returncode == 0, verify.stderr
-    assert figures["ledger_head"] in verify.stdout.replace("\n", "")
+    verified = terrine("ledger", "verify", TERRINE_DATA_DIR=str(made / "terrine-data")).fine
+    assert figures["ledger_head"] in verified.replace("\n", "")
 
 
 @pytest.mark.slow
@@ -191,18 +185,9 @@ def test_a_server_that_cannot_start_reports_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_stops_when_its_context_ends(tmp_path: Path) -> None:
-    made = Settings(
-        data_dir=tmp_path / "data", database_url=f"sqlite:///{tmp_path / 'data' / 'terrine.sqlite'}"
-    )
-    initialised = subprocess.run(
-        [*TERRINE, "init"],
-        env={**os.environ, "TERRINE_DATA_DIR": str(made.data_dir)},
-        capture_output=True,
-        check=False,
-    )
-    assert initialised.returncode == 0
-    with running_server(made.data_dir, tmp_path / "log") as url:
+def test_a_server_stops_when_its_context_ends(terrine: Terrine, tmp_path: Path) -> None:
+    terrine("init").fine  # noqa: B018 - asserts
+    with running_server(tmp_path / "data", tmp_path / "log") as url:
         assert httpx.get(f"{url}/healthz", trust_env=False).is_success
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{url}/healthz", trust_env=False)

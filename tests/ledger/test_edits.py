@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -38,9 +38,12 @@ def hand(url: str) -> Hand:
     return Hand(connect(url), url, with_key=True)
 
 
-def fresh(url: str) -> Ledger:
-    """As another server, which has read nothing yet."""
-    return Ledger(connect(url), SECRET_KEY)
+@pytest.fixture
+def fresh(database_url: str) -> Iterator[Callable[[], Ledger]]:
+    """Makes a ledger as another server has it, which has read nothing yet."""
+    engine = connect(database_url)
+    yield lambda: Ledger(engine, SECRET_KEY)
+    engine.dispose()
 
 
 # -------------------------------------------------------------- accounts of data-dependent projects
@@ -64,7 +67,9 @@ def balance(url: str) -> list[Any]:
         return list(connection.execute(query).one())
 
 
-def test_what_was_published_cannot_be_edited(published: ProjectRecord, database_url: str) -> None:
+def test_what_was_published_cannot_be_edited(
+    published: ProjectRecord, database_url: str, fresh: Callable[[], Ledger]
+) -> None:
     edits, before = hand(database_url), balance(database_url)
     columns = ("published", "spent", "delta_spent", "cap_spent", "charges")
     original = json.loads(edits.value("projects", 0, "published"))
@@ -80,19 +85,19 @@ def test_what_was_published_cannot_be_edited(published: ProjectRecord, database_
                 continue
             edited = balance(database_url)
             with pytest.raises(BrokenBooks):
-                fresh(database_url).project("study")
+                fresh().project("study")
             with pytest.raises(BrokenBooks):
-                fresh(database_url).secret_spend("study")
+                fresh().secret_spend("study")
             with pytest.raises(BrokenBooks):
-                fresh(database_url).charge(published.id, voted(published, ["new"]))
+                fresh().charge(published.id, voted(published, ["new"]))
             assert balance(database_url) == edited
-            assert not fresh(database_url).verify("study").ok
+            assert not fresh().verify("study").ok
     assert balance(database_url) == before
-    assert fresh(database_url).verify("study").ok
+    assert fresh().verify("study").ok
 
 
 def test_an_edited_tally_is_refused_or_counts_on(
-    published: ProjectRecord, database_url: str
+    published: ProjectRecord, database_url: str, fresh: Callable[[], Ledger]
 ) -> None:
     edits = hand(database_url)
     for column in ("charges", "tally"):
@@ -101,18 +106,20 @@ def test_an_edited_tally_is_refused_or_counts_on(
             same_size = isinstance(value, bytes) and len(value) == len(original)
             with edits.set("secret_spends", 0, column, value) as done:
                 if not done or same_size:  # only verification counts what it holds
-                    assert not done or not fresh(database_url).verify("study").ok
+                    assert not done or not fresh().verify("study").ok
                     continue
                 before = balance(database_url)
                 with pytest.raises(BrokenBooks):
-                    fresh(database_url).charge(published.id, voted(published, ["new"]))
+                    fresh().charge(published.id, voted(published, ["new"]))
                 with pytest.raises(BrokenBooks):
-                    fresh(database_url).secret_spend("study")
+                    fresh().secret_spend("study")
                 assert balance(database_url) == before
-                assert not fresh(database_url).verify("study").ok
+                assert not fresh().verify("study").ok
 
 
-def test_an_epoch_that_was_opened_cannot_be_unpaid(ledger: Ledger, database_url: str) -> None:
+def test_an_epoch_that_was_opened_cannot_be_unpaid(
+    ledger: Ledger, database_url: str, fresh: Callable[[], Ledger]
+) -> None:
     """Four answers are of two epochs at least, as an epoch has three."""
     project = open_project(ledger, 5, EPOCHS)
     opening = project.terms.opening
@@ -126,7 +133,7 @@ def test_an_epoch_that_was_opened_cannot_be_unpaid(ledger: Ledger, database_url:
             with edits.set("projects", 0, column, value) as done:
                 assert done
                 with pytest.raises(BrokenBooks):
-                    fresh(database_url).charge(project.id, [answered("new", epoch=0)])
+                    fresh().charge(project.id, [answered("new", epoch=0)])
                 assert not ledger.verify("study").ok
     assert ledger.verify("study").ok
 
@@ -144,7 +151,7 @@ def closes(ledger: Ledger) -> object:
 
 @pytest.mark.parametrize("act", [opens, closes])
 def test_an_edited_cap_reserves_and_returns_nothing(
-    ledger: Ledger, database_url: str, act: Callable[[Ledger], object]
+    ledger: Ledger, database_url: str, act: Callable[[Ledger], object], fresh: Callable[[], Ledger]
 ) -> None:
     register(ledger, "elsewhere")
     ledger.charge(open_project(ledger, 3).id, [answered(1), answered(2)])
@@ -160,10 +167,10 @@ def test_an_edited_cap_reserves_and_returns_nothing(
                 if not done or value == original:
                     continue
                 with pytest.raises(BrokenBooks):
-                    act(fresh(database_url))
+                    act(fresh())
                 assert not ledger.verify("study").ok, column
     assert ledger.project_names() == ["study"]
-    act(fresh(database_url))
+    act(fresh())
     assert ledger.verify("study").ok
 
 
@@ -191,10 +198,10 @@ def counting(engine: Engine) -> list[str]:
 
 
 def test_what_is_fixed_of_a_project_is_read_once_and_of_so_many_projects_only(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
+    database_url: str, monkeypatch: pytest.MonkeyPatch, fresh: Callable[[], Ledger]
 ) -> None:
     opened = [open_project(open_ledger(database_url), 2, name="p0")]
-    opened += [open_project(fresh(database_url), 2, name=f"p{number}") for number in (1, 2)]
+    opened += [open_project(fresh(), 2, name=f"p{number}") for number in (1, 2)]
     monkeypatch.setattr(ledger_rows, "MOST_REMEMBERED", 2)
     engine = connect(database_url)
     ledger, statements = Ledger(engine, SECRET_KEY), counting(engine)

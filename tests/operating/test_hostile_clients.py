@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import socket
 import time
 from collections.abc import Iterator
@@ -23,6 +22,8 @@ from terrine_server.api.connection import SPARE
 SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 PAGES = b"GET /openapi.json HTTP/1.1\r\nHost: terrine\r\n\r\n" * 100
 """More than sockets take without a reader."""
+SEATS = 32
+"""Requests that are served at a time: as few as show who gets them."""
 
 
 def connection(server: Serving, source: str = "127.0.0.1", buffer: int = 4096) -> socket.socket:
@@ -65,7 +66,10 @@ def test_those_who_never_read_from_one_address_keep_nobody_else_out(
 ) -> None:
     """Neither strangers from elsewhere nor students, also from there. Then they are closed."""
     headers = student(served_machine, "kept", 5)
-    with serving(served_machine, write_seconds=5) as server, never_reading(server, 128, 1):
+    with (
+        serving(served_machine, write_seconds=5, max_connections=SEATS) as server,
+        never_reading(server, SEATS, 1),
+    ):
         with client(server, "127.0.2.1") as stranger, client(server, "127.0.1.1", headers) as own:
             began = time.monotonic()
             while time.monotonic() - began < 2:
@@ -86,12 +90,12 @@ def test_those_who_never_read_from_many_addresses_keep_no_student_out(
     """They have all seats of strangers until they are closed; health is answered meanwhile."""
     headers = student(served_machine, "kept", 5)
     with (
-        serving(served_machine, write_seconds=4) as server,
-        never_reading(server, 128, 16),
+        serving(served_machine, write_seconds=10, max_connections=SEATS) as server,
+        never_reading(server, SEATS, 16),
         client(server, "127.0.2.1") as stranger,
         client(server, "127.0.2.1", headers) as own,
     ):
-        until(lambda: stranger.get("/problems").status_code, lambda status: status == 503, 3)
+        until(lambda: stranger.get("/problems").status_code, lambda status: status == 503, 9)
         for _ in range(20):
             assert stranger.get("/healthz").status_code == 200
             assert own.get("/budget").status_code == 200
@@ -105,12 +109,12 @@ def test_a_student_who_never_reads_keeps_no_other_student_out(served_machine: Ma
     headers, others = student(served_machine, "greedy", 5), student(served_machine, "kept", 5)
     token = f"Authorization: {headers['Authorization']}\r\n".encode()
     with (
-        serving(served_machine, write_seconds=60) as server,
-        never_reading(server, 150, 30, token),
+        serving(served_machine, write_seconds=60, max_connections=SEATS) as server,
+        never_reading(server, SEATS, 30, token),
         client(server, "127.0.1.1", headers) as own,
         client(server, "127.0.1.1", others) as other,
     ):
-        until(lambda: own.get("/budget").status_code, lambda status: status == 503, 10)
+        until(lambda: own.get("/budget").status_code, lambda status: status == 503, 40)
         for number in range(20):
             assert other.post("/label", json=question(number % 5)).status_code == 200
 
@@ -124,7 +128,7 @@ def test_students_in_league_who_never_read_keep_no_other_student_out(
     league = [student(served_machine, name, 5) for name in ("greedy", "grasping")]
     league.append(bearer(served_machine, TokenCreate(role=Role.STUDENT, project="greedy")))
     with (
-        serving(served_machine, write_seconds=60, max_connections=32) as server,
+        serving(served_machine, write_seconds=60, max_connections=SEATS) as server,
         ExitStack() as open_,
         client(server, "127.0.2.1", others) as other,
     ):
@@ -230,11 +234,7 @@ def test_more_connections_than_descriptors_are_refused_and_do_not_fill_the_log(
 ) -> None:
     """`ulimit -n 1024` and 1,100 idle connections: others are served as if they were not there."""
     headers = student(served_machine, "kept", 5)
-
-    def few_descriptors() -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
-
-    with serving(served_machine, before=few_descriptors, max_connections=5000) as server:
+    with serving(served_machine, descriptors=(1024, 1024), max_connections=5000) as server:
         (warned,) = server.entries("may be a mistake")
         assert warned["setting"] == "TERRINE_MAX_CONNECTIONS"
         idle = [connection(server, f"127.0.1.{number % 50 + 1}") for number in range(1100)]
@@ -242,7 +242,7 @@ def test_more_connections_than_descriptors_are_refused_and_do_not_fill_the_log(
             for number in range(5):
                 assert own.get("/healthz").status_code == 200
                 assert own.post("/label", json=question(number)).status_code == 200
-        files = len(list(Path(f"/proc/{server.process.pid}/fd").iterdir()))
+        files = len(list(Path(f"/proc/{server.pid}/fd").iterdir()))
         assert files < 1024
         assert not server.entries("out of system resource")
         assert sum(map(len, server.lines)) < 100_000
@@ -252,10 +252,7 @@ def test_more_connections_than_descriptors_are_refused_and_do_not_fill_the_log(
 
 @SQLITE
 def test_a_server_allows_itself_as_many_descriptors_as_it_may(served_machine: Machine) -> None:
-    def few_at_first() -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (256, 4096))
-
-    with serving(served_machine, before=few_at_first) as server:
-        limits = Path(f"/proc/{server.process.pid}/limits").read_text()
+    with serving(served_machine, descriptors=(256, 4096)) as server:
+        limits = Path(f"/proc/{server.pid}/limits").read_text()
         assert "Max open files            4096                 4096" in limits
         assert not server.entries("may be a mistake")

@@ -141,12 +141,11 @@ def test_no_body_costs_many_times_its_limit_or_others_their_time(
     served_machine: Machine, record_property: Callable[[str, object], None]
 ) -> None:
     kept, read = student(served_machine, "kept", 50), pages(served_machine)
-    limits = {"max_body_bytes": LIMIT, "max_json_bytes": JSON_LIMIT}
     with (
-        serving(served_machine, before=None, **limits) as server,
+        serving(served_machine, max_body_bytes=LIMIT, max_json_bytes=JSON_LIMIT) as server,
         httpx.Client(base_url=server.url, timeout=120) as http,
     ):
-        process = server.process.pid
+        process = server.pid
 
         def ask(kind: str, body: bytes, headers: dict[str, str]) -> int:
             reply = http.post("/label", content=body, headers={"Content-Type": kind} | headers)

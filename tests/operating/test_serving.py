@@ -194,7 +194,7 @@ def test_every_line_of_the_log_is_json_with_time_level_and_process(
         server.stop()
     for entry in server.entries(""):
         assert {"event", "level", "timestamp", "pid"} <= set(entry), entry
-        assert entry["pid"] == server.process.pid
+        assert entry["pid"] == server.pid
         assert entry.get("route") != "/healthz", "probes would fill the log"
     by_request: dict[str, list[dict[str, Any]]] = {}
     for entry in server.entries(""):

@@ -107,7 +107,7 @@ def test_charges_that_a_silence_left_uncertain_are_answered_to_their_keys(
             until(lambda: len(kept), lambda now, before=answered: now > before + 30)  # type: ignore[misc]
             silence += 1
             with postgres.silent():
-                time.sleep(SECONDS + 4)
+                until(lambda: noticed, lambda found, now=silence: now in found)  # type: ignore[misc]
         answered = len(kept)
         until(lambda: len(kept), lambda now: now > answered + 30)
         stopped = True

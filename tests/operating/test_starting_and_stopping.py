@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import threading
 import time
 from contextlib import closing
@@ -17,24 +16,17 @@ import pytest
 from enrolled import question, student
 from machine import Machine
 from postgres import Postgres
-from serving import TERRINE, serving
+from serving import serving
 
 SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
 def refusal(machine: Machine, *options: str, **variables: str) -> dict[str, Any]:
     """Return the last line of the log of a server that cannot start."""
-    done = subprocess.run(
-        [*TERRINE, "serve", *options],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"TERRINE_DATA_DIR": str(machine.data)} | variables,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert done.stdout == ""
-    entries: list[dict[str, Any]] = [json.loads(line) for line in done.stderr.splitlines()]
+    done = machine.run("serve", *options, **variables)
+    assert done.code == 1
+    assert done.out == ""
+    entries: list[dict[str, Any]] = [json.loads(line) for line in done.err.splitlines()]
     for entry in entries:
         assert {"event", "level", "timestamp", "pid"} <= set(entry)
     assert (entries[-1]["event"], entries[-1]["level"]) == ("cannot start", "error")
@@ -121,11 +113,11 @@ def test_a_stopping_server_announces_the_close_and_never_fails_bare(
             one.sendall(head)
             assert one.recv(65536).startswith(b"HTTP/1.1 100")
             one.sendall(body[:5])
-        server.process.send_signal(signal.SIGTERM)
+        os.kill(server.pid, signal.SIGTERM)
         server.wait_for("Shutting down")
         finishing.sendall(body[5:])
         answered, refused = all_of(finishing), all_of(cut)
-        server.process.wait(timeout=30)
+        server.process.join(timeout=30)
     assert answered.startswith(b"HTTP/1.1 200")
     assert b"connection: close" in answered.lower()
     assert refused.startswith(b"HTTP/1.1 503")

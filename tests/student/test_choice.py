@@ -50,7 +50,7 @@ def small_steps(method: Asked, steps: int) -> Training:
     return Training(method=method, steps=steps, batch=32, unlabelled_batch=64)
 
 
-def choose_digits(labels: NDArray[np.int64], method: Asked = "auto", steps: int = 60) -> Made:
+def choose_digits(labels: NDArray[np.int64], method: Asked = "auto", steps: int = 30) -> Made:
     training, images = small_steps(method, steps), digits()[0][:POOL]
     return choose_student(images, labels, inputs=SMALL, classes=DIGITS, training=training)
 
@@ -137,14 +137,14 @@ def test_vat_collapses_on_one_sided_labels_of_digits_and_the_plain_model_is_retu
         labels[np.flatnonzero(truth[:POOL] == digit)[: 45 if digit == 1 else 1]] = digit
 
     def train(method: Asked) -> Student:
-        training = small_steps(method, 120)
+        training = small_steps(method, 60)
         return train_student(images[:POOL], labels, inputs=SMALL, classes=DIGITS, training=training)
 
     collapsed, plain = (
         student.accuracy(images[1000:], truth[1000:]) for student in side_by_side(train, BOTH)
     )
     assert collapsed < plain - 0.1
-    made = choose_digits(labels, "vat", steps=120)
+    made = choose_digits(labels, "vat", steps=60)
     assert "collapsed: it hardly ever predicts" in made.choice.why
     assert made.choice.chosen in ("ridge", "supervised")
     assert accuracy(made) > collapsed + 0.1
@@ -155,7 +155,7 @@ def test_vat_collapses_on_one_sided_labels_of_digits_and_the_plain_model_is_retu
 def test_auto_is_at_least_as_good_as_plain_on_digits(count: int) -> None:
     images, truth = digits()
     labels = some_digits(count)
-    made, training = choose_digits(labels), small_steps("supervised", 60)
+    made, training = choose_digits(labels), small_steps("supervised", 30)
     plain = train_student(
         images[:POOL], labels, inputs=SMALL, classes=DIGITS, training=training
     ).accuracy(images[1000:], truth[1000:])
@@ -168,7 +168,7 @@ def test_auto_is_at_least_as_good_as_plain_on_digits(count: int) -> None:
 def test_a_sound_vat_that_was_asked_for_is_kept_and_compared() -> None:
     images, truth = digits()
     labels = some_digits(60)
-    made = choose_digits(labels, "vat", steps=160)
+    made = choose_digits(labels, "vat", steps=100)
     assert made.choice.chosen == "vat"
     assert made.student.model.training["method"] == "vat"
     shares = {each.method: each.agreement for each in made.choice.judged}
@@ -218,14 +218,14 @@ def test_fewer_inputs_than_classes_are_enough_for_the_plain_model() -> None:
 def test_a_class_that_was_never_answered_is_never_predicted_by_the_plain_model() -> None:
     labels = some_digits(200)
     labels[labels == 7] = -1
-    made = choose_digits(labels, steps=25)
+    made = choose_digits(labels, steps=12)
     assert made.choice.folds == 5
     assert 7 not in made.student.predict(digits()[0][:POOL])
 
 
 def test_labels_of_one_class_leave_the_plainest_model() -> None:
     labels = np.where(np.arange(POOL) < 40, 3, -1)
-    made = choose_digits(labels, steps=25)
+    made = choose_digits(labels, steps=12)
     assert made.choice.chosen == "ridge"
     assert (made.student.predict(digits()[0]) == 3).all()
 

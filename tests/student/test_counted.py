@@ -243,7 +243,7 @@ def test_a_project_of_noisy_votes_is_asked_once_for_everything(
             pool,
             tmp_path / "s",
             held_out=own,
-            training=Training(steps=150),
+            training=Training(steps=50),
             tell=lines.append,
         )
     assert len(made.report.rounds) == 1

@@ -29,7 +29,7 @@ def test_a_student_queries_until_it_is_refused_and_trains(
     server.open_project(mechanism=CONFIDENT, epsilon=8.0)
     lines: list[str] = []
     with Client(server.url, server.token()) as client:
-        made = study(server, client, tmp_path / "s", Training("vat", steps=150), tell=lines.append)
+        made = study(server, client, tmp_path / "s", Training("vat", steps=60), tell=lines.append)
         with pytest.raises(BudgetExhausted):
             client.label(server.ensemble.public[made.outcomes == ""][:1])
     report, bought = made.report, made.labels >= 0

@@ -88,9 +88,11 @@ class Hand:
             if connection.dialect.name == "sqlite":
                 driver: Any = connection.connection.driver_connection
                 driver.execute("PRAGMA foreign_keys = OFF")  # before a transaction begins
+                driver.execute("PRAGMA synchronous = OFF")  # a hand need not wait for the disk
                 connection.exec_driver_sql("PRAGMA ignore_check_constraints = ON")
             else:  # foreign keys, too, are triggers
                 connection.exec_driver_sql("SET LOCAL session_replication_role = replica")
+                connection.exec_driver_sql("SET LOCAL synchronous_commit = off")
             yield connection
             connection.commit()
 

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
 import httpx
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 from fastapi import FastAPI
 
 
 class InProcess:
-    """Sends requests to applications, each with a token or none."""
+    """Sends requests to applications, each with a token or none.
+
+    One event loop serves them all, so that its threads serve one request after the other, as in a
+    server: they end with the loop.
+    """
 
     def __init__(self) -> None:
-        self._runner = asyncio.Runner()
+        self._running: AbstractContextManager[BlockingPortal] = start_blocking_portal()
 
     def __enter__(self) -> InProcess:
+        self._portal = self._running.__enter__()
         return self
 
     def __exit__(
@@ -25,7 +31,7 @@ class InProcess:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._runner.close()
+        self._running.__exit__(kind, error, traceback)
 
     def __call__(
         self, app: FastAPI, method: str, path: str, token: str = "", **request: Any
@@ -33,10 +39,11 @@ class InProcess:
         if token:
             given = request.pop("headers", {})
             request["headers"] = given | {"Authorization": f"Bearer {token}"}
-        return self._runner.run(_send(app, method, path, **request))
+        reply: httpx.Response = self._portal.call(_send, app, method, path, request)
+        return reply
 
 
-async def _send(app: FastAPI, method: str, path: str, **request: Any) -> httpx.Response:
+async def _send(app: FastAPI, method: str, path: str, request: dict[str, Any]) -> httpx.Response:
     # The reply to a defect is wanted, not the defect.
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://terrine") as http:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -24,9 +25,13 @@ _processes.set_forkserver_preload(
 )
 
 
-def start(work: Callable[..., None], *arguments: Any) -> BaseProcess:
-    """Run `work` in another process, without waiting for it. It ends when this process ends."""
-    process = _processes.Process(target=work, args=arguments, daemon=True)
+def start(work: Callable[..., None], *arguments: Any, daemon: bool = True) -> BaseProcess:
+    """Run `work` in another process, without waiting for it.
+
+    It ends when this process ends. One that is no `daemon` may start processes of its own, and has
+    to be ended.
+    """
+    process = _processes.Process(target=work, args=arguments, daemon=daemon)
     process.start()
     return process
 
@@ -39,13 +44,26 @@ def in_processes(work: Callable[..., None], *arguments: tuple[Any, ...]) -> list
     return processes
 
 
-def command(arguments: Sequence[str], environment: Mapping[str, str], log: str) -> None:
-    """Run `terrine` with these arguments; its output goes to a file."""
+def command(
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    log: str,
+    descriptors: tuple[int, int] | None = None,
+) -> None:
+    """Run `terrine` with these arguments and this environment; its output goes to a file.
+
+    `descriptors`: how many it may open, and how many it may allow itself.
+    """
     from terrine_server.cli import main
 
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    sys.stdin = os.fdopen(0)  # uvicorn's workers look for it there
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
+    if descriptors is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)
+    os.environ.clear()  # it is of the test that started the first process
     os.environ.update(environment)
     sys.argv = ["terrine", *arguments]
     main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import os
 import socket
 import time
 from collections.abc import Iterator
@@ -107,7 +108,7 @@ class Replicas:
         self.engine.dispose()
 
     def _launch(self, port: int) -> BaseProcess:
-        environment = {
+        environment = os.environ | {
             "TERRINE_DATA_DIR": str(self._settings.data_dir),
             "TERRINE_DATABASE_URL": self.database_url,
             "TERRINE_REQUESTS_PER_MINUTE": "10000000",

@@ -6,34 +6,40 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, TypeVar
 
+import processes
 from machine import Machine
 
-TERRINE = [sys.executable, "-c", "from terrine_server.cli import main; main()"]
 T = TypeVar("T")
 
 
 class Serving:
     """A server in a separate process, its address, and its log so far."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: BaseProcess, log: Path) -> None:
         self.process = process
         self.lines: list[str] = []
-        self._reader = threading.Thread(target=self._read)
+        self._reader = threading.Thread(target=self._read, args=(log,), daemon=True)
         self._reader.start()
         self.url = self.wait_for(r"running on (http://\S+)")[0]
 
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.lines.append(line)
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
+
+    def _read(self, log: Path) -> None:
+        with log.open() as lines:  # until the last process that writes to it has ended
+            for line in lines:
+                self.lines.append(line)
 
     def entries(self, event: str) -> list[dict[str, Any]]:
         """Return the log lines, each a JSON object, whose event matches."""
@@ -53,11 +59,12 @@ class Serving:
         )
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
-        self.process.send_signal(how)
-        code = self.process.wait(timeout=30)
+        os.kill(self.pid, how)
+        self.process.join(timeout=30)
         self._reader.join(timeout=30)
         assert not self._reader.is_alive(), "a worker outlived the server"
-        return code
+        assert self.process.exitcode is not None
+        return self.process.exitcode
 
 
 def until(look: Callable[[], T], good: Callable[[T], bool], seconds: float = 60) -> T:
@@ -71,25 +78,34 @@ def until(look: Callable[[], T], good: Callable[[T], bool], seconds: float = 60)
 
 @contextmanager
 def serving(
-    machine: Machine, *options: str, before: Callable[[], None] | None = None, **settings: object
+    machine: Machine,
+    *options: str,
+    descriptors: tuple[int, int] | None = None,
+    **settings: object,
 ) -> Iterator[Serving]:
-    """Serve; `settings` override the defaults. `before`: called in the process before it starts."""
-    environment = os.environ | {
+    """Serve; `settings` override the defaults. `descriptors`: see `processes.command`."""
+    variables = {
         "TERRINE_DATA_DIR": str(machine.data),
         "TERRINE_DATABASE_URL": machine.database_url,
         "TERRINE_REQUESTS_PER_MINUTE": "1000000",
         **{f"TERRINE_{name.upper()}": str(value) for name, value in settings.items()},
     }
-    process = subprocess.Popen(
-        [*TERRINE, "serve", "--port", "0", *options],
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-        preexec_fn=before,
-    )
-    try:
-        yield Serving(process)
-    finally:
-        if process.poll() is None:
+    with started("serve", "--port", "0", *options, descriptors=descriptors, **variables) as server:
+        yield server
+
+
+@contextmanager
+def started(
+    *arguments: str, descriptors: tuple[int, int] | None = None, **variables: str
+) -> Iterator[Serving]:
+    """Run `terrine` with arguments that make it serve, and with these environment variables."""
+    with tempfile.TemporaryDirectory() as directory:
+        log = Path(directory, "log")
+        os.mkfifo(log)
+        given = (arguments, os.environ | variables, str(log), descriptors)
+        process = processes.start(processes.command, *given, daemon=False)
+        try:
+            yield Serving(process, log)
+        finally:
             process.kill()
-            process.wait()
+            process.join()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import ssl
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +13,7 @@ from pathlib import Path
 from socket import create_server
 
 import httpx
+import processes
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -54,9 +53,10 @@ def small_server(certificate: Path, *arguments: object) -> Iterator[str]:
     """Run a `terrine` command that serves over TLS; yield its URL."""
     with create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "terrine_server", *map(str, arguments), "--port", str(port)]
-    command += ["--certificate", str(certificate), "--key", str(certificate.with_suffix(".key"))]
-    server = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    command = (*map(str, arguments), "--port", str(port), "--certificate", str(certificate))
+    command += ("--key", str(certificate.with_suffix(".key")))
+    log = certificate.with_suffix(".log")
+    server = processes.start(processes.command, command, dict(os.environ), str(log))
     try:
         url, trusted = f"https://127.0.0.1:{port}", ssl.create_default_context(cafile=certificate)
         deadline = time.monotonic() + 90
@@ -66,9 +66,9 @@ def small_server(certificate: Path, *arguments: object) -> Iterator[str]:
                 break
             except httpx.TransportError:
                 assert time.monotonic() < deadline
-                assert server.poll() is None
+                assert server.is_alive(), log.read_text()
                 time.sleep(0.1)
         yield url
     finally:
         server.kill()
-        server.wait(20)
+        server.join()

@@ -47,6 +47,7 @@ class World:
     log: LogAnchor | None = None
 
     def __post_init__(self) -> None:
+        self.engine = connect(self.url)
         ledger = open_ledger(self.url, epsilon=80.0)
         register(ledger, "spare")
         info = {**INFO, "teachers": TEACHERS}
@@ -93,14 +94,11 @@ class World:
         return self.tokens[label].split("_")[1]
 
     def rows(self) -> dict[str, list[dict[str, Any]]]:
-        engine = connect(self.url)
-        with engine.connect() as connection:
-            found = {
+        with self.engine.connect() as connection:
+            return {
                 name: [dict(row._mapping) for row in connection.execute(select(table))]
                 for name, table in TABLES.items()
             }
-        engine.dispose()
-        return found
 
 
 # --------------------------------------------------------------------------------- the edits
@@ -330,13 +328,10 @@ def requests(world: World) -> dict[str, Callable[[Ledger], object]]:
 
 def reply(world: World, name: str, key: bytes = SECRET_KEY) -> object:
     """What a server that has read nothing yet answers; the kind of error if it refuses."""
-    engine = connect(world.url)
     try:
-        return requests(world)[name](Ledger(engine, key))
+        return requests(world)[name](Ledger(world.engine, key))
     except TerrineError as error:
         return f"refused: {error.problem}"
-    finally:
-        engine.dispose()
 
 
 def noticed(check: Callable[[], bool]) -> bool:
@@ -349,8 +344,7 @@ def noticed(check: Callable[[], bool]) -> bool:
 
 def who(world: World, key: bytes = SECRET_KEY) -> dict[str, bool]:
     """Who, of those that look at the rows, notices that something is wrong."""
-    engine = connect(world.url)
-    ledger = Ledger(engine, key)
+    ledger = Ledger(world.engine, key)
 
     def verify(anchored: bool = False) -> list[str]:
         names = sorted({*ledger.project_names(), *(world.anchors if anchored else ())})
@@ -368,7 +362,7 @@ def who(world: World, key: bytes = SECRET_KEY) -> dict[str, bool]:
         ledger.ensembles()
         return not ledger.verify_log().ok
 
-    found = {
+    return {
         "verify": noticed(lambda: bool(verify())),
         "anchor": noticed(lambda: any("anchor:" in problem for problem in verify(True))),
         "doctor": noticed(
@@ -376,5 +370,3 @@ def who(world: World, key: bytes = SECRET_KEY) -> dict[str, bool]:
         ),
         "start": noticed(starts),
     }
-    engine.dispose()
-    return found

@@ -12,6 +12,8 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from terrine_server.labeling.elsewhere import Defect, Reference
+
 _SIZES = struct.Struct("<IQ")
 """Bytes of the head and of the array."""
 SMALL = 64 * 1024
@@ -19,14 +21,9 @@ SMALL = 64 * 1024
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """Votes on inputs of this dtype and shape, which follow; without a shape, whether it can vote.
+    """Votes on inputs of this dtype and shape, which follow. Without a shape: can it vote?"""
 
-    The rest says which registered ensemble.
-    """
-
-    name: str
-    path: str
-    manifest_sha256: str
+    ensemble: Reference
     dtype: str = ""
     shape: tuple[int, ...] = ()
 
@@ -34,12 +31,12 @@ class Ask(msgspec.Struct, frozen=True):
 class Reply(msgspec.Struct, frozen=True):
     """Vote counts, which follow, in int64; or which files the ensemble was loaded from.
 
-    `refused`: why the ensemble is unavailable. `defect`: what a bug raised, and where.
+    `refused`: why the ensemble is unavailable.
     `block`: how many inputs are voted on at a time; more are given to several processes.
     """
 
     refused: str | None = None
-    defect: tuple[str, list[str]] | None = None
+    defect: Defect | None = None
     shape: tuple[int, ...] = ()
     files: tuple[str, ...] = ()
     stamp: tuple[tuple[int, int, int], ...] = ()

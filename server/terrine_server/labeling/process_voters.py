@@ -26,6 +26,7 @@ import structlog
 
 from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling.channel import Ask, Channel, Reply
+from terrine_server.labeling.elsewhere import Reference
 from terrine_server.labeling.local_voters import FileStamp, stamp
 from terrine_server.labeling.voters import Voters
 
@@ -70,7 +71,7 @@ class ProcessVoters(Voters):
         """`seconds`: how long a process may vote on one block. Starts processes when first used."""
         self._data_dir = data_dir
         self._seconds = seconds
-        self._slots: dict[tuple[str, str], _Slot] = {}
+        self._slots: dict[Reference, _Slot] = {}
         self._lock = Lock()
         count = processes or usual_processes()
         self._voters = [_Voter(data_dir, device) for _ in range(count)]
@@ -108,7 +109,7 @@ class ProcessVoters(Voters):
 
     def _slot(self, record: EnsembleRecord) -> _Slot:
         with self._lock:
-            return self._slots.setdefault((record.name, record.manifest_sha256), _Slot())
+            return self._slots.setdefault(Reference.to(record), _Slot())
 
     def _verified(self, record: EnsembleRecord) -> _Known:
         slot = self._slot(record)
@@ -154,23 +155,23 @@ class ProcessVoters(Voters):
     def _vote(
         self, voter: _Voter, record: EnsembleRecord, known: _Known, inputs: np.ndarray
     ) -> np.ndarray:
-        if voter.loaded.get((record.name, record.manifest_sha256)) != known.stamp:
+        if voter.loaded.get(Reference.to(record)) != known.stamp:
             self._load(voter, record)
-        ask = _ask(record, inputs.dtype.str, inputs.shape)
+        ask = Ask(Reference.to(record), inputs.dtype.str, inputs.shape)
         reply, counts = self._answer(
             voter, record, ask, np.ascontiguousarray(inputs).data, self._seconds
         )
         return np.frombuffer(counts, "<i8").reshape(reply.shape)
 
     def _load(self, voter: _Voter, record: EnsembleRecord) -> _Known:
-        reply, _ = self._answer(voter, record, _ask(record), b"", LOADING_SECONDS)
-        voter.loaded[record.name, record.manifest_sha256] = reply.stamp
+        reply, _ = self._answer(voter, record, Ask(Reference.to(record)), b"", LOADING_SECONDS)
+        voter.loaded[Reference.to(record)] = reply.stamp
         return _Known(reply.files, reply.stamp, reply.block)
 
     def _load_ahead(self, record: EnsembleRecord, known: _Known) -> None:
         """Load an ensemble in one more process, so that the first student does not wait."""
         with suppress(_Ended, EnsembleUnavailable), self._one() as voter:
-            if voter.loaded.get((record.name, record.manifest_sha256)) != known.stamp:
+            if voter.loaded.get(Reference.to(record)) != known.stamp:
                 self._load(voter, record)
 
     def _answer(
@@ -192,9 +193,7 @@ class ProcessVoters(Voters):
         if reply.refused is not None:
             raise EnsembleUnavailable(reply.refused)
         if reply.defect is not None:
-            kind, where = reply.defect
-            log.error("defect in a voting process", exception=kind, where=where)
-            raise RuntimeError("a voting process failed; the log names the bug")
+            reply.defect.fail("a voting process")
         return reply, counts
 
 
@@ -206,7 +205,7 @@ class _Voter:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel[Reply] | None = None
         self._closed = False
-        self.loaded: dict[tuple[str, str], FileStamp] = {}
+        self.loaded: dict[Reference, FileStamp] = {}
         """The ensembles that it holds, as their files were."""
 
     def ask(self, ask: Ask, array: bytes | memoryview, seconds: float) -> tuple[Reply, bytearray]:
@@ -259,10 +258,6 @@ class _Voter:
             channel.socket.close()
         if not self._closed:
             log.warning("voting process ended", cause=why, status=status)
-
-
-def _ask(record: EnsembleRecord, dtype: str = "", shape: tuple[int, ...] = ()) -> Ask:
-    return Ask(record.name, record.path, record.manifest_sha256, dtype, shape)
 
 
 def usual_processes() -> int:

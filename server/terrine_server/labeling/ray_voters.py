@@ -23,9 +23,9 @@ import structlog
 from numpy.typing import NDArray
 
 from terrine_server.errors import EnsembleUnavailable
+from terrine_server.labeling.elsewhere import Defect, Reference, memory_of_a_thread
 from terrine_server.labeling.local_voters import FileStamp, LocalVoters, check_manifest, stamp
 from terrine_server.labeling.voters import Voters
-from terrine_server.logs import frames
 
 if TYPE_CHECKING:
     from terrine_models.ensemble import Place
@@ -47,24 +47,7 @@ RETRIES = 2
 """How often a block is sent again to an actor that ended."""
 
 
-@dataclass(frozen=True)
-class _Registered:
-    """What an actor must know of an ensemble's record."""
-
-    name: str
-    path: str
-    manifest_sha256: str
-
-
-@dataclass(frozen=True)
-class _Defect:
-    """An exception that nobody expected: not its text, which may quote inputs or votes."""
-
-    kind: str
-    where: Sequence[str]
-
-
-Reply = NDArray[np.int64] | int | str | _Defect
+Reply = NDArray[np.int64] | int | str | Defect
 """Counts [B, m], or why there are none; to a check, how many inputs the actor votes on at once."""
 
 
@@ -80,18 +63,18 @@ class _Actor:
         self._unfit = differing(ours)
         self._voters = LocalVoters(Path(data_dir), "cpu", memory, place)
 
-    def vote(self, registered: _Registered, inputs: NDArray[Any] | None) -> Reply:
+    def vote(self, ensemble: Reference, inputs: NDArray[Any] | None) -> Reply:
         """Vote on inputs [B, …]; without any, verify and load the ensemble."""
         if self._unfit is not None:
             return self._unfit
         try:
             if inputs is None:
-                return self._voters.loaded(registered).ensemble.block
-            return self._voters.votes(registered, inputs)
+                return self._voters.loaded(ensemble).ensemble.block
+            return self._voters.votes(ensemble, inputs)
         except EnsembleUnavailable as error:
             return f"{socket.gethostname()}: {error.detail}"
         except Exception as error:
-            return _Defect(type(error).__name__, frames(error.__traceback__))
+            return Defect.of(error)
 
 
 @dataclass(eq=False)
@@ -103,7 +86,7 @@ class _Seat:
     waiting: int = 0
     """Blocks that it has not answered yet."""
 
-    def ask(self, registered: _Registered, inputs: NDArray[Any] | None) -> Any:
+    def ask(self, ensemble: Reference, inputs: NDArray[Any] | None) -> Any:
         """Send it a block; return what Ray calls the reply that will come."""
         import ray
 
@@ -117,7 +100,7 @@ class _Seat:
                 scheduling_strategy="SPREAD",
                 enable_task_events=False,
             ).remote(*self.made_of)
-        return self.actor.vote.remote(registered, inputs)
+        return self.actor.vote.remote(ensemble, inputs)
 
     def leave(self) -> None:
         """End the actor, if it is still there; the next block gets a new one."""
@@ -156,15 +139,15 @@ class RayVoters(Voters):
         self._joining = Lock()
         self._seats: list[_Seat] = []
         self._not_before = 0.0
-        self._manifests: dict[tuple[str, str], tuple[FileStamp, Manifest]] = {}
-        self._sizes: dict[tuple[str, str], int] = {}
+        self._manifests: dict[Reference, tuple[FileStamp, Manifest]] = {}
+        self._sizes: dict[Reference, int] = {}
         """Inputs in the blocks of ensembles that the actors have loaded."""
         self._join()  # here, in the main thread, Ray can be kept from handling signals
 
     def check(self, record: EnsembleRecord) -> None:
         """Let every actor load and verify its part. Raises `EnsembleUnavailable`."""
         self._manifest(record)
-        key = record.name, record.manifest_sha256
+        key = Reference.to(record)
         seconds = self._seconds if key in self._sizes else LOADING_SECONDS
         blocks = [_Block([seat]) for seat in self._joined(record)]
         for _, at_once in self._replies(record, blocks, seconds):
@@ -178,7 +161,7 @@ class RayVoters(Voters):
         """
         from terrine_models.ensemble import Place
 
-        key = record.name, record.manifest_sha256
+        key = Reference.to(record)
         if key not in self._sizes:
             self.check(record)
         manifest, seats, size = self._manifest(record), self._joined(record), self._sizes[key]
@@ -208,7 +191,7 @@ class RayVoters(Voters):
         """Return the manifest, which is the one that was registered."""
         from terrine_models.store import MANIFEST, StoreError, load_manifest
 
-        directory, key = self._data_dir / record.path, (record.name, record.manifest_sha256)
+        directory, key = self._data_dir / record.path, Reference.to(record)
         try:
             now = stamp(directory, [MANIFEST])
             known = self._manifests.get(key)
@@ -229,9 +212,7 @@ class RayVoters(Voters):
 
     def _join(self) -> list[_Seat]:
         """Join the cluster, unless that just failed. Without one there are no seats."""
-        import torch
-
-        from terrine_models.ensemble import MEMORY, Place
+        from terrine_models.ensemble import Place
         from terrine_models.ray_cluster import ClusterError, connect, software
 
         with self._joining:
@@ -244,9 +225,7 @@ class RayVoters(Voters):
                 self._not_before = monotonic() + RETRY_SECONDS
                 return []
             count = min(self._actors or processors, MOST_ACTORS)
-            # As many inputs at a time as one of the server's threads would vote on: products round
-            # by size.
-            memory = MEMORY // torch.get_num_threads()
+            memory = memory_of_a_thread()
             self._seats = [
                 _Seat((str(self._data_dir), Place(number, count), memory, software()))
                 for number in range(count)
@@ -260,7 +239,7 @@ class RayVoters(Voters):
         import ray
         from ray.exceptions import RayError
 
-        registered = _Registered(record.name, record.path, record.manifest_sha256)
+        ensemble = Reference.to(record)
         coming: dict[Any, tuple[_Block, _Seat]] = {}
         left = iter(blocks)
         try:
@@ -269,7 +248,7 @@ class RayVoters(Voters):
                     with self._lock:
                         seat = min(block.among, key=lambda each: each.waiting)
                         seat.waiting += 1
-                        coming[seat.ask(registered, block.inputs)] = block, seat
+                        coming[seat.ask(ensemble, block.inputs)] = block, seat
                 if not coming:
                     return
                 done, _ = ray.wait(list(coming), timeout=seconds)
@@ -307,9 +286,8 @@ class RayVoters(Voters):
 def _understood(reply: Reply) -> NDArray[np.int64] | int:
     if isinstance(reply, str):
         raise EnsembleUnavailable(reply)
-    if isinstance(reply, _Defect):
-        log.error("defect in an actor", exception=reply.kind, where=reply.where)
-        raise RuntimeError("an actor failed; the log names the bug")
+    if isinstance(reply, Defect):
+        reply.fail("an actor")
     return reply
 
 

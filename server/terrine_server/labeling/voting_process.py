@@ -18,11 +18,10 @@ from threading import Thread
 import numpy as np
 import torch
 
-from terrine_models.ensemble import MEMORY
 from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling.channel import Ask, Channel, Reply
+from terrine_server.labeling.elsewhere import Defect, memory_of_a_thread
 from terrine_server.labeling.local_voters import LocalVoters
-from terrine_server.logs import frames
 
 SERVERS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Sent to all processes of a terminal or a service. The server first answers what waits."""
@@ -38,8 +37,7 @@ def main() -> None:
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(EXPENDABLE)
     Thread(target=_end_with, args=(server,), daemon=True).start()
-    # As many inputs at a time as one of the server's threads would vote on: products round by size.
-    memory = MEMORY // torch.get_num_threads()
+    memory = memory_of_a_thread()
     torch.set_num_threads(1)
     voters = LocalVoters(Path(sys.argv[2]), sys.argv[3] or None, memory)
     channel = Channel(server, Ask)
@@ -60,14 +58,14 @@ def _reply(voters: LocalVoters, ask: Ask, body: bytearray) -> tuple[Reply, bytes
     try:
         if ask.shape:
             inputs = np.frombuffer(body, ask.dtype).reshape(ask.shape)
-            counts = voters.votes(ask, inputs)
+            counts = voters.votes(ask.ensemble, inputs)
             return Reply(shape=counts.shape), counts.astype("<i8").tobytes()
-        found = voters.loaded(ask)
+        found = voters.loaded(ask.ensemble)
         return Reply(files=tuple(found.files), stamp=found.stamp, block=found.ensemble.block), b""
     except EnsembleUnavailable as error:
         return Reply(refused=error.detail), b""
-    except Exception as error:  # not its text, which may quote inputs or votes
-        return Reply(defect=(type(error).__name__, frames(error.__traceback__))), b""
+    except Exception as error:
+        return Reply(defect=Defect.of(error)), b""
 
 
 if __name__ == "__main__":
