@@ -90,8 +90,10 @@ def make(given: str) -> None:
     )
     (OWNERS / "compose.yml").write_text(
         f"# Written by `make owners`, again at each run.\nservices:\n{services}"
-        "volumes:\n" + "".join(f"  {name}:\n" for name in found) + "secrets:\n"
-        "" + "".join(SECRETS.format(name=name) for name in found)
+        "volumes:\n"
+        + "".join(f"  {name}:\n" for name in found)
+        + "secrets:\n"
+        + "".join(SECRETS.format(name=name) for name in found)
     )
     write_roster(service / "owners.toml", found)
     remember("OWNERS_FILE=./owners/compose.yml")
@@ -159,17 +161,8 @@ def train_demo() -> None:
     listed = re.findall(r"^  ([\w-]+):\n    extends", (OWNERS / "compose.yml").read_text(), re.M)
     program = (HERE / "demo_teacher.py").read_text()
     for number, name in enumerate(listed):
-        run = [
-            "docker",
-            "compose",
-            "run",
-            "--rm",
-            "--no-deps",
-            "--no-TTY",
-            "--entrypoint",
-            "python",
-        ]
-        part = [name, "-", str(number), str(len(listed))]
+        run = ["docker", "compose", "run", "--rm", "--no-deps", "--no-TTY"]
+        part = ["--entrypoint", "python", name, "-", str(number), str(len(listed))]
         done = subprocess.run([*run, *part], input=program, text=True, check=False)
         if done.returncode != 0:
             sys.exit(f"The teacher of {name} was not trained; see above.")
