@@ -88,28 +88,40 @@ def test_interactive_prices_have_their_golden_values(
     assert costs.flat == pytest.approx(flat, rel=1e-9)
 
 
-def test_a_label_table_agrees_with_fifty_digits() -> None:
-    """Sums of the censored noise difference where the concave majorant touches them."""
-    sigma, order, k = 10, 8, 20
-    with mpmath.workdps(50):
-        masses = {j: mpmath.e ** (-mpmath.mpf(j * j) / (2 * sigma**2)) for j in range(-200, 201)}
-        total = mpmath.fsum(masses.values())
-
-        def difference(j: int) -> mpmath.mpf:
-            shared = range(max(-200, j - 200), min(200, j + 200) + 1)
-            return mpmath.fsum(masses[y] * masses[y - j] for y in shared) / total**2
+@pytest.mark.parametrize(("sigma", "order", "k"), [(10, 8, 20), (12, 40, 96), (12, 40, 150)])
+def test_a_label_table_agrees_with_sixty_digits(sigma: int, order: int, k: int) -> None:
+    """Where the concave majorant touches the sums, and where its chord is nearly as steep."""
+    with mpmath.workdps(60):
+        end = 8 * sigma + 60 * order // 4
+        thetas = [
+            mpmath.fsum(
+                mpmath.e ** (-((j + mpmath.mpf(half) / 2) ** 2) / sigma**2)
+                for j in range(-20 * sigma, 20 * sigma)
+            )
+            for half in (0, 1)
+        ]
+        weigh = [
+            mpmath.e ** (-mpmath.mpf(j * j) / (4 * sigma**2)) * thetas[j % 2]
+            for j in range(-end - 2, end + 1)
+        ]
+        total = mpmath.fsum(weigh)
+        law = {j - end - 2: mass / total for j, mass in enumerate(weigh)}
 
         def psi(x: mpmath.mpf) -> mpmath.mpf:
             return x**order - order * x + order - 1
 
-        law = {j: difference(j) for j in range(-180, 183)}
-        after = {j: law.get(j - 2, mpmath.mpf(0)) for j in law}
-        rare, moved_rare = (mpmath.fsum(d[j] for j in d if j >= k) for d in (law, after))
-        terms = mpmath.fsum(after[j] * psi(law[j] / after[j]) for j in law if j >= k and after[j])
-        rest = (1 - moved_rare) * psi((1 - rare) / (1 - moved_rare))
-        exact = float(terms + rest)
-    assert label_table(10.0, 8.0).lose[k] == pytest.approx(exact, rel=3e-9)
-    assert label_table(10.0, 8.0).lose[k] >= exact
+        sums, tails = {end + 1: mpmath.mpf(0)}, {end + 1: mpmath.mpf(0)}
+        for j in range(end, -end - 1, -1):
+            sums[j] = sums[j + 1] + law[j - 2] * psi(law[j] / law[j - 2])
+            tails[j] = tails[j + 1] + law[j]
+        slopes = {j: (sums[-end] - sums[j]) / (1 - tails[j]) for j in range(1, end)}
+        touch = min(slopes, key=lambda j: slopes[j])
+        chord = sums[touch] + slopes[touch] * (tails[k] - tails[touch])
+        most = sums[k] if k >= touch else max(sums[k], chord)
+        moved = 1 - tails[k] - law[k - 1] - law[k - 2]
+        exact = float(most + moved * psi((1 - tails[k]) / moved))
+    assert label_table(sigma, order).lose[k] == pytest.approx(exact, rel=3e-9)
+    assert label_table(sigma, order).lose[k] >= exact
 
 
 def test_the_bit_of_wide_noise_agrees_with_forty_digits() -> None:

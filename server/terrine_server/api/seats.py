@@ -84,6 +84,10 @@ class Seat:
         shares = (Share.ALL, ""), (Share.STRANGER, ""), (Share.ADDRESS, network(address))
         return self._count(seats, *shares)
 
+    def of_unchecked(self, seats: Seats, address: str) -> Share | None:
+        """Take it for a request whose token nobody can check now; it still counts as a claim."""
+        return self._count(seats, (Share.ALL, ""), (Share.CLAIM, network(address)))
+
     def of_token(self, seats: Seats, token_id: str) -> Share | None:
         """Take it for a request with a valid token, wherever it comes from."""
         return self._count(seats, (Share.ALL, ""), (Share.TOKEN, token_id))

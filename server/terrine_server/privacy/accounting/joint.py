@@ -233,12 +233,14 @@ def _moved(
     above, below = np.cumsum(terms[::-1])[::-1], np.concatenate([[0.0], np.cumsum(terms)[:-1]])
     under = np.concatenate([[0.0], np.cumsum(mass)[:-1]])  # 1 − U(k)
     # Concave for k ≥ 1, convex below: the majorant leaves the sums where the chord to the end
-    # (U = 1, all terms) is the least steep.
+    # (U = 1, all terms) is the least steep, which is where the next term is as steep. The chord
+    # itself can be the same in all digits at many k, and from the far end it would be rounded away.
     zero = len(k) // 2
-    with np.errstate(divide="ignore", invalid="ignore"):
-        slopes = below[zero + 1 :] / under[zero + 1 :]
-    touch = zero + 1 + int(np.argmin(slopes))
-    chord = above[0] - slopes[touch - zero - 1] * under
+    slopes = below[zero + 1 :] / under[zero + 1 :]
+    steep = weights[zero + 1 :] >= np.log(slopes)
+    steep[-1] = True
+    touch = zero + 1 + int(np.argmax(steep))
+    chord = above[touch] + slopes[touch - zero - 1] * (tail - tail[touch])
     majorant = np.where(np.arange(len(k)) >= touch, above, np.maximum(chord, above))
 
     # U' − U = d(k−1) + d(k−2) if D moves up, −d(k) − d(k+1) if it moves down.
