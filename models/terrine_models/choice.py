@@ -34,9 +34,9 @@ from .workers import side_by_side
 Candidate = Literal[
     "ridge", "supervised", "forest", "kernel", "neighbours", "vat", "gan", "fixmatch"
 ]
-SINGLE: tuple[Candidate, ...] = ("ridge", "kernel", "neighbours", "forest")
-"""No networks: one model."""
 """From the plainest on: of equals, the first is chosen."""
+SINGLE: tuple[Candidate, ...] = ("ridge", "kernel", "neighbours", "forest")
+"""Candidates that are one model, not an average of networks."""
 Tell = Callable[[str], None]
 OnStep = Callable[[int, int], None]
 Ints = NDArray[np.int64]
