@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from multiprocessing import parent_process
@@ -29,7 +29,7 @@ from terrine_server.api import (
 )
 from terrine_server.api import ledger as books
 from terrine_server.api.readiness import Readiness
-from terrine_server.api.services import Services, bearer, known_parameters
+from terrine_server.api.services import Check, Services, bearer, known_parameters
 from terrine_server.errors import TerrineError
 from terrine_server.labeling.any_voters import AnyVoters
 from terrine_server.labeling.pipeline import Labeling
@@ -77,9 +77,10 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         metrics=metrics,
     )
 
-    def authenticate(path: str, headers: Mapping[bytes, bytes]) -> Callable[[], Principal] | None:
-        check = admin.session if admin.is_page(path) else bearer
-        return check(services, headers)
+    def authenticate(path: str, headers: Mapping[bytes, bytes]) -> Check | Principal | None:
+        if admin.is_page(path):
+            return admin.session(services, headers)
+        return bearer(services, path, headers)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -111,7 +112,8 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         authenticate=authenticate,
         answer=admin.answer,
     )
-    for router in (students.router, books.router, owner.router, requests.router, admin.router):
+    students.install(app)
+    for router in (books.router, owner.router, requests.router, admin.router):
         app.include_router(router, dependencies=[Depends(known_parameters)])
     for router in (health.router, admin.answers):
         app.include_router(router)

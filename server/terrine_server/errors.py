@@ -6,6 +6,7 @@
     ├── UnsupportedMediaType
     ├── PayloadTooLarge
     ├── Unauthorized            no valid token
+    │   └── TokenChanged        valid when it was last looked at; it is looked at again
     ├── Forbidden               a valid token that may not do that
     ├── NotFound
     ├── Conflict                a name is taken, a status cannot change that way
@@ -31,6 +32,7 @@ RFC 9457 problem in one place, and the command line into one line on stderr.
 # ruff: noqa: N818 - named after the problem types, without the suffix Error
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, ClassVar
 
 
@@ -77,6 +79,14 @@ class Unauthorized(TerrineError):
     """The token is missing, unknown, expired or revoked."""
 
     problem = "unauthorized"
+
+
+class TokenChanged(Unauthorized):
+    """The rows of these `tokens` (ids) are not as they were: authenticate again, which says why."""
+
+    def __init__(self, tokens: Collection[str]) -> None:
+        super().__init__("This token is not what it was. Send the request again.")
+        self.tokens = tokens
 
 
 class Forbidden(TerrineError):

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from functools import partial
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -14,7 +15,8 @@ T = TypeVar("T")
 class Threads:
     """Runs functions in threads, at most so many at a time; others wait in the order they came.
 
-    It costs a request two turns of the event loop less than AnyIO's `to_thread` with a limiter.
+    It costs a request two turns of the event loop less than AnyIO's `to_thread` with a limiter, and
+    one less than the loop's own `run_in_executor`.
     """
 
     def __init__(self, most: int) -> None:
@@ -26,4 +28,19 @@ class Threads:
         If the caller is cancelled, a function that has begun still runs to its end.
         """
         loop, context = asyncio.get_running_loop(), copy_context()
-        return await loop.run_in_executor(self._pool, context.run, function, *given)
+        answer: asyncio.Future[T] = loop.create_future()
+
+        def work() -> None:
+            try:
+                done = partial(answer.set_result, context.run(function, *given))
+            except BaseException as error:
+                done = partial(answer.set_exception, error)
+            loop.call_soon_threadsafe(_unless_done, answer, done)
+
+        self._pool.submit(work)
+        return await answer
+
+
+def _unless_done(answer: asyncio.Future[T], done: Callable[[], None]) -> None:
+    if not answer.done():  # the caller may have been cancelled
+        done()

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from books import CLASSES, COUNTED, EPOCHS
+from migrated import SECRET_KEY
 from publishing import CAP, DELTA, ORDER, publishing_ledger
 from publishing import TEACHERS as THOUSAND
 from told import (
@@ -28,18 +29,20 @@ from told import (
     study,
 )
 
-from terrine_protocol import Outcome, ProjectStatus
+from terrine_protocol import Outcome, ProjectStatus, Role, TokenCreate
 from terrine_server.errors import (
     BudgetExhausted,
     DatabaseUnavailable,
     EnsembleUnavailable,
     ProjectPaused,
     TerrineError,
+    TokenChanged,
 )
 from terrine_server.labeling.pipeline import Labeling, possible
 from terrine_server.ledger import Receipt
 from terrine_server.ledger.charging.tallies import meter_of
 from terrine_server.metrics import Metrics
+from terrine_server.owner.tokens import Tokens
 from terrine_server.privacy import (
     Account,
     BoundRelease,
@@ -100,6 +103,27 @@ def test_a_group_is_voted_on_once_and_each_request_gets_its_own(tmp_path: Path) 
     )
     assert len(voters.asked) == 2, "nothing on record is voted on again"
     assert ledger.project("study").charges == 6
+
+
+def test_who_came_by_a_token_that_changed_meanwhile_gets_nothing(tmp_path: Path) -> None:
+    service, voters, ledger = study(tmp_path, SHARP, 9)
+    tokens = Tokens(ledger, SECRET_KEY)
+    new = TokenCreate(role=Role.STUDENT, project="study")
+    held = [tokens.authenticate(tokens.create(new).token).record for _ in range(3)]
+    kept, revoked, edited = [record for record in held if record is not None]
+    ledger.revoke_token(revoked.id)
+    with closing(sqlite3.connect(tmp_path / "terrine.sqlite")) as file, file:
+        file.execute("UPDATE tokens SET expires_at = created_at WHERE id = ?", [edited.id])
+    by = (revoked, kept, None, edited, revoked)
+    asks = [service.check("study", images((n, n)), None, None, t) for n, t in enumerate(by)]
+    answers = service.answer("study", asks)
+    for index in (0, 3, 4):
+        assert isinstance(answers[index], TokenChanged)
+    assert [labels(answers[index]) for index in (1, 2)] == [[1], [2]]
+    assert voters.asked == [[1, 2]]
+    assert ledger.project("study").charges == 2
+    ledger.set_status("study", ProjectStatus.PAUSED)
+    assert isinstance(one(service, asks[0]), TokenChanged), "whoever has no token learns nothing"
 
 
 def test_only_what_may_be_paid_is_voted_on(tmp_path: Path) -> None:

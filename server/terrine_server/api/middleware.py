@@ -22,13 +22,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from terrine_server.api.connection import CONNECTION, Connection
 from terrine_server.api.problems import Answer, problem
 from terrine_server.api.seats import Seat, Seats, Share
-from terrine_server.api.services import PRINCIPAL
+from terrine_server.api.services import PRINCIPAL, Check, checked
 from terrine_server.errors import DatabaseUnavailable, TerrineError
 from terrine_server.logs import frames
 from terrine_server.metrics import Metrics
 from terrine_server.owner.tokens import Principal
 from terrine_server.settings import Settings
-from terrine_server.threads import Threads
 
 log = structlog.get_logger("terrine")
 
@@ -41,16 +40,14 @@ SINGLE = (
 """Headers that may appear only once: of two, a proxy might use one and we the other."""
 ALIVE = "/healthz"
 """Answered without a seat, so also when all are taken."""
-CHECKING = Threads(16)
-"""Tokens checked at a time. Routes use other threads."""
 LINGER = 5.0
 """Maximum seconds for reading and discarding the rest of a refused body."""
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """An `X-Request-Id` of this form is kept; any other is replaced."""
 
 
-Authenticate = Callable[[str, Mapping[bytes, bytes]], Callable[[], Principal] | None]
-"""From a path and headers: how to check who asks, or None if nobody says. The check takes time."""
+Authenticate = Callable[[str, Mapping[bytes, bytes]], Check | Principal | None]
+"""From a path and headers: who asks, or how to find out; None if nobody says."""
 
 
 class Envelope:
@@ -149,16 +146,13 @@ class Envelope:
         if scope["path"] == ALIVE:
             return None
         address = scope["client"][0] if scope.get("client") else ""
-        check = self.authenticate(scope["path"], headers)
+        caller = self.authenticate(scope["path"], headers)
         found: Principal | TerrineError | None = None
-        if check is not None:
+        if caller is not None:
             full = seat.claim(self.seats, address)
             if full is not None:
                 return _full(full)
-            try:
-                found = await CHECKING.run(check)
-            except TerrineError as error:
-                found = error
+            found = await checked(caller) if callable(caller) else caller
             scope["state"][PRINCIPAL] = found
         if isinstance(found, Principal):
             full = seat.of_token(self.seats, found.token_id)

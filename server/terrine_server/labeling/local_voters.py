@@ -53,8 +53,9 @@ class Loaded:
 
 @dataclass
 class _Slot:
-    """One ensemble."""
+    """One ensemble, and where it is."""
 
+    directory: Path
     loading: Lock = field(default_factory=Lock)
     loaded: Loaded | None = None
 
@@ -74,7 +75,7 @@ class LocalVoters(Voters):
         self._device = device
         self._memory = memory
         self._place = place
-        self._slots: dict[tuple[str, str], _Slot] = {}
+        self._slots: dict[tuple[str, str, str], _Slot] = {}
         self._lock = Lock()
 
     def check(self, record: Registered) -> None:
@@ -92,15 +93,17 @@ class LocalVoters(Voters):
         """Return the ensemble as its files are now. Raises `EnsembleUnavailable`."""
         from terrine_models.store import StoreError
 
+        key = record.name, record.path, record.manifest_sha256
         with self._lock:
-            slot = self._slots.setdefault((record.name, record.manifest_sha256), _Slot())
-        directory = self._data_dir / record.path
+            slot = self._slots.get(key)
+            if slot is None:
+                slot = self._slots[key] = _Slot(self._data_dir / record.path)
         with slot.loading:
             try:
                 found = slot.loaded
-                if found is None or found.stamp != stamp(directory, found.files):
+                if found is None or found.stamp != stamp(slot.directory, found.files):
                     slot.loaded = None
-                    found = slot.loaded = self._load(record, directory)
+                    found = slot.loaded = self._load(record, slot.directory)
             except (StoreError, OSError) as error:
                 raise EnsembleUnavailable(str(error)) from error
             return found
@@ -134,5 +137,6 @@ def check_manifest(record: Registered, directory: Path) -> None:
 
 def stamp(directory: Path, files: Sequence[str]) -> FileStamp:
     """Return the stamp of an ensemble's files as they are now. Raises OSError."""
-    found = (os.stat(os.path.join(directory, name)) for name in files)
-    return tuple((s.st_ino, s.st_size, s.st_ctime_ns) for s in found)
+    within = os.fspath(directory)
+    found = [os.stat(f"{within}/{name}") for name in files]
+    return tuple([(s.st_ino, s.st_size, s.st_ctime_ns) for s in found])

@@ -23,6 +23,7 @@ from terrine_server.errors import (
     EnsembleUnavailable,
     Overtaken,
     TerrineError,
+    TokenChanged,
 )
 from terrine_server.labeling.queries import (
     batch_digest,
@@ -41,6 +42,7 @@ from terrine_server.ledger import (
     QueryDigest,
     Receipt,
     Recorded,
+    TokenRecord,
     check_active,
 )
 from terrine_server.ledger.charging.tallies import meter_of
@@ -79,7 +81,7 @@ class Ask:
     """One checked request: canonical inputs `[B, …]`, probabilities and baselines `[B, m]`.
 
     `key`: its idempotency key and the digest of its queries. `genesis`: that of the project that it
-    was checked for.
+    was checked for. `token`: that by which it came, if its row is still to be looked up.
     """
 
     queries: np.ndarray
@@ -88,6 +90,7 @@ class Ask:
     digests: Sequence[QueryDigest]
     key: tuple[str, bytes] | None
     genesis: str
+    token: TokenRecord | None
 
     def __len__(self) -> int:
         return len(self.queries)
@@ -153,10 +156,12 @@ class Labeling:
         inputs: np.ndarray,
         probabilities: np.ndarray | None = None,
         key: str | None = None,
+        token: TokenRecord | None = None,
     ) -> Ask:
         """Check one request: inputs `[B, …]`, and probabilities `[B, m]` if needed.
 
-        `key` is its idempotency key. Raises a `TerrineError` that concerns this request only.
+        `key` is its idempotency key, `token` see `Ask`. Raises a `TerrineError` that concerns this
+        request only.
         """
         project = self._ledger.remembered(project_name)
         fixed = self._fixed(project)
@@ -177,12 +182,14 @@ class Labeling:
             [QueryDigest(*pair) for pair in zip(queries_sha256, inputs_sha256, strict=True)],
             None if key is None else (key, batch_digest(queries_sha256)),
             project.genesis,
+            token,
         )
 
     def answer(self, project_name: str, asks: Sequence[Ask]) -> list[Receipt | TerrineError]:
         """Answer a group of requests, no two with the same key, with one vote and one commit.
 
-        Each gets its receipt, or a refusal that concerns it alone. Raises a `TerrineError` if
+        Each gets its receipt, or a refusal that concerns it alone: `TokenChanged` where its token
+        is not what it was. Raises a `TerrineError` if
         nothing was answered; then nothing was charged, unless the database died during the commit.
         """
         answers: dict[int, Receipt | TerrineError] = {}
@@ -191,9 +198,21 @@ class Labeling:
             with self._metrics.stage("replay"):
                 group = [asks[index] for index in waiting]
                 digests = [digest for ask in group for digest in ask.digests]
-                record = self._ledger.consult(
-                    project_name, [ask.key for ask in group], [ask.digests for ask in group]
-                )
+                try:
+                    record = self._ledger.consult(
+                        project_name,
+                        [ask.key for ask in group],
+                        [ask.digests for ask in group],
+                        {ask.token for ask in group if ask.token is not None},
+                    )
+                except TokenChanged as found:
+                    answers |= {
+                        i: found
+                        for i, ask in zip(waiting, group, strict=True)
+                        if ask.token is not None and ask.token.id in found.tokens
+                    }
+                    waiting = [i for i in waiting if i not in answers]
+                    continue
                 project = record.project
                 self._check(project, group)
                 answers |= {

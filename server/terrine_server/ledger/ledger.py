@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -123,13 +123,16 @@ class Ledger(Books):
         project: str,
         keys: Sequence[tuple[str, bytes] | None],
         digests: Sequence[Sequence[QueryDigest]],
+        held: Collection[TokenRecord] = (),
     ) -> OnRecord:
         """Return a project's account and what is on record for requests to it. Locks nothing.
 
         `keys`: for each request, its idempotency key and the SHA-256 of its body, or None.
-        `digests`: those of its queries. No two may have the same key. Raises NotFound.
+        `digests`: those of its queries. No two may have the same key. `held`: tokens by which they
+        came. Raises TokenChanged if any of these is not as it is in the ledger, and NotFound.
         """
         with reading(self._engine) as connection:
+            tokens.check_unchanged(connection, self._seals, held)
             return earlier.look_up(connection, self._accounts, project, keys, digests)
 
     def charge(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -9,7 +10,7 @@ from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from terrine_protocol import Role
-from terrine_server.errors import Conflict, NotFound
+from terrine_server.errors import BrokenBooks, Conflict, NotFound, TokenChanged
 from terrine_server.ledger.administration import Action, Actor
 from terrine_server.ledger.records import TokenRecord
 from terrine_server.ledger.seals import Seals
@@ -70,6 +71,20 @@ def find_token(connection: Connection, seals: Seals, id: str) -> TokenRecord | N
     """See `Books.find_token`."""
     row = connection.execute(rows.TOKEN, {"id": id}).one_or_none()
     return None if row is None else rows.token_record(row, seals)
+
+
+def check_unchanged(connection: Connection, seals: Seals, held: Collection[TokenRecord]) -> None:
+    """Raise TokenChanged unless each of these tokens is exactly as it is stored."""
+
+    def unchanged(token: TokenRecord) -> bool:
+        try:
+            return find_token(connection, seals, token.id) == token
+        except BrokenBooks:
+            return False
+
+    changed = {token.id for token in held if not unchanged(token)}
+    if changed:
+        raise TokenChanged(changed)
 
 
 def list_tokens(

@@ -10,10 +10,13 @@ import hmac
 import os
 import re
 import secrets
+import time
+from collections import OrderedDict
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from threading import Lock
 
 import structlog
 
@@ -26,6 +29,8 @@ log = structlog.get_logger("terrine")
 
 TOKEN = re.compile(r"terrine_([0-9a-f]{16})_[0-9a-f]{64}")
 MIN_KEY_BYTES = 32
+KNOWN_SECONDS, MOST_KNOWN = 60.0, 1024
+"""How long, and how many, tokens that were authenticated are known without the database."""
 
 
 class SecretKeyError(Exception):
@@ -34,13 +39,18 @@ class SecretKeyError(Exception):
 
 @dataclass(frozen=True)
 class Principal:
-    """The caller: the token's id, its role and, for a student, its one project."""
+    """The caller: the token's id, its role and, for a student, its one project.
+
+    `record`: the token's row as it was read, in case what is read next shall show whether it still
+    is so (`Ledger.consult`). None for a session that has no token.
+    """
 
     token_id: str
     role: Role
     project: str | None
     expires_at: datetime
     request_id: str | None = None
+    record: TokenRecord | None = None
 
     @property
     def actor(self) -> Actor:
@@ -54,6 +64,8 @@ class Tokens:
     def __init__(self, ledger: Ledger, key: bytes) -> None:
         self._ledger = ledger
         self._key = key
+        self._known: OrderedDict[bytes, tuple[TokenRecord, float]] = OrderedDict()
+        self._lock = Lock()
 
     def create(
         self, request: TokenCreate, by: Actor | None = None, until: datetime | None = None
@@ -93,11 +105,31 @@ class Tokens:
 
         A token whose row was edited is not valid; the log says what was found.
         """
-        match = TOKEN.fullmatch(token)
+        match, hashed = TOKEN.fullmatch(token), self._hash(token)
+        with self._lock:
+            self._known.pop(hashed, None)
         record = self._find(match[1]) if match else None
-        if record is None or not hmac.compare_digest(record.hash, self._hash(token)):
+        if record is None or not hmac.compare_digest(record.hash, hashed):
             raise Unauthorized("The bearer token is unknown. Ask the data owner for one.")
-        return _principal(record)
+        principal = _principal(record)
+        with self._lock:
+            self._known[hashed] = record, time.monotonic() + KNOWN_SECONDS
+            if len(self._known) > MOST_KNOWN:
+                self._known.popitem(last=False)
+        return principal
+
+    def known(self, token: str) -> Principal | None:
+        """Return the principal of a token that was authenticated a short while ago, from memory.
+
+        Whoever acts for it must first look whether its `record` is still the same.
+        """
+        record, until = self._known.get(self._hash(token), (None, 0.0))
+        if record is None or until < time.monotonic():
+            return None
+        try:
+            return _principal(record)
+        except Unauthorized:  # it has expired
+            return None
 
     def recall(self, token_id: str) -> Principal:
         """Return the principal of a token that was authenticated before.
@@ -142,7 +174,7 @@ def _principal(record: TokenRecord) -> Principal:
             f"This token expired at {record.expires_at:%Y-%m-%d %H:%M} UTC. "
             "Ask the data owner for a new one."
         )
-    return Principal(record.id, record.role, record.project, record.expires_at)
+    return Principal(record.id, record.role, record.project, record.expires_at, record=record)
 
 
 def load_secret_key(path: Path) -> bytes:

@@ -14,7 +14,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -69,6 +69,10 @@ _ALIVE = {
     "keepalives_count": 4,
     "tcp_user_timeout": 30_000,
 }
+LOG_PAGES, CACHE_KIB = 10_000, 16 * 1024
+"""SQLite: pages of 4 KiB in the write-ahead log before they are moved to the file, and what each
+connection keeps of the file. Digests are random, so each query changes two pages of indexes: the
+longer the log, the more changes of a page are moved at once."""
 _WRITE = "BEGIN IMMEDIATE"
 BEGIN = "begin"
 """In the `info` of a connection to SQLite: the statement that begins its next transaction."""
@@ -100,74 +104,64 @@ def connect(
     )
 
 
-@contextmanager
-def reading(engine: Engine) -> Iterator[Connection]:
+def reading(engine: Engine) -> AbstractContextManager[Connection]:
     """A connection that only reads. Any failure of the database is raised as DatabaseUnavailable.
 
     On SQLite it is one transaction. On PostgreSQL each statement is its own transaction: it would
     read its own snapshot anyway, and a transaction around it costs two more round trips.
     """
-    with _explained(engine), _transaction(engine, "AUTOCOMMIT") as connection:
-        yield connection
+    return _transaction(engine, "AUTOCOMMIT")
 
 
-@contextmanager
-def snapshot(engine: Engine) -> Iterator[Connection]:
+def snapshot(engine: Engine) -> AbstractContextManager[Connection]:
     """Like `reading`, but all statements read the same snapshot."""
-    with _explained(engine), _transaction(engine, "REPEATABLE READ") as connection:
-        yield connection
+    return _transaction(engine, "REPEATABLE READ")
 
 
-@contextmanager
-def writing(engine: Engine) -> Iterator[Connection]:
+def writing(engine: Engine) -> AbstractContextManager[Connection]:
     """A transaction that commits as a whole or not at all; on SQLite it excludes other writers.
 
     Any failure of the database is raised as DatabaseUnavailable. If the connection breaks during
     COMMIT, the outcome is unknown: only a retry with the same idempotency key tells.
     """
-    with _turn(engine), _explained(engine), _transaction(engine, begin=_WRITE) as connection:
-        yield connection
+    return _transaction(engine, writes=True)
 
 
-@contextmanager
-def appending(engine: Engine) -> Iterator[Connection]:
+def appending(engine: Engine) -> AbstractContextManager[Connection]:
     """Like `writing`, but on PostgreSQL for a single statement, which is its own transaction.
 
     It, too, is committed as a whole or not at all, without the round trips of BEGIN and COMMIT.
     """
-    transaction = _transaction(engine, "AUTOCOMMIT", begin=_WRITE)
-    with _turn(engine), _explained(engine), transaction as connection:
-        yield connection
+    return _transaction(engine, "AUTOCOMMIT", writes=True)
 
 
 @contextmanager
 def _transaction(
-    engine: Engine, level: str | None = None, begin: str = "BEGIN"
+    engine: Engine, level: str | None = None, writes: bool = False
 ) -> Iterator[Connection]:
-    """`level`: PostgreSQL's isolation level. `begin`: SQLite's statement that begins it."""
+    """`level`: PostgreSQL's isolation level. `writes`: on SQLite, it waits for its turn.
+
+    One context manager, not one for each step: every request enters several.
+    """
+    turn = _TURNS.get(engine) if writes else None
+    if turn is not None and not turn.acquire(timeout=BUSY_SECONDS):
+        raise DatabaseUnavailable("The ledger is busy. Retry.")
     silence = _SILENCES.get(engine)
     noticed = nullcontext() if silence is None else silence.noticed()
-    with noticed, engine.connect() as connection:
-        if engine.dialect.name == "sqlite":
-            connection.info[BEGIN] = begin
-        elif level is not None:
-            connection = connection.execution_options(isolation_level=level)
-        with connection.begin():
-            yield connection
-
-
-@contextmanager
-def _turn(engine: Engine) -> Iterator[None]:
-    lock = _TURNS.get(engine)
-    if lock is None:
-        yield
-    elif lock.acquire(timeout=BUSY_SECONDS):
-        try:
-            yield
-        finally:
-            lock.release()
-    else:
-        raise DatabaseUnavailable("The ledger is busy. Retry.")
+    try:
+        with noticed, engine.connect() as connection:
+            if engine.dialect.name == "sqlite":
+                connection.info[BEGIN] = _WRITE if writes else "BEGIN"
+            elif level is not None:
+                connection = connection.execution_options(isolation_level=level)
+            with connection.begin():
+                yield connection
+    except SQLAlchemyError as error:
+        # `from None`: a driver's error quotes the row, and with it a label not yet paid for.
+        raise _explanation(engine, error) from None
+    finally:
+        if turn is not None:
+            turn.release()
 
 
 def use_write_ahead_log(engine: Engine) -> None:
@@ -178,9 +172,11 @@ def use_write_ahead_log(engine: Engine) -> None:
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
         try:
-            with _explained(engine), closing(engine.raw_connection()) as raw:
+            with closing(engine.raw_connection()) as raw:
                 mode = raw.cursor().execute("PRAGMA journal_mode = WAL").fetchone()
             break
+        except SQLAlchemyError as error:
+            raise _explanation(engine, error) from None
         except sqlite3.Error as error:
             # If two processes switch at once, SQLite refuses one of them without waiting.
             if "locked" not in str(error) or time.monotonic() > deadline:
@@ -223,6 +219,8 @@ def _sqlite(url: URL) -> Engine:
         connection.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
+        connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         record.info.update(path=str(path), file=_identity(str(path)))  # type: ignore[attr-defined]
 
     return engine
@@ -314,17 +312,8 @@ def _readable(socket: int) -> bool:
     return bool(poll.poll(0))
 
 
-@contextmanager
-def _explained(engine: Engine) -> Iterator[None]:
-    """Turn the driver's errors into errors that say what to do."""
-    try:
-        yield
-    except SQLAlchemyError as error:
-        # `from None`: a driver's error quotes the row, and with it a label not yet paid for.
-        raise _explanation(engine, error) from None
-
-
 def _explanation(engine: Engine, error: SQLAlchemyError) -> DatabaseUnavailable:
+    """Return an error that says what to do about the driver's."""
     where = engine.url.render_as_string(hide_password=True)
     if isinstance(error, exc.TimeoutError):
         return DatabaseUnavailable("Every connection to the ledger is in use. Retry.", where)

@@ -13,6 +13,7 @@ quantity.
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import (
@@ -62,16 +63,21 @@ class Timestamp(TypeDecorator[datetime]):
     def process_result_value(self, value: object, dialect: Dialect) -> datetime | None:
         """Read UTC."""
         if isinstance(value, str):
-            try:
-                instant = datetime.fromisoformat(value)
-            except ValueError:
-                return value  # type: ignore[return-value]
-            return instant if iso(instant) == value else value  # type: ignore[return-value]
+            return _read(value)
         return value.astimezone(UTC) if isinstance(value, datetime) else None
 
     def coerce_compared_value(self, op: object, value: object) -> TypeEngine[Any]:
         """Write instants to compare with in the same way."""
         return self
+
+
+@lru_cache(maxsize=1024)  # every request reads those of its token
+def _read(value: str) -> datetime:
+    try:
+        instant = datetime.fromisoformat(value)
+    except ValueError:
+        return value  # type: ignore[return-value]
+    return instant if iso(instant) == value else value  # type: ignore[return-value]
 
 
 metadata = MetaData(
