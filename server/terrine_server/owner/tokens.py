@@ -12,7 +12,7 @@ import re
 import secrets
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -50,7 +50,7 @@ class Principal:
     project: str | None
     expires_at: datetime
     request_id: str | None = None
-    record: TokenRecord | None = None
+    record: TokenRecord | None = field(default=None, repr=False)
 
     @property
     def actor(self) -> Actor:
