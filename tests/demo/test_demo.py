@@ -108,7 +108,7 @@ def test_an_interrupted_demo_leaves_no_process_behind(tmp_path: Path, stop: sign
     assert demo.returncode in (130, -signal.SIGINT)
     assert "Interrupted. The server is stopped" in err
     assert "Traceback" not in err
-    assert not any(alive(pid) for pid in servers)
+    wait_for(lambda: not any(alive(pid) for pid in servers), 10)
     assert (tmp_path / "terrine-demo").is_dir()
 
 

@@ -114,7 +114,7 @@ def test_a_student_who_never_reads_keeps_no_other_student_out(served_machine: Ma
         client(server, "127.0.1.1", headers) as own,
         client(server, "127.0.1.1", others) as other,
     ):
-        until(lambda: own.get("/budget").status_code, lambda status: status == 503, 40)
+        until(lambda: own.get("/budget").status_code, lambda status: status == 503, 120)
         for number in range(20):
             assert other.post("/label", json=question(number % 5)).status_code == 200
 

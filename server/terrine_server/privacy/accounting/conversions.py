@@ -57,8 +57,9 @@ def epsilon_from_gdp(mu_squared: float, delta: float) -> float:
     mu, target = math.sqrt(mu_squared), math.log(check_delta("delta", delta))
     if gdp_log_delta(0.0, mu) <= target:
         return 0.0
-    # δ < exp(−u²/2), so u is less than this at the root, which bounds ε from above.
-    high = mu * math.sqrt(-2 * target) + mu_squared / 2
+    high = 1.0
+    while gdp_log_delta(high, mu) > target:
+        high *= 2
     root = brentq(lambda epsilon: gdp_log_delta(epsilon, mu) - target, 0.0, high, xtol=1e-15)
     return _up(root + 1e-15)
 
