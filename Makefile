@@ -46,8 +46,8 @@ serve: venv ## Make ./terrine-data if it is not there, then serve on http://127.
 	$(BIN)/terrine init
 	$(BIN)/terrine serve --workers $(REPLICAS) $(ARGS)
 
-test: venv ## Run every test, two at a time (ARGS="-n 0": one)
-	$(BIN)/pytest -n 2 --dist worksteal $(ARGS)
+test: venv ## Run every test, three at a time (ARGS="-n 0": one)
+	$(BIN)/pytest -n 3 --dist worksteal $(ARGS)
 
 test-fast: venv ## Run the quick tests of every room, within 90 seconds: no server, no PostgreSQL
 	$(BIN)/pytest -n 2 --dist worksteal -m 'not slow and not docker' $(ARGS)

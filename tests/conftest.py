@@ -23,11 +23,14 @@ WHOLE_SERVICES = {
 }
 """Directories whose tests run whole services, trainings or many draws."""
 SLOW_FILES = {
+    *("admin/test_access", "admin/test_issuer", "client/test_estimator"),
     *("api/test_broken_books", "api/test_commands", "api/test_queueing", "api/test_exhaustion"),
     *("api/test_abuse", "api/test_paging", "api/test_rendering", "ledger/test_concurrency"),
     *("ledger/test_crash", "ledger/test_edits", "ledger/test_ledger_cli"),
     *("ledger/test_model", "ledger/test_publishing", "ledger/test_parts"),
-    *("models/test_ensemble", "models/test_ensemble_cli", "models/test_teachers"),
+    *("models/test_backbones", "models/test_discriminant", "models/test_ensemble"),
+    *("models/test_ensemble_cli", "models/test_forests", "models/test_onnx"),
+    *("models/test_preview", "models/test_teachers", "plan/test_comparison"),
     *("plan/test_plan", "plan/test_plan_commands", "plan/test_planning_documentation"),
     *("packaging/test_distribution", "privacy_data_dependent/test_cost_properties"),
     "privacy_data_dependent/test_smoothness_brute_force",

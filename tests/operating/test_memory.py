@@ -49,33 +49,40 @@ def row(*shape: int) -> str:
     return json.dumps(np.zeros(shape, int).tolist()).replace(" ", "") + ","
 
 
-BODIES = {
-    "json of as many inputs as are allowed": (
-        "application/json",
-        ('{"inputs":[' + row(8, 8) * 4095 + row(8, 8)[:-1] + "]}").encode(),
-    ),
-    "json": ("application/json", filled('{"inputs":[', row(8, 8), "]}", JSON_LIMIT)),
-    "json of other shapes": ("application/json", filled('{"inputs":[', "[],", "]}", JSON_LIMIT)),
-    "json of other members": (
-        "application/json",
-        filled('{"inputs":[],"more":[', "{},", "]}", JSON_LIMIT),
-    ),
-    "json of long numbers": (
-        "application/json",
-        filled('{"inputs":[[[', "1e5,", "]]]}", JSON_LIMIT),
-    ),
-    "npy of bytes": ("application/x-npy", npy(np.zeros(((LIMIT >> 6) - 2, 8, 8), np.uint8))),
-    "npy of doubles": ("application/x-npy", npy(np.zeros(((LIMIT >> 9) - 1, 8, 8)))),
-    "npy of halves": ("application/x-npy", npy(np.zeros(((LIMIT >> 7) - 1, 8, 8), np.float16))),
-    "npz": (
-        "application/x-npz",
-        npz(inputs=np.random.default_rng(0).integers(0, 17, ((LIMIT >> 6) - 9, 8, 8), np.uint8)),
-    ),
-    "npz that unpacks to much more": (
-        "application/x-npz",
-        npz(inputs=np.zeros((LIMIT, 8, 8), np.uint8)),
-    ),
-}
+def bodies() -> dict[str, tuple[str, bytes]]:
+    """Return bodies for inputs of 8 by 8, each with its media type."""
+    return {
+        "json of as many inputs as are allowed": (
+            "application/json",
+            ('{"inputs":[' + row(8, 8) * 4095 + row(8, 8)[:-1] + "]}").encode(),
+        ),
+        "json": ("application/json", filled('{"inputs":[', row(8, 8), "]}", JSON_LIMIT)),
+        "json of other shapes": (
+            "application/json",
+            filled('{"inputs":[', "[],", "]}", JSON_LIMIT),
+        ),
+        "json of other members": (
+            "application/json",
+            filled('{"inputs":[],"more":[', "{},", "]}", JSON_LIMIT),
+        ),
+        "json of long numbers": (
+            "application/json",
+            filled('{"inputs":[[[', "1e5,", "]]]}", JSON_LIMIT),
+        ),
+        "npy of bytes": ("application/x-npy", npy(np.zeros(((LIMIT >> 6) - 2, 8, 8), np.uint8))),
+        "npy of doubles": ("application/x-npy", npy(np.zeros(((LIMIT >> 9) - 1, 8, 8)))),
+        "npy of halves": ("application/x-npy", npy(np.zeros(((LIMIT >> 7) - 1, 8, 8), np.float16))),
+        "npz": (
+            "application/x-npz",
+            npz(
+                inputs=np.random.default_rng(0).integers(0, 17, ((LIMIT >> 6) - 9, 8, 8), np.uint8)
+            ),
+        ),
+        "npz that unpacks to much more": (
+            "application/x-npz",
+            npz(inputs=np.zeros((LIMIT, 8, 8), np.uint8)),
+        ),
+    }
 
 
 @contextmanager
@@ -100,18 +107,19 @@ def health(url: str) -> Iterator[Callable[[], float]]:
         thread.join()
 
 
-PAGES = {
-    "json of pages": ("application/json", filled('{"inputs":[', row(*PAGE), "]}", JSON_LIMIT)),
-    "json of pages of other numbers": (
-        "application/json",
-        filled('{"inputs":[', row(*PAGE), "[1e999]]}", JSON_LIMIT),
-    ),
-    "json of one page too wide": (
-        "application/json",
-        filled('{"inputs":[[[', "0,", "0]]]}", JSON_LIMIT),
-    ),
-}
-"""Bodies for inputs so large that a batch of them holds more numbers than the text may."""
+def bodies_of_pages() -> dict[str, tuple[str, bytes]]:
+    """Return bodies for inputs so large that a batch of them has more numbers than the text may."""
+    return {
+        "json of pages": ("application/json", filled('{"inputs":[', row(*PAGE), "]}", JSON_LIMIT)),
+        "json of pages of other numbers": (
+            "application/json",
+            filled('{"inputs":[', row(*PAGE), "[1e999]]}", JSON_LIMIT),
+        ),
+        "json of one page too wide": (
+            "application/json",
+            filled('{"inputs":[[[', "0,", "0]]]}", JSON_LIMIT),
+        ),
+    }
 
 
 def pages(machine: Machine) -> dict[str, str]:
@@ -166,8 +174,8 @@ def test_no_body_costs_many_times_its_limit_or_others_their_time(
         small = np.ones((1, 8, 8), np.uint8), np.ones((1, *PAGE), np.uint8)
         for inputs, headers in zip(small, (kept, read), strict=True):
             ask("application/x-npy", npy(inputs), headers)
-        for bodies, headers in ((BODIES, kept), (PAGES, read)):
-            for name, (kind, body) in bodies.items():
+        for sent, headers in ((bodies(), kept), (bodies_of_pages(), read)):
+            for name, (kind, body) in sent.items():
                 for _ in range(TRIES):
                     code, peak, seconds = cost(kind, body, headers)
                     assert peak <= TIMES, name
