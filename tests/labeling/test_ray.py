@@ -19,11 +19,13 @@ import numpy as np
 import pytest
 from commands import Terrine
 from digits import DigitsEnsemble
+from onnx_made import mlp
 from server import running_server
 from sklearn.datasets import load_digits
 
 from terrine_models.data import DIGITS, Dataset, InputSpec
 from terrine_models.features import PublicData
+from terrine_models.importing import Declared, import_ensemble
 from terrine_models.ray_cluster import INLINE_BYTES
 from terrine_models.ray_training import on_ray
 from terrine_models.store import load_manifest, load_tensors, manifest_digest
@@ -193,11 +195,17 @@ def test_an_interrupted_training_leaves_no_ensemble_and_no_task_and_continues(
 
 @pytest.fixture(scope="module")
 def home(digits_ensemble: DigitsEnsemble, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data directory with heads, which each actor has all of, and networks, which are divided."""
+    """A data directory with heads, which each actor has all of, and others, which are divided."""
     directory = tmp_path_factory.mktemp("home")
     (directory / "ensembles").mkdir()
     (directory / "ensembles" / "heads").symlink_to(digits_ensemble.directory)
     trained(directory / "ensembles" / "networks", Networks(epochs=1), 30)
+    models = [directory / f"{seed}.onnx" for seed in range(7)]
+    for seed, path in enumerate(models):
+        path.write_bytes(mlp(seed, 64, classes=10).SerializeToString())
+    flat = InputSpec(shape=(64,), dtype="uint8", low=0, high=16)
+    declared = Declared(flat, tuple(DIGITS), records=700, disjoint_by="by hand")
+    import_ensemble(models, directory / "ensembles" / "imported", "imported", declared)
     return directory
 
 
@@ -220,24 +228,26 @@ def registered(home: Path, name: str) -> EnsembleRecord:
     return cast(EnsembleRecord, record)
 
 
-@pytest.mark.parametrize("name", ["heads", "networks"])
+@pytest.mark.parametrize("name", ["heads", "networks", "imported"])
 @pytest.mark.parametrize("rows", [1, 1000])
 def test_votes_of_a_cluster_are_those_of_this_process_bit_for_bit(
     voters: RayVoters, home: Path, digits_ensemble: DigitsEnsemble, name: str, rows: int
 ) -> None:
     record = registered(home, name)
-    inputs = np.resize(digits_ensemble.unseen, (rows, 8, 8))
+    shape = load_manifest(home / record.path).input.shape
+    inputs = np.resize(digits_ensemble.unseen, (rows, *shape))
     voters.check(record)
     counts = checked_votes(voters, record, inputs)
     assert np.array_equal(counts, LocalVoters(home, "cpu").votes(record, inputs))
 
 
-def test_no_actor_has_all_networks(voters: RayVoters, home: Path) -> None:
-    names = load_manifest(home / "ensembles/networks").teacher_files
-    places = [seat.made_of[1] for seat in voters._joined(registered(home, "networks"))]
-    divided = [place.files(load_manifest(home / "ensembles/networks")) for place in places]
+@pytest.mark.parametrize("name", ["networks", "imported"])
+def test_no_actor_has_all_networks(voters: RayVoters, home: Path, name: str) -> None:
+    manifest = load_manifest(home / "ensembles" / name)
+    places = [seat.made_of[1] for seat in voters._joined(registered(home, name))]
+    divided = [place.files(manifest) for place in places]
     assert len(divided) == ACTORS
-    assert sorted(file for files in divided for file in files) == names
+    assert sorted(file for files in divided for file in files) == manifest.teacher_files
     heads = load_manifest(home / "ensembles/heads")
     assert [place.files(heads) for place in places] == [heads.teacher_files] * ACTORS
 
