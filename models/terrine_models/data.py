@@ -373,6 +373,7 @@ def _one_file(folder: Path, start: str) -> Path:
     if not found:
         raise DataError(
             f"{folder} has no file {start}*; expected MNIST-style IDX files there, or, with the "
-            "size that pictures are converted to, folders of PNG and JPEG files."
+            "size that pictures are converted to, folders of PNG and JPEG files. Of other data, "
+            "name the file, not its directory."
         )
     return found[0]
