@@ -291,6 +291,54 @@ def test_the_thousandth_charge_is_as_quick_as_the_tenth(queries: int, tmp_path: 
     assert work("late") <= 1.2 * early
 
 
+@pytest.mark.parametrize("queries", [1, 64])
+@pytest.mark.parametrize("statistics", [False, True])
+def test_a_plan_that_postgresql_keeps_from_when_little_was_charged_reads_no_more_later(
+    statistics: bool, queries: int, database_url: str
+) -> None:
+    engine = connect(database_url)
+    if engine.dialect.name != "postgresql":
+        pytest.skip("SQLite's work is counted above")
+    ledger = open_ledger(database_url)
+    project = open_project(ledger, 4200, {"name": "gnmax", "sigma": 100.0})
+    kept = Ledger(engine, SECRET_KEY)
+
+    def scalar(query: str, **given: str) -> int:
+        with engine.begin() as connection:  # not rolled back: that discards plans
+            return int(connection.execute(text(query), given).scalar_one())
+
+    def read(table: str) -> int:
+        """Rows and entries of indexes that were read of a table so far."""
+        scalar("SELECT count(pg_stat_force_next_flush())")
+        rows = "SELECT seq_tup_read FROM pg_stat_user_tables WHERE relname = :table"
+        entries = "SELECT idx_tup_read FROM pg_stat_user_indexes WHERE relname = :table"
+        return scalar(f"SELECT sum(n) FROM ({rows} UNION ALL {entries}) AS _ (n)", table=table)
+
+    def work(name: str) -> dict[str, int]:
+        """Rows read of each table to look ten batches up, charge them, and answer retries."""
+        before = {table: read(table) for table in ("charges", "projects", "idempotency")}
+        for number in range(10):
+            batch = [answered(f"{name} {number} {i}") for i in range(queries)]
+            key = (f"{name} {number}", digest(name))
+            asked = [QueryDigest(p.query_digest, p.input_digest) for p in batch]
+            for _ in range(2):
+                found = kept.consult("study", [key], [asked])
+                kept.charge_group(project.id, [Batch(batch, key)], found)
+        return {table: read(table) - count for table, count in before.items()}
+
+    if statistics:  # to read all of so few rows is quickest then
+        ledger.charge(project.id, [answered("first")], ("first", digest("first")))
+        with engine.begin() as connection:
+            connection.execute(text("ANALYZE"))
+    work("plans are made")
+    assert scalar("SELECT sum(generic_plans) FROM pg_prepared_statements"), "they are kept"
+    early = work("early")
+    ledger.charge(project.id, [answered(i) for i in range(2000)])
+    late = work("late")
+    assert early["charges"] > 10 * queries
+    assert all(late[table] <= 1.2 * count for table, count in early.items()), (early, late)
+
+
 @pytest.mark.parametrize("statistics", [False, True])
 def test_postgresql_looks_earlier_answers_up_by_an_index(
     statistics: bool, database_url: str
@@ -328,4 +376,5 @@ def test_postgresql_looks_earlier_answers_up_by_an_index(
     for plan in wanted:
         assert not re.search(r"\"Seq Scan\"[^{}]*\"(charges|idempotency)\"", plan)
         if "on_ensemble" not in plan:  # other projects, whose guarantees the account is read with
-            assert not re.search(r"Rows Removed by Filter\": [1-9]", plan)
+            # One of each search may be: the next one after what was looked for.
+            assert not re.search(r"Rows Removed by Filter\": ([2-9]|1\d)", plan)

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, insert, select, update
+from sqlalchemy import Connection, Row, Select, insert, or_, select, update
 
 from terrine_server.errors import BrokenBooks, NotSealed
 from terrine_server.ledger.administration import (
@@ -43,11 +43,11 @@ def select_log() -> Select[Any]:
 
 def logged(kind: str, subject: Any) -> Any:
     """Return a subquery for what the last entry about a subject says; NULL if there is none."""
+    # Not IN, whose values SQLAlchemy writes into the statement anew at each execution.
+    about = or_(*(administrative_log.c.action == action for action in ABOUT[kind]))
     return (
         select(administrative_log.c.detail)
-        .where(
-            administrative_log.c.subject == subject, administrative_log.c.action.in_(ABOUT[kind])
-        )
+        .where(administrative_log.c.subject == subject, about)
         .order_by(administrative_log.c.seq.desc())
         .limit(1)
         .scalar_subquery()

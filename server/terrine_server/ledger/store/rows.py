@@ -330,7 +330,7 @@ def select_tokens() -> Select[Any]:
     )
 
 
-TOKEN = select_tokens().where(tokens.c.id == bindparam("id"))
+TOKEN = select_tokens().where(tokens.c.id == bindparam("id")).order_by(None)
 """Selects one token. Built once, since every request needs it."""
 
 

@@ -8,7 +8,7 @@ rows of a project as long as they have no statistics.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from typing import Any, Literal
 
@@ -41,6 +41,9 @@ _ACCOUNT = [projects.c[name] for name in ACCOUNT]
 _CHUNK = 5000  # a statement of SQLite has at most 32,766 parameters
 
 _By = Literal["id", "name"]
+_Form = Literal["sqlite", "many", "one"]
+"""How values come: to SQLite, as a table; to PostgreSQL, as arrays, or one of each. PostgreSQL
+plans the last once and for all, and arrays only if it likes."""
 
 
 def find(
@@ -52,8 +55,12 @@ def find(
     """
     by: _By = "name" if isinstance(project, str) else "id"
     if connection.dialect.name == "postgresql":
-        asked = {"project": project, **_wanted(keys, digests)}
-        rows = connection.execute(account_and_found(by, bool(keys)), asked).all()
+        wanted: dict[str, Any] = _wanted(keys, digests)
+        form: _Form = "many"
+        if all(len(values) == 1 for values in wanted.values()):
+            form, wanted = "one", {name: value for name, (value,) in wanted.items()}
+        found_by = account_and_found(by, bool(keys), form)
+        rows = connection.execute(found_by, {"project": project, **wanted}).all()
         return (rows[0] if rows else None), [row for row in rows if row.kind is not None]
     account = connection.execute(_account(by), {"project": project}).one_or_none()
     if account is None:
@@ -80,13 +87,13 @@ def _wanted(keys: Sequence[str], digests: Sequence[QueryDigest]) -> dict[str, li
 
 
 @cache
-def account_and_found(by: _By, keys: bool) -> Executable:
+def account_and_found(by: _By, keys: bool, form: _Form) -> Executable:
     """PostgreSQL: the account of a `:project`, repeated in each row found; alone if there is none.
 
     One statement reads one snapshot.
     """
     account = ", ".join(f"projects.{name}" for name in ACCOUNT)
-    found = f"({_search(False, keys)}) AS found ({', '.join(FOUND)})"
+    found = f"({_search(form, keys)}) AS found ({', '.join(FOUND)})"
     query = text(
         f"SELECT {account}, found.* FROM projects LEFT JOIN LATERAL {found} ON true "
         f"WHERE projects.{by} = :project"
@@ -105,7 +112,7 @@ def _found(wanted: Mapping[str, int]) -> str:
 
     Not by SQLAlchemy's expanding parameters, which take longer than the search.
     """
-    query, first = _search(True, "keys" in wanted), 3
+    query, first = _search("sqlite", "keys" in wanted), 3
     for name, count in wanted.items():
         values = ", ".join(f"(?{number})" for number in range(first, first + count))
         query, first = query.replace(f":{name}", f"(VALUES {values})"), first + count
@@ -113,24 +120,21 @@ def _found(wanted: Mapping[str, int]) -> str:
 
 
 @cache
-def _search(sqlite: bool, keys: bool) -> str:
+def _search(form: _Form, keys: bool) -> str:
     """Return the SQL that finds rows; on PostgreSQL, it is joined to a row of `projects`."""
+    sqlite = form == "sqlite"
     project, last = ("?1", "?2") if sqlite else ("projects.id", "projects.charges")
     previous = (
-        "(SELECT hash FROM charges AS before "
-        "WHERE before.project_id = charges.project_id AND before.seq = charges.seq - 1)"
+        "(SELECT hash FROM charges AS before WHERE before.project_id = charges.project_id "
+        "AND before.seq < charges.seq ORDER BY before.seq DESC LIMIT 1)"
     )
     charge = {name: name for name in _CHARGE} | {"previous": previous}
-    answered = f"input_digest = ? AND outcome = '{Outcome.ANSWERED}'"
+    by_query, by_input = _columns(QUERY, charge), _columns(INPUT, charge)
+    answered = f"AND outcome = '{Outcome.ANSWERED}'"
+    each = partial(_each, form, project)
     parts = [
-        _each(
-            *(sqlite, "charges", _columns(QUERY, charge), project),
-            *("queries", "bytea", "query_digest = ?"),
-        ),
-        _each(
-            *(sqlite, "charges", _columns(INPUT, charge), project),
-            *("inputs", "bytea", answered),
-        ),
+        each("charges", by_query, "queries", "bytea", "query_digest"),
+        each("charges", by_input, "inputs", "bytea", "input_digest", answered),
         # Two rows are already wrong. Without LIMIT, PostgreSQL expects a third of all charges.
         f"SELECT * FROM (SELECT {_columns(LAST, {'seq': 'seq', 'hash': 'hash'})} FROM charges "
         f"WHERE project_id = {project} AND seq >= {last} ORDER BY seq LIMIT 2) AS last",
@@ -138,8 +142,7 @@ def _search(sqlite: bool, keys: bool) -> str:
     if keys:
         kept = {name: name for name in ("created_at", "key", "body_digest", "results")}
         kept["key_seal"] = "seal"  # the account, in the same row, has a seal, too
-        columns = _columns(KEY, kept)
-        parts.append(_each(sqlite, "idempotency", columns, project, "keys", "text", "key = ?"))
+        parts.append(each("idempotency", _columns(KEY, kept), "keys", "text", "key"))
     return " UNION ALL ".join(parts)
 
 
@@ -157,14 +160,28 @@ def _columns(kind: int, given: dict[str, str]) -> str:
 
 
 def _each(
-    sqlite: bool, table: str, columns: str, project: str, wanted: str, type: str, condition: str
+    form: _Form,
+    project: str,
+    table: str,
+    columns: str,
+    wanted: str,
+    type: str,
+    column: str,
+    only: str = "",
 ) -> str:
-    """Return the SQL that looks up each of the `wanted` values separately."""
-    if sqlite:  # which keeps the order of a CROSS JOIN
-        condition = condition.replace("?", "column1")
-        source = f":{wanted} CROSS JOIN {table} ON project_id = {project} AND {condition}"
-        return f"SELECT {columns} FROM {source}"
-    condition = condition.replace("?", "value")
-    one = f"SELECT {columns} FROM {table} WHERE project_id = {project} AND {condition} LIMIT 1"
+    """Return the SQL that looks up each of the `wanted` values of a column separately."""
+    if form == "sqlite":  # which keeps the order of a CROSS JOIN
+        condition = f"project_id = {project} AND {column} = column1 {only}"
+        return f"SELECT {columns} FROM :{wanted} CROSS JOIN {table} ON {condition}"
+    value = f"CAST(:{wanted} AS {type})" if form == "one" else "value"
+    # The order is that of one index. For an equality alone, PostgreSQL might as well take another,
+    # and read all rows of the project, as long as it has no statistics.
+    first = (
+        f"SELECT * FROM {table} WHERE project_id = {project} AND {column} >= {value} {only} "
+        f"ORDER BY {column} LIMIT 1"
+    )
+    found = f"SELECT {columns} FROM ({first}) AS {table} WHERE {column} = {value}"
+    if form == "one":
+        return found
     given = f"unnest(CAST(:{wanted} AS {type}[])) AS given (value)"
-    return f"SELECT one.* FROM {given} CROSS JOIN LATERAL ({one}) AS one"
+    return f"SELECT found.* FROM {given} CROSS JOIN LATERAL ({found}) AS found"
