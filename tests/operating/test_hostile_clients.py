@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
@@ -60,6 +60,26 @@ def client(server: Serving, source: str, headers: dict[str, str] | None = None) 
     return httpx.Client(base_url=server.url, transport=transport, headers=headers, timeout=20)
 
 
+def take_all(
+    server: Serving, open_: ExitStack, refused: Callable[[], bool], sources: int, more: bytes = b""
+) -> None:
+    """Open connections that are never read until no seat of their share is left.
+
+    While they still ask, one whose seat was taken in between is refused and closed: others follow.
+    """
+    deadline = time.monotonic() + 50
+    while not refused():
+        assert time.monotonic() < deadline
+        open_.enter_context(never_reading(server, 4, sources, more))
+
+
+def take_all_of(headers: dict[str, str], server: Serving, open_: ExitStack) -> None:
+    """Take all seats of a token."""
+    own = open_.enter_context(client(server, "127.0.1.1", headers))
+    line = f"Authorization: {headers['Authorization']}\r\n".encode()
+    take_all(server, open_, lambda: own.get("/budget").status_code == 503, 4, line)
+
+
 @SQLITE
 def test_those_who_never_read_from_one_address_keep_nobody_else_out(
     served_machine: Machine,
@@ -94,8 +114,9 @@ def test_those_who_never_read_from_many_addresses_keep_no_student_out(
         never_reading(server, SEATS, 16),
         client(server, "127.0.2.1") as stranger,
         client(server, "127.0.2.1", headers) as own,
+        ExitStack() as open_,
     ):
-        until(lambda: stranger.get("/problems").status_code, lambda status: status == 503, 9)
+        take_all(server, open_, lambda: stranger.get("/problems").status_code == 503, 4)
         for _ in range(20):
             assert stranger.get("/healthz").status_code == 200
             assert own.get("/budget").status_code == 200
@@ -106,15 +127,13 @@ def test_those_who_never_read_from_many_addresses_keep_no_student_out(
 @SQLITE
 def test_a_student_who_never_reads_keeps_no_other_student_out(served_machine: Machine) -> None:
     """One token has its share of the seats, and no more."""
-    headers, others = student(served_machine, "greedy", 5), student(served_machine, "kept", 5)
-    token = f"Authorization: {headers['Authorization']}\r\n".encode()
+    greedy, others = student(served_machine, "greedy", 5), student(served_machine, "kept", 5)
     with (
         serving(served_machine, write_seconds=60, max_connections=SEATS) as server,
-        never_reading(server, SEATS, 30, token),
-        client(server, "127.0.1.1", headers) as own,
+        ExitStack() as open_,
         client(server, "127.0.1.1", others) as other,
     ):
-        until(lambda: own.get("/budget").status_code, lambda status: status == 503, 120)
+        take_all_of(greedy, server, open_)
         for number in range(20):
             assert other.post("/label", json=question(number % 5)).status_code == 200
 
@@ -133,12 +152,7 @@ def test_students_in_league_who_never_read_keep_no_other_student_out(
         client(server, "127.0.2.1", others) as other,
     ):
         for headers in league:
-            line = f"Authorization: {headers['Authorization']}\r\n".encode()
-            own = open_.enter_context(client(server, "127.0.1.1", headers))
-            deadline = time.monotonic() + 20
-            while own.get("/budget").status_code != 503:
-                assert time.monotonic() < deadline
-                open_.enter_context(never_reading(server, 4, 4, line))
+            take_all_of(headers, server, open_)
         for number in range(20):
             assert other.post("/label", json=question(number % 5)).status_code == 200
 
