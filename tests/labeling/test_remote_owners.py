@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -126,6 +128,42 @@ def test_below_the_quorum_nobody_votes(
     owners.behaviour |= dict.fromkeys(range(6), "status")
     with pytest.raises(EnsembleUnavailable, match=r"quorum of 15\. Nothing was charged"):
         checked_votes(voters, record, x)
+
+
+class EndsEveryOtherRequest(BaseHTTPRequestHandler):
+    """An owner who votes for class 3, and whose kept connection ends when it is used again."""
+
+    protocol_version = "HTTP/1.1"
+    answered = 0
+
+    def do_POST(self) -> None:
+        if self.answered:
+            self.close_connection = True
+            return
+        self.answered += 1
+        self.rfile.read(int(self.headers["Content-Length"]))
+        body = inference.response("owner-0", np.full(4, 3))
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_an_owner_is_asked_again_if_their_connection_has_just_ended(
+    tmp_path: Path, digits: Ensemble, digits_ensemble: DigitsEnsemble
+) -> None:
+    x = digits_ensemble.public[:4]
+    with ThreadingHTTPServer(("127.0.0.1", 0), EndsEveryOtherRequest) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        record = gathered(tmp_path, roster(digits, url, 2, quorum=2))
+        voters = RemoteVoters(tmp_path)
+        for _ in range(5):
+            assert (checked_votes(voters, record, x)[:, 3] == 2).all()
+        server.shutdown()
 
 
 def test_votes_of_the_absent_favour_no_class() -> None:

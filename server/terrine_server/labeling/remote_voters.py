@@ -219,22 +219,35 @@ def _system() -> ssl.SSLContext:
 
 
 async def ask(http: httpx.AsyncClient, request: Request, seconds: float) -> bytes | str:
-    """Ask one owner; return the body of the response, or why there is none in time."""
+    """Ask one owner; return the body of the response, or why there is none in time.
+
+    They are asked once more if the connection ends: many servers end idle ones after 5 s, and a
+    request may be on its way just then.
+    """
     try:
-        async with asyncio.timeout(seconds), http.stream("POST", **request.sent) as reply:
-            if reply.status_code != 200:
-                return f"status {reply.status_code}"
-            parts, size = [], 0
-            async for part in reply.aiter_raw():
-                parts.append(part)
-                size += len(part)
-                if size > request.most:
-                    return f"more than {request.most} bytes"
-            return b"".join(parts)
+        async with asyncio.timeout(seconds):
+            try:
+                return await _exchanged(http, request)
+            except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
+                return await _exchanged(http, request)
     except TimeoutError:
         return f"no answer within {seconds:g} s"
     except (httpx.HTTPError, ssl.SSLError, OSError) as error:
         return f"{type(error).__name__}: {error}"
+
+
+async def _exchanged(http: httpx.AsyncClient, request: Request) -> bytes | str:
+    """Return the body of the response, or why there is none. Raises httpx.HTTPError, OSError."""
+    async with http.stream("POST", **request.sent) as reply:
+        if reply.status_code != 200:
+            return f"status {reply.status_code}"
+        parts, size = [], 0
+        async for part in reply.aiter_raw():
+            parts.append(part)
+            size += len(part)
+            if size > request.most:
+                return f"more than {request.most} bytes"
+        return b"".join(parts)
 
 
 def read(reply: bytes | str, owner: Owner, rows: int, classes: int) -> NDArray[np.int64] | str:
