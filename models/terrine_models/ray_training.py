@@ -7,7 +7,7 @@ what this process would, to the last bit. One whose worker is lost is sent again
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -53,7 +53,8 @@ class Known:
 def on_ray(address: str | None) -> Iterator[Trainer]:
     """Join the cluster at `address` (see `ray_cluster.connect`); yield a trainer for it.
 
-    Leaves the cluster at the end, whatever happens: then the tasks that run there are cancelled.
+    Leaves the cluster at the end, whatever happens: then it ends the tasks that still run there.
+    To cancel them first is no safer: Ray aborts this process when one finishes just then.
     Raises ClusterError.
     """
     most = AHEAD * connect(address)
@@ -98,10 +99,6 @@ def _train(how: How, shards: Shards, runs: Sequence[range], most: int) -> Genera
             f"The Ray cluster did not train these teachers ({type(error).__name__}). Run the same "
             "command again to continue where it stopped; Ray's logs say more."
         ) from None
-    finally:
-        for each in coming:
-            with suppress(RayError):
-                ray.cancel(each, force=True)
 
 
 def _known(how: How, shards: Shards) -> Known:

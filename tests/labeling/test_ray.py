@@ -6,6 +6,7 @@ import os
 import secrets
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -84,6 +85,13 @@ def cluster() -> Iterator[Trainer]:
     """A cluster of this machine, which everything here shares."""
     with on_ray(None) as trainer:
         yield trainer
+
+
+def ray_address() -> str:
+    """Where this test's own cluster listens."""
+    import ray
+
+    return str(ray.get_runtime_context().gcs_address)
 
 
 def parent(process: int) -> int:
@@ -174,19 +182,27 @@ def test_networks_are_the_same_too_and_a_lost_worker_is_replaced(
 
 
 def test_an_interrupted_training_leaves_no_ensemble_and_no_task_and_continues(
-    cluster: Trainer, tmp_path: Path
+    cluster: Trainer, terrine: Terrine, tmp_path: Path
 ) -> None:
-    out, how = tmp_path / "ensemble", Networks(epochs=20)
-
-    def interrupt(done: int) -> None:
-        if done == 10:  # as a terminal does, while the next file is waited for
-            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-
-    with pytest.raises(KeyboardInterrupt):
-        trained(out, how, 60, cluster, on_trained=interrupt)
+    data, out = private(), tmp_path / "ensemble"
+    np.savez(tmp_path / "digits.npz", x=data.inputs, y=data.labels, classes=DIGITS)
+    train = ["ensemble", "train", str(tmp_path / "digits.npz"), "--name", "digits"]
+    train += ["--teachers", "60", "--kind", "networks", "--epochs", "60", "--out", str(out)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "terrine_server", *train, "--on", "ray"],
+        env=os.environ | {"TERRINE_RAY_ADDRESS": ray_address()},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    until(lambda: list(tmp_path.glob("ensemble.partial/teachers-*")))
+    assert workers("_task")
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
+    assert process.returncode == 130, said
     assert not out.exists()
     until(lambda: not workers("_task"))
-    trained(out, how, 60)
+    assert "60 teachers" in terrine(*train).fine
     assert load_manifest(out).teachers == 60
 
 
