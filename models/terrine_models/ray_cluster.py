@@ -84,6 +84,26 @@ def processors() -> int:
     return found
 
 
+def on_node(number: int) -> Any:
+    """Return a strategy that starts the actor of this number on a node whose turn it is.
+
+    Nodes take turns until each has had one for each of its processors. Ray's own `SPREAD` may put
+    all actors on one node. An actor whose node is lost starts anew on any other.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    turns = sorted(
+        (turn, node["NodeID"])
+        for node in ray.nodes()  # type: ignore[no-untyped-call]
+        if node["Alive"]
+        for turn in range(int(node["Resources"].get("CPU", 0)))
+    )
+    if not turns:
+        return "SPREAD"  # it waits for a node
+    return NodeAffinitySchedulingStrategy(turns[number % len(turns)][1], soft=True)
+
+
 def require_ray() -> None:
     """Raise ClusterError if Ray is not installed."""
     if find_spec("ray") is None:

@@ -27,7 +27,7 @@ from sklearn.datasets import load_digits
 from terrine_models.data import DIGITS, Dataset, InputSpec
 from terrine_models.features import PublicData
 from terrine_models.importing import Declared, import_ensemble
-from terrine_models.ray_cluster import INLINE_BYTES
+from terrine_models.ray_cluster import INLINE_BYTES, on_node
 from terrine_models.ray_training import on_ray
 from terrine_models.store import load_manifest, load_tensors, manifest_digest
 from terrine_models.teachers import Heads, How, Networks, Trainer, here, train_ensemble
@@ -223,6 +223,20 @@ def home(digits_ensemble: DigitsEnsemble, tmp_path_factory: pytest.TempPathFacto
     declared = Declared(flat, tuple(DIGITS), records=700, disjoint_by="by hand")
     import_ensemble(models, directory / "ensembles" / "imported", "imported", declared)
     return directory
+
+
+def test_nodes_take_turns(cluster: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    def node(name: str, processors: float, alive: bool = True) -> dict[str, Any]:
+        return {"NodeID": name * 56, "Alive": alive, "Resources": {"CPU": processors}}
+
+    found = [node("a", 2.0), node("0", 2.0, alive=False), node("b", 1.0), node("c", 0.0)]
+    found.append({"NodeID": "d" * 56, "Alive": True, "Resources": {"memory": 1.0}})
+    monkeypatch.setattr(ray, "nodes", lambda: found)
+    assert "".join(on_node(number).node_id[0] for number in range(5)) == "abaab"
+    found.clear()
+    assert on_node(0) == "SPREAD"
 
 
 @pytest.fixture(scope="module")

@@ -81,6 +81,7 @@ class _Actor:
 class _Seat:
     """Where an actor sits; another one takes its place when it is gone."""
 
+    number: int
     made_of: tuple[Any, ...]
     actor: Any = None
     waiting: int = 0
@@ -90,6 +91,8 @@ class _Seat:
         """Send it a block; return what Ray calls the reply that will come."""
         import ray
 
+        from terrine_models.ray_cluster import on_node
+
         if self.actor is None:
             # One processor is required where it starts, none reserved: it may be replaced on a
             # machine that has taken others in.
@@ -97,7 +100,7 @@ class _Seat:
             self.actor = kind.options(
                 max_restarts=-1,
                 max_task_retries=RETRIES,
-                scheduling_strategy="SPREAD",
+                scheduling_strategy=on_node(self.number),
                 enable_task_events=False,
             ).remote(*self.made_of)
         return self.actor.vote.remote(ensemble, inputs)
@@ -227,7 +230,7 @@ class RayVoters(Voters):
             count = min(self._actors or processors, MOST_ACTORS)
             memory = memory_of_a_thread()
             self._seats = [
-                _Seat((str(self._data_dir), Place(number, count), memory, software()))
+                _Seat(number, (str(self._data_dir), Place(number, count), memory, software()))
                 for number in range(count)
             ]
             return self._seats
