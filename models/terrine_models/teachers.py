@@ -114,18 +114,18 @@ def train_ensemble(
         training=how.training(data, seed, known, public),
         versions=versions(*how.packages),
     )
-    work = out.with_name(f"{out.name}.partial")
-    files = _begin_or_resume(work, plan, data)
+    work, of_data = out.with_name(f"{out.name}.partial"), data.digest()
+    files = _begin_or_resume(work, plan, of_data)
     if features and features.backbone and BACKBONE not in files:
         write_atomically(work / BACKBONE, features.backbone.data)
         files[BACKBONE] = features.backbone.source.sha256
-        _note(work, plan, data, files)
+        _note(work, plan, of_data, files)
     if features and FEATURES in files:
         tensors = load_tensors(work, FEATURES, files[FEATURES])
         features = FeatureMap(features.spec, data.spec, tensors, features.backbone)
     elif features and features.tensors:
         files[FEATURES] = save_tensors(work / FEATURES, features.tensors)
-        _note(work, plan, data, files)
+        _note(work, plan, of_data, files)
     shards = Shards(data, dict(enumerate(rows)), plan, features, public)
     report = on_trained or (lambda done: None)
     report(0)
@@ -139,24 +139,24 @@ def train_ensemble(
         for file, run in runs.items():
             if file not in files:
                 files[file] = save_tensors(work / file, next(trained))
-                _note(work, plan, data, files)
+                _note(work, plan, of_data, files)
             report(run.stop)
     return _finish(work, out, Manifest(**dict(plan), files=dict(sorted(files.items()))))
 
 
-def _begin_or_resume(work: Path, plan: EnsemblePlan, data: Dataset) -> dict[str, str]:
+def _begin_or_resume(work: Path, plan: EnsemblePlan, of_data: str) -> dict[str, str]:
     """Files that an earlier, interrupted call completed, with their digests."""
     work.mkdir(parents=True, exist_ok=True)
     note = work / PROGRESS
     if not note.exists():
-        _note(work, plan, data, {})
+        _note(work, plan, of_data, {})
         return {}
     try:
         found = json.loads(note.read_bytes())
         files: dict[str, str] = found["files"]
         earlier, now = found["plan"], plan.model_dump(mode="json")
         changed = sorted(key for key in now.keys() | earlier if now.get(key) != earlier.get(key))
-        if found["data"] != data.digest():
+        if found["data"] != of_data:
             changed.append("the training data")
     except (ValueError, KeyError, AttributeError):
         raise TrainingError(f"{note} is damaged. Remove {work} and start again.") from None
@@ -170,8 +170,8 @@ def _begin_or_resume(work: Path, plan: EnsemblePlan, data: Dataset) -> dict[str,
     return files
 
 
-def _note(work: Path, plan: EnsemblePlan, data: Dataset, files: dict[str, str]) -> None:
-    state = {"plan": plan.model_dump(mode="json"), "data": data.digest(), "files": files}
+def _note(work: Path, plan: EnsemblePlan, of_data: str, files: dict[str, str]) -> None:
+    state = {"plan": plan.model_dump(mode="json"), "data": of_data, "files": files}
     write_atomically(work / PROGRESS, json.dumps(state).encode())
 
 
