@@ -6,6 +6,10 @@ has `--large` more to itself. The first round is shown apart: a process sums a s
 it first shows it. Before every other round the large study gets new charges, which it must add.
 
     python benchmarks/pages.py [--studies 200] [--charges 1000000] [--large 1000000] [--rounds 30]
+        [--postgresql]
+
+On SQLite, in a temporary directory, or with `--postgresql` on PostgreSQL (needs the development
+extra).
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import structlog
@@ -26,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"
 from books import answered, open_ledger, terms
 from in_process import InProcess
 from migrated import SECRET_KEY
+from postgres import running_postgres
 from visitor import Visitor
 
 from ledger import MECHANISM, fill
@@ -46,11 +52,16 @@ def main() -> bool:
     parser.add_argument("--charges", type=int, default=1_000_000)
     parser.add_argument("--large", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--postgresql", action="store_true", help="instead of SQLite")
     options = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-    with tempfile.TemporaryDirectory() as directory, InProcess() as send:
-        data = Path(directory)
+    with ExitStack() as stack:
+        data = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        send = stack.enter_context(InProcess())
         url = f"sqlite:///{data / 'terrine.sqlite'}"
+        if options.postgresql:
+            server = stack.enter_context(running_postgres())
+            url = server.url(stack.enter_context(server.database()))
         ledger = open_ledger(url, epsilon=50.0)
         each = options.charges // (options.studies - 1)
         priced = terms(options.large + 10_000, MECHANISM, ledger.ensembles()[0].rule)
