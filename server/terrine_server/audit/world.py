@@ -50,7 +50,7 @@ FIRM = 10.0
 THRESHOLDS = np.arange(TEACHERS - 1) / 10 + 0.05
 """Thresholds of the ten teachers that both worlds share, in the unit of the first column."""
 CAP_EPSILON, CAP_DELTA = 100.0, 0.05
-START_SECONDS = 30
+START_SECONDS = 120
 
 
 @dataclass(frozen=True)
