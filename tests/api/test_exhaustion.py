@@ -134,10 +134,7 @@ def test_beyond_the_limit_new_requests_get_a_503_and_others_go_on(
         within, idle = Wire(server), [Wire(server) for _ in range(10)]
         within.send(ask)
         assert within.reply().status == 200
-        stuck = [Wire(server) for _ in range(5)]
-        endless_bodies(server, stuck[:3])
-        endless_bodies(server, stuck[3:])
-        until(lambda: asked_anew(server, ask).status, lambda status: status == 503)
+        stuck = take_all(server, ask, 5)
         newcomer = Wire(server)
         newcomer.send(ask)
         reply = newcomer.reply()
@@ -155,6 +152,26 @@ def test_beyond_the_limit_new_requests_get_a_503_and_others_go_on(
         assert within.reply().status == 200
         for wire in [within, alive, *idle, *stuck]:
             wire.close()
+
+
+def take_all(server: RunningServer, ask: bytes, seats: int) -> list[Wire]:
+    """Take all seats with endless bodies of several students, until `ask` is refused.
+
+    A body whose seat `ask` has just then is refused itself: another one follows.
+    """
+    stuck: list[Wire] = []
+
+    def asked() -> int:
+        for wire in [wire for wire in stuck if not wire.silent()]:
+            wire.close()
+            stuck.remove(wire)
+        more = [Wire(server) for _ in range(min(3, seats - len(stuck)))]
+        endless_bodies(server, more)
+        stuck.extend(more)
+        return asked_anew(server, ask).status
+
+    until(asked, lambda status: status == 503)
+    return stuck
 
 
 def asked_anew(server: RunningServer, ask: bytes) -> Reply:
