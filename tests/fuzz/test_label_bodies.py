@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import zipfile
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
@@ -11,13 +12,16 @@ import pytest
 from caller import npy
 from digits import DigitsEnsemble
 from fuzzing import BODIES, CUT_OFF, answered, examples, tell, tireless_server
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from label_bodies import (
+    BOMB,
     FAULTS,
     INVALID_OR_NOT,
     MANY,
+    NPZ,
     Sent,
+    archive,
     damaged,
     images,
     valid,
@@ -79,6 +83,8 @@ def test_no_body_costs_more_than_its_response_says(server: RunningServer) -> Non
 
     @examples(BODIES * 39 // 160)
     @given(INVALID_OR_NOT, FAULTS)
+    @example((NPZ, archive([("inputs.npy", BOMB, zipfile.ZIP_DEFLATED)], b"")), [])
+    @example(("text/plain", b""), [])
     def any_bytes(sent: Sent, faults: list[tuple[str, int, int]]) -> None:
         kind, body = sent
         student.send(kind, body)
