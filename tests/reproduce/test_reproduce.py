@@ -149,18 +149,19 @@ def test_tables_are_reproduced_too(terrine: Terrine, adult: Path, tmp_path: Path
 def test_the_protocol_of_2017_is_reproduced_with_forests(
     terrine: Terrine, adult: Path, tmp_path: Path
 ) -> None:
-    options = ("--quick", "--seeds", "1", "--epsilon", "60", "--out", tmp_path)
+    options = ("--quick", "--seeds", "1", "--epsilon", "90", "--out", tmp_path)
     protocol = ("--protocol", "rest", "--queries", "60", "--mechanism", "lnmax")
-    forests = ("--kind", "forest", "--teachers", "20", "--method", "forest")
+    forests = ("--kind", "forest", "--teachers", "50", "--method", "forest")
     said = terrine("reproduce", "adult", adult, *options, *protocol, *forests).fine
-    assert "plurality of 20 teachers (forest)" in " ".join(said.split())
+    assert "plurality of 50 teachers (forest)" in " ".join(said.split())
     (found,) = results(tmp_path)
     assert (found["answers"], found["tested"], found["kind"]) == (60, TEST - 60, "forest")
     assert found["heads"] == {"seed": 0, "trees": 100}
     assert found["mechanism"]["name"] == "lnmax"  # type: ignore[index]
     stated, worst = float(str(found["data_dependent"])), float(str(found["papers_epsilon"]))
     assert 0 < stated <= worst
-    assert float(str(found["accuracies"])[1:-1]) > 0.6
+    # 0.79 +- 0.05 in 15 runs: 60 noisy labels are few.
+    assert float(str(found["accuracies"])[1:-1]) > 0.55
     refused = terrine("reproduce", "adult", adult, "--queries", "60", *options).refused
     assert "--queries is for --protocol rest" in refused
     given = ("--kind", "forest", "--ensemble", tmp_path)
