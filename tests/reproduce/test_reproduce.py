@@ -160,8 +160,8 @@ def test_the_protocol_of_2017_is_reproduced_with_forests(
     assert found["mechanism"]["name"] == "lnmax"  # type: ignore[index]
     stated, worst = float(str(found["data_dependent"])), float(str(found["papers_epsilon"]))
     assert 0 < stated <= worst
-    # 0.79 +- 0.05 in 15 runs: 60 noisy labels are few.
-    assert float(str(found["accuracies"])[1:-1]) > 0.55
+    # 0.64 to 0.85 in 15 runs: 60 noisy labels are few.
+    assert float(str(found["accuracies"])[1:-1]) > 0.6
     refused = terrine("reproduce", "adult", adult, "--queries", "60", *options).refused
     assert "--queries is for --protocol rest" in refused
     given = ("--kind", "forest", "--ensemble", tmp_path)
