@@ -56,10 +56,10 @@ def test_the_joint_price_buys_five_times_the_answers_of_a_large_ensemble() -> No
 
 
 def test_a_small_budget_of_few_teachers_keeps_the_old_rule() -> None:
-    offer = choose(confident(250), 0.2, DELTA, cap_rule=CAP, pass_rate=0.7)
+    offer = choose(confident(250), 0.15, DELTA, cap_rule=CAP, pass_rate=0.7)
     assert offer.terms.rule == GDP
     assert offer.answer_share is None
-    assert offer.terms.prices == quote(confident(250), 0.2, DELTA, cap_rule=CAP).prices
+    assert offer.terms.prices == quote(confident(250), 0.15, DELTA, cap_rule=CAP).prices
 
 
 def test_a_cap_in_gaussian_dp_has_no_joint_price() -> None:
@@ -234,7 +234,7 @@ def test_divisions_show_that_cheap_answers_make_dear_abstentions() -> None:
     assert all(a.abstention <= b.abstention for a, b in pairwise(shown))
     chosen = next(each for each in shown if each.answer == offer.answer_share)
     assert chosen.answers == max(each.answers for each in shown)
-    assert divisions(choose(confident(250), 0.2, DELTA, cap_rule=CAP, pass_rate=0.7), 0.7) == ()
+    assert divisions(choose(confident(250), 0.15, DELTA, cap_rule=CAP, pass_rate=0.7), 0.7) == ()
 
 
 def test_the_default_expectation_is_that_teachers_mostly_agree() -> None:

@@ -34,10 +34,11 @@ from terrine_server.privacy.parameters import (
 )
 
 DEAREST = 3.0
-"""The most that any outcome costs, as a multiple of one price for all outcomes.
+"""The most that any outcome costs, as a multiple of one price for all outcomes, if answers told all
+noisy counts.
 
 The cheaper answers are, the dearer abstentions, and the fewer queries are certain if all of them
-abstain: at least a third of those that one price for all would buy.
+abstain: at least a third of those that such a price would buy.
 """
 
 TYPICAL_SHARES = (1.0, 0.5, 0.2, 0.05, 0.01, 0.001)
@@ -304,7 +305,7 @@ def _best_share(
         costs = outcome_costs(event, order) if isinstance(event, ConfidentMax) else None
         if costs is None:
             continue
-        if len(shares) == 1 or max(costs.abstention, costs.answer) <= DEAREST * costs.flat:
+        if len(shares) == 1 or max(costs.abstention, costs.answer) <= DEAREST * costs.counts:
             mean = pass_rate * costs.answer + (1 - pass_rate) * costs.abstention
             found = min(found, (mean, share))
     return found
