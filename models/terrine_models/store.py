@@ -304,11 +304,16 @@ def save_manifest(directory: Path, manifest: Manifest) -> None:
     write_atomically(directory / MANIFEST, manifest.model_dump_json(indent=2).encode() + b"\n")
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace `path` by `data` so that a crash leaves the old or the new file, never a mixture."""
+def write_atomically(path: Path, data: bytes, *, public: bool = False) -> None:
+    """Replace `path` by `data` so that a crash leaves the old or the new file, never a mixture.
+
+    public: everyone on this machine may read it, whatever the umask: a container's account, too.
+    """
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with scratch.open("wb") as file:
+            if public:
+                os.fchmod(file.fileno(), 0o644)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

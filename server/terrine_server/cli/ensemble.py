@@ -102,7 +102,7 @@ def train(
         typer.Option(
             metavar="N|A,B,…",
             help="Classes of IDX or .npz data: their number or their names. IDX default: 10. Of "
-            "pictures: their folders.",
+            "pictures, by default the folders of --public, if it has any.",
         ),
     ] = None,
     label: Annotated[
@@ -341,7 +341,7 @@ def schema(
             encoding=encoding.value,
             progress=progress,
         )
-    write_atomically(out, proposal.to_json().encode())
+    write_atomically(out, proposal.to_json().encode(), public=True)
     tables.show(proposal, public, out)
 
 

@@ -120,7 +120,6 @@ class LocalVoters(Voters):
         memory, place = self._memory or MEMORY, self._place or ALONE
         ensemble = Ensemble.load(directory, self._device, memory=memory, place=place)
         check_manifest(record, directory)  # it is the one that was loaded
-        ensemble.fastest()  # measured now, so that the first student does not wait
         return Loaded(ensemble, files, taken)
 
 
