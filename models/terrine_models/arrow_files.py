@@ -1,6 +1,6 @@
 """Read Parquet and Arrow files, in batches, as the text that a CSV file of them would hold.
 
-Needs the arrow extra: pip install 'terrine[arrow]'.
+Needs the arrow extra.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def _opened(path: Path) -> Iterator[_File]:
         from pyarrow import parquet
     except ImportError:
         raise DataError(
-            f"{path} is a Parquet or Arrow file; reading it needs pyarrow: "
-            "pip install 'terrine[arrow]'. Or save it as CSV."
+            f"{path} is a Parquet or Arrow file; reading it needs pyarrow. In a "
+            "checkout: pip install '.[arrow]'. Or save it as CSV."
         ) from None
     try:
         with Path(path).open("rb") as file:

@@ -113,7 +113,8 @@ def _converted(files: Sequence[Path], image: ImageFormat) -> NDArray[np.uint8]:
         import PIL.Image
     except ImportError:
         raise DataError(
-            f"{files[0]} is a picture; reading it needs Pillow: pip install 'terrine[student]'."
+            f"{files[0]} is a picture; reading it needs Pillow. In a checkout: "
+            "pip install '.[student]'"
         ) from None
     inputs = np.empty((len(files), *image.shape), dtype=np.uint8)
     for row, path in enumerate(files):

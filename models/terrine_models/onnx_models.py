@@ -135,8 +135,8 @@ def require_onnx(*packages: str) -> None:
     missing = [each for each in ("onnxruntime", "onnx", *packages) if find_spec(each) is None]
     if missing:
         raise ModelError(
-            f"{' and '.join(missing)} is not installed, and ONNX models need it: "
-            f"pip install 'terrine[onnx]'{''.join(f' {each}' for each in packages)}"
+            f"{' and '.join(missing)} is not installed, and ONNX models need it. In a checkout: "
+            f"pip install '.[onnx]'{''.join(f' {each}' for each in packages)}"
         )
 
 

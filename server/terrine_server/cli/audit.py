@@ -15,7 +15,6 @@ from terrine_server.cli.console import console, fail
 if TYPE_CHECKING:
     from terrine_server.audit.findings import AuditFinding, Report
     from terrine_server.ledger import Ledger
-    from terrine_server.settings import Settings
 
 
 class Subject(StrEnum):
@@ -79,11 +78,8 @@ def audit(
     from terrine_server import logs
     from terrine_server.audit.run import FULL, QUICK
     from terrine_server.audit.run import audit as run
-    from terrine_server.settings import Settings
 
-    ledger = None
-    if Subject.LEDGER in chosen:
-        ledger = _ledger(Settings(), required=not everything)
+    ledger = None if Subject.LEDGER not in chosen else _ledger(required=not everything)
     logs.configure("error")
     report = run(
         [subject.value for subject in chosen],
@@ -102,11 +98,13 @@ def audit(
     _conclude(report)
 
 
-def _ledger(settings: Settings, required: bool) -> Ledger | None:
+def _ledger(required: bool) -> Ledger | None:
     """Return the ledger of the data directory, or None if there is none and none is required."""
     from terrine_server.ledger import check_schema, connect
     from terrine_server.owner.operations import open_ledger
+    from terrine_server.settings import Settings
 
+    settings = Settings()
     if settings.database_url is None and not settings.data_dir.is_dir():
         if required:
             fail(

@@ -43,6 +43,17 @@ KNOWN = (
 """Errors whose text is written for the user. Looked up only if their module is imported."""
 
 
+EXTRAS = {
+    "service": "server",
+    "--all": "server",
+    "student": "student",
+    "audit": "auditor",
+    "ledger": "auditor",
+    "log": "auditor",
+}
+"""What to install for a command, by words of it; for all others the server."""
+
+
 class CommandError(Exception):
     """Ends a command. The text says what is wrong and what to do."""
 
@@ -101,11 +112,12 @@ def explain(error: BaseException) -> str | None:
         return str(error)
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
-        extra = "student" if sys.argv[1:2] == ["student"] else "server"
+        # Options of `terrine` itself may come before the command.
+        extra = next((EXTRAS[word] for word in sys.argv if word in EXTRAS), "server")
         if not package.startswith("terrine"):
             return (
-                f"{package} is not installed. This command needs the {extra} extra: "
-                f"`pip install 'terrine[{extra}]'`"
+                f"{package} is not installed, and this command needs it. "
+                f"In a checkout: pip install '.[{extra}]'"
             )
     for module, name in KNOWN:
         kind = getattr(sys.modules.get(module), name, None)

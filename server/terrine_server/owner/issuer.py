@@ -94,7 +94,7 @@ class Issuer:
             import joserfc  # noqa: F401
         except ModuleNotFoundError:
             raise IssuerError(
-                "TERRINE_OIDC_ISSUER needs the extra `oidc`: pip install 'terrine[oidc]'."
+                "TERRINE_OIDC_ISSUER needs the extra `oidc`. In a checkout: pip install '.[oidc]'"
             ) from None
         self.url = settings.oidc_issuer or ""
         self.host = urlsplit(self.url).netloc
