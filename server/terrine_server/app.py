@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import version
 from multiprocessing import parent_process
 from multiprocessing.process import BaseProcess
@@ -105,6 +106,7 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.services = services
+    app.state.malformed = partial(middleware.malformed, metrics)
     app.add_middleware(
         middleware.Envelope,
         metrics=services.metrics,
