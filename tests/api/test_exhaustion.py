@@ -271,7 +271,7 @@ def test_decoding_takes_turns_by_token(
 
 
 def test_a_body_longer_than_the_largest_batch_is_refused_by_its_head(served: RunningServer) -> None:
-    """Of 64 inputs of 8 by 8 in doubles, and 10 probabilities each, there are 37,888 bytes."""
+    """4,096 inputs of 8 by 8 in doubles, with 10 probabilities each, have 2.4 MB."""
     token = served.token()
     for kind, length, limit in ((b"x-npz", 5_000_000, "Split"), (b"json", 2**20 + 1, "x-npy")):
         with closing(Wire(served)) as wire:
