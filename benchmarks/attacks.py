@@ -135,9 +135,10 @@ def repeat(port: int, sent: Sequence[bytes]) -> None:
 
 
 def hold(port: int, sent: bytes) -> None:
-    """Keep connections open on which this much was sent, and open anew what is closed."""
+    """Keep connections open on which this much was sent; open anew what is closed, 100 a second."""
     ends = time.monotonic() + LONGEST
     held: list[socket.socket | None] = [None] * MANY
+    opened = 0
     while time.monotonic() < ends:
         for number, one in enumerate(held):
             if one is not None:
@@ -151,6 +152,9 @@ def hold(port: int, sent: bytes) -> None:
                 one.close()
                 held[number] = None
                 continue
+            opened += 1
+            if opened > MANY:
+                time.sleep(0.01)
             with suppress(OSError):
                 made = socket.create_connection(("127.0.0.1", port), 5)
                 made.setblocking(False)
@@ -162,7 +166,7 @@ def hold(port: int, sent: bytes) -> None:
 
 @contextmanager
 def attacking(attack: Callable[..., None], port: int, given: Any) -> Iterator[None]:
-    context = get_context("spawn")
+    context = get_context("fork")  # at once: what is imported here takes seconds
     begins = context.Event()
     process = context.Process(target=_nicely, args=(begins, attack, port, given), daemon=True)
     process.start()

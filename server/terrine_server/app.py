@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -41,6 +42,7 @@ from terrine_server.owner.issuer import Issuer
 from terrine_server.owner.sessions import Sessions
 from terrine_server.owner.tokens import Principal, Tokens, load_secret_key
 from terrine_server.ratelimit import RateLimit
+from terrine_server.serving.listening import SWITCH_SECONDS
 from terrine_server.settings import Settings
 
 log = structlog.get_logger("terrine")
@@ -129,6 +131,7 @@ def create_worker() -> FastAPI:
     """Return the app of a worker process of `terrine serve --workers`, which ends with it."""
     settings = Settings()
     logs.configure(settings.log_level)
+    sys.setswitchinterval(SWITCH_SECONDS)
     server = parent_process()
     if server is not None:
         Thread(target=_end_with, args=(server,), daemon=True).start()

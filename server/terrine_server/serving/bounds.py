@@ -23,6 +23,10 @@ from terrine_server.serving.seats import Seat, Seats, Share
 LINGER = 5.0
 """Maximum seconds for reading and discarding the rest of a refused body."""
 CLOSING = {"Connection": "close"}
+REPEATED = {401, 413, 429}
+"""Refusals that cost their caller nothing to repeat, and this server the time of others."""
+REFUSAL_SECONDS = 0.1
+"""How long each of these takes: a connection gets ten of them a second, and no more."""
 
 
 class Refusal(NamedTuple):
@@ -76,6 +80,8 @@ class Bounds:
             refusal, owner = await admit(), seat.owner
 
         async def respond(message: Message) -> None:
+            if message.get("status") in REPEATED:
+                await asyncio.sleep(REFUSAL_SECONDS)
             await body.before_the_end(message, send)
 
         async def receive_limited() -> Message:
