@@ -24,7 +24,7 @@ from terrine_models.roster import read_token
 from terrine_server import helper as helpers
 from terrine_server.helper import Helper, HelperTerms
 from terrine_server.labeling import inference, shares
-from terrine_server.serving import listening
+from terrine_server.serving import bounds, listening
 from terrine_server.serving.connection import SPARE, options
 from terrine_server.serving.limits import Limits, few_callers
 from terrine_server.teacher import Teacher
@@ -181,6 +181,19 @@ def test_requests_in_progress_of_strangers_leave_places_for_those_with_a_token(
             one = stack.enter_context(server.connect())
             one.sendall(server.head(len(server.body)))
         server.answers()
+
+
+@pytest.mark.parametrize("kind", ["helper", "owner"])
+def test_refusals_that_are_free_to_repeat_are_answered_slowly(
+    kind: str, tmp_path: Path, digits_ensemble: DigitsEnsemble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "REFUSAL_SECONDS", 600.0)
+    with small(kind, LONG, tmp_path, digits_ensemble) as server, closing(server.connect()) as one:
+        one.sendall(server.head(len(server.body)) + server.body)
+        server.answers()
+        one.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            one.recv(1)
 
 
 def test_one_owner_s_shares_in_flight_leave_memory_for_those_of_others(
