@@ -383,6 +383,17 @@ def test_no_json_takes_much_memory(kind: str) -> None:
         assert most_memory(refuse) < 32 << 20
 
 
+def test_rows_that_are_not_there_take_no_memory() -> None:
+    """A thousand rows of a million numbers each are claimed in 2 KB."""
+    body = b'{"inputs": [%s0]}' % (b"0," * 1000)
+
+    def refuse() -> None:
+        with pytest.raises(InvalidQuery, match="Expected `array`"):
+            decode_body(JSON, body, expecting(1000, 1000), Limits(LIMIT, batch=4096))
+
+    assert most_memory(refuse) < 1 << 20
+
+
 def test_more_json_than_allowed_is_refused_before_it_is_read() -> None:
     body, limits = b'{"inputs": [[1, 2]]}'.ljust(MAX_JSON), Limits(body=LIMIT, batch=9)
     assert len(decode_body(JSON, body, PAIRS, limits).inputs) == 1

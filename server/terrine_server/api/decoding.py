@@ -173,15 +173,15 @@ def decode_json(body: bytes, expected: Expected, limits: Limits) -> Decoded:
 def _rows(
     name: str, texts: Sequence[msgspec.Raw], shape: tuple[int, ...], arrays: str
 ) -> np.ndarray:
-    decoder, rows = _row_decoder(shape), np.empty((len(texts), *shape))
+    decoder, rows = _row_decoder(shape), []
     for index, text in enumerate(texts):
         try:
-            rows[index] = decoder.decode(text)
+            rows.append(np.array(decoder.decode(text), np.float64))
         except msgspec.DecodeError as error:
             what, _, place = str(error).partition(" - at `$")
             place = place.removesuffix("`")
             raise InvalidQuery(f"{what} - at `$.{name}[{index}]{place}`. {arrays}") from None
-    return rows
+    return np.stack(rows)
 
 
 @lru_cache(maxsize=64)
