@@ -68,7 +68,7 @@ NOOP = """
 import sys, uvicorn
 from fastapi import FastAPI, Request
 from terrine_server import logs
-from terrine_server.api.connection import options
+from terrine_server.serving.connection import options
 from terrine_server.settings import Settings
 
 app = FastAPI()
@@ -78,7 +78,7 @@ async def label(request: Request):
     return {"bytes": len(await request.body())}
 
 logs.configure("info")
-uvicorn.run(app, host="127.0.0.1", port=0, **options(Settings()))
+uvicorn.run(app, host="127.0.0.1", port=0, **options(Settings().limits))
 """
 
 

@@ -17,6 +17,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from terrine_protocol.base import SHOWN
+from terrine_server.serving.limits import Limits
 
 MAY_BE_EMPTY = {"TERRINE_FORWARDED_ALLOW_IPS"}
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}
@@ -109,19 +110,13 @@ class Settings(BaseSettings):
             "arrays as they are used.",
         ),
     ] = 64 * 1024 * 1024
-    max_json_bytes: Annotated[
-        int,
-        Field(
-            ge=1024,
-            description="Maximum bytes in a request to label in JSON, and of its probabilities.",
-        ),
-    ] = 4 * 1024 * 1024
     max_held_bytes: Annotated[
         int,
         Field(
             ge=1024,
-            description="Maximum bytes of all request bodies held at a time; a request beyond it "
-            "gets a 503, unless it is alone.",
+            description="Maximum bytes of all request bodies held at a time, of which one token "
+            "(or address, without a token) has at most half of those that others leave; a request "
+            "beyond it gets a 503, unless it is alone.",
         ),
     ] = 512 * 1024 * 1024
     contact: Annotated[
@@ -315,19 +310,19 @@ class Settings(BaseSettings):
         return self.secret_key_file or self.data_dir / "secret.key"
 
     @property
-    def per_token(self) -> int:
-        """Maximum requests in progress with one token."""
-        return self.max_per_token or max(1, self.max_connections // 2)
-
-    @property
-    def strangers(self) -> int:
-        """Maximum requests in progress without a valid token."""
-        return self.max_strangers or max(1, self.max_connections // 2)
-
-    @property
-    def per_address(self) -> int:
-        """Maximum requests in progress without a valid token from one address."""
-        return self.max_per_address or max(1, self.max_connections // 4)
+    def limits(self) -> Limits:
+        """What connections and requests may take of this process."""
+        return Limits(
+            connections=self.max_connections,
+            per_token=self.max_per_token,
+            strangers=self.max_strangers,
+            per_address=self.max_per_address,
+            held_bytes=self.max_held_bytes,
+            keep_alive_seconds=self.keep_alive_seconds,
+            body_seconds=self.body_seconds,
+            write_seconds=self.write_seconds,
+            shutdown_seconds=self.shutdown_seconds,
+        )
 
     def database_password(self) -> str | None:
         """Return the password read from `database_password_file`, or None without one."""

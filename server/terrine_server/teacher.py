@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hmac
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import httpx
@@ -16,6 +17,7 @@ import numpy as np
 from anyio import CapacityLimiter, to_thread
 from numpy.typing import NDArray
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -23,9 +25,12 @@ from starlette.routing import Route
 from terrine_models.ensemble import Ensemble
 from terrine_server.labeling import inference, shares
 from terrine_server.labeling.inference import ProtocolError
+from terrine_server.serving.bounds import Guard
+from terrine_server.serving.limits import Limits, few_callers
 
 MOST_BYTES = 64 * 2**20
 """Of a request's body."""
+LIMITS = few_callers(1)
 HELPER_SECONDS = 30.0
 """How long the helper is waited for; the service that asks may wait less."""
 
@@ -43,7 +48,7 @@ class Teacher:
         self._helper = helper
         self._voting = CapacityLimiter(1)
 
-    def app(self) -> Starlette:
+    def app(self, limits: Limits = LIMITS) -> Starlette:
         """Return the server's routes: those of the Open Inference Protocol that are needed."""
         model = f"/v2/models/{self.model}"
         return Starlette(
@@ -54,8 +59,13 @@ class Teacher:
                 Route(model, self._metadata),
                 Route(f"{model}/infer", self._infer, methods=["POST"]),
                 Route(f"{model}/share", self._share, methods=["POST"]),
-            ]
+            ],
+            middleware=[Middleware(Guard, limits, MOST_BYTES, self._caller)],
         )
+
+    def _caller(self, headers: Mapping[bytes, bytes]) -> str | None:
+        given = headers.get(b"authorization", b"")
+        return "service" if hmac.compare_digest(given, b"Bearer " + self._token) else None
 
     async def _alive(self, _: Request) -> Response:
         return JSONResponse({"live": True})
@@ -106,20 +116,13 @@ class Teacher:
         """Return the labels `[B]` that a request asks for, or its refusal."""
         if not self._allowed(request):
             return _refused(401, "This needs the token of this teacher (Authorization: Bearer).")
-        parts, size = [], 0
-        async for part in request.stream():
-            parts.append(part)
-            size += len(part)
-            if size > MOST_BYTES:
-                return _refused(413, f"The body is larger than {MOST_BYTES} bytes.")
+        body = await request.body()
         head = request.headers.get(inference.HEADER_LENGTH)
         if head is not None and not head.isdecimal():
             return _refused(400, f"{inference.HEADER_LENGTH} is no number of bytes.")
         length = None if head is None else int(head)
         try:
-            return await to_thread.run_sync(
-                self._labels, b"".join(parts), length, limiter=self._voting
-            )
+            return await to_thread.run_sync(self._labels, body, length, limiter=self._voting)
         except ProtocolError as error:
             return _refused(400, f"The request is refused: {error}.")
 
@@ -132,8 +135,7 @@ class Teacher:
         return chosen
 
     def _allowed(self, request: Request) -> bool:
-        given = request.headers.get("authorization", "").encode()
-        return hmac.compare_digest(given, b"Bearer " + self._token)
+        return self._caller(dict(request.headers.raw)) is not None
 
 
 def _refused(status: int, why: str) -> Response:

@@ -80,8 +80,7 @@ def serve(
 
     check_tls(host, certificate, key)
     helper = Helper(directory)
-    connections = 2 * len(helper.terms.owners) + 64
-    serve_over_tls(helper.app(), "Helper", host, port, certificate, key, connections)
+    serve_over_tls(helper.app(), "Helper", host, port, certificate, key, helper.limits)
 
 
 def _show(directory: Path) -> None:

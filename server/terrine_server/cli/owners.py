@@ -129,7 +129,7 @@ def serve(
     from terrine_models.roster import Peer, read_token
     from terrine_models.store import load_manifest, write_atomically
     from terrine_server.labeling.remote_voters import client
-    from terrine_server.teacher import Teacher
+    from terrine_server.teacher import LIMITS, Teacher
 
     check_tls(host, certificate, key)
     if helper is None and (helper_token_file or helper_certificate):
@@ -150,7 +150,7 @@ def serve(
         Peer.model_validate({"name": "helper", "url": helper})  # https, but on this machine
         second = client(helper, helper_certificate, read_token(helper_token_file))
     app = Teacher(directory, name, token, second).app()
-    serve_over_tls(app, f"Model {name}", host, port, certificate, key)
+    serve_over_tls(app, f"Model {name}", host, port, certificate, key, LIMITS)
 
 
 def _asked(directory: Path, roster: Roster) -> tuple[int, str | None]:

@@ -110,8 +110,6 @@ class _Fixed:
     mechanism: Mechanism
 
 
-SMALL_BYTES, SMALL_INPUTS = 4096, 32
-"""A request of less than this is checked sooner than a thread is woken to do so."""
 MOST_FIXED = 1024
 """How many projects are kept in this form."""
 
@@ -131,13 +129,11 @@ class Labeling:
         fixed = self._fixed(self._ledger.remembered(project_name))
         return fixed.input, fixed.classes
 
-    def small(self, project_name: str, size: int) -> bool:
-        """Whether a plain body of so many bytes can be checked at once, without the database."""
+    def known(self, project_name: str) -> tuple[InputSpec, int] | None:
+        """Return what `expected` does, if that is in memory."""
         project = self._ledger.in_memory(project_name)
         fixed = None if project is None else self._by_genesis.get(project.genesis)
-        if fixed is None:
-            return False
-        return size <= min(SMALL_BYTES, SMALL_INPUTS * (4 + math.prod(fixed.input.shape)))
+        return None if fixed is None else (fixed.input, fixed.classes)
 
     def _fixed(self, project: ProjectRecord) -> _Fixed:
         found = self._by_genesis.get(project.genesis)
