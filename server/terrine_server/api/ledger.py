@@ -30,7 +30,7 @@ from terrine_server.api.paging import Limit, NameCursor, NumberCursor
 from terrine_server.api.services import Auditor, ServicesDep
 from terrine_server.api.unchanging import UNCHANGED, unchanging
 from terrine_server.ledger import ChargeRecord, EnsembleRecord
-from terrine_server.owner import operations
+from terrine_server.owner import operations, verification
 
 router = APIRouter(tags=["ledger"])
 
@@ -110,7 +110,7 @@ def charges(
 @router.get("/ledger/{project}/verify", responses=openapi.problems("not-found"))
 def verify(services: ServicesDep, _: Auditor, project: Name) -> Verification:
     """Recompute every hash, number, price and balance of a project's books."""
-    return views.verification(services.ledger.verify(project))
+    return views.verification(verification.verify_project(services.ledger, project))
 
 
 @router.get("/log", response_model=LogPage, responses=openapi.problems() | UNCHANGED)
@@ -130,7 +130,7 @@ def administrative_log(
 @router.get("/log/verify", responses=openapi.problems())
 def verify_log(services: ServicesDep, _: Auditor) -> LogVerification:
     """Recompute the administrative log, and hold the rows of today against it."""
-    return views.log_verification(services.ledger.verify_log())
+    return views.log_verification(verification.verify_log(services.ledger))
 
 
 def csv_lines(entries: Iterable[ChargeRecord], ensemble: EnsembleRecord) -> Iterator[str]:

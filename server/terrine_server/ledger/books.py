@@ -29,6 +29,7 @@ from terrine_server.ledger.records import (
 from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store import history, log, rows
 from terrine_server.ledger.store.database import reading, snapshot
+from terrine_server.ledger.store.schema import differences
 from terrine_server.ledger.store.tables import administrative_log, charges, ensembles, projects
 from terrine_server.ledger.verifying import archive
 from terrine_server.ledger.verifying.administration import verify_log
@@ -329,3 +330,7 @@ class Books:
         """
         with snapshot(self._engine) as connection:
             return verify_log(connection, self._seals, anchor)
+
+    def verify_schema(self) -> list[str]:
+        """Return in what the whole schema is not as this version's migrations make it."""
+        return [f"schema: {found}" for found in differences(self._engine)]

@@ -28,6 +28,7 @@ from terrine_server.ledger.administration import (
 from terrine_server.ledger.chain import canonical_json
 from terrine_server.ledger.records import LogEntry
 from terrine_server.ledger.seals import Seals
+from terrine_server.ledger.store.database import write as write_rows
 from terrine_server.ledger.store.soundness import UNREADABLE, check_types
 from terrine_server.ledger.store.tables import administrative_log, ensembles, log_head, tokens
 
@@ -120,8 +121,10 @@ def set_head(connection: Connection, seals: Seals, entries: int, head: bytes) ->
     """Make the log end there, sealed with this key."""
     row = {"key_check": seals.key_check, "entries": entries, "head": head}
     sealed = seals.sealed("log_head", row)
-    if connection.execute(update(log_head).values(sealed)).rowcount == 0:
-        connection.execute(insert(log_head).values(id=1, **sealed))
+    if connection.execute(_HEAD).first() is None:
+        write_rows(connection, insert(log_head).values(id=1, **sealed))
+    else:
+        write_rows(connection, update(log_head).values(sealed))
 
 
 def record(
@@ -177,5 +180,5 @@ def write(
         "detail": canonical_json(dict(detail)),
     }
     made["hash"] = log_hash(head["head"], made)
-    connection.execute(insert(administrative_log).values(made))
+    write_rows(connection, insert(administrative_log).values(made))
     set_head(connection, seals, made["seq"], made["hash"])
