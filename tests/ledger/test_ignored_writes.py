@@ -116,6 +116,7 @@ def test_an_act_that_is_ignored_fails_and_changes_nothing(
 
 
 CHARGED = [("projects", "UPDATE"), ("charges", "INSERT"), ("idempotency", "INSERT")]
+NAMED = [" ".join(each) for each in CHARGED]
 
 
 @pytest.mark.parametrize("queries", [1, 2], ids=["one query", "two queries"])

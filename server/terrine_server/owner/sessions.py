@@ -32,9 +32,10 @@ IDLE = timedelta(minutes=30)
 LONGEST = timedelta(hours=12)
 """A session ends so long after it began, whatever is asked with it."""
 COOKIE = re.compile(
-    r"(([0-9a-f]{16})\.((?:admin-|auditor-)?[0-9a-f]{16})\.(\d{1,12})\.(\d{1,12}))\.([0-9a-f]{64})"
+    r"(([0-9a-f]{16})\.((?:admin-|auditor-)?[0-9a-f]{16})\.([0-9]{1,10})\.([0-9]{1,10}))\.([0-9a-f]{64})"
 )
-FLOW = re.compile(r"([0-9a-f]{32})\.(\d{1,12})")
+"""A time of ten digits is in the year 2286 at the latest: any is an instant."""
+FLOW = re.compile(r"([0-9a-f]{32})\.([0-9]{1,10})")
 FLOW_LASTS = timedelta(minutes=10)
 """How long somebody may take to sign in at the issuer."""
 TOKENS_LAST = timedelta(days=90)

@@ -285,12 +285,11 @@ def _of_postgresql(connection: Connection, schema: int | None) -> Iterator[_Part
 
 def _as_restored(definition: str) -> str:
     """Write `IN (…)` as PostgreSQL prints it once it was dumped and restored."""
-    return _REWRITTEN.sub(
-        lambda found: (
-            "ARRAY[" + ", ".join(f"({each})::text" for each in found[1].split(", ")) + "]"
-        ),
-        definition,
-    )
+
+    def rewritten(found: re.Match[str]) -> str:
+        return f"ARRAY[{', '.join(f'({each})::text' for each in found[1].split(', '))}]"
+
+    return _REWRITTEN.sub(rewritten, definition)
 
 
 # ------------------------------------------------------------------------------ what restores

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -89,7 +89,7 @@ def opened(path: Path) -> Iterator[tuple[dict[str, Any], Iterator[StoredEntry]]]
             if first["format"] != FORMAT or first["account"].keys() != set(ACCOUNT_FIELDS):
                 raise ValueError(first["format"])
             project = {name: _stored(name, value) for name, value in first["account"].items()}
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
             raise ArchiveError(
                 f"{path} does not begin with an account; expected what "
                 "`terrine ledger export --format json` of this version writes."
@@ -135,4 +135,6 @@ def _entry(project: Mapping[str, Any], line: str) -> StoredEntry:
 def _stored(name: str, value: Any) -> Any:
     if name in _DIGESTS:
         return bytes.fromhex(value)
-    return datetime.fromisoformat(value) if name in _TIMES and value is not None else value
+    if name in _TIMES and value is not None:
+        return datetime.fromisoformat(value).astimezone(UTC)
+    return value
