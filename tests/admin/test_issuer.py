@@ -308,6 +308,7 @@ def test_an_admin_ends_a_session_on_every_replica_and_an_auditor_does_not(
 
 def test_tokens_made_by_them_last_no_longer_than_ninety_days(visitor: Visitor) -> None:
     sign_in(visitor)
+    visitor.get("/admin/tokens")
     made = visitor.post("/admin/tokens", role="auditor", expires_in_days="90.5")
     assert made.status_code == 422
     assert "makes none that lasts longer" in text_of(made)

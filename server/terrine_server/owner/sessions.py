@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from terrine_protocol import Role
-from terrine_server.errors import Forbidden, NotFound, Unauthorized
+from terrine_server.errors import Forbidden, InvalidQuery, NotFound, Unauthorized
 from terrine_server.ledger import Action, Actor, Ledger
 from terrine_server.owner.issuer import Flow, Issuer
 from terrine_server.owner.tokens import Principal, Tokens
@@ -36,6 +36,8 @@ COOKIE = re.compile(
 )
 """A time of ten digits is in the year 2286 at the latest: any is an instant."""
 FLOW = re.compile(r"([0-9a-f]{32})\.([0-9]{1,10})")
+ONCE = re.compile(r"[0-9a-f]{32}")
+"""What is in a form that makes something, and in no other."""
 FLOW_LASTS = timedelta(minutes=10)
 """How long somebody may take to sign in at the issuer."""
 TOKENS_LAST = timedelta(days=90)
@@ -205,6 +207,16 @@ class Sessions:
     def form_key(self, visit: str) -> str:
         """Return what a form must contain that was made for a session, or for a visit without."""
         return self._seal("form", visit)
+
+    def made_by(self, session: Session, once: str) -> str:
+        """Return the id of what a form makes, which was sent in a session and is good `once`.
+
+        The database takes an id once, so a form that is sent again makes nothing, on any replica.
+        Raises InvalidQuery unless `once` is what a page of ours put into the form.
+        """
+        if not ONCE.fullmatch(once):
+            raise InvalidQuery("The form is not complete. Load the page again, and retry.")
+        return self._seal("made", f"{session.id}.{once}")[:16]
 
     def _seal(self, what: str, content: str) -> str:
         return hmac.digest(self._key, f"{what}:{content}".encode(), "sha256").hex()
