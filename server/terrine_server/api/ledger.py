@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
@@ -31,6 +30,7 @@ from terrine_server.api.services import Auditor, ServicesDep
 from terrine_server.api.unchanging import UNCHANGED, unchanging
 from terrine_server.ledger import ChargeRecord, EnsembleRecord
 from terrine_server.owner import operations, verification
+from terrine_server.sheets import Sheet
 
 router = APIRouter(tags=["ledger"])
 
@@ -137,15 +137,15 @@ def csv_lines(entries: Iterable[ChargeRecord], ensemble: EnsembleRecord) -> Iter
     """Yield charges as CSV, a thousand at a time."""
     buffer, names = io.StringIO(), ensemble.class_names
     columns = [column for column in COLUMNS if names or column != "label_name"]
-    writer = csv.writer(buffer, lineterminator="\r\n")
-    writer.writerow(columns)
+    sheet = Sheet(buffer)
+    sheet.row(columns)
     for number, entry in enumerate(entries):
         shown = {
             **vars(entry),
             "created_at": entry.created_at.isoformat(),
             "label_name": names.get(entry.label),
         }
-        writer.writerow(shown[column] for column in columns)
+        sheet.row(shown[column] for column in columns)
         if number % 1000 == 999:
             yield buffer.getvalue()
             buffer.seek(0)
