@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from books import INFO, answered, cap, digest, open_project
+from books import INFO, answered, digest, open_project
 from migrated import SECRET_KEY, migrated
 from typer.testing import CliRunner
 
@@ -20,6 +20,7 @@ from terrine_server.cli.ledger import app
 from terrine_server.cli.student_data import save_labels
 from terrine_server.ledger import Ledger
 from terrine_server.ledger.verifying.walk import verify_export
+from terrine_server.privacy import cap
 
 HOSTILE = [
     '=HYPERLINK("http://attacker.example";"ok")',

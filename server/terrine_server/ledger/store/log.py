@@ -107,6 +107,25 @@ def entry(row: Row[Any]) -> LogEntry:
         ) from None
 
 
+def followed(connection: Connection, seals: Seals, seq: int, hash: str | None) -> list[LogEntry]:
+    """See `Books.log_since`. The connection's transaction must read one snapshot throughout."""
+    end, number = check_head(connection, seals), administrative_log.c.seq
+    if hash is None and seq:
+        stored = select(administrative_log.c.hash).where(number == seq)
+        start = connection.execute(stored).scalar_one_or_none()
+    else:
+        start = bytes.fromhex(hash) if hash is not None else START
+    found = []
+    for row in connection.execute(select_log().where(number > seq)):
+        found.append(entry(row))
+        seq, start = seq + 1, start and log_hash(start, row._mapping)
+        if (row.seq, row.hash) != (seq, start):
+            break
+    if (seq, start) != (end.entries, end.head):
+        raise BrokenBooks("The administrative log was edited.")
+    return found
+
+
 def initialise(connection: Connection, seals: Seals) -> None:
     """Seal a ledger in which nothing is recorded yet; do nothing to any other."""
     for table in (log_head, administrative_log, ensembles, tokens):
