@@ -21,6 +21,7 @@ from threading import Lock
 import structlog
 
 from terrine_protocol import Role, TokenCreate, TokenCreated
+from terrine_protocol.files import read
 from terrine_server.errors import BrokenBooks, Forbidden, Unauthorized
 from terrine_server.ledger import Actor, Ledger, TokenRecord
 from terrine_server.ledger.tokens import NewToken
@@ -187,7 +188,7 @@ def _principal(record: TokenRecord) -> Principal:
 def load_secret_key(path: Path) -> bytes:
     """Read the secret key. Raises `SecretKeyError`, which says what to do."""
     try:
-        key = path.read_bytes().strip()
+        key = read(path).strip()
     except OSError as error:
         raise SecretKeyError(
             f"The secret key {path} cannot be read ({error.strerror}). Run `terrine init`."

@@ -6,6 +6,7 @@ after the database is gone.
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from typing import Any
 
 from sqlalchemy import RowMapping
 
+from terrine_protocol.files import opened as opened_file
 from terrine_server.ledger.chain import TERMS_FIELDS, canonical_json, iso
 from terrine_server.ledger.counts import text_of, whole_numbers
 from terrine_server.ledger.records import ChargeRecord, LogEntry
@@ -83,7 +85,7 @@ def opened(path: Path) -> Iterator[tuple[dict[str, Any], Iterator[StoredEntry]]]
 
     Raises OSError, and ArchiveError if the file is not an export, or a line not an entry.
     """
-    with path.open(encoding="utf-8", errors="surrogateescape") as lines:
+    with io.TextIOWrapper(opened_file(path), "utf-8", "surrogateescape") as lines:
         try:
             first = json.loads(next(lines, ""))
             if first["format"] != FORMAT or first["account"].keys() != set(ACCOUNT_FIELDS):
