@@ -202,8 +202,8 @@ def test_an_answer_is_good_once_and_in_the_browser_that_asked(
     assert "another issuer" in text_of(visitor.get(other))
     for year_33658 in ("1000000000000", "999999999999", "9" * 4400):
         visitor.cookies = {**kept, FLOW: f"{'0' * 32}.{year_33658}"}
-        refused = visitor.get(back)
-        assert (refused.status_code, "not begun in this" in text_of(refused)) == (403, True)
+        reply = visitor.get(back)
+        assert (reply.status_code, "not begun in this" in text_of(reply)) == (403, True)
     visitor.cookies = dict(kept)
     refused = "/admin/oidc/callback?error=access_denied&" + back.partition("?")[2].partition("&")[2]
     assert "did not sign you in" in text_of(visitor.get(refused))
