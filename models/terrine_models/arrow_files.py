@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from terrine_protocol.files import opened
+
 from .data import DataError
 from .reading import Progress, rows_at_a_time, unseen
 
@@ -23,7 +25,7 @@ BUFFER = 2**20
 def is_arrow(path: Path) -> bool:
     """Whether a file is one of Parquet or Arrow by its content, whatever its name."""
     try:
-        with Path(path).open("rb") as file:
+        with opened(path) as file:
             return file.read(8).startswith(MAGIC)
     except OSError:
         return False
@@ -62,7 +64,7 @@ def _opened(path: Path) -> Iterator[_File]:
             "checkout: pip install '.[arrow]'. Or save it as CSV."
         ) from None
     try:
-        with Path(path).open("rb") as file:
+        with opened(path) as file:
             if file.read(4) == b"PAR1":
                 # A buffer: otherwise all of a row group's columns would be read at once.
                 yield _parquet(path, parquet.ParquetFile(file, buffer_size=BUFFER))

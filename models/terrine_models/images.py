@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from terrine_protocol.files import opened
 from terrine_protocol.images import ImageFormat
 
 from .data import DataError, Dataset, InputSpec
@@ -126,7 +127,7 @@ def _picture(library: Any, path: Path, image: ImageFormat) -> NDArray[np.uint8]:
     from PIL import ImageOps
 
     try:
-        with library.open(path, formats=("PNG", "JPEG")) as picture:
+        with opened(path) as file, library.open(file, formats=("PNG", "JPEG")) as picture:
             if picture.width * picture.height > MOST_PIXELS:
                 raise DataError(
                     f"{path} unpacks to {picture.width} × {picture.height} pixels, more than "

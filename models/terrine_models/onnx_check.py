@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import stat
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -22,6 +21,8 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from terrine_protocol.files import opened
 
 from .onnx_models import Model, ModelError, chosen, first_line, indices
 
@@ -120,11 +121,8 @@ def check(path: Path, request: Request, probe: NDArray[np.generic]) -> Finding:
 
 def read(path: Path) -> bytes:
     """The bytes of a regular file of at most `LARGEST`. Raises ModelError or OSError."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(handle, "rb") as file:
+    with opened(path) as file:
         found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
-            raise ModelError("it is not a regular file")
         if found.st_size > LARGEST:
             raise ModelError(f"it has {found.st_size:,} bytes, at most {LARGEST:,} are taken")
         data = file.read(LARGEST + 1)

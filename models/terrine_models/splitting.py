@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
+from terrine_protocol.files import opened
 from terrine_protocol.tables import Record, TableSchema
 
 from .blocks import Growing
@@ -149,7 +150,7 @@ def _private(path: Path, mode: Literal["xb", "ab"]) -> IO[bytes]:
 def read_partition(path: Path) -> Dealt:
     """Read `partition.json`. Raises DataError."""
     try:
-        with Path(path).open("rb") as file:
+        with opened(path) as file:
             return Dealt.model_validate_json(file.read(LARGEST))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None

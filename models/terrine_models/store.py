@@ -24,6 +24,7 @@ from safetensors.torch import load as parse_safetensors
 from safetensors.torch import save as render_safetensors
 
 from terrine_protocol.base import absent
+from terrine_protocol.files import read
 from terrine_protocol.images import ImageFormat
 from terrine_protocol.tables import PublicSource, Record, Sha256, TableSchema
 
@@ -274,7 +275,7 @@ def verified_bytes(directory: Path, name: str, digest: str) -> bytes:
     """The bytes of one file. Raises StoreError when it is missing or altered."""
     path = directory / name
     try:
-        data = path.read_bytes()
+        data = read(path, None)
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}") from None
     found = sha256(data)
@@ -337,7 +338,7 @@ def document_bytes(path: Path, kind: str, expected: str) -> bytes:
     try:
         if path.stat().st_size > MANIFEST_LIMIT:
             raise StoreError(f"{path} is larger than {MANIFEST_LIMIT} bytes: not a {kind}")
-        return path.read_bytes()
+        return read(path, MANIFEST_LIMIT)
     except OSError as error:
         raise StoreError(f"{path} cannot be read ({error.strerror}); expected {expected}") from None
 

@@ -17,6 +17,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from terrine_protocol.base import SHOWN
+from terrine_protocol.files import read
 from terrine_server.serving.limits import Limits
 
 MAY_BE_EMPTY = {"TERRINE_FORWARDED_ALLOW_IPS"}
@@ -328,4 +329,4 @@ class Settings(BaseSettings):
         """Return the password read from `database_password_file`, or None without one."""
         if self.database_password_file is None:
             return None
-        return self.database_password_file.read_text().strip()
+        return read(self.database_password_file).decode().strip()

@@ -18,7 +18,7 @@ from sqlalchemy import Engine, insert, text
 from terrine_server.errors import DatabaseUnavailable, NotSealed, SchemaMismatch
 from terrine_server.ledger import Ledger, check_schema, connect, seal, upgrade
 from terrine_server.ledger.store import schema
-from terrine_server.ledger.store.schema import missing_parts
+from terrine_server.ledger.store.schema import differences
 from terrine_server.ledger.store.tables import Timestamp, metadata
 
 BEFORE = Path(__file__).resolve().parents[1] / "fixtures" / "version-0.1"
@@ -68,7 +68,7 @@ def test_entries_of_the_first_schema_verify_after_every_migration(engine: Engine
         check_schema(engine)
     assert upgrade(engine, SECRET_KEY) == [], "nothing had to be restored"
     check_schema(engine)
-    assert missing_parts(engine) == []
+    assert differences(engine) == []
     ledger = Ledger(engine, SECRET_KEY)
     for refused in (ledger.check_sealed, ledger.ensembles, lambda: ledger.project(PROJECTS[0])):
         with pytest.raises(DatabaseUnavailable):

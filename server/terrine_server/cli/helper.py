@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from terrine_protocol.files import read
 from terrine_server.cli.console import console, fail
 from terrine_server.cli.serving import (
     CertificateOption,
@@ -38,7 +39,7 @@ def make(
     from terrine_server import helper
 
     try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
+        document = tomllib.loads(read(file).decode())
     except OSError as error:
         fail(f"{file} cannot be read: {error.strerror}.")
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from terrine_protocol.files import read
 from terrine_server.cli.console import console, fail
 from terrine_server.cli.evaluate import ensemble_directory
 from terrine_server.cli.serving import (
@@ -142,7 +143,7 @@ def serve(
         write_atomically(token_file, f"{secrets.token_urlsafe(32)}\n".encode())
         token_file.chmod(0o600)
         console.print(f"Made the token {token_file}.")
-    token = token_file.read_text(encoding="ascii").strip()
+    token = read(token_file).decode("ascii").strip()
     if len(token) < 20:
         fail(f"{token_file} holds no token of at least 20 characters.")
     second = None

@@ -196,7 +196,12 @@ class Ledger(Books):
             with writing(self._engine) as connection:
                 connection.execute(rows.HOLD, {"id": project_id})
                 record = look_up(connection)
-                paid = charging.charge(connection, self._seals, _now(), record, batches)
+                try:
+                    paid = charging.charge(connection, self._seals, _now(), record, batches)
+                except charging.Moved:  # nobody can have moved it: it is locked
+                    raise BrokenBooks(
+                        "The database ignored what was written to it.", record.project.name
+                    ) from None
         project, answers = paid
         self._charged[project_id] = project.charges
         return answers

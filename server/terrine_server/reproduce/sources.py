@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from terrine_models.data import DIGITS, DataError, Dataset, InputSpec, load_idx, load_npz
 from terrine_models.learning import Training
 from terrine_models.teachers import Heads, How
+from terrine_protocol.files import read
 from terrine_server.reproduce.encounters import read_encounters
 from terrine_server.reproduce.glyphs.files import PRIVATE, PUBLIC
 
@@ -127,7 +128,7 @@ def check(name: Name, found: list[Path]) -> tuple[str, ...]:
         return (UNCOMPARED[name],)
     others = []
     for path, known in zip(found, DIGESTS[name], strict=True):
-        data = path.read_bytes()
+        data = read(path, None)
         digests = {hashlib.sha256(data).hexdigest()}
         if data[:2] == b"\x1f\x8b":
             try:
