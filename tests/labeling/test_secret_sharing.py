@@ -19,8 +19,9 @@ from sharing_owners import SharingOwners, sharing_owners
 from terrine_models.ensemble import Ensemble
 from terrine_models.roster import Roster, roster_digest, save_roster
 from terrine_server.errors import EnsembleUnavailable
-from terrine_server.helper import SERVICE, Helper, HelperTerms
+from terrine_server.helper import SERVICE, Helper
 from terrine_server.labeling import shares
+from terrine_server.labeling.helper_terms import HelperTerms
 from terrine_server.labeling.pipeline import released_shared
 from terrine_server.labeling.remote_voters import probe, stand_in
 from terrine_server.labeling.shared_voters import SharedVoters, plausible

@@ -7,8 +7,6 @@ in full: who sees what, and the proof, are in docs/privacy/secret-sharing.md.
 
 from __future__ import annotations
 
-import asyncio
-import ssl
 from math import ceil, log, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +19,7 @@ from numpy.typing import NDArray
 
 from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling import shares
+from terrine_server.labeling.helper_terms import ask_terms
 from terrine_server.labeling.remote_voters import (
     REPLY_BYTES,
     RemoteVoters,
@@ -42,15 +41,6 @@ FAILURE = 1e-12
 """How often, at most, the helper's noise alone makes the sum of an input's counts look wrong."""
 
 logger = structlog.get_logger("terrine")
-
-
-class _Terms(msgspec.Struct):
-    owners: list[str]
-    classes: int
-    sigma: float
-
-
-_TERMS = msgspec.json.Decoder(_Terms)
 
 
 class SharedVoters(RemoteVoters):
@@ -123,21 +113,10 @@ def probe_helper(directory: Path, roster: Roster, helper: Helper) -> str | None:
 
     Raises StoreError for a certificate or token in `directory` that cannot be used.
     """
-    http = connected(directory, helper)
-
-    async def asked() -> httpx.Response:
-        async with http:
-            return await http.get("v1/terms", timeout=roster.timeout_seconds)
-
-    try:
-        reply = asyncio.run(asked())
-        if reply.status_code != 200:
-            return f"status {reply.status_code}"
-        terms = _TERMS.decode(reply.content)
-    except (httpx.HTTPError, ssl.SSLError, OSError) as error:
-        return f"{type(error).__name__}: {error}"
-    except (msgspec.MsgspecError, RecursionError) as error:
-        return f"no terms of a helper ({error})"
+    found = ask_terms(connected(directory, helper), roster.timeout_seconds)
+    if isinstance(found, str):
+        return found
+    terms = found.terms
     if terms.sigma != helper.sigma or terms.classes != len(roster.classes):
         return (
             f"σ = {terms.sigma:g} and {terms.classes} classes there, σ = {helper.sigma:g} "
