@@ -46,6 +46,12 @@ logger = structlog.get_logger("terrine")
 class SharedVoters(RemoteVoters):
     """Turns batches of inputs into sums of votes that carry a helper's noise."""
 
+    def __init__(self, data_dir: Path) -> None:
+        super().__init__(data_dir)
+        self._lied_to = set[str]()
+        """Digests of rosters whose shares did not add up: asking again would spend the helper's
+        budget for nothing. They stay here until the operator starts the server again."""
+
     def votes(self, record: EnsembleRecord, inputs: np.ndarray) -> np.ndarray:
         """Return the sums for canonical inputs `[B, …]`, modulo 2³²: uint32 `[B, m]`.
 
@@ -56,6 +62,8 @@ class SharedVoters(RemoteVoters):
         roster, helper = gathered.roster, gathered.helper
         if roster.helper is None or helper is None:
             raise EnsembleUnavailable(f"The roster of {record.name} names no helper.")
+        if record.manifest_sha256 in self._lied_to:
+            raise _implausible(record)
         rows, classes, name = len(inputs), len(roster.classes), shares.new_round()
         requests = list(requests_for(roster.owners, inputs, classes, name))
         replies = self._running().run(ask_all(gathered.asked, requests, roster.timeout_seconds))
@@ -72,11 +80,13 @@ class SharedVoters(RemoteVoters):
         check_quorum(record, roster, absent)
         sums += self._opened(record, helper, name, present, sums.shape, roster.timeout_seconds)
         if not plausible(sums, len(roster.owners), roster.helper.sigma):
-            logger.error("shares do not add up", ensemble=record.name)
-            raise EnsembleUnavailable(
-                f"The shares of {record.name} do not add up to one vote an owner: an owner, or the "
-                "helper, sends something else. Nothing was charged. Ask the operator."
+            self._lied_to.add(record.manifest_sha256)
+            logger.error(
+                "shares do not add up",
+                ensemble=record.name,
+                then="nobody is asked again before this server is restarted; find the owner first",
             )
+            raise _implausible(record)
         return sums
 
     def _opened(
@@ -106,6 +116,14 @@ class SharedVoters(RemoteVoters):
                 "Retry later."
             )
         return found
+
+
+def _implausible(record: EnsembleRecord) -> EnsembleUnavailable:
+    return EnsembleUnavailable(
+        f"The shares of {record.name} do not add up to one vote an owner: an owner, or the "
+        "helper, sends something else. Nothing was charged, and nobody is asked again before the "
+        "operator has restarted the server."
+    )
 
 
 def probe_helper(directory: Path, roster: Roster, helper: Helper) -> str | None:
