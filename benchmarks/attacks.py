@@ -45,6 +45,7 @@ from terrine_models.roster import read_token
 from terrine_protocol import ProjectOpen, Role, TokenCreate
 from terrine_server import helper
 from terrine_server.labeling import inference, shares
+from terrine_server.labeling.helper_terms import TERMS, HelperTerms
 from terrine_server.ledger import Ledger
 from terrine_server.owner.operations import open_project
 from terrine_server.owner.tokens import Tokens
@@ -278,15 +279,21 @@ def aggregator(home: Path, _: DigitsEnsemble) -> Iterator[Target]:
         "epsilon": 50,
         "delta": 1e-6,
     }
-    helper.make(helper.HelperTerms.model_validate(terms), home / "party")
+    agreed = HelperTerms.model_validate(terms)
+    helper.make(agreed, home / "party")
 
     def put(owner: str, rows: int) -> Callable[[], bytes]:
         token = read_token(home / "party" / helper.OWNERS / f"{owner}.token")
-        body = shares.write(np.zeros((rows, CLASSES), np.uint32))
+        share = np.zeros((rows, CLASSES), np.uint32)
+        more = {
+            "Authorization": f"Bearer {token}",
+            TERMS: agreed.digest(),
+            shares.SHAPE: shares.shape_of(share),
+        }
 
         def made() -> bytes:
             path = f"/v1/rounds/{shares.new_round()}/share"
-            return request("PUT", path, body, Authorization=f"Bearer {token}")
+            return request("PUT", path, shares.write(share), **more)
 
         return made
 

@@ -27,7 +27,7 @@ from terrine_protocol.tables import Record, TableSchema
 from .blocks import Growing
 from .data import DataError, InputSpec, Source
 from .reading import Progress, unseen
-from .shards import TrainingError, check_encoding, deal
+from .shards import TrainingError, check_encoding, deal, unit_count
 from .store import Partition, sync_directory, write_atomically
 
 PARTITION = "partition.json"
@@ -42,6 +42,7 @@ class Dealt(Record):
     format: Literal["terrine-partition-1"] = "terrine-partition-1"
     teachers: Annotated[int, Field(ge=1)]
     records: Annotated[int, Field(ge=1)]
+    """Rows, or people where the data has groups."""
     partition: Partition
     input: InputSpec
     classes: Annotated[tuple[str, ...], Field(min_length=2)]
@@ -70,7 +71,7 @@ def split(
         rows, partition = deal(waiting, teachers, seed)
         dealt = Dealt(
             teachers=teachers,
-            records=len(waiting),
+            records=unit_count(waiting),
             partition=partition,
             input=data.spec,
             classes=data.classes,

@@ -16,25 +16,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Annotated, Self
 
 import msgspec
 import numpy as np
 from anyio import CapacityLimiter, to_thread
-from pydantic import Field, ValidationError, model_validator
+from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from terrine_models.roster import first_problem, read_token
-from terrine_models.store import Name, StoreError, write_atomically
-from terrine_protocol.tables import Record
+from terrine_models.roster import read_token
+from terrine_models.store import StoreError, write_atomically
 from terrine_server.labeling import shares
+from terrine_server.labeling.helper_terms import TERMS, HelperTerms, Shown
 from terrine_server.labeling.inference import ProtocolError
 from terrine_server.labeling.shares import Share
-from terrine_server.privacy import Account, NoisyVotes, Terms, quote
+from terrine_server.privacy import Account
 from terrine_server.privacy.noise import discrete_gaussian
 from terrine_server.serving.bounds import Guard
 from terrine_server.serving.limits import Limits, few_callers
@@ -48,30 +47,6 @@ SHARE_BYTES = 64 * 2**20
 """Of one share, at most; see also `MEMORY`."""
 OPENING_BYTES = 2**20
 """Of a request that opens a round: the names of its owners."""
-
-
-class HelperTerms(Record):
-    """What a helper does, fixed when it is made."""
-
-    owners: Annotated[tuple[Name, ...], Field(min_length=2, max_length=10_000)]
-    classes: int
-    sigma: float
-    """Of its noise, in votes."""
-    epsilon: float
-    delta: float
-    """What the service may learn from all that is ever released."""
-
-    @model_validator(mode="after")
-    def _are_coherent(self) -> Self:
-        if len(set(self.owners)) < len(self.owners):
-            raise ValueError("owners must have different names")
-        self.price()
-        return self
-
-    def price(self) -> Terms:
-        """Return the price of each query under this budget: that of noisy counts with this σ."""
-        mechanism = NoisyVotes(len(self.owners), self.classes, self.sigma)
-        return quote(mechanism, self.epsilon, self.delta)
 
 
 class Count:
@@ -178,6 +153,7 @@ class Helper:
         self.directory = directory
         self.count = Count(directory)
         self.terms = self.count.terms
+        self._agreed = self.terms.digest()
         self._keys = Keys.read(directory, self.terms)
         row = shares.WIDTH * self.terms.classes
         self._waiting = Waiting(self.terms.owners)
@@ -208,7 +184,8 @@ class Helper:
         if digest != self._keys.service and digest not in self._keys.owners:
             return _refused(401, "This needs a token of this helper (Authorization: Bearer).")
         left = self.count.most - self.count.released
-        return JSONResponse({**self.terms.model_dump(mode="json"), "queries_left": left})
+        shown = Shown(terms=self.terms, queries_left=left)
+        return JSONResponse(shown.model_dump(mode="json"))
 
     async def _keep(self, request: Request) -> Response:
         owner = self._keys.owners.get(_shown(request))
@@ -217,11 +194,18 @@ class Helper:
         name = request.path_params["round"]
         if re.fullmatch(shares.ROUND_NAME, name) is None:
             return _refused(400, "A round's name is 32 hexadecimal digits.")
+        if request.headers.get(TERMS) != self._agreed:
+            return _refused(
+                409,
+                "This share is made under other terms than those of this helper, or names none.",
+            )
         body = await request.body()
         if len(body) > self._most:
             return _refused(413, f"A share has at most {self._most} bytes here.")
-        if not body or len(body) % (shares.WIDTH * self.terms.classes):
-            return _refused(400, f"A share has {self.terms.classes} numbers for each input.")
+        try:
+            shares.check(request.headers.get(shares.SHAPE, ""), body, self.terms.classes)
+        except ProtocolError as error:
+            return _refused(400, f"The share is refused: {error}.")
         if not self._waiting.put(owner, name, body):
             return _refused(409, "There is a share of this owner for this round already.")
         return Response(status_code=204)
@@ -277,14 +261,6 @@ def make(terms: HelperTerms, directory: Path) -> None:
         db.execute("INSERT INTO helper VALUES (1, ?, 0)", (terms.model_dump_json(),))
     db.close()
     (directory / BOOKS).chmod(0o600)
-
-
-def read_terms(document: Mapping[str, object], file: Path) -> HelperTerms:
-    """Check what a file says of a helper. Raises StoreError."""
-    try:
-        return HelperTerms.model_validate(document)
-    except ValidationError as error:
-        raise StoreError(f"{file}: {first_problem(error)}.") from None
 
 
 def _shown(request: Request) -> bytes:

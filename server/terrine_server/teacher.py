@@ -10,6 +10,7 @@ from __future__ import annotations
 import hmac
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -23,7 +24,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from terrine_models.ensemble import Ensemble
+from terrine_models.store import StoreError
 from terrine_server.labeling import inference, shares
+from terrine_server.labeling.helper_terms import TERMS, HelperTerms
 from terrine_server.labeling.inference import ProtocolError
 from terrine_server.serving.bounds import Guard
 from terrine_server.serving.limits import Limits, few_callers
@@ -35,17 +38,33 @@ HELPER_SECONDS = 30.0
 """How long the helper is waited for; the service that asks may wait less."""
 
 
+@dataclass(frozen=True)
+class Agreed:
+    """A helper, and the terms that this owner agreed to: nothing is shared under others."""
+
+    http: httpx.AsyncClient
+    terms: HelperTerms
+
+
 class Teacher:
     """An ensemble in a directory, as one teacher: it votes as most of its teachers do."""
 
     def __init__(
-        self, directory: Path, model: str, token: str, helper: httpx.AsyncClient | None = None
+        self, directory: Path, model: str, token: str, helper: Agreed | None = None
     ) -> None:
         """Verify and load it. With a helper, it splits its votes. Raises StoreError."""
         self.ensemble = Ensemble.load(directory)
+        classes = len(self.ensemble.manifest.classes)
+        if helper is not None and helper.terms.classes != classes:
+            raise StoreError(
+                f"The helper's terms are for {helper.terms.classes} classes, and {directory} votes "
+                f"for {classes}: the helper would count several votes as one, or none at all. The "
+                "parties must agree on terms for one number of classes and make a helper of these."
+            )
         self.model = model
         self._token = token.encode()
         self._helper = helper
+        self._terms = "" if helper is None else helper.terms.digest()
         self._voting = CapacityLimiter(1)
 
     def app(self, limits: Limits = LIMITS) -> Starlette:
@@ -103,8 +122,14 @@ class Teacher:
             return found
         ours, helpers = shares.split(found, len(self.ensemble.manifest.classes))
         try:
-            kept = await self._helper.put(
-                f"v1/rounds/{name}/share", content=shares.write(helpers), timeout=HELPER_SECONDS
+            kept = await self._helper.http.put(
+                f"v1/rounds/{name}/share",
+                content=shares.write(helpers),
+                headers={
+                    TERMS: self._terms,
+                    shares.SHAPE: shares.shape_of(helpers),
+                },
+                timeout=HELPER_SECONDS,
             )
         except httpx.HTTPError as error:
             return _refused(502, f"The helper cannot be reached: {type(error).__name__}: {error}")

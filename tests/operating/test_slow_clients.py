@@ -22,8 +22,9 @@ from starlette.applications import Starlette
 
 from terrine_models.roster import read_token
 from terrine_server import helper as helpers
-from terrine_server.helper import Helper, HelperTerms
+from terrine_server.helper import Helper
 from terrine_server.labeling import inference, shares
+from terrine_server.labeling.helper_terms import TERMS, HelperTerms
 from terrine_server.serving import bounds, listening
 from terrine_server.serving.connection import SPARE, options
 from terrine_server.serving.limits import Limits, few_callers
@@ -104,13 +105,15 @@ def small(kind: str, limits: Limits, directory: Path, ensemble: DigitsEnsemble) 
     trusted = None if pem is None else ssl.create_default_context(cafile=pem)
     if kind.startswith("helper"):
         given = {"owners": ["a", "b", "c"], "classes": 10, "sigma": 4, "epsilon": 50, "delta": 1e-6}
-        helpers.make(HelperTerms.model_validate(given), directory / "party")
+        terms = HelperTerms.model_validate(given)
+        helpers.make(terms, directory / "party")
         made = Helper(directory / "party")
         token = read_token(directory / "party" / helpers.OWNERS / "a.token")
-        share = shares.write(np.zeros((ROWS, 10), np.uint32))
+        share = np.zeros((ROWS, 10), np.uint32)
+        headers = {TERMS: terms.digest(), shares.SHAPE: shares.shape_of(share)}
         path = f"/v1/rounds/{'0' * 32}/share"
         with listening_on(made.app(limits), limits, pem) as url:
-            yield Small(url, "PUT", path, token, share, {}, trusted)
+            yield Small(url, "PUT", path, token, shares.write(share), headers, trusted)
     else:
         teacher = Teacher(ensemble.directory, "digits", TOKEN)
         body, headers = inference.request(ensemble.public[:ROWS], "input", None, binary=True)

@@ -377,7 +377,8 @@ def _print(directory: Path, manifest: Manifest) -> None:
         table.add_row("opsets", f"{opsets}; output {manifest.foreign.output or 'the only one'}")
         said = f"{manifest.foreign.disjoint_by} (declared by the owner, not checked)"
         table.add_row("disjoint by", escape(said))
-    table.add_row("records", str(manifest.records))
+    grouped = partition is not None and partition.recipe == "groups"
+    table.add_row("people" if grouped else "records", str(manifest.records))
     if partition is not None:
         unit = "people" if partition.recipe == "groups" else "records"
         table.add_row("shards", f"{partition.smallest} to {partition.largest} {unit} each")

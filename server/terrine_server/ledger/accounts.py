@@ -281,8 +281,8 @@ def _check_delta(what: str, delta: float, records: int) -> None:
     if not 0 < delta < 1 / records:
         raise InvalidTerms(
             f"{what} is {delta:g}; it must be above 0 and below 1/{records} = {1 / records:.3g}, "
-            "one over the number of training records: a larger δ would allow publishing a whole "
-            "record."
+            "one over the number of training records, or people where records are grouped: a "
+            "larger δ would allow publishing all of one."
         )
 
 

@@ -66,8 +66,9 @@ class Ledger(Books):
         """Register an ensemble under a name, with the cap that all its projects share.
 
         `info`: its public facts (kind, input, classes, teachers). `records`: the number of training
-        records. Raises InvalidTerms when the cap's δ is 1/records or more, Conflict when the name,
-        or the same manifest under another name, is registered already.
+        records, or of people where they are grouped. Raises InvalidTerms when the cap's δ is
+        1/records or more, Conflict when the name, or the same manifest under another name, is
+        registered already.
         """
         with writing(self._engine) as connection:
             return accounts.register_ensemble(
