@@ -15,7 +15,8 @@ ACCURACY, PLAIN, TRUE, EPSILON = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 ERRORS = (
     (90, 70, 50, 30, 20, 10, 5, 3, 2, 1, 0.5, 0.3, 0.2, 0.1),
     (90, 80, 70, 60, 50, 40, 30, 25, 20, 15, 10, 7, 5, 4, 3, 2, 1.5, 1.2, 1, 0.8, 0.5, 0.3, 0.2),
-    tuple(error / 10 for error in (*range(900, 100, -10), *range(100, 0, -1))),
+    tuple(range(90, 0, -1)),
+    tuple(error / 10 for error in range(100, 0, -1)),
 )
 """In percent, where ticks may be: the first that has enough."""
 LEAST_ERROR = 0.05

@@ -53,7 +53,6 @@ def trained(
     if (
         manifest.input != source.private.spec
         or manifest.classes != source.private.classes
-        or manifest.records != len(source.private)
         or (fitted_on is not None and fitted_on.sha256 != public.source.sha256)
     ):
         raise DataError(f"{directory} holds teachers of other data. Give another --out.")

@@ -222,11 +222,14 @@ def picture(results: Sequence[Result]) -> Figure:
     axes.set_title(f"{first.title}, {first.protocol}", fontsize=10)
     axes.grid(alpha=0.3, which="both")
     handles, labels = axes.get_legend_handles_labels()
-    by_label = dict(
-        sorted(zip(labels, handles, strict=True), key=lambda each: "student:" not in each[0])
-    )
+    by_label = dict(zip(labels, handles, strict=True))
+    ordered = sorted(by_label, key=lambda label: not label.startswith("student:"))
     figure.legend(
-        by_label.values(), by_label.keys(), loc="outside lower center", fontsize=8, frameon=False
+        [by_label[label] for label in ordered],
+        ordered,
+        loc="outside lower center",
+        fontsize=8,
+        frameon=False,
     )
     return figure
 
