@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from terrine_models.answers import student_from_answers
+from terrine_models.answers import CERTAIN, student_from_answers, true_counts
 from terrine_models.choice import Made, deal_folds
 from terrine_models.closed_form import RidgeFit
 from terrine_models.counted import CountedStudents
@@ -22,8 +22,6 @@ from terrine_server.reproduce.setup import Part
 from terrine_server.reproduce.sources import Source
 
 Ints = NDArray[np.int64]
-CERTAIN = 0.1
-"""The noise that a student is told of true labels: a penalty must not be nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +51,7 @@ def truth(labels: Ints, classes: int, like: Answers) -> Answers:
     """True labels [P] as answers of the same form: where counts are sold, one certain vote each."""
     counts, sigma = None, None
     if like.noisy_counts is not None:
-        counts, sigma = np.eye(classes, dtype=np.int64)[labels], CERTAIN
+        counts, sigma = true_counts(labels, classes), CERTAIN
     teachers = like.teachers if counts is None else 1
     return Answers(labels, teachers, counts, sigma, like.matches_prior)
 
