@@ -9,6 +9,7 @@ from terrine_client._report import Report
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, which those who see no red or green tell apart, too.
 ACCURACY, PLAIN, TRUE, EPSILON = "#0072B2", "#E69F00", "#009E73", "#D55E00"
@@ -25,9 +26,14 @@ FEWEST_TICKS, MOST_TICKS = 4, 10
 
 
 def draw(report: Report, path: Path, *, true_labels: float | None = None) -> None:
-    """Draw `report` as a PNG of 1200 x 1050 pixels.
+    """Draw `report` as a PNG of 1200 x 1050 pixels. See `picture`."""
+    picture(report, true_labels=true_labels).savefig(path, metadata={"Software": None})
 
-    true_labels: accuracy on the same held-out inputs of a student of true labels, if it is known.
+
+def picture(report: Report, *, true_labels: float | None = None) -> Figure:
+    """Accuracy, with its baselines, above what was spent.
+
+    true_labels: accuracy on the same held-out inputs of the same student of true labels, if known.
     """
     from matplotlib.figure import Figure
 
@@ -50,7 +56,11 @@ def draw(report: Report, path: Path, *, true_labels: float | None = None) -> Non
             )
         if true_labels is not None:
             upper.axhline(
-                true_labels * 100, color=TRUE, lw=1.5, ls="--", label="on true labels instead"
+                true_labels * 100,
+                color=TRUE,
+                lw=1.5,
+                ls="--",
+                label="the same student on true labels",
             )
         if report.majority is not None:
             upper.axhline(
@@ -84,7 +94,7 @@ def draw(report: Report, path: Path, *, true_labels: float | None = None) -> Non
         f"student: {chosen}{agreement}",
         fontsize=10,
     )
-    figure.savefig(path, metadata={"Software": None})
+    return figure
 
 
 def accuracy_scale(axes: Axes) -> None:
