@@ -59,7 +59,9 @@ def test_accuracy_and_epsilon_have_a_panel_each_and_the_baselines_are_drawn(
     assert upper.get_position().y0 > lower.get_position().y0
     lines = {str(line.get_label()): line for line in upper.get_lines()}
     assert np.asarray(lines["accuracy of the student"].get_ydata()) == pytest.approx([97, 98])
-    assert np.asarray(lines["the same student on true labels"].get_ydata()) == pytest.approx([99, 99])
+    assert np.asarray(lines["the same student on true labels"].get_ydata()) == pytest.approx(
+        [99, 99]
+    )
     assert np.asarray(lines["always the largest class"].get_ydata()) == pytest.approx([11, 11])
     low, high = upper.get_ylim()
     assert low < 11 < 99 < high

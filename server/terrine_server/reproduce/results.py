@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.table import Table
 
 from terrine_client._picture import accuracy_scale
@@ -179,7 +180,7 @@ def picture(results: Sequence[Result]) -> Figure:
         axes.errorbar(
             epsilons,
             [100 * each.mean for each in chosen],
-            [100 * (half_width(each.accuracies, each.tested) or 0) for each in chosen],
+            np.transpose([_bar(each) for each in chosen]),
             fmt=f"{MARKERS[number % len(MARKERS)]}-",
             color=STUDENT,
             capsize=3,
@@ -232,6 +233,12 @@ def picture(results: Sequence[Result]) -> Figure:
         frameon=False,
     )
     return figure
+
+
+def _bar(result: Result) -> tuple[float, float]:
+    """How far its bar reaches down and up, in percent: not beyond what can be."""
+    half = half_width(result.accuracies, result.tested) or 0.0
+    return 100 * min(half, result.mean), 100 * min(half, 1 - result.mean)
 
 
 def _interval(results: Sequence[Result]) -> str:
