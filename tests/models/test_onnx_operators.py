@@ -26,7 +26,7 @@ BACK = [
     node("Add", ["plain", "more"], ["scores"]),
 ]
 """What `grown` holds finds its way into the scores."""
-WEIGHTS = {
+WEIGHTS: dict[str, np.ndarray] = {
     "w": np.ones((INPUTS, CLASSES), np.float32),
     "b": np.zeros(CLASSES, np.float32),
     "all": np.array([0, 1], np.int64),
