@@ -79,6 +79,9 @@ def audit(
     from terrine_server.audit.run import FULL, QUICK
     from terrine_server.audit.run import audit as run
 
+    if picture is not None:
+        from terrine_server.audit.picture import draw
+
     ledger = None if Subject.LEDGER not in chosen else _ledger(required=not everything)
     logs.configure("error")
     report = run(
@@ -92,8 +95,6 @@ def audit(
     if json_file is not None:
         json_file.write_text(json.dumps(report.to_json(), indent=2, ensure_ascii=False) + "\n")
     if picture is not None:
-        from terrine_server.audit.picture import draw
-
         draw(report, picture)
     _conclude(report)
 

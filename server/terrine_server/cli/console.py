@@ -43,17 +43,6 @@ KNOWN = (
 """Errors whose text is written for the user. Looked up only if their module is imported."""
 
 
-EXTRAS = {
-    "service": "server",
-    "--all": "server",
-    "student": "student",
-    "audit": "auditor",
-    "ledger": "auditor",
-    "log": "auditor",
-}
-"""What to install for a command, by words of it; for all others the server."""
-
-
 class CommandError(Exception):
     """Ends a command. The text says what is wrong and what to do."""
 
@@ -112,12 +101,10 @@ def explain(error: BaseException) -> str | None:
         return str(error)
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
-        # Options of `terrine` itself may come before the command.
-        extra = next((EXTRAS[word] for word in sys.argv if word in EXTRAS), "server")
         if not package.startswith("terrine"):
             return (
                 f"{package} is not installed, and this command needs it. "
-                f"In a checkout: pip install '.[{extra}]'"
+                f"In a checkout: pip install '.[{_extra(sys.argv[1:])}]'"
             )
     for module, name in KNOWN:
         kind = getattr(sys.modules.get(module), name, None)
@@ -130,6 +117,22 @@ def explain(error: BaseException) -> str | None:
             for item in error.errors(include_url=False, include_input=False)
         )
     return None
+
+
+def _extra(words: list[str]) -> str:
+    """Return the extra with which a command line runs."""
+    if words[:1] == ["--data-dir"]:
+        words = words[2:]
+    match [word for word in words if not word.startswith("--data-dir=")]:
+        case ["student", *_]:
+            return "student"
+        case ["audit", *subjects]:  # attacks on a server need one, and pictures matplotlib
+            served = any(word.startswith(("service", "--all", "--picture")) for word in subjects)
+            return "server" if served else "auditor"
+        case ["ledger" | "log", *_]:
+            return "auditor"
+        case _:
+            return "server"
 
 
 def by_option(error: ValidationError) -> str:
