@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from terrine_protocol.files import opened
 
 from .onnx_models import Model, ModelError, chosen, first_line, indices
+from .onnx_operators import check_operators
 
 LARGEST = 512 * 2**20
 """Bytes of one file."""
@@ -171,6 +172,7 @@ def check_content(data: bytes) -> dict[str, int]:
         onnx.checker.check_model(model, full_check=True)
     except Exception as error:  # the checker's own, protobuf's, or of a file that neither expected
         raise ModelError(f"it is not a valid model: {first_line(error)}") from None
+    check_operators(model.graph)
     return opsets
 
 
