@@ -19,7 +19,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 from joint_laws import ROUNDING, histograms, label_law, moved, passing, release
 
-from terrine_server.privacy.accounting.joint import MAX_EXPONENT, label_excess, outcome_costs
+from terrine_server.privacy.accounting.joint import (
+    MAX_EXPONENT,
+    costs_up_to,
+    counts_excess,
+    label_excess,
+    outcome_costs,
+)
 
 SIZES = ((5, 3), (8, 2), (9, 3), (12, 2), (11, 3), (7, 4), (9, 4), (7, 5), (16, 2), (12, 3))
 SIGMAS1, SIGMAS2, ORDERS = (0.7, 1.5, 4.0), (1.2, 2.0, 3.0, 6.0), (1.3, 2.0, 4.0, 8.0, 16.0)
@@ -52,7 +58,8 @@ if __name__ == "__main__":
                     costs = outcome_costs(event, order)
                     if costs is None:
                         continue
-                    cheaper += costs.flat < costs.counts * (1 - 1e-9)
+                    counts = costs_up_to(event, order, counts_excess(sigma2, order))
+                    cheaper += counts is None or costs.flat < counts.flat * (1 - 1e-9)
                     paid = abstained * math.exp(-(order - 1) * costs.abstention)
                     paid += answered * math.exp(-(order - 1) * costs.answer)
                     seen = np.isfinite(paid) & (paid > 0)

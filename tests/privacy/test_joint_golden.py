@@ -62,19 +62,18 @@ def test_prices_have_their_golden_values(
     events = [release(*parameters, share=s) for s in (1.0, 0.5)]
     one, part = (costs_up_to(e, order, counts_excess(e.sigma2, order)) for e in events)
     assert one is not None
-    assert one[-1] == pytest.approx(flat, rel=1e-9)
-    assert one[-1] >= flat * (1 - 1e-9)
+    assert one.flat == pytest.approx(flat, rel=1e-9)
+    assert one.flat >= flat * (1 - 1e-9)
     # Margins are relative to what is subtracted, so here they show a little more.
     loose = 1e-8 if flat < 1 else 1e-3
-    assert one[1] == pytest.approx(whole, rel=loose)
+    assert one.abstention == pytest.approx(whole, rel=loose)
     if part is None:
         assert half == math.inf
     else:
-        assert part[1] == pytest.approx(half, rel=loose)
+        assert part.abstention == pytest.approx(half, rel=loose)
     charged = outcome_costs(events[0], order)
     assert charged is not None
-    assert charged.counts == one[-1]
-    assert charged.flat <= one[-1]
+    assert charged.flat <= one.flat
 
 
 @pytest.mark.parametrize(
@@ -93,9 +92,11 @@ def test_interactive_prices_have_their_golden_values(
 ) -> None:
     event = release(2000, 10, threshold, sigma1, 300.0, low=-2000, baseline=baseline)
     costs = outcome_costs(event, 17.8)
+    counts = costs_up_to(event, 17.8, counts_excess(300.0, 17.8))
     assert costs is not None
-    assert costs.counts == pytest.approx(flat, rel=1e-9)
-    assert (costs.flat < costs.counts) == (2 * (threshold + baseline) <= 2000 + 2 * sigma1)
+    assert counts is not None
+    assert counts.flat == pytest.approx(flat, rel=1e-9)
+    assert (costs.flat < counts.flat) == (2 * (threshold + baseline) <= 2000 + 2 * sigma1)
 
 
 @pytest.mark.parametrize(

@@ -41,15 +41,11 @@ SMALLEST_TAIL = 1e-280
 
 @dataclass(frozen=True)
 class OutcomeCosts:
-    """What an answer and an abstention cost, at one order.
-
-    `flat`: both, at one price for both. `counts`: the same, if an answer told all noisy counts.
-    """
+    """What an answer and an abstention cost, at one order; `flat`: both, at one price for both."""
 
     answer: float
     abstention: float
     flat: float
-    counts: float
 
 
 def outcome_costs(event: ConfidentMax, order: float) -> OutcomeCosts | None:
@@ -59,25 +55,43 @@ def outcome_costs(event: ConfidentMax, order: float) -> OutcomeCosts | None:
     so small that no price of an abstention makes up for it: test and maximum are then charged
     apart. Which of them applies does not depend on the outcome.
     """
-    if order * (order - 1) > MAX_EXPONENT * event.sigma2**2:
+    if too_high(event, order):
         return None
-    most, least = counts_excess(event.sigma2, order), count_excess(event.sigma2, order)
-    by_counts, lowest = costs_up_to(event, order, most), costs_up_to(event, order, least)
-    # Equal if the worst votes are not near a tie. The bound between the two takes long to compute.
-    found = (
-        by_counts
-        if by_counts == lowest
-        else costs_up_to(event, order, min(most, label_excess(event.sigma2, order)))
-    )
-    if found is None:
+    most = counts_excess(event.sigma2, order)
+    highest = costs_up_to(event, order, most)
+    if highest == costs_up_to(event, order, count_excess(event.sigma2, order)):
+        # The worst votes are not near a tie, so the bound between these two, which takes long to
+        # compute, gives the same costs.
+        return highest
+    return costs_up_to(event, order, min(most, label_excess(event.sigma2, order)))
+
+
+def costs_up_to(event: ConfidentMax, order: float, full: float) -> OutcomeCosts | None:
+    """Return the costs as `outcome_costs` if a label tells at most `full`, whatever the votes.
+
+    `full` bounds Σ π^α π'^(1−α) − 1, of the label's laws before and after a move.
+    """
+    if too_high(event, order):
         return None
-    return OutcomeCosts(*found, counts=math.inf if by_counts is None else by_counts[-1])
+    cells = release_cells(replace(event, answered=True, answer_share=1.0), order, full)
+    flat = cells.flat()
+    if not flat < math.inf:
+        return None
+    answer = event.answer_share * flat
+    abstention = cells.abstention(answer) if answer < flat else min(cells.abstention(answer), flat)
+    return OutcomeCosts(answer, abstention, flat) if abstention < math.inf else None
+
+
+def too_high(event: ConfidentMax, order: float) -> bool:
+    """Return whether an order is beyond what tables of this noise are computed for."""
+    return order * (order - 1) > MAX_EXPONENT * event.sigma2**2
 
 
 def label_excess(sigma: float, order: float) -> float:
-    """Return a bound on Σ π^α π'^(1−α) − 1, of the label's laws, for any votes: `GaussianArgmax`.
+    """Return a bound on Σ π^α π'^(1−α) − 1, of the label's laws, for any votes.
 
-    Infinity if only that of all noisy counts is known (docs/privacy/gnmax.md).
+    It is that of `GaussianArgmax`, and infinite where only the price of all noisy counts is known
+    (docs/privacy/gnmax.md).
     """
     return math.expm1((order - 1) * gaussian_argmax_rdp(sigma, order)) * (1 + SLACK)
 
@@ -90,22 +104,6 @@ def counts_excess(sigma: float, order: float) -> float:
 def count_excess(sigma: float, order: float) -> float:
     """Return the same of one count; no `label_excess` is less."""
     return math.expm1(order * (order - 1) / (2 * sigma**2))
-
-
-def costs_up_to(
-    event: ConfidentMax, order: float, full: float
-) -> tuple[float, float, float] | None:
-    """Return the answer's, the abstention's and the flat cost, as `outcome_costs`.
-
-    `full`: the most that a label tells, for any votes.
-    """
-    cells = release_cells(replace(event, answered=True, answer_share=1.0), order, full)
-    flat = cells.flat()
-    if not flat < math.inf:
-        return None
-    answer = event.answer_share * flat
-    abstention = cells.abstention(answer) if answer < flat else min(cells.abstention(answer), flat)
-    return (answer, abstention, flat) if abstention < math.inf else None
 
 
 @dataclass(frozen=True)
