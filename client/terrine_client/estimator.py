@@ -217,7 +217,14 @@ def _taken(x: Array, project: ProjectInfo) -> Array:
         )
     if x.dtype.kind == "f" and not np.isfinite(x).all():
         raise ValueError("X contains NaN or infinity: leave such inputs out, or fill them in.")
-    taken: Array = x.astype(_spec(project).dtype)
+    spec = _spec(project)
+    with np.errstate(invalid="ignore", over="ignore"):
+        taken: Array = x.astype(spec.dtype)
+    if spec.dtype == "uint8" and not np.array_equal(taken, x):  # it would be paid for as another
+        raise ValueError(
+            f"X has values that uint8 cannot hold; the project {project.name} takes whole numbers "
+            f"from {spec.low:g} to {spec.high:g}. Leave out any scaling."
+        )
     return taken
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 from unittest import SkipTest
@@ -82,6 +82,9 @@ def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Clie
     for width in WIDTHS:
         spec = InputSpec(shape=(width,), dtype="float32", low=-1e5, high=1e5)
         data[f"w{width}"] = Dataset(*points(600, width, 0), CLASSES, spec)
+    pixels = InputSpec(shape=(2,), dtype="uint8", low=0, high=16)
+    x, labels = points(600, 2, 0)
+    data["pixels"] = Dataset((x + 8).clip(0, 16).astype(np.uint8), labels, CLASSES, pixels)
     tokens: dict[str, str] = {}
     for name, records in data.items():
         train_ensemble(records, made.ensembles_dir / name, name=name, teachers=60)
@@ -218,6 +221,24 @@ def test_bad_input_is_refused_before_anything_is_bought(clients: dict[str, Clien
     with pytest.raises(NotFittedError):
         TerrineClassifier().predict(np.ones((5, 3)))
     assert client.budget().charges == spent
+
+
+@pytest.mark.parametrize(
+    "altered",
+    [lambda x: x / 16, lambda x: x.astype(np.int64) - 256, lambda x: x.astype(np.int64) + 256],
+)
+def test_inputs_that_would_be_altered_are_not_bought(
+    clients: dict[str, Client], altered: Callable[[np.ndarray], np.ndarray]
+) -> None:
+    """As uint8 these are zeros, or wrap round to others: answers to what nobody asked."""
+    client = clients["pixels"]
+    pool = np.random.default_rng(7).integers(1, 16, (20, 2)).astype(np.uint8)
+    charges = client.budget().charges
+    with pytest.raises(ValueError, match="the project pixels takes whole numbers from 0 to 16"):
+        buy(client, altered(pool))
+    assert client.budget().charges == charges
+    bought = buy(client, pool.astype(np.float64))
+    assert (bought.labels_of(pool)[0] >= 0).all(), "whole numbers are taken, whatever their dtype"
 
 
 class Buyer(TerrineClassifier):

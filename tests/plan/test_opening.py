@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from terrine_server.planning import opening
 from terrine_server.planning.opening import (
     DEAREST,
     choose,

@@ -261,7 +261,11 @@ def test_the_commands_train_a_student_label_inputs_and_show_the_budget(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "mechanism", [{"name": "gnmax", "sigma": 4.0}, {"name": "noisy_votes", "sigma": 4.0}]
+    "mechanism",
+    [
+        {"name": "confident_gnmax", "threshold": 24, "sigma1": 8.0, "sigma2": 4.0},
+        {"name": "noisy_votes", "sigma": 4.0},
+    ],
 )
 def test_the_command_ends_on_images_of_ordinary_size(
     terrine: Terrine, server: RunningServer, tmp_path: Path, mechanism: dict[str, Any]
@@ -284,12 +288,13 @@ def test_the_command_ends_on_images_of_ordinary_size(
     np.save(tmp_path / "pool.npy", enlarged(digits.public))
     np.savez(tmp_path / "own.npz", x=enlarged(digits.unseen), y=digits.unseen_labels)
     said = terrine(
-        "student", "train", tmp_path / "pool.npy", "--url", server.url, "--steps", "60",
+        "student", "train", tmp_path / "pool.npy", "--url", server.url,
+        "--queries", "160", "--steps", "60",
         "--held-out", tmp_path / "own.npz", "--out", tmp_path / "student",
         TERRINE_TOKEN=server.token(project="large"),
     ).fine  # fmt: skip
     report = json.loads((tmp_path / "student" / "report.json").read_text())
-    assert ("Training fixmatch" in said) == (mechanism["name"] == "gnmax")
+    assert ("Training fixmatch" in said) == (mechanism["name"] == "confident_gnmax")
     if report["choice"]["chosen"] == "fixmatch":
         assert "method     fixmatch" in said
     student = Student.load(tmp_path / "student")
