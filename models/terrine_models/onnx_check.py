@@ -17,33 +17,29 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from terrine_protocol.files import opened
 
-from .onnx_models import Model, ModelError, chosen, first_line, indices
+from .onnx_limits import LOADING, VOTING, confine, limit_memory, memory_for
+from .onnx_models import Model, ModelError, block_of, chosen, first_line, indices
+
+if TYPE_CHECKING:
+    import onnx
 
 LARGEST = 512 * 2**20
 """Bytes of one file."""
-MEMORY = 8 * 2**30
-"""Bytes of address space that the check may use."""
+PARSING = LOADING + 8 * LARGEST
+"""Bytes of address space that the check may take, but for what the model does with inputs."""
 PROBES = 32
 READY = "ready"
 """The first line on stdout."""
 DOMAINS = {"": "ai.onnx", "ai.onnx": "ai.onnx", "ai.onnx.ml": "ai.onnx.ml"}
 OLDEST = 7
 """Opset of ai.onnx from which onnxruntime promises to run models."""
-RANDOM = {
-    "Bernoulli",
-    "Multinomial",
-    "RandomNormal",
-    "RandomNormalLike",
-    "RandomUniform",
-    "RandomUniformLike",
-}
 
 
 @dataclass(frozen=True)
@@ -78,17 +74,14 @@ class Finding:
 
 def main() -> None:
     """Check the files that stdin asks for."""
-    import resource  # not on every system that trains students
-
     import onnx  # noqa: F401 - now, and not in the time of the first file
     import onnxruntime  # noqa: F401
 
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # native code prints where it likes
     request = Request(**json.load(sys.stdin))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # pipes are no files
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    confine()
+    limit_memory(PARSING)
     probe = probes(request)
     print(READY, file=answers, flush=True)
     for path in request.paths:
@@ -97,7 +90,7 @@ def main() -> None:
         except (ModelError, OSError) as error:
             found = Finding(path, printable(getattr(error, "strerror", None) or str(error)))
         except MemoryError:
-            found = Finding(path, f"it needs more than {MEMORY // 2**30} GiB of memory")
+            found = Finding(path, f"it needs more than {VOTING // 2**30} GiB beside its weights")
         except Exception as error:  # of libraries that did not expect such a file
             found = Finding(path, f"it cannot be checked: {printable(first_line(error))}")
         print(json.dumps(asdict(found)), file=answers, flush=True)
@@ -111,9 +104,12 @@ def printable(text: str) -> str:
 def check(path: Path, request: Request, probe: NDArray[np.generic]) -> Finding:
     """What the file is. Raises ModelError, or OSError if it cannot be read."""
     data = read(path)
-    opsets = check_content(data)
+    from .onnx_sizes import check_sizes  # it needs onnx, which the parent may lack
+
+    content, opsets = check_content(data)
+    rows = _check_input(content, request)
+    check_sizes(content, opsets, [rows, *request.shape], request.low, request.high)
     model = Model(data, request.output)
-    _check_input(model, request)
     values, width = _check_answers(model, request, probe)
     digest = hashlib.sha256(data).hexdigest()
     return Finding(str(path), None, digest, model.output, values, opsets, width)
@@ -131,8 +127,11 @@ def read(path: Path) -> bytes:
         return data
 
 
-def check_content(data: bytes) -> dict[str, int]:
-    """Refuse what a teacher has no need of; return the opset of each domain. Raises ModelError."""
+def check_content(data: bytes) -> tuple[onnx.ModelProto, dict[str, int]]:
+    """Refuse what a teacher has no need of; return the model and the opset of each domain.
+
+    Raises ModelError.
+    """
     import onnx
     from google.protobuf.message import DecodeError
     from onnx import defs
@@ -165,13 +164,11 @@ def check_content(data: bytes) -> dict[str, int]:
         version = opsets.get(domain, 0)
         if not defs.has(node.op_type, version, "" if domain == "ai.onnx" else domain):
             raise ModelError(f"it uses {node.op_type}, which is not in opset {version} of {domain}")
-        if node.op_type in RANDOM:
-            raise ModelError(f"it draws random numbers ({node.op_type}): votes must be repeatable")
     try:
         onnx.checker.check_model(model, full_check=True)
     except Exception as error:  # the checker's own, protobuf's, or of a file that neither expected
         raise ModelError(f"it is not a valid model: {first_line(error)}") from None
-    return opsets
+    return model, opsets
 
 
 def _messages(message: Any) -> Iterator[Any]:
@@ -229,23 +226,30 @@ def probes(request: Request) -> NDArray[np.generic]:
     return np.concatenate([found, np.load(request.probe, allow_pickle=False)])
 
 
-def _check_input(model: Model, request: Request) -> None:
-    if not model.shape:
+def _check_input(model: onnx.ModelProto, request: Request) -> int:
+    """How many rows the model is asked about at a time, with the one input that is expected."""
+    weights = {each.name for each in model.graph.initializer}
+    inputs = [each for each in model.graph.input if each.name not in weights]
+    if len(inputs) != 1:
+        names = ", ".join(each.name for each in inputs) or "none"
+        raise ModelError(f"it has {len(inputs)} inputs ({names}), expected one")
+    dims = inputs[0].type.tensor_type.shape.dim
+    shape = [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in dims]
+    if not shape:
         raise ModelError("it does not say which shape its input has")
-    fixed = model.shape[0]
-    if isinstance(fixed, int) and fixed != 1:
+    if isinstance(shape[0], int) and shape[0] != 1:
         raise ModelError(
-            f"it takes {fixed} rows at a time; export it with a batch of any size, or of 1"
+            f"it takes {shape[0]} rows at a time; export it with a batch of any size, or of 1"
         )
-    fits = len(model.shape) == 1 + len(request.shape) and all(
+    fits = len(shape) == 1 + len(request.shape) and all(
         not isinstance(size, int) or size == expected
-        for size, expected in zip(model.shape[1:], request.shape, strict=True)
+        for size, expected in zip(shape[1:], request.shape, strict=True)
     )
     if not fits:
         raise ModelError(
-            f"its input has shape {list(model.shape)}, expected [batch, "
-            f"{', '.join(map(str, request.shape))}]"
+            f"its input has shape {shape}, expected [batch, {', '.join(map(str, request.shape))}]"
         )
+    return 1 if shape[0] == 1 else block_of(request.shape)
 
 
 def _check_answers(
@@ -255,12 +259,17 @@ def _check_answers(
     half = len(probe) // 2
     beside = probe.copy()
     beside[half:] = probe[0]
+    block = np.resize(probe, (block_of(request.shape), *request.shape))
     try:
-        first, again = np.asarray(model(probe)), np.asarray(model(probe))
-        other = np.asarray(model(beside))
+        with memory_for(VOTING):
+            model(block)
+            first, again = np.asarray(model(probe)), np.asarray(model(probe))
+            other = np.asarray(model(beside))
     except MemoryError:
         raise
     except Exception as error:  # onnxruntime's errors have no class in common
+        if "alloc" in str(error):
+            raise MemoryError from None
         raise ModelError(f"it fails on inputs of this kind: {first_line(error)}") from None
     if first.dtype.kind not in "fiuOU":
         raise ModelError(
