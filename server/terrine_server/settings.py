@@ -27,8 +27,7 @@ LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 class VotersKind(StrEnum):
     """Where the teachers of a registered ensemble vote."""
 
-    THREADS = "threads"
-    PROCESSES = "processes"
+    HERE = "here"
     RAY = "ray"
 
 
@@ -76,26 +75,25 @@ class Settings(BaseSettings):
     voters: Annotated[
         VotersKind,
         Field(
-            description="Where teachers vote: in `threads` of the server, in `processes`, or on a "
-            "`ray` cluster."
+            description="Where teachers vote: `here`, in the server and in a guarded process for "
+            "each imported ensemble, or on a `ray` cluster."
         ),
-    ] = VotersKind.THREADS
-    voter_processes: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            le=256,
-            description="How many processes vote for one server process. Default: "
-            "`OMP_NUM_THREADS`, else the number of processors, divided by `--workers`; of a Ray "
-            "cluster, its processors.",
-        ),
-    ] = None
+    ] = VotersKind.HERE
     ray_address: Annotated[
         str | None,
         Field(
             pattern=r"^(auto|[^\s/:]+:[0-9]{1,5})$",
             description="Ray cluster for votes and training: `HOST:PORT`, or `auto` for the one to "
             "which this machine belongs. Default: start one here.",
+        ),
+    ] = None
+    ray_actors: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=256,
+            description="How many actors of the Ray cluster vote for one server process. Default: "
+            "one for each of its processors.",
         ),
     ] = None
     max_batch: Annotated[int, Field(ge=1, description="Maximum queries in one request.")] = 4096
@@ -202,8 +200,9 @@ class Settings(BaseSettings):
         int,
         Field(
             ge=1,
-            description="How long a voting process may take for a block of inputs (at most 128); "
-            "then it is replaced, and the request gets a 503.",
+            description="How long the guarded process of an imported ensemble may take for a "
+            "block of inputs (at most 128), or an actor of the Ray cluster; then it is replaced, "
+            "and the request gets a 503.",
         ),
     ] = 60
     shutdown_seconds: Annotated[

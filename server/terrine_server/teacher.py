@@ -15,6 +15,7 @@ from pathlib import Path
 
 import httpx
 import numpy as np
+import structlog
 from anyio import CapacityLimiter, to_thread
 from numpy.typing import NDArray
 from starlette.applications import Starlette
@@ -24,12 +25,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from terrine_models.ensemble import Ensemble
+from terrine_models.onnx_guard import VotingError
 from terrine_models.store import StoreError
 from terrine_server.labeling import inference, shares
 from terrine_server.labeling.helper_terms import TERMS, HelperTerms
 from terrine_server.labeling.inference import ProtocolError
 from terrine_server.serving.bounds import Guard
 from terrine_server.serving.limits import Limits, few_callers
+
+log = structlog.get_logger("terrine")
 
 MOST_BYTES = 64 * 2**20
 """Of a request's body."""
@@ -150,6 +154,9 @@ class Teacher:
             return await to_thread.run_sync(self._labels, body, length, limiter=self._voting)
         except ProtocolError as error:
             return _refused(400, f"The request is refused: {error}.")
+        except (VotingError, StoreError) as error:
+            log.warning("imported teachers did not vote", cause=str(error))
+            return _refused(503, "The teachers did not vote. Retry later.")
 
     def _labels(self, body: bytes, header_length: int | None) -> NDArray[np.int64]:
         spec = self.ensemble.manifest.input

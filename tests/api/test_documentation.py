@@ -73,7 +73,7 @@ def test_the_table_of_limits_has_every_limit_and_its_default() -> None:
         settings.max_connections // 4: "a quarter of it",
     }
     for name, field in Settings.model_fields.items():
-        if name not in ("port", "voter_processes") and int in (
+        if name not in ("port", "ray_actors") and int in (
             field.annotation,
             *get_args(field.annotation),
         ):

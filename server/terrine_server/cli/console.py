@@ -29,6 +29,8 @@ KNOWN = (
     ("terrine_server.errors", "TerrineError"),
     ("terrine_server.privacy", "ParameterError"),
     ("terrine_models.store", "StoreError"),
+    ("terrine_models.onnx_guard", "VotingError"),
+    ("terrine_models.onnx_models", "ModelError"),
     ("terrine_models.data", "DataError"),
     ("terrine_models.shards", "TrainingError"),
     ("terrine_models.ray_cluster", "ClusterError"),

@@ -78,7 +78,7 @@ def serve(
     voters: Annotated[
         str | None,
         typer.Option(
-            metavar="threads|processes|ray",
+            metavar="here|ray",
             help="Where teachers vote; by default TERRINE_VOTERS.",
         ),
     ] = None,
@@ -88,7 +88,7 @@ def serve(
     Environment variables set everything else; docs/api.md explains each one.
     Places: TERRINE_DATA_DIR, TERRINE_DATABASE_URL, TERRINE_DATABASE_PASSWORD_FILE,
     TERRINE_SECRET_KEY_FILE, TERRINE_HOST, TERRINE_PORT, TERRINE_FORWARDED_ALLOW_IPS,
-    TERRINE_DEVICE, TERRINE_VOTERS, TERRINE_VOTER_PROCESSES, TERRINE_RAY_ADDRESS.
+    TERRINE_DEVICE, TERRINE_VOTERS, TERRINE_RAY_ADDRESS, TERRINE_RAY_ACTORS.
     Limits: TERRINE_MAX_BATCH, TERRINE_MAX_WAITING, TERRINE_MAX_BODY_BYTES,
     TERRINE_MAX_HELD_BYTES, TERRINE_REQUESTS_PER_MINUTE,
     TERRINE_REPLAYS_PER_MINUTE, TERRINE_FAILED_LOGINS_PER_MINUTE, TERRINE_MAX_CONNECTIONS,
@@ -124,21 +124,10 @@ def serve(
         else:
             shared = TemporaryDirectory(prefix="terrine-metrics-")
             os.environ[SHARED_DIR] = stack.enter_context(shared)
-            os.environ |= for_each_worker(settings, workers)
+            os.environ["TERRINE_VOTERS"] = settings.voters  # workers know no options
             listening.serve_with_workers(
                 WORKER, sockets, settings.limits, workers, proxies=settings.forwarded_allow_ips
             )
-
-
-def for_each_worker(settings: Settings, workers: int) -> dict[str, str]:
-    """Return the variables of the workers: they read the settings themselves, but no options."""
-    from terrine_server.labeling.process_voters import usual_processes
-    from terrine_server.settings import VotersKind
-
-    if settings.voters is not VotersKind.PROCESSES:
-        return {"TERRINE_VOTERS": settings.voters}
-    processes = settings.voter_processes or max(1, usual_processes() // workers)
-    return {"TERRINE_VOTERS": settings.voters, "TERRINE_VOTER_PROCESSES": str(processes)}
 
 
 @contextmanager
