@@ -1,4 +1,4 @@
-"""README.md and docs/client.md as their readers follow them: what is not run here says why."""
+"""README.md, docs/quickstart.md and docs/client.md as their readers follow them."""
 
 from __future__ import annotations
 
@@ -34,13 +34,11 @@ from sklearn.preprocessing import FunctionTransformer
 import terrine_client
 from terrine_client import Client
 
-README, CLIENT = ROOT / "README.md", ROOT / "docs" / "client.md"
+README, QUICKSTART, CLIENT = (
+    ROOT / name for name in ("README.md", "docs/quickstart.md", "docs/client.md")
+)
 EXAMPLE = "https://labels.example.org"
 NOT_RUN = {
-    "make demo": "takes a minute; tests/demo runs it",
-    "make test": "is what runs this",
-    "python3 -m venv": "makes an environment as `make venv` does, which .ci/run starts with",
-    ".venv/bin/": "the commands of that environment",
     "pip install": "takes too long; tests/packaging builds the wheel and looks into it",
     "terrine serve": "does not end; here it runs in a process of its own",
     "terrine student train": "takes a minute; test_hospital.py and test_adult.py run it",
@@ -71,15 +69,15 @@ def programs(page: Path) -> list[str]:
 
 
 def test_what_is_left_out_is_in_the_documentation() -> None:
-    shell = [line for _, text in blocks(README, "bash") for line in lines(text)]
+    shell = [line for _, text in blocks(QUICKSTART, "bash") for line in lines(text)]
     code = [*shell, *programs(README), *programs(CLIENT)]
     assert [start for start in NOT_RUN if not any(c.startswith(start) for c in code)] == []
 
 
-# ------------------------------------------------------------------------------------- README
+# ----------------------------------------------------------------------- README and quickstart
 
 
-def test_the_readme_from_private_records_to_a_checked_ledger(
+def test_the_quickstart_from_private_records_to_a_checked_ledger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terrine: Terrine
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -95,9 +93,8 @@ def test_the_readme_from_private_records_to_a_checked_ledger(
 
     tokens: dict[str, str] = {}
     shell: list[str] = []
-    for language, text in blocks(README, "bash", "python"):
-        if language == "bash":
-            shell += [line for line in lines(text) if not left_out(line)]
+    for _, text in blocks(QUICKSTART, "bash"):
+        shell += [line for line in lines(text) if not left_out(line)]
     owner = [shlex.split(line)[1:] for line in shell if line.startswith("terrine ")]
     for command in owner:
         said = terrine(*command).fine
@@ -118,7 +115,7 @@ def test_the_readme_from_private_records_to_a_checked_ledger(
         curls = [line for line in shell if line.startswith("curl ")]
         assert len(owner) + len(curls) == len(shell), "a line of another kind: run it or list it"
         if shutil.which("curl") is None:
-            pytest.skip("NO CURL on this machine: the README's curl lines are not run.")
+            pytest.skip("NO CURL on this machine: the quickstart's curl lines are not run.")
         for line in curls:
             done = subprocess.run(
                 line.replace("curl ", "curl --silent --show-error --fail-with-body ").replace(
@@ -138,7 +135,7 @@ def test_the_readme_from_private_records_to_a_checked_ledger(
 def smudged(count: int, seed: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """A zero and a one, over and over, each time with other smudges; [count, 8, 8].
 
-    Two of the ten classes, so that the README's thousand teachers agree after few records each.
+    Two of the ten classes, so that the quickstart's thousand teachers agree after few records each.
     """
     labels = np.arange(count) % 2
     clean = load_digits().images[:2][labels]
