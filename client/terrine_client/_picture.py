@@ -54,11 +54,10 @@ def draw(report: Report, path: Path) -> None:
     figure.legend(loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     left.set_zorder(right.get_zorder() + 1)  # its labels lie over the other line
     left.patch.set_visible(False)
-    guarantee = "" if report.guarantee == "proven" else f"   (guarantee: {report.guarantee})"
     tried = {each.method: each.agreement for each in report.choice.judged}
     agreement = f", agreement {tried[report.choice.chosen]:.1%}" if tried else ""
     left.set_title(
-        f"Project {report.project}, {report.mechanism['name']}{guarantee}\n"
+        f"Project {report.project}, {report.mechanism['name']}\n"
         f"student: {report.choice.chosen}{agreement}",
         fontsize=10,
     )

@@ -63,14 +63,6 @@ def absent(value: object) -> bool:
     return value is None
 
 
-class Guarantee(StrEnum):
-    """How far a stated (ε, δ) may be trusted."""
-
-    PROVEN = "proven"
-    CLAIMED = "claimed"
-    """A published claim that is known to fail for some neighbouring data sets."""
-
-
 class Outcome(StrEnum):
     """The outcome of one query."""
 

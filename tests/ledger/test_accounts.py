@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from books import (
-    CLAIMED,
     CLASSES,
     CONFIDENT,
     GNMAX,
+    IMMUTABLE,
     INFO,
     LNMAX,
     RECORDS,
@@ -24,7 +24,7 @@ from books import (
     terms,
 )
 
-from terrine_protocol import Guarantee, ProjectStatus
+from terrine_protocol import ProjectStatus
 from terrine_server.errors import CapExceeded, Conflict, InvalidTerms, NotFound
 from terrine_server.ledger import Ledger
 from terrine_server.privacy import build_mechanism, cap, quote
@@ -44,7 +44,6 @@ def test_an_ensemble_is_remembered_as_registered(ledger: Ledger) -> None:
     assert (ensemble.reserved, ensemble.delta_reserved) == (0, 0)
     assert ensemble.info == INFO
     assert ensemble.manifest_sha256 == digest("mnist").hex()
-    assert ensemble.guarantee is Guarantee.PROVEN
     with pytest.raises(NotFound):
         ledger.ensemble("nobody")
 
@@ -81,7 +80,7 @@ def test_a_name_that_no_url_could_hold_is_refused(ledger: Ledger, name: str) -> 
 
 
 @pytest.mark.parametrize(
-    "mechanism", [GNMAX, CONFIDENT, LNMAX, STABLE, CLAIMED], ids=lambda m: m["name"]
+    "mechanism", [GNMAX, CONFIDENT, LNMAX, STABLE, IMMUTABLE], ids=lambda m: m["name"]
 )
 def test_opening_reserves_and_closing_returns_what_was_not_spent(
     ledger: Ledger, mechanism: dict[str, Any]
@@ -136,15 +135,6 @@ def test_ensembles_have_caps_of_their_own(ledger: Ledger) -> None:
     assert ledger.ensemble("mnist").reserved == 0
 
 
-def test_a_claimed_project_marks_its_ensemble_for_ever(ledger: Ledger) -> None:
-    assert not ledger.ensemble("mnist").claimed
-    project = open_project(ledger, 2, CLAIMED)
-    assert project.guarantee is Guarantee.CLAIMED
-    assert project.ensemble.claimed
-    ledger.set_status("study", ProjectStatus.CLOSED)
-    assert ledger.ensemble("mnist").guarantee is Guarantee.CLAIMED
-
-
 def test_terms_come_back_exactly_as_they_were_opened(ledger: Ledger) -> None:
     mechanism = build_mechanism(CONFIDENT, teachers=TEACHERS, classes=CLASSES)
     quoted = quote(mechanism, 1.0, 1e-6)
@@ -161,11 +151,10 @@ def test_terms_come_back_exactly_as_they_were_opened(ledger: Ledger) -> None:
     ("mechanism", "why"),
     [
         (CONFIDENT, "not quoted for"),
-        (CLAIMED, "not quoted for"),
         ({"name": "gnmax", "sigma": 0.0}, "sigma"),
         ({"name": "gnmaxx", "sigma": 40.0}, "gnmaxx"),
     ],
-    ids=["other outcomes", "other guarantee", "no noise", "unknown"],
+    ids=["other outcomes", "no noise", "unknown"],
 )
 def test_terms_of_another_mechanism_are_refused(
     ledger: Ledger, mechanism: dict[str, Any], why: str

@@ -280,9 +280,7 @@ def list_ensembles(as_json: AsJson = False) -> None:
         voters = AnyVoters(settings)
         print_json([views.ensemble_account(record, voters.available(record)) for record in records])
         return
-    table = Table("ensemble", "teachers", "classes", "cap ε", "cap δ", "order")
-    for heading in ("reserved", "guarantee"):
-        table.add_column(heading)
+    table = Table("ensemble", "teachers", "classes", "cap ε", "cap δ", "order", "reserved")
     for record in records:
         table.add_row(
             record.name,
@@ -292,7 +290,6 @@ def list_ensembles(as_json: AsJson = False) -> None:
             f"{record.delta:g}",
             "–" if record.rdp_order is None else f"{record.rdp_order:g}",
             f"{record.reserved / record.cap:.1%}",
-            record.guarantee,
         )
     console.print(table)
 

@@ -108,7 +108,6 @@ def open_project(
         "name": name,
         "ensemble_id": ensemble.id,
         "status": ProjectStatus.ACTIVE,
-        "guarantee": terms.guarantee,
         "mechanism": canonical_json(dict(mechanism)),
         "events": canonical_json(_events(mechanism, terms, ensemble)),
         "terms": canonical_json(terms.to_json()),
@@ -192,7 +191,7 @@ def _events(mechanism: Mapping[str, Any], terms: Terms, ensemble: EnsembleRecord
         raise InvalidTerms(str(error)) from error
     same_prices = set(built.events()) == set(terms.prices)
     same_epochs = (built.opening is None) == (terms.opening is None)
-    if built.guarantee != terms.guarantee or not (same_prices and same_epochs):
+    if not (same_prices and same_epochs):
         raise InvalidTerms(f"The terms were not quoted for the mechanism {built.name}.")
     return events_of(built)
 
