@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -27,7 +27,7 @@ from terrine_server.ledger.records import (
     RequestRecord,
     TokenRecord,
 )
-from terrine_server.ledger.store import log, rows
+from terrine_server.ledger.store import log, rows, turns
 from terrine_server.ledger.store.database import appending, reading, writing
 from terrine_server.ledger.tokens import NewToken
 from terrine_server.privacy import Cap, Terms
@@ -206,6 +206,10 @@ class Ledger(Books):
         project, answers = paid
         self._charged[project_id] = project.charges
         return answers
+
+    def turn(self, project_id: int) -> AbstractContextManager[None]:
+        """Hold the turn of a project among all processes: see `store/turns.py`."""
+        return turns.turn(self._engine, project_id)
 
     # --------------------------------------------------------------------- tokens
 
