@@ -6,10 +6,10 @@ vote faster than Python reads requests. Latency: single new inputs to a tiny ens
 another, beside a FastAPI route that reads the body and replies at once, served in the same way. The
 difference consists of a check of the token, two look-ups and a durable commit.
 
-Each is measured with votes in threads of the server and in processes, beside what we aim at, and
-with the time that the stages took, as `GET /metrics` says it: a group of requests shares all stages
-but the first, and waits in them for processors, locks and the disk. All are measured in turn and
-compared within each round, because the speed of a machine varies.
+Each is measured beside what we aim at, and with the time that the stages took, as `GET /metrics`
+says it: a group of requests shares all stages but the first, and waits in them for processors,
+locks and the disk. All are measured in turn and compared within each round, because the speed of a
+machine varies.
 
 On SQLite, in a temporary directory, or with `--postgresql` on PostgreSQL (needs the development
 extra). MNIST is read from TERRINE_SHARED_DATA, else from ../shared/data; without it, scikit-learn's
@@ -57,7 +57,6 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 from postgres import running_postgres
 
 CLIENTS, BATCH = 8, 64
-VOTERS = ("threads", "processes")
 LEAST_RATE, MOST_LATENCY = 0.45, 8
 """What we aim at: of the bare ensemble's rate with 250 heads, and of the no-op route's median."""
 STAGE = re.compile(r'terrine_stage_seconds_sum\{stage="(\w+)"\} (\S+)')
@@ -68,7 +67,7 @@ NOOP = """
 import sys, uvicorn
 from fastapi import FastAPI, Request
 from terrine_server import logs
-from terrine_server.api.connection import options
+from terrine_server.serving.connection import options
 from terrine_server.settings import Settings
 
 app = FastAPI()
@@ -78,7 +77,7 @@ async def label(request: Request):
     return {"bytes": len(await request.body())}
 
 logs.configure("info")
-uvicorn.run(app, host="127.0.0.1", port=0, **options(Settings()))
+uvicorn.run(app, host="127.0.0.1", port=0, **options(Settings().limits))
 """
 
 
@@ -116,31 +115,20 @@ def throughput(
     ensemble = Ensemble.load(settings.ensembles_dir / "bench")
     sources = [np.random.default_rng(client) for client in range(CLIENTS)]
     token, auditor = student_token(settings), auditor_token(settings)
-    with ExitStack() as stack:
-        urls = {each: stack.enter_context(serving(settings, each)) for each in VOTERS}
-        spent = {each: Stages(url, auditor) for each, url in urls.items()}
-        found: list[list[float]] = []
+    with served(SERVE, settings, "server.log") as url:
+        spent = Stages(url, auditor)
+        bare, asked = [], []
         for seconds in rounds:
-            rates = [bare_rate(ensemble, material.images, seconds)]
-            for each, url in urls.items():
-                with spent[each]:
-                    ask = (token, material.images, BATCH, seconds, sources)
-                    rates.append(query_rate([url], *ask))
-            found.append(rates)
-        print(f"{material.name}, {teachers} {how.kind}: queries per second")
-        print(f"  {'bare ensemble, batches of 512':45} {median(r[0] for r in found):10,.0f}")
-        for number, each in enumerate(VOTERS, start=1):
-            what = f"POST /label, {CLIENTS} clients x {BATCH}, {each}"
-            rate, ratios = median(r[number] for r in found), [r[number] / r[0] for r in found]
-            aim = f"   aim: {LEAST_RATE}" if how.kind == "heads" else ""
-            print(f"  {what:45} {rate:10,.0f}   {compared(ratios)}{aim}")
-            print(f"      {spent[each]}")
-
-
-@contextmanager
-def serving(settings: Settings, voters: str) -> Iterator[str]:
-    with served([*SERVE, "--voters", voters], settings, f"{voters}.log") as url:
-        yield url
+            bare.append(bare_rate(ensemble, material.images, seconds))
+            with spent:
+                asked.append(query_rate([url], token, material.images, BATCH, seconds, sources))
+    print(f"{material.name}, {teachers} {how.kind}: queries per second")
+    print(f"  {'bare ensemble, batches of 512':45} {median(bare):10,.0f}")
+    what = f"POST /label, {CLIENTS} clients x {BATCH}"
+    ratios = [rate / alone for rate, alone in zip(asked, bare, strict=True)]
+    aim = f"   aim: {LEAST_RATE}" if how.kind == "heads" else ""
+    print(f"  {what:45} {median(asked):10,.0f}   {compared(ratios)}{aim}")
+    print(f"      {spent}")
 
 
 class Stages:
@@ -223,16 +211,15 @@ def latency(home: Path, rounds: Sequence[float], database_url: str | None) -> No
     with ExitStack() as stack:
         token, auditor = student_token(settings), auditor_token(settings)
         nothing = stack.enter_context(served(noop, settings, "noop.log"))
-        urls = {each: stack.enter_context(serving(settings, each)) for each in VOTERS}
-        clients = {"no-op FastAPI route": Connection(nothing, token)} | {
-            f"POST /label, {each}": Connection(url, token) for each, url in urls.items()
+        url = stack.enter_context(served(SERVE, settings, "server.log"))
+        clients = {
+            "no-op FastAPI route": Connection(nothing, token),
+            "POST /label": Connection(url, token),
         }
-        spent = {each: Stages(url, auditor) for each, url in urls.items()}
+        spent = Stages(url, auditor)
         for client in clients.values():
             single_query_times(client, material.images, 0.5, source)  # warm up
-        with ExitStack() as measured:
-            for stages in spent.values():
-                measured.enter_context(stages)
+        with spent:
             found = [
                 [
                     single_query_times(client, material.images, each, source)
@@ -250,8 +237,7 @@ def latency(home: Path, rounds: Sequence[float], database_url: str | None) -> No
             f"p50 of no-op {compared(ratios)}   p99 of own p50 {compared(tails)}"
         )
     print(f"  aim: at most {MOST_LATENCY} times the no-op route")
-    for each, stages in spent.items():
-        print(f"  {each}: {stages}")
+    print(f"  {spent}")
 
 
 def single_query_times(

@@ -1,17 +1,17 @@
 """What limits a student of noisy votes: the teachers, the noise, or what it learns with.
 
-Data, teachers and students are those of `terrine reproduce DATA DIR`, and its folds. The teachers
-vote once; then the server's mechanism draws noise for each ε and seed (seeded here, unlike a
-service's). Students learn from true labels and from the winners of the votes, as if these were
-counts without noise; from the counts without noise; and from noisy counts. Where they are kernel
-students, which learn from what a regression makes of counts, the same model without the regression
-stands beside them; those that go by neighbours take labels as they are. Each fold is judged by a
-student that has not seen it. `±` is the standard deviation over seeds.
+Data, teachers and students are those of `terrine reproduce DATA DIR`, and its folds and runs: each
+deals the private records anew and trains its own teachers. They vote; then the server's mechanism
+draws noise for each ε (seeded here, unlike a service's). Students learn from true labels and from
+the winners of the votes, as if these were counts without noise; from the counts without noise; and
+from noisy counts. Where they are kernel students, which learn from what a regression makes of
+counts, the same model without the regression stands beside them; beside those that go by
+neighbours, the same of labels as they are. Each fold is judged by a student that has not seen it.
+`±` is the interval of a new run, as in `terrine reproduce`; true labels are the same in every run.
 
-    python benchmarks/limits.py DATA DIR [--epsilon 0.3 1 3] [--seeds 3] [--ensemble DIR]
-                                         [--votes FILE]
+    python benchmarks/limits.py DATA DIR [--epsilon 0.3 1 3] [--runs 3] [--out DIR]
 
-`--ensemble` is where teachers are, or will be kept; `--votes`, a .npy file, where their counts are.
+`--out` is where `terrine reproduce` keeps teachers: those that are there are not trained again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import get_args
 
 import numpy as np
@@ -27,6 +26,7 @@ import torch
 from numpy.typing import NDArray
 from rich.console import Console
 
+from terrine_models.answers import CERTAIN, true_counts
 from terrine_models.counted import CountedStudents
 from terrine_models.ensemble import Ensemble
 from terrine_models.neighbours import suits
@@ -34,9 +34,9 @@ from terrine_models.students import Student
 from terrine_server.planning.counts import sigma_for_rows
 from terrine_server.privacy.mechanisms.noisy_votes import NoisyVotes
 from terrine_server.privacy.parameters import MIN_SIGMA
-from terrine_server.reproduce.lesson import CERTAIN
+from terrine_server.reproduce.interval import shown
 from terrine_server.reproduce.owner import trained
-from terrine_server.reproduce.setup import Part, parts, public_part
+from terrine_server.reproduce.setup import Part, numbered, parts, public_part
 from terrine_server.reproduce.sources import Name, Source, load
 
 Ints = NDArray[np.int64]
@@ -79,23 +79,25 @@ def main() -> None:
     parser.add_argument("data", choices=get_args(Name))
     parser.add_argument("directory", type=Path)
     parser.add_argument("--epsilon", type=float, nargs="*", default=[0.3, 1.0, 3.0])
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--ensemble", type=Path)
-    parser.add_argument("--votes", type=Path)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     source = load(options.data, options.directory)
     test = source.test
-    if options.votes is not None and options.votes.is_file():
-        counts = np.load(options.votes)
-    else:
-        counts = voted(source, options.ensemble)
-        if options.votes is not None:
-            np.save(options.votes, counts)
-    n, classes = int(counts[0].sum()), counts.shape[1]
-    share = counts[np.arange(len(test)), test.labels].mean() / n
-    winners = counts.argmax(axis=1)
-    show(f"one of {n:,} teachers, in the mean", share)
-    show("plurality", float((winners == test.labels).mean()))
+    name = f"{source.name}-{numbered(source.how.kind, source.teachers)}"
+    home = (options.out or Path(f"reproduce-{source.name}")) / "ensembles" / name
+    votes = [voted(source, home / f"run-{run}", run) for run in range(options.runs)]
+    n, classes = source.teachers, len(test.classes)
+    rows = np.arange(len(test))
+    winners = [counts.argmax(axis=1) for counts in votes]
+
+    def show(what: str, *found: float) -> None:
+        figure = shown(found, len(test)) if len(found) > 1 else f"{found[0]:.2%}"
+        print(f"{what:50} {figure}", flush=True)
+
+    means = [float(counts[rows, test.labels].mean()) / n for counts in votes]
+    show(f"one of {n:,} teachers, in the mean", *means)
+    show("plurality", *(float((won == test.labels).mean()) for won in winners))
 
     def learn(part: Part) -> CountedStudents:
         x = test.inputs[part.seen]
@@ -106,39 +108,33 @@ def main() -> None:
     def accuracy(counts: Ints, teachers: int, sigma: float) -> float:
         return sum(fold.right(counts, teachers, sigma) for fold in folds) / len(test)
 
-    certain, auto = np.eye(classes, dtype=np.int64), source.training.method == "auto"
+    auto = source.training.method == "auto"
     by_neighbours = auto and suits(test.spec, classes, min(len(fold.part.seen) for fold in folds))
-    for name, labels in (("true labels", test.labels), ("plurality", winners)):
+
+    for what, taught in (("true labels", [test.labels]), ("plurality", winners)):
         if by_neighbours:
-            right = sum(fold.right_by_neighbours(labels) for fold in folds)
-            show(f"student of the {name}", right / len(test))
-            continue
-        if auto and len(test.spec.shape) > 1:
-            right = sum(fold.right_by_kernel(labels) for fold in folds)
-            show(f"kernel student of the {name}, no regression", right / len(test))
-        show(f"student of the {name}", accuracy(certain[labels], 1, CERTAIN))
-    show("student of counts without noise", accuracy(counts, n, MIN_SIGMA))
+            right = [sum(fold.right_by_neighbours(labels) for fold in folds) for labels in taught]
+            show(f"neighbours of the {what}, not averaged", *(r / len(test) for r in right))
+        elif auto and len(test.spec.shape) > 1:
+            right = [sum(fold.right_by_kernel(labels) for fold in folds) for labels in taught]
+            show(f"kernel student of the {what}, no regression", *(r / len(test) for r in right))
+        counts_of = (true_counts(labels, classes) for labels in taught)
+        show(f"student of the {what}", *(accuracy(counts, 1, CERTAIN) for counts in counts_of))
+    show("student of counts without noise", *(accuracy(counts, n, MIN_SIGMA) for counts in votes))
     for epsilon in options.epsilon:
         sigma = sigma_for_rows(len(test), n, classes, epsilon, source.delta)
         mechanism, found = NoisyVotes(n, classes, sigma), []
-        for seed in range(options.seeds):
-            noisy = mechanism.release(counts, entropy=np.random.default_rng(seed).bytes).counts
+        for run, counts in enumerate(votes):
+            noisy = mechanism.release(counts, entropy=np.random.default_rng(run).bytes).counts
             assert noisy is not None
             found.append(accuracy(noisy, n, sigma))
         show(f"student, ε = {epsilon:g}, noise of {sigma / n:.2f} shares", *found)
 
 
-def voted(source: Source, ensemble: Path | None) -> Ints:
-    """Return the counts [N, m] of the teachers on all test inputs; train them if there are none."""
-    with TemporaryDirectory() as folder:
-        teachers = ensemble or Path(folder) / "teachers"
-        trained(source, public_part(source), teachers, Console(stderr=True))
-        return Ensemble.load(teachers).votes(source.test.inputs)
-
-
-def show(what: str, *found: float) -> None:
-    spread = f" ± {np.std(found, ddof=1):.2%}" if len(found) > 1 else ""
-    print(f"{what:50} {np.mean(found):7.2%}{spread}", flush=True)
+def voted(source: Source, teachers: Path, run: int) -> Ints:
+    """Return the counts [N, m] of a run's teachers on all test inputs; train them if need be."""
+    trained(source, public_part(source), teachers, run, Console(stderr=True))
+    return Ensemble.load(teachers).votes(source.test.inputs)
 
 
 if __name__ == "__main__":

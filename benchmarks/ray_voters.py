@@ -1,9 +1,10 @@
-"""What votes on a Ray cluster of this machine cost, beside votes in processes of the server's own.
+"""What votes on a Ray cluster of this machine cost, beside votes in threads of the server.
 
     python benchmarks/ray_voters.py [--rounds 5] [--seconds 3]
 
-8 clients send 64 new inputs again and again, to one server after the other within each round. Each
-has two processes that vote: for heads, and for separate networks, which are divided among actors.
+8 clients send 64 new inputs again and again, to one server after the other within each round: one
+votes on all processors, the other's cluster has two actors. Teachers are heads, and separate
+networks, which are divided among the actors.
 Data are those of `end_to_end.py`. Needs the `ray` extra.
 """
 
@@ -36,7 +37,7 @@ from end_to_end import (
 from teachers import SHARED, Material, digits, first, mnist
 from terrine_models.teachers import Heads, Networks
 
-PROCESSES = 2
+ACTORS = 2
 
 
 def main() -> None:
@@ -44,7 +45,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3, help="per server and round")
     options = parser.parse_args()
-    os.environ["TERRINE_VOTER_PROCESSES"] = str(PROCESSES)
+    os.environ["TERRINE_RAY_ACTORS"] = str(ACTORS)
     folder = Path(os.environ.get("TERRINE_SHARED_DATA", SHARED)) / "mnist"
     material = mnist(folder) if folder.is_dir() else digits()
     few = replace(material, private=first(material.private, RECORDS * NETWORKS))
@@ -61,7 +62,7 @@ def compare(
     token = student_token(settings)
     with ExitStack() as stack:
         rates = []
-        for voters in ("processes", "ray"):
+        for voters in ("here", "ray"):
             command = [*SERVE, "--voters", voters]
             url = stack.enter_context(served(command, settings, f"{voters}.log"))
             rates.append(partial(query_rate, [url], token, material.images, BATCH))
@@ -69,9 +70,9 @@ def compare(
         found = [[rate(seconds, sources) for rate in rates] for seconds in rounds]
     print(f"{material.name}, {teachers} {how.kind}: queries per second, {CLIENTS} x {BATCH}")
     own, on_ray = (median(each) for each in zip(*found, strict=True))
-    print(f"  {f'{PROCESSES} processes':16} {own:10,.0f}")
+    print(f"  {'threads':16} {own:10,.0f}")
     ratios = [theirs / ours for ours, theirs in found]
-    print(f"  {f'{PROCESSES} actors of Ray':16} {on_ray:10,.0f}   {compared(ratios)}")
+    print(f"  {f'{ACTORS} actors of Ray':16} {on_ray:10,.0f}   {compared(ratios)}")
 
 
 if __name__ == "__main__":

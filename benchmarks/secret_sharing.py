@@ -26,8 +26,9 @@ import uvicorn
 
 from terrine_models.data import InputSpec
 from terrine_models.roster import Roster, read_token, roster_digest, save_roster
-from terrine_server.helper import OWNERS, SERVICE, Helper, HelperTerms, make
+from terrine_server.helper import OWNERS, SERVICE, Helper, make
 from terrine_server.labeling import inference, shares
+from terrine_server.labeling.helper_terms import TERMS, HelperTerms
 from terrine_server.labeling.remote_voters import RemoteVoters
 from terrine_server.labeling.shared_voters import SharedVoters, plausible
 from terrine_server.ledger import EnsembleRecord
@@ -40,8 +41,9 @@ OWNERS_AT, HELPER_AT = 8311, 8312
 class ManyOwners:
     """All owners in one process: a vote is the first byte of an input, modulo the classes."""
 
-    def __init__(self, tokens: list[str]) -> None:
+    def __init__(self, tokens: list[str], terms: HelperTerms) -> None:
         self._tokens = tokens
+        self._terms = terms.digest()
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -60,18 +62,20 @@ class ManyOwners:
         else:
             ours, helpers = shares.split(labels, CLASSES)
             of_round = headers[shares.ROUND.lower().encode()].decode()
-            await self._put(of_round, self._tokens[int(name[6:])], shares.write(helpers))
+            await self._put(of_round, self._tokens[int(name[6:])], helpers)
             answer = shares.write(ours)
         length = str(len(answer)).encode()
         start = {"type": "http.response.start", "status": 200}
         await send({**start, "headers": [(b"content-length", length)]})
         await send({"type": "http.response.body", "body": answer})
 
-    async def _put(self, of_round: str, token: str, body: bytes) -> None:
+    async def _put(self, of_round: str, token: str, share: shares.Share) -> None:
+        body = shares.write(share)
         opened = self._idle.pop() if self._idle else None
         reader, writer = opened or await asyncio.open_connection("127.0.0.1", HELPER_AT)
         head = f"PUT /v1/rounds/{of_round}/share HTTP/1.1\r\nHost: helper\r\n"
-        head += f"Authorization: Bearer {token}\r\nContent-Length: {len(body)}\r\n\r\n"
+        head += f"Authorization: Bearer {token}\r\nContent-Length: {len(body)}\r\n"
+        head += f"{TERMS}: {self._terms}\r\n{shares.SHAPE}: {shares.shape_of(share)}\r\n\r\n"
         writer.write(head.encode() + body)
         said = await reader.readuntil(b"\r\n\r\n")
         if b" 204 " not in said[:20]:
@@ -127,8 +131,9 @@ def main() -> None:
     names = [f"owner-{i}" for i in range(count)]
     with tempfile.TemporaryDirectory() as scratch:
         party, directory = Path(scratch, "party"), Path(scratch, "ward")
-        terms = {"owners": names, "classes": CLASSES, "sigma": SIGMA, "epsilon": 100, "delta": 1e-5}
-        make(HelperTerms.model_validate(terms), party)
+        given = {"owners": names, "classes": CLASSES, "sigma": SIGMA, "epsilon": 100, "delta": 1e-5}
+        terms = HelperTerms.model_validate(given)
+        make(terms, party)
         tokens = [read_token(party / OWNERS / f"{name}.token") for name in names]
         directory.mkdir()
         (directory / "helper.token").write_text(read_token(party / SERVICE))
@@ -149,7 +154,7 @@ def main() -> None:
         facts = {"name": "ward", "path": "", "manifest_sha256": roster_digest(directory)}
         record = cast(EnsembleRecord, SimpleNamespace(**facts))
         processes = [
-            started(lambda: ManyOwners(tokens), OWNERS_AT),
+            started(lambda: ManyOwners(tokens, terms), OWNERS_AT),
             started(lambda: Helper(party).app(), HELPER_AT),
         ]
         shown, shared = RemoteVoters(directory), SharedVoters(directory)

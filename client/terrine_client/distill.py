@@ -4,8 +4,9 @@
         made = distill(client, x, Path("student"), held_out=(x_own, y_own))
     made.student.predict(x_new)
 
-Needs the student extra: pip install 'terrine[student]'. The student's process holds a URL, a
-token and public inputs; the only private information that reaches it is the answers it pays for.
+Needs the student extra (in a checkout: pip install '.[student]'). The student's process holds a
+URL, a token and public inputs; the only private information that reaches it is the answers it pays
+for.
 """
 
 from __future__ import annotations

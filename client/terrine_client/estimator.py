@@ -1,125 +1,188 @@
-"""A scikit-learn estimator whose `fit` buys the labels that it learns from.
+"""A scikit-learn estimator that learns from labels bought of a project.
 
-    classifier = TerrineClassifier(client, queries=500).fit(X)      # there is no y
-    classifier.predict(X_new)                                        # names of classes
+    bought = buy(client, pool, queries=500)              # spends of the budget; again is free
+    classifier = TerrineClassifier(bought).fit(pool)     # buys nothing; there is no y
+    classifier.predict(x_new)                            # names of classes
 
-Needs the extras student and forest: pip install 'terrine[student,forest]'.
+In a checkout: pip install '.[student,forest]'.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import hashlib
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from terrine_client._labels import NO_COUNT, Labels
 from terrine_client.client import Client
-from terrine_client.errors import ConfigurationError
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
     from sklearn.utils.validation import check_is_fitted, validate_data
 except ImportError as error:
     raise ImportError(
-        "TerrineClassifier needs scikit-learn 1.6: pip install 'terrine[student,forest]'. Without "
-        "it, `terrine_client.distill` trains the same students."
+        "TerrineClassifier needs scikit-learn 1.6. In a checkout: pip install '.[student,forest]'. "
+        "Without it, `terrine_client.distill` trains the same students."
     ) from error
 
 if TYPE_CHECKING:
+    from terrine_models.data import InputSpec
     from terrine_models.learning import Asked
     from terrine_protocol import ProjectInfo
 
 Array = npt.NDArray[Any]
 
 
+@dataclass(frozen=True, eq=False)
+class Bought:
+    """Answers of a project, by input. It holds no token, and never asks for more.
+
+    rows: [K], the rows of the pool that were asked, in that order. labels: the K answers to them.
+    digests: SHA-256 of each of these inputs.
+    """
+
+    project: ProjectInfo
+    rows: npt.NDArray[np.int64]
+    labels: Labels
+    digests: list[bytes] = field(repr=False)
+
+    def __deepcopy__(self, memo: object) -> Self:
+        """Clones of an estimator share what was bought."""
+        return self
+
+    def labels_of(self, x: Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
+        """Return the labels [N], -1 where none was bought, and any noisy counts [N, m] of inputs.
+
+        x: [N, …], of the dtype that the project takes.
+        """
+        at = [self._place.get(digest, -1) for digest in _digests(x)]
+        known = np.array(at, dtype=np.int64)
+        labels = np.where(known >= 0, self.labels.labels[known], -1)
+        counts = self.labels.noisy_counts
+        if counts is None:
+            return labels, None
+        return labels, np.where((labels >= 0)[:, None], counts[known], NO_COUNT)
+
+    @cached_property
+    def _place(self) -> dict[bytes, int]:
+        return {digest: at for at, digest in enumerate(self.digests)}
+
+
+def buy(
+    client: Client,
+    pool: Any,
+    *,
+    queries: int | None = None,
+    random_state: int = 0,
+    progress: bool = False,
+) -> Bought:
+    """Ask for labels of a pool of public inputs, in one round; what was paid before is free.
+
+    pool: inputs [N, …] as the project takes them, or for a table a data frame with its columns.
+    queries: the most inputs that are asked, of which any part stands for the whole; by default all,
+        as far as the budget reaches. Interactive projects are sent uniform probabilities.
+    random_state: seed of the order in which they are asked.
+
+    Raises what `Client.label` raises, and ValueError for inputs that the project does not take,
+    before anything is asked.
+    """
+    from terrine_models.choosing import asking_order
+
+    if queries is not None and queries < 1:
+        raise ValueError(f"queries must be at least 1 or None, got {queries}.")
+    project = client.project()
+    x = _taken(_encoded(pool, project), project)
+    rows = asking_order(x, _spec(project), random_state)[:queries]
+    beliefs = None
+    if project.mechanism.name == "interactive_gnmax":
+        classes = len(project.ensemble.classes)
+        beliefs = np.full((len(rows), classes), 1 / classes)
+    labels = client.label(x[rows], beliefs, progress=progress)
+    return Bought(project=project, rows=rows, labels=labels, digests=_digests(x[rows]))
+
+
 class TerrineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A student of one project, as scikit-learn has classifiers.
 
-    client: connection with a student's token. Clones share it; a pickle leaves it out, and can
-        predict but not learn.
-    queries: the most inputs that are asked; by default all, as far as the budget reaches.
+    bought: the answers that it learns from, of `buy`. Clones share it.
     method: how the student is trained, see docs/student.md. `auto` compares several.
     steps: training steps of networks; by default what suits the method.
-    random_state: seed of the order in which inputs are asked, and of the training.
+    random_state: seed of the training.
 
     After `fit`: `classes_` (their names, in the project's order; whole numbers if they are named
-    0, 1, …), `labels_` (what was bought, one
-    for each input that was asked, `asked_` being their rows), `student_` (which can be saved),
-    `choice_` (what was tried, and why this student), `n_features_in_`, and for data frames
-    `feature_names_in_`.
+    0, 1, …), `labels_` (the index of the class that was bought for each row of X, -1 where there is
+    none), `student_` (which can be saved), `choice_` (what was tried, and why this student),
+    `n_features_in_`, and for data frames `feature_names_in_`.
 
-    All inputs are asked in one round. Asking for the same inputs again is free, and so
-    is fitting again.
+    It asks for nothing: cross-validation and grid searches cost no budget, and a pickle, which
+    holds the answers and no token, can learn again elsewhere.
     """
 
     def __init__(
         self,
-        client: Client | None = None,
+        bought: Bought | None = None,
         *,
-        queries: int | None = None,
         method: Asked = "auto",
         steps: int | None = None,
         random_state: int = 0,
     ) -> None:
-        self.client = client
-        self.queries = queries
+        self.bought = bought
         self.method = method
         self.steps = steps
         self.random_state = random_state
 
     def fit(self, X: Any, y: object = None) -> Self:  # noqa: N803 - scikit-learn's names
-        """Buy labels of X and learn from them.
+        """Learn from X: from its inputs that were bought, with their labels; from others, without.
 
         X: inputs [N, …] as the project takes them, or for a table a data frame with its columns.
         y: not used: labels come from the project.
 
-        Raises what `Client.label` raises, and ValueError if no input was labelled.
+        Raises ValueError if no input of X was answered.
         """
         from terrine_models.answers import student_from_answers
-        from terrine_models.choosing import asking_order
-        from terrine_models.data import InputSpec
         from terrine_models.learning import Training
 
-        project = self._project()
+        if self.bought is None:
+            raise ValueError(
+                "TerrineClassifier has no answers to learn from: "
+                "TerrineClassifier(buy(client, pool)).fit(pool)."
+            )
+        project = self.bought.project
         training = Training(method=self.method, seed=self.random_state)
         if self.steps is not None:
             training = replace(training, steps=self.steps)
-        if self.queries is not None and self.queries < 1:
-            raise ValueError(f"queries must be at least 1 or None, got {self.queries}.")
-        self._schema = project.ensemble.encoding
-        x = self._inputs(X, reset=True)
-        expected = tuple(project.ensemble.input.shape)
-        if x.shape[1:] != expected:
+        x = _taken(self._inputs(X, project, reset=True), project)
+        self.labels_, counts = self.bought.labels_of(x)
+        if not (self.labels_ >= 0).any():
             raise ValueError(
-                f"X has shape {list(x.shape)}; the project {project.name} takes "
-                f"[N, {', '.join(map(str, expected))}]."
+                f"None of the {len(x)} inputs of X was bought and answered: fit on the pool that "
+                "`buy` was given, or on a part of it."
             )
-        spec = InputSpec.model_validate(project.ensemble.input.model_dump())
-        x = x.astype(spec.dtype)
-        self.asked_ = asking_order(x, spec, self.random_state)[: self.queries]
-        self.labels_ = self._ask(x[self.asked_], project)
         self.classes_ = _names(project.ensemble.classes)
         made = student_from_answers(
-            x[self.asked_],
-            self.labels_.labels,
+            x,
+            self.labels_,
             teachers=project.ensemble.teachers,
-            noisy_counts=self.labels_.noisy_counts,
-            noise_sigma=self.labels_.noise_sigma,
+            noisy_counts=counts,
+            noise_sigma=self.bought.labels.noise_sigma,
             matches_prior=project.ensemble.matches_prior,
-            inputs=spec,
+            inputs=_spec(project),
             classes=tuple(project.ensemble.classes),
-            encoding=self._schema,
+            encoding=project.ensemble.encoding,
             training=training,
         )
         self.student_, self.choice_ = made.student, made.choice
+        self._project = project
         return self
 
     def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:  # noqa: N803
         """Class probabilities [B, m] of inputs, in the order of `classes_`."""
         check_is_fitted(self)
-        x = self._inputs(X, reset=False)
-        return self.student_.probabilities(x)
+        return self.student_.probabilities(self._inputs(X, self._project, reset=False))
 
     def predict(self, X: Any) -> Array:  # noqa: N803
         """Names of the most probable classes, [B]."""
@@ -127,35 +190,52 @@ class TerrineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         names: Array = self.classes_[probabilities.argmax(axis=1)]
         return names
 
-    def _project(self) -> ProjectInfo:
-        if self.client is None:
-            raise ConfigurationError(
-                "TerrineClassifier needs a client to learn: TerrineClassifier(Client(url, token))."
-            )
-        return self.client.project()
-
-    def _ask(self, x: Array, project: ProjectInfo) -> Any:
-        """In interactive projects, uniform probabilities leave the decision to the teachers."""
-        assert self.client is not None  # noqa: S101 - _project has checked it
-        if project.mechanism.name != "interactive_gnmax":
-            return self.client.label(x)
-        classes = len(project.ensemble.classes)
-        return self.client.label(x, np.full((len(x), classes), 1 / classes))
-
-    def _inputs(self, X: Any, reset: bool) -> Array:  # noqa: N803
+    def _inputs(self, X: Any, project: ProjectInfo, reset: bool) -> Array:  # noqa: N803
         """X as the student takes it; a table's data frame is encoded by the project's schema."""
-        if self._schema is not None and hasattr(X, "columns"):
-            from terrine_models.tables import encode_frame
-
+        if project.ensemble.encoding is not None and hasattr(X, "columns"):
             validate_data(self, X, reset=reset, skip_check_array=True)
-            return encode_frame(X, self._schema)
+            return _encoded(X, project)
         x: Array = validate_data(self, X, reset=reset, allow_nd=True, dtype="numeric")
         return x
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out the client, which holds a token."""
-        state: dict[str, Any] = super().__getstate__()
-        return {**state, "client": None}
+
+def _encoded(pool: Any, project: ProjectInfo) -> Array:
+    if project.ensemble.encoding is not None and hasattr(pool, "columns"):
+        from terrine_models.tables import encode_frame
+
+        return encode_frame(pool, project.ensemble.encoding)
+    return np.asarray(pool)
+
+
+def _taken(x: Array, project: ProjectInfo) -> Array:
+    """Return inputs with the dtype that the project takes. Raises ValueError for others."""
+    expected = tuple(project.ensemble.input.shape)
+    if x.shape[1:] != expected:
+        raise ValueError(
+            f"X has shape {list(x.shape)}; the project {project.name} takes "
+            f"[N, {', '.join(map(str, expected))}]."
+        )
+    if x.dtype.kind == "f" and not np.isfinite(x).all():
+        raise ValueError("X contains NaN or infinity: leave such inputs out, or fill them in.")
+    spec = _spec(project)
+    with np.errstate(invalid="ignore", over="ignore"):
+        taken: Array = x.astype(spec.dtype)
+    if spec.dtype == "uint8" and not np.array_equal(taken, x):  # it would be paid for as another
+        raise ValueError(
+            f"X has values that uint8 cannot hold; the project {project.name} takes whole numbers "
+            f"from {spec.low:g} to {spec.high:g}. Leave out any scaling."
+        )
+    return taken
+
+
+def _spec(project: ProjectInfo) -> InputSpec:
+    from terrine_models.data import InputSpec
+
+    return InputSpec.model_validate(project.ensemble.input.model_dump())
+
+
+def _digests(x: Array) -> list[bytes]:
+    return [hashlib.sha256(np.ascontiguousarray(row).tobytes()).digest() for row in x]
 
 
 def _names(classes: list[str]) -> Array:

@@ -1,6 +1,6 @@
 """Read Parquet and Arrow files, in batches, as the text that a CSV file of them would hold.
 
-Needs the arrow extra: pip install 'terrine[arrow]'.
+Needs the arrow extra.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from terrine_protocol.files import opened
 
 from .data import DataError
 from .reading import Progress, rows_at_a_time, unseen
@@ -23,7 +25,7 @@ BUFFER = 2**20
 def is_arrow(path: Path) -> bool:
     """Whether a file is one of Parquet or Arrow by its content, whatever its name."""
     try:
-        with Path(path).open("rb") as file:
+        with opened(path) as file:
             return file.read(8).startswith(MAGIC)
     except OSError:
         return False
@@ -58,11 +60,11 @@ def _opened(path: Path) -> Iterator[_File]:
         from pyarrow import parquet
     except ImportError:
         raise DataError(
-            f"{path} is a Parquet or Arrow file; reading it needs pyarrow: "
-            "pip install 'terrine[arrow]'. Or save it as CSV."
+            f"{path} is a Parquet or Arrow file; reading it needs pyarrow. In a "
+            "checkout: pip install '.[arrow]'. Or save it as CSV."
         ) from None
     try:
-        with Path(path).open("rb") as file:
+        with opened(path) as file:
             if file.read(4) == b"PAR1":
                 # A buffer: otherwise all of a row group's columns would be read at once.
                 yield _parquet(path, parquet.ParquetFile(file, buffer_size=BUFFER))

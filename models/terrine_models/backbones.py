@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from terrine_protocol.files import read
+
 from .data import InputSpec
 from .onnx_check import Request
 from .onnx_files import checked
@@ -35,7 +37,7 @@ class Backbone:
         """
         path = Path(path)
         (found,) = checked(_request(path, inputs))
-        data = path.read_bytes()
+        data = read(path, None)
         if sha256(data) != found.sha256:
             raise StoreError(f"{path} changed while it was checked.")
         return cls(

@@ -78,7 +78,8 @@ class Choice:
     chosen: Candidate
     why: str
     judged: tuple[Judged, ...]
-    """In the order of the candidates; empty if there were too few labels to judge by."""
+    """In the order of the candidates; empty if there were too few labels to judge by. `auto` does
+    not judge `fixmatch`."""
     labels: int
     folds: int
     """0 without cross-validation."""
@@ -86,6 +87,11 @@ class Choice:
     """Steps for which networks were trained to be judged."""
     students: int = 1
     """How many networks were averaged; 1 for `SINGLE`."""
+
+    @property
+    def agreement(self) -> float | None:
+        """The share of held-out labels that the chosen one predicted; None if it was not judged."""
+        return next((each.agreement for each in self.judged if each.method == self.chosen), None)
 
 
 @dataclass(frozen=True, eq=False)

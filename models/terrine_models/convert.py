@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from .onnx_models import ModelError, require_onnx
+from .onnx_models import ModelError, first_line, require_onnx
 
 NEEDED = {
     "torch": (),
@@ -33,7 +33,7 @@ def to_onnx(model: Any, path: Path | str, shape: int | Sequence[int]) -> None:
 
     A module of PyTorch keeps its output, scores [B, m]; it is switched to inference. A classifier
     of scikit-learn, LightGBM or XGBoost keeps the label that it predicts, and no probabilities.
-    Raises ModelError for any other model and if the converter is not installed.
+    Raises ModelError for any other model, if the converter is not installed, and if it fails.
     """
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     origins = {kind.__module__.partition(".")[0] for kind in type(model).__mro__}
@@ -47,7 +47,14 @@ def to_onnx(model: Any, path: Path | str, shape: int | Sequence[int]) -> None:
     if library == "torch":
         _export_torch(model, Path(path), sizes)
         return
-    proto = _converted(library, model, sizes)
+    try:
+        proto = _converted(library, model, sizes)
+    except Exception as error:  # of libraries that know this kind of model in other versions alone
+        raise ModelError(
+            f"{' and '.join(NEEDED[library])} cannot convert this {type(model).__name__}: "
+            f"{first_line(error)[:200]}. Try other versions of them, another kind of model, or "
+            "another program that writes ONNX"
+        ) from None
     labels = [each for each in proto.graph.output if each.name == "label"]
     if not labels:
         raise ModelError(f"A {type(model).__name__} is no classifier: it predicts no label")

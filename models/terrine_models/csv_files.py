@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
+from terrine_protocol.files import opened
+
 from .data import DataError
 from .reading import Progress, rows_at_a_time, unseen
 
@@ -161,7 +163,7 @@ def number(text: str, *, decimal_comma: bool = False) -> float:
 def _unpacked(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
     """The bytes of a file, plain or gzip, without a mark at the beginning; and the file itself."""
     try:
-        with path.open("rb") as packed:
+        with opened(path) as packed:
             zipped = packed.peek(2).startswith(b"\x1f\x8b")
             file = gzip.GzipFile(fileobj=packed) if zipped else packed
             bytes_ = io.BufferedReader(file, CHUNK)

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from terrine_protocol.files import opened, read
 from terrine_protocol.images import ImageFormat
 from terrine_protocol.tables import Record, TableSchema
 
@@ -203,7 +204,9 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     """Read the array of bytes in an IDX file, plain or `.gz`. Raises DataError."""
     path = Path(path)
     try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        data = read(path, None)
+        if path.suffix == ".gz":
+            data = gzip.decompress(data)
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise DataError(f"{path} cannot be read: {reason}.") from None
@@ -270,7 +273,8 @@ def load_inputs(path: Path) -> NDArray[np.generic]:
         return _as_input(arrays["x"])
     if path.suffix == ".npy":
         try:
-            return _as_input(np.load(path, allow_pickle=False))
+            with opened(path) as file:
+                return _as_input(np.load(file, allow_pickle=False))
         except (OSError, ValueError, EOFError) as error:
             raise DataError(f"{path} cannot be read as a plain .npy array ({error}).") from None
     return read_idx(path)
@@ -305,7 +309,7 @@ def row_digests(inputs: NDArray[np.generic]) -> NDArray[np.void]:
 
 def _read_npz(path: Path) -> dict[str, NDArray[np.generic]]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with opened(path) as file, np.load(file, allow_pickle=False) as archive:
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise DataError(f"{path} is not an .npz archive.")
             return {key: archive[key] for key in archive.files}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,14 +18,14 @@ from .architectures import build_network, prepare
 from .backbones import Backbone
 from .features import FeatureMap
 from .gradients import ENLARGED
-from .onnx_models import Model, ModelError, OnnxTeachers
+from .onnx_guard import SECONDS, GuardedTeachers
+from .onnx_models import block_of
 from .store import (
     FEATURES,
     Manifest,
     StoreError,
     load_manifest,
     load_tensors,
-    verified_bytes,
 )
 from .trees import Trees, check_types, pairs_within
 from .workers import side_by_side
@@ -35,7 +34,7 @@ Choose = Callable[[torch.Tensor], torch.Tensor]
 """Inputs [b, *shape] to every teacher's choice [b, n]."""
 
 MEMORY = 256 * 2**20
-LARGEST_BLOCK = {"heads": 128, "networks": 32, "forest": 128, "onnx": 128}
+LARGEST_BLOCK = {"heads": 128, "networks": 32, "forest": 128}
 """Large enough for efficient products, small enough that a single input is answered quickly."""
 LARGEST_ON_CPU = LARGEST_BLOCK | {"heads": 32}
 """What a block of heads computes with stays in a processor's cache then; it is no slower by row."""
@@ -77,7 +76,7 @@ class Ensemble:
         teachers: Mapping[str, torch.Tensor],
         device: str,
         memory: int = MEMORY,
-        models: OnnxTeachers | None = None,
+        imported: GuardedTeachers | None = None,
     ) -> None:
         self.manifest = manifest
         self.device = device
@@ -87,10 +86,12 @@ class Ensemble:
         teachers = {name: tensor.to(device) for name, tensor in teachers.items()}
         self.teachers: Mapping[str, torch.Tensor] = teachers
         """Parameters by name, teachers along axis 0. None of ONNX models."""
+        self.imported = imported
         self.ways: dict[str, Choose]
-        """All ways to compute the choices, by name; they agree up to rounding."""
-        if models is not None:
-            self.ways = {"sessions": _sessions(models)}
+        """Ways to compute the choices, by name; they agree up to rounding. The first is used: it
+        follows from public facts alone, as time and rounding may depend on the weights."""
+        if imported is not None:
+            self.ways = {"guarded": _guarded(imported)}
         elif features is not None:
             self.ways = {"product": _product(features.to(device), **teachers)}
         elif manifest.kind == "forest":
@@ -98,12 +99,13 @@ class Ensemble:
             pairs = pairs_within(memory // 2 // torch.get_num_threads(), trees.classes)
             self.ways = {"walk": _walk(trees, pairs)}
         else:
-            self.ways = {
+            # On two cores, 250 networks voted four times as fast one after the other.
+            ways = {
                 "loop": _loop(manifest, teachers),
                 "batched": _batched(manifest, teachers, memory // self.block),
             }
-        self._fastest: Choose | None = None
-        self._measuring = threading.Lock()
+            order = ("loop", "batched") if device == "cpu" else ("batched", "loop")
+            self.ways = {name: ways[name] for name in order}
         self._voting = threading.Lock()  # one batch at a time: several would share its memory
 
     @classmethod
@@ -114,19 +116,31 @@ class Ensemble:
         *,
         memory: int = MEMORY,
         place: Place = ALONE,
+        seconds: float = SECONDS,
     ) -> Ensemble:
         """Load an ensemble; every byte is verified against the manifest. Raises StoreError.
 
         `device` is a torch device; None takes CUDA if there is one. Forests and ONNX models vote on
         the CPU, whatever it is. `memory` bounds the bytes that voting uses beyond the weights, the
-        result and the buffers of the libraries (some 20 MiB), as long as one input fits. Only the
-        teachers of `place` are loaded, and vote: the counts of all parts add up to those of all.
+        result and the buffers of the libraries (some 20 MiB), as long as one input fits. Imported
+        teachers vote in a process of their own, which may take `seconds` for a block of inputs and
+        the memory that `onnx_limits.py` says. Only the teachers of `place` are loaded, and vote:
+        the counts of all parts add up to those of all.
         """
         directory = Path(directory)
         manifest = load_manifest(directory)
         files = place.files(manifest)
         if manifest.foreign is not None:
-            return cls(manifest, None, {}, "cpu", memory, _load_models(directory, manifest, files))
+            imported = GuardedTeachers(
+                directory,
+                {name: manifest.files[name] for name in files},
+                manifest.foreign.output,
+                manifest.classes,
+                manifest.input,
+                threads=torch.get_num_threads(),
+                seconds=seconds,
+            )
+            return cls(manifest, None, {}, "cpu", memory, imported)
         parts = {
             name: load_tensors(directory, name, manifest.files[name])
             for name in (FEATURES, *files)
@@ -159,7 +173,8 @@ class Ensemble:
         """Vote counts [B, m] on inputs [B, *shape]; each row sums to the number of teachers.
 
         A teacher votes for its highest score, and for the lowest index among equal ones. Raises
-        ValueError when shape or dtype do not match the manifest.
+        ValueError when shape or dtype do not match the manifest, and VotingError when imported
+        teachers do not keep to their limits.
         """
         spec = self.manifest.input
         if x.shape[1:] != spec.shape or x.dtype != spec.dtype:
@@ -167,7 +182,7 @@ class Ensemble:
                 f"Inputs are {x.dtype} {list(x.shape)}, expected {spec.dtype} "
                 f"[B, {', '.join(map(str, spec.shape))}]."
             )
-        choose = self.fastest()
+        choose = next(iter(self.ways.values()))
         counts = np.empty((len(x), len(self.manifest.classes)), dtype=np.int64)
 
         def vote(start: int) -> None:
@@ -189,32 +204,6 @@ class Ensemble:
                     vote(start)
         return counts
 
-    def fastest(self) -> Choose:
-        """The way that is fastest on this device, by a short measurement made once."""
-        with self._measuring:
-            if self._fastest is None:
-                ways = list(self.ways.values())
-                least = [math.inf] * len(ways)
-                for _ in range(4 if len(ways) > 1 else 0):  # in turns: the machine may be busy
-                    least = [min(t, self._seconds(w)) for t, w in zip(least, ways, strict=True)]
-                self._fastest = ways[least.index(min(least))]
-            return self._fastest
-
-    def _seconds(self, way: Choose) -> float:
-        """How long it takes as `votes` runs it: on a CPU, in all workers at the same time."""
-        blank = torch.zeros((self.block, *self.manifest.input.shape), device=self.device)
-
-        def vote(_: object) -> None:
-            with torch.inference_mode():
-                way(blank).sum().item()  # item() waits for the device
-
-        start = time.perf_counter()
-        if self.device == "cpu":
-            side_by_side(vote, range(torch.get_num_threads()))
-        else:
-            vote(None)
-        return time.perf_counter() - start
-
 
 def _product(features: FeatureMap, weights: torch.Tensor, biases: torch.Tensor) -> Choose:
     """Heads: one matrix product for all teachers."""
@@ -228,24 +217,13 @@ def _product(features: FeatureMap, weights: torch.Tensor, biases: torch.Tensor) 
     return choose
 
 
-def _sessions(models: OnnxTeachers) -> Choose:
-    """ONNX models, on the CPU."""
+def _guarded(imported: GuardedTeachers) -> Choose:
+    """ONNX models, in a process of their own."""
 
     def choose(x: torch.Tensor) -> torch.Tensor:
-        return torch.from_numpy(models.choices(x.cpu().numpy()))
+        return torch.from_numpy(imported.choices(x.numpy()))
 
     return choose
-
-
-def _load_models(directory: Path, manifest: Manifest, files: Sequence[str]) -> OnnxTeachers:
-    models, output = [], manifest.foreign.output if manifest.foreign else None
-    for name in files:
-        data = verified_bytes(directory, name, manifest.files[name])
-        try:
-            models.append(Model(data, output))
-        except ModelError as error:
-            raise StoreError(f"{directory / name} cannot be used: {error}.") from None
-    return OnnxTeachers(models, manifest.classes)
 
 
 def _walk(trees: Trees, pairs: int) -> Choose:
@@ -314,6 +292,8 @@ def _count(choices: torch.Tensor, classes: int) -> NDArray[np.int64]:
 
 
 def _block_size(manifest: Manifest, memory: int, device: str) -> int:
+    if manifest.kind == "onnx":
+        return block_of(manifest.input.shape)
     values = math.prod(manifest.input.shape)
     each = 2 * 8 * manifest.teachers  # choices, and where they are counted
     if manifest.features is not None:

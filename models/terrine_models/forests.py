@@ -97,8 +97,8 @@ def require_scikit_learn() -> None:
     """Raise TrainingError if scikit-learn is not installed."""
     if not has_scikit_learn():
         raise TrainingError(
-            "Forests are trained by scikit-learn, which is not installed. Install it with "
-            "pip install 'terrine[forest]'. To use a trained forest it is not needed."
+            "Forests are trained by scikit-learn, which is not installed. In a checkout: "
+            "pip install '.[forest]'. To use a trained forest it is not needed."
         )
 
 

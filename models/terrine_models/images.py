@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from terrine_protocol.files import opened
 from terrine_protocol.images import ImageFormat
 
 from .data import DataError, Dataset, InputSpec
@@ -26,21 +27,26 @@ BROKEN = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error)
 """What Pillow raises for files that are none, or not whole."""
 
 
-def load_image_classes(
-    folder: Path, image: ImageFormat, *, classes: Sequence[str] | None = None
-) -> Dataset:
-    """Load pictures from one folder for each class, in the order of names.
+def class_folders(folder: Path) -> list[str]:
+    """Return the names of the folders in a folder of public pictures, sorted.
 
-    `classes`: all classes, in their order; by default the folders' names, sorted, which thereby
-    become public. Raises DataError, which names the file.
+    Of private pictures they are not public: one person's alone may have made a folder.
     """
-    folder = Path(folder)
+    return sorted(path.name for path in _visible(Path(folder)) if path.is_dir())
+
+
+def load_image_classes(folder: Path, image: ImageFormat, *, classes: Sequence[str]) -> Dataset:
+    """Load pictures from one folder for each class.
+
+    `classes`: all classes, in their order; they become public. Raises DataError, which names the
+    file.
+    """
+    folder, names = Path(folder), tuple(classes)
     folders = {path.name: path for path in _visible(folder) if path.is_dir()}
-    names = tuple(classes or sorted(folders))
     unknown = sorted(folders.keys() - set(names))
     if not folders or unknown:
         found = f"the folder {unknown[0]!r}" if unknown else "no folders"
-        expected = ", ".join(names) or "one for each class"
+        expected = ", ".join(names)
         raise DataError(
             f"{folder} holds {found}; expected folders named after classes: {expected}."
         )
@@ -108,7 +114,8 @@ def _converted(files: Sequence[Path], image: ImageFormat) -> NDArray[np.uint8]:
         import PIL.Image
     except ImportError:
         raise DataError(
-            f"{files[0]} is a picture; reading it needs Pillow: pip install 'terrine[student]'."
+            f"{files[0]} is a picture; reading it needs Pillow. In a checkout: "
+            "pip install '.[student]'"
         ) from None
     inputs = np.empty((len(files), *image.shape), dtype=np.uint8)
     for row, path in enumerate(files):
@@ -120,7 +127,7 @@ def _picture(library: Any, path: Path, image: ImageFormat) -> NDArray[np.uint8]:
     from PIL import ImageOps
 
     try:
-        with library.open(path, formats=("PNG", "JPEG")) as picture:
+        with opened(path) as file, library.open(file, formats=("PNG", "JPEG")) as picture:
             if picture.width * picture.height > MOST_PIXELS:
                 raise DataError(
                     f"{path} unpacks to {picture.width} × {picture.height} pixels, more than "

@@ -6,7 +6,9 @@ processor, and a thousand teachers as many thousands, which wait for each other.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from typing import Any
 
@@ -22,6 +24,11 @@ DTYPES: dict[str, np.dtype[Any]] = {
 """What a model may take as its input."""
 SCORES = ("tensor(float)", "tensor(double)", "tensor(float16)")
 LABELS = ("tensor(int64)", "tensor(int32)", "tensor(string)")
+
+MEMORY = 256 * 2**20
+VALUE = 400
+"""Bytes that a model is thought to compute with for each number of an input."""
+LARGEST_BLOCK = 128
 
 Values = NDArray[Any]
 Ints = NDArray[np.int64]
@@ -72,33 +79,58 @@ class Model:
 
 
 class OnnxTeachers:
-    """n models that each choose one of m classes."""
+    """n models that each choose one of m classes. They compute in this very process.
 
-    def __init__(self, models: Sequence[Model], classes: Sequence[str]) -> None:
+    Where they are imported, that is the process of `onnx_voting.py` and no other.
+    """
+
+    def __init__(self, models: Sequence[Model], classes: Sequence[str], threads: int = 1) -> None:
+        """`threads` of the models compute at a time."""
         self.models, self.classes = list(models), tuple(classes)
+        self._threads = ThreadPoolExecutor(threads, "terrine-models")
 
     def choices(self, x: NDArray[np.generic]) -> Ints:
         """Every teacher's choice [b, n] on rows [b, *shape].
 
         A teacher always votes. Where it fails, or says nothing that is a class, it votes for the
-        first: an error would tell of one teacher what only noisy votes may tell of all.
+        first: an error would tell of one teacher what only noisy votes may tell of all. Raises
+        MemoryError if one needs more than there is.
         """
         found = np.empty((len(x), len(self.models)), dtype=np.int64)
-        for i, model in enumerate(self.models):
-            found[:, i] = self._choices(model, x)
+
+        def choose(i: int) -> None:
+            found[:, i] = self._choices(self.models[i], x)
+
+        for _ in self._threads.map(choose, range(len(self.models))):
+            pass
         return found
 
     def _choices(self, model: Model, x: NDArray[np.generic]) -> Ints:
         try:
             return chosen(model(x), len(x), self.classes)
-        except Exception:  # whatever it raises must not show; each row as if it were asked alone
+        except Exception as error:  # whatever it raises must not show; each row as if asked alone
+            _pass_on_exhaustion(error)
             return np.array([self._alone(model, row, len(x)) for row in x], dtype=np.int64)
 
     def _alone(self, model: Model, row: NDArray[np.generic], size: int) -> int:
         try:
             return int(chosen(model(np.repeat(row[None], size, 0)), size, self.classes)[0])
-        except Exception:  # see `choices`: it votes all the same
+        except Exception as error:  # see `choices`: it votes all the same
+            _pass_on_exhaustion(error)
             return 0
+
+
+def _pass_on_exhaustion(error: Exception) -> None:
+    """Raise MemoryError for what onnxruntime, or numpy, says when memory is out."""
+    if isinstance(error, MemoryError) or "alloc" in str(
+        error
+    ):  # std::bad_alloc, Failed to allocate
+        raise MemoryError from None
+
+
+def block_of(shape: Sequence[int]) -> int:
+    """How many inputs of this shape ONNX models are asked about at a time, always as many."""
+    return max(1, min(LARGEST_BLOCK, MEMORY // (VALUE * math.prod(shape))))
 
 
 def chosen(values: Values, rows: int, classes: Sequence[str]) -> Ints:
@@ -135,8 +167,8 @@ def require_onnx(*packages: str) -> None:
     missing = [each for each in ("onnxruntime", "onnx", *packages) if find_spec(each) is None]
     if missing:
         raise ModelError(
-            f"{' and '.join(missing)} is not installed, and ONNX models need it: "
-            f"pip install 'terrine[onnx]'{''.join(f' {each}' for each in packages)}"
+            f"{' and '.join(missing)} is not installed, and ONNX models need it. In a checkout: "
+            f"pip install '.[onnx]'{''.join(f' {each}' for each in packages)}"
         )
 
 

@@ -17,7 +17,7 @@ from .agreement import Agreement
 from .data import Dataset, row_digests
 from .ensemble import Ensemble
 from .features import PublicData
-from .shards import deal
+from .shards import deal, unit_count
 
 if TYPE_CHECKING:
     from .teachers import How
@@ -51,7 +51,7 @@ class Preview:
         lacking = (seen == 0).sum(axis=0).tolist()
         return cls(
             records=len(data),
-            people=None if data.groups is None else int(data.groups.max()) + 1,
+            people=None if data.groups is None else unit_count(data),
             rows=_spread(seen.sum(axis=1)),
             classes=_spread((seen > 0).sum(axis=1)),
             lacking={name: n for name, n in zip(data.classes, lacking, strict=True) if n},

@@ -107,7 +107,7 @@ def on_node(number: int) -> Any:
 def require_ray() -> None:
     """Raise ClusterError if Ray is not installed."""
     if find_spec("ray") is None:
-        raise ClusterError("Ray is not installed. Install it with pip install 'terrine[ray]'.")
+        raise ClusterError("Ray is not installed. In a checkout: pip install '.[ray]'")
 
 
 def disconnect() -> None:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from terrine_protocol.files import opened
+
 from .data import DataError
 
 FIELDS = 2**17
@@ -28,7 +30,7 @@ def rows_at_a_time(columns: int) -> int:
 def sha256(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal. Raises DataError."""
     try:
-        with Path(path).open("rb") as file:
+        with opened(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None

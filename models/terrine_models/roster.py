@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, model_validator
 
+from terrine_protocol.files import read
 from terrine_protocol.tables import Record, Sha256
 
 from .data import InputSpec
@@ -165,7 +166,7 @@ def peer_token(directory: Path, peer: Peer) -> str | None:
 def read_token(path: Path) -> str:
     """Read a file of one token. Raises StoreError."""
     try:
-        text = path.read_bytes()[: LARGEST_TOKEN + 1].decode("ascii").strip()
+        text = read(path)[: LARGEST_TOKEN + 1].decode("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise StoreError(f"{path} cannot be read: {error}") from None
     if not text or len(text) > LARGEST_TOKEN or not text.isprintable():

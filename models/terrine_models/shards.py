@@ -87,6 +87,14 @@ class Units(Protocol):
         """N."""
 
 
+def unit_count(data: Units) -> int:
+    """Return how many rows, or people where the data has groups, are dealt.
+
+    This is published in place of the number of rows, which tells how many rows one person has.
+    """
+    return len(data) if data.groups is None else int(data.groups.max()) + 1
+
+
 def deal(data: Units, teachers: int, seed: int) -> tuple[list[NDArray[np.int64]], Partition]:
     """Deal records to disjoint shards: the row numbers of each, and the recipe.
 
@@ -97,7 +105,7 @@ def deal(data: Units, teachers: int, seed: int) -> tuple[list[NDArray[np.int64]]
     """
     unit_of = np.arange(len(data)) if data.groups is None else data.groups
     what = "records" if data.groups is None else f"people (values of {data.group_column})"
-    units = int(unit_of.max()) + 1
+    units = unit_count(data)
     if not 1 <= teachers <= units:
         raise TrainingError(
             f"{teachers} teachers cannot be trained on {units} {what}: each needs at least one "

@@ -21,12 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
+from terrine_protocol.files import opened
 from terrine_protocol.tables import Record, TableSchema
 
 from .blocks import Growing
 from .data import DataError, InputSpec, Source
 from .reading import Progress, unseen
-from .shards import TrainingError, check_encoding, deal
+from .shards import TrainingError, check_encoding, deal, unit_count
 from .store import Partition, sync_directory, write_atomically
 
 PARTITION = "partition.json"
@@ -41,6 +42,7 @@ class Dealt(Record):
     format: Literal["terrine-partition-1"] = "terrine-partition-1"
     teachers: Annotated[int, Field(ge=1)]
     records: Annotated[int, Field(ge=1)]
+    """Rows, or people where the data has groups."""
     partition: Partition
     input: InputSpec
     classes: Annotated[tuple[str, ...], Field(min_length=2)]
@@ -69,7 +71,7 @@ def split(
         rows, partition = deal(waiting, teachers, seed)
         dealt = Dealt(
             teachers=teachers,
-            records=len(waiting),
+            records=unit_count(waiting),
             partition=partition,
             input=data.spec,
             classes=data.classes,
@@ -149,7 +151,7 @@ def _private(path: Path, mode: Literal["xb", "ab"]) -> IO[bytes]:
 def read_partition(path: Path) -> Dealt:
     """Read `partition.json`. Raises DataError."""
     try:
-        with Path(path).open("rb") as file:
+        with opened(path) as file:
             return Dealt.model_validate_json(file.read(LARGEST))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None

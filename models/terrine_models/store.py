@@ -24,6 +24,7 @@ from safetensors.torch import load as parse_safetensors
 from safetensors.torch import save as render_safetensors
 
 from terrine_protocol.base import absent
+from terrine_protocol.files import read
 from terrine_protocol.images import ImageFormat
 from terrine_protocol.tables import PublicSource, Record, Sha256, TableSchema
 
@@ -167,7 +168,7 @@ class EnsemblePlan(Record):
     image: Annotated[ImageFormat | None, Field(exclude_if=absent)] = None
     classes: Annotated[tuple[str, ...], Field(min_length=2, max_length=10_000)]
     teachers: Annotated[int, Field(ge=1, le=1_000_000)]
-    records: Annotated[int, Field(ge=1, description="Training records in all shards together.")]
+    records: Annotated[int, Field(ge=1, description="Units dealt: rows, or people if grouped.")]
     partition: Partition | None
     training: TeacherTraining
     foreign: Foreign | None = None
@@ -274,7 +275,7 @@ def verified_bytes(directory: Path, name: str, digest: str) -> bytes:
     """The bytes of one file. Raises StoreError when it is missing or altered."""
     path = directory / name
     try:
-        data = path.read_bytes()
+        data = read(path, None)
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}") from None
     found = sha256(data)
@@ -304,11 +305,16 @@ def save_manifest(directory: Path, manifest: Manifest) -> None:
     write_atomically(directory / MANIFEST, manifest.model_dump_json(indent=2).encode() + b"\n")
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace `path` by `data` so that a crash leaves the old or the new file, never a mixture."""
+def write_atomically(path: Path, data: bytes, *, public: bool = False) -> None:
+    """Replace `path` by `data` so that a crash leaves the old or the new file, never a mixture.
+
+    public: everyone on this machine may read it, whatever the umask: a container's account, too.
+    """
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with scratch.open("wb") as file:
+            if public:
+                os.fchmod(file.fileno(), 0o644)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -332,7 +338,7 @@ def document_bytes(path: Path, kind: str, expected: str) -> bytes:
     try:
         if path.stat().st_size > MANIFEST_LIMIT:
             raise StoreError(f"{path} is larger than {MANIFEST_LIMIT} bytes: not a {kind}")
-        return path.read_bytes()
+        return read(path, MANIFEST_LIMIT)
     except OSError as error:
         raise StoreError(f"{path} cannot be read ({error.strerror}); expected {expected}") from None
 

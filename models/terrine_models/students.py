@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationError, model_validator
 from torch import nn
 
+from terrine_protocol.files import read
 from terrine_protocol.tables import Record, Sha256, TableSchema
 
 from .architectures import MLP, prepare
@@ -252,7 +253,7 @@ class Student:
         """Load a student. Raises StoreError when a file is missing, altered or malformed."""
         path = Path(directory) / MODEL
         try:
-            model = StudentModel.model_validate_json(path.read_bytes())
+            model = StudentModel.model_validate_json(read(path))
         except OSError as error:
             raise StoreError(
                 f"{path} cannot be read ({error.strerror}); expected the directory of a student, "

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from terrine_protocol.files import read
 from terrine_protocol.tables import Column, TableSchema
 
 from . import arrow_files, columns, csv_files
@@ -184,7 +185,7 @@ def encoded_width(schema: TableSchema) -> int:
 def read_schema(path: Path) -> TableSchema:
     """Read a schema from a JSON file. Raises DataError."""
     try:
-        return TableSchema.model_validate_json(Path(path).read_bytes())
+        return TableSchema.model_validate_json(read(path))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None
     except ValidationError as error:

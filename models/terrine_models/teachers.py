@@ -30,7 +30,7 @@ from .features import FeatureMap, PublicData
 from .forests import Forests
 from .heads import Heads
 from .networks import Networks
-from .shards import Shards, TrainingError, check_encoding, deal
+from .shards import Shards, TrainingError, check_encoding, deal, unit_count
 from .store import (
     BACKBONE,
     FEATURES,
@@ -109,7 +109,7 @@ def train_ensemble(
         image=data.image,
         classes=data.classes,
         teachers=teachers,
-        records=len(data),
+        records=unit_count(data),
         partition=partition,
         training=how.training(data, seed, known, public),
         versions=versions(*how.packages),

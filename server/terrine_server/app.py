@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import version
 from multiprocessing import parent_process
 from multiprocessing.process import BaseProcess
@@ -40,6 +42,7 @@ from terrine_server.owner.issuer import Issuer
 from terrine_server.owner.sessions import Sessions
 from terrine_server.owner.tokens import Principal, Tokens, load_secret_key
 from terrine_server.ratelimit import RateLimit
+from terrine_server.serving.listening import SWITCH_SECONDS
 from terrine_server.settings import Settings
 
 log = structlog.get_logger("terrine")
@@ -105,6 +108,7 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.services = services
+    app.state.malformed = partial(middleware.malformed, metrics)
     app.add_middleware(
         middleware.Envelope,
         metrics=services.metrics,
@@ -127,6 +131,7 @@ def create_worker() -> FastAPI:
     """Return the app of a worker process of `terrine serve --workers`, which ends with it."""
     settings = Settings()
     logs.configure(settings.log_level)
+    sys.setswitchinterval(SWITCH_SECONDS)
     server = parent_process()
     if server is not None:
         Thread(target=_end_with, args=(server,), daemon=True).start()

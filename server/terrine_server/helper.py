@@ -16,55 +16,37 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Annotated, Self
 
 import msgspec
 import numpy as np
 from anyio import CapacityLimiter, to_thread
-from pydantic import Field, ValidationError, model_validator
+from pydantic import ValidationError
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from terrine_models.roster import first_problem, read_token
-from terrine_models.store import Name, StoreError, write_atomically
-from terrine_protocol.tables import Record
+from terrine_models.roster import read_token
+from terrine_models.store import StoreError, write_atomically
 from terrine_server.labeling import shares
+from terrine_server.labeling.helper_terms import TERMS, HelperTerms, Shown
 from terrine_server.labeling.inference import ProtocolError
 from terrine_server.labeling.shares import Share
-from terrine_server.privacy import Account, NoisyVotes, Terms, quote
+from terrine_server.privacy import Account
 from terrine_server.privacy.noise import discrete_gaussian
+from terrine_server.serving.bounds import Guard
+from terrine_server.serving.limits import Limits, few_callers
 
 BOOKS, SERVICE, OWNERS = "helper.db", "service.token", "owners"
 MEMORY = 2**30
 """Bytes of shares that wait for their rounds, of all owners; each has an equal part."""
+SHARE_ROWS = 2**14
+"""Inputs of one round, at most: four times what the service takes in one request by default."""
 SHARE_BYTES = 64 * 2**20
 """Of one share, at most; see also `MEMORY`."""
-
-
-class HelperTerms(Record):
-    """What a helper does, fixed when it is made."""
-
-    owners: Annotated[tuple[Name, ...], Field(min_length=2, max_length=10_000)]
-    classes: int
-    sigma: float
-    """Of its noise, in votes."""
-    epsilon: float
-    delta: float
-    """What the service may learn from all that is ever released."""
-
-    @model_validator(mode="after")
-    def _are_coherent(self) -> Self:
-        if len(set(self.owners)) < len(self.owners):
-            raise ValueError("owners must have different names")
-        self.price()
-        return self
-
-    def price(self) -> Terms:
-        """Return the price of each query under this budget: that of noisy counts with this σ."""
-        mechanism = NoisyVotes(len(self.owners), self.classes, self.sigma)
-        return quote(mechanism, self.epsilon, self.delta)
+OPENING_BYTES = 2**20
+"""Of a request that opens a round: the names of its owners."""
 
 
 class Count:
@@ -171,28 +153,39 @@ class Helper:
         self.directory = directory
         self.count = Count(directory)
         self.terms = self.count.terms
+        self._agreed = self.terms.digest()
         self._keys = Keys.read(directory, self.terms)
+        row = shares.WIDTH * self.terms.classes
         self._waiting = Waiting(self.terms.owners)
+        self._most = min(self._waiting.most, SHARE_ROWS * row)
+        self.limits = few_callers(1 + len(self.terms.owners))
         self._noise = discrete_gaussian(self.terms.sigma)
         self._releasing = CapacityLimiter(1)
 
-    def app(self) -> Starlette:
-        """Return the server's routes."""
+    def app(self, limits: Limits | None = None) -> Starlette:
+        """Return the server's routes. `limits`: of connections, by default `self.limits`."""
         of_round = "/v1/rounds/{round}"
+        most = max(self._most, OPENING_BYTES)
         return Starlette(
             routes=[
                 Route("/v1/terms", self._show),
                 Route(f"{of_round}/share", self._keep, methods=["PUT"]),
                 Route(of_round, self._open, methods=["POST"]),
-            ]
+            ],
+            middleware=[Middleware(Guard, limits or self.limits, most, self._caller)],
         )
+
+    def _caller(self, headers: Mapping[bytes, bytes]) -> str | None:
+        digest = _digest_of(headers.get(b"authorization", b""))
+        return "the service" if digest == self._keys.service else self._keys.owners.get(digest)
 
     async def _show(self, request: Request) -> Response:
         digest = _shown(request)
         if digest != self._keys.service and digest not in self._keys.owners:
             return _refused(401, "This needs a token of this helper (Authorization: Bearer).")
         left = self.count.most - self.count.released
-        return JSONResponse({**self.terms.model_dump(mode="json"), "queries_left": left})
+        shown = Shown(terms=self.terms, queries_left=left)
+        return JSONResponse(shown.model_dump(mode="json"))
 
     async def _keep(self, request: Request) -> Response:
         owner = self._keys.owners.get(_shown(request))
@@ -201,11 +194,18 @@ class Helper:
         name = request.path_params["round"]
         if re.fullmatch(shares.ROUND_NAME, name) is None:
             return _refused(400, "A round's name is 32 hexadecimal digits.")
-        body = await _body(request, self._waiting.most)
-        if body is None:
-            return _refused(413, f"A share has at most {self._waiting.most} bytes here.")
-        if not body or len(body) % (shares.WIDTH * self.terms.classes):
-            return _refused(400, f"A share has {self.terms.classes} numbers for each input.")
+        if request.headers.get(TERMS) != self._agreed:
+            return _refused(
+                409,
+                "This share is made under other terms than those of this helper, or names none.",
+            )
+        body = await request.body()
+        if len(body) > self._most:
+            return _refused(413, f"A share has at most {self._most} bytes here.")
+        try:
+            shares.check(request.headers.get(shares.SHAPE, ""), body, self.terms.classes)
+        except ProtocolError as error:
+            return _refused(400, f"The share is refused: {error}.")
         if not self._waiting.put(owner, name, body):
             return _refused(409, "There is a share of this owner for this round already.")
         return Response(status_code=204)
@@ -213,9 +213,8 @@ class Helper:
     async def _open(self, request: Request) -> Response:
         if _shown(request) != self._keys.service:
             return _refused(401, "This needs the token of the service (Authorization: Bearer).")
-        body = await _body(request, SHARE_BYTES)
         try:
-            asked = _OPENING.decode(body or b"")
+            asked = _OPENING.decode(await request.body())
         except (msgspec.MsgspecError, RecursionError) as error:
             return _refused(400, f"Expected the names of owners, and rows ({error}).")
         taken = self._waiting.take(request.path_params["round"])
@@ -264,28 +263,13 @@ def make(terms: HelperTerms, directory: Path) -> None:
     (directory / BOOKS).chmod(0o600)
 
 
-def read_terms(document: Mapping[str, object], file: Path) -> HelperTerms:
-    """Check what a file says of a helper. Raises StoreError."""
-    try:
-        return HelperTerms.model_validate(document)
-    except ValidationError as error:
-        raise StoreError(f"{file}: {first_problem(error)}.") from None
-
-
-async def _body(request: Request, most: int) -> bytes | None:
-    """Return the body of a request, or None if it has more bytes."""
-    parts, size = [], 0
-    async for part in request.stream():
-        parts.append(part)
-        size += len(part)
-        if size > most:
-            return None
-    return b"".join(parts)
-
-
 def _shown(request: Request) -> bytes:
     """Return the digest of the token that a request shows."""
-    return _digest(request.headers.get("authorization", "").removeprefix("Bearer "))
+    return _digest_of(request.headers.get("authorization", "").encode("latin-1"))
+
+
+def _digest_of(authorization: bytes) -> bytes:
+    return hashlib.sha256(authorization.removeprefix(b"Bearer ")).digest()
 
 
 def _digest(token: str) -> bytes:

@@ -17,6 +17,8 @@ from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from terrine_protocol.base import SHOWN
+from terrine_protocol.files import read
+from terrine_server.serving.limits import Limits
 
 MAY_BE_EMPTY = {"TERRINE_FORWARDED_ALLOW_IPS"}
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}
@@ -25,8 +27,7 @@ LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 class VotersKind(StrEnum):
     """Where the teachers of a registered ensemble vote."""
 
-    THREADS = "threads"
-    PROCESSES = "processes"
+    HERE = "here"
     RAY = "ray"
 
 
@@ -74,26 +75,25 @@ class Settings(BaseSettings):
     voters: Annotated[
         VotersKind,
         Field(
-            description="Where teachers vote: in `threads` of the server, in `processes`, or on a "
-            "`ray` cluster."
+            description="Where teachers vote: `here`, in the server and in a guarded process for "
+            "each imported ensemble, or on a `ray` cluster."
         ),
-    ] = VotersKind.THREADS
-    voter_processes: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            le=256,
-            description="How many processes vote for one server process. Default: "
-            "`OMP_NUM_THREADS`, else the number of processors, divided by `--workers`; of a Ray "
-            "cluster, its processors.",
-        ),
-    ] = None
+    ] = VotersKind.HERE
     ray_address: Annotated[
         str | None,
         Field(
             pattern=r"^(auto|[^\s/:]+:[0-9]{1,5})$",
             description="Ray cluster for votes and training: `HOST:PORT`, or `auto` for the one to "
             "which this machine belongs. Default: start one here.",
+        ),
+    ] = None
+    ray_actors: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=256,
+            description="How many actors of the Ray cluster vote for one server process. Default: "
+            "one for each of its processors.",
         ),
     ] = None
     max_batch: Annotated[int, Field(ge=1, description="Maximum queries in one request.")] = 4096
@@ -109,19 +109,13 @@ class Settings(BaseSettings):
             "arrays as they are used.",
         ),
     ] = 64 * 1024 * 1024
-    max_json_bytes: Annotated[
-        int,
-        Field(
-            ge=1024,
-            description="Maximum bytes in a request to label in JSON, and of its probabilities.",
-        ),
-    ] = 4 * 1024 * 1024
     max_held_bytes: Annotated[
         int,
         Field(
             ge=1024,
-            description="Maximum bytes of all request bodies held at a time; a request beyond it "
-            "gets a 503, unless it is alone.",
+            description="Maximum bytes of all request bodies held at a time, of which one token "
+            "(or address, without a token) has at most half of those that others leave; a request "
+            "beyond it gets a 503, unless it is alone.",
         ),
     ] = 512 * 1024 * 1024
     contact: Annotated[
@@ -206,8 +200,9 @@ class Settings(BaseSettings):
         int,
         Field(
             ge=1,
-            description="How long a voting process may take for a block of inputs (at most 128); "
-            "then it is replaced, and the request gets a 503.",
+            description="How long the guarded process of an imported ensemble may take for a "
+            "block of inputs (at most 128), or an actor of the Ray cluster; then it is replaced, "
+            "and the request gets a 503.",
         ),
     ] = 60
     shutdown_seconds: Annotated[
@@ -315,22 +310,22 @@ class Settings(BaseSettings):
         return self.secret_key_file or self.data_dir / "secret.key"
 
     @property
-    def per_token(self) -> int:
-        """Maximum requests in progress with one token."""
-        return self.max_per_token or max(1, self.max_connections // 2)
-
-    @property
-    def strangers(self) -> int:
-        """Maximum requests in progress without a valid token."""
-        return self.max_strangers or max(1, self.max_connections // 2)
-
-    @property
-    def per_address(self) -> int:
-        """Maximum requests in progress without a valid token from one address."""
-        return self.max_per_address or max(1, self.max_connections // 4)
+    def limits(self) -> Limits:
+        """What connections and requests may take of this process."""
+        return Limits(
+            connections=self.max_connections,
+            per_token=self.max_per_token,
+            strangers=self.max_strangers,
+            per_address=self.max_per_address,
+            held_bytes=self.max_held_bytes,
+            keep_alive_seconds=self.keep_alive_seconds,
+            body_seconds=self.body_seconds,
+            write_seconds=self.write_seconds,
+            shutdown_seconds=self.shutdown_seconds,
+        )
 
     def database_password(self) -> str | None:
         """Return the password read from `database_password_file`, or None without one."""
         if self.database_password_file is None:
             return None
-        return self.database_password_file.read_text().strip()
+        return read(self.database_password_file).decode().strip()

@@ -9,41 +9,69 @@ from __future__ import annotations
 
 import hmac
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import numpy as np
+import structlog
 from anyio import CapacityLimiter, to_thread
 from numpy.typing import NDArray
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from terrine_models.ensemble import Ensemble
+from terrine_models.onnx_guard import VotingError
+from terrine_models.store import StoreError
 from terrine_server.labeling import inference, shares
+from terrine_server.labeling.helper_terms import TERMS, HelperTerms
 from terrine_server.labeling.inference import ProtocolError
+from terrine_server.serving.bounds import Guard
+from terrine_server.serving.limits import Limits, few_callers
+
+log = structlog.get_logger("terrine")
 
 MOST_BYTES = 64 * 2**20
 """Of a request's body."""
+LIMITS = few_callers(1)
 HELPER_SECONDS = 30.0
 """How long the helper is waited for; the service that asks may wait less."""
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """A helper, and the terms that this owner agreed to: nothing is shared under others."""
+
+    http: httpx.AsyncClient
+    terms: HelperTerms
 
 
 class Teacher:
     """An ensemble in a directory, as one teacher: it votes as most of its teachers do."""
 
     def __init__(
-        self, directory: Path, model: str, token: str, helper: httpx.AsyncClient | None = None
+        self, directory: Path, model: str, token: str, helper: Agreed | None = None
     ) -> None:
         """Verify and load it. With a helper, it splits its votes. Raises StoreError."""
         self.ensemble = Ensemble.load(directory)
+        classes = len(self.ensemble.manifest.classes)
+        if helper is not None and helper.terms.classes != classes:
+            raise StoreError(
+                f"The helper's terms are for {helper.terms.classes} classes, and {directory} votes "
+                f"for {classes}: the helper would count several votes as one, or none at all. The "
+                "parties must agree on terms for one number of classes and make a helper of these."
+            )
         self.model = model
         self._token = token.encode()
         self._helper = helper
+        self._terms = "" if helper is None else helper.terms.digest()
         self._voting = CapacityLimiter(1)
 
-    def app(self) -> Starlette:
+    def app(self, limits: Limits = LIMITS) -> Starlette:
         """Return the server's routes: those of the Open Inference Protocol that are needed."""
         model = f"/v2/models/{self.model}"
         return Starlette(
@@ -54,8 +82,13 @@ class Teacher:
                 Route(model, self._metadata),
                 Route(f"{model}/infer", self._infer, methods=["POST"]),
                 Route(f"{model}/share", self._share, methods=["POST"]),
-            ]
+            ],
+            middleware=[Middleware(Guard, limits, MOST_BYTES, self._caller)],
         )
+
+    def _caller(self, headers: Mapping[bytes, bytes]) -> str | None:
+        given = headers.get(b"authorization", b"")
+        return "service" if hmac.compare_digest(given, b"Bearer " + self._token) else None
 
     async def _alive(self, _: Request) -> Response:
         return JSONResponse({"live": True})
@@ -93,8 +126,14 @@ class Teacher:
             return found
         ours, helpers = shares.split(found, len(self.ensemble.manifest.classes))
         try:
-            kept = await self._helper.put(
-                f"v1/rounds/{name}/share", content=shares.write(helpers), timeout=HELPER_SECONDS
+            kept = await self._helper.http.put(
+                f"v1/rounds/{name}/share",
+                content=shares.write(helpers),
+                headers={
+                    TERMS: self._terms,
+                    shares.SHAPE: shares.shape_of(helpers),
+                },
+                timeout=HELPER_SECONDS,
             )
         except httpx.HTTPError as error:
             return _refused(502, f"The helper cannot be reached: {type(error).__name__}: {error}")
@@ -106,22 +145,18 @@ class Teacher:
         """Return the labels `[B]` that a request asks for, or its refusal."""
         if not self._allowed(request):
             return _refused(401, "This needs the token of this teacher (Authorization: Bearer).")
-        parts, size = [], 0
-        async for part in request.stream():
-            parts.append(part)
-            size += len(part)
-            if size > MOST_BYTES:
-                return _refused(413, f"The body is larger than {MOST_BYTES} bytes.")
+        body = await request.body()
         head = request.headers.get(inference.HEADER_LENGTH)
         if head is not None and not head.isdecimal():
             return _refused(400, f"{inference.HEADER_LENGTH} is no number of bytes.")
         length = None if head is None else int(head)
         try:
-            return await to_thread.run_sync(
-                self._labels, b"".join(parts), length, limiter=self._voting
-            )
+            return await to_thread.run_sync(self._labels, body, length, limiter=self._voting)
         except ProtocolError as error:
             return _refused(400, f"The request is refused: {error}.")
+        except (VotingError, StoreError) as error:
+            log.warning("imported teachers did not vote", cause=str(error))
+            return _refused(503, "The teachers did not vote. Retry later.")
 
     def _labels(self, body: bytes, header_length: int | None) -> NDArray[np.int64]:
         spec = self.ensemble.manifest.input
@@ -132,8 +167,7 @@ class Teacher:
         return chosen
 
     def _allowed(self, request: Request) -> bool:
-        given = request.headers.get("authorization", "").encode()
-        return hmac.compare_digest(given, b"Bearer " + self._token)
+        return self._caller(dict(request.headers.raw)) is not None
 
 
 def _refused(status: int, why: str) -> Response:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 T = TypeVar("T")
 
@@ -39,6 +40,34 @@ class Threads:
 
         self._pool.submit(work)
         return await answer
+
+
+class Turns:
+    """Runs functions of many owners in threads, of each owner one at a time.
+
+    Whoever has a thousand to run has one of the threads, or one place among those that wait for
+    one: so owners take turns. Belongs to one event loop.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._threads = Threads(most)
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def run(self, owner: str, function: Callable[..., T], *given: object) -> T:
+        """Return what the function returns, or raise what it raises, as `Threads.run` does.
+
+        If the caller is cancelled, the owner's next function still waits for one that has begun:
+        to hang up gains nobody a second thread.
+        """
+        lock = self._locks.get(owner)
+        if lock is None:
+            lock = self._locks[owner] = asyncio.Lock()
+        async with lock:
+            work = asyncio.ensure_future(self._threads.run(function, *given))
+            try:
+                return await asyncio.shield(work)
+            finally:
+                await asyncio.wait([work])
 
 
 def _unless_done(answer: asyncio.Future[T], done: Callable[[], None]) -> None:

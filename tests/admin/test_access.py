@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
+from books import unguarded
+from digits import DigitsEnsemble
 from house import House
-from server import CAP_EPSILON
+from in_process import InProcess
+from migrated import SECRET_KEY
+from server import CAP_EPSILON, installed
+from sqlalchemy import text
 from visitor import ORIGIN, SCREENS, Visitor, text_of
 
 from terrine_protocol import Role
 from terrine_server.app import create_app
 from terrine_server.errors import Unauthorized
+from terrine_server.ledger import Ledger
 from terrine_server.owner import sessions
 from terrine_server.owner.sessions import IDLE, LONGEST
 
@@ -55,6 +62,33 @@ def test_a_session_is_of_all_replicas(house: House, admin: Visitor) -> None:
     admin.post("/admin/sign-out")
     admin.app = house.app
     assert admin.get("/admin").status_code == 303
+
+
+@pytest.mark.parametrize("edit", ["subject = 'f00df00df00df00d'", "action = 'spend-shown'"])
+def test_no_edit_of_the_log_revives_a_session(
+    tmp_path: Path, database_url: str, digits_ensemble: DigitsEnsemble, edit: str
+) -> None:
+    """Whoever can write to the database hides that somebody signed out."""
+    settings, engine = installed(tmp_path / "data", database_url, digits_ensemble)
+    ledger = Ledger(engine, SECRET_KEY)
+    with InProcess() as send:
+        house = House(create_app(settings), ledger, send, digits_ensemble)
+        visitor = house.visitor()
+        kept = dict(visitor.cookies)
+        visitor.post("/admin/sign-out")
+        other = house.visitor()
+        out = [e.seq for e in ledger.log(limit=100) if e.action == "signed-out"]
+        with unguarded(database_url, with_key=False) as connection:
+            connection.execute(text(f"UPDATE administrative_log SET {edit} WHERE seq = {out[0]}"))
+        visitor.cookies = dict(kept)
+        assert visitor.get("/admin").status_code == 303, "what was read is known"
+        assert other.get("/admin").status_code == 200
+        for fresh in (visitor, other):
+            fresh.app = create_app(settings)
+            fresh.cookies |= kept if fresh is visitor else {}
+            assert fresh.get("/admin").status_code == 503, "an edited log lets nobody in"
+    assert not ledger.verify_log().ok
+    engine.dispose()
 
 
 def test_signing_out_ends_every_copy_of_the_cookie_and_is_logged(

@@ -12,6 +12,7 @@ from visitor import Visitor, text_of
 
 from terrine_protocol import Role
 from terrine_server.admin.opening import SPECS
+from terrine_server.app import create_app
 from terrine_server.planning.remaining import most_queries, too_few
 from terrine_server.privacy import Account, build_mechanism, quote
 
@@ -157,6 +158,7 @@ def test_a_study_is_paused_resumed_and_closed(house: House, admin: Visitor) -> N
 
 def test_a_token_is_shown_once_works_and_is_revoked(house: House, admin: Visitor) -> None:
     given = {"role": "student", "project": "study", "label": "Ada", "expires_in_days": "30"}
+    admin.get("/admin/tokens")
     made = admin.post("/admin/tokens", **given)
     found = re.search(r"terrine_([0-9a-f]{16})_[0-9a-f]{64}", made.text)
     assert found is not None
@@ -171,7 +173,34 @@ def test_a_token_is_shown_once_works_and_is_revoked(house: House, admin: Visitor
     assert admin.get("/admin/tokens/0123456789abcdef/revoke").status_code == 404
 
 
+def test_a_form_that_is_sent_again_makes_no_second_token_on_any_replica(
+    house: House, admin: Visitor
+) -> None:
+    """Whoever loads the answer again, or whose browser does, sends the form once more."""
+    admin.get("/admin/tokens")
+    once, given = admin.last_once, {"role": "auditor", "label": "twice", "expires_in_days": "3"}
+    made = admin.post("/admin/tokens", once=once, **given)
+    found = re.search(r"terrine_([0-9a-f]{16})_[0-9a-f]{64}", made.text)
+    assert found is not None
+    before = house.last_logged
+    replica = Visitor(create_app(house.app.state.services.settings), house.send)
+    replica.cookies = dict(admin.cookies)
+    for visitor in (admin, replica):
+        again = visitor.post("/admin/tokens", key=admin.last_key, once=once, **given)
+        assert again.status_code == 409
+        assert f"made the token {found[1]}" in text_of(again)
+        assert found[0] not in again.text
+    assert house.last_logged == before
+    assert [each.label for each in house.ledger.list_tokens()].count("twice") == 1
+    assert admin.post("/admin/tokens", **given).status_code == 200, "from the page as it is now"
+    other = house.visitor()
+    assert other.post("/admin/tokens", once=once, **given).status_code == 200, "another session's"
+    for none in ("", "0", once.upper() + "G"):
+        assert admin.post("/admin/tokens", once=none, **given).status_code == 422
+
+
 def test_a_token_that_makes_no_sense_is_refused(house: House, admin: Visitor) -> None:
+    admin.get("/admin/tokens")
     before = house.last_logged
     for wrong, why in (
         ({"role": "student"}, "needs a project"),

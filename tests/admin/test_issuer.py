@@ -200,6 +200,10 @@ def test_an_answer_is_good_once_and_in_the_browser_that_asked(
     visitor.cookies = dict(kept)
     other = back.replace("iss=http%3A%2F%2F", "iss=https%3A%2F%2F")
     assert "another issuer" in text_of(visitor.get(other))
+    for year_33658 in ("1000000000000", "999999999999", "9" * 4400):
+        visitor.cookies = {**kept, FLOW: f"{'0' * 32}.{year_33658}"}
+        reply = visitor.get(back)
+        assert (reply.status_code, "not begun in this" in text_of(reply)) == (403, True)
     visitor.cookies = dict(kept)
     refused = "/admin/oidc/callback?error=access_denied&" + back.partition("?")[2].partition("&")[2]
     assert "did not sign you in" in text_of(visitor.get(refused))
@@ -304,6 +308,7 @@ def test_an_admin_ends_a_session_on_every_replica_and_an_auditor_does_not(
 
 def test_tokens_made_by_them_last_no_longer_than_ninety_days(visitor: Visitor) -> None:
     sign_in(visitor)
+    visitor.get("/admin/tokens")
     made = visitor.post("/admin/tokens", role="auditor", expires_in_days="90.5")
     assert made.status_code == 422
     assert "makes none that lasts longer" in text_of(made)

@@ -146,6 +146,7 @@ def test_names_from_elsewhere_are_shown_and_never_run(
         assert "<script" not in reply.text
         assert "<img" not in reply.text
     assert HOSTILE in text_of(admin.get("/admin/ensembles"))
+    admin.get("/admin/tokens")
     refused = admin.post("/admin/tokens", role=HOSTILE, project=HOSTILE, label=HOSTILE)
     assert refused.status_code == 422
     assert "<script" not in refused.text

@@ -40,7 +40,7 @@ main()
     assert "project" in light("--help").fine
     assert "0." in light("--version").fine
     assert "--sigma" in light("project", "open", "--help").fine
-    assert "pip install 'terrine[server]'" in light("init").refused
+    assert "In a checkout: pip install '.[server]'" in light("init").refused
 
 
 def test_serve_names_every_setting(terrine: Terrine) -> None:

@@ -10,7 +10,7 @@ import uvicorn
 from starlette.responses import Response
 from uvicorn.server import ServerState
 
-from terrine_server.api.connection import Connection, options
+from terrine_server.serving.connection import Connection, options
 from terrine_server.settings import Settings
 
 
@@ -22,7 +22,7 @@ def test_a_response_does_not_wait_for_its_first_segment_to_be_acknowledged(tmp_p
             client = socket.create_connection(listener.getsockname())
             server, _ = listener.accept()
         server.setblocking(False)
-        config = uvicorn.Config(Response(), **options(Settings(data_dir=tmp_path)))
+        config = uvicorn.Config(Response(), **options(Settings(data_dir=tmp_path).limits))
         transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
             lambda: Connection(config=config, server_state=ServerState(), app_state={}), server
         )

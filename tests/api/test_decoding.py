@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gc
 import io
-import json
 import pickle
 import struct
 import sys
 import time
 import tracemalloc
 import zipfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
@@ -23,7 +23,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from terrine_protocol import InputSpec
-from terrine_server.api.decoding import CONTENT_TYPES, Decoded, Expected, Limits
+from terrine_server.api.decoding import (
+    CONTENT_TYPES,
+    MAX_JSON,
+    Decoded,
+    Expected,
+    Limits,
+    check_length,
+)
 from terrine_server.api.decoding import decode as decode_body
 from terrine_server.errors import InvalidQuery, PayloadTooLarge, TerrineError, UnsupportedMediaType
 
@@ -67,19 +74,22 @@ def test_every_number_type_byte_order_and_layout_arrives_as_it_was_sent(
     array: Any, fortran: bool
 ) -> None:
     sent = np.asfortranarray(array) if fortran else array
-    for decoded in (decode(NPY, npy(sent), LIMIT), decode(NPZ, npz(inputs=sent), LIMIT)):
+    rows = expecting(*array.shape[1:])
+    for kind, body in ((NPY, npy(sent)), (NPZ, npz(inputs=sent))):
+        decoded = decode(kind, body, LIMIT, rows)
         np.testing.assert_array_equal(decoded.inputs, array)
 
 
 def test_an_archive_may_have_probabilities() -> None:
     probabilities = np.full((3, 2), 0.5)
-    decoded = decode(NPZ, npz(inputs=ROWS, probabilities=probabilities), LIMIT)
+    body = npz(inputs=ROWS, probabilities=probabilities)
+    decoded = decode(NPZ, body, LIMIT, expecting(4, classes=2))
     np.testing.assert_array_equal(decoded.inputs, ROWS)
     np.testing.assert_array_equal(decoded.probabilities, probabilities)
 
 
 def decode(kind: str, body: bytes, limit: int, expected: Expected = PAIRS) -> Decoded:
-    return decode_body(kind, body, expected, Limits(limit, limit, batch=10**6))
+    return decode_body(kind, body, expected, Limits(limit, batch=10**6))
 
 
 def test_json_may_have_nested_lists() -> None:
@@ -194,11 +204,68 @@ def test_an_encrypted_archive_is_refused() -> None:
         decode(NPZ, bytes(body), LIMIT)
 
 
-def test_a_decompression_bomb_is_refused_before_it_unpacks() -> None:
-    body = npz(inputs=np.zeros((2 * LIMIT,), np.uint8))
-    assert len(body) < LIMIT / 100
-    with pytest.raises(PayloadTooLarge):
-        decode(NPZ, body, LIMIT)
+def most_memory(work: Callable[[], object]) -> int:
+    """Return the most bytes that were in use at a time, beyond those before."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+UNPACKED = 16 << 20
+ZEROS = np.zeros((UNPACKED // 4, 4), np.uint8)
+
+
+def lying(body: bytes, declared: int) -> bytes:
+    """Return the archive with another size of its first member in the directory."""
+    made = bytearray(body)
+    at = made.index(b"PK\x01\x02") + 24
+    made[at : at + 4] = struct.pack("<I", declared)
+    return bytes(made)
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        pytest.param(npz(inputs=ZEROS), PayloadTooLarge, id="more rows than a batch has"),
+        pytest.param(npz(inputs=ZEROS.reshape(4, -1)), InvalidQuery, id="another shape"),
+        pytest.param(npz(inputs=ZEROS.reshape(-1, 4, 1)), InvalidQuery, id="one side more"),
+        pytest.param(npz(inputs=ZEROS.astype("S1")), InvalidQuery, id="another dtype"),
+        pytest.param(npz(inputs=ROWS, probabilities=ZEROS), InvalidQuery, id="probabilities"),
+        pytest.param(
+            zipped({"inputs.npy": npy(ROWS) + bytes(UNPACKED)}),
+            InvalidQuery,
+            id="more than it says",
+        ),
+        pytest.param(zipped({"inputs.npy": bytes(UNPACKED)}), InvalidQuery, id="no array"),
+        pytest.param(
+            lying(zipped({"inputs.npy": npy(ROWS) + bytes(UNPACKED)}), len(npy(ROWS))),
+            InvalidQuery,
+            id="more than the directory says",
+        ),
+    ],
+)
+def test_a_bomb_is_refused_before_it_is_unpacked(body: bytes, error: type[TerrineError]) -> None:
+    """Of 16 MiB, its header is unpacked, though the limits allow twice as many."""
+    expected, limits = expecting(4, classes=2), Limits(body=2 * UNPACKED, batch=4096)
+    assert len(body) < UNPACKED / 500
+
+    def refuse() -> None:
+        with pytest.raises(error):
+            decode_body(NPZ, body, expected, limits)
+
+    assert most_memory(refuse) < len(body) + (1 << 18)
+
+
+def test_no_body_may_be_longer_than_the_largest_batch_is() -> None:
+    limits = Limits(body=UNPACKED, batch=100)
+    largest = npz(inputs=np.zeros((100, 4)), probabilities=np.full((100, 2), 0.5))
+    check_length(NPZ, len(largest), expecting(4, classes=2), limits)
+    with pytest.raises(PayloadTooLarge, match="100 inputs, the most in a request") as refused:
+        check_length(NPZ, 20_000, expecting(4, classes=2), limits)
+    assert 4800 < refused.value.extras["limit"] < 10_000
 
 
 def test_inputs_that_become_too_large_for_the_ensemble_are_refused() -> None:
@@ -214,21 +281,11 @@ def test_probabilities_that_become_too_large_are_refused() -> None:
     expected = expecting(1, classes=9)
     for rows, refused in ((LIMIT // 72, False), (LIMIT // 72 + 1, True)):
         halves = npz(inputs=np.zeros((rows, 1)), probabilities=np.zeros((rows, 9), np.float16))
-        text = json.dumps({"inputs": [[0]] * rows, "probabilities": [[0] * 9] * rows})
-        for kind, body in ((NPZ, halves), (JSON, text.replace(" ", "").encode())):
-            if not refused:
-                assert len(decode(kind, body, LIMIT, expected).inputs) == rows
-                continue
-            with pytest.raises(PayloadTooLarge, match="Split the request"):
-                decode(kind, body, LIMIT, expected)
-
-
-def test_a_bomb_that_lies_about_its_size_unpacks_only_to_the_declared_size() -> None:
-    body = bytearray(npz(inputs=np.zeros((2 * LIMIT,), np.uint8)))
-    declared = body.index(b"PK\x01\x02") + 24
-    body[declared : declared + 4] = struct.pack("<I", 1000)
-    with pytest.raises(InvalidQuery):
-        decode(NPZ, bytes(body), LIMIT)
+        if not refused:
+            assert len(decode(NPZ, halves, LIMIT, expected).inputs) == rows
+            continue
+        with pytest.raises(PayloadTooLarge, match="Split the request"):
+            decode(NPZ, halves, LIMIT, expected)
 
 
 def test_a_directory_of_a_million_entries_is_not_parsed() -> None:
@@ -314,35 +371,34 @@ def bombs(size: int) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("kind", bombs(100))
-def test_no_json_takes_much_more_memory_than_its_arrays(kind: str) -> None:
-    """Objects are made of a block of the text at a time, and its numbers have eight bytes."""
-    whole = bombs(1 << 20)[kind]
+def test_no_json_takes_much_memory(kind: str) -> None:
+    """A text has at most a megabyte, of which each row of two bytes becomes some 60."""
+    whole = bombs(MAX_JSON - 100)[kind]
     for body in (whole, whole[:-10]):
-        tracemalloc.start()
-        with pytest.raises((InvalidQuery, RequestValidationError)):
-            decode(JSON, body, 2 << 20)
-        _, peak = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        assert peak < 4 * len(body)
+
+        def refuse(body: bytes = body) -> None:
+            with pytest.raises((InvalidQuery, RequestValidationError, PayloadTooLarge)):
+                decode_body(JSON, body, PAIRS, Limits(LIMIT, batch=4096))
+
+        assert most_memory(refuse) < 32 << 20
 
 
-def test_more_numbers_than_the_largest_batch_has_are_refused_before_any_is_read() -> None:
-    limits = Limits(body=LIMIT, json=LIMIT, batch=2)
-    most = b'{"inputs": [[1, 2], [3, 4]], "probabilities": [[1], [0]]}'
-    assert len(decode_body(JSON, most, PAIRS, limits).inputs) == 2
-    for more in (b'{"inputs": [%s]}' % (b"[1, 2]," * 9), b'{"inputs": [[%s' % (b"1," * 9)):
-        tracemalloc.start()
-        with pytest.raises(PayloadTooLarge, match="more numbers than 2 inputs have"):
-            decode_body(JSON, more, PAIRS, limits)
-        assert tracemalloc.get_traced_memory()[1] < 1 << 14
-        tracemalloc.stop()
+def test_rows_that_are_not_there_take_no_memory() -> None:
+    """A thousand rows of a million numbers each are claimed in 2 KB."""
+    body = b'{"inputs": [%s0]}' % (b"0," * 1000)
+
+    def refuse() -> None:
+        with pytest.raises(InvalidQuery, match="Expected `array`"):
+            decode_body(JSON, body, expecting(1000, 1000), Limits(LIMIT, batch=4096))
+
+    assert most_memory(refuse) < 1 << 20
 
 
 def test_more_json_than_allowed_is_refused_before_it_is_read() -> None:
-    body = b'{"inputs": [[1, 2]]}'.ljust(2000)
-    assert len(decode_body(JSON, body, PAIRS, Limits(body=LIMIT, json=2000, batch=9)).inputs) == 1
+    body, limits = b'{"inputs": [[1, 2]]}'.ljust(MAX_JSON), Limits(body=LIMIT, batch=9)
+    assert len(decode_body(JSON, body, PAIRS, limits).inputs) == 1
     with pytest.raises(PayloadTooLarge, match="application/x-npy"):
-        decode_body(JSON, body, PAIRS, Limits(body=LIMIT, json=1999, batch=9))
+        decode_body(JSON, body + b" ", PAIRS, limits)
 
 
 @pytest.mark.parametrize("kind", ["", "text/plain", "application/x-pickle", "multipart/form-data"])
@@ -370,7 +426,7 @@ def test_any_flipped_byte_is_decoded_or_refused(data: st.DataObject) -> None:
         at = data.draw(st.integers(0, len(body) - 1))
         flipped[at] ^= data.draw(st.integers(1, 255))
     try:
-        decode(kind, bytes(flipped), LIMIT)
+        decode(kind, bytes(flipped), LIMIT, expecting(4, classes=4))
     except (TerrineError, RequestValidationError):
         return
 
@@ -385,7 +441,8 @@ def test_threads_may_read_headers_at_the_same_time() -> None:
     def read(depth: int) -> bool:
         if depth:
             return read(depth - 1)
-        return all(np.array_equal(decode(NPY, body, LIMIT).inputs, ROWS) for _ in range(300))
+        rows = expecting(4)
+        return all(np.array_equal(decode(NPY, body, LIMIT, rows).inputs, ROWS) for _ in range(300))
 
     sys.setswitchinterval(1e-6)
     gc.set_threshold(1, 1000, 1000)

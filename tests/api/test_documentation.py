@@ -17,6 +17,7 @@ from server import RunningServer
 
 import terrine_protocol as protocol
 from terrine_protocol import PROBLEMS
+from terrine_server.serving.seats import Seats, Share
 from terrine_server.settings import Settings
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -61,17 +62,23 @@ def test_the_table_of_limits_has_every_limit_and_its_default() -> None:
     ):
         stated |= zip(re.findall(r"`TERRINE_(\w+)`", names), defaults.split(", "), strict=True)
     settings, limits = Settings(), dict[str, str]()
+    shares = Seats(settings.limits).limits
+    derived = {
+        "max_per_token": shares[Share.TOKEN],
+        "max_strangers": shares[Share.STRANGER],
+        "max_per_address": shares[Share.ADDRESS],
+    }
     parts = {
         settings.max_connections // 2: "half of it",
         settings.max_connections // 4: "a quarter of it",
     }
     for name, field in Settings.model_fields.items():
-        if name not in ("port", "voter_processes") and int in (
+        if name not in ("port", "ray_actors") and int in (
             field.annotation,
             *get_args(field.annotation),
         ):
             if field.default is None:
-                limits[name.upper()] = parts[getattr(settings, name.removeprefix("max_"))]
+                limits[name.upper()] = parts[derived[name]]
             elif field.default % (1 << 20) == 0:
                 limits[name.upper()] = f"{field.default >> 20} MiB"
             else:

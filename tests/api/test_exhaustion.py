@@ -240,3 +240,61 @@ def test_when_bodies_fill_the_memory_limit_another_gets_a_503(
         first.send(asked)
         assert first.reply().status == 200
         assert charges(server) == 1
+
+
+def test_decoding_takes_turns_by_token(
+    tmp_path: Path, digits_ensemble: DigitsEnsemble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One token's bodies, more than there are threads, may take long: those of others do not."""
+    bodies, begun, answered = 16, list[int](), Event()
+
+    def long_for_large(kind: str, body: bytes, *given: Any) -> Decoded:
+        if len(body) > 5000:
+            begun.append(len(body))
+            assert answered.wait(PATIENCE_SECONDS), "they block another token"
+        return decode(kind, body, *given)
+
+    monkeypatch.setattr(students, "decode", long_for_large)
+    with impatient(tmp_path, digits_ensemble, **PATIENT) as server:
+        greedy, other = server.token(), Caller(server, server.token())
+        large, wires = npy(np.zeros((100, 8, 8), np.uint8)), [Wire(server) for _ in range(bodies)]
+        for wire in wires:
+            wire.send(label(greedy, large, f"Content-Length: {len(large)}"))
+        until(lambda: begun, bool, PATIENCE_SECONDS)
+        try:
+            reply = other.send(npz(inputs=digits_ensemble.public[:2]), "application/x-npz")
+            assert reply.status_code == 200
+            assert len(begun) == 1, "one of each token at a time"
+        finally:
+            answered.set()
+        assert [wire.reply().status for wire in wires] == [200] * bodies
+
+
+def test_a_body_longer_than_the_largest_batch_is_refused_by_its_head(served: RunningServer) -> None:
+    """4,096 inputs of 8 by 8 in doubles, with 10 probabilities each, have 2.4 MB."""
+    token = served.token()
+    for kind, length, limit in ((b"x-npz", 5_000_000, "Split"), (b"json", 2**20 + 1, "x-npy")):
+        with closing(Wire(served)) as wire:
+            asked = label(token, b"", f"Content-Length: {length}").replace(b"x-npy", kind)
+            wire.send(asked)
+            reply = wire.reply()
+            assert (reply.status, reply.slug) == (413, "payload-too-large")
+            assert limit in reply.json()["detail"]
+    with closing(Wire(served)) as wire:  # of no declared length
+        wire.send(label(token, b"", CHUNKED) + b"500000\r\n" + b"x" * 0x480000)
+        assert wire.reply().slug == "payload-too-large"
+
+
+def test_bodies_of_one_token_leave_memory_for_those_of_others(
+    tmp_path: Path, digits_ensemble: DigitsEnsemble
+) -> None:
+    """Of 64 KiB, one token has half of what others leave."""
+    with impatient(tmp_path, digits_ensemble, max_held_bytes=1 << 16, body_seconds=60) as server:
+        greedy = server.token()
+        head = label(greedy, b"", "Content-Length: 40000")
+        wires = [Wire(server) for _ in range(2)]
+        for wire in wires:
+            wire.send(head + b"x" * 30_000)
+        refused = until(lambda: [wire for wire in wires if not wire.silent()], bool)
+        assert [wire.reply().slug for wire in refused] == ["overloaded"]
+        answers(server, 8)

@@ -23,6 +23,7 @@ from terrine_protocol import (
     TokenPage,
     Verification,
 )
+from terrine_server.ledger import connect
 
 Call = Callable[..., Caller]
 TERMS: dict[str, Any] = {
@@ -32,6 +33,39 @@ TERMS: dict[str, Any] = {
     "epsilon": 5.0,
     "delta": 1e-5,
 }
+
+
+def test_an_act_that_the_database_ignores_is_no_success_and_the_server_not_ready(
+    call: Call, terrine_server: RunningServer, database_url: str
+) -> None:
+    """A trigger that somebody added swallows it; nothing that is stored shows that."""
+    admin = call("admin")
+    assert admin.http.post("/projects", json=TERMS).status_code == 201
+    assert admin.http.get("/readyz").status_code == 200
+    engine = connect(database_url)
+    with engine.begin() as connection:
+        if engine.dialect.name == "sqlite":
+            connection.exec_driver_sql(
+                "CREATE TRIGGER quiet BEFORE UPDATE ON projects BEGIN SELECT RAISE(IGNORE); END"
+            )
+        else:
+            connection.exec_driver_sql(
+                "CREATE RULE quiet AS ON UPDATE TO projects DO INSTEAD NOTHING"
+            )
+    engine.dispose()
+    paused = admin.http.patch("/projects/study", json={"status": "paused"})
+    assert (paused.status_code, slug(paused)) == (503, "broken-books")
+    assert admin.http.get("/projects/study").json()["status"] == "active"
+    ready = admin.http.get("/readyz")
+    assert ready.status_code == 503
+    assert "quiet" not in ready.text
+    auditor = call("auditor")
+    found = auditor.http.get("/ledger/study/verify").json()
+    assert not found["ok"]
+    assert found["problems"] == [
+        f"schema: added: {'trigger' if 'sqlite' in database_url else 'rule'} quiet of projects"
+    ]
+    assert auditor.http.get("/log/verify").json()["problems"] == found["problems"]
 
 
 def test_a_project_is_opened_read_listed_and_closed(call: Call) -> None:

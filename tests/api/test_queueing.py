@@ -18,6 +18,7 @@ from server import RunningServer, running_server
 from terrine_server.errors import Overloaded
 from terrine_server.labeling.queue import GROUP_QUERIES, GROUPS, Queue
 from terrine_server.metrics import Metrics
+from terrine_server.threads import Turns
 
 
 @dataclass(frozen=True)
@@ -229,3 +230,29 @@ def test_a_full_queue_is_a_503_that_says_when_to_retry(
         paid = server.ledger.project("study").charges
         assert paid <= 400
         assert server.ledger.verify("study").ok
+
+
+def test_who_hangs_up_gains_no_second_thread() -> None:
+    """What has begun for an owner ends before the next begins, whether it is waited for or not."""
+    turns, released, begun = Turns(2), threading.Event(), list[int]()
+
+    def work(number: int) -> int:
+        begun.append(number)
+        assert released.wait(60)
+        return number
+
+    async def hang_up() -> None:
+        first = asyncio.create_task(turns.run("a", work, 1))
+        while not begun:
+            await asyncio.sleep(0.01)
+        first.cancel()
+        second = asyncio.create_task(turns.run("a", work, 2))
+        for _ in range(20):
+            assert await turns.run("b", int, "3") == 3, "others have their turns meanwhile"
+        assert begun == [1]
+        released.set()
+        assert await second == 2
+        with pytest.raises(asyncio.CancelledError):
+            await first
+
+    asyncio.run(hang_up())

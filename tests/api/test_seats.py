@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from terrine_server.api.seats import Seat, Seats, Share
+from terrine_server.serving.seats import Seat, Seats, Share
 from terrine_server.settings import Settings
 
 
@@ -23,14 +23,14 @@ def taken_by(seats: Seats, token: str) -> int:
 def test_each_token_takes_its_part_of_the_seats_that_are_left(
     part: int, tokens: int, left: int
 ) -> None:
-    seats = Seats(Settings(max_connections=128, max_per_token=part))
+    seats = Seats(Settings(max_connections=128, max_per_token=part).limits)
     for token in range(tokens):
         assert taken_by(seats, str(token))
     assert seats.limits[Share.ALL] - seats.taken[Share.ALL, ""] == left
 
 
 def test_a_token_without_a_seat_gets_any_that_is_free() -> None:
-    seats = Seats(Settings(max_connections=128))
+    seats = Seats(Settings(max_connections=128).limits)
     for token in range(7):
         taken_by(seats, str(token))
     assert taken_by(seats, "another") == 1
@@ -38,7 +38,7 @@ def test_a_token_without_a_seat_gets_any_that_is_free() -> None:
 
 
 def test_seats_that_are_given_back_can_be_taken_again() -> None:
-    seats, seat = Seats(Settings(max_connections=1)), Seat()
+    seats, seat = Seats(Settings(max_connections=1).limits), Seat()
     assert seat.of_token(seats, "first") is None
     assert Seat().of_token(seats, "second") is Share.ALL
     seat.leave()

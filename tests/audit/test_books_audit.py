@@ -20,11 +20,12 @@ from books import (
     terms,
     unguarded,
 )
+from migrated import SECRET_KEY
 from sqlalchemy import text
 
 from terrine_server.audit.findings import AuditFinding
 from terrine_server.audit.ledger import audit_books, check_project
-from terrine_server.ledger import Ledger
+from terrine_server.ledger import Ledger, connect, upgrade
 from terrine_server.planning.opening import choose
 from terrine_server.privacy import GDP, Rule, Terms, VoteOutcome, build_mechanism, quote
 
@@ -120,6 +121,8 @@ def test_a_forged_entry_is_found(tmp_path: Path, ledger: Ledger) -> None:
                 "(SELECT id FROM projects WHERE name = 'study')"
             )
         )
+    # A careful forger puts the guards back.
+    upgrade(connect(f"sqlite:///{tmp_path / 'terrine.sqlite'}"), SECRET_KEY)
     finding, summary = found(ledger)
     assert finding.subject == "books of study"
     assert "entry 2: altered" in finding.evidence

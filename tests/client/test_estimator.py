@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
-from functools import partial
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Self
 from unittest import SkipTest
 
 import numpy as np
@@ -13,11 +16,16 @@ import pytest
 from migrated import SECRET_KEY, migrated
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.utils.estimator_checks import estimator_checks_generator
+from sklearn.utils.validation import validate_data
 
-from terrine_client import Client, ConfigurationError, Labels
-from terrine_client.estimator import TerrineClassifier
+from terrine_client import Client
+from terrine_client.estimator import TerrineClassifier, buy
+from terrine_models.answers import student_from_answers
+from terrine_models.choice import Made
 from terrine_models.data import Dataset, InputSpec
+from terrine_models.learning import Asked
 from terrine_models.tables import load_table
 from terrine_models.teachers import train_ensemble
 from terrine_protocol import Column, ProjectOpen, Role, TableSchema, TokenCreate
@@ -74,17 +82,27 @@ def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Clie
     for width in WIDTHS:
         spec = InputSpec(shape=(width,), dtype="float32", low=-1e5, high=1e5)
         data[f"w{width}"] = Dataset(*points(600, width, 0), CLASSES, spec)
+    pixels = InputSpec(shape=(2,), dtype="uint8", low=0, high=16)
+    x, labels = points(600, 2, 0)
+    data["pixels"] = Dataset((x + 8).clip(0, 16).astype(np.uint8), labels, CLASSES, pixels)
     tokens: dict[str, str] = {}
     for name, records in data.items():
         train_ensemble(records, made.ensembles_dir / name, name=name, teachers=60)
         register_ensemble(ledger, made, name, 100.0, 1e-4)
-        terms = {"name": name, "ensemble": name, "epsilon": 95, "delta": 1e-5}
+        terms = {"name": name, "ensemble": name, "epsilon": 90, "delta": 1e-5}
         open_project(
             ledger,
             ProjectOpen.model_validate({**terms, "mechanism": {"name": "gnmax", "sigma": 15.0}}),
         )
         request = TokenCreate(role=Role.STUDENT, project=name)
         tokens[name] = Tokens(ledger, SECRET_KEY).create(request).token
+    counts = {"name": "counted", "ensemble": "w2", "epsilon": 4, "delta": 1e-5}
+    open_project(
+        ledger,
+        ProjectOpen.model_validate({**counts, "mechanism": {"name": "noisy_votes", "sigma": 15.0}}),
+    )
+    request = TokenCreate(role=Role.STUDENT, project="counted")
+    tokens["counted"] = Tokens(ledger, SECRET_KEY).create(request).token
     with serving(made) as address:
         opened = {name: Client(address, token) for name, token in tokens.items()}
         yield opened
@@ -93,40 +111,96 @@ def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Clie
     engine.dispose()
 
 
-def test_it_asks_learns_and_predicts(clients: dict[str, Client]) -> None:
+def test_it_learns_and_predicts_from_what_was_bought(clients: dict[str, Client]) -> None:
     x, _ = points(200, 2, 1)
     new, truth = points(300, 2, 2)
-    classifier = TerrineClassifier(clients["w2"], queries=60, method="ridge", steps=10).fit(x)
-    assert isinstance(classifier.labels_, Labels)
-    assert len(classifier.labels_) == len(classifier.asked_) == 60
+    bought = buy(clients["w2"], x, queries=60)
+    assert len(bought.labels) == len(bought.rows) == 60
+    spent = clients["w2"].budget().epsilon_spent
+    classifier = TerrineClassifier(bought, method="ridge", steps=10).fit(x)
     assert classifier.classes_.tolist() == [0, 1, 2]
     assert classifier.score(new, truth) > 0.85
     shares = classifier.predict_proba(new)
     assert shares.shape == (300, 3)
     assert np.allclose(shares.sum(axis=1), 1)
-    spent = clients["w2"].budget().epsilon_spent
     again = clone(classifier)
-    assert again.client is classifier.client
+    assert again.bought is bought, "clones share what was bought"
     assert np.array_equal(again.fit(x).predict(new), classifier.predict(new))
+    assert clients["w2"].budget().epsilon_spent == spent
+    assert np.array_equal(buy(clients["w2"], x, queries=60).rows, bought.rows)
     assert clients["w2"].budget().epsilon_spent == spent, "asked twice, paid once"
 
 
-def test_a_pickle_predicts_but_has_no_token(clients: dict[str, Client]) -> None:
+def test_inputs_that_were_not_asked_are_learned_from_without_labels(
+    clients: dict[str, Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, _ = points(200, 2, 1)
+    bought = buy(clients["w2"], x, queries=60)
+    given: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def noted(pool: np.ndarray, labels: np.ndarray, **others: Any) -> Made:
+        given.append((pool, labels))
+        return student_from_answers(pool, labels, **others)
+
+    monkeypatch.setattr("terrine_models.answers.student_from_answers", noted)
+    classifier = TerrineClassifier(bought, method="supervised", steps=10).fit(x)
+    ((pool, labels),) = given
+    assert np.array_equal(pool, x)
+    assert np.array_equal(np.flatnonzero(labels >= 0), np.sort(bought.rows))
+    assert np.array_equal(labels[bought.rows], bought.labels.labels)
+    assert np.array_equal(classifier.labels_, labels)
+
+
+def test_cross_validation_and_searches_buy_nothing(clients: dict[str, Client]) -> None:
+    client = clients["w2"]
+    x, truth = points(240, 2, 4)
+    bought = buy(client, x, queries=120)
+    charges = client.budget().charges
+    classifier = TerrineClassifier(bought, method="ridge", steps=10)
+    assert cross_val_score(classifier, x, truth, cv=4).mean() > 0.85
+    search = GridSearchCV(classifier, {"method": ["ridge", "supervised"]}, cv=3)
+    assert search.fit(x, truth).best_score_ > 0.8
+    assert search.best_estimator_.bought is bought
+    assert client.budget().charges == charges
+    with pytest.raises(ValueError, match="None of the 9 inputs of X was bought"):
+        clone(classifier).fit(points(9, 2, 5)[0])
+    with pytest.raises(ValueError, match=r"TerrineClassifier\(buy\(client, pool\)\)"):
+        TerrineClassifier().fit(x)
+
+
+def test_a_pickle_predicts_and_learns_where_no_server_is(
+    clients: dict[str, Client], tmp_path: Path
+) -> None:
     x, _ = points(80, 2, 3)
-    classifier = TerrineClassifier(clients["w2"], method="ridge", steps=10).fit(x)
+    client = clients["w2"]
+    classifier = TerrineClassifier(buy(client, x), method="ridge", steps=10).fit(x)
     written = pickle.dumps(classifier)
-    assert b"terrine_" not in written.replace(b"terrine_client", b"").replace(
-        b"terrine_models", b""
-    ).replace(b"terrine_protocol", b"")
-    read = pickle.loads(written)
-    assert np.array_equal(read.predict(x), classifier.predict(x))
-    with pytest.raises(ConfigurationError, match="needs a client to learn"):
-        read.fit(x)
+    token = str(client._http.headers["Authorization"]).split()[-1]
+    assert token.encode() not in written
+    (tmp_path / "classifier").write_bytes(written)
+    np.save(tmp_path / "x.npy", x)
+    code = (
+        "import pickle, numpy, pathlib, sys; here = pathlib.Path(sys.argv[1]); "
+        "read = pickle.loads((here / 'classifier').read_bytes()); "
+        "x = numpy.load(here / 'x.npy'); first = read.predict(x); "
+        "assert (read.fit(x).predict(x) == first).all(); numpy.save(here / 'found.npy', first)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+    assert np.array_equal(np.load(tmp_path / "found.npy"), classifier.predict(x))
+
+
+def test_noisy_counts_are_learned_from(clients: dict[str, Client]) -> None:
+    x, _ = points(300, 2, 6)
+    new, truth = points(300, 2, 2)
+    bought = buy(clients["counted"], x, queries=200)
+    assert bought.labels.noisy_counts is not None
+    assert TerrineClassifier(bought).fit(x).score(new, truth) > 0.85
 
 
 def test_a_table_is_fitted_as_a_data_frame(clients: dict[str, Client]) -> None:
     frame = pd.DataFrame({"ward": ["A", "B"] * 40, "dose": np.arange(80) % 10, "more": "x"})
-    classifier = TerrineClassifier(clients["table"], method="ridge", steps=10).fit(frame)
+    bought = buy(clients["table"], frame)
+    classifier = TerrineClassifier(bought, method="ridge", steps=10).fit(frame)
     assert classifier.feature_names_in_.tolist() == ["ward", "dose", "more"]
     assert set(classifier.predict(frame)) == {"no", "yes"}
     truth = np.where(frame["dose"] > 4, "yes", "no")
@@ -136,26 +210,74 @@ def test_a_table_is_fitted_as_a_data_frame(clients: dict[str, Client]) -> None:
 
 
 def test_bad_input_is_refused_before_anything_is_bought(clients: dict[str, Client]) -> None:
-    spent = clients["w3"].budget().charges
-    fit = partial(TerrineClassifier(clients["w3"]).fit)
-    for x, message in (
-        (np.ones((5, 2)), r"X has shape \[5, 2\]; the project w3 takes \[N, 3\]"),
-        (np.full((5, 3), np.nan), "contains NaN"),
-        (np.ones(3), "Expected 2D array"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            fit(x)
+    client = clients["w3"]
+    spent = client.budget().charges
+    with pytest.raises(ValueError, match=r"X has shape \[5, 2\]; the project w3 takes \[N, 3\]"):
+        buy(client, np.ones((5, 2)))
     with pytest.raises(ValueError, match="queries must be at least 1"):
-        TerrineClassifier(clients["w3"], queries=0).fit(np.ones((5, 3)))
+        buy(client, np.ones((5, 3)), queries=0)
+    with pytest.raises(ValueError, match="X contains NaN"):
+        buy(client, np.full((5, 3), np.nan))
     with pytest.raises(NotFittedError):
-        TerrineClassifier(clients["w3"]).predict(np.ones((5, 3)))
-    assert clients["w3"].budget().charges == spent
+        TerrineClassifier().predict(np.ones((5, 3)))
+    assert client.budget().charges == spent
+
+
+@pytest.mark.parametrize(
+    "altered",
+    [lambda x: x / 16, lambda x: x.astype(np.int64) - 256, lambda x: x.astype(np.int64) + 256],
+)
+def test_inputs_that_would_be_altered_are_not_bought(
+    clients: dict[str, Client], altered: Callable[[np.ndarray], np.ndarray]
+) -> None:
+    """As uint8 these are zeros, or wrap round to others: answers to what nobody asked."""
+    client = clients["pixels"]
+    pool = np.random.default_rng(7).integers(1, 16, (20, 2)).astype(np.uint8)
+    charges = client.budget().charges
+    with pytest.raises(ValueError, match="the project pixels takes whole numbers from 0 to 16"):
+        buy(client, altered(pool))
+    assert client.budget().charges == charges
+    bought = buy(client, pool.astype(np.float64))
+    assert (bought.labels_of(pool)[0] >= 0).all(), "whole numbers are taken, whatever their dtype"
+
+
+class Buyer(TerrineClassifier):
+    """Buys what it is fitted on: scikit-learn's checks bring data of their own."""
+
+    def __init__(
+        self,
+        client: Client | None = None,
+        *,
+        method: Asked = "auto",
+        steps: int | None = None,
+        random_state: int = 0,
+    ) -> None:
+        super().__init__(method=method, steps=steps, random_state=random_state)
+        self.client = client
+
+    def fit(self, X: Any, y: object = None) -> Self:  # noqa: N803
+        assert self.client is not None
+        x = validate_data(self, X, reset=True, allow_nd=True, dtype="numeric")
+        learned = TerrineClassifier(
+            buy(self.client, x, random_state=self.random_state),
+            method=self.method,
+            steps=self.steps,
+            random_state=self.random_state,
+        ).fit(X, y)
+        given = set(self.get_params())
+        for name in vars(learned).keys() - given - {"bought"}:
+            setattr(self, name, getattr(learned, name))
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__()
+        return {**state, "client": None}
 
 
 @pytest.mark.slow
 def test_scikit_learns_checks_that_apply_pass(clients: dict[str, Client]) -> None:
     """Each check passes with the project whose inputs are as wide as the check's own data."""
-    wanted = TerrineClassifier(clients["w2"], method="ridge", steps=10)
+    wanted = Buyer(clients["w2"], method="ridge", steps=10)
     failed: dict[str, str] = {}
     passed = set[str]()
     for _, check in estimator_checks_generator(wanted, legacy=True):
@@ -165,7 +287,7 @@ def test_scikit_learns_checks_that_apply_pass(clients: dict[str, Client]) -> Non
         errors = []
         for width in WIDTHS:
             try:
-                check(TerrineClassifier(clients[f"w{width}"], method="ridge", steps=10))
+                check(Buyer(clients[f"w{width}"], method="ridge", steps=10))
             except SkipTest:
                 break
             except Exception as error:  # of the checks' many kinds

@@ -97,7 +97,7 @@ def test_the_quick_demo_runs_every_step(terrine: Terrine, tmp_path: Path) -> Non
 def test_an_interrupted_demo_leaves_no_process_behind(tmp_path: Path, stop: signal.Signals) -> None:
     demo = start("demo", "--quick", cwd=tmp_path)
     try:
-        wait_for(lambda: bool(children(demo)) or demo.poll() is not None, 100)
+        wait_for(lambda: bool(children(demo)) or demo.poll() is not None, 300)
         servers = children(demo)
         assert servers
         demo.send_signal(stop)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,16 +17,9 @@ from sharing_owners import owner_tokens
 
 from terrine_models.roster import read_token
 from terrine_models.store import StoreError
-from terrine_server.helper import (
-    SERVICE,
-    Count,
-    Helper,
-    HelperTerms,
-    Waiting,
-    make,
-    read_terms,
-)
+from terrine_server.helper import SERVICE, Count, Helper, Waiting, make
 from terrine_server.labeling import shares
+from terrine_server.labeling.helper_terms import TERMS, HelperTerms, read_terms
 from terrine_server.privacy import Account, NoisyVotes, quote
 
 OWNERS, CLASSES, SIGMA = 20, 10, 12.0
@@ -44,8 +38,21 @@ class Asking:
         self.url, self.service = url, read_token(party / SERVICE)
         self.tokens = owner_tokens(party, terms())
 
-    def put(self, owner: int, of_round: str, share: bytes, token: str | None = None) -> int:
-        headers = {"Authorization": f"Bearer {token or self.tokens[owner]}"}
+    def put(
+        self,
+        owner: int,
+        of_round: str,
+        share: bytes,
+        token: str | None = None,
+        **said: str,
+    ) -> int:
+        """Put a share, by default of one row, with what its owner says of it."""
+        headers = {
+            "Authorization": f"Bearer {token or self.tokens[owner]}",
+            TERMS: terms().digest(),
+            shares.SHAPE: f"1x{CLASSES}",
+            **said,
+        }
         url = f"{self.url}/v1/rounds/{of_round}/share"
         return httpx.put(url, content=share, headers=headers).status_code
 
@@ -103,8 +110,41 @@ def test_only_who_has_the_token_gives_or_gets(asking: Asking, helper: Helper) ->
     assert httpx.get(f"{asking.url}/v1/terms").status_code == 401
     headers = {"Authorization": f"Bearer {asking.tokens[3]}"}
     shown = httpx.get(f"{asking.url}/v1/terms", headers=headers).json()
-    assert (shown["sigma"], shown["queries_left"]) == (SIGMA, helper.count.most - before)
+    assert shown["terms"] == terms().model_dump(mode="json")
+    assert shown["queries_left"] == helper.count.most - before
     assert helper.count.released == before
+
+
+def test_a_share_of_other_rows_or_classes_than_those_priced_is_refused(
+    asking: Asking, helper: Helper
+) -> None:
+    """Bytes alone do not tell ten votes among two classes from one vote among twenty."""
+    before, name = helper.count.released, shares.new_round()
+    ten_votes = shares.write(np.ones((CLASSES // 2, 2), dtype=np.uint32))
+    assert len(ten_votes) == len(ROW)
+    wrong = [f"{CLASSES // 2}x2", f"1x{2 * CLASSES}", f"2x{CLASSES}", f"0x{CLASSES}", "1", ""]
+    wrong += [f"-1x{CLASSES}", f"1.0x{CLASSES}", "1x" * 9]
+    for shape in wrong:
+        assert asking.put(0, name, ten_votes, **{shares.SHAPE: shape}) == 400, shape
+    for other in (terms(classes=2), terms(epsilon=8), terms(sigma=3), terms(owners=NAMES[:2])):
+        assert asking.put(0, name, ROW, **{TERMS: other.digest()}) == 409
+    assert asking.put(0, name, ROW, **{TERMS: ""}) == 409
+    assert asking.open(name, [NAMES[0]], 1).status_code == 409, "nothing was kept"
+    assert asking.put(0, name, ROW * 2, **{shares.SHAPE: f"2x{CLASSES}"}) == 204
+    assert asking.open(name, [NAMES[0]], 1).status_code == 409, "rows are the owners' to say"
+    assert helper.count.released == before
+
+
+def test_several_votes_in_a_row_would_cost_several_times_what_is_promised() -> None:
+    """Why all numbers of classes must be equal: the price is that of one vote in each row."""
+    own = terms(epsilon=0.99, sigma=400.0, classes=100).price()
+    most = own.affordable(Account())
+    # Fifty votes among two classes move 100 numbers of a row by one, where one vote moves two. The
+    # Gaussian mechanism loses by the sum of squares, in whatever rows: as much as fifty rows.
+    assert np.square(np.tile([1, -1], 50)).sum() == 50 * np.square([1, -1]).sum()
+    promised, fifty_votes = (own.epsilon_spent(k * most * own.worst.cost) for k in (1, 50))
+    assert 0.98 < promised <= 0.99
+    assert 8.7 < fifty_votes < 8.8
 
 
 def test_malformed_requests_are_refused(asking: Asking) -> None:
@@ -164,10 +204,20 @@ def test_shares_that_wait_have_a_limit_for_each_owner() -> None:
         ({"unknown": 1}, "unknown"),
     ],
 )
-def test_a_helper_that_makes_no_sense_is_not_made(changed: dict[str, Any], says: str) -> None:
-    given = {**terms().model_dump(), **changed}
+def test_a_helper_that_makes_no_sense_is_not_made(
+    tmp_path: Path, changed: dict[str, Any], says: str
+) -> None:
+    file = tmp_path / "helper.toml"
+    file.write_text(toml(terms().model_dump()))
+    assert read_terms(file) == terms()
+    file.write_text(toml({**terms().model_dump(), **changed}))
     with pytest.raises(StoreError, match=says):
-        read_terms(given, Path("helper.toml"))
+        read_terms(file)
+
+
+def toml(document: dict[str, Any]) -> str:
+    lines = (f"{name} = {json.dumps(value)}\n" for name, value in document.items())
+    return "".join(lines).replace("NaN", "nan")
 
 
 def test_a_helper_whose_files_are_gone_or_edited_does_not_start(tmp_path: Path) -> None:

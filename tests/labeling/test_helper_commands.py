@@ -9,18 +9,24 @@ import numpy as np
 import pytest
 from commands import Terrine
 from digits import DigitsEnsemble
+from many_owners import listening
 from migrated import SECRET_KEY, migrated
 from small_servers import certified, small_server
 
 from terrine_client import Client
+from terrine_models.roster import read_token
 from terrine_protocol import ProjectOpen, Role, TokenCreate
 from terrine_server.audit.world import serving
 from terrine_server.errors import InvalidTerms
-from terrine_server.helper import Count
+from terrine_server.helper import Count, Helper, make
+from terrine_server.labeling import inference, shares
+from terrine_server.labeling.helper_terms import read_terms
+from terrine_server.labeling.remote_voters import client
 from terrine_server.ledger import Ledger
 from terrine_server.owner.operations import open_project
 from terrine_server.owner.tokens import Tokens
 from terrine_server.settings import Settings
+from terrine_server.teacher import Agreed, Teacher
 
 HELPER = 'owners = ["a", "b", "c"]\nclasses = 10\nsigma = 4\nepsilon = 50\ndelta = 1e-6\n'
 
@@ -42,7 +48,8 @@ def test_labels_without_anybody_seeing_a_vote(
     with small_server(pem, "helper", "serve", party) as helper_url:
         shared = ("--helper", helper_url, "--helper-certificate", pem)
         token = ("--helper-token-file", party / "owners/a.token")
-        with small_server(pem, *teacher, *shared, *token) as url:
+        agreed = ("--helper-terms", tmp_path / "helper.toml")
+        with small_server(pem, *teacher, *shared, *token, *agreed) as url:
             file = tmp_path / "owners.toml"
             common = 'model = "digits"\ncertificate = "both.pem"\ntoken_file = "token"\n'
             file.write_text(
@@ -125,4 +132,44 @@ def test_commands_say_what_is_missing(
     token = ("--helper-token-file", tmp_path / "token")
     assert "are for --helper" in terrine(*teacher, *token).refused
     plain = ("--helper", "http://b.example", *token)
-    assert "only over https" in terrine(*teacher, *plain).refused
+    assert "needs --helper-terms" in terrine(*teacher, *plain).refused
+    assert "only over https" in terrine(*teacher, *plain, "--helper-terms", file).refused
+
+
+def test_an_owner_shares_nothing_under_terms_that_it_did_not_agree_to(
+    tmp_path: Path, terrine: Terrine, digits_ensemble: DigitsEnsemble
+) -> None:
+    """Who tells the helper its terms may be the service, so the owner asks and compares."""
+    file, other = tmp_path / "agreed.toml", tmp_path / "other.toml"
+    file.write_text(HELPER)
+    served = 'owners = ["a", "b", "c"]\nclasses = 20\nsigma = 2\nepsilon = 50\ndelta = 1e-6\n'
+    other.write_text(served)
+    make(read_terms(other), tmp_path / "party")
+    helper = Helper(tmp_path / "party")
+    token = ("--token-file", tmp_path / "token")
+    (tmp_path / "token").write_text("a-token-of-more-than-twenty-characters")
+    with listening(helper.app()) as url:
+        shared = ("--helper", url, "--helper-token-file", tmp_path / "party/owners/a.token")
+        serve = ("teacher", "serve", digits_ensemble.directory, *token, *shared, "--helper-terms")
+        refused = terrine(*serve, file).refused
+        assert "other terms than" in refused
+        assert "classes 20 there, 10 here, sigma 2 there, 4 here" in refused
+        assert "are for 20 classes" in terrine(*serve, other).refused, "nor would the owner agree"
+        wrong = ("--helper-token-file", tmp_path / "token")
+        assert "does not tell its terms: status 401" in terrine(*serve, file, *wrong).refused
+
+        # A helper that changes under a teacher that runs: its owner's word comes with every share.
+        http = client(url, None, read_token(tmp_path / "party/owners/a.token"))
+        agreed = Agreed(http, read_terms(file))
+        teacher = Teacher(digits_ensemble.directory, "digits", "secret", agreed)
+        with listening(teacher.app()) as asked:
+            x = digits_ensemble.public[:8]
+            body, headers = inference.request(x, "input", None, binary=True)
+            headers |= {"Authorization": "Bearer secret", shares.ROUND: shares.new_round()}
+            answer = httpx.post(
+                f"{asked}/v2/models/digits/share", content=body, headers=headers, timeout=60
+            )
+    assert answer.status_code == 502
+    assert "under other terms" in answer.json()["error"]
+    assert helper.count.released == 0
+    assert "does not tell its terms: ConnectError" in terrine(*serve, file).refused

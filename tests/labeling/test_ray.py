@@ -357,7 +357,7 @@ def test_inputs_never_enter_the_object_store(voters: RayVoters, home: Path) -> N
 def test_the_service_votes_on_a_cluster_and_charges_nothing_without_votes(
     cluster: Trainer, tmp_path: Path, digits_ensemble: DigitsEnsemble
 ) -> None:
-    settings = {"voters": VotersKind.RAY, "voter_processes": ACTORS}
+    settings = {"voters": VotersKind.RAY, "ray_actors": ACTORS}
     database = f"sqlite:///{tmp_path / 'terrine.sqlite'}"
     with running_server(tmp_path, database, digits_ensemble, **settings) as server:
         server.open_project()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -19,13 +21,19 @@ from migrated import SECRET_KEY, migrated
 
 from terrine_client import Client
 from terrine_models.ensemble import Ensemble
-from terrine_models.roster import Roster, load_roster, roster_digest, save_roster
+from terrine_models.roster import Owner, Roster, load_roster, roster_digest, save_roster
 from terrine_models.store import StoreError
 from terrine_protocol import ProjectOpen, Role, TokenCreate
 from terrine_server.audit.world import serving
 from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling import inference
-from terrine_server.labeling.remote_voters import RemoteVoters, stand_in
+from terrine_server.labeling.remote_voters import (
+    RemoteVoters,
+    ask,
+    client,
+    requests_for,
+    stand_in,
+)
 from terrine_server.labeling.voters import checked_votes
 from terrine_server.ledger import EnsembleRecord, Ledger
 from terrine_server.owner.operations import open_project, register_ensemble
@@ -164,6 +172,75 @@ def test_an_owner_is_asked_again_if_their_connection_has_just_ended(
         for _ in range(5):
             assert (checked_votes(voters, record, x)[:, 3] == 2).all()
         server.shutdown()
+
+
+FLOODS = {
+    "interim responses": b"HTTP/1.1 100 C\r\n\r\n",
+    "tiny chunks": b"1\r\n \r\n",
+    "one long body": b" " * 65536,
+    "one long header": b"a" * 65536,
+}
+STARTS = {
+    "interim responses": b"",
+    "tiny chunks": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
+    "one long body": b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\n",
+    "one long header": b"HTTP/1.1 200 OK\r\nX: ",
+}
+
+
+def test_owners_who_flood_or_dribble_make_no_other_owner_absent() -> None:
+    """Of 40, four flood for as long as they are read, and one sends a byte now and then."""
+    labels, x = np.arange(4), np.zeros((4, 8, 8), np.uint8)
+    good = inference.response("owner", labels)
+    over = asyncio.Event()
+
+    async def bad(kind: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(STARTS.get(kind, b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n"))
+            while not over.is_set():
+                part = FLOODS[kind] * (1 + 65536 // len(FLOODS[kind])) if kind in FLOODS else b" "
+                writer.write(part)
+                await writer.drain()
+                await asyncio.sleep(0 if kind in FLOODS else 0.01)
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+
+    async def sound(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        for part in (b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(good), good):
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(0.05)  # so that it takes several turns to read
+        writer.close()
+
+    async def asked_by(url: str) -> bytes | str:
+        async with client(url, None, None) as http:
+            (request,) = requests_for([Owner(name="o", url=url, model="m")], x, 10)
+            return await ask(http, request, 120)
+
+    async def all_of_them() -> None:
+        kinds = [*FLOODS, "drip", *[""] * 35]
+        handlers = [partial(bad, kind) if kind else sound for kind in kinds]
+        servers = [await asyncio.start_server(each, "127.0.0.1", 0) for each in handlers]
+        urls = [f"http://127.0.0.1:{each.sockets[0].getsockname()[1]}" for each in servers]
+        asked = [asyncio.create_task(asked_by(url)) for url in urls]
+        drip = asked[len(FLOODS)]
+        rest = [each for each in asked if each is not drip]
+        found = await asyncio.gather(*rest)
+        assert not drip.done(), "nobody waits for who is slow"
+        assert found[len(FLOODS) :] == [good] * 35
+        for kind, reply in zip(FLOODS, found, strict=False):
+            assert isinstance(reply, str), kind
+            assert reply.startswith(("more than", "RemoteProtocolError")), (kind, reply)
+        over.set()
+        assert "RemoteProtocolError" in await drip
+        for each in servers:
+            each.close()
+
+    asyncio.run(all_of_them())
 
 
 def test_votes_of_the_absent_favour_no_class() -> None:

@@ -19,8 +19,9 @@ from sharing_owners import SharingOwners, sharing_owners
 from terrine_models.ensemble import Ensemble
 from terrine_models.roster import Roster, roster_digest, save_roster
 from terrine_server.errors import EnsembleUnavailable
-from terrine_server.helper import SERVICE, Helper, HelperTerms
+from terrine_server.helper import SERVICE, Helper
 from terrine_server.labeling import shares
+from terrine_server.labeling.helper_terms import HelperTerms
 from terrine_server.labeling.pipeline import released_shared
 from terrine_server.labeling.remote_voters import probe, stand_in
 from terrine_server.labeling.shared_voters import SharedVoters, plausible
@@ -255,11 +256,18 @@ def test_an_absent_owner_costs_no_privacy_and_below_the_quorum_an_answer(
 
 
 def test_crude_lies_are_found_and_say_nothing_of_votes(
-    tmp_path: Path, record: EnsembleRecord, owners: SharingOwners, digits_ensemble: DigitsEnsemble
+    tmp_path: Path,
+    record: EnsembleRecord,
+    owners: SharingOwners,
+    helper: Helper,
+    digits_ensemble: DigitsEnsemble,
 ) -> None:
     owners.behaviour[4] = "lies"
-    with pytest.raises(EnsembleUnavailable, match="do not add up to one vote an owner"):
-        SharedVoters(tmp_path).votes(record, digits_ensemble.public[:4])
+    voters, before = SharedVoters(tmp_path), helper.count.released
+    for _ in range(3):
+        with pytest.raises(EnsembleUnavailable, match="do not add up to one vote an owner"):
+            voters.votes(record, digits_ensemble.public[:4])
+    assert helper.count.released == before + 4, "asked once: retries cost the helper nothing"
     # The bound is wide enough for the noise, wherever votes are, and no wider than it must be.
     votes = np.zeros((10_000, CLASSES), dtype=np.uint32)
     votes[:, 3] = 1000

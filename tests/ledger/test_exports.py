@@ -211,6 +211,13 @@ def test_what_is_no_export_is_refused(text: str, tmp_path: Path) -> None:
 
 
 @ONE_DATABASE
+def test_an_instant_of_a_year_that_utc_does_not_have_is_no_account(export: Path) -> None:
+    account, *entries = (json.loads(line) for line in export.read_text().splitlines())
+    account["account"]["opened_at"] = "0001-01-01T00:00:00+23:59"
+    assert "does not begin with an account" in first_finding(export, [account, *entries])
+
+
+@ONE_DATABASE
 def test_a_damaged_line_is_named(export: Path) -> None:
     damaged = export.read_bytes().replace(b'"label"', b'"la\xffel"', 1)
     export.write_bytes(damaged)

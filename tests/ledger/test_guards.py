@@ -12,7 +12,7 @@ from forging import rebuild, rewrite, rows_of
 from migrated import SECRET_KEY
 from sqlalchemy import Connection, select, text, update
 
-from terrine_server.errors import Overtaken
+from terrine_server.errors import BrokenBooks, Overtaken
 from terrine_server.ledger import Batch, Ledger, QueryDigest, connect
 from terrine_server.ledger.chain import canonical_json, genesis, iso
 from terrine_server.ledger.seals import Seals
@@ -140,6 +140,17 @@ def test_an_account_that_no_reader_accepts_is_not_intact_though_no_hash_covers_i
     assert not found.ok
     assert found.problems[0].startswith("account: ")
     assert found.anchor is None
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_an_instant_of_a_year_that_utc_does_not_have_is_refused_as_damaged(
+    ledger: Ledger, database_url: str
+) -> None:
+    with unguarded(database_url) as connection:
+        edit = "UPDATE ensembles SET registered_at = '0001-01-01T00:00:00+23:59'"
+        connection.execute(text(edit))
+    with pytest.raises(BrokenBooks):
+        ledger.ensembles()
 
 
 def test_a_new_anchor_says_when_it_was_made_and_how_the_account_stood(

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 from books import CONFIDENT, GNMAX, abstained, answered, open_ledger, open_project, unguarded
+from migrated import SECRET_KEY
 from sqlalchemy import update
 from typer.testing import CliRunner, Result
 
 from terrine_server.cli.ledger import app
 from terrine_server.errors import NotFound, SchemaMismatch
-from terrine_server.ledger import Ledger
+from terrine_server.ledger import Ledger, connect, upgrade
 from terrine_server.ledger.chain import canonical_json, charge_hash
 from terrine_server.ledger.store.tables import charges
 
@@ -77,6 +78,7 @@ def test_verify_fails_on_any_finding(ledger: Ledger, database_url: str) -> None:
         connection.execute(
             update(charges).where(charges.c.project_id == 1, charges.c.seq == 2).values(label=9)
         )
+    upgrade(connect(database_url), SECRET_KEY)  # a careful forger puts the guards back
     for arguments in (["verify"], ["verify", "all"], ["verify", "study"]):
         result = terrine(*arguments)
         assert result.exit_code == 1
@@ -92,6 +94,7 @@ def test_verify_reports_accounts_that_nothing_else_can_read(
 
     with unguarded(database_url) as connection:
         connection.execute(update(projects).where(projects.c.id == 1).values(terms="{"))
+    upgrade(connect(database_url), SECRET_KEY)  # a careful forger puts the guards back
     result = terrine("verify")
     assert result.exit_code == 1
     assert "terms: they cannot be read" in result.output

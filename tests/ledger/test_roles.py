@@ -31,7 +31,7 @@ from terrine_server.doctor.database import rights
 from terrine_server.errors import DatabaseUnavailable
 from terrine_server.ledger import Ledger, check_schema, connect, seal, upgrade
 from terrine_server.ledger.store.roles import grant
-from terrine_server.ledger.store.schema import missing_parts
+from terrine_server.ledger.store.schema import differences
 
 pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
@@ -67,7 +67,7 @@ def test_the_service_needs_no_more_rights_than_it_is_given(
     open_ledger(database_url)
     grant(connect(database_url), role_of(service))
     check_schema(restricted)
-    assert missing_parts(restricted) == []
+    assert differences(restricted) == []
     ledger = Ledger(restricted, SECRET_KEY)
     register(ledger, "second")
     project = open_project(ledger, 10, CONFIDENT, ensemble="second")
@@ -226,10 +226,10 @@ def test_the_service_sees_what_the_tables_lack(
         connection.execute(text("DROP TRIGGER charges_no_delete ON charges"))
         connection.execute(text("ALTER TABLE charges DROP CONSTRAINT ck_charges_price"))
         connection.execute(text("DROP INDEX uq_charges_answered_input"))
-    assert [part.name for part in missing_parts(restricted)] == [
-        "check ck_charges_price of charges",
-        "unique index uq_charges_answered_input of charges",
-        "trigger charges_no_delete on charges",
+    assert [str(each) for each in differences(restricted)] == [
+        "missing: check ck_charges_price of charges",
+        "missing: unique index uq_charges_answered_input of charges",
+        "missing: trigger charges_no_delete of charges",
     ]
     with pytest.raises(DatabaseUnavailable, match=r"may not|permission|owner"):
         upgrade(restricted, SECRET_KEY)  # only the owner of the tables may restore them

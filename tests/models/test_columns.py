@@ -207,7 +207,7 @@ def test_without_pyarrow_the_extra_is_named(
     path = tmp_path / "a.parquet"
     pa.parquet.write_table(pa.Table.from_pandas(frame()), path)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(DataError, match=r"needs pyarrow: pip install 'terrine\[arrow\]'"):
+    with pytest.raises(DataError, match=r"needs pyarrow. In a checkout: pip install '\.\[arrow\]'"):
         check_table(path)
 
 

@@ -177,6 +177,7 @@ def test_without_people_the_owner_hears_what_is_guaranteed(
 ) -> None:
     (hospital / "public.csv").write_text("age,ill\n1,n\n2,y\n3,n\n")
     said = terrine("ensemble", "schema", "public.csv", "--label", "ill").fine
+    assert Path("schema.json").stat().st_mode & 0o777 == 0o644, "it is public by definition"
     assert "the guarantee will protect single rows" in said
     assert "--group" in said
 

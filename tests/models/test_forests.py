@@ -228,7 +228,7 @@ def test_without_scikit_learn_training_says_what_to_install(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("terrine_models.forests.find_spec", lambda name: None)
-    with pytest.raises(TrainingError, match=r"terrine\[forest\]"):
+    with pytest.raises(TrainingError, match=r"pip install .\.\[forest\]"):
         train_ensemble(table(40), out, name="f", teachers=4, how=FEW)
 
 

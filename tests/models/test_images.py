@@ -13,7 +13,7 @@ from PIL import Image
 from pydantic import ValidationError
 
 from terrine_models.data import DataError
-from terrine_models.images import load_image_classes, load_images
+from terrine_models.images import class_folders, load_image_classes, load_images
 from terrine_protocol.images import ImageFormat
 
 GREY = ImageFormat(height=4, width=6, grey=True)
@@ -63,7 +63,8 @@ def test_one_folder_is_one_class(tmp_path: Path, plain: np.ndarray) -> None:
     for name in ("dog/1.png", "cat/2.png", "cat/1.png"):
         save(tmp_path / name, plain + (name[0] == "d"))
     (tmp_path / "cat" / ".DS_Store").write_bytes(b"x")
-    data = load_image_classes(tmp_path, GREY)
+    assert class_folders(tmp_path) == ["cat", "dog"]
+    data = load_image_classes(tmp_path, GREY, classes=["cat", "dog"])
     assert (data.classes, data.labels.tolist()) == (("cat", "dog"), [0, 0, 1])
     assert data.image == GREY
     assert data.spec.shape == (4, 6)
@@ -75,7 +76,7 @@ def test_one_folder_is_one_class(tmp_path: Path, plain: np.ndarray) -> None:
         load_images(tmp_path, GREY)
     save(tmp_path / "loose.png", plain)
     with pytest.raises(DataError, match=r"loose\.png is in no class"):
-        load_image_classes(tmp_path, GREY)
+        load_image_classes(tmp_path, GREY, classes=["cat", "dog"])
 
 
 def bomb() -> bytes:

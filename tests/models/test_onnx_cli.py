@@ -16,8 +16,9 @@ import torch
 from commands import Terrine
 from lightgbm import LGBMClassifier
 from onnx_made import mlp
+from onnxruntime import InferenceSession
 from opened import watching
-from sklearn.ensemble import GradientBoostingClassifier
+from sklearn.ensemble import GradientBoostingClassifier, HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.naive_bayes import GaussianNB
 from sklearn.neural_network import MLPClassifier
@@ -235,6 +236,25 @@ def test_a_model_that_cannot_be_converted_is_refused_by_name(tmp_path: Path) -> 
         to_onnx({}, tmp_path / "x.onnx", shape=3)
     with pytest.raises(ModelError, match="A StandardScaler is no classifier"):
         to_onnx(StandardScaler().fit(np.eye(3)), tmp_path / "x.onnx", shape=3)
+
+
+def test_a_conversion_that_fails_says_so_in_one_line(tmp_path: Path) -> None:
+    """skl2onnx writes numbers of NumPy for this kind of trees, which onnx does not take."""
+    x = np.random.default_rng(0).normal(size=(300, 5)).astype(np.float32)
+    model = HistGradientBoostingClassifier(max_iter=5).fit(x, x[:, 0] > 0)
+    said = ""
+    try:
+        to_onnx(model, tmp_path / "x.onnx", shape=5)
+    except ModelError as error:
+        said = str(error)
+    if not said:  # other versions of theirs
+        (found,) = InferenceSession(tmp_path / "x.onnx").run(None, {"x": x})
+        assert np.array_equal(np.asarray(found).astype(bool), model.predict(x))
+        return
+    assert "cannot convert this HistGradientBoostingClassifier" in said
+    assert "another kind of model" in said
+    assert len(said) < 500
+    assert "\n" not in said
 
 
 def test_no_package_can_load_a_pickle() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,8 @@ from terrine_models.ensemble import Ensemble
 from terrine_models.shards import TrainingError, deal
 from terrine_models.splitting import PARTITION, read_partition, split
 from terrine_models.store import load_manifest
+from terrine_models.teachers import train_ensemble
+from terrine_server.owner.operations import _facts
 
 
 def test_shards_are_disjoint_and_whole_people(plane: Dataset, tmp_path: Path) -> None:
@@ -40,6 +43,31 @@ def test_shards_are_disjoint_and_whole_people(plane: Dataset, tmp_path: Path) ->
         split(plane, out, teachers=8)
 
 
+def test_how_many_rows_a_person_has_is_in_no_public_document(
+    plane: Dataset, tmp_path: Path
+) -> None:
+    """One person has one row, or all of theirs: neighbours, whose documents must be the same."""
+    assert plane.groups is not None
+    kept = np.flatnonzero(
+        (plane.groups != 7) | (np.arange(len(plane)) == np.argmax(plane.groups == 7))
+    )
+    fewer = replace(
+        plane, inputs=plane.inputs[kept], labels=plane.labels[kept], groups=plane.groups[kept]
+    )
+    assert len(fewer) < len(plane)
+    shown, registered = [], []
+    for data in (plane, fewer):
+        at = tmp_path / str(len(data))
+        dealt = split(data, at / "shards", teachers=8)
+        manifest = train_ensemble(data, at / "plane", name="plane", teachers=8)
+        # Digests of the teachers' files are those of salted files: they differ in every training.
+        shown.append((dealt, manifest.model_dump_json(exclude={"files"}), set(manifest.files)))
+        registered.append(_facts(at / "plane"))
+    assert shown[0] == shown[1]
+    assert registered[0] == registered[1]
+    assert registered[0][0] == 40
+
+
 def test_a_table_is_split_trained_on_and_imported(
     terrine: Terrine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,7 +90,7 @@ def test_a_table_is_split_trained_on_and_imported(
     directory = Path("data/ensembles/stays")
     manifest = load_manifest(directory)
     assert manifest.partition is not None
-    assert (manifest.partition.recipe, manifest.records) == ("groups", 300)
+    assert (manifest.partition.recipe, manifest.records) == ("groups", 140)
     assert manifest.encoding is not None
     assert Ensemble.load(directory).votes(shard).sum() == 4 * len(shard)
     assert "35 to 35 people each" in terrine("ensemble", "show", directory).fine

@@ -17,7 +17,7 @@ from machine import Machine
 from serving import Serving, serving, until
 
 from terrine_protocol import Role, TokenCreate
-from terrine_server.api.connection import SPARE
+from terrine_server.serving.connection import SPARE
 
 SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 PAGES = b"GET /openapi.json HTTP/1.1\r\nHost: terrine\r\n\r\n" * 100

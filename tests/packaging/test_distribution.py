@@ -101,5 +101,5 @@ def test_a_student_installs_neither_torch_nor_a_server(wheel: Path, tmp_path: Pa
 
     refused = run(binaries / "terrine", "serve", TERRINE_DATA_DIR=str(tmp_path / "data"))
     assert refused.returncode == 1
-    assert "pip install 'terrine[server]'" in refused.stderr
+    assert "pip install '.[server]'" in refused.stderr
     assert "Traceback" not in refused.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -32,6 +33,7 @@ from terrine_server.privacy import (
     price,
     quote,
 )
+from terrine_server.privacy.accounting import joint
 
 CAP = Rule("rdp", 17.7)
 DELTA = 1e-5
@@ -56,10 +58,10 @@ def test_the_joint_price_buys_five_times_the_answers_of_a_large_ensemble() -> No
 
 
 def test_a_small_budget_of_few_teachers_keeps_the_old_rule() -> None:
-    offer = choose(confident(250), 0.2, DELTA, cap_rule=CAP, pass_rate=0.7)
+    offer = choose(confident(250), 0.15, DELTA, cap_rule=CAP, pass_rate=0.7)
     assert offer.terms.rule == GDP
     assert offer.answer_share is None
-    assert offer.terms.prices == quote(confident(250), 0.2, DELTA, cap_rule=CAP).prices
+    assert offer.terms.prices == quote(confident(250), 0.15, DELTA, cap_rule=CAP).prices
 
 
 def test_a_cap_in_gaussian_dp_has_no_joint_price() -> None:
@@ -83,14 +85,50 @@ def test_an_impossible_pass_rate_is_refused(rate: float) -> None:
         choose(confident(), 1.0, DELTA, cap_rule=CAP, pass_rate=rate)
 
 
+@pytest.mark.parametrize("threshold", [1600, 1000, 700])
 @pytest.mark.parametrize("rate", [1e-3, 0.05, 0.5, 0.95, 1.0])
-def test_any_expectation_leaves_a_third_of_the_queries_certain(rate: float) -> None:
-    offer = choose(confident(), 1.0, DELTA, cap_rule=CAP, pass_rate=rate)
-    assert offer.terms.rule.order is not None
-    flat = confident(answer_share=1.0)
-    one_price = quote(flat, 1.0, DELTA, cap_rule=CAP, rule=offer.terms.rule)
+def test_any_expectation_leaves_a_third_of_the_queries_certain(
+    rate: float, threshold: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of those that one price buys if an answer is charged for all noisy counts."""
+    offer = choose(confident(threshold=threshold), 1.0, DELTA, cap_rule=CAP, pass_rate=rate)
     certain = offer.terms.affordable(Account())
+    if offer.terms.rule.order is None:
+        assert offer.terms.prices == quote(confident(threshold=threshold), 1.0, DELTA).prices
+        return
+    monkeypatch.setattr(joint, "gaussian_argmax_rdp", lambda sigma, order: math.inf)
+    flat = confident(threshold=threshold, answer_share=1.0)
+    one_price = quote(flat, 1.0, DELTA, cap_rule=CAP, rule=offer.terms.rule)
     assert certain >= int(one_price.affordable(Account()) / DEAREST)
+
+
+@pytest.mark.parametrize(
+    ("teachers", "threshold", "sigma1", "sigma2", "rate", "before", "now"),
+    [
+        (1000, 500, 248.0, 174.0, 0.2, 568, 718),
+        (2000, 800, 400.0, 300.0, 0.5, 2068, 2733),
+        (500, 225, 150.0, 85.0, 0.97, 3106, 3531),
+        (500, 240, 75.0, 50.0, 0.97, 928, 975),
+        (2000, 1600, 400.0, 300.0, 0.7, 11_674, 11_674),
+    ],
+)
+def test_what_a_lower_price_of_labels_buys(
+    teachers: int,
+    threshold: int,
+    sigma1: float,
+    sigma2: float,
+    rate: float,
+    before: int,
+    now: int,
+) -> None:
+    """Answers for ε = 1, and how many it was at the price of all noisy counts near a tie.
+
+    The third and the fourth are answers so cheap that abstentions cost the most that they may.
+    """
+    low = confident(teachers, threshold=threshold, sigma1=sigma1, sigma2=sigma2)
+    found = choose(low, 1.0, DELTA, cap_rule=CAP, pass_rate=rate).answers
+    assert found == pytest.approx(now, rel=0.02)
+    assert found > 0.98 * before
 
 
 def test_a_low_threshold_gains_little_and_is_still_sound() -> None:
@@ -233,7 +271,7 @@ def test_divisions_show_that_cheap_answers_make_dear_abstentions() -> None:
     assert all(a.abstention <= b.abstention for a, b in pairwise(shown))
     chosen = next(each for each in shown if each.answer == offer.answer_share)
     assert chosen.answers == max(each.answers for each in shown)
-    assert divisions(choose(confident(250), 0.2, DELTA, cap_rule=CAP, pass_rate=0.7), 0.7) == ()
+    assert divisions(choose(confident(250), 0.15, DELTA, cap_rule=CAP, pass_rate=0.7), 0.7) == ()
 
 
 def test_the_default_expectation_is_that_teachers_mostly_agree() -> None:

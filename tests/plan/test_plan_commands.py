@@ -12,7 +12,10 @@ from books import CONFIDENT, EPOCHS, LNMAX, abstained, answered, open_ledger, op
 from commands import Terrine
 from migrated import SECRET_KEY
 
+from terrine_server.cli.picture import STYLES
 from terrine_server.ledger import ProjectRecord
+from terrine_server.planning.accountants import Method
+from terrine_server.planning.plan import DATA_DEPENDENT, JOINT
 
 
 @pytest.fixture
@@ -115,6 +118,12 @@ def test_a_picture_is_drawn(terrine: Terrine, tmp_path: Path) -> None:
     assert len(data) > 20_000
     wrong = terrine("plan", *SMALL, "--picture", str(tmp_path / "plan.jpg")).refused
     assert "PNG" in wrong
+
+
+def test_every_way_of_accounting_has_a_colour_and_a_style_of_its_own() -> None:
+    assert set(STYLES) == {*(method.value for method in Method), JOINT, DATA_DEPENDENT}
+    colours, styles = zip(*STYLES.values(), strict=True)
+    assert len(set(colours)) == len(set(styles)) == len(STYLES)
 
 
 def test_public_votes_can_be_planned_with_and_their_labels_count(

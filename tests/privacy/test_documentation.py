@@ -11,11 +11,18 @@ import pytest
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
-@pytest.mark.parametrize(("page", "examples"), [("mechanisms.md", 10), ("adoption.md", 5)])
-def test_every_number_is_printed_by_its_code(page: str, examples: int) -> None:
-    result = doctest.testfile(str(DOCS / page), module_relative=False)
-    assert result.attempted > examples
+PAGES = [page for page in sorted(DOCS.rglob("*.md")) if "\n>>> " in page.read_text("utf-8")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_number_is_printed_by_its_code(page: Path) -> None:
+    result = doctest.testfile(str(page), module_relative=False)
+    assert result.attempted > 0
     assert result.failed == 0
+
+
+def test_pages_with_numbers_are_found() -> None:
+    assert {"adoption", "gnmax", "joint-price", "mechanisms"} <= {page.stem for page in PAGES}
 
 
 def test_the_table_for_committees_is_the_one_that_is_computed() -> None:

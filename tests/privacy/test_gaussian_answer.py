@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import mpmath
 import numpy as np
 import pytest
-from exact_laws import gaussian_pmf, histograms, neighbours, noisy_max_law
+from exact_laws import gaussian_pmf, histograms, neighbours, noisy_max_law, without_one
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -47,11 +47,15 @@ def divergences(p: Floats, q: Floats, alpha: Floats) -> Floats:
 
 
 def worst(sigma: float, classes: int, teachers: Iterable[int], alpha: Floats) -> Floats:
-    """The largest divergence at each order, over all votes and all neighbours."""
+    """The largest divergence at each order, over all votes, and votes that moved or are missing."""
     pmf = gaussian_pmf(sigma)
     votes = [each for number in teachers for each in histograms(number, classes)]
     laws = {each: noisy_max_law(each, pmf) for each in votes}
     pairs = [(laws[each], laws[other]) for each in laws for other in neighbours(each)]
+    for each in laws:
+        for other in without_one(each):
+            if other in laws:
+                pairs += [(laws[each], laws[other]), (laws[other], laws[each])]
     p, q = (np.array(side) for side in zip(*pairs, strict=True))
     return np.asarray(divergences(p, q, alpha).max(axis=0))
 
@@ -61,7 +65,7 @@ def worst(sigma: float, classes: int, teachers: Iterable[int], alpha: Floats) ->
 def test_no_vote_of_up_to_nine_teachers_reveals_more_than_its_price(
     sigma: float, classes: int
 ) -> None:
-    """Every histogram and every move, with every order of ties between the classes."""
+    """Every histogram, every move and every vote that is missing, with every order of ties."""
     revealed = worst(sigma, classes, range(1, 10), ORDERS)
     assert np.all(revealed <= rdp(GaussianArgmax(sigma), ORDERS) * (1 + ROUNDING))
 

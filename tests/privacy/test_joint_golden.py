@@ -11,6 +11,9 @@ from joint_laws import passing, release
 
 from terrine_server.privacy.accounting.bits import bernoulli_rdp, complements, log_tails
 from terrine_server.privacy.accounting.joint import (
+    costs_up_to,
+    counts_excess,
+    label_excess,
     label_table,
     outcome_costs,
 )
@@ -55,7 +58,9 @@ def test_prices_have_their_golden_values(
     half: float,
     whole: float,
 ) -> None:
-    one, part = (outcome_costs(release(*parameters, share=s), order) for s in (1.0, 0.5))
+    """If a label told all noisy counts near a tie. What is charged is no more than that."""
+    events = [release(*parameters, share=s) for s in (1.0, 0.5)]
+    one, part = (costs_up_to(e, order, counts_excess(e.sigma2, order)) for e in events)
     assert one is not None
     assert one.flat == pytest.approx(flat, rel=1e-9)
     assert one.flat >= flat * (1 - 1e-9)
@@ -66,6 +71,9 @@ def test_prices_have_their_golden_values(
         assert half == math.inf
     else:
         assert part.abstention == pytest.approx(half, rel=loose)
+    charged = outcome_costs(events[0], order)
+    assert charged is not None
+    assert charged.flat <= one.flat
 
 
 @pytest.mark.parametrize(
@@ -84,8 +92,29 @@ def test_interactive_prices_have_their_golden_values(
 ) -> None:
     event = release(2000, 10, threshold, sigma1, 300.0, low=-2000, baseline=baseline)
     costs = outcome_costs(event, 17.8)
+    counts = costs_up_to(event, 17.8, counts_excess(300.0, 17.8))
     assert costs is not None
-    assert costs.flat == pytest.approx(flat, rel=1e-9)
+    assert counts is not None
+    assert counts.flat == pytest.approx(flat, rel=1e-9)
+    assert (costs.flat < counts.flat) == (2 * (threshold + baseline) <= 2000 + 2 * sigma1)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "order", "excess"),
+    [
+        (3.0, 4.0, 1.4642654045),
+        (10.0, 8.0, 0.4416510187),
+        (20.0, 17.8, 0.6346760509),
+        (40.0, 14.0, 0.0758242125),
+        (40.0, 17.8, 0.1279426213),
+    ],
+)
+def test_what_a_label_tells_at_most_has_its_golden_values(
+    sigma: float, order: float, excess: float
+) -> None:
+    """Of another program, which looked at every pair of leads up to 8.5 sigma."""
+    assert excess <= label_excess(sigma, order) <= 1.006 * excess
+    assert label_excess(sigma, order) <= counts_excess(sigma, order)
 
 
 @pytest.mark.parametrize(("sigma", "order", "k"), [(10, 8, 20), (12, 40, 96), (12, 40, 150)])

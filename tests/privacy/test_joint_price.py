@@ -21,6 +21,8 @@ from terrine_server.privacy.accounting.curves import rdp
 from terrine_server.privacy.accounting.events import ConfidentMax, event_from_json
 from terrine_server.privacy.accounting.joint import (
     MAX_EXPONENT,
+    counts_excess,
+    label_excess,
     label_table,
     outcome_costs,
     release_cells,
@@ -34,7 +36,17 @@ SHARES = (1.0, 0.6, 0.2, 0.05)
 @pytest.mark.parametrize(("sigma1", "sigma2"), SIGMAS)
 @pytest.mark.parametrize(
     ("teachers", "classes", "threshold"),
-    [(9, 2, 6), (9, 3, 7), (8, 4, 5), (9, 4, 8), (7, 3, 4), (5, 3, 5), (2, 3, 2)],
+    [
+        (9, 2, 6),
+        (9, 3, 7),
+        (9, 3, 4),
+        (8, 4, 5),
+        (8, 4, 2),
+        (9, 4, 8),
+        (7, 3, 4),
+        (5, 3, 5),
+        (2, 3, 2),
+    ],
 )
 def test_every_histogram_and_move_costs_at_most_the_price(
     teachers: int, classes: int, threshold: int, sigma1: float, sigma2: float, order: float
@@ -85,17 +97,79 @@ def test_no_baseline_costs_more_than_the_price_for_the_least_of_them(
                         assert paid <= 1 + ROUNDING * (abstained + answered)
 
 
-def test_a_price_lowered_by_a_tenth_is_too_low() -> None:
-    """At its worst histogram: the brute force above would notice."""
-    event, order = release(9, 3, 6, 0.6, 3.0), 2.0
+@pytest.mark.parametrize(
+    ("teachers", "classes", "threshold", "needed"), [(9, 3, 6, 0.9), (11, 3, 4, 0.97)]
+)
+def test_a_price_that_is_lower_is_too_low(
+    teachers: int, classes: int, threshold: int, needed: float
+) -> None:
+    """At its worst histogram: the brute force above would notice. Also where a tie is likely."""
+    event, order = release(teachers, classes, threshold, 0.6, 3.0), 2.0
     costs = outcome_costs(event, order)
     assert costs is not None
     worst = max(
         math.log(sum(moments(before, after, event, order))) / (order - 1)
-        for before in histograms(9, 3)
+        for before in histograms(teachers, classes)
         for after in moved(before)
     )
-    assert worst > 0.9 * costs.flat
+    assert worst > needed * costs.flat
+
+
+@pytest.mark.parametrize(
+    ("teachers", "threshold", "sigma1", "sigma2"),
+    [(1000, 500, 248.0, 174.0), (2000, 800, 400.0, 300.0), (2000, 1600, 400.0, 300.0)],
+)
+def test_a_label_tells_no_more_than_the_answer_of_gnmax(
+    teachers: int, threshold: int, sigma1: float, sigma2: float
+) -> None:
+    """It counts where the worst votes are near a tie, and not where a tie hardly ever passes."""
+    order = 17.7
+    event = release(teachers, 10, threshold, sigma1, sigma2)
+    costs = outcome_costs(event, order)
+    assert costs is not None
+    counts = release_cells(event, order, counts_excess(sigma2, order)).flat()
+    answer = release_cells(event, order, label_excess(sigma2, order)).flat()
+    assert costs.flat == pytest.approx(answer, rel=1e-8)
+    assert (answer < 0.8 * counts) == (threshold <= teachers / 2)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "order"), [(1.2, 2.0), (2.0, 4.0), (3.0, 8.0), (6.0, 3.0), (6.0, 16.0)]
+)
+@pytest.mark.parametrize(("side", "by"), [("lose", -2), ("gain", 2)])
+def test_no_label_that_is_wrong_as_often_tells_more_than_its_row(
+    sigma: float, order: float, side: str, by: int
+) -> None:
+    """Whatever the votes: the label tells the worst two steps in D that are wrong as often.
+
+    The first rows, k = 0 among them, where the other class wins as often as not.
+    """
+    reach = math.ceil(14 * sigma)
+    mass = np.exp(-(np.arange(-reach, reach + 1) ** 2) / (2 * sigma**2))
+    mass /= mass.sum()
+    d = np.convolve(mass, mass)
+    before, after = (d[2:-2], d[:-4] if by < 0 else d[4:])
+    zero = len(before) // 2
+
+    def psi(ratio: np.ndarray) -> np.ndarray:
+        return ratio**order - order * ratio + order - 1
+
+    terms = after * psi(before / after)
+    tail, after_tail, told = (np.cumsum(x[::-1])[::-1] for x in (before, after, terms))
+    table = label_table(sigma, order)
+    for row in range(4):
+        # A step that is wrong too often, and one that is wrong too rarely, mixed to be right.
+        often = np.arange(max(0, zero - math.ceil(8 * sigma)), zero + row + 1)[:, None]
+        rarely = np.arange(zero + row + 1, zero + math.ceil(8 * sigma))
+        weight = (tail[zero + row] - tail[rarely]) / (tail[often] - tail[rarely])
+        wrong, wrong_after, revealed = (
+            weight * x[often] + (1 - weight) * x[rarely] for x in (tail, after_tail, told)
+        )
+        most = (revealed + (1 - wrong_after) * psi((1 - wrong) / (1 - wrong_after))).max()
+        assert most <= getattr(table, side)[row] * (1 + ROUNDING)
+        # With two classes that are never certain, no votes at all are that bad.
+        if row == 0:
+            assert label_excess(sigma, order) < getattr(table, side)[row]
 
 
 @given(
@@ -124,7 +198,8 @@ def test_prices_are_sound_wherever_they_are_given(
         assert float(rdp(event, order)) == separate[1]
         assert float(rdp(replace(event, answered=False), order)) == separate[0]
         return
-    cells = release_cells(replace(event, answer_share=1.0), order)
+    full = min(counts_excess(sigma2, order), label_excess(sigma2, order))
+    cells = release_cells(replace(event, answer_share=1.0), order, full)
     paid = cells.abstained * math.exp(-(order - 1) * costs.abstention)
     paid = paid + cells.answered * math.exp(-(order - 1) * costs.answer)
     assert np.all(paid <= 1 + ROUNDING * (cells.abstained + cells.answered))

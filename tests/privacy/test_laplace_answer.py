@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import mpmath
 import numpy as np
 import pytest
-from exact_laws import histograms, laplace_pmf, neighbours, noisy_max_law
+from exact_laws import histograms, laplace_pmf, neighbours, noisy_max_law, without_one
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -47,10 +47,14 @@ def votes_of(classes: int, teachers: Iterable[int]) -> list[tuple[int, ...]]:
 
 
 def worst(gamma: float, classes: int, teachers: Iterable[int], alpha: Floats) -> Floats:
-    """The largest divergence at each order, over all votes and all neighbours."""
+    """The largest divergence at each order, over all votes, and votes that moved or are missing."""
     pmf = laplace_pmf(gamma)
     laws = {votes: noisy_max_law(votes, pmf) for votes in votes_of(classes, teachers)}
     pairs = [(laws[votes], laws[other]) for votes in laws for other in neighbours(votes)]
+    for votes in laws:
+        for other in without_one(votes):
+            if other in laws:
+                pairs += [(laws[votes], laws[other]), (laws[other], laws[votes])]
     p, q = (np.array(side) for side in zip(*pairs, strict=True))
     return np.asarray(divergences(p, q, alpha).max(axis=0))
 
@@ -60,7 +64,7 @@ def worst(gamma: float, classes: int, teachers: Iterable[int], alpha: Floats) ->
 def test_no_vote_of_up_to_nine_teachers_reveals_more_than_its_price(
     gamma: float, classes: int
 ) -> None:
-    """Every histogram and every move, with every order of ties between the classes."""
+    """Every histogram, every move and every vote that is missing, with every order of ties."""
     revealed = worst(gamma, classes, range(1, 10), ORDERS)
     assert np.all(revealed <= rdp(LaplaceArgmax(gamma), ORDERS) * (1 + ROUNDING))
 

@@ -2,7 +2,7 @@
 
 Open projects were priced by this code. Other tests compare it with proofs and with other programs,
 to the digits that those give; here it is compared with itself, so that no margin gets lost and no
-price changes unnoticed. To record new values, run this file as a program.
+price changes unnoticed. To record new values, run this file as a program: it names what changed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,12 @@ from terrine_server.privacy import (
 )
 from terrine_server.privacy.accounting.bits import bit_rdp, log_tails
 from terrine_server.privacy.accounting.conversions import gdp_log_delta
-from terrine_server.privacy.accounting.joint import label_table, outcome_costs, release_cells
+from terrine_server.privacy.accounting.joint import (
+    counts_excess,
+    label_table,
+    outcome_costs,
+    release_cells,
+)
 from terrine_server.privacy.mechanisms.stable_svt import log_tail
 from terrine_server.privacy.published.noisy_max import (
     gnmax_rdp,
@@ -118,7 +123,8 @@ def costs(event: CostEvent) -> list[float]:
 
 
 def joint(event: ConfidentMax, order: float) -> list[float]:
-    known, cells = outcome_costs(event, order), release_cells(event, order)
+    known = outcome_costs(event, order)
+    cells = release_cells(event, order, counts_excess(event.sigma2, order))
     shown = [] if known is None else [known.answer, known.abstention, known.flat]
     return [*shown, *(float(part.sum()) for part in (cells.abstained, cells.answered))]
 
@@ -127,9 +133,10 @@ def table(sigma: float, order: float) -> list[float]:
     found = label_table(sigma, order)
     rows = [0, 1, 2, len(found.tail) // 3, len(found.tail) - 1]
     columns = (found.tail, found.lose, found.gain, found.aside)
-    bounds = found.bounds(np.array([52, 60, 77, 100]), 100, 5)
+    full = counts_excess(sigma, order)
+    bounds = found.bounds(np.array([52, 60, 77, 100]), 100, 5, full)
     return [
-        found.full,
+        full,
         *(float(column[row]) for column in columns for row in rows),
         *(float(bound) for column in bounds for bound in column),
     ]
@@ -246,10 +253,19 @@ def recorded() -> dict[str, list[float]]:
 @pytest.mark.parametrize("case", CASES)
 def test_costs_stay_what_they_are(case: str, recorded: dict[str, list[float]]) -> None:
     found = CASES[case]()
-    assert len(found) == len(recorded[case])
-    for now, then in zip(found, recorded[case], strict=True):
-        assert math.isclose(now, then, rel_tol=DIGITS, abs_tol=0.0), f"{now!r}, not {then!r}"
+    assert same(found, recorded[case]), f"{found!r}, not {recorded[case]!r}"
+
+
+def same(now: list[float], then: list[float]) -> bool:
+    return len(now) == len(then) and all(
+        math.isclose(a, b, rel_tol=DIGITS, abs_tol=0.0) for a, b in zip(now, then, strict=True)
+    )
 
 
 if __name__ == "__main__":
-    RECORDED.write_text(json.dumps({case: run() for case, run in CASES.items()}, indent=1) + "\n")
+    known = json.loads(RECORDED.read_text())
+    values = {case: run() for case, run in CASES.items()}
+    # What this processor rounds differently stays as it was.
+    kept = {case: known[case] for case in values if same(values[case], known.get(case, []))}
+    print("\n".join(sorted(values.keys() - kept.keys())))  # noqa: T201
+    RECORDED.write_text(json.dumps(values | kept, indent=1) + "\n")

@@ -62,7 +62,7 @@ def file(tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, object]]
 def test_the_experiment_runs_from_the_published_layout(
     terrine: Terrine, file: Path, tmp_path: Path
 ) -> None:
-    options = ("--quick", "--teachers", "30", "--seeds", "1", "--epsilon", "40")
+    options = ("--quick", "--teachers", "30", "--runs", "1", "--epsilon", "40")
     said = terrine("reproduce", "diabetes", file.parent, *options, "--out", tmp_path).fine
     assert "No digest of the public original is known here" in said
     (found,) = json.loads((tmp_path / FILE).read_bytes())

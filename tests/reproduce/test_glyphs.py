@@ -146,7 +146,7 @@ def test_the_experiment_runs_on_what_was_drawn(
     terrine: Terrine, drawn: Path, tmp_path: Path
 ) -> None:
     assert "no file private.npz" in terrine("reproduce", "glyph", tmp_path).refused
-    options = ("--quick", "--epsilon", "30", "--seeds", "1", "--out", tmp_path / "out")
+    options = ("--quick", "--epsilon", "30", "--runs", "1", "--out", tmp_path / "out")
     last = ("--protocol", "last-1000")
     said = " ".join(terrine("reproduce", "glyph", drawn, *options, *last).fine.split())
     assert "Papernot et al. 2018" in said

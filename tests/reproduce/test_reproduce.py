@@ -9,17 +9,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.stats
 from commands import Terrine
 from numpy.typing import NDArray
+from rich.console import Console
 from scipy.io import savemat
 from sklearn.datasets import load_digits
 
 from terrine_models.data import DataError
+from terrine_models.ensemble import Ensemble
+from terrine_models.learning import Training
+from terrine_models.teachers import Heads, deal
 from terrine_server.demo.owner import Owner
+from terrine_server.reproduce.interval import half_width
+from terrine_server.reproduce.lesson import Answers, Lesson, truth
+from terrine_server.reproduce.owner import trained
 from terrine_server.reproduce.papers import PAPERS
-from terrine_server.reproduce.results import FILE, Result, draw, keep, table
-from terrine_server.reproduce.setup import parts, pool_size
-from terrine_server.reproduce.sources import DIGESTS, FILES, UNCOMPARED, check, load
+from terrine_server.reproduce.results import FILE, Result, draw, keep, picture, table
+from terrine_server.reproduce.setup import parts, pool_size, public_part
+from terrine_server.reproduce.sources import DIGESTS, FILES, RECIPES, UNCOMPARED, check, load
 
 PRIVATE, TEST = 600, 160
 
@@ -94,9 +102,10 @@ def test_an_experiment_is_repeated_continued_and_compared(
     terrine: Terrine, idx: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    options = ("--quick", "--epsilon", "30", "--seeds", "2", "--out", out)
+    options = ("--quick", "--epsilon", "30", "--runs", "2", "--out", out)
     said = " ".join(terrine("reproduce", "mnist", idx, *options).fine.split())
     assert "Papernot et al. 2018" in said
+    assert "data-dependent, not safe to publish" in said
     assert "not the public original" in said
     (first,) = results(out)
     assert first["tested"] == first["public_inputs"] == TEST
@@ -104,30 +113,109 @@ def test_an_experiment_is_repeated_continued_and_compared(
     assert isinstance(accuracies, list)
     assert len(accuracies) == 2
     assert min(accuracies) > 0.6
-    chosen = first["chosen"]
-    assert isinstance(chosen, dict)
-    assert sum(chosen.values()) == 10
-    assert chosen["kernel"] > 0
+    assert first["chosen"] == {"kernel": 10}
+    assert first["true_labels_chosen"] == {"kernel": 5}
     assert 29 < float(str(first["epsilon_spent"])) <= 30
     assert (out / "mnist-folds.png").read_bytes().startswith(b"\x89PNG")
 
     home = next(out.glob("mnist-folds-noisy-votes-*"))
-    ledger = Owner.of(home / "terrine-data").prepare()
-    assert {ledger.project(f"seed-{seed}").account.queries for seed in (0, 1)} == {TEST}
-    lost = home / "seed-1" / "student-3" / "measured.json"
+    first_run, second_run = (home / f"run-{number}" for number in (0, 1))
+    for run in (first_run, second_run):
+        ledger = Owner.of(run / "terrine-data").prepare()
+        assert ledger.project("study").account.queries == TEST
+    lost = second_run / "student-3" / "measured.json"
     lost.unlink()
     again = terrine("reproduce", "mnist", idx, *options).fine
     assert again.count("Fitting the shares") == 1
     assert lost.exists()
-    assert ledger.project("seed-1").account.queries == TEST
+    assert ledger.project("study").account.queries == TEST
     (second,) = results(out)
     assert second["accuracies"] == accuracies
+
+
+def test_every_run_deals_the_records_anew_and_trains_its_own_teachers(
+    idx: Path, tmp_path: Path
+) -> None:
+    source = replace(load("mnist", idx), teachers=20, how=Heads(copies=0))
+    console, public = Console(quiet=True), public_part(source)
+    directories = [tmp_path / f"run-{number}" for number in (0, 1)]
+    made = [
+        trained(source, public, directory, number, console)
+        for number, directory in enumerate(directories)
+    ]
+    shards = [deal(source.private, 20, each.partition.seed)[0] for each in made if each.partition]
+    assert len(shards) == 2
+    for ours, theirs in zip(*shards, strict=True):
+        assert set(ours.tolist()) != set(theirs.tolist())
+    votes = [Ensemble.load(directory).votes(source.test.inputs) for directory in directories]
+    assert (votes[0] != votes[1]).any()
+    assert trained(source, public, directories[1], 1, console) == made[1]
+    with pytest.raises(DataError, match="trained with other settings"):
+        trained(source, public, directories[1], 0, console)
+
+
+def test_the_twin_is_the_same_student_with_true_labels_for_answers(idx: Path) -> None:
+    source, console = load("mnist", idx), Console(quiet=True)
+    (part,) = parts("last-1000", source)
+    lesson = Lesson(source, part, lambda line: None, console)
+    true, classes = source.test.labels, 10
+    counts = 30 * np.eye(classes, dtype=np.int64)[true] + 2
+    labels = np.where(np.arange(TEST) % 3, true, -1)
+    for method, bought in (
+        ("kernel", Answers(true, 50, counts, 1.0, matches_prior=False)),
+        ("ridge", Answers(labels, 50, None, None, matches_prior=False)),
+    ):
+        training = Training(steps=5, method="auto" if method == "kernel" else "ridge")
+        twin = truth(true, classes, bought)
+        assert twin.matches_prior == bought.matches_prior
+        assert (twin.labels == true).all()
+        assert (twin.noisy_counts is None) == (bought.noisy_counts is None)
+        student, same = (lesson.learn(each, training) for each in (bought, twin))
+        assert student.choice.chosen == same.choice.chosen == method
+        assert student.student.model.training.keys() == same.student.model.training.keys()
+        assert lesson.right(same.student) > 0.7 * len(part.tested)
+
+
+def test_the_twin_of_a_table_is_the_regression_that_its_students_are(adult: Path) -> None:
+    source = load("adult", adult)
+    lesson = Lesson(source, parts("folds", source)[0], lambda line: None, Console(quiet=True))
+    true = source.test.labels
+    counts = 90 * np.eye(2, dtype=np.int64)[true] + 5
+    twin = truth(true, 2, Answers(true, 100, counts, 1.0, matches_prior=True))
+    assert lesson.learn(twin, source.training).choice.chosen == "ridge"
+
+
+@pytest.mark.parametrize("runs", [2, 3, 5, 20])
+def test_the_interval_is_students_prediction_interval_with_the_sampling_of_the_tests(
+    runs: int,
+) -> None:
+    figures = np.random.default_rng(runs).normal(0.9, 0.01, runs).tolist()
+    low, high = scipy.stats.t.interval(
+        0.95, runs - 1, np.mean(figures), scipy.stats.sem(figures) * np.sqrt(runs + 1)
+    )
+    endless = half_width(figures, 10**15)
+    assert endless == pytest.approx((high - low) / 2, rel=1e-6)
+    alike = half_width([0.9] * runs, 1000)
+    low, high = scipy.stats.norm.interval(0.95, 0.9, np.sqrt(0.09 / 1000))
+    assert alike == pytest.approx((high - low) / 2)
+    assert half_width([0.9], 1000) is None
+
+
+def test_a_new_run_falls_into_the_interval_as_often_as_said() -> None:
+    # By quadrature over the variance of the runs, which is a scaled chi-square; nothing is drawn.
+    for runs in (2, 3, 5):
+        freedom = runs - 1
+        wide, usual = scipy.stats.t.ppf(0.975, freedom) ** 2, scipy.stats.norm.ppf(0.975) ** 2
+        at = scipy.stats.chi2.ppf((np.arange(20_000) + 0.5) / 20_000, freedom) / freedom
+        for share in np.linspace(0, 1, 11):  # of the variance that is between runs
+            covered = scipy.stats.chi2.cdf(share * wide * at + (1 - share) * usual, 1).mean()
+            assert covered > 0.9499
 
 
 def test_the_last_inputs_measure_a_student_of_all_others(
     terrine: Terrine, idx: Path, tmp_path: Path
 ) -> None:
-    options = ("--quick", "--seeds", "1", "--protocol", "last-1000", "--out", tmp_path)
+    options = ("--quick", "--runs", "1", "--protocol", "last-1000", "--out", tmp_path)
     labels = ("--mechanism", "confident_gnmax", "--epsilon", "60", "--steps", "5")
     said = terrine("reproduce", "fashion", idx, *options, *labels).fine
     assert "DP-SGD on scattering features" in " ".join(said.split())
@@ -135,11 +223,18 @@ def test_the_last_inputs_measure_a_student_of_all_others(
     assert found["tested"] == TEST // 10
     assert found["public_inputs"] == TEST - TEST // 10
     assert 0 < int(str(found["answers"])) <= TEST - TEST // 10
-    assert found["heads"] == {"seed": 0, "copies": 0, "ridge": 0.03}
+    usual = Heads()
+    assert found["heads"] == {
+        "seed": 0,
+        "copies": usual.copies,
+        "turning": usual.turning,
+        "bending": usual.bending,
+        "ridge": 0.1,
+    }
 
 
 def test_tables_are_reproduced_too(terrine: Terrine, adult: Path, tmp_path: Path) -> None:
-    options = ("--quick", "--seeds", "1", "--epsilon", "40", "--out", tmp_path)
+    options = ("--quick", "--runs", "1", "--epsilon", "40", "--out", tmp_path)
     said = terrine("reproduce", "adult", adult, *options).fine
     assert "Papernot et al. 2018" in " ".join(said.split())
     (found,) = results(tmp_path)
@@ -149,7 +244,7 @@ def test_tables_are_reproduced_too(terrine: Terrine, adult: Path, tmp_path: Path
 def test_the_protocol_of_2017_is_reproduced_with_forests(
     terrine: Terrine, adult: Path, tmp_path: Path
 ) -> None:
-    options = ("--quick", "--seeds", "1", "--epsilon", "90", "--out", tmp_path)
+    options = ("--quick", "--runs", "1", "--epsilon", "90", "--out", tmp_path)
     protocol = ("--protocol", "rest", "--queries", "60", "--mechanism", "lnmax")
     forests = ("--kind", "forest", "--teachers", "50", "--method", "forest")
     said = terrine("reproduce", "adult", adult, *options, *protocol, *forests).fine
@@ -164,8 +259,6 @@ def test_the_protocol_of_2017_is_reproduced_with_forests(
     assert float(str(found["accuracies"])[1:-1]) > 0.6
     refused = terrine("reproduce", "adult", adult, "--queries", "60", *options).refused
     assert "--queries is for --protocol rest" in refused
-    given = ("--kind", "forest", "--ensemble", tmp_path)
-    assert "--kind is for training" in terrine("reproduce", "adult", adult, *given).refused
 
 
 def test_svhn_is_read_from_matlab_files(svhn: Path, idx: Path) -> None:
@@ -220,6 +313,12 @@ def test_files_that_do_not_fit_are_refused(
         load("svhn", tmp_path)
 
 
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_teachers_and_students_have_the_defaults_of_the_commands(name: str) -> None:
+    how = RECIPES[name].how
+    assert how == (Heads(copies=0) if name == "glyph" else Heads())
+
+
 def example(epsilon: float, accuracies: list[float]) -> Result:
     return Result(
         data="mnist",
@@ -236,10 +335,13 @@ def example(epsilon: float, accuracies: list[float]) -> Result:
         rule="Gaussian DP",
         papers_epsilon=None,
         answers=10_000,
+        partitions=list(range(len(accuracies))),
         accuracies=accuracies,
+        plain=[0.9 * each for each in accuracies],
         chosen={"kernel": 15},
         true_labels=0.99,
-        plurality=0.98,
+        true_labels_chosen={"kernel": 5},
+        plurality=[0.98] * len(accuracies),
         majority=0.1135,
         training={},
         heads={},
@@ -249,13 +351,44 @@ def example(epsilon: float, accuracies: list[float]) -> Result:
 
 
 def test_results_gather_and_the_same_experiment_replaces_its_own(tmp_path: Path) -> None:
-    keep(example(0.6, [0.98]), tmp_path)
-    keep(replace(example(0.3, [0.97]), protocol="last-1000"), tmp_path)
-    keep(example(0.3, [0.5]), tmp_path)
-    found = keep(example(0.3, [0.97, 0.98, 0.99]), tmp_path)
+    keep([example(0.6, [0.98])], tmp_path)
+    keep([replace(example(0.3, [0.97]), protocol="last-1000")], tmp_path)
+    keep([example(0.3, [0.5])], tmp_path)
+    found = keep([example(0.3, [0.97, 0.98, 0.99])], tmp_path)
     assert [each.epsilon for each in found] == [0.3, 0.6]
-    assert found[0].accuracy == "98.00% ± 1.00 (3 seeds)"
-    assert found[1].accuracy == "98.00% (one seed)"
-    assert table(found[0]).row_count == 4 + len(PAPERS["mnist"])
+    assert found[0].accuracy == "98.00% ± 4.98 (95 %, 3 runs)"
+    assert found[1].accuracy == "98.00% (one run: no interval)"
+    assert table(found[0]).row_count == 5 + len(PAPERS["mnist"])
+
+
+@pytest.mark.parametrize("name", sorted(name for name in FILES if PAPERS[name]))
+def test_a_picture_shows_the_baselines_and_which_epsilon_is_not_safe_to_publish(
+    name: str, tmp_path: Path
+) -> None:
+    found = [replace(example(epsilon, [0.97, 0.98]), data=name) for epsilon in (0.3, 1.0)]
+    figure = picture(found)
+    (axes,) = figure.axes  # so there is no second scale in it
+    assert axes.get_legend() is None  # it stands outside
+    (legend,) = figure.legends
+    shown = [text.get_text() for text in legend.get_texts()]
+    lines = {str(line.get_label()): line for line in axes.get_lines()}
+    assert axes.get_ylim()[0] < 90
+    (plain,) = (line for label, line in lines.items() if label.startswith("plain student"))
+    assert np.asarray(plain.get_ydata()) == pytest.approx([87.75, 87.75])
+    (twin,) = (line for label, line in lines.items() if label.startswith("the same student"))
+    assert twin.get_ydata() == [99, 99]
+    students = [label for label in shown if label.startswith("student")]
+    assert students == [
+        "student: noisy_votes, 1,000 heads, worst-case ε (2 runs; bars: a new run, 95 %)"
+    ]
+    drawn = [line for line in axes.get_lines() if line.get_linestyle() != "None"]
+    assert len(drawn) == 3
+    assert len({line.get_color() for line in drawn}) == 3
+    assert len({line.get_linestyle() for line in drawn}) == 3
+    for paper in PAPERS[name]:
+        (point,) = (line for label, line in lines.items() if paper.method in label)
+        assert (point.get_fillstyle() == "none") == (not paper.safe)
+        assert paper.safe == ("not safe to publish" not in str(point.get_label()))
+        assert str(point.get_label()) in shown
     draw(found, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 10_000

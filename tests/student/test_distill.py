@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from commands import Terrine
+from digits import PRIVATE
 from server import RunningServer
+from sklearn.datasets import load_digits
 from studying import AMPLE, CONFIDENT, INTERACTIVE, QUICK, study
 
 from terrine_client import NO_COUNT, Client
+from terrine_client._picture import draw
+from terrine_client._report import Report, Round
 from terrine_client.distill import DistillError, distill
 from terrine_client.errors import BudgetExhausted, ConfigurationError, ProjectPaused
+from terrine_models.choice import Candidate, Choice, Judged
+from terrine_models.data import DIGITS, Dataset, InputSpec
 from terrine_models.ensemble import Ensemble
 from terrine_models.learning import Training
 from terrine_models.students import Student
-from terrine_protocol import ProjectStatus
+from terrine_models.teachers import train_ensemble
+from terrine_protocol import ProjectOpen, ProjectStatus
+from terrine_server.owner.operations import open_project, register_ensemble
 
 
 @pytest.mark.slow
@@ -247,6 +256,85 @@ def test_the_commands_train_a_student_label_inputs_and_show_the_budget(
         assert [name or None for name in file["names"]] == [
             None if label < 0 else classes[label] for label in file["labels"]
         ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        {"name": "confident_gnmax", "threshold": 24, "sigma1": 8.0, "sigma2": 4.0},
+        {"name": "noisy_votes", "sigma": 4.0},
+    ],
+)
+def test_the_command_ends_on_images_of_ordinary_size(
+    terrine: Terrine, server: RunningServer, tmp_path: Path, mechanism: dict[str, Any]
+) -> None:
+    """28 pixels a side, hundreds of labels: `auto` trains `fixmatch`, which it does not judge."""
+    digits = server.ensemble
+
+    def enlarged(images: np.ndarray) -> np.ndarray:
+        return np.pad(np.kron(images, np.ones((1, 3, 3), np.uint8)), ((0, 0), (2, 2), (2, 2)))
+
+    spec = InputSpec(shape=(28, 28), dtype="uint8", low=0, high=16)
+    written = load_digits()
+    private = enlarged(written.images[:PRIVATE].astype(np.uint8))
+    records = Dataset(private, written.target[:PRIVATE].astype(np.int64), DIGITS, spec)
+    made = server.settings.ensembles_dir / "large"
+    train_ensemble(records, made, name="large", teachers=60)
+    register_ensemble(server.ledger, server.settings, "large", 90.0, 1e-4)
+    terms = {"name": "large", "ensemble": "large", "epsilon": 80, "delta": 1e-5}
+    open_project(server.ledger, ProjectOpen.model_validate({**terms, "mechanism": mechanism}))
+    np.save(tmp_path / "pool.npy", enlarged(digits.public))
+    np.savez(tmp_path / "own.npz", x=enlarged(digits.unseen), y=digits.unseen_labels)
+    said = terrine(
+        "student", "train", tmp_path / "pool.npy", "--url", server.url,
+        "--queries", "160", "--steps", "60",
+        "--held-out", tmp_path / "own.npz", "--out", tmp_path / "student",
+        TERRINE_TOKEN=server.token(project="large"),
+    ).fine  # fmt: skip
+    report = json.loads((tmp_path / "student" / "report.json").read_text())
+    assert ("Training fixmatch" in said) == (mechanism["name"] == "confident_gnmax")
+    if report["choice"]["chosen"] == "fixmatch":
+        assert "method     fixmatch" in said
+    student = Student.load(tmp_path / "student")
+    assert student.accuracy(enlarged(digits.unseen), digits.unseen_labels) == report["accuracy"]
+    assert (tmp_path / "student" / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_student_that_was_not_judged_is_drawn(tmp_path: Path) -> None:
+    judged = (Judged("ridge", 0.9), Judged("supervised", 0.8))
+    expected: dict[Candidate, float | None] = {"ridge": 0.9, "fixmatch": None}
+    for chosen, agreement in expected.items():
+        choice = Choice("auto", chosen, "why", judged, labels=200, folds=5, steps=60)
+        assert choice.agreement == agreement
+        draw(replace(REPORT, choice=choice), tmp_path / f"{chosen}.png")
+        assert (tmp_path / f"{chosen}.png").stat().st_size > 10_000
+
+
+REPORT = Report(
+    project="large",
+    mechanism={"name": "gnmax", "sigma": 4.0},
+    epsilon=2.0,
+    delta=1e-5,
+    epsilon_spent=1.9,
+    charges=200,
+    public_inputs=400,
+    outcomes={"answered": 200},
+    reinforced=None,
+    asking="representative",
+    refused=True,
+    ended="the budget was spent",
+    queries_left=0,
+    rounds=[Round(200, {"answered": 200}, 200, 1.9, 0.93)],
+    held_out=100,
+    accuracy=0.93,
+    majority=0.12,
+    by_class=[],
+    notes=[],
+    training={},
+    choice=Choice("auto", "ridge", "why", (), labels=200, folds=5, steps=60),
+    spending=[(128, 1.3), (200, 1.9)],
+)
 
 
 def test_the_command_saves_noisy_counts(

@@ -130,5 +130,5 @@ def test_without_scikit_learn_a_forest_is_refused_and_names_the_extra(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("terrine_models.forests.find_spec", lambda name: None)
-    with pytest.raises(TrainingError, match=r"terrine\[forest\]"):
+    with pytest.raises(TrainingError, match=r"pip install .\.\[forest\]"):
         choose_student(X, LABELS, inputs=SPEC, classes=CLASSES, training=Training(method="forest"))

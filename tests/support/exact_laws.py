@@ -133,6 +133,13 @@ def _answers(probabilities: Sequence[float]) -> Law:
     return {("answered", j): p for j, p in enumerate(probabilities)}
 
 
+def without_one(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Every histogram in which one vote is missing."""
+    for j, count in enumerate(counts):
+        if count:
+            yield (*counts[:j], count - 1, *counts[j + 1 :])
+
+
 def neighbours(counts: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """Every vote vector that one changed vote can lead to."""
     for loser, winner in permutations(range(len(counts)), 2):

@@ -18,8 +18,9 @@ from starlette.routing import Route
 
 from terrine_models.data import InputSpec
 from terrine_models.roster import read_token
-from terrine_server.helper import OWNERS, Helper, HelperTerms, make
+from terrine_server.helper import OWNERS, Helper, make
 from terrine_server.labeling import inference, shares
+from terrine_server.labeling.helper_terms import TERMS, HelperTerms
 
 
 @dataclass
@@ -30,7 +31,7 @@ class SharingOwners:
     """
 
     url: str
-    classes: int
+    terms: HelperTerms
     helper_url: str
     tokens: Sequence[str]
     behaviour: dict[int, str] = field(default_factory=dict)
@@ -42,9 +43,9 @@ class SharingOwners:
     ) -> Response:
         """Vote, share, and answer as this owner behaves."""
         behaves = self.behaviour.get(number, "sound")
-        ours, helpers = self.split(labels, self.classes)
+        ours, helpers = self.split(labels, self.terms.classes)
         if behaves == "lies":
-            ours = ours + np.arange(1, self.classes + 1, dtype=np.uint32) * np.uint32(10_000)
+            ours = ours + np.arange(1, self.terms.classes + 1, dtype=np.uint32) * np.uint32(10_000)
         self.seen.append((ours, helpers))
         if behaves == "status":
             return Response(status_code=500)
@@ -52,7 +53,11 @@ class SharingOwners:
             kept = await http.put(
                 f"{self.helper_url}/v1/rounds/{name}/share",
                 content=shares.write(helpers)[: -1 if behaves == "helper's is short" else None],
-                headers={"Authorization": f"Bearer {self.tokens[number]}"},
+                headers={
+                    "Authorization": f"Bearer {self.tokens[number]}",
+                    TERMS: self.terms.digest(),
+                    shares.SHAPE: shares.shape_of(helpers),
+                },
             )
             if kept.status_code != 204:
                 return Response(kept.content, 502)
@@ -103,6 +108,6 @@ def sharing_owners(
     helper = Helper(directory)
     with ExitStack() as stack:
         helper_url = stack.enter_context(listening(helper.app()))
-        owners = SharingOwners("", terms.classes, helper_url, owner_tokens(directory, terms))
+        owners = SharingOwners("", terms, helper_url, owner_tokens(directory, terms))
         owners.url = stack.enter_context(listening(sharing_app(vote, spec, owners)))
         yield owners, helper

@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from in_process import InProcess
 
 KEY = re.compile(r'name="form_key" value="([0-9a-f]{64})"')
+ONCE = re.compile(r'name="once" value="([0-9a-f]{32})"')
 ORIGIN = "http://terrine"
 SCREENS = (
     *("", "/open", "/open?ensemble=digits&mechanism=immutable", "/studies/study"),
@@ -26,7 +27,7 @@ class Visitor:
     def __init__(self, app: FastAPI, send: InProcess) -> None:
         self.app, self._send = app, send
         self.cookies: dict[str, str] = {}
-        self.last_key = ""
+        self.last_key = self.last_once = ""
 
     def request(self, method: str, path: str, **request: Any) -> httpx.Response:
         headers = {"Cookie": "; ".join(f"{k}={v}" for k, v in self.cookies.items())}
@@ -39,6 +40,8 @@ class Visitor:
                     del self.cookies[name]
         found = KEY.search(reply.text)
         self.last_key = found[1] if found else self.last_key
+        found = ONCE.search(reply.text)
+        self.last_once = found[1] if found else self.last_once
         return reply
 
     @property
@@ -50,8 +53,10 @@ class Visitor:
         return self.request("GET", path)
 
     def post(self, path: str, *, key: str | None = None, **fields: str) -> httpx.Response:
-        """Send a form as a page of ours would, with the key of the last page."""
+        """Send a form as a page of ours would, with what the last page hides in it."""
         given = {"form_key": self.last_key if key is None else key, **fields}
+        if path == "/admin/tokens":
+            given = {"once": self.last_once, **given}
         return self.request("POST", path, data=given, headers={"Origin": ORIGIN})
 
     def sign_in(self, token: str) -> httpx.Response:

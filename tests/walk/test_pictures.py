@@ -51,6 +51,9 @@ def test_a_student_s_folder_is_converted_as_the_owner_s_was(
     assert "from 1x1 to 1024x1024" in terrine(*train, "--image-size", "8").refused
     assert "goes with --image-size" in terrine(*train, "--grey").refused
     given = (*train, "--image-size", "8x8", "--grey")
+    unnamed = terrine(*given, "--public", "pool").refused
+    assert "Declare the classes." in unnamed
+    assert f"--classes '{','.join(sorted(NAMES))}'" in " ".join(unnamed.split())
     order = ",".join(NAMES)
     trained = terrine(*given, "--public", "pool", "--classes", order, "--copies", 0).fine
     assert re.search(r"pictures\s+8 × 8, grey", trained)

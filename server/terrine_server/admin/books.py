@@ -15,6 +15,7 @@ from terrine_server.api.paging import NameCursor
 from terrine_server.api.services import ServicesDep
 from terrine_server.errors import InvalidQuery
 from terrine_server.ledger.anchors import AnchorError, parse_anchors, write_anchors
+from terrine_server.owner import verification
 
 router = APIRouter(prefix=ROOT)
 
@@ -67,7 +68,7 @@ def audit(
 @router.post("/audit/verify-log")
 def verify_log(request: Request, services: ServicesDep, sent: Checked) -> Response:
     """Recompute the administrative log, and hold the rows of today against it."""
-    found = services.ledger.verify_log()
+    found = verification.verify_log(services.ledger)
     return page(
         *(request, "verified.html", sent.session),
         name=None,
@@ -91,10 +92,12 @@ def compare(request: Request, services: ServicesDep, sent: Checked) -> Response:
         gone=[anchor for name, anchor in anchors.items() if name not in there],
         later=[name for name in there if name not in anchors],
         found=[
-            views.verification(ledger.verify(name, anchors[name]))
+            views.verification(verification.verify_project(ledger, name, anchors[name]))
             for name in there
             if name in anchors
         ],
-        log=None if read.log is None else views.log_verification(ledger.verify_log(read.log)),
+        log=None
+        if read.log is None
+        else views.log_verification(verification.verify_log(ledger, read.log)),
         signed=read.signed,
     )

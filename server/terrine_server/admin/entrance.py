@@ -11,11 +11,11 @@ from starlette.responses import Response
 from terrine_server.admin import access
 from terrine_server.admin.access import Checked
 from terrine_server.admin.rendering import ROOT, STATIC, page, see_other, static
-from terrine_server.api.seats import network
 from terrine_server.api.services import PRINCIPAL, Services, ServicesDep
 from terrine_server.api.unchanging import unchanging
 from terrine_server.errors import Forbidden, NotFound, Unauthorized
 from terrine_server.owner.sessions import IDLE, LONGEST, Session
+from terrine_server.serving.seats import network
 
 router = APIRouter(prefix=ROOT)
 

@@ -20,6 +20,7 @@ from terrine_server.api.services import ServicesDep
 from terrine_server.ledger import ProjectRecord
 from terrine_server.ledger.anchors import write_anchors
 from terrine_server.owner import operations
+from terrine_server.owner.verification import verify_project
 
 router = APIRouter(prefix=f"{ROOT}/studies")
 
@@ -127,7 +128,7 @@ def close(request: Request, services: ServicesDep, sent: ByAdmin, name: Name) ->
 @router.post("/{name}/verify")
 def verify(request: Request, services: ServicesDep, sent: Checked, name: Name) -> Response:
     """Recompute a study's books, and show what was found, with an anchor if they are intact."""
-    found = services.ledger.verify(name)
+    found = verify_project(services.ledger, name)
     anchor = None if found.anchor is None else write_anchors([found.anchor], None, None)
     return page(
         *(request, "verified.html", sent.session),

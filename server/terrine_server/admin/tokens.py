@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+
 from fastapi import APIRouter, Request
 from pydantic import ValidationError
 from starlette.responses import Response
@@ -13,7 +15,7 @@ from terrine_server.admin.forms import number, spoken
 from terrine_server.admin.rendering import ROOT, page, see_other
 from terrine_server.api.paging import TokenCursor, TokenId
 from terrine_server.api.services import Services, ServicesDep
-from terrine_server.errors import NotFound, TerrineError
+from terrine_server.errors import Conflict, NotFound, TerrineError
 from terrine_server.ledger import TokenRecord
 from terrine_server.owner.sessions import LONGEST, Session
 
@@ -22,6 +24,10 @@ router = APIRouter(prefix=f"{ROOT}/tokens")
 ROWS = 50
 """Tokens on a page."""
 DAYS = "90"
+SENT_BEFORE = (
+    "This form was sent before, and made the token {}, which was shown then. If that page is lost, "
+    "revoke the token and create another."
+)
 CHOICES = 200
 """The most studies that the form lists; the name of any other is typed."""
 
@@ -41,7 +47,7 @@ def tokens(
 @router.post("")
 def create(request: Request, services: ServicesDep, sent: ByAdmin) -> Response:
     """Create a token. Its secret is on this one page and nowhere else."""
-    given = sent.fields
+    given, id = sent.fields, services.sessions.made_by(sent.session, sent.fields.get("once", ""))
     try:
         wanted = TokenCreate.model_validate(
             {
@@ -51,9 +57,13 @@ def create(request: Request, services: ServicesDep, sent: ByAdmin) -> Response:
                 "expires_in_days": number(given.get("expires_in_days", "")),
             }
         )
-        made = services.tokens.create(wanted, sent.session.actor, until=sent.session.expires_at)
+        made = services.tokens.create(wanted, sent.session.actor, sent.session.expires_at, id)
     except ValidationError as error:
         return _list(request, services, sent.session, given, problems=spoken(error), status=422)
+    except Conflict as error:
+        sent_before = services.ledger.find_token(id) is not None
+        why = SENT_BEFORE.format(id) if sent_before else error.detail
+        return _list(request, services, sent.session, given, problems=[why], status=409)
     except TerrineError as error:
         return _list(request, services, sent.session, given, problems=[error.detail], status=422)
     return page(
@@ -98,6 +108,7 @@ def _list(
         given={"role": "student", "label": "", "expires_in_days": DAYS, "project": ""}
         | dict(given),
         problems=problems,
+        once=secrets.token_hex(16),
         sessions=services.sessions.begun(),
         longest=LONGEST,
     )

@@ -1,7 +1,8 @@
 """Decode request bodies of `POST /label` into plain arrays. Lengths and headers are not trusted.
 
-Pickles are never read: object dtypes are refused before any data. Arrays are views of the received
-bytes, so a header cannot claim memory that was not sent.
+Pickles are never read: object dtypes are refused before any data. What a header says is held
+against what the ensemble takes before anything is unpacked, and no more than it says is unpacked
+after that. Arrays are views of the received bytes.
 """
 
 from __future__ import annotations
@@ -13,20 +14,25 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 from fastapi.exceptions import RequestValidationError
 
 from terrine_protocol import InputSpec
-from terrine_server.api.json_arrays import numbers
 from terrine_server.errors import InvalidQuery, PayloadTooLarge, UnsupportedMediaType
-from terrine_server.labeling.queries import canonical_numbers
+from terrine_server.labeling.queries import check_batch, check_shape
 
 MAX_HEADER = 1024
 """Bytes of a .npy header or of a zip directory; ours need about 100."""
-MAX_DIMENSIONS = 8
+MAX_JSON = 2**20
+"""Bytes of a request in JSON: a number takes some 50 times as long to read as from .npy."""
+WIDEST = 8
+"""Bytes of the widest number."""
 MEMBER = re.compile(r"field `([^`]*)`")
 """How an error of msgspec names a member of an object."""
 QUOTES = "'\""
@@ -72,85 +78,77 @@ class Expected:
 
 @dataclass(frozen=True)
 class Limits:
-    """The most bytes of a request's arrays, unpacked and as they are used, and of a request in
-    JSON; the most inputs."""
+    """The most bytes of a request's arrays, unpacked and as they are used; the most inputs."""
 
     body: int
-    json: int
     batch: int
 
 
 class Members(msgspec.Struct, forbid_unknown_fields=True):
-    """The texts of a request's members in JSON."""
+    """The texts of a request's rows in JSON, by member."""
 
-    inputs: msgspec.Raw
-    probabilities: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    inputs: Annotated[list[msgspec.Raw], msgspec.Meta(min_length=1)]
+    probabilities: list[msgspec.Raw] | msgspec.UnsetType | None = msgspec.UNSET
 
 
 MEMBERS = msgspec.json.Decoder(Members)
 """Also checks the syntax of all the rest."""
-NULL = msgspec.Raw(b"null")
+
+
+def check_length(content_type: str, size: int, expected: Expected, limits: Limits) -> None:
+    """Refuse a body by its length alone, before it is there. Raises `PayloadTooLarge`."""
+    if _kind(content_type) == "application/json":
+        if size > MAX_JSON:
+            raise PayloadTooLarge(
+                f"A request in JSON has at most {MAX_JSON} bytes; this one has more. Send "
+                "application/x-npy or application/x-npz, or split the request.",
+                limit=MAX_JSON,
+            )
+        return
+    values = limits.batch * (math.prod(expected.input.shape) + expected.classes)
+    most = values * WIDEST + values * WIDEST // 1000 + 4 * MAX_HEADER  # deflate may add a little
+    if size > most:
+        raise PayloadTooLarge(
+            f"{limits.batch} inputs, the most in a request, have at most {most} bytes; this body "
+            "has more. Split the request.",
+            limit=most,
+        )
 
 
 def decode(content_type: str, body: bytes, expected: Expected, limits: Limits) -> Decoded:
-    """Decode `body` according to its content type into arrays within `limits`.
+    """Decode `body` according to its content type into arrays of the shapes that are `expected`.
 
     Raises `UnsupportedMediaType`, `RequestValidationError` (malformed JSON, unknown fields),
-    `InvalidQuery` (not a plain array, or JSON that the ensemble does not take) or
-    `PayloadTooLarge`.
+    `InvalidQuery` (not the arrays that the ensemble takes) or `PayloadTooLarge`.
     """
-    match content_type.partition(";")[0].strip().lower():
+    check_length(content_type, len(body), expected, limits)
+    match _kind(content_type):
         case "application/json":
-            sent = decode_json(body, expected, limits)
+            return decode_json(body, expected, limits)
         case "application/x-npy":
-            sent = Decoded(_array("inputs", body))
+            header = _checked_header("inputs", body, expected, limits)
+            return Decoded(_array("inputs", header, body[header.offset :]))
         case "application/x-npz":
-            sent = decode_npz(body, limits.body)
+            return decode_npz(body, expected, limits)
         case kind:
             raise UnsupportedMediaType(
                 f"The content type {kind or '(none)'!r} is not one of {', '.join(CONTENT_TYPES)}."
             )
-    unpacked = [sent.inputs.size * np.dtype(expected.input.dtype).itemsize]
-    if sent.probabilities is not None:
-        unpacked.append(sent.probabilities.size * np.dtype(np.float64).itemsize)
-    if max(unpacked) > limits.body:
-        raise _too_large(limits.body)
-    return sent
+
+
+def _kind(content_type: str) -> str:
+    return content_type.partition(";")[0].strip().lower()
 
 
 def decode_json(body: bytes, expected: Expected, limits: Limits) -> Decoded:
-    """Decode the JSON form of `LabelRequest`, inputs to what the ensemble takes.
-
-    A number of two bytes may become one of eight, hence a limit of its own.
-    """
-    if len(body) > limits.json:
-        raise PayloadTooLarge(
-            f"A request in JSON has at most {limits.json} bytes; this one has {len(body)}. Send "
-            "application/x-npy or application/x-npz, or split the request.",
-            limit=limits.json,
-        )
-    spec, classes, commas = expected.input, expected.classes, body.count(b",")
-    # Every number but the first of a list follows a comma: so many there are at most.
-    if commas > limits.batch * (math.prod(spec.shape) + classes):
-        raise PayloadTooLarge(
-            f"These are more numbers than {limits.batch} inputs have. Split the request.",
-            limit=limits.batch,
-        )
-
-    def array(name: str, text: msgspec.Raw, shape: Sequence[int], dtype: str) -> np.ndarray:
-        flat, count = np.empty(commas + 1, dtype), 0
-        for block in numbers(memoryview(text), tuple(shape), f"$.{name}"):
-            kept = canonical_numbers(block, spec) if name == "inputs" else block
-            flat[count : count + len(block)] = kept
-            count += len(block)
-        return flat[:count].reshape(-1, *shape)
-
+    """Decode the JSON form of `LabelRequest`, a row at a time: other threads run in between."""
+    shape = tuple(expected.input.shape)
+    arrays = (
+        f"Inputs are numbers of shape [{', '.join(map(str, ['B', *shape]))}], "
+        f"probabilities of shape [B, {expected.classes}]."
+    )
     try:
         sent = MEMBERS.decode(body)
-        inputs = array("inputs", sent.inputs, spec.shape, spec.dtype)
-        probabilities = None
-        if sent.probabilities is not msgspec.UNSET and sent.probabilities != NULL:
-            probabilities = array("probabilities", sent.probabilities, [classes], "float64")
     except UnicodeDecodeError:
         raise _malformed("JSON is malformed: not UTF-8") from None
     except (msgspec.DecodeError, RecursionError) as error:
@@ -159,16 +157,39 @@ def decode_json(body: bytes, expected: Expected, limits: Limits) -> Decoded:
         found = "Lists are nested too deep" if isinstance(error, RecursionError) else str(error)
         if isinstance(error, msgspec.DecodeError) and "`$." not in found:
             raise _malformed(found) from None
-        raise InvalidQuery(
-            f"{found}. Inputs are numbers of shape [{', '.join(map(str, ['B', *spec.shape]))}], "
-            f"probabilities of shape [B, {classes}]."
-        ) from None
+        raise InvalidQuery(f"{found}. {arrays}") from None
+    check_batch(len(sent.inputs), limits.batch)
+    inputs, probabilities = _rows("inputs", sent.inputs, shape, arrays), None
+    if sent.probabilities is not msgspec.UNSET and sent.probabilities is not None:
+        check_batch(len(sent.probabilities), limits.batch)
+        classes = (expected.classes,)
+        probabilities = _rows("probabilities", sent.probabilities, classes, arrays)
     members = 1 + (sent.probabilities is not msgspec.UNSET)
     if body.count(b'"') != 2 * members:  # the only texts in it are the members' names
         raise _malformed("A member is given twice.")
-    if probabilities is not None and probabilities.nbytes > limits.json:
-        raise _too_large(limits.json)  # they are copied more than once
     return Decoded(inputs, probabilities)
+
+
+def _rows(
+    name: str, texts: Sequence[msgspec.Raw], shape: tuple[int, ...], arrays: str
+) -> np.ndarray:
+    decoder, rows = _row_decoder(shape), []
+    for index, text in enumerate(texts):
+        try:
+            rows.append(np.array(decoder.decode(text), np.float64))
+        except msgspec.DecodeError as error:
+            what, _, place = str(error).partition(" - at `$")
+            place = place.removesuffix("`")
+            raise InvalidQuery(f"{what} - at `$.{name}[{index}]{place}`. {arrays}") from None
+    return np.stack(rows)
+
+
+@lru_cache(maxsize=64)
+def _row_decoder(shape: tuple[int, ...]) -> msgspec.json.Decoder[Any]:
+    kind: Any = float
+    for side in reversed(shape):
+        kind = Annotated[list[kind], msgspec.Meta(min_length=side, max_length=side)]
+    return msgspec.json.Decoder(kind)
 
 
 def _malformed(problem: str) -> RequestValidationError:
@@ -177,11 +198,15 @@ def _malformed(problem: str) -> RequestValidationError:
     return RequestValidationError([{"type": "json_invalid", "loc": place, "msg": problem}])
 
 
-def decode_npz(body: bytes, limit: int) -> Decoded:
-    """Decode an `.npz` archive of `inputs` and, for Interactive, `probabilities`."""
+def decode_npz(body: bytes, expected: Expected, limits: Limits) -> Decoded:
+    """Decode an `.npz` archive of `inputs` and, for Interactive, `probabilities`.
+
+    Of each member, its start is unpacked first; the rest if its header is of an array that the
+    ensemble takes, and then as many bytes as that says.
+    """
     _check_directory(body)
     try:
-        with zipfile.ZipFile(io.BytesIO(body)) as archive:
+        with zipfile.ZipFile(io.BytesIO(body)) as archive, ExitStack() as stack:
             members = archive.infolist()
             names = sorted(member.filename for member in members)
             if names not in (["inputs.npy"], ["inputs.npy", "probabilities.npy"]):
@@ -198,42 +223,77 @@ def decode_npz(body: bytes, limit: int) -> Decoded:
                 raise InvalidQuery(
                     "The archive must be stored or deflated, as numpy writes archives."
                 )
-            if sum(member.file_size for member in members) > limit:
-                raise _too_large(limit)
+            if sum(member.file_size for member in members) > limits.body:
+                raise _too_large(limits.body)
+            started = []
+            for member in members:
+                file = stack.enter_context(archive.open(member))
+                name, start = member.filename.removesuffix(".npy"), file.read(12 + MAX_HEADER)
+                header = _checked_header(name, start, expected, limits)
+                if member.file_size != header.offset + header.size:
+                    raise _other_size(name, header, member.file_size - header.offset)
+                started.append((name, header, start[header.offset :], file))
             arrays = {
-                # Reading a member returns at most the size that its directory entry declares.
-                member.filename.removesuffix(".npy"): _array(member.filename, archive.read(member))
-                for member in members
+                # Not read() alone: it unpacks all there is, whatever size the directory declares.
+                name: _array(name, header, first + file.read(header.size - len(first)))
+                for name, header, first, file in started
             }
     except ZIP_ERRORS:
         raise InvalidQuery("The body is not a complete .npz archive.") from None
     return Decoded(**arrays)
 
 
-def _array(name: str, data: bytes) -> np.ndarray:
-    """View the bytes of a `.npy` file as an array. Raises `InvalidQuery`."""
-    header = _header(data)
-    if header is None:
+@dataclass(frozen=True)
+class Header:
+    """What the start of a `.npy` file says of its array, and where the data begins."""
+
+    dtype: np.dtype[Any]
+    fortran: bool
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the data."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def _checked_header(name: str, start: bytes, expected: Expected, limits: Limits) -> Header:
+    """Read the header at the start of a `.npy` file, and hold it against what is taken.
+
+    Raises `InvalidQuery` or `PayloadTooLarge`.
+    """
+    found = _header(start)
+    if found is None:
         raise InvalidQuery(f"{name}: the bytes are not a plain .npy array (format 1.0 or 2.0).")
-    descr, fortran, shape, offset = header
+    descr, fortran, shape, offset = found
     if not NUMBER.fullmatch(descr):
         # Objects would be pickles; structured, string and complex arrays are not inputs.
         raise InvalidQuery(
             f"{name}: the dtype must be an integer or float of at most 8 bytes. "
             "Pickled objects are never read."
         )
-    if len(shape) > MAX_DIMENSIONS or 0 in shape:
-        raise InvalidQuery(
-            f"{name}: expected at most {MAX_DIMENSIONS} dimensions, none of them empty."
-        )
-    dtype = np.dtype(descr)
-    expected = math.prod(shape) * dtype.itemsize
-    if len(data) - offset != expected:
-        raise InvalidQuery(
-            f"{name}: the header declares {expected} bytes of data, {len(data) - offset} follow."
-        )
-    flat = np.frombuffer(data, dtype, offset=offset)
-    return flat.reshape(shape, order="F" if fortran else "C")
+    row, used = (
+        (tuple(expected.input.shape), np.dtype(expected.input.dtype))
+        if name == "inputs"
+        else ((expected.classes,), np.dtype(np.float64))
+    )
+    check_shape(name, shape, row, limits.batch)
+    if math.prod(shape) * used.itemsize > limits.body:
+        raise _too_large(limits.body)
+    return Header(np.dtype(descr), fortran, shape, offset)
+
+
+def _array(name: str, header: Header, data: bytes) -> np.ndarray:
+    """View the data of a `.npy` file as an array. Raises `InvalidQuery`."""
+    if len(data) != header.size:
+        raise _other_size(name, header, len(data))
+    flat = np.frombuffer(data, header.dtype)
+    return flat.reshape(header.shape, order="F" if header.fortran else "C")
+
+
+def _other_size(name: str, header: Header, size: int) -> InvalidQuery:
+    return InvalidQuery(f"{name}: the header declares {header.size} bytes of data, {size} follow.")
 
 
 def _header(data: bytes) -> tuple[str, bool, tuple[int, ...], int] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
@@ -30,7 +29,8 @@ from terrine_server.api.paging import Limit, NameCursor, NumberCursor
 from terrine_server.api.services import Auditor, ServicesDep
 from terrine_server.api.unchanging import UNCHANGED, unchanging
 from terrine_server.ledger import ChargeRecord, EnsembleRecord
-from terrine_server.owner import operations
+from terrine_server.owner import operations, verification
+from terrine_server.sheets import Sheet
 
 router = APIRouter(tags=["ledger"])
 
@@ -109,7 +109,7 @@ def charges(
 @router.get("/ledger/{project}/verify", responses=openapi.problems("not-found"))
 def verify(services: ServicesDep, _: Auditor, project: Name) -> Verification:
     """Recompute every hash, number, price and balance of a project's books."""
-    return views.verification(services.ledger.verify(project))
+    return views.verification(verification.verify_project(services.ledger, project))
 
 
 @router.get("/log", response_model=LogPage, responses=openapi.problems() | UNCHANGED)
@@ -129,22 +129,22 @@ def administrative_log(
 @router.get("/log/verify", responses=openapi.problems())
 def verify_log(services: ServicesDep, _: Auditor) -> LogVerification:
     """Recompute the administrative log, and hold the rows of today against it."""
-    return views.log_verification(services.ledger.verify_log())
+    return views.log_verification(verification.verify_log(services.ledger))
 
 
 def csv_lines(entries: Iterable[ChargeRecord], ensemble: EnsembleRecord) -> Iterator[str]:
     """Yield charges as CSV, a thousand at a time."""
     buffer, names = io.StringIO(), ensemble.class_names
     columns = [column for column in COLUMNS if names or column != "label_name"]
-    writer = csv.writer(buffer, lineterminator="\r\n")
-    writer.writerow(columns)
+    sheet = Sheet(buffer)
+    sheet.row(columns)
     for number, entry in enumerate(entries):
         shown = {
             **vars(entry),
             "created_at": entry.created_at.isoformat(),
             "label_name": names.get(entry.label),
         }
-        writer.writerow(shown[column] for column in columns)
+        sheet.row(shown[column] for column in columns)
         if number % 1000 == 999:
             yield buffer.getvalue()
             buffer.seek(0)

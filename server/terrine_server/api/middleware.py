@@ -11,22 +11,23 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 import structlog
 from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from terrine_server.api.connection import CONNECTION, Connection
 from terrine_server.api.problems import Answer, problem
-from terrine_server.api.seats import Seat, Seats, Share
-from terrine_server.api.services import PRINCIPAL, Check, checked
+from terrine_server.api.services import LABEL, PRINCIPAL, Check, checked
 from terrine_server.errors import DatabaseUnavailable, TerrineError
 from terrine_server.logs import frames
 from terrine_server.metrics import Metrics
 from terrine_server.owner.tokens import Principal
+from terrine_server.serving.bounds import CLOSING, Bounds, Refusal, full
+from terrine_server.serving.connection import CONNECTION, Connection
+from terrine_server.serving.seats import Seat
 from terrine_server.settings import Settings
 
 log = structlog.get_logger("terrine")
@@ -40,8 +41,8 @@ SINGLE = (
 """Headers that may appear only once: of two, a proxy might use one and we the other."""
 ALIVE = "/healthz"
 """Answered without a seat, so also when all are taken."""
-LINGER = 5.0
-"""Maximum seconds for reading and discarding the rest of a refused body."""
+CHARGED_NOTHING = {"overloaded", "request-timeout"}
+"""Problems of bodies and seats after which a student wonders."""
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """An `X-Request-Id` of this form is kept; any other is replaced."""
 
@@ -66,9 +67,7 @@ class Envelope:
         self.settings = settings
         self.authenticate = authenticate
         self.answer = answer
-        self.seats = Seats(settings)
-        self.held = 0
-        """Bytes received in the bodies of all requests that are still being handled."""
+        self.bounds = Bounds(settings.limits)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -103,7 +102,7 @@ class Envelope:
             connection.begin()
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             try:
-                await self._limited(scope, headers, seat, receive, send_named)
+                await self._bounded(scope, headers, seat, receive, send_named)
             except ClientDisconnect:
                 status = status or 499
             except asyncio.CancelledError:
@@ -149,20 +148,20 @@ class Envelope:
         caller = self.authenticate(scope["path"], headers)
         found: Principal | TerrineError | None = None
         if caller is not None:
-            full = seat.claim(self.seats, address)
-            if full is not None:
-                return _full(full)
+            refused = full(seat.claim(self.bounds.seats, address))
+            if refused is not None:
+                return refused
             found = await checked(caller) if callable(caller) else caller
             scope["state"][PRINCIPAL] = found
         if isinstance(found, Principal):
-            full = seat.of_token(self.seats, found.token_id)
+            share = seat.of_token(self.bounds.seats, found.token_id)
         elif isinstance(found, DatabaseUnavailable):  # many students at once, who are no strangers
-            full = seat.of_unchecked(self.seats, address)
+            share = seat.of_unchecked(self.bounds.seats, address)
         else:
-            full = seat.of_stranger(self.seats, address)
-        return None if full is None else _full(full)
+            share = seat.of_stranger(self.bounds.seats, address)
+        return full(share)
 
-    async def _limited(
+    async def _bounded(
         self,
         scope: Scope,
         headers: dict[bytes, bytes],
@@ -170,56 +169,28 @@ class Envelope:
         receive: Receive,
         send: Send,
     ) -> None:
-        """Run the app, limiting the body's size and duration whatever its Content-Length says."""
-        settings = self.settings
-        limit = settings.max_body_bytes if scope["path"] == "/label" else SMALL_BODY
-        body = _Body(receive, headers, limit, settings.body_seconds)
-        refusal, held = _refusal(scope, headers, limit), 0
-        if refusal is None:
-            refusal = await self._no_seat(scope, headers, seat)
+        """Run the app within the bounds, or refuse."""
 
-        async def respond(message: Message) -> None:
-            await body.before_the_end(message, send)
+        async def admit() -> Refusal | None:
+            return _refusal(scope, headers) or await self._no_seat(scope, headers, seat)
 
-        async def receive_limited() -> Message:
-            nonlocal refusal, held
-            try:
-                message = await body.receive()
-            except TimeoutError:
-                refusal = Refusal(
-                    "request-timeout",
-                    f"The body was not complete within {settings.body_seconds} s. "
-                    "Nothing was charged. Send less at once.",
-                )
-                raise ClientDisconnect from None
-            if body.received > limit:
-                refusal = _too_large(limit)
-                raise ClientDisconnect
-            size = len(message.get("body", b""))
-            held, self.held = held + size, self.held + size
-            if settings.max_held_bytes < self.held != held:
-                refusal = Refusal(
-                    "overloaded", "Too many bytes are being received at once. Nothing was charged."
-                )
-                raise ClientDisconnect
-            return message
+        def refused(refusal: Refusal) -> ASGIApp:
+            slug, detail, *more = refusal
+            scope["state"]["problem"] = slug
+            if slug in CHARGED_NOTHING:
+                detail += " Nothing was charged."
+            return self.answer(scope["state"]["request_id"], scope["path"], slug, detail, *more)
 
-        async def respond_unless_refused(message: Message) -> None:
-            if refusal is None:
-                await respond(message)
-
-        if refusal is None:
-            try:
-                await self._routed(scope, receive_limited, respond_unless_refused)
-            except ClientDisconnect:
-                if refusal is None:
-                    raise
-            finally:
-                self.held -= held
-        if refusal is not None:
-            scope["state"]["problem"] = refusal.slug
-            response = self.answer(scope["state"]["request_id"], scope["path"], *refusal)
-            await response(scope, receive, respond)
+        await self.bounds.run(
+            self._routed,
+            scope,
+            receive,
+            send,
+            seat=seat,
+            most=self.settings.max_body_bytes if scope["path"] == LABEL else SMALL_BODY,
+            admit=admit,
+            answer=refused,
+        )
 
     async def _routed(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the app; HEAD as GET, whose body the server leaves out (RFC 9110, section 9.3.2)."""
@@ -251,22 +222,12 @@ class Envelope:
         (log.debug if probe else log.info)("request", method=method, route=route, **fields)
 
 
-class Refusal(NamedTuple):
-    """The problem that the envelope answers a request with."""
-
-    slug: str
-    detail: str
-    extras: Mapping[str, Any] = {}
-    headers: Mapping[str, str] = {}
-
-
 DEFECT = Refusal(
     "internal",
     "A bug in the server; the request was not answered. "
     "The server's log has the details under this request id.",
 )
 CLOSE = (b"connection", b"close")
-CLOSING = {"Connection": "close"}
 STOPPED = Refusal(
     "overloaded",
     "The server is stopping, and does not know whether this was answered. "
@@ -275,18 +236,8 @@ STOPPED = Refusal(
 )
 
 
-def _refusal(scope: Scope, headers: Mapping[bytes, bytes], limit: int) -> Refusal | None:
+def _refusal(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
     """Return the refusal of a request by its head alone, or None."""
-    if scope["http_version"] not in ("1.0", "1.1"):
-        return Refusal("malformed-http", "Only HTTP/1.0 and HTTP/1.1 are spoken here.")
-    if b"transfer-encoding" in headers and (
-        b"content-length" in headers or scope["http_version"] == "1.0"
-    ):
-        # A proxy could see a different end of the body than we do (RFC 9112, 6.1 and 6.3).
-        return Refusal(
-            "malformed-http",
-            "Transfer-Encoding requires HTTP/1.1, and excludes Content-Length.",
-        )
     if scope["path"].endswith("\n"):
         # Routes are matched with `$`, which accepts a final newline; a proxy's rules do not.
         return Refusal("not-found", "There is nothing at a path that ends in a newline.")
@@ -299,68 +250,20 @@ def _refusal(scope: Scope, headers: Mapping[bytes, bytes], limit: int) -> Refusa
     for name in SINGLE:
         if names.count(name) > 1:
             return Refusal("invalid-request", f"The header {name.decode()} was sent twice.")
-    length = headers.get(b"content-length", b"0")
-    if not length.isdigit() or int(length[:20]) > limit:
-        return _too_large(limit)
     return None
 
 
-def _full(share: Share) -> Refusal:
-    return Refusal("overloaded", f"{share} Nothing was charged.", headers=CLOSING)
+def malformed(metrics: Metrics) -> Response:
+    """Answer malformed HTTP with a problem, log and count it: no route ever sees it.
 
-
-def _too_large(limit: int) -> Refusal:
-    return Refusal(
-        "payload-too-large",
-        f"The body is larger than {limit} bytes. Split the request.",
-        {"limit": limit},
-    )
-
-
-class _Body:
-    """A request's body: counted, timed, and read to its end before the response ends.
-
-    Closing a socket with unread bytes resets it, and a reset discards what the client has not read
-    yet: the response that says why. So a response that is sent before the body's end announces the
-    close and then reads on (RFC 9112, section 9.6), at most as many bytes again as the limit.
+    Its text is the stranger's, so it is left out.
     """
-
-    def __init__(
-        self, receive: Receive, headers: Mapping[bytes, bytes], limit: int, seconds: float
-    ) -> None:
-        self._receive = receive
-        self._limit = limit
-        self._due = asyncio.get_running_loop().time() + seconds
-        self.received = 0
-        self.ended = (
-            headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers
-        )
-
-    async def receive(self) -> Message:
-        """Return the next message and count its bytes. Raises `TimeoutError` if it is late."""
-        async with asyncio.timeout_at(None if self.ended else self._due):
-            message = await self._receive()
-        self.received += len(message.get("body", b""))
-        self.ended = self.ended or not message.get("more_body", False)
-        return message
-
-    async def before_the_end(self, message: Message, send: Send) -> None:
-        """Send a message of the response; before the last one, read the rest of the body."""
-        last = message["type"] == "http.response.body" and not message.get("more_body", False)
-        if not self.ended and message["type"] == "http.response.start":
-            message["headers"] = [*message["headers"], (b"connection", b"close")]
-        if not self.ended and last:
-            await send({**message, "more_body": True})
-            await self._discard()
-            message = {"type": "http.response.body", "body": b""}
-        await send(message)
-
-    async def _discard(self) -> None:
-        most = self.received + self._limit
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LINGER):
-                while not self.ended and self.received <= most:
-                    await self.receive()
+    slug, request_id = "malformed-http", uuid4().hex
+    log.info("request", method="(other)", route="(none)", status=400, problem=slug)
+    metrics.requests("(other)", "(none)", "400").inc()
+    metrics.problems(slug).inc()
+    why = "The request line, a header or a chunk is malformed or too long. Nothing was answered."
+    return problem(request_id, "", slug, why, headers={"X-Request-Id": request_id})
 
 
 METHODS = {"GET", "POST", "PATCH", "DELETE", "HEAD", "OPTIONS", "PUT"}

@@ -9,7 +9,7 @@ from sqlalchemy import Engine
 
 from terrine_server.errors import TerrineError
 from terrine_server.labeling.voters import Voters
-from terrine_server.ledger import Ledger, check_schema, check_writable
+from terrine_server.ledger import Ledger, check_definitions, check_schema, check_writable
 
 SECONDS = 1.0
 """How long what was found is still true. Strangers may ask as often as they like."""
@@ -44,6 +44,7 @@ class Readiness:
     def _problem(self) -> TerrineError | None:
         try:
             check_schema(self._engine)
+            check_definitions(self._engine)
             self._ledger.check_sealed()
             check_writable(self._engine)
             for ensemble in self._ledger.ensembles():

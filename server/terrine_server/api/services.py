@@ -15,7 +15,6 @@ from sqlalchemy import Engine
 
 from terrine_protocol import Role
 from terrine_server.api.readiness import Readiness
-from terrine_server.api.seats import network
 from terrine_server.errors import Forbidden, TerrineError, Unauthorized
 from terrine_server.labeling.pipeline import Ask, Labeling
 from terrine_server.labeling.queue import Queue
@@ -25,6 +24,7 @@ from terrine_server.metrics import Metrics
 from terrine_server.owner.sessions import Sessions
 from terrine_server.owner.tokens import Principal, Tokens
 from terrine_server.ratelimit import RateLimit
+from terrine_server.serving.seats import network
 from terrine_server.settings import Settings
 from terrine_server.threads import Threads
 

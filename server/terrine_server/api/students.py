@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
@@ -20,7 +21,7 @@ from terrine_protocol import (
 )
 from terrine_server import views
 from terrine_server.api import openapi
-from terrine_server.api.decoding import Expected, Limits, decode
+from terrine_server.api.decoding import Expected, Limits, check_length, decode
 from terrine_server.api.negotiation import JsonBody
 from terrine_server.api.services import (
     LABEL,
@@ -36,15 +37,18 @@ from terrine_server.api.services import (
 from terrine_server.errors import TokenChanged
 from terrine_server.labeling.pipeline import Ask, Labeling
 from terrine_server.ledger import Receipt, TokenRecord
-from terrine_server.threads import Threads
+from terrine_server.threads import Turns
 
 router = APIRouter(tags=["students"])
 
 PACKED = "npz"
 """In the content type of a body that may unpack to a thousand times its size."""
 IDEMPOTENCY_KEY = re.compile(openapi.IDEMPOTENCY_KEY, re.ASCII)
-CHECKING = Threads(8)
-"""Label requests decoded and checked at a time. Other routes use a separate thread pool."""
+SMALL_BYTES, SMALL_INPUTS = 4096, 32
+"""A request of less than this is checked sooner than a thread is woken to do so."""
+CHECKING = Turns(8)
+"""Label requests decoded and checked at a time, of each token one. Other routes use a separate
+thread pool."""
 
 
 class Direct(APIRoute):
@@ -98,17 +102,41 @@ async def _label(request: Request, services: Services) -> Response:
     key = _idempotency_key(request)
     holder = request.state.principal
     services.replays.take(holder.token_id)
-    body = await request.body()
     content_type = request.headers.get("content-type", "")
-    asked = (services, project, content_type, body, key, holder.record)
-    if PACKED not in content_type.lower() and services.labeling.small(project, len(body)):
+    found = services.labeling.known(project)
+    if found is None:
+        found = await CHECKING.run(holder.token_id, services.labeling.expected, project)
+    expected, settings = Expected(*found), services.settings
+    limits = Limits(settings.max_body_bytes, settings.max_batch)
+    body = await _body(request, content_type, expected, limits)
+    asked = (services, project, content_type, body, expected, limits, key, holder.record)
+    least = min(SMALL_BYTES, SMALL_INPUTS * (4 + math.prod(expected.input.shape)))
+    plain = PACKED not in content_type.lower()
+    if plain and len(body) <= least and services.labeling.known(project) is not None:
         ask = _ask(*asked)
     else:
-        ask = await CHECKING.run(_ask, *asked)
+        ask = await CHECKING.run(holder.token_id, _ask, *asked)
     answered = await services.queue.ask(project, ask)
     services.replays.use(holder.token_id, answered.replayed)
     request.state.charges = answered.paid
     return Response(answered.body, media_type="application/json")
+
+
+async def _body(request: Request, content_type: str, expected: Expected, limits: Limits) -> bytes:
+    """Return the body, which a second try finds in the request's state.
+
+    One that is too long for its project is refused by what its head says, or once so much is there.
+    """
+    found: bytes | None = getattr(request.state, "body", None)
+    if found is None:
+        declared = request.headers.get("content-length", "0")  # digits: the envelope has looked
+        check_length(content_type, int(declared), expected, limits)
+        received = bytearray()
+        async for part in request.stream():
+            received += part
+            check_length(content_type, len(received), expected, limits)
+        found = request.state.body = bytes(received)
+    return found
 
 
 def _idempotency_key(request: Request) -> str | None:
@@ -124,13 +152,13 @@ def _ask(
     project: str,
     content_type: str,
     body: bytes,
+    expected: Expected,
+    limits: Limits,
     key: str | None,
     token: TokenRecord | None,
 ) -> Ask:
     with services.metrics.stage("decode"):
-        settings, expected = services.settings, services.labeling.expected(project)
-        limits = Limits(settings.max_body_bytes, settings.max_json_bytes, settings.max_batch)
-        sent = decode(content_type, body, Expected(*expected), limits)
+        sent = decode(content_type, body, expected, limits)
         return services.labeling.check(project, sent.inputs, sent.probabilities, key, token)
 
 

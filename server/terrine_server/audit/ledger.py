@@ -16,6 +16,7 @@ from terrine_server.audit.findings import AuditFinding, Part
 from terrine_server.audit.worst_votes import needed_by_answer, needed_share, shown
 from terrine_server.ledger import Ledger, ProjectRecord
 from terrine_server.ledger.epochs import events_of
+from terrine_server.owner.verification import verify_project
 from terrine_server.privacy import (
     Account,
     ConfidentMax,
@@ -40,7 +41,7 @@ def audit_books(ledger: Ledger, part: Part = "ledger") -> Iterator[AuditFinding]
     """Yield one finding for each project with problems, and one for all sound projects together."""
     sound = charges = 0
     for name in ledger.project_names():
-        verified = ledger.verify(name)
+        verified = verify_project(ledger, name)
         problems = [*verified.problems]
         if verified.ok:  # else there is nothing to price
             problems += check_project(ledger, ledger.project(name))

@@ -13,7 +13,6 @@ from terrine_server.audit.findings import AuditFinding, Report
 from terrine_server.audit.ledger import audit_books
 from terrine_server.audit.mechanisms import audit_mechanisms
 from terrine_server.audit.noise import audit_noise
-from terrine_server.audit.service import audit_service
 from terrine_server.audit.worst_votes import audit_answer_price, audit_joint_price
 from terrine_server.ledger import Ledger
 
@@ -69,6 +68,9 @@ def _findings(
         yield audit_joint_price()
         yield audit_answer_price()
     if "service" in subjects:
+        # It brings PyTorch and the web framework, which an auditor of the rest need not install.
+        from terrine_server.audit.service import audit_service
+
         yield from audit_service(effort.students, level, choice)
     if "ledger" in subjects and ledger is not None:
         yield from audit_books(ledger)

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -34,11 +34,11 @@ from terrine_models.store import (
     versions,
 )
 from terrine_protocol import ProjectOpen, Role, TokenCreate
-from terrine_server.api.connection import options
 from terrine_server.app import create_app
 from terrine_server.ledger import Ledger, connect, upgrade
 from terrine_server.owner.operations import make_directories, open_project, register_ensemble
 from terrine_server.owner.tokens import Tokens, load_secret_key, make_secret_key
+from terrine_server.serving.connection import options
 from terrine_server.settings import Settings
 
 World = Literal["here", "there"]
@@ -131,9 +131,8 @@ def running_service(data_dir: Path) -> Iterator[Service]:
 def serving(settings: Settings) -> Iterator[str]:
     """Serve on a free port as `terrine serve` would, but in a thread; yield the URL."""
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        create_app(settings), **options(settings) | {"timeout_graceful_shutdown": 5}
-    )
+    limits = replace(settings.limits, shutdown_seconds=5)
+    config = uvicorn.Config(create_app(settings), **options(limits, settings.forwarded_allow_ips))
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listener],), name="terrine-server")
     thread.start()

@@ -64,12 +64,7 @@ def load(data: Path, options: Arrays) -> tuple[Dataset, PublicData | None, Datas
     if image is not None:
         if options.labels is not None or not data.is_dir():
             fail("--image-size is for a folder of pictures, with one folder for each class.")
-        private = load_image_classes(data, image, classes=names)
-        if names is None:
-            note(
-                f"The classes, which are public, are the folders of {data}: "
-                f"{', '.join(private.classes)}."
-            )
+        private = load_image_classes(data, image, classes=names or _folders(data, options.public))
     elif data.suffix == ".npz":
         if options.labels is not None:
             fail("--labels is for IDX images; an .npz has its labels in y.")
@@ -80,6 +75,20 @@ def load(data: Path, options: Arrays) -> tuple[Dataset, PublicData | None, Datas
         return private, None, None
     inputs, labelled = _public(options.public, private, image)
     return private, PublicData.declare(options.public.name, inputs), labelled
+
+
+def _folders(data: Path, public: Path | None) -> list[str]:
+    """Return the classes that the folders of public pictures name."""
+    from terrine_models.images import class_folders
+
+    if public is not None and public.is_dir() and (names := class_folders(public)):
+        note(f"The classes are the folders of {public}: {', '.join(names)}.")
+        return names
+    return fail(
+        "Classes are public, and the folders of private pictures are not: a single person may have "
+        f"made one. Declare the classes. {data} has folders for these, and if all of them may be "
+        f"known: --classes '{','.join(class_folders(data))}'"
+    )
 
 
 def _public(

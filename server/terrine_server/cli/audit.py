@@ -15,7 +15,6 @@ from terrine_server.cli.console import console, fail
 if TYPE_CHECKING:
     from terrine_server.audit.findings import AuditFinding, Report
     from terrine_server.ledger import Ledger
-    from terrine_server.settings import Settings
 
 
 class Subject(StrEnum):
@@ -79,11 +78,11 @@ def audit(
     from terrine_server import logs
     from terrine_server.audit.run import FULL, QUICK
     from terrine_server.audit.run import audit as run
-    from terrine_server.settings import Settings
 
-    ledger = None
-    if Subject.LEDGER in chosen:
-        ledger = _ledger(Settings(), required=not everything)
+    if picture is not None:
+        from terrine_server.audit.picture import draw
+
+    ledger = None if Subject.LEDGER not in chosen else _ledger(required=not everything)
     logs.configure("error")
     report = run(
         [subject.value for subject in chosen],
@@ -96,17 +95,17 @@ def audit(
     if json_file is not None:
         json_file.write_text(json.dumps(report.to_json(), indent=2, ensure_ascii=False) + "\n")
     if picture is not None:
-        from terrine_server.audit.picture import draw
-
         draw(report, picture)
     _conclude(report)
 
 
-def _ledger(settings: Settings, required: bool) -> Ledger | None:
+def _ledger(required: bool) -> Ledger | None:
     """Return the ledger of the data directory, or None if there is none and none is required."""
     from terrine_server.ledger import check_schema, connect
     from terrine_server.owner.operations import open_ledger
+    from terrine_server.settings import Settings
 
+    settings = Settings()
     if settings.database_url is None and not settings.data_dir.is_dir():
         if required:
             fail(

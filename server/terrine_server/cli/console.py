@@ -29,13 +29,15 @@ KNOWN = (
     ("terrine_server.errors", "TerrineError"),
     ("terrine_server.privacy", "ParameterError"),
     ("terrine_models.store", "StoreError"),
+    ("terrine_models.onnx_guard", "VotingError"),
+    ("terrine_models.onnx_models", "ModelError"),
     ("terrine_models.data", "DataError"),
     ("terrine_models.shards", "TrainingError"),
     ("terrine_models.ray_cluster", "ClusterError"),
     ("terrine_server.owner.tokens", "SecretKeyError"),
     ("terrine_server.owner.issuer", "IssuerError"),
-    ("terrine_server.api.listening", "CannotListen"),
-    ("terrine_server.api.descriptors", "TooFewDescriptors"),
+    ("terrine_server.serving.listening", "CannotListen"),
+    ("terrine_server.serving.listening", "TooFewDescriptors"),
     ("terrine_server.ledger.anchors", "AnchorError"),
     ("terrine_server.ledger.verifying.archive", "ArchiveError"),
     ("terrine_client.errors", "TerrineError"),
@@ -101,11 +103,10 @@ def explain(error: BaseException) -> str | None:
         return str(error)
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
-        extra = "student" if sys.argv[1:2] == ["student"] else "server"
         if not package.startswith("terrine"):
             return (
-                f"{package} is not installed. This command needs the {extra} extra: "
-                f"`pip install 'terrine[{extra}]'`"
+                f"{package} is not installed, and this command needs it. "
+                f"In a checkout: pip install '.[{_extra(sys.argv[1:])}]'"
             )
     for module, name in KNOWN:
         kind = getattr(sys.modules.get(module), name, None)
@@ -118,6 +119,22 @@ def explain(error: BaseException) -> str | None:
             for item in error.errors(include_url=False, include_input=False)
         )
     return None
+
+
+def _extra(words: list[str]) -> str:
+    """Return the extra with which a command line runs."""
+    if words[:1] == ["--data-dir"]:
+        words = words[2:]
+    match [word for word in words if not word.startswith("--data-dir=")]:
+        case ["student", *_]:
+            return "student"
+        case ["audit", *subjects]:  # attacks on a server need one, and pictures matplotlib
+            served = any(word.startswith(("service", "--all", "--picture")) for word in subjects)
+            return "server" if served else "auditor"
+        case ["ledger" | "log", *_]:
+            return "auditor"
+        case _:
+            return "server"
 
 
 def by_option(error: ValidationError) -> str:

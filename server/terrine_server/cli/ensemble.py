@@ -102,7 +102,7 @@ def train(
         typer.Option(
             metavar="N|A,B,…",
             help="Classes of IDX or .npz data: their number or their names. IDX default: 10. Of "
-            "pictures: their folders.",
+            "pictures, by default the folders of --public, if it has any.",
         ),
     ] = None,
     label: Annotated[
@@ -338,7 +338,7 @@ def schema(
             encoding=encoding.value,
             progress=progress,
         )
-    write_atomically(out, proposal.to_json().encode())
+    write_atomically(out, proposal.to_json().encode(), public=True)
     tables.show(proposal, public, out)
 
 
@@ -374,7 +374,8 @@ def _print(directory: Path, manifest: Manifest) -> None:
         table.add_row("opsets", f"{opsets}; output {manifest.foreign.output or 'the only one'}")
         said = f"{manifest.foreign.disjoint_by} (declared by the owner, not checked)"
         table.add_row("disjoint by", escape(said))
-    table.add_row("records", str(manifest.records))
+    grouped = partition is not None and partition.recipe == "groups"
+    table.add_row("people" if grouped else "records", str(manifest.records))
     if partition is not None:
         unit = "people" if partition.recipe == "groups" else "records"
         table.add_row("shards", f"{partition.smallest} to {partition.largest} {unit} each")

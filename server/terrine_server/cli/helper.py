@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from terrine_server.cli.console import console, fail
+from terrine_server.cli.console import console
 from terrine_server.cli.serving import (
     CertificateOption,
     HostOption,
@@ -36,19 +35,14 @@ def make(
     [bold]Example[/bold]: terrine helper make helper.toml districts
     """
     from terrine_server import helper
+    from terrine_server.labeling.helper_terms import read_terms
 
-    try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        fail(f"{file} cannot be read: {error.strerror}.")
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        fail(f"{file} is no TOML: {error}.")
-    helper.make(helper.read_terms(document, file), directory)
+    helper.make(read_terms(file), directory)
     _show(directory)
     console.print(
         f"Give {directory / helper.SERVICE} to the service, and each file in "
-        f"{directory / helper.OWNERS} to its owner, with your certificate, and on ways on which "
-        "the service does not see the owners' tokens.",
+        f"{directory / helper.OWNERS} to its owner, with your certificate and {file}, and on ways "
+        "on which the service does not see, or change, what owners get.",
         soft_wrap=True,
     )
     console.print(f"Next: terrine helper serve {directory} …")
@@ -80,8 +74,7 @@ def serve(
 
     check_tls(host, certificate, key)
     helper = Helper(directory)
-    connections = 2 * len(helper.terms.owners) + 64
-    serve_over_tls(helper.app(), "Helper", host, port, certificate, key, connections)
+    serve_over_tls(helper.app(), "Helper", host, port, certificate, key, helper.limits)
 
 
 def _show(directory: Path) -> None:

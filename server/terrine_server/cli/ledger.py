@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from enum import StrEnum
 from pathlib import Path
@@ -181,6 +180,7 @@ def _write_csv(ledger: Ledger, project: str, file: TextIO) -> int:
     from terrine_server.ledger import ChargeRecord
     from terrine_server.ledger.chain import canonical_json
     from terrine_server.ledger.verifying.archive import entry_line
+    from terrine_server.sheets import Sheet
 
     columns = [field.name for field in fields(ChargeRecord)]
     record = ledger.project(project)
@@ -189,12 +189,14 @@ def _write_csv(ledger: Ledger, project: str, file: TextIO) -> int:
         columns.insert(columns.index("label") + 1, "label_name")
     if record.noise_sigma is None:
         columns.remove("counts")
-    writer = csv.DictWriter(file, columns)
-    writer.writeheader()
+    sheet = Sheet(file)
+    sheet.row(columns)
     count = 0
     for entry in map(entry_line, ledger.stream_charges(project)):
         documents = {"mechanism", "event", "counts"} & entry.keys()
         named = {"label_name": names.get(entry["label"])} if names else {}
-        writer.writerow(entry | named | {name: canonical_json(entry[name]) for name in documents})
+        texts = {name: canonical_json(entry[name]) for name in documents}
+        line = entry | named | texts
+        sheet.row(line.get(column) for column in columns)
         count += 1
     return count

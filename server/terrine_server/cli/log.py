@@ -52,7 +52,9 @@ def verify() -> None:
 
     Exits with code 1 if anything is wrong. `terrine ledger verify` does this, too.
     """
-    if not report_log(opened_ledger().verify_log()):
+    from terrine_server.owner.verification import verify_log
+
+    if not report_log(verify_log(opened_ledger())):
         raise typer.Exit(1)
 
 

@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from terrine_protocol.files import read
 from terrine_server.cli.console import console, fail
 from terrine_server.cli.evaluate import ensemble_directory
 from terrine_server.cli.serving import (
@@ -22,6 +23,7 @@ from terrine_server.cli.serving import (
 
 if TYPE_CHECKING:
     from terrine_models.roster import Roster
+    from terrine_server.labeling.helper_terms import HelperTerms
 
 owners = typer.Typer(no_args_is_help=True, help="Let owners vote who keep their teachers.")
 teacher = typer.Typer(no_args_is_help=True, help="Be one of these owners.")
@@ -118,6 +120,14 @@ def serve(
             "it, the system's.",
         ),
     ] = None,
+    helper_terms: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="HELPER.toml",
+            help="The terms that you agreed to, from the helper's party: owners, classes, noise, "
+            "budget. Nothing is shared under others.",
+        ),
+    ] = None,
 ) -> None:
     """Answer the service that gathers votes, from your own machine and your own teachers.
 
@@ -128,29 +138,61 @@ def serve(
     """
     from terrine_models.roster import Peer, read_token
     from terrine_models.store import load_manifest, write_atomically
+    from terrine_server.labeling.helper_terms import ask_terms, read_terms
     from terrine_server.labeling.remote_voters import client
-    from terrine_server.teacher import Teacher
+    from terrine_server.teacher import HELPER_SECONDS, LIMITS, Agreed, Teacher
 
     check_tls(host, certificate, key)
-    if helper is None and (helper_token_file or helper_certificate):
-        fail("--helper-token-file and --helper-certificate are for --helper.")
+    if helper is None and (helper_token_file or helper_certificate or helper_terms):
+        fail("--helper-token-file, --helper-certificate and --helper-terms are for --helper.")
     if helper is not None and helper_token_file is None:
         fail("--helper needs --helper-token-file: the helper takes shares of its owners alone.")
+    if helper is not None and helper_terms is None:
+        fail("--helper needs --helper-terms: what the service may learn of your votes is in them.")
     directory = ensemble_directory(ensemble)
     name = model or load_manifest(directory).name
     if not token_file.exists():
         write_atomically(token_file, f"{secrets.token_urlsafe(32)}\n".encode())
         token_file.chmod(0o600)
         console.print(f"Made the token {token_file}.")
-    token = token_file.read_text(encoding="ascii").strip()
+    token = read(token_file).decode("ascii").strip()
     if len(token) < 20:
         fail(f"{token_file} holds no token of at least 20 characters.")
-    second = None
-    if helper is not None and helper_token_file is not None:
+    agreed = None
+    if helper is not None and helper_token_file is not None and helper_terms is not None:
         Peer.model_validate({"name": "helper", "url": helper})  # https, but on this machine
-        second = client(helper, helper_certificate, read_token(helper_token_file))
-    app = Teacher(directory, name, token, second).app()
-    serve_over_tls(app, f"Model {name}", host, port, certificate, key)
+        terms, shown = read_terms(helper_terms), read_token(helper_token_file)
+        found = ask_terms(client(helper, helper_certificate, shown), HELPER_SECONDS)
+        if isinstance(found, str):
+            fail(f"The helper at {helper} does not tell its terms: {found}.")
+        if found.terms != terms:
+            fail(
+                f"The helper at {helper} has other terms than {helper_terms}: "
+                f"{_difference(found.terms, terms)}. Share nothing before all agree on one file."
+            )
+        agreed = Agreed(client(helper, helper_certificate, shown), terms)
+    app = Teacher(directory, name, token, agreed).app()
+    if agreed is not None:
+        console.print(
+            f"Votes are shared with {helper}: {agreed.terms.classes} classes, noise of σ = "
+            f"{agreed.terms.sigma:g} votes; the service may learn ε = {agreed.terms.epsilon:g}, "
+            f"δ = {agreed.terms.delta:g} of your votes in all.",
+            soft_wrap=True,
+        )
+    serve_over_tls(app, f"Model {name}", host, port, certificate, key, LIMITS)
+
+
+def _difference(there: HelperTerms, here: HelperTerms) -> str:
+    """Return what a helper's terms and those of a file say differently."""
+    differing = [
+        name for name in type(here).model_fields if getattr(there, name) != getattr(here, name)
+    ]
+    return ", ".join(
+        name
+        if name == "owners"
+        else f"{name} {getattr(there, name):g} there, {getattr(here, name):g} here"
+        for name in differing
+    )
 
 
 def _asked(directory: Path, roster: Roster) -> tuple[int, str | None]:

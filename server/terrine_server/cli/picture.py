@@ -12,22 +12,24 @@ if TYPE_CHECKING:
 
     from terrine_server.planning.plan import Candidate, Curve, Plan
 
-COLORS = {
-    "basic": "#888888",
-    "classic RDP": "#b5452c",
-    "improved RDP": "#d99a2b",
-    "fixed-order RDP": "#7a5fa8",
-    "GDP": "#1b6ca8",
-    "joint RDP": "#c2185b",
-    "data-dependent": "#2e8b57",
+# Okabe and Ito's colours, which those who see no red or green tell apart, and a style for each.
+STYLES = {
+    "basic": ("#000000", ":"),
+    "classic RDP": ("#D55E00", "--"),
+    "improved RDP": ("#E69F00", "-."),
+    "fixed-order RDP": ("#CC79A7", (0, (5, 1, 1, 1, 1, 1))),
+    "GDP": ("#0072B2", "-"),
+    "joint RDP": ("#009E73", (0, (8, 2))),
+    "data-dependent": ("#56B4E9", (0, (1, 1))),
 }
+CHOSEN, OTHERS, WARNING = "#0072B2", "#999999", "#D55E00"
 
 
 def draw(found: Plan, curves: Sequence[Curve], path: Path, *, private: bool) -> None:
-    """Draw a plan as a PNG of 1650 x 750 pixels."""
+    """Draw a plan as a PNG of 1650 x 825 pixels."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 5), dpi=150, layout="constrained")
+    figure = Figure(figsize=(11, 5.5), dpi=150, layout="constrained")
     left, right = figure.subplots(1, 2)
     _draw_accounting(left, found, curves)
     _draw_candidates(right, found)
@@ -37,7 +39,7 @@ def draw(found: Plan, curves: Sequence[Curve], path: Path, *, private: bool) -> 
     title += ", ".join(f"{key} {value:g}" for key, value in spec.items())
     if private:
         title = f"NOT PRIVATE, show to nobody: made from private votes\n{title}"
-    figure.suptitle(title, color="#b5452c" if private else "black")
+    figure.suptitle(title, color=WARNING if private else "black")
     figure.savefig(path, metadata={"Software": None})
 
 
@@ -49,19 +51,20 @@ def _draw_accounting(axes: Axes, found: Plan, curves: Sequence[Curve]) -> None:
             if math.isfinite(point[1]) and point[1] <= 2 * found.epsilon
         ]
         if points:
+            colour, style = STYLES[curve.name]
             axes.plot(
                 *zip(*points, strict=True),
                 label=curve.name + (" (enforced)" if curve.enforced else ""),
-                color=COLORS[curve.name],
+                color=colour,
                 lw=2.4 if curve.enforced else 1.4,
-                ls="--" if curve.name == "fixed-order RDP" and not curve.enforced else "-",
+                ls=style,
             )
     axes.axhline(found.epsilon, color="black", lw=0.8, ls=":")
     axes.set_xlabel("expected answers")
     axes.set_ylabel(f"ε at δ = {found.delta:g}")
     axes.set_xlim(left=0, right=1.2 * max(line.answers for line in found.lines) + 1)
     axes.set_ylim(0, 2 * found.epsilon)
-    axes.legend(fontsize=8, loc="upper left")
+    _legend(axes)
     axes.grid(alpha=0.25)
 
 
@@ -73,9 +76,9 @@ def _draw_candidates(axes: Axes, found: Plan) -> None:
     points = [place(each) for each in found.candidates if each.answered > 0]
     points = [point for point in points if math.isfinite(point[0]) and point[0] > 0]
     answers, accuracy = zip(*points, strict=True)
-    axes.scatter(answers, accuracy, s=14, color="#888888", label="candidates of the grid")
+    axes.scatter(answers, accuracy, s=14, color=OTHERS, label="candidates of the grid")
     x, y = place(found.chosen)
-    axes.scatter([x], [y], s=70, color=COLORS["GDP"], label="chosen", zorder=3)
+    axes.scatter([x], [y], s=70, marker="D", color=CHOSEN, label="chosen", zorder=3)
     axes.set_xscale("log")
     wanted = found.chosen.epsilon is not None
     axes.set_xlabel(
@@ -85,5 +88,10 @@ def _draw_candidates(axes: Axes, found: Plan) -> None:
     )
     against = "the labels" if found.labelled else "most teachers"
     axes.set_ylabel(f"answers that agree with {against}, %")
-    axes.legend(fontsize=8, loc="lower right" if wanted else "lower left")
+    _legend(axes)
     axes.grid(alpha=0.25)
+
+
+def _legend(axes: Axes) -> None:
+    """Below the axes, so that it hides no curve."""
+    axes.legend(fontsize=8, frameon=False, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.13))

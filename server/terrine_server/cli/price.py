@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from terrine_protocol.files import opened
 from terrine_server.cli.console import console, fail, opened_ledger
 from terrine_server.cli.plan_report import ALL_COUNTS, ANSWER_ALONE
 
@@ -124,7 +126,7 @@ def _from_file(path: Path, epsilon: float | None, delta: float | None) -> Books:
     projects: set[str] = set()
 
     def entries() -> Iterator[tuple[Mapping[str, Any], str]]:
-        with path.open(encoding="utf-8") as lines:
+        with io.TextIOWrapper(opened(path), "utf-8") as lines:
             for number, line in enumerate(lines, start=1):
                 try:
                     entry = json.loads(line)

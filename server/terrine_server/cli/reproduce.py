@@ -84,8 +84,14 @@ def reproduce(
     queries: Annotated[
         int | None, typer.Option(min=10, help="For rest: test inputs that are asked. Default: 500.")
     ] = None,
-    seeds: Annotated[
-        int, typer.Option(min=1, max=100, help="Studies, each with fresh noise of its own.")
+    runs: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=100,
+            help="Each deals the private data anew, trains its own teachers and opens its own "
+            "projects.",
+        ),
     ] = 3,
     teachers: Annotated[int | None, typer.Option(min=2, help="Number of teachers.")] = None,
     kind: Annotated[
@@ -105,10 +111,6 @@ def reproduce(
         Method | None, typer.Option(help="As for `terrine student train`. Default: auto.")
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps of students.")] = None,
-    ensemble: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Trained teachers to use, instead of training some."),
-    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Directory for everything. Default: reproduce-DATA."),
@@ -120,15 +122,16 @@ def reproduce(
 ) -> None:
     """Repeat a paper's experiment: train teachers, serve, teach students, compare.
 
-    The table shows students beside the same network on true labels, the teachers' plurality and
-    the paper's figures. Run the same command again to continue after an interruption: nothing is
-    paid for twice. Results of several runs gather in results.json and one picture.
+    The table shows students beside the same student on true labels, a plain one on the same
+    answers, the teachers' plurality and the paper's figures. ± is the interval in which a new run's
+    figure falls, for 95 %. Run the same command again to continue after an interruption: nothing is
+    paid for twice. Results gather in results.json and one picture.
 
     [bold]Examples[/bold]
 
       terrine reproduce mnist mnist/ --epsilon 0.3 --epsilon 0.6
 
-      terrine reproduce mnist mnist/ --epsilon 0.6 --protocol last-1000 --seeds 5
+      terrine reproduce mnist mnist/ --epsilon 0.6 --protocol last-1000 --runs 5
 
       terrine reproduce adult adult/ --epsilon 1
 
@@ -141,35 +144,30 @@ def reproduce(
     from terrine_server.reproduce.setup import QUERIES, Setup
     from terrine_server.reproduce.sources import load
 
-    if ensemble is not None and teachers is not None:
-        fail("--teachers is for training; the teachers of --ensemble are as many as they are.")
     if queries is not None and protocol is not Protocol.REST:
         fail("--queries is for --protocol rest; other protocols ask all that is public.")
-    if kind is not None and ensemble is not None:
-        fail("--kind is for training; the teachers of --ensemble are what they are.")
     logs.configure("error")
     source = _suited(load(data.value, path), teachers, kind, method, steps, quick)
     out = out or Path(f"reproduce-{data.value}")
     out.mkdir(parents=True, exist_ok=True)
-    results = []
+    setups = [
+        Setup(
+            protocol=protocol.value,
+            mechanism=mechanism.value,
+            epsilon=budget,
+            delta=source.delta if delta is None else delta,
+            runs=runs,
+            queries=QUERIES if queries is None else queries,
+        )
+        for budget in epsilon or [0.3]
+    ]
     try:
-        for budget in epsilon or [0.3]:
-            setup = Setup(
-                protocol=protocol.value,
-                mechanism=mechanism.value,
-                epsilon=budget,
-                delta=source.delta if delta is None else delta,
-                seeds=seeds,
-                queries=QUERIES if queries is None else queries,
-            )
-            result = Experiment(source, setup, out, console, ensemble).run()
-            everything = keep(result, out)
-            picture = out / f"{source.name}-{protocol.value}.png"
-            draw(everything, picture)
-            results.append(result)
+        results = Experiment(source, setups, out, console).run()
     except KeyboardInterrupt:
         errors.print(f"Interrupted. Run the same command again to continue; see {out}.")
         raise typer.Exit(130) from None
+    picture = out / f"{source.name}-{protocol.value}.png"
+    draw(keep(results, out), picture)
     for result in results:
         console.print(table(result))
     for warning in dict.fromkeys(text for each in results for text in each.warnings):

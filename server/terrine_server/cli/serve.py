@@ -78,7 +78,7 @@ def serve(
     voters: Annotated[
         str | None,
         typer.Option(
-            metavar="threads|processes|ray",
+            metavar="here|ray",
             help="Where teachers vote; by default TERRINE_VOTERS.",
         ),
     ] = None,
@@ -88,9 +88,9 @@ def serve(
     Environment variables set everything else; docs/api.md explains each one.
     Places: TERRINE_DATA_DIR, TERRINE_DATABASE_URL, TERRINE_DATABASE_PASSWORD_FILE,
     TERRINE_SECRET_KEY_FILE, TERRINE_HOST, TERRINE_PORT, TERRINE_FORWARDED_ALLOW_IPS,
-    TERRINE_DEVICE, TERRINE_VOTERS, TERRINE_VOTER_PROCESSES, TERRINE_RAY_ADDRESS.
+    TERRINE_DEVICE, TERRINE_VOTERS, TERRINE_RAY_ADDRESS, TERRINE_RAY_ACTORS.
     Limits: TERRINE_MAX_BATCH, TERRINE_MAX_WAITING, TERRINE_MAX_BODY_BYTES,
-    TERRINE_MAX_JSON_BYTES, TERRINE_MAX_HELD_BYTES, TERRINE_REQUESTS_PER_MINUTE,
+    TERRINE_MAX_HELD_BYTES, TERRINE_REQUESTS_PER_MINUTE,
     TERRINE_REPLAYS_PER_MINUTE, TERRINE_FAILED_LOGINS_PER_MINUTE, TERRINE_MAX_CONNECTIONS,
     TERRINE_MAX_PER_TOKEN, TERRINE_MAX_STRANGERS, TERRINE_MAX_PER_ADDRESS,
     TERRINE_KEEP_ALIVE_SECONDS, TERRINE_BODY_SECONDS, TERRINE_WRITE_SECONDS,
@@ -103,11 +103,11 @@ def serve(
     """
     given: dict[str, Any] = {"host": host, "port": port, "voters": voters}
     with _refusing(), ExitStack() as stack:
-        from terrine_server.api import listening
+        from terrine_server.serving import listening
         from terrine_server.settings import Settings
 
         settings = Settings(**{name: value for name, value in given.items() if value is not None})
-        sockets = listening.bind(settings)  # before anything that takes time
+        sockets = listening.bind(settings.host, settings.port)  # before anything that takes time
         for own in sockets:
             stack.enter_context(own)
         _prepare(settings, workers)
@@ -116,27 +116,18 @@ def serve(
         from terrine_server.metrics import SHARED_DIR
 
         app = create_app(settings, alone=True)
-        for warning in _warnings(settings, listening.connections(settings)):
+        for warning in _warnings(settings, listening.connections(settings.max_connections)):
             logs.say("warning", "may be a mistake", **warning)
         logs.configure(settings.log_level)
         if workers == 1:
-            listening.serve(app, sockets, settings)
+            listening.serve(app, sockets, settings.limits, proxies=settings.forwarded_allow_ips)
         else:
             shared = TemporaryDirectory(prefix="terrine-metrics-")
             os.environ[SHARED_DIR] = stack.enter_context(shared)
-            os.environ |= for_each_worker(settings, workers)
-            listening.serve_with_workers(WORKER, sockets, settings, workers)
-
-
-def for_each_worker(settings: Settings, workers: int) -> dict[str, str]:
-    """Return the variables of the workers: they read the settings themselves, but no options."""
-    from terrine_server.labeling.process_voters import usual_processes
-    from terrine_server.settings import VotersKind
-
-    if settings.voters is not VotersKind.PROCESSES:
-        return {"TERRINE_VOTERS": settings.voters}
-    processes = settings.voter_processes or max(1, usual_processes() // workers)
-    return {"TERRINE_VOTERS": settings.voters, "TERRINE_VOTER_PROCESSES": str(processes)}
+            os.environ["TERRINE_VOTERS"] = settings.voters  # workers know no options
+            listening.serve_with_workers(
+                WORKER, sockets, settings.limits, workers, proxies=settings.forwarded_allow_ips
+            )
 
 
 @contextmanager
@@ -161,7 +152,7 @@ def _causes(error: Exception, message: str) -> Iterator[tuple[str | None, str]]:
     """Yield each setting that is wrong, if that is what is, and what is wrong."""
     from pydantic import ValidationError
 
-    from terrine_server.api.listening import CannotListen
+    from terrine_server.serving.listening import CannotListen
 
     if isinstance(error, ValidationError):
         for found, line in zip(error.errors(), message.splitlines(), strict=True):

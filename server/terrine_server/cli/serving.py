@@ -12,6 +12,8 @@ from terrine_server.cli.console import console, fail
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
+    from terrine_server.serving.limits import Limits
+
 HostOption = Annotated[str, typer.Option(help="Address to listen on.")]
 CertificateOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="TLS certificate chain (PEM).")
@@ -39,23 +41,16 @@ def serve_over_tls(
     port: int,
     certificate: Path | None,
     key: Path | None,
-    connections: int = 64,
+    limits: Limits,
 ) -> None:
-    """Serve until interrupted; `connections`: at the same time, further ones are refused."""
-    import uvicorn
+    """Serve until interrupted. Raises CannotListen."""
+    from terrine_server.serving import listening
 
-    scheme = "http" if certificate is None else "https"
-    console.print(f"{what} on {scheme}://{host}:{port}. Interrupt to stop.", soft_wrap=True)
-    uvicorn.run(
-        app,
-        host=host,
-        port=port,
-        ssl_certfile=certificate,
-        ssl_keyfile=key,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        limit_concurrency=connections,
-        timeout_keep_alive=75,  # longer than those who ask keep an idle connection
-        timeout_graceful_shutdown=1,  # peers keep connections open that they do not read from
-    )
+    scheme, sockets = "http" if certificate is None else "https", listening.bind(host, port)
+    try:
+        port = sockets[0].getsockname()[1]
+        console.print(f"{what} on {scheme}://{host}:{port}. Interrupt to stop.", soft_wrap=True)
+        listening.serve(app, sockets, limits, certificate=certificate, key=key, announce=False)
+    finally:
+        for own in sockets:
+            own.close()

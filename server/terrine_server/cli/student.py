@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from terrine_protocol.files import read
 from terrine_server.bars import steps_bar
 from terrine_server.cli.console import AsJson, console, errors, fail, print_json
 from terrine_server.cli.student_data import Source, rehearse, save_labels
@@ -276,6 +277,6 @@ def connect(url: str, token_file: Path | None, insecure: bool) -> Iterator[Clien
             errors.print(f"{details.caused_by} Trying again …", soft_wrap=True)
 
     set_on_retry_hooks([say])
-    token = token_file.read_text().strip() if token_file else None
+    token = read(token_file).decode().strip() if token_file else None
     with Client(url, token, insecure=insecure) as client:
         yield client

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -135,6 +134,7 @@ def save_labels(labels: Labels, out: Path) -> None:
     import numpy as np
 
     from terrine_client import NO_COUNT
+    from terrine_server.sheets import Sheet
 
     names = np.array([name or "" for name in labels.names], dtype=np.str_)
     if out.suffix == ".npz":
@@ -155,6 +155,7 @@ def save_labels(labels: Labels, out: Path) -> None:
         for label, counts in enumerate(labels.noisy_counts.T.tolist()):
             columns[f"count_{label}"] = ["" if count == NO_COUNT else count for count in counts]
     with out.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        writer.writerows(zip(*columns.values(), strict=True))
+        sheet = Sheet(file)
+        sheet.row(columns)
+        for row in zip(*columns.values(), strict=True):
+            sheet.row(row)

@@ -89,17 +89,18 @@ def anchor(
             openssl pkey -in anchor.key -pubout -out anchor.pub
     """
     from terrine_server.ledger.anchors import load_private_key, write_anchors
+    from terrine_server.owner.verification import verify_log, verify_project
 
     signing = load_private_key(key) if key is not None else None
     ledger = opened_ledger()
-    log = ledger.verify_log()
+    log = verify_log(ledger)
     if log.anchor is None:
         report_log(log)
         fail("The administrative log is not intact, so nothing can be anchored.")
     anchors = []
     for name in ledger.project_names() if project in (None, "all") else [project]:
         with entries_bar(errors, name) as progress:
-            found = ledger.verify(name, progress=progress)
+            found = verify_project(ledger, name, progress=progress)
         if found.anchor is None:
             _report(found)
             fail(f"The books of {name} are not intact, so they cannot be anchored.")
@@ -130,6 +131,8 @@ def _check_anchored(project: str, anchors: dict[str, Anchor] | None) -> None:
 def _verify_ledger(
     project: str, anchors: dict[str, Anchor] | None, log: LogAnchor | None, resume: bool
 ) -> bool:
+    from terrine_server.owner.verification import verify_log, verify_project
+
     ledger = opened_ledger()
     there, anchored = ledger.project_names(), anchors or {}
     if project != "all":
@@ -144,12 +147,12 @@ def _verify_ledger(
             intact = False
             continue
         with entries_bar(errors, name) as progress:
-            found = ledger.verify(name, anchored.get(name), resume, progress)
+            found = verify_project(ledger, name, anchored.get(name), resume, progress)
         intact = _report(found) and intact
     if not names:
         console.print("No project has been opened yet.")
     if project == "all":
-        found_in_log = ledger.verify_log(log)
+        found_in_log = verify_log(ledger, log)
         intact = report_log(found_in_log) and intact
     return intact
 

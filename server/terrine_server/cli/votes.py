@@ -7,6 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from terrine_protocol.files import opened
 from terrine_server.cli.console import errors, fail
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def load_votes(path: Path, sizes: Sequence[int]) -> Votes:
     from terrine_server.planning.forecast import Votes
 
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with opened(path) as stored, np.load(stored, allow_pickle=False) as file:
             arrays = {name: file[name] for name in ("counts", "labels") if name in file}
     except (ValueError, TypeError, zipfile.BadZipFile) as error:
         fail(f"{path} is not an .npz file of plain arrays: {error}")

@@ -16,7 +16,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from terrine_client import BudgetExhausted, Client
+from terrine_client._picture import draw
 from terrine_client.distill import Distilled, distill
+from terrine_models.answers import CERTAIN, student_from_answers, true_counts
 from terrine_models.features import PublicData
 from terrine_models.learning import Training, train_student
 from terrine_models.students import Student
@@ -52,7 +54,7 @@ class Figures:
     student: float
     """Accuracy on the held-out images."""
     without_privacy: float
-    """The same network, on the true labels of all the same public images."""
+    """The same student with the same settings, on the true labels of all public images."""
     folds: float | None
     """Accuracy over all test images; see `Demo._fold`. None where that is left out."""
     ledger_intact: bool
@@ -151,6 +153,8 @@ class Demo:
             ledger_head=found.head,
             seconds=time.monotonic() - self.began,
         )
+        picture = self.out / "student" / "accuracy.png"
+        draw(report, picture, true_labels=without_privacy)
         (self.out / "demo.json").write_text(json.dumps(asdict(figures), indent=2) + "\n")
         self._sum_up(figures)
         return figures
@@ -229,34 +233,49 @@ class Demo:
     def _compare(self, made: Distilled) -> tuple[float, float | None]:
         """Accuracy without privacy, and if the material says so over the whole test set."""
         m = self.material
-        folds = FOLDS if m.folds else 0
-        of_folds = f"; and {folds} students, each trained without a fifth of the test images and "
+        self._say("For comparison: the same student on the true labels of all public images.")
+        plain = self._twin(made).accuracy(m.held_out, m.held_out_labels)
+        if not m.folds:
+            return plain, None
         self._say(
-            "For comparison: a network on the true labels of all public images"
-            f"{f'{of_folds}tested on it' if folds else ''}."
+            f"And {FOLDS} students, each trained without a fifth of the test images and tested on "
+            "it."
         )
-        supervised = replace(m.training, method="supervised")
         halt = threading.Event()
-        with comparison_bar(self.console, (folds + 1) * m.training.steps) as advance:
+        with comparison_bar(self.console, FOLDS * m.training.steps) as advance:
 
             def on_step(done: int, steps: int) -> None:
                 if halt.is_set():
                     raise InterruptedError("the demo was interrupted")
                 advance()
 
-            def run(number: int) -> float:
-                if number == folds:
-                    plain = self._learn(m.public, m.truth, supervised, on_step)
-                    return plain.accuracy(m.held_out, m.held_out_labels)
-                return self._fold(number, made.labels, on_step)
-
             try:
-                results = side_by_side(run, range(folds + 1))
+                right = side_by_side(
+                    lambda fold: self._fold(fold, made.labels, on_step), range(FOLDS)
+                )
             except BaseException:
                 halt.set()  # otherwise the program would wait for every student to finish
                 raise
-        plain, right = results[folds], sum(results[:folds])
-        return plain, right / (len(m.public) + len(m.held_out)) if folds else None
+        return plain, sum(right) / (len(m.public) + len(m.held_out))
+
+    def _twin(self, made: Distilled) -> Student:
+        """Train the student that was chosen, with the same settings, on true labels."""
+        m, counts = self.material, isinstance(self.material.mechanism, NoisyVotesSpec)
+        training = m.training
+        if not counts:
+            training = replace(training, method=made.report.choice.chosen)
+        with steps_bar(self.console) as on_step:
+            return student_from_answers(
+                m.public,
+                m.truth,
+                teachers=1,
+                noisy_counts=true_counts(m.truth, len(m.private.classes)) if counts else None,
+                noise_sigma=CERTAIN if counts else None,
+                inputs=m.private.spec,
+                classes=m.private.classes,
+                training=training,
+                on_step=on_step,
+            ).student
 
     def _fold(self, number: int, labels: NDArray[np.int64], on_step: OnStep) -> float:
         """Return how many images of fold `number` a student trained without it gets right.
@@ -295,8 +314,7 @@ class Demo:
         table = Table(title=f"terrine demo: {m.name}", show_header=False)
         rows = {
             "student": f"{f.student:.2%} of {len(m.held_out):,} held-out images",
-            "without privacy": f"{f.without_privacy:.2%}, a network on the true labels of all "
-            "public images",
+            "on true labels": f"{f.without_privacy:.2%}, the same student without privacy",
         }
         if f.folds is not None:
             rows[f"{FOLDS} folds"] = (

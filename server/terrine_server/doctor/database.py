@@ -14,7 +14,7 @@ from terrine_server.doctor.files import disk, private
 from terrine_server.doctor.finding import Finding, State
 from terrine_server.ledger.store.database import reading, sqlite_path
 from terrine_server.ledger.store.roles import missing, over_history
-from terrine_server.ledger.store.schema import missing_parts
+from terrine_server.ledger.store.schema import differences
 
 OLDEST_POSTGRESQL = 14
 CLOCK_SKEW, CLOCK_BROKEN = timedelta(seconds=1), timedelta(minutes=1)
@@ -61,20 +61,25 @@ def rights(engine: Engine) -> Iterator[Finding]:
 
 
 def schema(engine: Engine) -> Iterator[Finding]:
-    """Check that the tables have all the parts that keep charges and balances right."""
-    parts = missing_parts(engine)
-    restorable = [part.name for part in parts if part.restore]
-    lost = [part.name for part in parts if not part.restore]
+    """Check that the whole schema is as this version's migrations make it."""
+    parts = differences(engine)
+    added = [part.part for part in parts if part.change == "added"]
+    lost = [str(part) for part in parts if part.change != "added" and not part.restore]
+    restorable = [str(part) for part in parts if part.restore]
+    if added:
+        found = f"The schema has what is not Terrine's: {'; '.join(added)}."
+        mend = "Find out who added it, then DROP it; terrine ledger verify all"
+        yield Finding("schema", State.PROBLEM, found, mend)
     if restorable:
-        found = f"The tables lack: {'; '.join(restorable)}."
+        found = f"The schema is not as Terrine made it: {'; '.join(restorable)}."
         mend = "terrine init && terrine ledger verify all"
         yield Finding("schema", State.PROBLEM, found, mend)
     if lost:
-        found = f"The tables lack what cannot be added to them: {'; '.join(lost)}."
+        found = f"The schema is not as Terrine made it, and cannot be mended: {'; '.join(lost)}."
         mend = "Restore a backup of the database; terrine ledger verify all"
         yield Finding("schema", State.PROBLEM, found, mend)
     if not parts:
-        found = "The tables, their constraints and triggers match this version of Terrine."
+        found = "The whole schema is as this version of Terrine makes it."
         yield Finding("schema", State.OK, found)
 
 

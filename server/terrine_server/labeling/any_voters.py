@@ -1,14 +1,13 @@
-"""Voters for every kind of ensemble: in this process, in others, or at their owners."""
+"""Voters for every kind of ensemble: in this process, on a cluster, or at their owners."""
 
 from __future__ import annotations
-
-from functools import cached_property
-from typing import assert_never
 
 import numpy as np
 
 from terrine_server.labeling.local_voters import LocalVoters
-from terrine_server.labeling.process_voters import ProcessVoters
+from terrine_server.labeling.ray_voters import RayVoters
+from terrine_server.labeling.remote_voters import RemoteVoters
+from terrine_server.labeling.shared_voters import SharedVoters
 from terrine_server.labeling.voters import Voters
 from terrine_server.ledger import SHARED, EnsembleRecord
 from terrine_server.settings import Settings, VotersKind
@@ -20,10 +19,11 @@ REMOTE = "remote"
 class AnyVoters(Voters):
     """Passes each ensemble on to the voters of its kind."""
 
-    def __init__(self, settings: Settings, kind: VotersKind = VotersKind.THREADS) -> None:
+    def __init__(self, settings: Settings, kind: VotersKind = VotersKind.HERE) -> None:
         """`kind`: who votes for ensembles that are here."""
         self._local = _local(settings, kind)
-        self._data_dir = settings.data_dir
+        self._remote = RemoteVoters(settings.data_dir)
+        self._shared = SharedVoters(settings.data_dir)
 
     def check(self, record: EnsembleRecord) -> None:
         """Raise `EnsembleUnavailable` unless the registered ensemble can vote now."""
@@ -40,20 +40,6 @@ class AnyVoters(Voters):
         """Give back what outlives a vote."""
         self._local.close()
 
-    @cached_property
-    def _remote(self) -> Voters:
-        # Not before it is needed: it loads PyTorch, which a server whose teachers vote in other
-        # processes does without.
-        from terrine_server.labeling.remote_voters import RemoteVoters
-
-        return RemoteVoters(self._data_dir)
-
-    @cached_property
-    def _shared(self) -> Voters:
-        from terrine_server.labeling.shared_voters import SharedVoters
-
-        return SharedVoters(self._data_dir)
-
     def _of(self, record: EnsembleRecord) -> Voters:
         if record.info["kind"] == SHARED:
             return self._shared
@@ -61,24 +47,8 @@ class AnyVoters(Voters):
 
 
 def _local(settings: Settings, kind: VotersKind) -> Voters:
-    match kind:
-        case VotersKind.THREADS:
-            return LocalVoters(settings.data_dir, settings.device)
-        case VotersKind.PROCESSES:
-            return ProcessVoters(
-                settings.data_dir,
-                settings.device,
-                settings.voter_processes,
-                settings.voting_seconds,
-            )
-        case VotersKind.RAY:
-            from terrine_server.labeling.ray_voters import RayVoters
-
-            return RayVoters(
-                settings.data_dir,
-                settings.ray_address,
-                settings.voter_processes,
-                settings.voting_seconds,
-            )
-        case _:
-            assert_never(kind)
+    if kind is VotersKind.HERE:
+        return LocalVoters(settings.data_dir, settings.device, seconds=settings.voting_seconds)
+    return RayVoters(
+        settings.data_dir, settings.ray_address, settings.ray_actors, settings.voting_seconds
+    )

@@ -3,6 +3,9 @@
 An ensemble votes only while its files are exactly those that were registered. The manifest's digest
 must match the ledger, and every file's digest the manifest. Both are checked again when a file on
 disk changes.
+
+Imported teachers vote in a guarded process (`terrine_models.onnx_guard`), which each of their
+ensembles has for itself; it ends with the ensemble.
 """
 
 from __future__ import annotations
@@ -12,15 +15,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
+import structlog
 
+from terrine_models.ensemble import ALONE, MEMORY, Ensemble, Place
+from terrine_models.onnx_guard import SECONDS, VotingError
+from terrine_models.store import StoreError, load_manifest, manifest_digest
 from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling.voters import Voters
 
-if TYPE_CHECKING:
-    from terrine_models.ensemble import Ensemble, Place
+log = structlog.get_logger("terrine")
 
 FileStamp = tuple[tuple[int, int, int], ...]
 """Inode, size and change time (ctime, which cannot be set) of an ensemble's files."""
@@ -67,14 +73,16 @@ class LocalVoters(Voters):
         self,
         data_dir: Path,
         device: str | None = None,
-        memory: int | None = None,
-        place: Place | None = None,
+        memory: int = MEMORY,
+        place: Place = ALONE,
+        seconds: float = SECONDS,
     ) -> None:
-        """`memory`: bytes that voting may use; `place`: whose teachers vote (`Ensemble.load`)."""
+        """`memory`, `place` (whose teachers vote) and `seconds`: see `Ensemble.load`."""
         self._data_dir = data_dir
         self._device = device
         self._memory = memory
         self._place = place
+        self._seconds = seconds
         self._slots: dict[tuple[str, str, str], _Slot] = {}
         self._lock = Lock()
 
@@ -87,12 +95,22 @@ class LocalVoters(Voters):
 
         Raises `EnsembleUnavailable`.
         """
-        return self.loaded(record).ensemble.votes(inputs)
+        try:
+            return self.loaded(record).ensemble.votes(inputs)
+        except (VotingError, StoreError) as error:
+            log.warning("imported teachers did not vote", ensemble=record.name, cause=str(error))
+            raise EnsembleUnavailable(
+                f"The imported teachers of {record.name} did not vote within their limits. Nothing "
+                "was charged. Retry later; the server's log says more."
+            ) from None
+
+    def close(self) -> None:
+        """Let go of the ensembles; the processes of imported ones end."""
+        with self._lock:
+            self._slots.clear()
 
     def loaded(self, record: Registered) -> Loaded:
         """Return the ensemble as its files are now. Raises `EnsembleUnavailable`."""
-        from terrine_models.store import StoreError
-
         key = record.name, record.path, record.manifest_sha256
         with self._lock:
             slot = self._slots.get(key)
@@ -109,25 +127,24 @@ class LocalVoters(Voters):
             return found
 
     def _load(self, record: Registered, directory: Path) -> Loaded:
-        from terrine_models.ensemble import ALONE, MEMORY, Ensemble
-        from terrine_models.store import load_manifest
-
         # The stamp is taken before reading, so that a change in between is noticed later.
         files = ("manifest.json", *load_manifest(directory).files)
         taken = stamp(directory, files)
 
         check_manifest(record, directory)  # before native code parses files that nobody checked
-        memory, place = self._memory or MEMORY, self._place or ALONE
-        ensemble = Ensemble.load(directory, self._device, memory=memory, place=place)
+        ensemble = Ensemble.load(
+            directory,
+            self._device,
+            memory=self._memory,
+            place=self._place,
+            seconds=self._seconds,
+        )
         check_manifest(record, directory)  # it is the one that was loaded
-        ensemble.fastest()  # measured now, so that the first student does not wait
         return Loaded(ensemble, files, taken)
 
 
 def check_manifest(record: Registered, directory: Path) -> None:
     """Raise `EnsembleUnavailable` unless the manifest is the one that was registered."""
-    from terrine_models.store import manifest_digest
-
     if manifest_digest(directory) != record.manifest_sha256:
         raise EnsembleUnavailable(
             f"The manifest in {directory} is not the one that was registered as {record.name}. "

@@ -10,7 +10,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain, islice
@@ -110,8 +110,6 @@ class _Fixed:
     mechanism: Mechanism
 
 
-SMALL_BYTES, SMALL_INPUTS = 4096, 32
-"""A request of less than this is checked sooner than a thread is woken to do so."""
 MOST_FIXED = 1024
 """How many projects are kept in this form."""
 
@@ -131,13 +129,11 @@ class Labeling:
         fixed = self._fixed(self._ledger.remembered(project_name))
         return fixed.input, fixed.classes
 
-    def small(self, project_name: str, size: int) -> bool:
-        """Whether a plain body of so many bytes can be checked at once, without the database."""
+    def known(self, project_name: str) -> tuple[InputSpec, int] | None:
+        """Return what `expected` does, if that is in memory."""
         project = self._ledger.in_memory(project_name)
         fixed = None if project is None else self._by_genesis.get(project.genesis)
-        if fixed is None:
-            return False
-        return size <= min(SMALL_BYTES, SMALL_INPUTS * (4 + math.prod(fixed.input.shape)))
+        return None if fixed is None else (fixed.input, fixed.classes)
 
     def _fixed(self, project: ProjectRecord) -> _Fixed:
         found = self._by_genesis.get(project.genesis)
@@ -189,9 +185,20 @@ class Labeling:
         """Answer a group of requests, no two with the same key, with one vote and one commit.
 
         Each gets its receipt, or a refusal that concerns it alone: `TokenChanged` where its token
-        is not what it was. Raises a `TerrineError` if
-        nothing was answered; then nothing was charged, unless the database died during the commit.
+        is not what it was. Raises a `TerrineError` if nothing was answered; then nothing was
+        charged, unless the database died during the commit.
+
+        Where a second server adds up the votes (`SHARED`), it counts each query that it is asked,
+        whether it is charged here or not. So one group at a time of a project is voted on, in all
+        processes, and looked up once more before that.
         """
+        with ExitStack() as turn:
+            return self._answer(project_name, asks, turn)
+
+    def _answer(
+        self, project_name: str, asks: Sequence[Ask], turn: ExitStack
+    ) -> list[Receipt | TerrineError]:
+        own_turn = False
         answers: dict[int, Receipt | TerrineError] = {}
         waiting = list(range(len(asks)))
         while waiting:
@@ -221,7 +228,12 @@ class Labeling:
             if any(record.answers):
                 waiting = [index for index in waiting if index not in answers]
                 continue
-            drawn = self._drawn(project, group, self._payable(project, digests, record.recorded))
+            chosen = self._payable(project, digests, record.recorded)
+            if chosen and not own_turn and project.ensemble.info["kind"] == SHARED:
+                turn.enter_context(self._ledger.turn(project.id))
+                own_turn = True
+                continue
+            drawn = self._drawn(project, group, chosen)
             proposals = iter(
                 _proposal(digest, drawn.get(index)) for index, digest in enumerate(digests)
             )

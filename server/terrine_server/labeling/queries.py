@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -16,32 +17,34 @@ from terrine_server.errors import InvalidQuery, PayloadTooLarge
 from terrine_server.privacy.mechanisms.interactive_gnmax import ROW_SUM_TOLERANCE
 
 
-def canonical_inputs(inputs: np.ndarray, spec: InputSpec, max_batch: int) -> np.ndarray:
-    """Check inputs against `spec`; return them as `[B, *shape]`, as `canonical_numbers` does.
-
-    Raises `InvalidQuery` or `PayloadTooLarge`.
-    """
-    expected = ", ".join(["B", *map(str, spec.shape)])
-    if inputs.ndim == 0 or list(inputs.shape[1:]) != spec.shape:
+def check_shape(name: str, shape: Sequence[int], row: Sequence[int], max_batch: int) -> None:
+    """Check the shape of an array against that of its rows. Raises as `check_batch`."""
+    if not shape or tuple(shape[1:]) != tuple(row):
+        expected = ", ".join(["B", *map(str, row)])
         raise InvalidQuery(
-            f"Expected inputs of shape [{expected}]; these have shape {list(inputs.shape)}."
+            f"Expected {name} of shape [{expected}]; these have shape {list(shape)}."
         )
-    if len(inputs) == 0:
+    check_batch(shape[0], max_batch)
+
+
+def check_batch(rows: int, max_batch: int) -> None:
+    """Check the number of queries. Raises `InvalidQuery` or `PayloadTooLarge`."""
+    if rows == 0:
         raise InvalidQuery("The batch is empty; expected at least one query.")
-    if len(inputs) > max_batch:
+    if rows > max_batch:
         raise PayloadTooLarge(
-            f"The batch has {len(inputs)} queries; at most {max_batch} are allowed. Split it.",
+            f"The batch has {rows} queries; at most {max_batch} are allowed. Split it.",
             limit=max_batch,
         )
-    return canonical_numbers(inputs, spec)
 
 
-def canonical_numbers(inputs: np.ndarray, spec: InputSpec) -> np.ndarray:
-    """Check numbers of inputs against `spec`; return them in C order and its dtype.
+def canonical_inputs(inputs: np.ndarray, spec: InputSpec, max_batch: int) -> np.ndarray:
+    """Check inputs against `spec`; return them as `[B, *shape]` in C order and its dtype.
 
     Conversions that would change a value beyond its float32 rounding are refused.
-    Raises `InvalidQuery`.
+    Raises `InvalidQuery` or `PayloadTooLarge`.
     """
+    check_shape("inputs", inputs.shape, tuple(spec.shape), max_batch)
     if inputs.dtype.kind == "f" and not np.isfinite(inputs).all():
         raise InvalidQuery("Inputs must be finite; NaN or infinity was found.")
     if spec.dtype == "uint8":

@@ -16,21 +16,29 @@ from itertools import islice
 from pathlib import Path
 from threading import Lock
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any, NoReturn
 
+import msgspec
 import numpy as np
 import structlog
+import torch
 from numpy.typing import NDArray
 
+from terrine_models.ensemble import MEMORY, Place
+from terrine_models.ray_cluster import (
+    ClusterError,
+    connect,
+    differing,
+    disconnect,
+    on_node,
+    software,
+)
+from terrine_models.store import MANIFEST, Manifest, StoreError, load_manifest
 from terrine_server.errors import EnsembleUnavailable
-from terrine_server.labeling.elsewhere import Defect, Reference, memory_of_a_thread
 from terrine_server.labeling.local_voters import FileStamp, LocalVoters, check_manifest, stamp
 from terrine_server.labeling.voters import Voters
-
-if TYPE_CHECKING:
-    from terrine_models.ensemble import Place
-    from terrine_models.store import Manifest
-    from terrine_server.ledger import EnsembleRecord
+from terrine_server.ledger import EnsembleRecord
+from terrine_server.logs import frames
 
 log = structlog.get_logger("terrine")
 
@@ -47,6 +55,36 @@ RETRIES = 2
 """How often a block is sent again to an actor that ended."""
 
 
+class Reference(msgspec.Struct, frozen=True):
+    """Which registered ensemble is meant: what an actor must know of its record."""
+
+    name: str
+    path: str
+    manifest_sha256: str
+
+    @classmethod
+    def to(cls, record: EnsembleRecord) -> Reference:
+        """Return the reference to an ensemble."""
+        return cls(record.name, record.path, record.manifest_sha256)
+
+
+class Defect(msgspec.Struct, frozen=True):
+    """An exception that nobody expected: not its text, which may quote inputs or votes."""
+
+    kind: str
+    where: list[str]
+
+    @classmethod
+    def of(cls, error: Exception) -> Defect:
+        """Describe an exception that was caught."""
+        return cls(type(error).__name__, frames(error.__traceback__))
+
+    def fail(self) -> NoReturn:
+        """Log it here, and raise a RuntimeError that says no more than whose defect it is."""
+        log.error("defect in an actor", exception=self.kind, where=self.where)
+        raise RuntimeError("an actor failed; the log names the bug")
+
+
 Reply = NDArray[np.int64] | int | str | Defect
 """Counts [B, m], or why there are none; to a check, how many inputs the actor votes on at once."""
 
@@ -54,14 +92,12 @@ Reply = NDArray[np.int64] | int | str | Defect
 class _Actor:
     """Votes with one part of the teachers, in a process of the cluster."""
 
-    def __init__(self, data_dir: str, place: Place, memory: int, ours: dict[str, str]) -> None:
-        import torch
-
-        from terrine_models.ray_cluster import differing
-
+    def __init__(
+        self, data_dir: str, place: Place, memory: int, seconds: float, ours: dict[str, str]
+    ) -> None:
         torch.set_num_threads(1)
         self._unfit = differing(ours)
-        self._voters = LocalVoters(Path(data_dir), "cpu", memory, place)
+        self._voters = LocalVoters(Path(data_dir), "cpu", memory, place, seconds)
 
     def vote(self, ensemble: Reference, inputs: NDArray[Any] | None) -> Reply:
         """Vote on inputs [B, …]; without any, verify and load the ensemble."""
@@ -90,8 +126,6 @@ class _Seat:
     def ask(self, ensemble: Reference, inputs: NDArray[Any] | None) -> Any:
         """Send it a block; return what Ray calls the reply that will come."""
         import ray
-
-        from terrine_models.ray_cluster import on_node
 
         if self.actor is None:
             # One processor is required where it starts, none reserved: it may be replaced on a
@@ -162,8 +196,6 @@ class RayVoters(Voters):
         Raises `EnsembleUnavailable`, also if no actor answers in time, or one that is asked ends
         again and again.
         """
-        from terrine_models.ensemble import Place
-
         key = Reference.to(record)
         if key not in self._sizes:
             self.check(record)
@@ -181,8 +213,6 @@ class RayVoters(Voters):
 
     def close(self) -> None:
         """End the actors, and leave the cluster."""
-        from terrine_models.ray_cluster import disconnect
-
         with self._joining, self._lock:
             for seat in self._seats:
                 seat.leave()
@@ -192,8 +222,6 @@ class RayVoters(Voters):
 
     def _manifest(self, record: EnsembleRecord) -> Manifest:
         """Return the manifest, which is the one that was registered."""
-        from terrine_models.store import MANIFEST, StoreError, load_manifest
-
         directory, key = self._data_dir / record.path, Reference.to(record)
         try:
             now = stamp(directory, [MANIFEST])
@@ -215,9 +243,6 @@ class RayVoters(Voters):
 
     def _join(self) -> list[_Seat]:
         """Join the cluster, unless that just failed. Without one there are no seats."""
-        from terrine_models.ensemble import Place
-        from terrine_models.ray_cluster import ClusterError, connect, software
-
         with self._joining:
             if self._seats or monotonic() < self._not_before:
                 return self._seats
@@ -228,9 +253,12 @@ class RayVoters(Voters):
                 self._not_before = monotonic() + RETRY_SECONDS
                 return []
             count = min(self._actors or processors, MOST_ACTORS)
-            memory = memory_of_a_thread()
+            # An actor votes with one thread, on as many inputs at a time as a thread of the server:
+            # products round by their size.
+            memory = MEMORY // torch.get_num_threads()
+            data_dir, ours = str(self._data_dir), software()
             self._seats = [
-                _Seat(number, (str(self._data_dir), Place(number, count), memory, software()))
+                _Seat(number, (data_dir, Place(number, count), memory, self._seconds, ours))
                 for number in range(count)
             ]
             return self._seats
@@ -290,7 +318,7 @@ def _understood(reply: Reply) -> NDArray[np.int64] | int:
     if isinstance(reply, str):
         raise EnsembleUnavailable(reply)
     if isinstance(reply, Defect):
-        reply.fail("an actor")
+        reply.fail()
     return reply
 
 

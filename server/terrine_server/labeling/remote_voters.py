@@ -14,12 +14,14 @@ import hashlib
 import ssl
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
 
+import httpcore
 import httpx
 import numpy as np
 import structlog
@@ -39,6 +41,9 @@ log = structlog.get_logger("terrine")
 REPLY_BYTES = 64 * 1024
 """Bytes of a response, beyond `VALUE_BYTES` for each value that it may hold."""
 VALUE_BYTES = 32
+PIECE = 4096
+"""Bytes that are read of one response before others have their turn: some 10 ms of work at most,
+if they are made of as many events of HTTP as fit."""
 KEPT_SECONDS = 30.0
 """How long an idle connection is kept: a new one costs both sides a handshake."""
 
@@ -195,7 +200,7 @@ def client(url: str, certificate: Path | None, token: str | None) -> httpx.Async
     Raises StoreError.
     """
     try:
-        verify = (
+        context = (
             _system()
             if certificate is None
             else ssl.create_default_context(cafile=str(certificate))
@@ -205,9 +210,8 @@ def client(url: str, certificate: Path | None, token: str | None) -> httpx.Async
     return httpx.AsyncClient(
         base_url=url,
         headers={"Authorization": f"Bearer {token}"} if token else {},
-        verify=verify,
+        transport=_Transport(context),
         timeout=None,  # noqa: S113 - one deadline for all of a reply, see `ask`
-        limits=httpx.Limits(keepalive_expiry=KEPT_SECONDS),
         trust_env=False,
     )
 
@@ -216,6 +220,74 @@ def client(url: str, certificate: Path | None, token: str | None) -> httpx.Async
 def _system() -> ssl.SSLContext:
     """Return what the system trusts: read once, since it takes a hundredth of a second."""
     return ssl.create_default_context()
+
+
+class TooLong(Exception):  # noqa: N818 - of a peer, not of ours
+    """A response has more bytes than it may."""
+
+
+_most: ContextVar[int] = ContextVar("most", default=REPLY_BYTES)
+"""Bytes that the response to the request of this task may have."""
+
+
+class _Counted(httpcore.AsyncNetworkStream):
+    """A connection on which whatever a peer sends is counted, and read in small pieces.
+
+    Its body alone would not do: any number of interim responses may come before its head (RFC 9110,
+    section 15.2), and each byte of it may be a chunk. To read these takes time, and responses of
+    other owners are read by the same loop.
+    """
+
+    def __init__(self, stream: httpcore.AsyncNetworkStream) -> None:
+        self._stream = stream
+        self._read = 0
+        """Bytes since the request."""
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        data = await self._stream.read(min(max_bytes, PIECE), timeout)
+        self._read += len(data)
+        if self._read > _most.get():
+            raise TooLong
+        await asyncio.sleep(0)  # under TLS, reading alone may wait for nothing
+        return data
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._read = 0
+        await self._stream.write(buffer, timeout)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    async def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        return _Counted(await self._stream.start_tls(ssl_context, server_hostname, timeout))
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._stream.get_extra_info(info)
+
+
+class _Network(httpcore.AnyIOBackend):
+    """Connects as usual."""
+
+    async def connect_tcp(self, *given: Any, **more: Any) -> httpcore.AsyncNetworkStream:
+        return _Counted(await super().connect_tcp(*given, **more))
+
+
+class _Transport(httpx.AsyncHTTPTransport):
+    """httpx over connections that are counted."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        super().__init__(verify=context, trust_env=False)
+        self._pool = httpcore.AsyncConnectionPool(
+            ssl_context=context,
+            max_connections=None,
+            keepalive_expiry=KEPT_SECONDS,
+            network_backend=_Network(),
+        )
 
 
 async def ask(http: httpx.AsyncClient, request: Request, seconds: float) -> bytes | str:
@@ -232,22 +304,22 @@ async def ask(http: httpx.AsyncClient, request: Request, seconds: float) -> byte
                 return await _exchanged(http, request)
     except TimeoutError:
         return f"no answer within {seconds:g} s"
+    except TooLong:
+        return f"more than {request.most} bytes"
     except (httpx.HTTPError, ssl.SSLError, OSError) as error:
         return f"{type(error).__name__}: {error}"
 
 
 async def _exchanged(http: httpx.AsyncClient, request: Request) -> bytes | str:
-    """Return the body of the response, or why there is none. Raises httpx.HTTPError, OSError."""
+    """Return the body of the response, or why there is none.
+
+    Raises TooLong, httpx.HTTPError, OSError.
+    """
+    _most.set(request.most)
     async with http.stream("POST", **request.sent) as reply:
         if reply.status_code != 200:
             return f"status {reply.status_code}"
-        parts, size = [], 0
-        async for part in reply.aiter_raw():
-            parts.append(part)
-            size += len(part)
-            if size > request.most:
-                return f"more than {request.most} bytes"
-        return b"".join(parts)
+        return b"".join([part async for part in reply.aiter_raw()])
 
 
 def read(reply: bytes | str, owner: Owner, rows: int, classes: int) -> NDArray[np.int64] | str:

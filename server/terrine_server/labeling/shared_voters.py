@@ -7,8 +7,6 @@ in full: who sees what, and the proof, are in docs/privacy/secret-sharing.md.
 
 from __future__ import annotations
 
-import asyncio
-import ssl
 from math import ceil, log, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +19,7 @@ from numpy.typing import NDArray
 
 from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling import shares
+from terrine_server.labeling.helper_terms import ask_terms
 from terrine_server.labeling.remote_voters import (
     REPLY_BYTES,
     RemoteVoters,
@@ -44,17 +43,14 @@ FAILURE = 1e-12
 logger = structlog.get_logger("terrine")
 
 
-class _Terms(msgspec.Struct):
-    owners: list[str]
-    classes: int
-    sigma: float
-
-
-_TERMS = msgspec.json.Decoder(_Terms)
-
-
 class SharedVoters(RemoteVoters):
     """Turns batches of inputs into sums of votes that carry a helper's noise."""
+
+    def __init__(self, data_dir: Path) -> None:
+        super().__init__(data_dir)
+        self._lied_to = set[str]()
+        """Digests of rosters whose shares did not add up: asking again would spend the helper's
+        budget for nothing. They stay here until the operator starts the server again."""
 
     def votes(self, record: EnsembleRecord, inputs: np.ndarray) -> np.ndarray:
         """Return the sums for canonical inputs `[B, …]`, modulo 2³²: uint32 `[B, m]`.
@@ -66,6 +62,8 @@ class SharedVoters(RemoteVoters):
         roster, helper = gathered.roster, gathered.helper
         if roster.helper is None or helper is None:
             raise EnsembleUnavailable(f"The roster of {record.name} names no helper.")
+        if record.manifest_sha256 in self._lied_to:
+            raise _implausible(record)
         rows, classes, name = len(inputs), len(roster.classes), shares.new_round()
         requests = list(requests_for(roster.owners, inputs, classes, name))
         replies = self._running().run(ask_all(gathered.asked, requests, roster.timeout_seconds))
@@ -82,11 +80,13 @@ class SharedVoters(RemoteVoters):
         check_quorum(record, roster, absent)
         sums += self._opened(record, helper, name, present, sums.shape, roster.timeout_seconds)
         if not plausible(sums, len(roster.owners), roster.helper.sigma):
-            logger.error("shares do not add up", ensemble=record.name)
-            raise EnsembleUnavailable(
-                f"The shares of {record.name} do not add up to one vote an owner: an owner, or the "
-                "helper, sends something else. Nothing was charged. Ask the operator."
+            self._lied_to.add(record.manifest_sha256)
+            logger.error(
+                "shares do not add up",
+                ensemble=record.name,
+                then="nobody is asked again before this server is restarted; find the owner first",
             )
+            raise _implausible(record)
         return sums
 
     def _opened(
@@ -118,26 +118,23 @@ class SharedVoters(RemoteVoters):
         return found
 
 
+def _implausible(record: EnsembleRecord) -> EnsembleUnavailable:
+    return EnsembleUnavailable(
+        f"The shares of {record.name} do not add up to one vote an owner: an owner, or the "
+        "helper, sends something else. Nothing was charged, and nobody is asked again before the "
+        "operator has restarted the server."
+    )
+
+
 def probe_helper(directory: Path, roster: Roster, helper: Helper) -> str | None:
     """Ask the helper of a roster for its terms; return what is wrong with it, or None.
 
     Raises StoreError for a certificate or token in `directory` that cannot be used.
     """
-    http = connected(directory, helper)
-
-    async def asked() -> httpx.Response:
-        async with http:
-            return await http.get("v1/terms", timeout=roster.timeout_seconds)
-
-    try:
-        reply = asyncio.run(asked())
-        if reply.status_code != 200:
-            return f"status {reply.status_code}"
-        terms = _TERMS.decode(reply.content)
-    except (httpx.HTTPError, ssl.SSLError, OSError) as error:
-        return f"{type(error).__name__}: {error}"
-    except (msgspec.MsgspecError, RecursionError) as error:
-        return f"no terms of a helper ({error})"
+    found = ask_terms(connected(directory, helper), roster.timeout_seconds)
+    if isinstance(found, str):
+        return found
+    terms = found.terms
     if terms.sigma != helper.sigma or terms.classes != len(roster.classes):
         return (
             f"σ = {terms.sigma:g} and {terms.classes} classes there, σ = {helper.sigma:g} "

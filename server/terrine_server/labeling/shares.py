@@ -6,6 +6,7 @@ All arrays are uint32[B, m], whose sums wrap as the proof wants: docs/privacy/se
 from __future__ import annotations
 
 import os
+import re
 import secrets
 
 import numpy as np
@@ -18,6 +19,8 @@ Share = NDArray[np.uint32]
 ROUND = "Terrine-Round"
 """The header that names the round for which an owner is asked for shares."""
 ROUND_NAME = r"[0-9a-f]{32}"
+SHAPE = "Terrine-Shape"
+"""The header in which an owner says how many rows and classes the helper's share has: `8x10`."""
 WIDTH = 4
 """Bytes of each number of a share, least significant first."""
 
@@ -52,6 +55,29 @@ def read(body: bytes, rows: int, classes: int) -> Share:
             f"{len(body)} bytes, expected {WIDTH} for each of {rows} x {classes} numbers"
         )
     return np.frombuffer(body, dtype="<u4").reshape(rows, classes).astype(np.uint32)
+
+
+def shape_of(share: Share) -> str:
+    """Return what an owner says of a share in the header `SHAPE`."""
+    rows, classes = share.shape
+    return f"{rows}x{classes}"
+
+
+def check(shape: str, body: bytes, classes: int) -> None:
+    """Check the bytes of a share by its header. Raises ProtocolError.
+
+    The size alone does not tell: rows of ten classes are fewer rows of twenty, each with two votes.
+    """
+    found = re.fullmatch(r"([1-9][0-9]{0,9})x([1-9][0-9]{0,9})", shape)
+    if found is None:
+        raise ProtocolError(f"{SHAPE} says no rows and classes, such as 8x{classes}")
+    rows, theirs = map(int, found.groups())
+    if theirs != classes:
+        raise ProtocolError(f"rows of {theirs} classes, expected {classes}")
+    if len(body) != rows * classes * WIDTH:
+        raise ProtocolError(
+            f"{len(body)} bytes, expected {WIDTH} for each of {rows} x {classes} numbers"
+        )
 
 
 def write(share: Share) -> bytes:

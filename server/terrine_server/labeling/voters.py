@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from terrine_server.errors import EnsembleUnavailable
-
-if TYPE_CHECKING:  # a voting process needs no ledger
-    from terrine_server.ledger import EnsembleRecord
+from terrine_server.ledger import SHARED, EnsembleRecord
 
 
 class Voters(Protocol):
@@ -38,7 +36,7 @@ class Voters(Protocol):
 
     def close(self) -> None:
         """Give back what outlives a vote, such as processes. Nothing is voted on after it."""
-        return  # threads of this process have nothing
+        return  # most have nothing
 
 
 def checked_votes(voters: Voters, record: EnsembleRecord, inputs: np.ndarray) -> np.ndarray:
@@ -47,8 +45,6 @@ def checked_votes(voters: Voters, record: EnsembleRecord, inputs: np.ndarray) ->
     Raises `EnsembleUnavailable`, also if a row is not one vote per teacher: every price depends
     on that, but for that of sums (`SHARED`), which nobody can check.
     """
-    from terrine_server.ledger import SHARED
-
     counts = voters.votes(record, inputs)
     teachers, classes = record.info["teachers"], len(record.info["classes"])
     if record.info["kind"] == SHARED:

@@ -1,6 +1,7 @@
 """The ledger: append-only charges, and the balances that follow from them.
 
-connect, upgrade, check_schema      open a database, migrate it, check its schema
+connect, upgrade, check_schema      open a database, migrate it, check its version
+check_definitions                   whether its whole schema is as the migrations make it
 check_writable                      whether a charge could be made durable
 check_active                        raise unless a project is active
 Ledger                              every read and every write
@@ -34,7 +35,12 @@ from terrine_server.ledger.records import (
 )
 from terrine_server.ledger.sealing import seal
 from terrine_server.ledger.store.database import connect
-from terrine_server.ledger.store.schema import check_schema, check_writable, upgrade
+from terrine_server.ledger.store.schema import (
+    check_definitions,
+    check_schema,
+    check_writable,
+    upgrade,
+)
 
 __all__ = [
     "SHARED",
@@ -61,6 +67,7 @@ __all__ = [
     "TokenRecord",
     "Verification",
     "check_active",
+    "check_definitions",
     "check_schema",
     "check_writable",
     "connect",

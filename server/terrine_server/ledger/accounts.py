@@ -7,9 +7,8 @@ from datetime import datetime
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, Table, insert, select, update
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.sql.elements import ColumnElement
 
 from terrine_protocol import Name, ProjectStatus
 from terrine_server.errors import BrokenBooks, CapExceeded, Conflict, InvalidTerms, NotFound
@@ -20,6 +19,7 @@ from terrine_server.ledger.epochs import events_of
 from terrine_server.ledger.records import EnsembleRecord, ProjectRecord
 from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store import log, rows
+from terrine_server.ledger.store.database import write
 from terrine_server.ledger.store.tables import ensembles, projects
 from terrine_server.privacy import Cap, ParameterError, Terms, build_mechanism
 
@@ -75,10 +75,10 @@ def register_ensemble(
             "Open projects on that ensemble, so that they share its cap."
         )
     try:
-        connection.execute(insert(ensembles).values(fields))
+        write(connection, insert(ensembles).values(fields))
     except IntegrityError as error:
         raise Conflict(f"The ensemble {name} was registered by someone else just now.") from error
-    _seal_ensemble(connection, seals, ensembles.c.name == name)
+    _seal_new(connection, seals, ensembles, fields)
     log.record_row(connection, seals, now, by, Action.ENSEMBLE_REGISTERED, name, fields)
     return rows.ensemble_record(connection.execute(query).one(), seals)
 
@@ -130,11 +130,11 @@ def open_project(
     _check_cap(ensemble, terms)
     try:
         fields |= {"genesis": start, "head": start}
-        connection.execute(insert(projects).values(fields))
+        write(connection, insert(projects).values(fields))
     except IntegrityError as error:
         raise Conflict(f"The project {name} was opened by someone else just now.") from error
     _reserve(connection, seals, ensemble, terms.cap_budget, terms.delta_budget)
-    _seal_project(connection, seals, projects.c.name == name)
+    _seal_new(connection, seals, projects, fields)
     opened = {**fields, "ensemble": ensemble.name}
     log.record_row(connection, seals, now, by, Action.PROJECT_OPENED, name, opened)
     project = rows.fetch_project(connection, seals, projects.c.name == name, f"called {name}")
@@ -164,14 +164,10 @@ def set_status(
     closing = status is ProjectStatus.CLOSED
     if closing:
         _check_reserved(connection, seals, project.ensemble)
-    connection.execute(
-        update(projects)
-        .where(projects.c.id == project.id)
-        .values(status=status, closed_at=now if closing else None)
-    )
-    row = _seal_project(connection, seals, condition)
-    changed = {**row, "ensemble": project.ensemble.name}
-    log.record_row(connection, seals, now, by, _CHANGES[status], name, changed)
+    changed = {"status": str(status), "closed_at": now if closing else None}
+    row = _change(connection, seals, projects, project.id, changed)
+    logged = {**row, "ensemble": project.ensemble.name}
+    log.record_row(connection, seals, now, by, _CHANGES[status], name, logged)
     if closing:
         # Sound because the cap is itself a privacy filter, which may be filled adaptively: only
         # what was released counts against it, not what might have been.
@@ -196,35 +192,36 @@ def _events(mechanism: Mapping[str, Any], terms: Terms, ensemble: EnsembleRecord
     return events_of(built)
 
 
-def _seal_project(
-    connection: Connection, seals: Seals, condition: ColumnElement[bool]
+def _seal_new(
+    connection: Connection, seals: Seals, table: Table, fields: Mapping[str, Any]
+) -> None:
+    """Seal a row that was just inserted, as it was meant to be."""
+    id = connection.execute(select(table.c.id).where(table.c.name == fields["name"])).scalar_one()
+    seal = seals.of(table.name, {**fields, "id": id})
+    write(connection, update(table).where(table.c.id == id).values(seal=seal))
+
+
+def _change(
+    connection: Connection, seals: Seals, table: Table, id: int, changed: Mapping[str, Any]
 ) -> Mapping[Any, Any]:
-    """Seal a locked project as it is now, and return its row."""
-    row = connection.execute(select(projects).where(condition)).one()._mapping
-    seal = seals.of("projects", row)
-    connection.execute(update(projects).where(projects.c.id == row["id"]).values(seal=seal))
-    return row
-
-
-def _seal_ensemble(connection: Connection, seals: Seals, condition: ColumnElement[bool]) -> None:
-    """Seal a locked ensemble as it is now."""
-    row = connection.execute(select(ensembles).where(condition)).one()._mapping
-    seal = seals.of("ensembles", row)
-    connection.execute(update(ensembles).where(ensembles.c.id == row["id"]).values(seal=seal))
+    """Change a locked row, sealed as it is meant to be afterwards, and return it."""
+    row = connection.execute(select(table).where(table.c.id == id)).one()._mapping
+    sealed = seals.sealed(table.name, {**row, **changed})
+    new = {**changed, "seal": sealed["seal"]}
+    write(connection, update(table).where(table.c.id == id).values(new))
+    return sealed
 
 
 def _reserve(
     connection: Connection, seals: Seals, ensemble: EnsembleRecord, cost: int, delta_cost: int
 ) -> None:
-    connection.execute(
-        update(ensembles)
-        .where(ensembles.c.id == ensemble.id)
-        .values(
-            reserved=ensembles.c.reserved + cost,
-            delta_reserved=ensembles.c.delta_reserved + delta_cost,
-        )
-    )
-    _seal_ensemble(connection, seals, ensembles.c.id == ensemble.id)
+    reserved = select(ensembles.c.reserved, ensembles.c.delta_reserved)
+    row = connection.execute(reserved.where(ensembles.c.id == ensemble.id)).one()
+    changed = {
+        "reserved": row.reserved + cost,
+        "delta_reserved": row.delta_reserved + delta_cost,
+    }
+    _change(connection, seals, ensembles, ensemble.id, changed)
 
 
 def _check_reserved(connection: Connection, seals: Seals, ensemble: EnsembleRecord) -> None:
@@ -283,8 +280,8 @@ def _check_delta(what: str, delta: float, records: int) -> None:
     if not 0 < delta < 1 / records:
         raise InvalidTerms(
             f"{what} is {delta:g}; it must be above 0 and below 1/{records} = {1 / records:.3g}, "
-            "one over the number of training records: a larger δ would allow publishing a whole "
-            "record."
+            "one over the number of training records, or people where records are grouped: a "
+            "larger δ would allow publishing all of one."
         )
 
 

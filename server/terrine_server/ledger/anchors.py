@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from terrine_protocol.files import read
 from terrine_server.ledger.chain import canonical_json
 from terrine_server.privacy import Account
 
@@ -120,7 +121,7 @@ def read_anchors(path: Path, key: Ed25519PublicKey | None) -> AnchorFile:
     If a key is given, the signature is checked. Raises AnchorError when the file is malformed or,
     with a key, not signed with it.
     """
-    return parse_anchors(path.read_bytes(), key, str(path))
+    return parse_anchors(read(path), key, str(path))
 
 
 def parse_anchors(text: str | bytes, key: Ed25519PublicKey | None, where: str) -> AnchorFile:
@@ -163,7 +164,7 @@ def load_private_key(path: Path) -> Ed25519PrivateKey:
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     try:
-        key = load_pem_private_key(path.read_bytes(), password=None)
+        key = load_pem_private_key(read(path), password=None)
     except (ValueError, TypeError):
         key = None
     if not isinstance(key, Ed25519PrivateKey):
@@ -180,7 +181,7 @@ def load_public_key(path: Path) -> Ed25519PublicKey:
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
     try:
-        key = load_pem_public_key(path.read_bytes())
+        key = load_pem_public_key(read(path))
     except ValueError:
         key = None
     if not isinstance(key, Ed25519PublicKey):

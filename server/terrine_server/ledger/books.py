@@ -29,6 +29,7 @@ from terrine_server.ledger.records import (
 from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store import history, log, rows
 from terrine_server.ledger.store.database import reading, snapshot
+from terrine_server.ledger.store.schema import differences
 from terrine_server.ledger.store.tables import administrative_log, charges, ensembles, projects
 from terrine_server.ledger.verifying import archive
 from terrine_server.ledger.verifying.administration import verify_log
@@ -299,14 +300,22 @@ class Books:
             found = [log.entry(row) for row in connection.execute(query)]
         return found[::-1] if newest else found
 
-    def last_about(self, subject: str) -> LogEntry | None:
-        """Return the last entry of the administrative log about a subject, or None."""
+    def log_before(self, time: datetime) -> int:
+        """Return the number of the last entry of the administrative log before a time, or 0."""
         entries = administrative_log.c
-        query = log.select_log().where(entries.subject == subject)
+        query = select(entries.seq).where(entries.created_at < time)
         with reading(self._engine) as connection:
-            last = query.order_by(None).order_by(entries.seq.desc()).limit(1)
-            row = connection.execute(last).one_or_none()
-            return None if row is None else log.entry(row)
+            last = query.order_by(entries.seq.desc()).limit(1)
+            return connection.execute(last).scalar_one_or_none() or 0
+
+    def log_since(self, seq: int, hash: str | None = None) -> list[LogEntry]:
+        """Return all entries of the administrative log after the one with this number.
+
+        They are believed because their hashes lead from that entry's to the log's sealed end, so
+        that an edit of any of them raises BrokenBooks. `hash`: that of the entry, if it is known.
+        """
+        with snapshot(self._engine) as connection:
+            return log.followed(connection, self._seals, seq, hash)
 
     def export_log(self) -> Iterator[dict[str, Any]]:
         """Yield the end of the administrative log, then its entries, in the format of `archive`.
@@ -329,3 +338,7 @@ class Books:
         """
         with snapshot(self._engine) as connection:
             return verify_log(connection, self._seals, anchor)
+
+    def verify_schema(self) -> list[str]:
+        """Return in what the whole schema is not as this version's migrations make it."""
+        return [f"schema: {found}" for found in differences(self._engine)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -27,7 +27,7 @@ from terrine_server.ledger.records import (
     RequestRecord,
     TokenRecord,
 )
-from terrine_server.ledger.store import log, rows
+from terrine_server.ledger.store import log, rows, turns
 from terrine_server.ledger.store.database import appending, reading, writing
 from terrine_server.ledger.tokens import NewToken
 from terrine_server.privacy import Cap, Terms
@@ -66,8 +66,9 @@ class Ledger(Books):
         """Register an ensemble under a name, with the cap that all its projects share.
 
         `info`: its public facts (kind, input, classes, teachers). `records`: the number of training
-        records. Raises InvalidTerms when the cap's δ is 1/records or more, Conflict when the name,
-        or the same manifest under another name, is registered already.
+        records, or of people where they are grouped. Raises InvalidTerms when the cap's δ is
+        1/records or more, Conflict when the name, or the same manifest under another name, is
+        registered already.
         """
         with writing(self._engine) as connection:
             return accounts.register_ensemble(
@@ -196,10 +197,19 @@ class Ledger(Books):
             with writing(self._engine) as connection:
                 connection.execute(rows.HOLD, {"id": project_id})
                 record = look_up(connection)
-                paid = charging.charge(connection, self._seals, _now(), record, batches)
+                try:
+                    paid = charging.charge(connection, self._seals, _now(), record, batches)
+                except charging.Moved:  # nobody can have moved it: it is locked
+                    raise BrokenBooks(
+                        "The database ignored what was written to it.", record.project.name
+                    ) from None
         project, answers = paid
         self._charged[project_id] = project.charges
         return answers
+
+    def turn(self, project_id: int) -> AbstractContextManager[None]:
+        """Hold the turn of a project among all processes: see `store/turns.py`."""
+        return turns.turn(self._engine, project_id)
 
     # --------------------------------------------------------------------- tokens
 

@@ -16,6 +16,7 @@ from terrine_server.ledger.chain import canonical_json
 from terrine_server.ledger.records import ProjectRecord, RequestRecord, TokenRecord
 from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store import log, rows
+from terrine_server.ledger.store.database import write
 from terrine_server.ledger.store.tables import projects, requests, tokens
 from terrine_server.ledger.tokens import NewToken, create_token, find_token
 from terrine_server.privacy import Terms
@@ -68,7 +69,7 @@ def make_request(
         "created_at": now,
         "decided_at": None,
     }
-    connection.execute(insert(requests).values(seals.sealed("requests", row)))
+    write(connection, insert(requests).values(seals.sealed("requests", row)))
     _log(connection, seals, now, by, Action.REQUEST_MADE, id)
     return _fetch(connection, seals, id)
 
@@ -170,7 +171,7 @@ def _decide(
     row = connection.execute(select(requests).where(requests.c.id == id)).one()._mapping
     decided = seals.sealed("requests", {**row, **decision, "decided_at": now})
     changed = {name: decided[name] for name in (*decision, "decided_at", "seal")}
-    connection.execute(update(requests).where(requests.c.id == id).values(changed))
+    write(connection, update(requests).where(requests.c.id == id).values(changed))
     _log(connection, seals, now, by, Action(f"request-{decision['status']}"), id)
     return _fetch(connection, seals, id)
 

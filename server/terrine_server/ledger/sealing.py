@@ -16,7 +16,7 @@ from terrine_server.ledger.administration import START, Action, Actor, facts
 from terrine_server.ledger.chain import canonical_json
 from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store import log
-from terrine_server.ledger.store.database import writing
+from terrine_server.ledger.store.database import write, writing
 from terrine_server.ledger.store.tables import (
     administrative_log,
     ensembles,
@@ -103,7 +103,7 @@ def seal_rows(connection: Connection, seals: Seals) -> None:
                 {"new": seals.of(table.name, row), **{f"of_{name}": row[name] for name in keys}}
                 for row in page
             ]
-            connection.execute(statement, new)
+            write(connection, statement, new, len(new))
 
 
 def _is_sealed(connection: Connection) -> bool:

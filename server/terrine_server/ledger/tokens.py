@@ -15,6 +15,7 @@ from terrine_server.ledger.administration import Action, Actor
 from terrine_server.ledger.records import TokenRecord
 from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store import log, rows
+from terrine_server.ledger.store.database import write
 from terrine_server.ledger.store.tables import projects, tokens
 
 
@@ -58,7 +59,7 @@ def create_token(
         "revoked_at": None,
     }
     try:
-        connection.execute(insert(tokens).values(seals.sealed("tokens", row)))
+        write(connection, insert(tokens).values(seals.sealed("tokens", row)))
     except IntegrityError as error:
         raise Conflict(f"The token id {id} is taken.") from error
     log.record_row(
@@ -117,6 +118,6 @@ def revoke_token(
         return found
     revoked = seals.sealed("tokens", {**row._mapping, "revoked_at": now})
     changed = {name: revoked[name] for name in ("revoked_at", "seal")}
-    connection.execute(update(tokens).where(tokens.c.id == id).values(changed))
+    write(connection, update(tokens).where(tokens.c.id == id).values(changed))
     log.record_row(connection, seals, now, by, Action.TOKEN_REVOKED, id, revoked)
     return rows.token_record(connection.execute(rows.TOKEN, {"id": id}).one(), seals)

@@ -22,6 +22,7 @@ from terrine_models.roster import (
     save_roster,
 )
 from terrine_models.store import StoreError, sha256, write_atomically
+from terrine_protocol.files import read
 
 QUORUM = 0.75
 """The share of owners that must answer, unless the file says how many."""
@@ -69,7 +70,7 @@ def gather(file: Path, name: str, directory: Path) -> Roster:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(read(file).decode())
     except (OSError, UnicodeDecodeError) as error:
         raise StoreError(f"{file} cannot be read: {error}.") from None
     except tomllib.TOMLDecodeError as error:
@@ -90,7 +91,7 @@ def _copied(
         if given is None:
             continue
         try:
-            data = (file.parent / str(given)).read_bytes()
+            data = read(file.parent / str(given))
         except OSError as error:
             raise StoreError(f"{given} cannot be read: {error.strerror}.") from None
         write_atomically(directory / f"{entry['name']}.{suffix}", data)

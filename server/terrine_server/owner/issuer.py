@@ -23,6 +23,7 @@ import structlog
 from pydantic import BaseModel, ValidationError
 
 from terrine_protocol import Role
+from terrine_protocol.files import read
 from terrine_server.errors import Forbidden, Unauthorized
 from terrine_server.settings import Settings
 
@@ -94,7 +95,7 @@ class Issuer:
             import joserfc  # noqa: F401
         except ModuleNotFoundError:
             raise IssuerError(
-                "TERRINE_OIDC_ISSUER needs the extra `oidc`: pip install 'terrine[oidc]'."
+                "TERRINE_OIDC_ISSUER needs the extra `oidc`. In a checkout: pip install '.[oidc]'"
             ) from None
         self.url = settings.oidc_issuer or ""
         self.host = urlsplit(self.url).netloc
@@ -286,7 +287,7 @@ class Issuer:
 
 def _secret(file: Path | None) -> str | None:
     try:
-        found = None if file is None else file.read_text().strip()
+        found = None if file is None else read(file).decode().strip()
     except (OSError, ValueError):
         found = ""
     if found == "":

@@ -20,10 +20,11 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from threading import Lock
 
 from terrine_protocol import Role
-from terrine_server.errors import Forbidden, NotFound, Unauthorized
-from terrine_server.ledger import Action, Actor, Ledger
+from terrine_server.errors import BrokenBooks, Forbidden, InvalidQuery, NotFound, Unauthorized
+from terrine_server.ledger import Action, Actor, Ledger, LogEntry
 from terrine_server.owner.issuer import Flow, Issuer
 from terrine_server.owner.tokens import Principal, Tokens
 
@@ -32,9 +33,12 @@ IDLE = timedelta(minutes=30)
 LONGEST = timedelta(hours=12)
 """A session ends so long after it began, whatever is asked with it."""
 COOKIE = re.compile(
-    r"(([0-9a-f]{16})\.((?:admin-|auditor-)?[0-9a-f]{16})\.(\d{1,12})\.(\d{1,12}))\.([0-9a-f]{64})"
+    r"(([0-9a-f]{16})\.((?:admin-|auditor-)?[0-9a-f]{16})\.([0-9]{1,10})\.([0-9]{1,10}))\.([0-9a-f]{64})"
 )
-FLOW = re.compile(r"([0-9a-f]{32})\.(\d{1,12})")
+"""A time of ten digits is in the year 2286 at the latest: any is an instant."""
+FLOW = re.compile(r"([0-9a-f]{32})\.([0-9]{1,10})")
+ONCE = re.compile(r"[0-9a-f]{32}")
+"""What is in a form that makes something, and in no other."""
 FLOW_LASTS = timedelta(minutes=10)
 """How long somebody may take to sign in at the issuer."""
 TOKENS_LAST = timedelta(days=90)
@@ -76,6 +80,39 @@ class Begun:
     started: datetime
 
 
+class _Said:
+    """What the administrative log says last of each session that may go on.
+
+    Entries are believed once their hashes lead to the log's sealed end (`Books.log_since`), and
+    are then kept: an edit of one that was read changes nothing, and of another is an error.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._lock = Lock()
+        self._read: tuple[int, str | None] | None = None
+        self._last: dict[str, LogEntry] = {}
+
+    def now(self) -> dict[str, LogEntry]:
+        """Return the last entry about each session, by id, in order. Raises BrokenBooks."""
+        since = datetime.now(UTC) - LONGEST
+        with self._lock:
+            read = self._read or (self._ledger.log_before(since), None)
+            try:
+                entries = self._ledger.log_since(*read)
+            except BrokenBooks:
+                self._read, self._last = None, {}  # the ledger may have been replaced
+                raise
+            last = {id: entry for id, entry in self._last.items() if entry.created_at >= since}
+            for entry in entries:
+                read = entry.seq, entry.hash
+                if entry.action in (Action.SIGNED_IN, Action.SIGNED_OUT):
+                    last.pop(entry.subject, None)
+                    last[entry.subject] = entry
+            self._read, self._last = read, last
+            return last
+
+
 class Sessions:
     """Begins, resumes and ends sessions."""
 
@@ -86,6 +123,7 @@ class Sessions:
         self._ledger = ledger
         self._tokens = tokens
         self._key = hmac.digest(key, b"terrine/session/1", "sha256")
+        self._said = _Said(ledger)
 
     def sign_in(self, token: str, request_id: str) -> Session:
         """Begin a session. Raises Unauthorized, and Forbidden for a student's token."""
@@ -122,7 +160,7 @@ class Sessions:
             raise Unauthorized("This is the answer to another sign-in. Start again.")
         if "code" not in answer:
             raise Unauthorized(f"{issuer.host} did not sign you in. Start again, or use a token.")
-        if self._ledger.last_about(session) is not None:
+        if session in self._said.now():
             raise Unauthorized("This sign-in was used before. Start again.")
         found = issuer.identify(flow, answer["code"], answer.get("iss"))
         who = f"oidc:{found.subject}" + (f" ({found.name})" if found.name else "")
@@ -145,7 +183,7 @@ class Sessions:
         now = datetime.now(UTC)
         if now - seen >= IDLE or now - started >= LONGEST:
             raise Unauthorized("Your session has ended because of its age. Sign in again.")
-        last = self._ledger.last_about(session)
+        last = self._said.now().get(session)
         if last is not None and last.action != Action.SIGNED_IN:
             last = None
         if "-" in holder:
@@ -163,25 +201,11 @@ class Sessions:
 
         Whether they were used lately, or their tokens are valid, only their next request shows.
         """
-        found: dict[str, Begun | None] = {}
-        before, since = None, datetime.now(UTC) - LONGEST
-        while entries := self._ledger.log(limit=1000, newest=True, before_seq=before):
-            for entry in reversed(entries):
-                if entry.created_at >= since and entry.action in (
-                    Action.SIGNED_IN,
-                    Action.SIGNED_OUT,
-                ):
-                    made = Begun(
-                        *(entry.subject, entry.actor, str(entry.detail.get("role"))),
-                        entry.created_at,
-                    )
-                    found.setdefault(
-                        entry.subject, made if entry.action == Action.SIGNED_IN else None
-                    )
-            before = entries[0].seq
-            if entries[0].created_at < since:
-                break
-        return [each for each in found.values() if each is not None]
+        return [
+            Begun(each.subject, each.actor, str(each.detail.get("role")), each.created_at)
+            for each in reversed(self._said.now().values())
+            if each.action == Action.SIGNED_IN
+        ]
 
     def end(self, id: str, by: Actor) -> None:
         """End a session of anyone's, on every replica. Raises NotFound if there is none."""
@@ -204,6 +228,16 @@ class Sessions:
     def form_key(self, visit: str) -> str:
         """Return what a form must contain that was made for a session, or for a visit without."""
         return self._seal("form", visit)
+
+    def made_by(self, session: Session, once: str) -> str:
+        """Return the id of what a form makes, which was sent in a session and is good `once`.
+
+        The database takes an id once, so a form that is sent again makes nothing, on any replica.
+        Raises InvalidQuery unless `once` is what a page of ours put into the form.
+        """
+        if not ONCE.fullmatch(once):
+            raise InvalidQuery("The form is not complete. Load the page again, and retry.")
+        return self._seal("made", f"{session.id}.{once}")[:16]
 
     def _seal(self, what: str, content: str) -> str:
         return hmac.digest(self._key, f"{what}:{content}".encode(), "sha256").hex()

@@ -21,6 +21,7 @@ from threading import Lock
 import structlog
 
 from terrine_protocol import Role, TokenCreate, TokenCreated
+from terrine_protocol.files import read
 from terrine_server.errors import BrokenBooks, Forbidden, Unauthorized
 from terrine_server.ledger import Actor, Ledger, TokenRecord
 from terrine_server.ledger.tokens import NewToken
@@ -68,13 +69,18 @@ class Tokens:
         self._lock = Lock()
 
     def create(
-        self, request: TokenCreate, by: Actor | None = None, until: datetime | None = None
+        self,
+        request: TokenCreate,
+        by: Actor | None = None,
+        until: datetime | None = None,
+        id: str | None = None,
     ) -> TokenCreated:
         """Create a token. Only this response ever contains it.
 
-        until: when it expires at the latest. Raises `Forbidden` if a longer life was asked for.
+        until: when it expires at the latest. Raises `Forbidden` if a longer life was asked for,
+        and `Conflict` if there is one with this `id` (16 hexadecimal digits) already.
         """
-        new, token = self.draw(request, until)
+        new, token = self.draw(request, until, id)
         record = self._ledger.create_token(
             id=new.id,
             role=request.role,
@@ -86,7 +92,9 @@ class Tokens:
         )
         return shown_once(record, token)
 
-    def draw(self, request: TokenCreate, until: datetime | None = None) -> tuple[NewToken, str]:
+    def draw(
+        self, request: TokenCreate, until: datetime | None = None, id: str | None = None
+    ) -> tuple[NewToken, str]:
         """Return a new token, which is stored nowhere yet, and its secret; see `create`."""
         expires_at = datetime.now(UTC) + timedelta(days=request.expires_in_days)
         if until is not None and expires_at > until:
@@ -96,7 +104,7 @@ class Tokens:
                     "makes none that lasts longer. The data owner can, with `terrine token create`."
                 )
             expires_at = until
-        token_id = secrets.token_hex(8)
+        token_id = secrets.token_hex(8) if id is None else id
         token = f"terrine_{token_id}_{secrets.token_hex(32)}"
         return NewToken(token_id, self._hash(token), request.label, expires_at), token
 
@@ -180,7 +188,7 @@ def _principal(record: TokenRecord) -> Principal:
 def load_secret_key(path: Path) -> bytes:
     """Read the secret key. Raises `SecretKeyError`, which says what to do."""
     try:
-        key = path.read_bytes().strip()
+        key = read(path).strip()
     except OSError as error:
         raise SecretKeyError(
             f"The secret key {path} cannot be read ({error.strerror}). Run `terrine init`."

@@ -7,7 +7,7 @@ expectation, so nothing depends on its being right: a wrong expectation costs an
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -18,7 +18,14 @@ from terrine_server.planning.forecast import DEFAULT_CONSENSUS, Votes, forecast
 from terrine_server.planning.grid import Spec
 from terrine_server.privacy.accounting.curves import rdp
 from terrine_server.privacy.accounting.events import ConfidentMax, CostEvent, GaussianArgmax
-from terrine_server.privacy.accounting.joint import outcome_costs
+from terrine_server.privacy.accounting.joint import (
+    OutcomeCosts,
+    costs_up_to,
+    counts_excess,
+    outcome_costs,
+    release_cells,
+    too_high,
+)
 from terrine_server.privacy.accounting.units import COST_UNITS
 from terrine_server.privacy.budget.quoting import cap_order, quote, split_delta
 from terrine_server.privacy.budget.rules import Rule, search_order
@@ -34,10 +41,12 @@ from terrine_server.privacy.parameters import (
 )
 
 DEAREST = 3.0
-"""The most that any outcome costs, as a multiple of one price for all outcomes.
+"""The most that any outcome costs, in prices for all outcomes if an answer told all noisy counts.
 
 The cheaper answers are, the dearer abstentions, and the fewer queries are certain if all of them
-abstain: at least a third of those that one price for all would buy.
+abstain: at least a third of those that one price for all, at that of all noisy counts, would buy.
+It is not a multiple of what is charged: then a better bound on what a label tells, by which every
+pair of prices that was sound remains so, would forbid some of them, and buy fewer answers.
 """
 
 TYPICAL_SHARES = (1.0, 0.5, 0.2, 0.05, 0.01, 0.001)
@@ -256,9 +265,11 @@ def _variants(
     if isinstance(mechanism, Thresholded):
         shares = SHARES if given is None else (given,)
         found = order or search_order(
-            epsilon, conversion, lambda a: _best_share(mechanism, a, pass_rate, shares)[0]
+            epsilon,
+            conversion,
+            lambda a: _best_share(mechanism, a, pass_rate, shares, _rough_costs)[0],
         )
-        share = _best_share(mechanism, found, pass_rate, shares)[1]
+        share = _best_share(mechanism, found, pass_rate, shares, outcome_costs)[1]
         return [*variants, (replace(mechanism, answer_share=share), Rule("rdp", found))]
     if mechanism.opening is not None:
         return variants
@@ -285,18 +296,39 @@ def _roughly(event: CostEvent, order: float) -> float:
     return float(share * rdp(event.counts, order))
 
 
+def _rough_costs(event: ConfidentMax, order: float) -> OutcomeCosts | None:
+    """Return about what both outcomes cost, to search for an order."""
+    if too_high(event, order):
+        return None
+    told = (order - 1) * _roughly(GaussianArgmax(event.sigma2), order)
+    return costs_up_to(event, order, math.expm1(told))
+
+
 @lru_cache(maxsize=1024)
 def _best_share(
-    mechanism: Thresholded, order: float, pass_rate: float, shares: Sequence[float]
+    mechanism: Thresholded,
+    order: float,
+    pass_rate: float,
+    shares: Sequence[float],
+    costs_of: Callable[[ConfidentMax, float], OutcomeCosts | None],
 ) -> tuple[float, float]:
     """Return the least mean cost of a query at an order, and the share of an answer that has it."""
     found = (math.inf, 1.0)
     for share in shares:
         event = replace(mechanism, answer_share=share).events()[VoteOutcome.ANSWERED]
-        costs = outcome_costs(event, order) if isinstance(event, ConfidentMax) else None
+        costs = costs_of(event, order) if isinstance(event, ConfidentMax) else None
         if costs is None:
             continue
-        if len(shares) == 1 or max(costs.abstention, costs.answer) <= DEAREST * costs.flat:
+        if len(shares) == 1 or max(costs.abstention, costs.answer) <= _most(mechanism, order):
             mean = pass_rate * costs.answer + (1 - pass_rate) * costs.abstention
             found = min(found, (mean, share))
     return found
+
+
+@lru_cache(maxsize=1024)
+def _most(mechanism: Thresholded, order: float) -> float:
+    """Return the most that an outcome may cost at an order: see `DEAREST`."""
+    event = replace(mechanism, answer_share=1.0).events()[VoteOutcome.ANSWERED]
+    if not isinstance(event, ConfidentMax):
+        raise TypeError(f"{mechanism.name} has no joint price.")
+    return DEAREST * release_cells(event, order, counts_excess(event.sigma2, order)).flat()

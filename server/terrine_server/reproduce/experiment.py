@@ -1,8 +1,9 @@
-"""One experiment: teachers, a project for each seed, students over the real API, and measures.
+"""One experiment: runs, each with teachers and projects of its own, and what they measure.
 
-Everything is kept under one directory as it is made, so an interrupted experiment continues:
-answers that were paid for are not paid for again, and a student that was trained is not trained
-again.
+A run deals the private records anew, trains its own teachers, and opens a project for each budget,
+which is served over the real API. Everything is kept under one directory as it is made, so an
+interrupted experiment continues: answers that were paid for are not paid for again, and a student
+that was trained is not trained again.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.markup import escape
 
@@ -23,111 +26,140 @@ from terrine_client.errors import BudgetExhausted
 from terrine_models.choice import Candidate
 from terrine_models.choosing import asking_order
 from terrine_models.ensemble import Ensemble
-from terrine_models.store import manifest_digest, write_atomically
+from terrine_models.store import Manifest, manifest_digest, write_atomically
 from terrine_protocol import Role
 from terrine_server.audit.world import serving
 from terrine_server.planning.accountants import FINE_ORDERS, Accountant, Method, reprice
 from terrine_server.privacy import VoteOutcome, build_mechanism
 from terrine_server.privacy.published.noisy_max import laplace_log_tails, lnmax_rdp, union_bound
-from terrine_server.reproduce.lesson import Bought, Lesson
-from terrine_server.reproduce.owner import (
-    check_settings,
-    fitted_elsewhere,
-    open_books,
-    open_study,
-    trained,
-)
+from terrine_server.reproduce.lesson import Answers, Bought, Lesson, truth
+from terrine_server.reproduce.owner import open_books, open_study, trained
 from terrine_server.reproduce.results import Result
 from terrine_server.reproduce.setup import GAMMA, Setup, numbered, parts, pool_size, public_part
 from terrine_server.reproduce.sources import Source
 
+Ints = NDArray[np.int64]
+
 CHUNK = 1024
 """Inputs that are sent before the budget is looked at again."""
-TRUE = -1
-"""Stands for a seed where true labels were learned from."""
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One run's teachers."""
+
+    number: int
+    teachers: Path
+    manifest: Manifest
 
 
 class Experiment:
-    """One protocol, mechanism and budget on one data set, with its files under `out`."""
+    """One protocol and mechanism on one data set, at one or several budgets.
+
+    `setups` differ in ε alone; a run has the same teachers for all of them. Files are under `out`.
+    """
 
     def __init__(
-        self,
-        source: Source,
-        setup: Setup,
-        out: Path,
-        console: Console,
-        ensemble: Path | None = None,
+        self, source: Source, setups: Sequence[Setup], out: Path, console: Console
     ) -> None:
-        self.source, self.setup, self.out, self.console = source, setup, out, console
+        self.source, self.setups, self.out, self.console = source, setups, out, console
+        self.setup = setups[0]
+        """For what all have in common."""
+        protocol, queries = self.setup.protocol, self.setup.queries
         self.x = source.test.inputs
-        self.pool = self.x[: pool_size(setup.protocol, source, setup.queries)]
+        self.pool = self.x[: pool_size(protocol, source, queries)]
         self.public = public_part(source)
-        self.parts = parts(setup.protocol, source, setup.queries)
-        name = f"{source.name}-{numbered(source.how.kind, source.teachers)}"
-        self.teachers = ensemble or out / "ensembles" / name
-        self.given = ensemble is not None
+        self.parts = parts(protocol, source, queries)
 
-    def run(self) -> Result:
+    def run(self) -> list[Result]:
         """Train what is missing, buy what is missing, and measure. Raises what they raise."""
         began = time.monotonic()
-        source, setup = self.source, self.setup
-        manifest = trained(source, self.public, self.teachers, self.console)
-        if not self.given:
-            check_settings(manifest, source, self.public, self.teachers)
-        home = self.out / f"{source.name}-{setup.label(manifest.kind, manifest.teachers)}"
-        home.mkdir(parents=True, exist_ok=True)
-        elsewhere = fitted_elsewhere(manifest, self.public)
-        rows = len(self.pool)
-        specification = setup.specification(rows, manifest.teachers, len(manifest.classes))
-        studies = [self._bought(home, seed, specification) for seed in range(setup.seeds)]
-        right, chosen = Counter[int](), Counter[Candidate]()
+        source, rows = self.source, len(self.pool)
+        name = f"{source.name}-{numbered(source.how.kind, source.teachers)}"
+        runs = []
+        for number in range(self.setup.runs):
+            directory = self.out / "ensembles" / name / f"run-{number}"
+            manifest = trained(source, self.public, directory, number, self.console)
+            runs.append(Run(number, directory, manifest))
+        manifest, classes = runs[0].manifest, len(source.private.classes)
+        specifications = [
+            setup.specification(rows, manifest.teachers, classes) for setup in self.setups
+        ]
+        bought = [
+            [self._bought(setup, run, specification) for run in runs]
+            for setup, specification in zip(self.setups, specifications, strict=True)
+        ]
+        made: list[list[list[dict[str, Any]]]] = [[[] for _ in runs] for _ in self.setups]
+        twins = []
         for number, part in enumerate(self.parts):
-            lesson = Lesson(source, part, manifest.teachers, self._say, self.console)
-            for seed, bought in enumerate(studies):
-                made = self._student(home, seed, number, lesson, bought)
-                chosen[made["chosen"]] += 1
-                right[seed] += made["right"]
-            right[TRUE] += self._true_labels(number, lesson, chosen.most_common(1)[0][0])
-        bought = studies[-1]
-        plurality, majority = self._teachers_alone()
-        return Result(
-            data=source.name,
-            title=source.title,
-            protocol=setup.protocol,
-            mechanism=specification,
-            kind=manifest.kind,
-            teachers=manifest.teachers,
-            private_records=len(source.private),
-            public_inputs=rows,
-            tested=self._tested(),
-            epsilon=setup.epsilon,
-            delta=setup.delta,
-            epsilon_spent=max(each.epsilon_spent for each in studies),
-            rule=bought.rule,
-            papers_epsilon=self._papers_epsilon(manifest.teachers, specification, bought),
-            data_dependent=self._data_dependent(bought),
-            answers=sum(count for name, count in bought.outcomes.items() if name == "answered"),
-            accuracies=[right[seed] / self._tested() for seed in range(setup.seeds)],
-            chosen={str(name): count for name, count in chosen.items()},
-            true_labels=right[TRUE] / self._tested(),
-            plurality=plurality,
-            majority=majority,
-            training=asdict(source.training),
-            heads=manifest.training.model_dump(mode="json", exclude_none=True),
-            warnings=[*source.warnings, *([elsewhere] if elsewhere else [])],
-            seconds=time.monotonic() - began,
-        )
+            lesson = Lesson(source, part, self._say, self.console)
+            for at, setup in enumerate(self.setups):
+                for run in runs:
+                    found = self._student(setup, run, number, lesson, bought[at][run.number])
+                    made[at][run.number].append(found)
+            chosen = Counter[Candidate](
+                each[-1]["chosen"] for of_setup in made for each in of_setup
+            )
+            first = bought[0][0].answers
+            twins.append(self._twin(number, lesson, chosen.most_common(1)[0][0], first))
+        tested = np.concatenate([part.tested for part in self.parts])
+        most = np.bincount(source.test.labels[tested]).max()
 
-    def _bought(self, home: Path, seed: int, specification: dict[str, Any]) -> Bought:
-        """Ask in one study until every public input was asked, or the budget refuses."""
-        owner, ledger = open_books(home / "terrine-data", self.teachers, self.setup)
-        name = f"seed-{seed}"
-        project = open_study(ledger, name, self.setup, specification)
-        token = owner.token(ledger, Role.STUDENT, "reproduce", name)
+        def share(found: list[dict[str, Any]], what: str) -> float:
+            return float(sum(each[what] for each in found) / len(tested))
+
+        plurality = [self._plurality(run, tested) for run in runs]
+        seconds = time.monotonic() - began
+        return [
+            Result(
+                data=source.name,
+                title=source.title,
+                protocol=setup.protocol,
+                mechanism=specifications[at],
+                kind=manifest.kind,
+                teachers=manifest.teachers,
+                private_records=len(source.private),
+                public_inputs=rows,
+                tested=len(tested),
+                epsilon=setup.epsilon,
+                delta=setup.delta,
+                epsilon_spent=max(each.epsilon_spent for each in bought[at]),
+                rule=bought[at][-1].rule,
+                papers_epsilon=self._papers_epsilon(setup, specifications[at], bought[at][-1]),
+                data_dependent=self._data_dependent(setup, runs[-1], bought[at][-1]),
+                answers=bought[at][-1].outcomes.get("answered", 0),
+                partitions=[run.number for run in runs],
+                accuracies=[share(found, "right") for found in made[at]],
+                plain=[share(found, "plain") for found in made[at]],
+                chosen=dict(Counter(each["chosen"] for found in made[at] for each in found)),
+                true_labels=share(twins, "right"),
+                true_labels_chosen=dict(Counter(each["chosen"] for each in twins)),
+                plurality=plurality,
+                majority=float(most / len(tested)),
+                training=asdict(source.training),
+                heads=manifest.training.model_dump(mode="json", exclude_none=True),
+                warnings=list(source.warnings),
+                seconds=seconds,
+            )
+            for at, setup in enumerate(self.setups)
+        ]
+
+    def _home(self, setup: Setup, run: Run) -> Path:
+        """The directory of a run's project and students at one budget."""
+        label = setup.label(run.manifest.kind, run.manifest.teachers)
+        return self.out / f"{self.source.name}-{label}" / f"run-{run.number}"
+
+    def _bought(self, setup: Setup, run: Run, specification: dict[str, Any]) -> Bought:
+        """Ask in the run's project until every public input was asked, or the budget refuses."""
+        home = self._home(setup, run)
+        home.mkdir(parents=True, exist_ok=True)
+        owner, ledger = open_books(home / "terrine-data", run.teachers, setup)
+        project = open_study(ledger, setup, specification)
+        token = owner.token(ledger, Role.STUDENT, "reproduce", project.name)
         inputs = self.pool
         order = np.arange(len(inputs))
-        if project.affordable < len(inputs) and self.setup.mechanism != "noisy_votes":
-            order = asking_order(inputs, self.source.test.spec, seed)
+        if project.affordable < len(inputs) and setup.mechanism != "noisy_votes":
+            order = asking_order(inputs, self.source.test.spec, run.number)
         labels, outcomes = np.full(len(inputs), -1), np.full(len(inputs), "", dtype="U16")
         counts, sigma = None, None
         with serving(owner.settings) as url, Client(url, token) as client:
@@ -147,82 +179,102 @@ class Experiment:
             budget, ensemble = client.budget(), client.project().ensemble
         asked = np.flatnonzero((outcomes != "") & (outcomes != "refused"))
         self._say(
-            f"Seed {seed}: {len(asked):,} of {len(inputs):,} inputs asked, "
+            f"Run {run.number + 1}: {len(asked):,} of {len(inputs):,} inputs asked, "
             f"ε spent {budget.epsilon_spent:.4f} of {budget.epsilon:g}."
         )
         return Bought(
-            labels=labels,
+            answers=Answers(
+                labels=labels,
+                teachers=run.manifest.teachers,
+                noisy_counts=counts,
+                noise_sigma=sigma,
+                matches_prior=ensemble.matches_prior,
+            ),
             outcomes=dict(Counter(outcomes[asked].tolist())),
-            noisy_counts=counts,
-            noise_sigma=sigma,
-            matches_prior=ensemble.matches_prior,
             epsilon_spent=budget.epsilon_spent,
             rule=str(project.terms.rule),
         )
 
     def _student(
-        self, home: Path, seed: int, number: int, lesson: Lesson, bought: Bought
+        self, setup: Setup, run: Run, number: int, lesson: Lesson, bought: Bought
     ) -> dict[str, Any]:
-        """Train one student, as `terrine student train` does, and measure it; or look it up."""
-        directory = home / f"seed-{seed}" / f"student-{number}"
-        training = replace(self.source.training, seed=seed)
+        """Train one student, as `terrine student train` does, and measure it; or look it up.
+
+        The plain student of the same answers is measured beside it.
+        """
+        directory = self._home(setup, run) / f"student-{number}"
+        training = replace(self.source.training, seed=run.number)
 
         def train() -> dict[str, Any]:
-            self._say(f"Seed {seed}, student {number + 1} of {len(self.parts)}:")
-            made = lesson.learn(bought, training)
+            who = f"Run {run.number + 1}, ε = {setup.epsilon:g}"
+            self._say(f"{who}, student {number + 1} of {len(self.parts)}:")
+            made = lesson.learn(bought.answers, training)
             made.student.save(directory)
             right = lesson.right(made.student)
+            plain = lesson.right(lesson.learn_plainly(bought.answers))
             self._say(f"  {right / len(lesson.part.tested):.2%}. {made.choice.why}")
-            return {"right": right, "chosen": made.choice.chosen, "why": made.choice.why}
+            return {
+                "right": right,
+                "chosen": made.choice.chosen,
+                "why": made.choice.why,
+                "plain": plain,
+            }
 
         found: dict[str, Any] = self._once(directory / "measured.json", asdict(training), train)
         return found
 
-    def _true_labels(self, number: int, lesson: Lesson, chosen: Candidate) -> int:
-        """How many inputs a model of the same kind has right that learned from true labels.
+    def _twin(
+        self, number: int, lesson: Lesson, chosen: Candidate, answers: Answers
+    ) -> dict[str, Any]:
+        """Measure the same student, with the same settings, on true labels; or look it up.
 
-        Of tables' regressions it is a network, as in the papers.
+        Where students learn from labels, `auto` might choose another for true ones: the twin is of
+        the method that most of them were. Where they learn from counts, the same call is the twin.
         """
-        model: Literal["ridge", "kernel", "neighbours", "forest", "supervised"] = "supervised"
-        image = len(self.source.test.spec.shape) > 1
-        if chosen in ("kernel", "neighbours", "forest") or (chosen == "ridge" and image):
-            model = chosen
-        training = replace(self.source.training, method=model, seed=0)
+        training = replace(self.source.training, seed=0)
+        if answers.noisy_counts is None:
+            training = replace(training, method=chosen)
+        classes = len(self.source.private.classes)
+        certain = truth(self.source.test.labels[: len(self.pool)], classes, answers)
 
         def train() -> dict[str, Any]:
-            self._say(f"True labels, {model} {number + 1} of {len(self.parts)}, to compare …")
-            return {"right": lesson.right(lesson.learn_truth(training))}
+            self._say(f"The same on true labels, {number + 1} of {len(self.parts)}, to compare …")
+            made = lesson.learn(certain, training)
+            return {"right": lesson.right(made.student), "chosen": made.choice.chosen}
 
-        name = f"{self.source.name}-{self.setup.protocol}-true-labels-{model}"
-        found = self._once(self.out / name / f"{number}.json", asdict(training), train)
-        return int(found["right"])
+        protocol = self.setup.label(self.source.how.kind, self.source.teachers).partition(
+            "-epsilon"
+        )
+        name = f"{self.source.name}-{protocol[0]}-true-labels"
+        found: dict[str, Any] = self._once(
+            self.out / name / f"{number}.json", asdict(training), train
+        )
+        return found
 
-    def _teachers_alone(self) -> tuple[float, float]:
-        """Accuracy of the plurality of the votes, and of the test inputs' most frequent class.
+    def _plurality(self, run: Run, tested: Ints) -> float:
+        """Accuracy of the plurality of a run's votes on `tested`.
 
         A look at private votes: allowed because these data are public, and nobody learns from it.
         """
-        tested = np.concatenate([part.tested for part in self.parts])
         truth = self.source.test.labels[tested]
-        majority = float(np.bincount(truth).max() / len(truth))
 
         def vote() -> dict[str, Any]:
-            votes = Ensemble.load(self.teachers).votes(self.x[tested])
+            votes = Ensemble.load(run.teachers).votes(self.x[tested])
             return {"plurality": float((votes.argmax(axis=1) == truth).mean())}
 
-        file = self.out / f"{self.source.name}-{self.setup.protocol}-plurality.json"
-        teachers = {"teachers": manifest_digest(self.teachers)}
-        return self._once(file, teachers, vote)["plurality"], majority
+        file = run.teachers.with_name(f"{run.teachers.name}-{self.setup.protocol}.json")
+        about = {"teachers": manifest_digest(run.teachers), "tested": len(tested)}
+        return float(self._once(file, about, vote)["plurality"])
 
     def _papers_epsilon(
-        self, teachers: int, specification: dict[str, Any], bought: Bought
+        self, setup: Setup, specification: dict[str, Any], bought: Bought
     ) -> float | None:
         """ε of these answers by the accountant of the papers, for the worst case.
 
         Their curves, Mironov's conversion, and the order that is best afterwards; without the
         data-dependent reduction, which only private votes show.
         """
-        classes = len(self.source.private.classes)
+        classes, teachers = len(self.source.private.classes), bought.answers.teachers
         mechanism = build_mechanism(specification, teachers=teachers, classes=classes)
         events = mechanism.events()
         tally = {
@@ -230,20 +282,20 @@ class Experiment:
             for outcome, count in bought.outcomes.items()
             if VoteOutcome(outcome) in events
         }
-        methods = reprice(tally, self.setup.delta, self.setup.epsilon)
+        methods = reprice(tally, setup.delta, setup.epsilon)
         return next((each.epsilon for each in methods if each.method is Method.CLASSIC), None)
 
-    def _data_dependent(self, bought: Bought) -> float | None:
+    def _data_dependent(self, setup: Setup, run: Run, bought: Bought) -> float | None:
         """ε as P17 states it: of the votes themselves, by its Theorem 3. Of lnmax only.
 
-        A look at private votes, as `_teachers_alone`. A student may not be told this figure.
+        A look at private votes, as `_plurality`. A student may not be told this figure.
         """
-        if self.setup.mechanism != "lnmax":
+        if setup.mechanism != "lnmax":
             return None
-        votes = Ensemble.load(self.teachers).votes(self.pool[bought.labels >= 0])
+        votes = Ensemble.load(run.teachers).votes(self.pool[bought.answers.labels >= 0])
         log_q = union_bound(votes, laplace_log_tails(GAMMA, int(votes.max(initial=0))))
         total = lnmax_rdp(log_q, GAMMA, FINE_ORDERS).sum(axis=0)
-        return Accountant(Method.CLASSIC, self.setup.delta).epsilon(total)
+        return Accountant(Method.CLASSIC, setup.delta).epsilon(total)
 
     def _once(self, file: Path, about: dict[str, Any], make: Any) -> Any:
         """Return what the file holds if it is about the same settings and inputs, or make it."""
@@ -257,9 +309,6 @@ class Experiment:
         text = json.dumps({"about": about, "found": found}, indent=2)
         write_atomically(file, text.encode() + b"\n")
         return found
-
-    def _tested(self) -> int:
-        return sum(len(part.tested) for part in self.parts)
 
     def _say(self, text: str) -> None:
         self.console.print(escape(text), highlight=False, soft_wrap=True)

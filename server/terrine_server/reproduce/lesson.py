@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,33 +11,49 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from terrine_models.answers import student_from_answers
-from terrine_models.choice import Made
+from terrine_models.answers import CERTAIN, student_from_answers, true_counts
+from terrine_models.choice import Made, deal_folds
+from terrine_models.closed_form import RidgeFit
 from terrine_models.counted import CountedStudents
-from terrine_models.forest_students import ForestStudents
-from terrine_models.learning import Training, train_student
+from terrine_models.learning import Training
 from terrine_models.students import Student
 from terrine_server.bars import steps_bar
 from terrine_server.reproduce.setup import Part
 from terrine_server.reproduce.sources import Source
 
 Ints = NDArray[np.int64]
-CERTAIN = 0.1
-"""The noise that a regression is told of true labels: its penalty must not be nothing."""
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """What a student learns from: answers to the public inputs [P], bought or true."""
+
+    labels: Ints
+    """[P], -1 where there is none."""
+    teachers: int
+    noisy_counts: Ints | None
+    """[P, m], of noisy_votes."""
+    noise_sigma: float | None
+    matches_prior: bool
 
 
 @dataclass(frozen=True, eq=False)
 class Bought:
-    """The answers of one study, and its account."""
+    """The answers of one run, and its account."""
 
-    labels: Ints
-    """[P], -1 where none was bought."""
+    answers: Answers
     outcomes: dict[str, int]
-    noisy_counts: Ints | None
-    noise_sigma: float | None
-    matches_prior: bool
     epsilon_spent: float
     rule: str
+
+
+def truth(labels: Ints, classes: int, like: Answers) -> Answers:
+    """True labels [P] as answers of the same form: where counts are sold, one certain vote each."""
+    counts, sigma = None, None
+    if like.noisy_counts is not None:
+        counts, sigma = true_counts(labels, classes), CERTAIN
+    teachers = like.teachers if counts is None else 1
+    return Answers(labels, teachers, counts, sigma, like.matches_prior)
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +62,6 @@ class Lesson:
 
     source: Source
     part: Part
-    teachers: int
     say: Callable[[str], None]
     console: Console
 
@@ -56,17 +72,17 @@ class Lesson:
         x = test.inputs[self.part.seen]
         return CountedStudents(x, inputs=test.spec, classes=test.classes, encoding=test.encoding)
 
-    def learn(self, bought: Bought, training: Training) -> Made:
+    def learn(self, answers: Answers, training: Training) -> Made:
         """Train a student on the answers to its inputs, as `terrine student train` does."""
-        seen, test, counts = self.part.seen, self.source.test, bought.noisy_counts
-        labels = bought.labels[seen]
+        seen, test, counts = self.part.seen, self.source.test, answers.noisy_counts
+        labels, sigma = answers.labels[seen], answers.noise_sigma
         with steps_bar(self.console) as on_step:
-            if counts is not None and bought.noise_sigma is not None and (labels >= 0).all():
+            if counts is not None and sigma is not None and (labels >= 0).all():
                 return self.counted.train(
                     counts[seen],
-                    teachers=self.teachers,
-                    sigma=bought.noise_sigma,
-                    matches_prior=bought.matches_prior,
+                    teachers=answers.teachers,
+                    sigma=sigma,
+                    matches_prior=answers.matches_prior,
                     training=training,
                     tell=self._tell,
                     on_step=on_step,
@@ -74,10 +90,10 @@ class Lesson:
             return student_from_answers(
                 test.inputs[seen],
                 labels,
-                teachers=self.teachers,
+                teachers=answers.teachers,
                 noisy_counts=None if counts is None else counts[seen],
-                noise_sigma=bought.noise_sigma,
-                matches_prior=bought.matches_prior,
+                noise_sigma=sigma,
+                matches_prior=answers.matches_prior,
                 inputs=test.spec,
                 classes=test.classes,
                 encoding=test.encoding,
@@ -86,35 +102,14 @@ class Lesson:
                 on_step=on_step,
             )
 
-    def learn_truth(self, training: Training) -> Student:
-        """Train a model on the true labels of the same inputs: no vote has a part in it."""
-        seen, test = self.part.seen, self.source.test
-        if training.method == "forest":
-            return ForestStudents(
-                test.inputs[seen],
-                test.labels[seen],
-                inputs=test.spec,
-                classes=test.classes,
-                encoding=test.encoding,
-                seed=training.seed,
-            ).train()
-        if training.method == "kernel":
-            return self.counted.kernels.train(test.labels[seen], again=False)
-        if training.method == "neighbours":
-            return self.counted.neighbours.train(test.labels[seen])
-        if training.method == "ridge":
-            certain = np.eye(len(test.classes), dtype=np.int64)[test.labels[seen]]
-            return self.counted.train(certain, teachers=1, sigma=CERTAIN, training=training).student
-        with steps_bar(self.console) as on_step:
-            return train_student(
-                test.inputs[seen],
-                test.labels[seen],
-                inputs=test.spec,
-                classes=test.classes,
-                encoding=test.encoding,
-                training=training,
-                on_step=on_step,
-            )
+    def learn_plainly(self, answers: Answers) -> Student:
+        """Train the plain student: ridge regression on the labels alone, one of each answer."""
+        labels, students = answers.labels[self.part.seen], copy(self.counted.ridges)
+        known = labels >= 0
+        students.labels = labels[known]
+        students.features, students.as_new = students.features[known], students.as_new[known]
+        folds = deal_folds(students.labels, len(students.classes), 0)
+        return students.train(RidgeFit() if folds is None else students.judge(folds))
 
     def right(self, student: Student) -> int:
         """How many of the part's tests a student has right."""

@@ -1,4 +1,4 @@
-"""The data owner of an experiment: trains teachers once, opens a project for each seed."""
+"""The data owner of a run: deals the private data, trains teachers, opens a project."""
 
 from __future__ import annotations
 
@@ -24,13 +24,16 @@ from terrine_server.privacy.parameters import MAX_EPSILON
 from terrine_server.reproduce.setup import Setup
 from terrine_server.reproduce.sources import Source
 
-ENSEMBLE = "teachers"
+ENSEMBLE, PROJECT = "teachers", "study"
 
 
-def trained(source: Source, public: PublicData, directory: Path, console: Console) -> Manifest:
-    """Train the teachers into `directory`, or return the manifest of those that are there.
+def trained(
+    source: Source, public: PublicData, directory: Path, run: int, console: Console
+) -> Manifest:
+    """Train a run's teachers into `directory`, or return the manifest of those that are there.
 
-    Raises DataError if they are not of this data, and what `train_ensemble` raises.
+    The private records are dealt by the run's number, so no two runs have the same partition.
+    Raises DataError if there are others, and what `train_ensemble` raises.
     """
     if not directory.exists():
         directory.parent.mkdir(parents=True, exist_ok=True)
@@ -42,40 +45,25 @@ def trained(source: Source, public: PublicData, directory: Path, console: Consol
                 teachers=source.teachers,
                 how=source.how,
                 public=public,
+                seed=run,
                 on_trained=on_trained,
             )
     manifest = load_manifest(directory)
-    if manifest.input != source.private.spec or manifest.classes != source.private.classes:
+    fitted_on = manifest.features.fitted_on if manifest.features else None
+    if (
+        manifest.input != source.private.spec
+        or manifest.classes != source.private.classes
+        or (fitted_on is not None and fitted_on.sha256 != public.source.sha256)
+    ):
+        raise DataError(f"{directory} holds teachers of other data. Give another --out.")
+    training = source.how.training(source.private, run, manifest.features, public)
+    expected = (source.how.kind, source.teachers, training, run)
+    partition = manifest.partition and manifest.partition.seed
+    if (manifest.kind, manifest.teachers, manifest.training, partition) != expected:
         raise DataError(
-            f"{directory} holds teachers of other data: inputs {list(manifest.input.shape)}, "
-            f"{len(manifest.classes)} classes. Give another --ensemble, or another --out."
+            f"{directory} holds teachers that were trained with other settings. Give another --out."
         )
     return manifest
-
-
-def check_settings(manifest: Manifest, source: Source, public: PublicData, directory: Path) -> None:
-    """Refuse teachers of an earlier run that were trained differently. Raises DataError."""
-    training = source.how.training(source.private, 0, manifest.features, public)
-    if (manifest.kind, manifest.teachers, manifest.training) != (
-        source.how.kind,
-        source.teachers,
-        training,
-    ):
-        raise DataError(
-            f"{directory} holds teachers that were trained with other settings. Give another "
-            "--out, or use them with --ensemble."
-        )
-
-
-def fitted_elsewhere(manifest: Manifest, public: PublicData) -> str | None:
-    """Return a warning if the feature map was not fitted on these public inputs."""
-    known = manifest.features.fitted_on if manifest.features is not None else None
-    if known is None or known.sha256 == public.source.sha256:
-        return None
-    return (
-        f"The teachers' feature map was fitted on {known.name}, not on this experiment's public "
-        "inputs. If it includes test inputs, it has seen them, without labels."
-    )
 
 
 def open_books(data: Path, teachers: Path, setup: Setup) -> tuple[Owner, Ledger]:
@@ -99,21 +87,18 @@ def open_books(data: Path, teachers: Path, setup: Setup) -> tuple[Owner, Ledger]
     try:
         ledger.ensemble(ENSEMBLE)
     except NotFound:
-        # Each seed is a study with a budget of its own; the cap leaves room for many.
         order, most = cap_order(setup.epsilon, setup.delta), (MAX_EPSILON, setup.delta)
         register_ensemble(ledger, owner.settings, ENSEMBLE, *most, order=order)
     return owner, ledger
 
 
-def open_study(
-    ledger: Ledger, name: str, setup: Setup, specification: Mapping[str, object]
-) -> ProjectRecord:
-    """Open a project with the experiment's budget, or return the one that is open."""
+def open_study(ledger: Ledger, setup: Setup, specification: Mapping[str, object]) -> ProjectRecord:
+    """Open the run's project with the experiment's budget, or return the one that is open."""
     try:
-        return ledger.project(name)
+        return ledger.project(PROJECT)
     except NotFound:
         request = {
-            "name": name,
+            "name": PROJECT,
             "ensemble": ENSEMBLE,
             "mechanism": specification,
             "epsilon": setup.epsilon,

@@ -21,11 +21,16 @@ class Published:
     how: str
     """What kind of number ε is."""
 
+    @property
+    def safe(self) -> bool:
+        """Whether ε may be published: it tells nothing of the private votes."""
+        return self.how == WORST_CASE
+
 
 P17 = "Papernot et al. 2017, Table 2"
 P18 = "Papernot et al. 2018, Table 1"
 TB21 = "Tramèr and Boneh 2021, Table 1"
-DATA_DEPENDENT = "data-dependent, computed from private votes and not made safe to publish"
+DATA_DEPENDENT = "data-dependent, not safe to publish"
 WORST_CASE = "worst case"
 
 PAPERS: dict[str, tuple[Published, ...]] = {

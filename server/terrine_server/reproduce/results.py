@@ -7,17 +7,25 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.table import Table
 
+from terrine_client._picture import accuracy_scale
 from terrine_models.store import write_atomically
+from terrine_server.reproduce.interval import half_width, shown
 from terrine_server.reproduce.papers import PAPERS
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 FILE = "results.json"
-OURS, TRUE, TEACHERS = "#1b6ca8", "#2e8b57", "#888888"
+# Okabe and Ito's colours, which those who see no red or green tell apart, too.
+STUDENT, TWIN, PLAIN, PAPERS_OWN = "#0072B2", "#009E73", "#E69F00", "#D55E00"
 TICKS = (*(0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.6), *(1, 2, 3, 5, 8, 15, 30, 60, 100))
-PAPER = {"LNMax": "#d99a2b", "Confident-GNMax": "#b5452c"}
+MARKERS, PLAIN_MARKERS, PAPER_MARKERS = "oDv", "sPX", "*^hp"
+"""Of our groups of results, and of papers."""
 
 
 @dataclass(frozen=True)
@@ -35,19 +43,26 @@ class Result:
     epsilon: float
     delta: float
     epsilon_spent: float
-    """The most that any of the seeds' studies spent, by the rule that refuses."""
+    """The most that any of the runs' projects spent, by the rule that refuses."""
     rule: str
     papers_epsilon: float | None
-    """Of the last seed's answers, by the papers' accountant for the worst case."""
+    """Of the last run's answers, by the papers' accountant for the worst case."""
     answers: int
+    """Of the last run."""
+    partitions: list[int]
+    """The seed by which each run dealt the private records."""
     accuracies: list[float]
-    """One for each seed: fresh noise of the server, another order of queries and of training."""
+    """Of each run's students."""
+    plain: list[float]
+    """Of each run's plain students: ridge regression on the same answers, as labels."""
     chosen: dict[str, int]
     """How many students were of each kind."""
     true_labels: float
-    """A model of the same kind on the true labels of the same public inputs."""
-    plurality: float
-    """Of all teachers' votes, without noise."""
+    """The same student with the same settings on the true labels of the same public inputs."""
+    true_labels_chosen: dict[str, int]
+    """How many of these were of each kind."""
+    plurality: list[float]
+    """Of each run's votes, without noise."""
     majority: float
     """Of the most frequent class."""
     training: dict[str, Any]
@@ -57,25 +72,17 @@ class Result:
     kind: str = "heads"
     """Of teacher."""
     data_dependent: float | None = None
-    """ε of the last seed's answers as P17 states it, computed from private votes; of lnmax."""
+    """ε of the last run's answers as P17 states it, computed from private votes; of lnmax."""
 
     @property
     def mean(self) -> float:
-        """Mean accuracy over the seeds."""
+        """Mean accuracy over the runs."""
         return statistics.fmean(self.accuracies)
 
     @property
-    def spread(self) -> float | None:
-        """Standard deviation over the seeds; None of one."""
-        return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
-
-    @property
     def accuracy(self) -> str:
-        """The mean and its spread, in words."""
-        seeds = len(self.accuracies)
-        if self.spread is None:
-            return f"{self.mean:.2%} (one seed)"
-        return f"{self.mean:.2%} ± {100 * self.spread:.2f} ({seeds} seeds)"
+        """The mean, and the interval of a new run, in words."""
+        return shown(self.accuracies, self.tested)
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -84,43 +91,53 @@ class Result:
         return self.data, self.protocol, name, self.kind, self.teachers, self.epsilon, self.delta
 
 
-def keep(result: Result, out: Path) -> list[Result]:
-    """Add a result to `results.json` and return all of its data set and protocol, by ε."""
-    file = out / FILE
+def keep(results: Sequence[Result], out: Path) -> list[Result]:
+    """Add results of one data set and protocol to `results.json`; return all of these, by ε."""
+    file, first = out / FILE, results[0]
     kept = [Result(**each) for each in json.loads(file.read_bytes())] if file.exists() else []
-    kept = [each for each in kept if each.key != result.key] + [result]
+    new = {each.key for each in results}
+    kept = [*(each for each in kept if each.key not in new), *results]
     text = json.dumps([asdict(each) for each in kept], indent=2, ensure_ascii=False)
     write_atomically(file, text.encode() + b"\n")
-    alike = [each for each in kept if (each.data, each.protocol) == (result.data, result.protocol)]
+    alike = [each for each in kept if (each.data, each.protocol) == (first.data, first.protocol)]
     return sorted(alike, key=lambda each: each.epsilon)
 
 
 def table(result: Result) -> Table:
     """Return a result beside what it is to be compared with."""
-    shown = Table(title=f"{result.title}, {result.protocol}, δ = {result.delta:g}")
-    shown.add_column("what")
-    shown.add_column("accuracy", justify="right")
-    shown.add_column("ε", justify="right")
-    shown.add_column("kind of ε")
+    rows = Table(title=f"{result.title}, {result.protocol}, δ = {result.delta:g}")
+    rows.add_column("what")
+    rows.add_column("accuracy", justify="right")
+    rows.add_column("ε", justify="right")
+    rows.add_column("kind of ε")
     papers_epsilon = ""
     if result.papers_epsilon is not None:
         papers_epsilon = f"; {result.papers_epsilon:.3f} by the papers' accountant (worst case)"
     if result.data_dependent is not None:
         papers_epsilon += f"; {result.data_dependent:.3f} data-dependent, as 2017 (not private)"
-    kinds = ", ".join(f"{count} {name}" for name, count in sorted(result.chosen.items()))
-    shown.add_row(
-        f"student of {result.answers:,} answers, {result.mechanism['name']} ({kinds})",
+    rows.add_row(
+        f"student of {result.answers:,} answers, {result.mechanism['name']} "
+        f"({_kinds(result.chosen)})",
         result.accuracy,
         f"{result.epsilon_spent:.3f}",
         f"worst case, enforced: {result.rule}{papers_epsilon}",
     )
+    rows.add_row(
+        "plain student of the same answers: ridge regression on labels",
+        shown(result.plain, result.tested),
+        f"{result.epsilon_spent:.3f}",
+        "the same",
+    )
     teachers = f"{result.teachers:,} teachers ({result.kind})"
     for name, figure in (
-        ("same kind of model on the true labels of the same inputs", result.true_labels),
-        (f"plurality of {teachers}, without noise", result.plurality),
+        (
+            f"the same student on the true labels ({_kinds(result.true_labels_chosen)})",
+            result.true_labels,
+        ),
+        (f"plurality of {teachers}, without noise", statistics.fmean(result.plurality)),
         ("most frequent class", result.majority),
     ):
-        shown.add_row(name, f"{figure:.2%}", "none", "not private")
+        rows.add_row(name, f"{figure:.2%}", "none", "not private")
     for paper in PAPERS[result.data]:
         what = f"{paper.source}: {paper.method}"
         if paper.labels is not None:
@@ -130,43 +147,70 @@ def table(result: Result) -> Table:
         epsilon = f"{paper.epsilon:g}"
         if paper.delta != result.delta:
             epsilon += f" (δ {paper.delta:g})"
-        shown.add_row(what, f"{paper.accuracy:.1%}", epsilon, paper.how)
-    return shown
+        rows.add_row(what, f"{paper.accuracy:.1%}", epsilon, paper.how)
+    return rows
+
+
+def _kinds(chosen: dict[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(chosen.items()))
 
 
 def draw(results: Sequence[Result], path: Path) -> None:
-    """Draw accuracy against ε, with the papers' points, as a PNG of 1200 x 750 pixels."""
+    """Draw accuracy against ε, with the papers' points, as a PNG of 1200 x 1050 pixels."""
+    figure = picture(results)
+    figure.savefig(path, metadata={"Software": None})
+
+
+def picture(results: Sequence[Result]) -> Figure:
+    """Students, plain students and those of true labels against ε, with the papers' points.
+
+    Accuracies are on a scale of the errors' logarithm, so that baselines far below remain in sight.
+    Where a paper's ε is not safe to publish, its marker is hollow.
+    """
     from matplotlib.figure import Figure
     from matplotlib.ticker import NullLocator
 
-    figure = Figure(figsize=(8, 5), dpi=150, layout="constrained")
+    figure = Figure(figsize=(8, 7), dpi=150, layout="constrained")
     axes = figure.subplots()
     first = results[0]
-    groups = sorted({_group(each) for each in results})
-    for number, (name, kind, teachers) in enumerate(groups):
-        chosen = [each for each in results if _group(each) == (name, kind, teachers)]
+    for number, group in enumerate(sorted({_group(each) for each in results})):
+        chosen = [each for each in results if _group(each) == group]
+        name, kind, teachers = group
+        epsilons = [each.epsilon_spent for each in chosen]
         axes.errorbar(
-            [each.epsilon_spent for each in chosen],
+            epsilons,
             [100 * each.mean for each in chosen],
-            [100 * (each.spread or 0) for each in chosen],
-            fmt="os^Dv"[number % 5] + "-",
-            color=OURS,
-            alpha=1 - 0.6 * number / len(groups),
+            np.transpose([_bar(each) for each in chosen]),
+            fmt=f"{MARKERS[number % len(MARKERS)]}-",
+            color=STUDENT,
             capsize=3,
-            label=f"Terrine: {name}, {teachers:,} {kind}, worst case",
+            label=f"student: {name}, {teachers:,} {kind}, worst-case ε ({_interval(chosen)})",
         )
-    axes.axhline(
-        100 * first.true_labels, color=TRUE, lw=1, ls="--", label="Same kind of model, true labels"
-    )
-    for paper in PAPERS[first.data]:
+        axes.plot(
+            epsilons,
+            [100 * statistics.fmean(each.plain) for each in chosen],
+            f"{PLAIN_MARKERS[number % len(MARKERS)]}:",
+            color=PLAIN,
+            label="plain student: ridge regression on the same answers, as labels",
+        )
+        axes.axhline(
+            100 * chosen[0].true_labels,
+            color=TWIN,
+            ls=("--", "-.", (0, (1, 1)))[number % 3],
+            label=f"the same student on the true labels ({_kinds(chosen[0].true_labels_chosen)})",
+        )
+    for number, paper in enumerate(PAPERS[first.data]):
         axes.plot(
             paper.epsilon,
             100 * paper.accuracy,
-            "*",
-            ms=12,
-            color=PAPER.get(paper.method, "#7a5fa8"),
-            label=f"{paper.source.partition(',')[0]}: {paper.method}",
+            PAPER_MARKERS[number % len(PAPER_MARKERS)],
+            ms=11,
+            ls="none",
+            color=PAPERS_OWN,
+            fillstyle="full" if paper.safe else "none",
+            label=f"{paper.source.partition(',')[0]}, {paper.method}; ε: {paper.how}",
         )
+    accuracy_scale(axes)
     axes.set_xscale("log")
     epsilons = [each.epsilon_spent for each in results]
     epsilons += [paper.epsilon for paper in PAPERS[first.data]]
@@ -178,8 +222,29 @@ def draw(results: Sequence[Result], path: Path) -> None:
     axes.set_ylabel(f"accuracy on {first.tested:,} inputs, %")
     axes.set_title(f"{first.title}, {first.protocol}", fontsize=10)
     axes.grid(alpha=0.3, which="both")
-    axes.legend(fontsize=8, loc="best")
-    figure.savefig(path, metadata={"Software": None})
+    handles, labels = axes.get_legend_handles_labels()
+    by_label = dict(zip(labels, handles, strict=True))
+    ordered = sorted(by_label, key=lambda label: not label.startswith("student:"))
+    figure.legend(
+        [by_label[label] for label in ordered],
+        ordered,
+        loc="outside lower center",
+        fontsize=8,
+        frameon=False,
+    )
+    return figure
+
+
+def _bar(result: Result) -> tuple[float, float]:
+    """How far its bar reaches down and up, in percent: not beyond what can be."""
+    half = half_width(result.accuracies, result.tested) or 0.0
+    return 100 * min(half, result.mean), 100 * min(half, 1 - result.mean)
+
+
+def _interval(results: Sequence[Result]) -> str:
+    runs = sorted({len(each.accuracies) for each in results})
+    many = " or ".join(str(number) for number in runs)
+    return f"{many} runs; bars: a new run, 95 %" if runs != [1] else "one run"
 
 
 def _group(result: Result) -> tuple[str, str, int]:

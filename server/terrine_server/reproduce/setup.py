@@ -34,7 +34,7 @@ class Setup:
     mechanism: Selling
     epsilon: float
     delta: float
-    seeds: int
+    runs: int
     queries: int = QUERIES
 
     def label(self, kind: str, teachers: int) -> str:

@@ -13,10 +13,11 @@ import pytest
 from anchoring import ONE_DATABASE, anchored, ask, key_pair, terrine
 from books import open_project, unguarded
 from forging import altered, cut, write
+from migrated import SECRET_KEY
 from sqlalchemy import delete
 
 from terrine_server.cli.console import CommandError
-from terrine_server.ledger import Ledger
+from terrine_server.ledger import Ledger, connect, upgrade
 from terrine_server.ledger.anchors import (
     Anchor,
     AnchorError,
@@ -134,6 +135,7 @@ def test_the_commands_from_anchor_to_finding(
     assert "7 charges, the first 6 trusted to the anchor" in resumed.output
     with unguarded(database_url) as connection:
         cut(connection, 4)
+    upgrade(connect(database_url), SECRET_KEY)  # a careful forger puts the guards back
     for arguments in ((), ("study",), ("study", "--resume")):
         found = terrine("verify", *arguments, *trusted)
         assert found.exit_code == 1
@@ -192,6 +194,7 @@ def test_broken_books_are_never_anchored(
 ) -> None:
     with unguarded(database_url) as connection:
         write(connection, 2, {"label": 9})
+    upgrade(connect(database_url), SECRET_KEY)  # a careful forger puts the guards back
     file = tmp_path / "anchor.json"
     result = terrine("anchor", "all", "--key", keys[0], "--output", file)
     assert isinstance(result.exception, CommandError)

@@ -22,6 +22,7 @@ from terrine_server.ledger.chain import CHARGE_FIELDS, canonical_json, iso
 from terrine_server.ledger.charging import keeping
 from terrine_server.ledger.records import ProjectRecord
 from terrine_server.ledger.seals import Seals
+from terrine_server.ledger.store.database import check_written
 from terrine_server.ledger.store.tables import charges, idempotency
 
 KEYS_KEPT = timedelta(days=7)
@@ -58,8 +59,9 @@ def append(
     """Append entries (tuples of `COLUMNS`), update the balance, store the answers `kept` for keys.
 
     Returns False, and writes nothing, if the project is not active or no longer as `before` because
-    of other charges. Raises IntegrityError if a key was used meanwhile; nothing is written then
-    either, once the transaction, if there is one, is rolled back.
+    of other charges. Raises IntegrityError if a key was used meanwhile, and BrokenBooks (on
+    PostgreSQL: DataError) if the database ignored a part; nothing is written then either, once the
+    transaction, if there is one, is rolled back.
     """
     balance = {
         "spent": after.spent,
@@ -133,10 +135,12 @@ def _in_sqlite(
     if connection.exec_driver_sql(_MOVE, dict(move)).rowcount != 1:
         return False
     if entries:
-        connection.exec_driver_sql(_SQLITE_APPEND, [(project, at, *entry) for entry in entries])
+        rows = [(project, at, *entry) for entry in entries]
+        check_written(connection.exec_driver_sql(_SQLITE_APPEND, rows).rowcount, len(rows))
     if keys:
         connection.exec_driver_sql(_SQLITE_FORGET, (project, iso(move["forget"])))
-        connection.exec_driver_sql(_SQLITE_KEEP, [(project, at, *key) for key in keys])
+        rows = [(project, at, *key) for key in keys]
+        check_written(connection.exec_driver_sql(_SQLITE_KEEP, rows).rowcount, len(rows))
     return True
 
 
@@ -157,7 +161,7 @@ def _in_postgresql(
     entries: Sequence[Sequence[Any]],
     keys: Sequence[tuple[Any, ...]],
 ) -> bool:
-    given = {**move, "now": now}
+    given = {**move, "now": now, "entries": len(entries), "keys": len(keys)}
     if len(entries) == 1:
         given |= zip(COLUMNS, entries[0], strict=True)
     else:
@@ -188,14 +192,23 @@ def _statement(entries: int, keys: bool) -> TextClause:
             "CAST(:seal_of_key AS bytea[]))"
         )
         parts.append(f"kept AS ({_from_moved('idempotency', _KEY_COLUMNS, source)})")
-    return text(f"WITH {', '.join(parts)} SELECT id FROM moved")
+    # The statement commits by itself, so it must fail as a whole if a part of it was ignored.
+    counts = {"appended": "entries"} if entries else {}
+    counts |= {"kept": "keys"} if keys else {}
+    whole = " AND ".join(
+        f"(SELECT count(*) FROM {part}) = CAST(:{count} AS bigint)"
+        for part, count in counts.items()
+    )
+    written = f"1 / CASE WHEN {whole} THEN 1 ELSE 0 END"
+    return text(f"WITH {', '.join(parts)} SELECT id, {written} FROM moved")
 
 
 def _from_moved(table: str, columns: Sequence[str], source: str) -> str:
     names = ", ".join(columns)
     return (
         f"INSERT INTO {table} (project_id, created_at, {names}) "
-        f"SELECT moved.id, :now, {names} FROM moved CROSS JOIN {source} AS given ({names})"
+        f"SELECT moved.id, :now, {names} FROM moved CROSS JOIN {source} AS given ({names}) "
+        "RETURNING 1"
     )
 
 

@@ -17,6 +17,7 @@ from terrine_server.errors import BrokenBooks, Conflict
 from terrine_server.ledger.chain import canonical_json
 from terrine_server.ledger.records import ProjectRecord, SecretAccount
 from terrine_server.ledger.seals import Seals
+from terrine_server.ledger.store.database import write
 from terrine_server.ledger.store.soundness import UNREADABLE
 from terrine_server.ledger.store.tables import secret_spends
 from terrine_server.privacy import BoundRelease, PublishedBound, VoteOutcome, event_from_json
@@ -80,7 +81,7 @@ def open_tally(connection: Connection, seals: Seals, project: ProjectRecord) -> 
     """Store an empty tally for a project that was just opened."""
     empty = np.zeros(meter_of(project).size, dtype=_COUNTS)
     row = {"project_id": project.id, "charges": 0, "tally": empty.tobytes()}
-    connection.execute(insert(secret_spends).values(seals.sealed("secret_spends", row)))
+    write(connection, insert(secret_spends).values(seals.sealed("secret_spends", row)))
 
 
 def load_tally(connection: Connection, seals: Seals, project: ProjectRecord) -> SecretTally | None:
@@ -119,10 +120,11 @@ def save_tally(
     """Store a tally that covers the first `charges` charges."""
     changed = {"charges": charges, "tally": tally.tally.astype(_COUNTS).tobytes()}
     seal = seals.of("secret_spends", {"project_id": project.id, **changed})
-    connection.execute(
+    write(
+        connection,
         update(secret_spends)
         .where(secret_spends.c.project_id == project.id)
-        .values(**changed, seal=seal)
+        .values(**changed, seal=seal),
     )
 
 

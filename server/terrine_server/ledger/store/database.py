@@ -13,7 +13,7 @@ import select
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg.types.array import ListBinaryDumper
-from sqlalchemy import Connection, Engine, create_engine, event, exc
+from sqlalchemy import Connection, Engine, Executable, create_engine, event, exc
 from sqlalchemy.dialects import registry
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.engine import URL, ExceptionContext, make_url
@@ -50,6 +50,8 @@ _POOL: dict[str, Any] = {
 # PostgreSQL's codes: lock_not_available, query_canceled, deadlock, serialization failure.
 _BUSY = {"55P03", "57014", "40P01", "40001"}
 _READ_ONLY = "25006"
+_NOT_WHOLE = "22012"
+"""Division by zero: how the one statement of a charge fails if a part of it was ignored."""
 _STARTING = "57P03"
 # Of a connection that was refused, libpq gives the text alone.
 _STARTS = "the database system is (starting|shutting|in recovery|not (yet )?accepting)"
@@ -166,6 +168,27 @@ def _transaction(
     finally:
         if turn is not None:
             turn.release()
+
+
+def write(
+    connection: Connection,
+    statement: Executable,
+    parameters: Sequence[Mapping[str, Any]] | None = None,
+    rows: int = 1,
+) -> None:
+    """Insert or update exactly so many rows. Raises BrokenBooks if it was fewer, or more.
+
+    Every write goes through here, or is counted where it is made: a trigger or a rule that somebody
+    added can make the database ignore a write without an error.
+    """
+    done = connection.execute(statement, parameters, execution_options={"preserve_rowcount": True})
+    check_written(done.rowcount, rows)
+
+
+def check_written(rows: int, expected: int) -> None:
+    """Raise BrokenBooks unless as many rows were written as should have been."""
+    if rows != expected:
+        raise BrokenBooks("The database ignored what was written to it.")
 
 
 def use_write_ahead_log(engine: Engine) -> None:
@@ -336,6 +359,8 @@ def _explanation(engine: Engine, error: SQLAlchemyError) -> DatabaseUnavailable:
         return SchemaMismatch("There is no ledger yet. Run `terrine init`.", str(path))
     if state in _NO_TABLE or re.search(r"no such (table|column)", words):
         return SchemaMismatch("The ledger has no tables yet. Run `terrine init`.", cause)
+    if state == _NOT_WHOLE:
+        return BrokenBooks("The database ignored what was written to it.", cause=cause)
     if isinstance(error, exc.IntegrityError):
         return BrokenBooks("The ledger refused an entry.", cause=cause)
     if isinstance(error, exc.DataError) and not state:

@@ -28,6 +28,7 @@ from terrine_server.ledger.administration import (
 from terrine_server.ledger.chain import canonical_json
 from terrine_server.ledger.records import LogEntry
 from terrine_server.ledger.seals import Seals
+from terrine_server.ledger.store.database import write as write_rows
 from terrine_server.ledger.store.soundness import UNREADABLE, check_types
 from terrine_server.ledger.store.tables import administrative_log, ensembles, log_head, tokens
 
@@ -106,6 +107,25 @@ def entry(row: Row[Any]) -> LogEntry:
         ) from None
 
 
+def followed(connection: Connection, seals: Seals, seq: int, hash: str | None) -> list[LogEntry]:
+    """See `Books.log_since`. The connection's transaction must read one snapshot throughout."""
+    end, number = check_head(connection, seals), administrative_log.c.seq
+    if hash is None and seq:
+        stored = select(administrative_log.c.hash).where(number == seq)
+        start = connection.execute(stored).scalar_one_or_none()
+    else:
+        start = bytes.fromhex(hash) if hash is not None else START
+    found = []
+    for row in connection.execute(select_log().where(number > seq)):
+        found.append(entry(row))
+        seq, start = seq + 1, start and log_hash(start, row._mapping)
+        if (row.seq, row.hash) != (seq, start):
+            break
+    if (seq, start) != (end.entries, end.head):
+        raise BrokenBooks("The administrative log was edited.")
+    return found
+
+
 def initialise(connection: Connection, seals: Seals) -> None:
     """Seal a ledger in which nothing is recorded yet; do nothing to any other."""
     for table in (log_head, administrative_log, ensembles, tokens):
@@ -120,8 +140,10 @@ def set_head(connection: Connection, seals: Seals, entries: int, head: bytes) ->
     """Make the log end there, sealed with this key."""
     row = {"key_check": seals.key_check, "entries": entries, "head": head}
     sealed = seals.sealed("log_head", row)
-    if connection.execute(update(log_head).values(sealed)).rowcount == 0:
-        connection.execute(insert(log_head).values(id=1, **sealed))
+    if connection.execute(_HEAD).first() is None:
+        write_rows(connection, insert(log_head).values(id=1, **sealed))
+    else:
+        write_rows(connection, update(log_head).values(sealed))
 
 
 def record(
@@ -177,5 +199,5 @@ def write(
         "detail": canonical_json(dict(detail)),
     }
     made["hash"] = log_hash(head["head"], made)
-    connection.execute(insert(administrative_log).values(made))
+    write_rows(connection, insert(administrative_log).values(made))
     set_head(connection, seals, made["seq"], made["hash"])

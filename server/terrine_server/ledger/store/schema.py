@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 
@@ -13,22 +14,24 @@ from sqlalchemy import Connection, Engine, text
 
 from terrine_server.errors import DatabaseStarting, DatabaseUnavailable, SchemaMismatch
 from terrine_server.ledger.seals import Seals
+from terrine_server.ledger.store import definitions
 from terrine_server.ledger.store.database import (
     appending,
     reading,
     sqlite_path,
     use_write_ahead_log,
+    write,
     writing,
 )
+from terrine_server.ledger.store.definitions import Difference
 from terrine_server.ledger.store.log import initialise
-from terrine_server.ledger.store.parts import Part, missing
 
 # Names the lock under which migrations run. Any number that nobody else uses will do.
 _MIGRATION_LOCK = 0x7E221E
-_WRITE = {
-    "sqlite": text("UPDATE alembic_version SET version_num = version_num"),
-    "postgresql": text("CREATE TEMPORARY TABLE terrine_ready ON COMMIT DROP AS SELECT 1 AS one"),
-}
+_REWRITE = text("UPDATE alembic_version SET version_num = version_num")
+_TEMPORARY = text("CREATE TEMPORARY TABLE terrine_ready ON COMMIT DROP AS SELECT 1 AS one")
+_MIGRATING = threading.Lock()
+"""Alembic keeps what it migrates in a variable of its module."""
 START_SECONDS = 60.0
 """Longest wait for a PostgreSQL that does not accept connections yet."""
 
@@ -46,7 +49,6 @@ def upgrade(engine: Engine, key: bytes) -> list[str]:
     if path is not None:
         _create_file(path)
         use_write_ahead_log(engine)
-    config = _config()
     with writing(engine) as connection:
         if path is None:
             connection.execute(
@@ -55,8 +57,7 @@ def upgrade(engine: Engine, key: bytes) -> list[str]:
         state = _state(connection)
         if state == "newer":
             raise _newer()
-        config.attributes["connection"] = connection
-        command.upgrade(config, "head")
+        _migrate(connection)
         initialise(connection, Seals(key))
         return _restore(connection) if state == "current" else []
 
@@ -83,7 +84,10 @@ def check_writable(engine: Engine) -> None:
     everybody has unless it was revoked (TEMPORARY).
     """
     with appending(engine) as connection:
-        connection.execute(_WRITE[connection.dialect.name])
+        if connection.dialect.name == "sqlite":
+            write(connection, _REWRITE)
+        else:
+            connection.execute(_TEMPORARY)
 
 
 def check_schema_once_started(engine: Engine) -> None:
@@ -98,22 +102,39 @@ def check_schema_once_started(engine: Engine) -> None:
             time.sleep(0.5)
 
 
-def missing_parts(engine: Engine) -> list[Part]:
-    """Return the constraints, indexes, triggers and columns that the tables lack.
+def differences(engine: Engine) -> list[Difference]:
+    """Return in what the whole schema is not as this version's migrations make it.
 
-    Needs only the right to connect. Raises DatabaseUnavailable.
+    The doctor, `terrine ledger verify` and the server's readiness all ask this. Raises
+    DatabaseUnavailable.
     """
-    with reading(engine) as connection:
-        return list(missing(connection, ScriptDirectory.from_config(_config())))
+    return definitions.differences(engine, _migrate)
+
+
+def check_definitions(engine: Engine) -> None:
+    """Raise SchemaMismatch unless the whole schema is as this version's migrations make it."""
+    found = differences(engine)
+    if found:
+        raise SchemaMismatch(
+            "The ledger's schema is not as this Terrine made it: something was removed, changed or "
+            "added. The server's operator should run `terrine doctor`.",
+            "; ".join(map(str, found)),
+        )
+
+
+def _migrate(connection: Connection) -> None:
+    config = _config()
+    config.attributes["connection"] = connection
+    with _MIGRATING:
+        command.upgrade(config, "head")
 
 
 def _restore(connection: Connection) -> list[str]:
-    scripts = ScriptDirectory.from_config(_config())
-    restored = [part for part in missing(connection, scripts) if part.restore]
-    for part in restored:
-        for statement in part.restore:
+    restored = [each for each in definitions.compare(connection, _migrate) if each.restore]
+    for each in restored:
+        for statement in each.restore:
             connection.execute(text(statement))
-    return [part.name for part in restored]
+    return [each.part for each in restored]
 
 
 def _state(connection: Connection) -> str:

@@ -75,9 +75,10 @@ class Timestamp(TypeDecorator[datetime]):
 def _read(value: str) -> datetime:
     try:
         instant = datetime.fromisoformat(value)
-    except ValueError:
+        written = iso(instant)
+    except (ValueError, OverflowError):  # no time, or one that UTC has no year for
         return value  # type: ignore[return-value]
-    return instant if iso(instant) == value else value  # type: ignore[return-value]
+    return instant if written == value else value  # type: ignore[return-value]
 
 
 metadata = MetaData(

@@ -6,10 +6,11 @@ after the database is gone.
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 from sqlalchemy import RowMapping
 
+from terrine_protocol.files import opened as opened_file
 from terrine_server.ledger.chain import TERMS_FIELDS, canonical_json, iso
 from terrine_server.ledger.counts import text_of, whole_numbers
 from terrine_server.ledger.records import ChargeRecord, LogEntry
@@ -83,13 +85,13 @@ def opened(path: Path) -> Iterator[tuple[dict[str, Any], Iterator[StoredEntry]]]
 
     Raises OSError, and ArchiveError if the file is not an export, or a line not an entry.
     """
-    with path.open(encoding="utf-8", errors="surrogateescape") as lines:
+    with io.TextIOWrapper(opened_file(path), "utf-8", "surrogateescape") as lines:
         try:
             first = json.loads(next(lines, ""))
             if first["format"] != FORMAT or first["account"].keys() != set(ACCOUNT_FIELDS):
                 raise ValueError(first["format"])
             project = {name: _stored(name, value) for name, value in first["account"].items()}
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
             raise ArchiveError(
                 f"{path} does not begin with an account; expected what "
                 "`terrine ledger export --format json` of this version writes."
@@ -135,4 +137,6 @@ def _entry(project: Mapping[str, Any], line: str) -> StoredEntry:
 def _stored(name: str, value: Any) -> Any:
     if name in _DIGESTS:
         return bytes.fromhex(value)
-    return datetime.fromisoformat(value) if name in _TIMES and value is not None else value
+    if name in _TIMES and value is not None:
+        return datetime.fromisoformat(value).astimezone(UTC)
+    return value

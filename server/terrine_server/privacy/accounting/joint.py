@@ -26,6 +26,7 @@ from terrine_server.privacy.accounting.bits import (
 )
 from terrine_server.privacy.accounting.checks import Floats
 from terrine_server.privacy.accounting.events import ConfidentMax
+from terrine_server.privacy.accounting.gaussian import gaussian_argmax_rdp
 from terrine_server.privacy.accounting.units import SLACK
 
 Integers = NDArray[np.int64]
@@ -54,15 +55,55 @@ def outcome_costs(event: ConfidentMax, order: float) -> OutcomeCosts | None:
     so small that no price of an abstention makes up for it: test and maximum are then charged
     apart. Which of them applies does not depend on the outcome.
     """
-    if order * (order - 1) > MAX_EXPONENT * event.sigma2**2:
+    if too_high(event, order):
         return None
-    cells = release_cells(replace(event, answered=True, answer_share=1.0), order)
+    most = counts_excess(event.sigma2, order)
+    highest = costs_up_to(event, order, most)
+    if highest == costs_up_to(event, order, count_excess(event.sigma2, order)):
+        # The worst votes are not near a tie, so the bound between these two, which takes long to
+        # compute, gives the same costs.
+        return highest
+    return costs_up_to(event, order, min(most, label_excess(event.sigma2, order)))
+
+
+def costs_up_to(event: ConfidentMax, order: float, full: float) -> OutcomeCosts | None:
+    """Return the costs as `outcome_costs` if a label tells at most `full`, whatever the votes.
+
+    `full` bounds Σ π^α π'^(1−α) − 1, of the label's laws before and after a move.
+    """
+    if too_high(event, order):
+        return None
+    cells = release_cells(replace(event, answered=True, answer_share=1.0), order, full)
     flat = cells.flat()
-    answer = event.answer_share * flat
     if not flat < math.inf:
         return None
+    answer = event.answer_share * flat
     abstention = cells.abstention(answer) if answer < flat else min(cells.abstention(answer), flat)
     return OutcomeCosts(answer, abstention, flat) if abstention < math.inf else None
+
+
+def too_high(event: ConfidentMax, order: float) -> bool:
+    """Return whether an order is beyond what tables of this noise are computed for."""
+    return order * (order - 1) > MAX_EXPONENT * event.sigma2**2
+
+
+def label_excess(sigma: float, order: float) -> float:
+    """Return a bound on Σ π^α π'^(1−α) − 1, of the label's laws, for any votes.
+
+    It is that of `GaussianArgmax`, and infinite where only the price of all noisy counts is known
+    (docs/privacy/gnmax.md).
+    """
+    return math.expm1((order - 1) * gaussian_argmax_rdp(sigma, order)) * (1 + SLACK)
+
+
+def counts_excess(sigma: float, order: float) -> float:
+    """Return the same of all noisy counts, of which two move by one vote each."""
+    return math.expm1(order * (order - 1) / sigma**2) * (1 + SLACK)
+
+
+def count_excess(sigma: float, order: float) -> float:
+    """Return the same of one count; no `label_excess` is less."""
+    return math.expm1(order * (order - 1) / (2 * sigma**2))
 
 
 @dataclass(frozen=True)
@@ -99,16 +140,19 @@ class Cells:
 
 
 @lru_cache(maxsize=256)
-def release_cells(event: ConfidentMax, order: float) -> Cells:
-    """Return the cells of a release. Raises ValueError if the order is too high."""
+def release_cells(event: ConfidentMax, order: float, full: float) -> Cells:
+    """Return the cells of a release. Raises ValueError if the order is too high.
+
+    `full`: the most that Σ π^α π'^(1−α) − 1 can be, of the label's laws, for any votes.
+    """
     n = event.teachers
     table = label_table(event.sigma2, order)
     # The class that attains the statistic s has at least v = s + baseline votes.
     top = np.arange(event.low + event.baseline, n + 1)
     tie, lead = top[2 * top <= n + 2], top[2 * top > n + 2]
-    lose, gain, aside = table.bounds(lead, n, event.classes)
-    full = np.full(len(tie), table.full)
-    moves = [(tie, move, full) for move in (-1, 0, 1)]
+    lose, gain, aside = table.bounds(lead, n, event.classes, full)
+    any_votes = np.full(len(tie), full)
+    moves = [(tie, move, any_votes) for move in (-1, 0, 1)]
     moves += [(lead, -1, lose), (lead, 1, gain)]
     moves += [(lead, 0, aside)] if event.classes > 2 else []
 
@@ -140,17 +184,20 @@ class LabelTable:
     Row i belongs to k = i, for differences D = Y − Y' of two noises. `tail`: Pr[D ≥ k]. `lose`,
     `gain`, `aside`: the largest Σ π^α π'^(1−α) − 1 of the label's laws π, π' before and after the
     top class loses the moved vote, gains it, or has no part in it, if the label is another class
-    with probability ≤ `tail`. `full`: for any votes. float[K].
+    with probability ≤ `tail`. float[K].
     """
 
     tail: Floats
     lose: Floats
     gain: Floats
     aside: Floats
-    full: float
 
-    def bounds(self, top: Integers, teachers: int, classes: int) -> tuple[Floats, Floats, Floats]:
+    def bounds(
+        self, top: Integers, teachers: int, classes: int, full: float
+    ) -> tuple[Floats, Floats, Floats]:
         """Return `lose`, `gain` and `aside` for top counts above half of the votes, float[V] each.
+
+        `full`: what bounds them for any votes.
 
         Another class wins with probability at most U(2v − n) + (m − 2)·U(v), with U the tail: the
         noises must differ by v − n_j, and U is convex, so all other votes in one class are worst.
@@ -162,7 +209,7 @@ class LabelTable:
         row = np.maximum(np.searchsorted(-self.tail, -wrong, side="right") - 1, 0)
         never = wrong > self.tail[0]
         return tuple(  # type: ignore[return-value]
-            np.where(never, self.full, np.minimum(bound[row], self.full))
+            np.where(never, full, np.minimum(bound[row], full))
             for bound in (self.lose, self.gain, self.aside)
         )
 
@@ -201,7 +248,6 @@ def label_table(sigma: float, order: float) -> LabelTable:
         lose=lose * margin + left_out,
         gain=gain * margin + left_out,
         aside=aside * margin + left_out,
-        full=math.expm1(exponent) * margin,
     )
 
 

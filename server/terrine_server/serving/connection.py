@@ -12,26 +12,22 @@ import socket
 from collections import Counter
 from functools import partial
 from typing import Any
-from uuid import uuid4
 
 import h11
-import structlog
+from starlette.responses import JSONResponse, Response
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from terrine_server.api.problems import problem
-from terrine_server.api.seats import Seat, network
-from terrine_server.settings import Settings
-
-log = structlog.get_logger("terrine")
+from terrine_server.serving.limits import Limits
+from terrine_server.serving.seats import Seat, network
 
 CONNECTION = "connection"
 """In the state of requests: the `Connection` that they came on."""
 SPARE = 32
-"""Connections beyond `TERRINE_MAX_CONNECTIONS`, for refusals and for `/healthz`."""
+"""Connections beyond those of the limits, for refusals and for `/healthz`."""
 BACKLOG = 128
 """Connections that the system queues, and that are accepted before any is looked at."""
 LEAST_READ = 64 * 1024
-"""Bytes that a client must read within `TERRINE_WRITE_SECONDS`, unless it reads all there are."""
+"""Bytes that a client must read within `write_seconds`, unless it reads all there are."""
 
 
 class Connection(H11Protocol):
@@ -58,7 +54,8 @@ class Connection(H11Protocol):
         own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # Otherwise the system takes megabytes from us before we notice that nobody reads them.
         own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, LEAST_READ)
-        transport.set_write_buffer_limits(high=0)  # pause_writing: something could not be sent yet
+        # pause_writing: something could not be sent yet. With 0, TLS pauses when nothing waits.
+        transport.set_write_buffer_limits(high=1, low=0)
         self.seat.owner = network(self.client[0]) if self.client else ""
         if self._most is not None and len(self.connections) > self._most + SPARE:
             self._make_room(self._most + SPARE)
@@ -107,41 +104,23 @@ class Connection(H11Protocol):
         self._finish_if_sent()
 
     def send_400_response(self, msg: str) -> None:
-        """Respond to malformed HTTP with a problem document, and close."""
-        self._record_malformed()
+        """Respond to malformed HTTP as the app's `state.malformed` says, and close."""
+        app: Any = self.app
+        while not hasattr(app, "state"):  # uvicorn's own middleware is around it
+            app = app.app
+        response: Response = getattr(app.state, "malformed", _malformed)()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            request_id = uuid4().hex
-            response = problem(
-                request_id,
-                "",
-                "malformed-http",
-                "The request line, a header or a chunk is malformed or too long. "
-                "Nothing was answered.",
-            )
-            headers = [
-                *response.raw_headers,
-                (b"x-request-id", request_id.encode()),
-                (b"connection", b"close"),
-            ]
             for event in (
                 h11.Response(
-                    status_code=response.status_code, headers=headers, reason=b"Bad Request"
+                    status_code=response.status_code,
+                    headers=[*response.raw_headers, (b"connection", b"close")],
+                    reason=b"Bad Request",
                 ),
                 h11.Data(data=bytes(response.body)),
                 h11.EndOfMessage(),
             ):
                 self.transport.write(self.conn.send(event))
         self.transport.close()
-
-    def _record_malformed(self) -> None:
-        """Log and count what no route ever sees. Its text is the stranger's, so it is left out."""
-        log.info("request", method="(other)", route="(none)", status=400, problem="malformed-http")
-        app: Any = self.app
-        while not hasattr(app, "state"):  # uvicorn's own middleware is around it
-            app = app.app
-        metrics = app.state.services.metrics
-        metrics.requests("(other)", "(none)", "400").inc()
-        metrics.problems("malformed-http").inc()
 
     def _make_room(self, most: int) -> None:
         """Close a connection without a request in progress: the oldest of who has most of them."""
@@ -187,18 +166,25 @@ class Connection(H11Protocol):
             self.seat.leave()
 
 
-def options(settings: Settings) -> dict[str, Any]:
-    """Return the options for `uvicorn.run` and `uvicorn.Config`."""
+def _malformed() -> Response:
+    return JSONResponse({"error": "This is no HTTP request that can be read."}, status_code=400)
+
+
+def options(limits: Limits, proxies: str = "") -> dict[str, Any]:
+    """Return the options of `uvicorn.Config` with which connections keep the limits.
+
+    `proxies`: addresses of those who may say from which address a request comes.
+    """
     return {
-        "http": partial(Connection, write_seconds=settings.write_seconds),
+        "http": partial(Connection, write_seconds=limits.write_seconds),
         "ws": "none",
         "log_config": None,
         "access_log": False,
         "server_header": False,
-        "proxy_headers": bool(settings.forwarded_allow_ips),
-        "forwarded_allow_ips": settings.forwarded_allow_ips or None,
-        "limit_concurrency": settings.max_connections,
+        "proxy_headers": bool(proxies),
+        "forwarded_allow_ips": proxies or None,
+        "limit_concurrency": limits.connections,
         "backlog": BACKLOG,
-        "timeout_keep_alive": settings.keep_alive_seconds,
-        "timeout_graceful_shutdown": settings.shutdown_seconds,
+        "timeout_keep_alive": limits.keep_alive_seconds,
+        "timeout_graceful_shutdown": limits.shutdown_seconds,
     }

@@ -12,7 +12,7 @@ from collections import Counter
 from enum import StrEnum
 from ipaddress import IPv6Address, ip_address
 
-from terrine_server.settings import Settings
+from terrine_server.serving.limits import Limits
 
 NETWORK_BITS = 64
 """Whoever has one IPv6 address usually has all of the same first 64 bits."""
@@ -31,13 +31,14 @@ class Share(StrEnum):
 class Seats:
     """The seats of one process, counted by share. Belongs to one event loop."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, limits: Limits) -> None:
+        per_token = limits.per_token or max(1, limits.connections // 2)
         self.limits = {
-            Share.ALL: settings.max_connections,
-            Share.STRANGER: settings.strangers,
-            Share.ADDRESS: settings.per_address,
-            Share.CLAIM: settings.per_token,
-            Share.TOKEN: settings.per_token,
+            Share.ALL: limits.connections,
+            Share.STRANGER: limits.strangers or max(1, limits.connections // 2),
+            Share.ADDRESS: limits.per_address or max(1, limits.connections // 4),
+            Share.CLAIM: per_token,
+            Share.TOKEN: per_token,
         }
         self.taken: Counter[tuple[Share, str]] = Counter()
 

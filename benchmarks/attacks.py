@@ -1,0 +1,420 @@
+"""What an honest caller of each server notices of others who want nobody else to be served.
+
+    python benchmarks/attacks.py [--rounds 3] [--requests 150] [--only TEXT]
+
+Runs `terrine serve`, `terrine helper serve` and `terrine teacher serve` on this machine's loopback,
+and asks each again and again: alone, beside a process that only keeps a processor busy, and beside
+attackers. Prints the median and the 99th percentile, and how many times as long each is as alone in
+the same round. Attackers run at the lowest priority, in a process of their own: on a small machine
+they would otherwise take the server's processor without any mistake of the server's; the busy
+process shows what is left of that. Each attack has a fixed number of connections and ends with its
+measurement. Everybody has the server's default limits, also of requests in a minute.
+
+The first line is the machine's: how long a fixed computation takes when nothing here is running.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import io
+import os
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
+
+import processes
+from digits import DigitsEnsemble, train_digits
+from migrated import SECRET_KEY
+from server import installed
+
+from terrine_models.roster import read_token
+from terrine_protocol import ProjectOpen, Role, TokenCreate
+from terrine_server import helper
+from terrine_server.labeling import inference, shares
+from terrine_server.labeling.helper_terms import TERMS, HelperTerms
+from terrine_server.ledger import Ledger
+from terrine_server.owner.operations import open_project
+from terrine_server.owner.tokens import Tokens
+
+LONGEST = 120
+"""Seconds after which an attacker ends by itself."""
+AT_A_TIME, MANY = 16, 300
+"""Connections of an attacker who sends requests, and of one who does not finish them."""
+WARM = 1.5
+PAUSE = 0.01
+CLASSES = 10
+PROJECT = {"ensemble": "digits", "epsilon": 5.0, "delta": 1e-5}
+CHEAP = {"name": "gnmax", "sigma": 100.0}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server, its callers' requests, and who attacks it how: a function, and what it is given."""
+
+    name: str
+    port: int
+    ask: Callable[[], Callable[[], bytes]]
+    """Makes an honest caller: returns a new request each time."""
+    attacks: dict[str, tuple[Callable[..., None], Any]]
+
+
+def request(method: str, path: str, body: bytes, **headers: str) -> bytes:
+    lines = [f"{method} {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def packed(**arrays: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+def npy(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def exchange(connection: socket.socket, sent: bytes) -> int:
+    """Send a request; return the status of the reply, which is read to its end."""
+    connection.sendall(sent)
+    reply = http.client.HTTPResponse(connection)
+    reply.begin()
+    reply.read()
+    if reply.will_close:
+        raise ConnectionError
+    return reply.status
+
+
+# Attacks: each runs in a process of its own until it is ended.
+
+
+def busy(_: int, __: None) -> None:
+    """Keep a processor busy."""
+    ends = time.monotonic() + LONGEST
+    while time.monotonic() < ends:
+        pass
+
+
+def repeat(port: int, sent: Sequence[bytes]) -> None:
+    """Send requests on several connections, each as soon as the last was answered."""
+    ends = time.monotonic() + LONGEST
+
+    def one(body: bytes) -> None:
+        while time.monotonic() < ends:
+            with (
+                suppress(OSError, http.client.HTTPException),
+                socket.create_connection(("127.0.0.1", port), 60) as connection,
+            ):
+                while time.monotonic() < ends:
+                    exchange(connection, body)
+            time.sleep(0.01)
+
+    threads = [
+        threading.Thread(target=one, args=(sent[number % len(sent)],), daemon=True)
+        for number in range(AT_A_TIME)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def hold(port: int, sent: bytes) -> None:
+    """Keep connections open on which this much was sent; open anew what is closed, 100 a second."""
+    ends = time.monotonic() + LONGEST
+    held: list[socket.socket | None] = [None] * MANY
+    opened = 0
+    while time.monotonic() < ends:
+        for number, one in enumerate(held):
+            if one is not None:
+                try:
+                    if one.recv(65536):
+                        continue
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    pass
+                one.close()
+                held[number] = None
+                continue
+            opened += 1
+            if opened > MANY:
+                time.sleep(0.01)
+            with suppress(OSError):
+                made = socket.create_connection(("127.0.0.1", port), 5)
+                made.setblocking(False)
+                held[number] = made
+                with suppress(BlockingIOError):
+                    made.send(sent)
+        time.sleep(0.05)
+
+
+@contextmanager
+def attacking(attack: Callable[..., None], port: int, given: Any) -> Iterator[None]:
+    context = get_context("fork")  # at once: what is imported here takes seconds
+    begins = context.Event()
+    process = context.Process(target=_nicely, args=(begins, attack, port, given), daemon=True)
+    process.start()
+    try:
+        if not begins.wait(60):
+            raise RuntimeError("the attacker did not begin")
+        time.sleep(WARM)
+        yield
+        if not process.is_alive():
+            raise RuntimeError("the attacker gave up before it was measured")
+    finally:
+        process.kill()
+        process.join()
+
+
+def _nicely(begins: Any, attack: Callable[..., None], port: int, given: Any) -> None:
+    os.nice(19)
+    begins.set()
+    attack(port, given)
+
+
+# Servers
+
+
+@contextmanager
+def command(*arguments: object, **variables: str) -> Iterator[int]:
+    """Run a `terrine` command that serves; yield its port."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with tempfile.NamedTemporaryFile() as log:
+        given = (*map(str, arguments), "--port", str(port))
+        process = processes.start(processes.command, given, os.environ | variables, log.name)
+        try:
+            deadline = time.monotonic() + 120
+            while True:
+                with suppress(OSError):
+                    socket.create_connection(("127.0.0.1", port), 1).close()
+                    break
+                if time.monotonic() > deadline or not process.is_alive():
+                    raise RuntimeError(Path(log.name).read_text())
+                time.sleep(0.1)
+            yield port
+        finally:
+            process.kill()
+            process.join()
+
+
+@contextmanager
+def service(home: Path, ensemble: DigitsEnsemble) -> Iterator[Target]:
+    url = f"sqlite:///{home / 'terrine.sqlite'}"
+    _, engine = installed(home / "data", url, ensemble)
+    ledger = Ledger(engine, SECRET_KEY)
+    for name in ("honest", "greedy"):
+        terms = {"name": name, "mechanism": CHEAP, **PROJECT, "ensemble": ensemble.manifest.name}
+        open_project(ledger, ProjectOpen.model_validate(terms))
+
+    def bearer(project: str) -> str:
+        made = TokenCreate(role=Role.STUDENT, project=project)
+        return f"Bearer {Tokens(ledger, SECRET_KEY).create(made).token}"
+
+    def student() -> Callable[[], bytes]:
+        token = bearer("honest")  # each has its own allowance of requests in a minute
+        body = packed(inputs=ensemble.public[:2])
+        sent = request(
+            "POST", "/label", body, Authorization=token, Content_Type="application/x-npz"
+        )
+        return lambda: sent
+
+    def label(kind: str, body: bytes) -> bytes:
+        more = {"Authorization": bearer("greedy"), "Content_Type": f"application/{kind}"}
+        return request("POST", "/label", body, **more)
+
+    largest = np.zeros((4096, 8, 8))
+    largest[-1, -1, -1] = 99  # is refused after all the rest was looked at
+    text = largest.astype(np.uint8).tolist()
+    json = f'{{"inputs":{text}}}'.replace(" ", "").encode()
+    whole = label("x-npy", npy(largest))
+    with command(
+        "serve",
+        TERRINE_DATA_DIR=str(home / "data"),
+        TERRINE_DATABASE_URL=url,
+    ) as port:
+        yield Target(
+            "service, 2 rows",
+            port,
+            student,
+            {
+                "npz that unpack to 63 MiB": (
+                    repeat,
+                    [label("x-npz", packed(inputs=np.zeros((63 << 14, 8, 8), np.uint8)))],
+                ),
+                "npz of the largest batch": (repeat, [label("x-npz", packed(inputs=largest))]),
+                "npy of the largest batch": (repeat, [whole]),
+                "JSON of the largest batch": (repeat, [label("json", json)]),
+                "half-sent heads": (hold, whole[:40]),
+                "half-sent bodies": (hold, whole[:60_000]),
+                "idle connections": (hold, b""),
+            },
+        )
+    engine.dispose()
+
+
+@contextmanager
+def aggregator(home: Path, _: DigitsEnsemble) -> Iterator[Target]:
+    terms = {
+        "owners": ["a", "b", "c"],
+        "classes": CLASSES,
+        "sigma": 4,
+        "epsilon": 50,
+        "delta": 1e-6,
+    }
+    agreed = HelperTerms.model_validate(terms)
+    helper.make(agreed, home / "party")
+
+    def put(owner: str, rows: int) -> Callable[[], bytes]:
+        token = read_token(home / "party" / helper.OWNERS / f"{owner}.token")
+        share = np.zeros((rows, CLASSES), np.uint32)
+        more = {
+            "Authorization": f"Bearer {token}",
+            TERMS: agreed.digest(),
+            shares.SHAPE: shares.shape_of(share),
+        }
+
+        def made() -> bytes:
+            path = f"/v1/rounds/{shares.new_round()}/share"
+            return request("PUT", path, shares.write(share), **more)
+
+        return made
+
+    with command("helper", "serve", home / "party") as port:
+        large = put("a", helper.SHARE_ROWS)
+        yield Target(
+            "helper, a share of 64 rows",
+            port,
+            lambda: put("b", 64),
+            {
+                "an owner's largest shares": (repeat, [large() for _ in range(AT_A_TIME)]),
+                "an owner's half-sent shares": (hold, large()[:-1]),
+                "half-sent heads": (hold, large()[:40]),
+                "idle connections": (hold, b""),
+            },
+        )
+
+
+@contextmanager
+def owner(home: Path, ensemble: DigitsEnsemble) -> Iterator[Target]:
+    (home / "token").write_text(token := "a-token-of-more-than-twenty-characters")
+
+    def asked(rows: int, bearer: str) -> bytes:
+        x = np.resize(ensemble.public, (rows, 8, 8))
+        body, headers = inference.request(x, "input", None, binary=True)
+        more = {"Authorization": f"Bearer {bearer}", **headers}
+        return request("POST", "/v2/models/digits/infer", body, **more)
+
+    serve = ("teacher", "serve", ensemble.directory, "--token-file", home / "token")
+    with command(*serve, "--model", "digits") as port:
+        stranger = asked(4096, "no-token-of-this-teacher")
+        yield Target(
+            "owner, 2 rows",
+            port,
+            lambda: lambda: asked(2, token),
+            {
+                "strangers' bodies": (repeat, [stranger]),
+                "strangers' half-sent bodies": (hold, stranger[:60_000]),
+                "half-sent heads": (hold, stranger[:40]),
+                "idle connections": (hold, b""),
+            },
+        )
+
+
+# Measuring
+
+
+def latencies(target: Target, requests: int) -> list[float]:
+    """Milliseconds of requests on one connection, which is opened anew where it was closed."""
+    ask, took = target.ask(), list[float]()
+    connection: socket.socket | None = None
+    failed = 0
+    while len(took) < requests:
+        sent, began = ask(), time.perf_counter()
+        try:
+            if connection is None:
+                connection = socket.create_connection(("127.0.0.1", target.port), 60)
+            if exchange(connection, sent) not in (200, 204):
+                failed += 1
+        except (OSError, http.client.HTTPException):
+            connection, failed = None, failed + 1
+        took.append(1000 * (time.perf_counter() - began))
+        time.sleep(PAUSE)
+    if connection is not None:
+        connection.close()
+    if failed:
+        print(f"    {failed} of {requests} were not answered")
+    return took
+
+
+def quantiles(took: Sequence[float]) -> tuple[float, float]:
+    return float(np.quantile(took, 0.5)), float(np.quantile(took, 0.99))
+
+
+def computation() -> float:
+    """Milliseconds of a fixed computation."""
+    began = time.perf_counter()
+    sum(number * number for number in range(50_000))
+    time_taken = 1000 * (time.perf_counter() - began)
+    time.sleep(PAUSE)
+    return time_taken
+
+
+def measure(target: Target, rounds: int, requests: int, only: str) -> None:
+    attacks = {name: what for name, what in target.attacks.items() if only in name}
+    attacks = {"a busy process": (busy, None), **attacks}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in ("alone", *attacks)}
+    latencies(target, 20)
+    for _ in range(rounds):
+        found["alone"].append(quantiles(latencies(target, requests)))
+        for name, (attack, given) in attacks.items():
+            with attacking(attack, target.port, given):
+                found[name].append(quantiles(latencies(target, requests)))
+    print(f"{target.name}: milliseconds, and times as long as alone in the same round")
+    first = found["alone"]
+    for name, each in found.items():
+        line = f"  {name:32}"
+        for which, what in enumerate(("p50", "p99")):
+            ratios = [pair[which] / alone[which] for pair, alone in zip(each, first, strict=True)]
+            times = "" if name == "alone" else f" x {median(ratios):.1f}"
+            line += f"   {what} {median(pair[which] for pair in each):7.1f}{times}"
+        print(line, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=150)
+    parser.add_argument("--only", default="", help="attacks with this in their names")
+    options = parser.parse_args()
+    idle = quantiles([computation() for _ in range(options.requests)])
+    print(f"a computation in one thread: p50 {idle[0]:.1f} ms, p99 {idle[1]:.1f} ms")
+    print(f"processors: {os.cpu_count()}, load {os.getloadavg()[0]:.1f}", flush=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        ensemble = train_digits(Path(scratch, "digits"))
+        for served in (service, aggregator, owner):
+            home = Path(scratch, served.__name__)
+            home.mkdir()
+            with served(home, ensemble) as target:
+                measure(target, options.rounds, options.requests, options.only)
+
+
+if __name__ == "__main__":
+    main()

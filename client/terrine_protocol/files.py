@@ -1,0 +1,37 @@
+"""Files that people name: read only if they are regular files.
+
+A pipe would let a program wait for ever, and a device such as /dev/zero never ends.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from io import BufferedReader
+from pathlib import Path
+
+LARGEST_DOCUMENT = 2**24
+"""Bytes of a document: a key, a token, anchors, a schema, settings."""
+
+
+def opened(path: Path | str) -> BufferedReader:
+    """Open a regular file to read its bytes. Raises OSError for anything else, without waiting."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(handle).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(handle, "rb")
+    os.close(handle)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    reason = "not a regular file, but a pipe or a device; save what it holds as a file"
+    raise OSError(errno.EINVAL, reason, str(path))
+
+
+def read(path: Path | str, largest: int | None = LARGEST_DOCUMENT) -> bytes:
+    """Return the bytes of a regular file. Raises OSError, also if there are more than `largest`."""
+    with opened(path) as file:
+        data = file.read(-1 if largest is None else largest + 1)
+    if largest is not None and len(data) > largest:
+        raise OSError(errno.EFBIG, f"larger than {largest:,} bytes", str(path))
+    return data

@@ -1,0 +1,198 @@
+"""Listens on an address, and serves there, with as many connections as there are descriptors for.
+
+A process without descriptors cannot accept a connection, open a file or reach its database, and
+asyncio logs an error each time that it tries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import resource
+import socket
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import structlog
+import uvicorn
+from uvicorn.supervisors import Multiprocess
+
+from terrine_server.serving.connection import BACKLOG, SPARE, options
+from terrine_server.serving.limits import Limits
+
+log = structlog.get_logger("terrine")
+
+WORKER_SECONDS = 20
+"""A worker that does not respond for this long is replaced."""
+SWITCH_SECONDS = 0.0001
+"""How long a thread may compute while another waits for Python's interpreter. With Python's own
+5 ms, a request that passes between threads six times waits 30 ms beside one that is decoded."""
+TLS_SECONDS = 5.0
+"""How long a client may take to agree on a TLS connection, and to end it: nobody counts these."""
+MOST_FILES = 65536
+"""Enough. Some systems allow a billion, and there are programs that close each one in turn."""
+OTHERS = 256
+"""Kept for everything else: files, the database, the log, libraries."""
+NEEDED = SPARE + 2 * BACKLOG + OTHERS
+"""Descriptors needed besides those of the limit's connections. Connections are counted, and those
+beyond the limit closed, only after as many as `BACKLOG` were accepted, twice at worst."""
+LEAST = 16
+"""Connections below which it makes no sense to serve."""
+
+
+class CannotListen(Exception):  # noqa: N818 - says what to do
+    """The address is taken, or none of this machine's. `setting` names what to change."""
+
+    def __init__(self, message: str, setting: str) -> None:
+        super().__init__(message)
+        self.setting = setting
+
+
+class TooFewDescriptors(Exception):  # noqa: N818 - says what to do
+    """The process may open so few files that it cannot serve."""
+
+
+def raise_limit() -> int:
+    """Let this process, and those that it starts, open as many as it may; return how many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft == resource.RLIM_INFINITY or soft >= allowed:
+        return MOST_FILES if soft == resource.RLIM_INFINITY else soft
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return allowed
+
+
+def connections_within(limit: int, wanted: int) -> int:
+    """Return how many of the connections `wanted` are possible with `limit` descriptors.
+
+    Raises TooFewDescriptors if hardly any are.
+    """
+    possible = limit - NEEDED
+    if possible < min(LEAST, wanted):
+        raise TooFewDescriptors(
+            f"This process may open {limit} files, and at least {NEEDED + LEAST} are needed. "
+            "Allow more (`ulimit -n`)."
+        )
+    return min(possible, wanted)
+
+
+def bind(host: str, port: int) -> list[socket.socket]:
+    """Bind a socket to each of the host's addresses; none of them listens yet.
+
+    Raises CannotListen.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        return [_bound(family, address) for family, address in {(a[0], a[4]): None for a in found}]
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise _taken(port) from error
+        if error.errno == errno.EACCES:
+            raise CannotListen(
+                f"This account may not listen on port {port}. Choose 1024 or more.",
+                "TERRINE_PORT",
+            ) from error
+        raise CannotListen(
+            f"{host} is no address of this machine ({error.strerror}). Choose another.",
+            "TERRINE_HOST",
+        ) from error
+
+
+def _bound(family: int, address: Any) -> socket.socket:
+    made = socket.socket(family)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        made.bind(address)
+    except OSError:
+        made.close()
+        raise
+    made.set_inheritable(True)
+    return made
+
+
+class Server(uvicorn.Server):
+    """Says where it listens, if it is told to, and gives nobody long to agree on TLS."""
+
+    def __init__(self, config: uvicorn.Config, *, announce: bool) -> None:
+        super().__init__(config)
+        self._announce = announce
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Load, then listen."""
+        if self.config.is_ssl:
+            loop = asyncio.get_running_loop()
+            # uvicorn has no setting for this; asyncio waits 60 s, and 30 s for the end.
+            seconds = {"ssl_handshake_timeout": TLS_SECONDS, "ssl_shutdown_timeout": TLS_SECONDS}
+            loop.create_server = partial(loop.create_server, **seconds)  # type: ignore[method-assign]
+        await super().startup(sockets)
+        if self._announce:
+            _announce(sockets or [])
+
+
+def connections(most: int) -> int:
+    """Return how many connections can be served at a time, after allowing more descriptors."""
+    return connections_within(raise_limit(), most)
+
+
+def serve(
+    app: Any,
+    sockets: list[socket.socket],
+    limits: Limits,
+    *,
+    proxies: str = "",
+    certificate: Path | None = None,
+    key: Path | None = None,
+    announce: bool = True,
+) -> None:
+    """Serve an app until interrupted: plainly, or over TLS with a certificate chain and its key.
+
+    `proxies`: who may say from which address a request comes. Raises CannotListen if another
+    listens there by now.
+    """
+    config = uvicorn.Config(
+        app,
+        loop="asyncio",
+        ssl_certfile=certificate,
+        ssl_keyfile=key,
+        **options(limits, proxies) | {"limit_concurrency": connections(limits.connections)},
+    )
+    server = Server(config, announce=announce)
+    sys.setswitchinterval(SWITCH_SECONDS)
+    try:
+        server.run(sockets)
+    except OSError as error:
+        if server.started or error.errno != errno.EADDRINUSE:
+            raise
+        raise _taken(sockets[0].getsockname()[1]) from error
+
+
+def serve_with_workers(
+    app: str, sockets: list[socket.socket], limits: Limits, workers: int, *, proxies: str = ""
+) -> None:
+    """Serve in processes that share the sockets; `app` names the function that makes the app."""
+    config = uvicorn.Config(
+        app,
+        factory=True,
+        workers=workers,
+        loop="asyncio",
+        timeout_worker_healthcheck=WORKER_SECONDS,
+        **options(limits, proxies) | {"limit_concurrency": connections(limits.connections)},
+    )
+    _announce(sockets)
+    Multiprocess(config, sockets).run()
+
+
+def _taken(port: int) -> CannotListen:
+    return CannotListen(
+        f"Port {port} is in use. Stop what listens on it, or choose another.", "TERRINE_PORT"
+    )
+
+
+def _announce(sockets: list[socket.socket]) -> None:
+    for own in sockets:
+        host, port = own.getsockname()[:2]
+        log.info(f"Terrine running on http://{f'[{host}]' if ':' in host else host}:{port}")

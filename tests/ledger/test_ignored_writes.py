@@ -1,0 +1,207 @@
+"""A write that the database ignores, because somebody told it to, is an error and never a success.
+
+A trigger that swallows a write, or changes it, leaves every row that is there as it was, sealed and
+in its chain. Only counting what was written, and reading it again, shows it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from books import CONFIDENT, answered, digest, open_ledger, open_project, register, terms
+from migrated import SECRET_KEY
+from sqlalchemy import Engine, text
+
+import terrine_server
+from terrine_protocol import ProjectStatus, Role
+from terrine_server.errors import BrokenBooks, DatabaseUnavailable
+from terrine_server.ledger import Batch, Ledger, check_writable, connect
+from terrine_server.ledger.sealing import seal_rows
+from terrine_server.ledger.seals import Seals
+
+PROJECT = 1
+
+
+def ignore(engine: Engine, table: str, command: str) -> None:
+    """Have the database swallow each row of a command, as if it had not been sent."""
+    run(
+        engine,
+        [f"CREATE TRIGGER quiet BEFORE {command} ON {table} BEGIN SELECT RAISE(IGNORE); END"]
+        if engine.dialect.name == "sqlite"
+        else [
+            "CREATE FUNCTION quiet() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'",
+            f"CREATE TRIGGER aaa BEFORE {command} ON {table} FOR EACH ROW EXECUTE FUNCTION quiet()",
+        ],
+    )
+
+
+def heed(engine: Engine, table: str) -> None:
+    if engine.dialect.name == "sqlite":
+        run(engine, ["DROP TRIGGER quiet"])
+    else:
+        run(engine, ["DROP FUNCTION quiet() CASCADE"])
+
+
+def run(engine: Engine, statements: list[str]) -> None:
+    with engine.begin() as connection:
+        for statement in statements:
+            connection.execute(text(statement))
+
+
+@pytest.fixture
+def ledger(database_url: str) -> Ledger:
+    ledger = open_ledger(database_url)
+    ledger.charge(open_project(ledger, 20).id, [answered(1)], ("first", digest("first")))
+    student(ledger, "t1")
+    request(ledger, "r1")
+    return ledger
+
+
+def student(ledger: Ledger, id: str) -> None:
+    ledger.create_token(
+        id=id,
+        hash=digest(id),
+        role=Role.STUDENT,
+        project="study",
+        label="lab",
+        expires_at=datetime.now(UTC) + timedelta(days=1),
+    )
+
+
+def request(ledger: Ledger, id: str) -> None:
+    asked = {"mechanism": CONFIDENT, "epsilon": 1.0, "delta": 1e-6}
+    ledger.make_request(id=id, token="t1", title=id, purpose="more", asked=asked)
+
+
+def approve(ledger: Ledger) -> None:
+    ledger.approve_request(
+        "r1", name="other", mechanism=CONFIDENT, terms=terms(5, CONFIDENT), title="", purpose=""
+    )
+
+
+ACTS: dict[tuple[str, str], Callable[[Ledger], object]] = {
+    ("projects", "UPDATE"): lambda ledger: ledger.set_status("study", ProjectStatus.PAUSED),
+    ("projects", "INSERT"): lambda ledger: open_project(ledger, 3, name="other"),
+    ("ensembles", "INSERT"): lambda ledger: register(ledger, "other"),
+    ("ensembles", "UPDATE"): lambda ledger: ledger.set_status("study", ProjectStatus.CLOSED),
+    ("tokens", "INSERT"): lambda ledger: student(ledger, "t2"),
+    ("tokens", "UPDATE"): lambda ledger: ledger.revoke_token("t1"),
+    ("requests", "INSERT"): lambda ledger: request(ledger, "r2"),
+    ("requests", "UPDATE"): lambda ledger: ledger.refuse_request("r1", "no"),
+    ("administrative_log", "INSERT"): lambda ledger: ledger.revoke_token("t1"),
+    ("log_head", "UPDATE"): lambda ledger: ledger.revoke_token("t1"),
+}
+
+
+@pytest.mark.parametrize(("table", "command"), ACTS, ids=[" ".join(act) for act in ACTS])
+def test_an_act_that_is_ignored_fails_and_changes_nothing(
+    ledger: Ledger, database_url: str, table: str, command: str
+) -> None:
+    engine, act = connect(database_url), ACTS[table, command]
+    entries = ledger.verify_log().entries
+    ignore(engine, table, command)
+    with pytest.raises(DatabaseUnavailable):
+        act(ledger)
+    heed(engine, table)
+    assert ledger.verify("study").ok
+    assert ledger.verify_log().ok
+    assert ledger.verify_log().entries == entries
+    act(ledger)
+    assert ledger.verify_log().entries > entries
+    engine.dispose()
+
+
+CHARGED = [("projects", "UPDATE"), ("charges", "INSERT"), ("idempotency", "INSERT")]
+NAMED = [" ".join(each) for each in CHARGED]
+
+
+@pytest.mark.parametrize("queries", [1, 2], ids=["one query", "two queries"])
+@pytest.mark.parametrize(
+    ("table", "command"), CHARGED, ids=[" ".join(charged) for charged in CHARGED]
+)
+def test_nothing_is_told_whose_charge_is_ignored(
+    ledger: Ledger, database_url: str, table: str, command: str, queries: int
+) -> None:
+    """The answer would be out, and its charge not on record."""
+    engine, before = connect(database_url), ledger.project("study")
+    batch = [answered(f"new {number}") for number in range(queries)]
+    ignore(engine, table, command)
+    with pytest.raises(BrokenBooks):
+        ledger.charge_group(PROJECT, [Batch(batch, ("key", digest("body")))])
+    heed(engine, table)
+    assert ledger.project("study") == before
+    assert ledger.verify("study").ok
+    (receipt,) = ledger.charge_group(PROJECT, [Batch(batch, ("key", digest("body")))])
+    assert not isinstance(receipt, Exception)
+    assert receipt.project.charges == before.charges + queries
+    engine.dispose()
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_pause_that_a_trigger_undoes_is_an_error(ledger: Ledger, database_url: str) -> None:
+    """The row is written, and counted, but it is not what was meant: its seal shows that."""
+    engine = connect(database_url)
+    run(
+        engine,
+        [
+            "CREATE FUNCTION quiet() RETURNS trigger LANGUAGE plpgsql AS "
+            "'BEGIN NEW.status := OLD.status; RETURN NEW; END'",
+            "CREATE TRIGGER aaa BEFORE UPDATE ON projects FOR EACH ROW EXECUTE FUNCTION quiet()",
+        ],
+    )
+    with pytest.raises(BrokenBooks):
+        ledger.set_status("study", ProjectStatus.PAUSED)
+    heed(engine, "projects")
+    assert ledger.project("study").status is ProjectStatus.ACTIVE
+    engine.dispose()
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_rule_that_does_nothing_instead_is_an_error(ledger: Ledger, database_url: str) -> None:
+    engine = connect(database_url)
+    for table in ("projects", "charges"):
+        command = "UPDATE" if table == "projects" else "INSERT"
+        run(engine, [f"CREATE RULE deaf AS ON {command} TO {table} DO INSTEAD NOTHING"])
+        with pytest.raises(DatabaseUnavailable):
+            ledger.charge(PROJECT, [answered("new")])
+        run(engine, [f"DROP RULE deaf ON {table}"])
+    run(engine, ["CREATE RULE deaf AS ON UPDATE TO projects DO INSTEAD NOTHING"])
+    with pytest.raises(DatabaseUnavailable):
+        ledger.set_status("study", ProjectStatus.PAUSED)
+    engine.dispose()
+
+
+def test_sealing_and_readiness_notice_that_nothing_is_written(
+    ledger: Ledger, database_url: str
+) -> None:
+    engine = connect(database_url)
+    ignore(engine, "tokens", "UPDATE")
+    with pytest.raises(BrokenBooks), engine.begin() as connection:
+        seal_rows(connection, Seals(SECRET_KEY))
+    heed(engine, "tokens")
+    if engine.dialect.name == "sqlite":
+        ignore(engine, "alembic_version", "UPDATE")
+        with pytest.raises(BrokenBooks):
+            check_writable(engine)
+    engine.dispose()
+
+
+def test_every_write_is_counted() -> None:
+    """No statement that writes is executed but by `write`, or where its rows are counted."""
+    uncounted = []
+    for path in Path(terrine_server.__file__).parent.joinpath("ledger").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr in ("execute", "exec_driver_sql")
+                and node.args
+                and {"insert", "update", "delete"}
+                & {each.id for each in ast.walk(node.args[0]) if isinstance(each, ast.Name)}
+            ):
+                uncounted.append(f"{path.name}:{node.lineno}")
+    assert uncounted == []

@@ -1,0 +1,201 @@
+"""Imported teachers vote in a guarded process: one that takes too much ends, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from digits import DigitsEnsemble
+from onnx import helper
+from onnx_made import CLASSES, INPUTS, mlp, model
+from server import installed
+
+from terrine_models.data import InputSpec
+from terrine_models.ensemble import Ensemble
+from terrine_models.importing import Declared, import_ensemble
+from terrine_models.onnx_guard import GuardedTeachers, VotingError
+from terrine_models.store import StoreError, sha256
+from terrine_protocol import ProjectOpen
+from terrine_server.errors import EnsembleUnavailable
+from terrine_server.labeling.local_voters import LocalVoters
+from terrine_server.labeling.pipeline import Labeling
+from terrine_server.ledger import Ledger
+from terrine_server.metrics import Metrics
+from terrine_server.owner.operations import open_project, register_ensemble
+
+SPEC = InputSpec(shape=(INPUTS,), dtype="float32", low=0, high=1)
+NAMES = ("a", "b", "c")
+X = np.random.default_rng(3).uniform(0, 1, (128, INPUTS)).astype(np.float32)
+
+
+def guarded(directory: Path, *protos: onnx.ModelProto, seconds: float = 60) -> GuardedTeachers:
+    """The models in their process, without the check that an import makes of them."""
+    files = {}
+    for i, proto in enumerate(protos):
+        name = f"teachers-{i:05}.onnx"
+        (directory / name).write_bytes(data := proto.SerializeToString())
+        files[name] = sha256(data)
+    return GuardedTeachers(directory, files, None, NAMES, SPEC, threads=2, seconds=seconds)
+
+
+def growing(times: int) -> onnx.ModelProto:
+    """A model that copies its input so many times: sizes are constants, and they are large."""
+    nodes = [
+        helper.make_node("Tile", ["x", "times"], ["grown"]),
+        helper.make_node("ReduceSum", ["grown", "axis"], ["extra"], keepdims=1),
+        helper.make_node("Gemm", ["x", "w"], ["plain"]),
+        helper.make_node("Add", ["plain", "extra"], ["scores"]),
+    ]
+    weights: dict[str, np.ndarray] = {
+        "times": np.array([1, times], np.int64),
+        "axis": np.array([1], np.int64),
+        "w": np.ones((INPUTS, CLASSES), np.float32),
+    }
+    return model(nodes, weights)
+
+
+def ended(pid: int) -> bool:
+    """Whether no thread of a process is left: until then, its parent cannot tell either."""
+    try:
+        return (
+            all(
+                "State:\tZ" in Path(f"/proc/{pid}/task/{task}/status").read_text()
+                for task in os.listdir(f"/proc/{pid}/task")
+            )
+            and len(os.listdir(f"/proc/{pid}/task")) <= 1
+        )
+    except OSError:
+        return True
+
+
+def wait_until_ended(pid: int) -> None:
+    deadline = time.monotonic() + 60
+    while not ended(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def pid_of(teachers: GuardedTeachers) -> int:
+    assert teachers._process is not None
+    return teachers._process.pid
+
+
+def test_a_model_that_wants_too_much_memory_ends_its_process_and_no_other(tmp_path: Path) -> None:
+    teachers = guarded(tmp_path, mlp(0), growing(900_000))
+    first = pid_of(teachers)
+    with pytest.raises(VotingError, match="wanted more than 2 GiB of memory"):
+        teachers.choices(X)
+    assert ended(first)
+    fine = guarded(tmp_path, mlp(0), growing(2))
+    assert fine.choices(X).shape == (len(X), 2)
+
+
+def test_the_check_refuses_what_the_process_would_not_bear(tmp_path: Path) -> None:
+    path = tmp_path / "large.onnx"
+    path.write_bytes(growing(900_000).SerializeToString())
+    declared = Declared(spec=SPEC, classes=NAMES, records=30, disjoint_by="one shard each")
+    with pytest.raises(StoreError, match="needs more than 1 GiB beside its weights"):
+        import_ensemble([path], tmp_path / "out", "large", declared)
+
+
+def test_a_process_that_hangs_is_ended_and_the_next_vote_has_another(tmp_path: Path) -> None:
+    teachers = guarded(tmp_path, mlp(0), mlp(1))
+    expected, first = teachers.choices(X), pid_of(teachers)
+    os.kill(first, signal.SIGSTOP)
+    teachers._seconds = 0.5
+    with pytest.raises(VotingError, match=r"took longer than 0\.5 s"):
+        teachers.choices(X)
+    assert ended(first)
+    teachers._seconds = 60
+    assert np.array_equal(teachers.choices(X), expected)
+    second = pid_of(teachers)
+    os.kill(second, signal.SIGKILL)  # between two votes: nobody notices
+    wait_until_ended(second)
+    assert np.array_equal(teachers.choices(X), expected)
+
+
+def test_the_process_neither_writes_nor_outlives_its_server(tmp_path: Path) -> None:
+    teachers = guarded(tmp_path, mlp(0))
+    limits = Path(f"/proc/{pid_of(teachers)}/limits").read_text()
+    assert [line.split()[3] for line in limits.splitlines() if "Max file size" in line] == ["0"]
+    program = (
+        "import sys; from pathlib import Path; sys.path[:0] = sys.argv[2:]\n"
+        "from test_onnx_guard import guarded, mlp\n"
+        "teachers = guarded(Path(sys.argv[1]), mlp(0)); print(teachers._process.pid, flush=True)\n"
+        "import time; time.sleep(600)"
+    )
+    paths = [str(Path(__file__).parent), *filter(None, sys.path)]
+    server = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path), *paths], stdout=subprocess.PIPE, text=True
+    )
+    assert server.stdout is not None
+    with server:
+        pid = int(server.stdout.readline())
+        assert not ended(pid)
+        server.kill()
+    wait_until_ended(pid)
+
+
+def test_a_file_that_was_altered_is_not_loaded(tmp_path: Path) -> None:
+    teachers = guarded(tmp_path, mlp(0))
+    os.kill(pid_of(teachers), signal.SIGKILL)
+    wait_until_ended(pid_of(teachers))
+    (tmp_path / "teachers-00000.onnx").write_bytes(mlp(1).SerializeToString())
+    with pytest.raises(StoreError, match="was altered"):
+        teachers.choices(X)
+
+
+@pytest.mark.slow
+def test_a_vote_that_fails_is_charged_to_nobody(
+    tmp_path: Path, digits_ensemble: DigitsEnsemble
+) -> None:
+    settings, engine = installed(
+        tmp_path / "data", f"sqlite:///{tmp_path}/terrine.sqlite", digits_ensemble
+    )
+    paths = [tmp_path / f"{i}.onnx" for i in range(3)]
+    for i, path in enumerate(paths):
+        path.write_bytes(mlp(i).SerializeToString())
+    declared = Declared(spec=SPEC, classes=NAMES, records=30, disjoint_by="one shard each")
+    import_ensemble(paths, settings.ensembles_dir / "ward", "ward", declared)
+    ledger = Ledger(engine, settings.secret_key_path.read_bytes())
+    register_ensemble(ledger, settings, "ward", 20.0, 1e-5)
+    terms = {
+        **{"name": "study", "ensemble": "ward", "epsilon": 5.0, "delta": 1e-5},
+        "mechanism": {"name": "gnmax", "sigma": 4.0},
+    }
+    open_project(ledger, ProjectOpen.model_validate(terms))
+    voters = LocalVoters(settings.data_dir)
+    service = Labeling(ledger, voters, Metrics(), 4096)
+    ask = service.check("study", X[:1])
+    teachers = voters.loaded(ledger.ensemble("ward")).ensemble.imported
+    assert teachers is not None
+    os.kill(pid_of(teachers), signal.SIGSTOP)
+    teachers._seconds = 0.5
+    with pytest.raises(EnsembleUnavailable, match="Nothing was charged") as refused:
+        service.answer("study", [ask])
+    assert "0.5" not in str(refused.value), "how long is said in the log"
+    assert ledger.project("study").charges == 0
+    teachers._seconds = 60
+    service.answer("study", [ask])
+    assert ledger.project("study").charges == 1
+    engine.dispose()
+
+
+def test_an_ensemble_lets_its_process_end_with_it(tmp_path: Path, out: Path) -> None:
+    path = tmp_path / "0.onnx"
+    path.write_bytes(mlp(0).SerializeToString())
+    declared = Declared(spec=SPEC, classes=NAMES, records=30, disjoint_by="one shard each")
+    import_ensemble([path], out, "made", declared)
+    ensemble = Ensemble.load(out)
+    assert ensemble.imported is not None
+    pid = pid_of(ensemble.imported)
+    ensemble.votes(X)
+    del ensemble
+    wait_until_ended(pid)

@@ -1,0 +1,133 @@
+"""A pipe or a device that is named as a file is refused at once, wherever a file is read.
+
+Nobody writes to the pipe: to wait for it is to wait for ever. /dev/zero never ends.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import Terrine
+
+from terrine_models import csv_files
+from terrine_models.data import DataError, load_idx, load_inputs
+from terrine_models.images import load_images
+from terrine_models.reading import sha256
+from terrine_models.roster import read_token
+from terrine_models.splitting import read_partition
+from terrine_models.store import StoreError, verified_bytes
+from terrine_models.students import Student
+from terrine_models.tables import read_schema
+from terrine_protocol.files import LARGEST_DOCUMENT, opened, read
+from terrine_protocol.images import ImageFormat
+from terrine_server.cli.votes import load_votes
+from terrine_server.ledger.anchors import load_private_key, load_public_key, read_anchors
+from terrine_server.ledger.verifying.walk import verify_export
+from terrine_server.owner.issuer import IssuerError, _secret
+from terrine_server.owner.tokens import SecretKeyError, load_secret_key
+from terrine_server.settings import Settings
+
+SAYS = "not a regular file, but a pipe or a device"
+KINDS = ["pipe", "device"]
+
+
+@pytest.fixture(params=KINDS)
+def irregular(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], Path]:
+    """Make a path of that name which is a pipe, or leads to a device."""
+
+    def make(name: str) -> Path:
+        path = tmp_path / name
+        if request.param == "pipe":
+            os.mkfifo(path)
+        else:
+            path.symlink_to("/dev/zero")
+        return path
+
+    return make
+
+
+READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "IDX images": ("images", lambda path: load_idx(path, path)),
+    "packed IDX images": ("images.gz", lambda path: load_idx(path, path)),
+    "inputs in .npy": ("inputs.npy", load_inputs),
+    "inputs in .npz": ("inputs.npz", load_inputs),
+    "a picture in a folder": (
+        "1.png",
+        lambda path: load_images(path.parent, ImageFormat(height=2, width=2, grey=True)),
+    ),
+    "a table": ("table.csv", csv_files.check),
+    "a table's digest": ("table.csv", sha256),
+    "a schema": ("schema.json", read_schema),
+    "a partition": ("partition.json", read_partition),
+    "an owner's token": ("peer.token", read_token),
+    "a teacher": ("teacher", lambda path: verified_bytes(path.parent, path.name, "")),
+    "a student": ("model.json", lambda path: Student.load(path.parent)),
+    "anchors": ("anchors", lambda path: read_anchors(path, None)),
+    "a private key": ("key", load_private_key),
+    "a public key": ("key", load_public_key),
+    "an export": ("export", lambda path: verify_export(path, {})),
+    "the secret key": ("key", load_secret_key),
+    "votes": ("votes.npz", lambda path: load_votes(path, [])),
+    "the database's password": (
+        "password",
+        lambda path: Settings(database_password_file=path).database_password(),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", READERS)
+def test_no_reader_waits_for_a_pipe_or_reads_a_device(
+    what: str, irregular: Callable[[str], Path]
+) -> None:
+    name, reader = READERS[what]
+    path = irregular(name)
+    errors = (OSError, DataError, StoreError, SecretKeyError)
+    with pytest.raises(errors, match=SAYS) as refused:
+        reader(path)
+    assert str(path) in str(refused.value)
+
+
+def test_the_secret_of_an_issuer_is_a_regular_file(irregular: Callable[[str], Path]) -> None:
+    with pytest.raises(IssuerError, match="cannot be read"):
+        _secret(irregular("secret"))
+
+
+AT = ("--url", "http://127.0.0.1:9")
+COMMANDS: dict[str, Callable[[Path], tuple[Any, ...]]] = {
+    "ledger verify": lambda path: ("ledger", "verify", "--file", path),
+    "ensemble schema": lambda path: ("ensemble", "schema", path, "--label", "y"),
+    "student label": lambda path: ("student", "label", path, "--out", "labels.npz", *AT),
+    "student's token": lambda path: ("student", "budget", "--token-file", path, *AT),
+    "plan": lambda path: ("plan", "gnmax", "--votes", path, "--votes-are", "public"),
+    "helper": lambda path: ("helper", "make", path, "districts"),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_says_in_a_line_what_is_no_file(
+    command: str, irregular: Callable[[str], Path], terrine: Terrine
+) -> None:
+    refused = terrine(*COMMANDS[command](irregular("named")), TERRINE_TOKEN="terrine_x").refused
+    assert SAYS in refused
+    assert "named" in refused
+
+
+def test_a_regular_file_is_read_through_links_and_a_document_has_a_limit(tmp_path: Path) -> None:
+    file, link = tmp_path / "file", tmp_path / "link"
+    file.write_bytes(b"content")
+    link.symlink_to(file)
+    assert read(link) == b"content"
+    os.truncate(file, LARGEST_DOCUMENT)
+    assert len(read(file)) == LARGEST_DOCUMENT
+    os.truncate(file, LARGEST_DOCUMENT + 1)
+    with pytest.raises(OSError, match="larger than"):
+        read(file)
+    assert len(read(file, None)) == LARGEST_DOCUMENT + 1
+    with pytest.raises(IsADirectoryError):
+        opened(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        opened(tmp_path / "missing")

@@ -1,0 +1,249 @@
+"""Half-sent heads and bodies on the servers of helpers and owners, as on the service."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import numpy as np
+import pytest
+import uvicorn
+from digits import DigitsEnsemble
+from serving import until
+from small_servers import certified
+from starlette.applications import Starlette
+
+from terrine_models.roster import read_token
+from terrine_server import helper as helpers
+from terrine_server.helper import Helper
+from terrine_server.labeling import inference, shares
+from terrine_server.labeling.helper_terms import TERMS, HelperTerms
+from terrine_server.serving import bounds, listening
+from terrine_server.serving.connection import SPARE, options
+from terrine_server.serving.limits import Limits, few_callers
+from terrine_server.teacher import Teacher
+
+TOKEN = "a-token-of-more-than-twenty-characters"
+PATIENCE_SECONDS = 60
+"""How long a test waits for the server to close a connection."""
+SHORT = replace(few_callers(4), keep_alive_seconds=1, body_seconds=1)
+LONG = replace(few_callers(4), keep_alive_seconds=600, body_seconds=600)
+ROWS = 4
+HEADS = (b"", b"POST /v1/rou", b"GET / HTTP/1.1\r\nHost: terrine\r\nX-A: ")
+"""Of these, none is complete."""
+
+
+@dataclass(frozen=True)
+class Small:
+    """A server of a known party, and a request with a body that it answers with 200 or 204."""
+
+    url: str
+    method: str
+    path: str
+    token: str
+    body: bytes
+    headers: dict[str, str]
+    trusted: ssl.SSLContext | None = None
+
+    def connect(self) -> socket.socket:
+        url = urlsplit(self.url)
+        made = socket.create_connection((url.hostname, url.port), PATIENCE_SECONDS)
+        if self.trusted is None:
+            return made
+        return self.trusted.wrap_socket(made, server_hostname=url.hostname)
+
+    def head(self, length: int, token: str | None = None) -> bytes:
+        lines = [
+            f"{self.method} {self.path} HTTP/1.1",
+            "Host: terrine",
+            f"Content-Length: {length}",
+        ]
+        lines += [f"{name}: {value}" for name, value in self.headers.items()]
+        lines += [] if token is None else [f"Authorization: Bearer {token}"]
+        return "\r\n".join([*lines, "", ""]).encode()
+
+    def answers(self) -> None:
+        headers = {**self.headers, "Authorization": f"Bearer {self.token}"}
+        path = self.path.replace("0" * 32, shares.new_round())
+        verify = True if self.trusted is None else self.trusted
+        with httpx.Client(base_url=self.url, verify=verify, timeout=PATIENCE_SECONDS) as http:
+            reply = http.request(self.method, path, content=self.body, headers=headers)
+        assert reply.status_code in (200, 204), reply.text
+
+
+@contextmanager
+def listening_on(app: Starlette, limits: Limits, pem: Path | None) -> Iterator[str]:
+    """Serve as the commands do, in a thread."""
+    (own,) = listening.bind("127.0.0.1", 0)
+    key = None if pem is None else pem.with_suffix(".key")
+    config = uvicorn.Config(
+        app, loop="asyncio", ssl_certfile=pem, ssl_keyfile=key, **options(limits)
+    )
+    server = listening.Server(config, announce=False)
+    thread = threading.Thread(target=server.run, args=([own],))
+    thread.start()
+    try:
+        until(lambda: server.started, bool)
+        scheme = "http" if pem is None else "https"
+        yield f"{scheme}://127.0.0.1:{own.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@contextmanager
+def small(kind: str, limits: Limits, directory: Path, ensemble: DigitsEnsemble) -> Iterator[Small]:
+    """Run the server of a helper of three owners, or that of an owner."""
+    pem = certified(directory, "tls") if kind.endswith("TLS") else None
+    trusted = None if pem is None else ssl.create_default_context(cafile=pem)
+    if kind.startswith("helper"):
+        given = {"owners": ["a", "b", "c"], "classes": 10, "sigma": 4, "epsilon": 50, "delta": 1e-6}
+        terms = HelperTerms.model_validate(given)
+        helpers.make(terms, directory / "party")
+        made = Helper(directory / "party")
+        token = read_token(directory / "party" / helpers.OWNERS / "a.token")
+        share = np.zeros((ROWS, 10), np.uint32)
+        headers = {TERMS: terms.digest(), shares.SHAPE: shares.shape_of(share)}
+        path = f"/v1/rounds/{'0' * 32}/share"
+        with listening_on(made.app(limits), limits, pem) as url:
+            yield Small(url, "PUT", path, token, shares.write(share), headers, trusted)
+    else:
+        teacher = Teacher(ensemble.directory, "digits", TOKEN)
+        body, headers = inference.request(ensemble.public[:ROWS], "input", None, binary=True)
+        path = "/v2/models/digits/infer"
+        with listening_on(teacher.app(limits), limits, pem) as url:
+            yield Small(url, "POST", path, TOKEN, body, headers, trusted)
+
+
+KINDS = pytest.mark.parametrize("kind", ["helper", "owner", "helper over TLS", "owner over TLS"])
+
+
+def closes(one: socket.socket) -> bool:
+    """Whether the server ends the connection, whatever it says before."""
+    try:
+        while one.recv(65536):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
+@KINDS
+def test_half_sent_heads_are_closed(
+    kind: str, tmp_path: Path, digits_ensemble: DigitsEnsemble
+) -> None:
+    with small(kind, SHORT, tmp_path, digits_ensemble) as server, ExitStack() as stack:
+        opened = [stack.enter_context(server.connect()) for _ in range(9)]
+        for number, one in enumerate(opened):
+            one.sendall(HEADS[number % 3])
+        assert all(closes(one) for one in opened)
+        server.answers()
+
+
+@KINDS
+def test_more_half_sent_heads_than_there_is_room_for_keep_nobody_out(
+    kind: str, tmp_path: Path, digits_ensemble: DigitsEnsemble
+) -> None:
+    """They are never closed for their time, but give way to others."""
+    with small(kind, LONG, tmp_path, digits_ensemble) as server, ExitStack() as stack:
+        for number in range(LONG.connections + SPARE + 20):
+            one = stack.enter_context(server.connect())
+            one.sendall(HEADS[number % 3])
+        for _ in range(3):
+            server.answers()
+
+
+@KINDS
+def test_half_sent_bodies_are_refused(
+    kind: str, tmp_path: Path, digits_ensemble: DigitsEnsemble
+) -> None:
+    """Of a stranger before they are read, of others once they are late; then they are closed."""
+    with small(kind, SHORT, tmp_path, digits_ensemble) as server, ExitStack() as stack:
+        for token, status in ((None, b" 401 "), (server.token, b" 408 ")):
+            one = stack.enter_context(server.connect())
+            one.sendall(server.head(len(server.body), token) + server.body[:-1])
+            assert status in one.recv(30)
+            assert closes(one)
+        server.answers()
+
+
+@pytest.mark.parametrize("kind", ["helper", "owner"])
+def test_requests_in_progress_of_strangers_leave_places_for_those_with_a_token(
+    kind: str, tmp_path: Path, digits_ensemble: DigitsEnsemble
+) -> None:
+    """Also those whose refusals are on their way, and those of the one token, which has half."""
+    with small(kind, LONG, tmp_path, digits_ensemble) as server, ExitStack() as stack:
+        for _ in range(LONG.connections + SPARE):
+            one = stack.enter_context(server.connect())
+            one.sendall(server.head(len(server.body)))
+        server.answers()
+
+
+@pytest.mark.parametrize("kind", ["helper", "owner"])
+def test_refusals_that_are_free_to_repeat_are_answered_slowly(
+    kind: str, tmp_path: Path, digits_ensemble: DigitsEnsemble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "REFUSAL_SECONDS", 600.0)
+    with small(kind, LONG, tmp_path, digits_ensemble) as server, closing(server.connect()) as one:
+        one.sendall(server.head(len(server.body)) + server.body)
+        server.answers()
+        one.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            one.recv(1)
+
+
+def test_one_owner_s_shares_in_flight_leave_memory_for_those_of_others(
+    tmp_path: Path, digits_ensemble: DigitsEnsemble
+) -> None:
+    """24 of them, none complete: those beyond the owner's part are refused as they come."""
+    share, limits = 40_000, replace(LONG, held_bytes=20 * 40_000)
+    with small("helper", limits, tmp_path, digits_ensemble) as server, ExitStack() as stack:
+        wires = [stack.enter_context(server.connect()) for _ in range(24)]
+        for number, one in enumerate(wires):
+            head = server.head(share, server.token).replace(b"0" * 32, b"%032x" % number)
+            one.sendall(head + bytes(share - 1))
+        refused = list[bytes]()
+        for one in wires:
+            one.setblocking(False)
+
+        def answered() -> int:
+            for one in wires:
+                try:
+                    refused.append(one.recv(30))
+                except (BlockingIOError, ConnectionError):
+                    continue
+            return sum(b" 503 " in each for each in refused)
+
+        until(answered, lambda count: count >= 24 - 10)
+        other = read_token(tmp_path / "party" / helpers.OWNERS / "b.token")
+        replace(server, token=other).answers()
+
+
+def test_a_share_that_no_round_can_have_is_refused_by_its_head(
+    tmp_path: Path, digits_ensemble: DigitsEnsemble
+) -> None:
+    with (
+        small("helper", LONG, tmp_path, digits_ensemble) as server,
+        closing(server.connect()) as one,
+    ):
+        one.sendall(server.head(2 << 20, server.token))
+        assert b" 413 " in one.recv(30)
+
+
+def test_who_does_not_begin_tls_is_closed(
+    tmp_path: Path, digits_ensemble: DigitsEnsemble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """asyncio alone waits a minute, and counts no such connection."""
+    monkeypatch.setattr(listening, "TLS_SECONDS", 1.0)
+    with small("owner over TLS", LONG, tmp_path, digits_ensemble) as server:
+        with closing(replace(server, trusted=None).connect()) as one:
+            one.settimeout(PATIENCE_SECONDS / 2)
+            assert closes(one)
+        server.answers()

@@ -1,0 +1,147 @@
+"""Each extra brings what its users need: all else that is installed is hidden from them here."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from pathlib import Path
+
+import pytest
+from books import CONFIDENT, answered, open_ledger, open_project
+from packaging.requirements import Requirement
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+HIDE = """
+import sys
+hidden = frozenset(sys.argv.pop(1).split(","))
+class Hide:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in hidden:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Hide())
+"""
+COMMAND = HIDE + "import terrine_server.cli; terrine_server.cli.main()"
+
+
+def brought(*extras: str) -> set[str]:
+    """The distributions that an installation with these extras has, by normalised name."""
+    wanted = [*PROJECT["dependencies"]]
+    for extra in extras:
+        wanted += PROJECT["optional-dependencies"][extra]
+    found, todo = {"terrine"}, [Requirement(each) for each in wanted]
+    while todo:
+        requirement = todo.pop()
+        name = re.sub(r"[-_.]+", "-", requirement.name).lower()
+        known = name in found
+        found.add(name)
+        try:
+            further = requires(name) or []
+        except PackageNotFoundError:  # for another platform
+            continue
+        for each in map(Requirement, further):
+            environments = [{"extra": extra} for extra in requirement.extras] or [{"extra": ""}]
+            wanted_here = each.marker is None or any(map(each.marker.evaluate, environments))
+            if wanted_here and (requirement.extras or not known):
+                todo.append(each)
+    return found
+
+
+MODULES = {
+    module: {re.sub(r"[-_.]+", "-", name).lower() for name in names}
+    for module, names in packages_distributions().items()
+}
+"""The distributions that bring each top-level module."""
+
+
+def hidden(*extras: str) -> str:
+    """The top-level modules that such an installation lacks."""
+    there = brought(*extras)
+    return ",".join(sorted(module for module, names in MODULES.items() if not names & there))
+
+
+def run(code: str, extras: tuple[str, ...], *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code, hidden(*extras), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def export(tmp_path: Path) -> Path:
+    ledger = open_ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+    project = open_project(ledger, 5, CONFIDENT)
+    ledger.charge(project.id, [answered(1), answered(2)])
+    written = tmp_path / "study.jsonl"
+    written.write_text("".join(json.dumps(line) + "\n" for line in ledger.export("study")))
+    return written
+
+
+def test_an_auditor_installs_no_pytorch_and_no_web_framework() -> None:
+    heavy = {"torch", "fastapi", "starlette", "uvicorn", "scikit-learn", "matplotlib"}
+    assert not brought("auditor") & heavy
+    assert {"torch", "fastapi"} <= brought("server")
+    assert not brought() & {"scipy", "sqlalchemy", "cryptography", *heavy}
+
+
+def test_an_auditor_verifies_an_export(export: Path) -> None:
+    verify = ("ledger", "verify", "--file", export)
+    done = run(COMMAND, ("auditor",), *verify)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert "study: intact" in done.stdout
+    lines = export.read_text().splitlines()
+    lines[1] = re.sub(r'"cost": \d+', '"cost": 1', lines[1])
+    export.write_text("\n".join(lines) + "\n")
+    altered = run(COMMAND, ("auditor",), *verify)
+    assert altered.returncode == 1
+    assert "entry 1: altered" in altered.stdout
+
+
+@pytest.mark.slow
+def test_an_auditor_measures_the_mechanisms() -> None:
+    done = run(COMMAND, ("auditor",), "audit", "mechanisms", "--quick", "--seed", "1")
+    assert done.returncode == 0, done.stderr + done.stdout[-2000:]
+
+
+def test_a_student_s_program_needs_no_extra() -> None:
+    code = HIDE + "import terrine_client; terrine_client.Client('http://127.0.0.1:9', 'terrine_x')"
+    done = run(code, ())
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "extra"),
+    [
+        (("serve",), "server"),
+        (("plan", "gnmax", "--teachers", "100"), "server"),
+        (("--data-dir", "data", "token", "create", "--role", "student"), "server"),
+        (("--data-dir=data", "ledger", "verify", "--file", "x"), "auditor"),
+        (("ledger", "show"), "auditor"),
+        (("log", "export"), "auditor"),
+        (("audit", "ledger"), "auditor"),
+        (("audit", "ledger", "--picture", "audit.png"), "server"),
+        (("student", "train", "pool.npy", "--url", "http://127.0.0.1:9"), "student"),
+    ],
+)
+def test_whoever_lacks_an_extra_is_told_a_command_that_works(
+    arguments: tuple[str, ...], extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run(COMMAND, (), *arguments)
+    assert done.returncode == 1
+    said = " ".join(done.stderr.split())
+    assert f"In a checkout: pip install '.[{extra}]'" in said, done.stderr
+    assert "Traceback" not in said
+    after = run(COMMAND, (extra,), *arguments)
+    assert "is not installed" not in after.stderr
+    assert "Traceback" not in after.stderr
+
+
+def test_no_hint_names_a_package_on_an_index() -> None:
+    """It is on none yet."""
+    for room in ("client", "models", "server"):
+        for file in (REPOSITORY / room).rglob("*.py"):
+            assert "pip install 'terrine" not in file.read_text(encoding="utf-8"), file
