@@ -59,7 +59,7 @@ class Reply(BaseModel):
 
 
 def absent(value: object) -> bool:
-    """Whether a field that older replies do not have is left out of a reply as well."""
+    """Whether a field has no value, and is left out of a reply."""
     return value is None
 
 

@@ -48,7 +48,7 @@ def ensemble() -> EnsembleRecord:
         path="ensembles/mnist",
         manifest_sha256=digest("mnist").hex(),
         info=INFO,
-        records=RECORDS,
+        units=RECORDS,
         epsilon=20.0,
         delta=1e-5,
         rdp_order=None,

@@ -62,7 +62,7 @@ def helper_and_service(
                     {"name": name, "url": owners.url, "model": name, "binary": True}
                     for name in NAMES
                 ],
-                "records": 1000,
+                "units": 1000,
                 "disjoint_by": "each hospital has its own patients",
                 "quorum": len(NAMES),
                 "timeout_seconds": 30,

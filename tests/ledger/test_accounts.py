@@ -40,7 +40,7 @@ def test_an_ensemble_is_remembered_as_registered(ledger: Ledger) -> None:
     ensemble = ledger.ensemble("mnist")
     assert ledger.ensembles() == [ensemble]
     assert (ensemble.cap, ensemble.delta_cap) == (limit.budget, limit.delta_budget)
-    assert (ensemble.epsilon, ensemble.delta, ensemble.records) == (4.0, 1e-5, RECORDS)
+    assert (ensemble.epsilon, ensemble.delta, ensemble.units) == (4.0, 1e-5, RECORDS)
     assert (ensemble.reserved, ensemble.delta_reserved) == (0, 0)
     assert ensemble.info == INFO
     assert ensemble.manifest_sha256 == digest("mnist").hex()
@@ -187,10 +187,10 @@ def test_the_largest_and_the_smallest_amounts_are_counted(ledger: Ledger) -> Non
     most = 2**63 - 1
     limit = replace(cap(4.0, 1e-5), delta=1e-25, budget=most, delta_budget=0)
     found = ledger.register_ensemble("e", "path", digest("e").hex(), INFO, most, limit)
-    assert (found.cap, found.delta_cap, found.records) == (most, 0, most)
+    assert (found.cap, found.delta_cap, found.units) == (most, 0, most)
     limit = replace(cap(4.0, 0.5), budget=0, delta_budget=most)
     found = ledger.register_ensemble("f", "path", digest("f").hex(), INFO, 1, limit)
-    assert (found.cap, found.delta_cap, found.records) == (0, most, 1)
+    assert (found.cap, found.delta_cap, found.units) == (0, most, 1)
     with pytest.raises(InvalidTerms, match="above 0"):
         ledger.register_ensemble("g", "path", digest("g").hex(), INFO, 1, replace(limit, delta=0.0))
 

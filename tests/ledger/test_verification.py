@@ -182,7 +182,7 @@ FORGERIES: Mapping[str, tuple[Callable[[Connection], object], str]] = {
         "terms: their hash is not",
     ),
     "records changed": (
-        lambda c: c.execute(update(ensembles).values(records=10)),
+        lambda c: c.execute(update(ensembles).values(units=10)),
         "terms: their hash is not",
     ),
     "reservation lowered": (

@@ -29,7 +29,7 @@ CLASS_NAMES = ("a", "b", "c")
 DECLARED = Declared(
     spec=InputSpec(shape=(INPUTS,), dtype="float32", low=0, high=1),
     classes=CLASS_NAMES,
-    records=3000,
+    units=3000,
     disjoint_by="one hospital each",
 )
 

@@ -375,7 +375,7 @@ def _print(directory: Path, manifest: Manifest) -> None:
         said = f"{manifest.foreign.disjoint_by} (declared by the owner, not checked)"
         table.add_row("disjoint by", escape(said))
     grouped = partition is not None and partition.recipe == "groups"
-    table.add_row("people" if grouped else "records", str(manifest.records))
+    table.add_row("people" if grouped else "records", str(manifest.units))
     if partition is not None:
         unit = "people" if partition.recipe == "groups" else "records"
         table.add_row("shards", f"{partition.smallest} to {partition.largest} {unit} each")

@@ -55,7 +55,7 @@ class Action(StrEnum):
 
 FACTS: dict[str, tuple[str, ...]] = {
     "ensemble": (
-        *("path", "manifest_sha256", "records", "epsilon", "delta", "rdp_order"),
+        *("path", "manifest_sha256", "units", "epsilon", "delta", "rdp_order"),
         *("cap", "delta_cap", "registered_at"),
     ),
     "project": (

@@ -48,7 +48,7 @@ class EnsembleRecord:
     path: str
     manifest_sha256: str
     info: Mapping[str, Any]
-    records: int
+    units: int
     epsilon: float
     delta: float
     rdp_order: float | None

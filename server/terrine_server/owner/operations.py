@@ -185,7 +185,7 @@ def register_ensemble(
         _refuse_teachers_of_others(ledger, settings, name, manifest)
         check_imported(directory, manifest)
         check_backbone(directory, manifest)
-    records, info = _facts(directory)
+    units, info = _facts(directory)
     try:
         if rule == "rdp":
             limit = cap(epsilon, delta, cap_order(epsilon, delta) if order is None else order)
@@ -198,18 +198,18 @@ def register_ensemble(
     except ParameterError as error:
         raise InvalidTerms(str(error)) from error
     path = str(Path("ensembles") / name)
-    return ledger.register_ensemble(name, path, digest, info, records, limit, by)
+    return ledger.register_ensemble(name, path, digest, info, units, limit, by)
 
 
 def _facts(directory: Path) -> tuple[int, dict[str, Any]]:
-    """Return how many records an ensemble's teachers have, and what students see of it."""
+    """Return how many units an ensemble was trained on, and what students see of it."""
     from terrine_models.roster import is_roster, load_roster
     from terrine_models.store import load_manifest
 
     if is_roster(directory):
         roster = load_roster(directory)
         shared = {"helper_sigma": roster.helper.sigma} if roster.helper else {}
-        return roster.records, {
+        return roster.units, {
             "kind": SHARED if roster.helper else "remote",
             "input": roster.input.model_dump(mode="json"),
             "classes": list(roster.classes),
@@ -232,7 +232,7 @@ def _facts(directory: Path) -> tuple[int, dict[str, Any]]:
         info["encoding"] = manifest.encoding.model_dump(mode="json")
     if manifest.image:
         info["image"] = manifest.image.model_dump(mode="json")
-    return manifest.records, info
+    return manifest.units, info
 
 
 def _refuse_teachers_of_others(

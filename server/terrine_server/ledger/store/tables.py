@@ -101,8 +101,8 @@ def _digest(name: str) -> CheckConstraint:
 
 
 def _seal() -> tuple[Column[bytes], CheckConstraint]:
-    """See `seals`. A row of a version that had none has NULL until the ledger is sealed."""
-    return Column("seal", _Digest), _digest("seal")
+    """See `seals`."""
+    return Column("seal", _Digest, nullable=False), _digest("seal")
 
 
 ensembles = Table(
@@ -113,7 +113,7 @@ ensembles = Table(
     Column("path", Text, nullable=False),
     Column("manifest_sha256", _Digest, nullable=False),
     Column("info", Text, nullable=False),
-    Column("records", BigInteger, nullable=False),
+    Column("units", BigInteger, nullable=False),
     Column("epsilon", Float(53), nullable=False),
     Column("delta", Float(53), nullable=False),
     Column("rdp_order", Float(53)),
@@ -127,7 +127,7 @@ ensembles = Table(
     # The same teachers under two names would have two caps.
     UniqueConstraint("manifest_sha256"),
     _digest("manifest_sha256"),
-    CheckConstraint("records >= 1", name="records"),
+    CheckConstraint("units >= 1", name="units"),
     CheckConstraint("reserved BETWEEN 0 AND cap", name="reserved"),
     CheckConstraint("delta_reserved BETWEEN 0 AND delta_cap", name="delta_reserved"),
 )
@@ -152,12 +152,12 @@ projects = Table(
     Column("published", Text, nullable=False),
     Column("genesis", _Digest, nullable=False),
     Column("head", _Digest, nullable=False),
-    Column("opened_at", Timestamp, nullable=False),
-    Column("closed_at", Timestamp),
-    *_seal(),
     # What people call it and use it for. No terms: the administrative log vouches for them.
     Column("title", Text),
     Column("purpose", Text),
+    Column("opened_at", Timestamp, nullable=False),
+    Column("closed_at", Timestamp),
+    *_seal(),
     UniqueConstraint("name"),
     Index("ix_projects_ensemble_id", "ensemble_id"),
     _digest("genesis"),
@@ -180,6 +180,7 @@ charges = Table(
     Column("input_digest", _Digest, nullable=False),
     Column("outcome", String(10), nullable=False),
     Column("label", BigInteger),
+    Column("counts", Text),
     Column("figure", BigInteger),
     Column("cost", BigInteger, nullable=False),
     Column("delta", BigInteger, nullable=False),
@@ -187,7 +188,6 @@ charges = Table(
     Column("mechanism", Text, nullable=False),
     Column("event", Text, nullable=False),
     Column("hash", _Digest, nullable=False),
-    Column("counts", Text),
     UniqueConstraint("project_id", "query_digest"),
     # The teachers label an input once; later queries of it are replayed.
     Index(
