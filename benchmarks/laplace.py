@@ -1,7 +1,7 @@
 """How many answers a budget buys with Laplace noise: paid for the answer, or for the noisy counts.
 
 Both prices are worst case and proven. The second is what the 2017 paper charges (pure 2γ-DP, added
-up in Rényi DP at the best order), and what projects were charged that do not say `pricing: tight`.
+up in Rényi DP at the best order), and what `immutable` without extra votes is charged.
 Gaussian noise of the same spread stands beside them.
 """
 
@@ -28,9 +28,9 @@ if __name__ == "__main__":
     print("gamma  epsilon  noisy counts  answer alone  gain  Gaussian, as wide     priced in")
     for gamma in (0.001, 0.005, 0.02, 0.05, 0.25):
         for epsilon in (1.0, 2.0, 8.0):
-            before = answers(epsilon, name="lnmax", gamma=gamma)
+            before = answers(epsilon, name="immutable", c=0, gamma=gamma)
             start = time.perf_counter()
-            now = answers(epsilon, name="lnmax", gamma=gamma, pricing="tight")
+            now = answers(epsilon, name="lnmax", gamma=gamma)
             seconds = time.perf_counter() - start
             gaussian = answers(epsilon, name="gnmax", sigma=math.sqrt(2) / gamma)
             print(

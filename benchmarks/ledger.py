@@ -172,7 +172,6 @@ def new_charges(project: ProjectRecord) -> Iterator[dict[str, Any]]:
         "cost": price.cost,
         "delta": price.delta,
         "cap_cost": price.cap_cost,
-        "guarantee": "proven",
         "mechanism": canonical_json(dict(project.mechanism)),
         "event": canonical_json(project.events["answered"]),
     }

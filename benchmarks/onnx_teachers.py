@@ -122,7 +122,7 @@ def measure(files: Path, out: Path, given: argparse.Namespace) -> None:
     declared = Declared(
         spec=InputSpec(shape=(INPUTS,), dtype="float32", low=0, high=1),
         classes=tuple(str(i) for i in range(CLASSES)),
-        records=given.teachers,
+        units=given.teachers,
         disjoint_by="random weights",
     )
     started = time.perf_counter()

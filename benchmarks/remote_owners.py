@@ -63,7 +63,7 @@ def main() -> None:
                         }
                         for i in range(OWNERS)
                     ],
-                    "records": 1200,
+                    "units": 1200,
                     "disjoint_by": "position",
                     "quorum": OWNERS,
                     "timeout_seconds": 30,

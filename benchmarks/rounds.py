@@ -91,7 +91,6 @@ class Recorded:
             ensemble=ensemble,
             mechanism=mechanism,
             opened_at=opened,
-            guarantee="proven",
         )
 
     def budget(self) -> Any:

@@ -143,7 +143,7 @@ def main() -> None:
             "input": SPEC.model_dump(),
             "classes": [str(label) for label in range(CLASSES)],
             "owners": [{"name": name, "url": at, "model": name, "binary": True} for name in names],
-            "records": 100 * count,
+            "units": 100 * count,
             "disjoint_by": "position",
             "quorum": count,
             "timeout_seconds": 60,

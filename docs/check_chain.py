@@ -16,11 +16,11 @@ import hashlib
 import json
 import sys
 
-TERMS = """name guarantee mechanism events terms budget delta_budget cap_budget opened_at
+TERMS = """name mechanism events terms budget delta_budget cap_budget opened_at
     ensemble__name ensemble__manifest_sha256 ensemble__info ensemble__records ensemble__epsilon
     ensemble__delta ensemble__rdp_order ensemble__cap ensemble__delta_cap""".split()
 CHARGE = """project_id seq created_at query_digest input_digest outcome label figure cost delta
-    cap_cost guarantee mechanism event""".split()
+    cap_cost mechanism event""".split()
 LOG = "seq created_at actor request_id action subject detail".split()
 BYTES = {"ensemble__manifest_sha256", "query_digest", "input_digest"}
 TIMES = {"opened_at", "created_at"}

@@ -54,7 +54,7 @@ def data_dependent_rdp(
     """Return the cost of an event at each row of votes and each order, float[B, A].
 
     `counts`: int[B, m]. `baselines`: int[B, m], what Interactive-GNMax subtracts before its test.
-    An event without a data-dependent analysis (a boosted or a claimed one) costs its worst case.
+    An event without a data-dependent analysis (a boosted one) costs its worst case.
     Raises `ParameterError` on malformed votes or orders; its message does not quote votes.
     """
     alpha, votes = check_orders(orders), check_votes(counts)

@@ -85,11 +85,10 @@ def picture(report: Report, *, true_labels: float | None = None) -> Figure:
     lower.set_xlim(left=0)
     lower.grid(alpha=0.3)
     figure.legend(loc="outside lower center", ncols=3, fontsize=8, frameon=False)
-    guarantee = "" if report.guarantee == "proven" else f"   (guarantee: {report.guarantee})"
     agreed = report.choice.agreement
     agreement = "" if agreed is None else f", agreement {agreed:.1%}"
     figure.suptitle(
-        f"Project {report.project}, {report.mechanism['name']}{guarantee}\n"
+        f"Project {report.project}, {report.mechanism['name']}\n"
         f"student: {report.choice.chosen}{agreement}",
         fontsize=10,
     )

@@ -44,7 +44,6 @@ class Report:
 
     project: str
     mechanism: dict[str, Any]
-    guarantee: str
     epsilon: float
     delta: float
     epsilon_spent: float

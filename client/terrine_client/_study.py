@@ -204,7 +204,6 @@ class Study:
         return Report(
             project=self.project.name,
             mechanism=self.project.mechanism.model_dump(mode="json", exclude_none=True),
-            guarantee=self.project.guarantee,
             epsilon=budget.epsilon,
             delta=budget.delta,
             epsilon_spent=budget.epsilon_spent,

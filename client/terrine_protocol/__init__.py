@@ -8,7 +8,6 @@ field for vote counts, but for the noisy ones that a project of noisy_votes pays
 
 from terrine_protocol.base import (
     DeltaSplitInfo,
-    Guarantee,
     Name,
     Opening,
     Outcome,
@@ -100,7 +99,6 @@ __all__ = [
     "EstimateRequest",
     "GNMaxSpec",
     "Gamma",
-    "Guarantee",
     "ImageFormat",
     "ImmutableSpec",
     "InputSpec",

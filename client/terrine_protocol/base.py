@@ -59,16 +59,8 @@ class Reply(BaseModel):
 
 
 def absent(value: object) -> bool:
-    """Whether a field that older replies do not have is left out of a reply as well."""
+    """Whether a field has no value, and is left out of a reply."""
     return value is None
-
-
-class Guarantee(StrEnum):
-    """How far a stated (ε, δ) may be trusted."""
-
-    PROVEN = "proven"
-    CLAIMED = "claimed"
-    """A published claim that is known to fail for some neighbouring data sets."""
 
 
 class Outcome(StrEnum):

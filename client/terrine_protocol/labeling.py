@@ -7,7 +7,6 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from terrine_protocol.base import (
-    Guarantee,
     Name,
     Opening,
     Outcome,
@@ -74,7 +73,6 @@ class Budget(Reply):
 
     project: Name
     status: ProjectStatus
-    guarantee: Guarantee
     epsilon: float
     delta: float
     rule: RuleInfo

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from terrine_protocol.base import Guarantee, Name, Outcome, Reply, absent
+from terrine_protocol.base import Name, Outcome, Reply, absent
 from terrine_protocol.labeling import Budget
 from terrine_protocol.mechanisms import MechanismSpec
 
@@ -32,7 +32,6 @@ class Charge(Reply):
     ] = None
     cost: int
     delta: int
-    guarantee: Guarantee
     mechanism: MechanismSpec
     event: Annotated[dict[str, Any], Field(description="The cost event, for any accountant.")]
     query_digest: Annotated[str, Field(description="SHA-256 of the canonical query.")]

@@ -53,22 +53,11 @@ AnswerShare = Annotated[
 ]
 
 
-Tight = Annotated[
-    Literal["tight"] | None,
-    Field(
-        exclude_if=absent,
-        description="tight: a query pays for what its answer reveals, as in every project that "
-        "is opened now. Absent in older projects, which pay for all noisy counts.",
-    ),
-]
-
-
 class LNMaxSpec(Wire):
     """Noisy max with Laplace noise (Papernot et al. 2017)."""
 
     name: Literal["lnmax"]
     gamma: Gamma
-    pricing: Tight = None
 
 
 class GNMaxSpec(Wire):
@@ -76,7 +65,6 @@ class GNMaxSpec(Wire):
 
     name: Literal["gnmax"]
     sigma: Sigma
-    pricing: Tight = None
 
 
 class NoisyVotesSpec(Wire):
@@ -113,11 +101,7 @@ class InteractiveGNMaxSpec(Wire):
 
 
 class ImmutableSpec(Wire):
-    """Immutable noisy argmax: the winner gets `c` extra votes before the noise.
-
-    `pricing="as_published"` charges the paper's own (2γ, 0), which does not hold for every
-    neighbouring data set; everything reported about such a project carries `guarantee: "claimed"`.
-    """
+    """Immutable noisy argmax: the winner gets `c` extra votes before the noise."""
 
     name: Literal["immutable"]
     c: Annotated[
@@ -125,7 +109,6 @@ class ImmutableSpec(Wire):
     ]
     gamma: Gamma | None = None
     sigma: Sigma | None = None
-    pricing: Literal["honest", "as_published"] = "honest"
 
 
 class StableSpec(Wire):

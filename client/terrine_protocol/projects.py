@@ -10,7 +10,6 @@ from pydantic import Field, model_validator
 
 from terrine_protocol.base import (
     DeltaSplitInfo,
-    Guarantee,
     Name,
     Opening,
     Outcome,
@@ -92,10 +91,6 @@ class EnsembleInfo(Reply):
 class EnsembleAccount(EnsembleInfo):
     """An ensemble as its owner sees it: with the cap that all its projects share."""
 
-    guarantee: Annotated[
-        Guarantee,
-        Field(description="`claimed` once any project on it was priced as published."),
-    ]
     epsilon: float
     delta: float
     rule: Annotated[RuleInfo, Field(description="How the costs of its projects add up.")]
@@ -189,10 +184,6 @@ Delta = Annotated[float, Field(strict=True, gt=0, lt=1)]
 class ProjectChoices(Wire):
     """What the data owner decides about a new project besides its mechanism and budget."""
 
-    acknowledge_claimed: Annotated[
-        bool,
-        Field(description='Must be true for pricing "as_published": its guarantee is a claim.'),
-    ] = False
     accounting: Annotated[
         Literal["worst_case", "data_dependent"],
         Field(description="data_dependent publishes bounds on the spend and refuses on those."),
@@ -258,7 +249,6 @@ class ProjectInfo(Reply):
         str | None, Field(exclude_if=absent, description="What its labels are for.")
     ] = None
     status: ProjectStatus
-    guarantee: Guarantee
     ensemble: EnsembleInfo
     mechanism: MechanismSpec
     epsilon: float

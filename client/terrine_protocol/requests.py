@@ -9,7 +9,6 @@ from typing import Annotated
 from pydantic import Field
 
 from terrine_protocol.base import (
-    Guarantee,
     Name,
     Outcome,
     PriceInfo,
@@ -73,7 +72,6 @@ class RequestInfo(Reply):
 class ApprovalInfo(Reply):
     """What approving a request as it was made would mean, as of now."""
 
-    guarantee: Guarantee
     prices: dict[Outcome, PriceInfo]
     affordable: Annotated[int, Field(description="Queries that are certain to fit its budget.")]
     reserved: Annotated[

@@ -39,7 +39,7 @@ ROSTER = """\
 # Who votes, and on what. The first lines suit the teachers of `make owners-demo`, which know images
 # of digits. For teachers of your own, describe those: docs/owners.md explains every line.
 classes = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]
-records = 1200                          # of all owners together, as they state
+units = 1200                            # of all owners together, as they state
 disjoint_by = "each owner has other images of the demo"
 quorum = {quorum}                              # with fewer answers, nothing is answered or charged
 

@@ -1,4 +1,4 @@
-"""The ledger's tables, and the triggers that keep it append-only."""
+"""The ledger's tables, and the triggers that keep charges and the log append-only."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def create_tables() -> None:
         sa.Column("path", sa.Text(), nullable=False),
         sa.Column("manifest_sha256", DIGEST, nullable=False),
         sa.Column("info", sa.Text(), nullable=False),
-        sa.Column("records", sa.BigInteger(), nullable=False),
+        sa.Column("units", sa.BigInteger(), nullable=False),
         sa.Column("epsilon", sa.Float(53), nullable=False),
         sa.Column("delta", sa.Float(53), nullable=False),
         sa.Column("rdp_order", sa.Float(53)),
@@ -48,11 +48,13 @@ def create_tables() -> None:
         sa.Column("reserved", sa.BigInteger(), nullable=False),
         sa.Column("delta_reserved", sa.BigInteger(), nullable=False),
         sa.Column("registered_at", TIMESTAMP, nullable=False),
+        sa.Column("seal", DIGEST, nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_ensembles")),
         sa.UniqueConstraint("name", name=op.f("uq_ensembles_name")),
         sa.UniqueConstraint("manifest_sha256", name=op.f("uq_ensembles_manifest_sha256")),
         digest("ensembles", "manifest_sha256"),
-        check("ensembles", "records", "records >= 1"),
+        digest("ensembles", "seal"),
+        check("ensembles", "units", "units >= 1"),
         check("ensembles", "reserved", "reserved BETWEEN 0 AND cap"),
         check("ensembles", "delta_reserved", "delta_reserved BETWEEN 0 AND delta_cap"),
     )
@@ -62,7 +64,6 @@ def create_tables() -> None:
         sa.Column("name", sa.String(64), nullable=False),
         sa.Column("ensemble_id", ID, nullable=False),
         sa.Column("status", sa.String(6), nullable=False),
-        sa.Column("guarantee", sa.String(7), nullable=False),
         sa.Column("mechanism", sa.Text(), nullable=False),
         sa.Column("events", sa.Text(), nullable=False),
         sa.Column("terms", sa.Text(), nullable=False),
@@ -76,8 +77,11 @@ def create_tables() -> None:
         sa.Column("published", sa.Text(), nullable=False),
         sa.Column("genesis", DIGEST, nullable=False),
         sa.Column("head", DIGEST, nullable=False),
+        sa.Column("title", sa.Text()),
+        sa.Column("purpose", sa.Text()),
         sa.Column("opened_at", TIMESTAMP, nullable=False),
         sa.Column("closed_at", TIMESTAMP),
+        sa.Column("seal", DIGEST, nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_projects")),
         sa.ForeignKeyConstraint(
             ["ensemble_id"], ["ensembles.id"], name=op.f("fk_projects_ensemble_id")
@@ -85,8 +89,8 @@ def create_tables() -> None:
         sa.UniqueConstraint("name", name=op.f("uq_projects_name")),
         digest("projects", "genesis"),
         digest("projects", "head"),
+        digest("projects", "seal"),
         check("projects", "status", "status IN ('active', 'paused', 'closed')"),
-        check("projects", "guarantee", "guarantee IN ('proven', 'claimed')"),
         check("projects", "closed_at", "(status = 'closed') = (closed_at IS NOT NULL)"),
         check("projects", "spent", "spent BETWEEN 0 AND budget"),
         check("projects", "delta_spent", "delta_spent BETWEEN 0 AND delta_budget"),
@@ -103,11 +107,11 @@ def create_tables() -> None:
         sa.Column("input_digest", DIGEST, nullable=False),
         sa.Column("outcome", sa.String(10), nullable=False),
         sa.Column("label", sa.BigInteger()),
+        sa.Column("counts", sa.Text()),
         sa.Column("figure", sa.BigInteger()),
         sa.Column("cost", sa.BigInteger(), nullable=False),
         sa.Column("delta", sa.BigInteger(), nullable=False),
         sa.Column("cap_cost", sa.BigInteger(), nullable=False),
-        sa.Column("guarantee", sa.String(7), nullable=False),
         sa.Column("mechanism", sa.Text(), nullable=False),
         sa.Column("event", sa.Text(), nullable=False),
         sa.Column("hash", DIGEST, nullable=False),
@@ -127,10 +131,10 @@ def create_tables() -> None:
         ),
         check("charges", "label", "(outcome IN ('abstained', 'published')) = (label IS NULL)"),
         check("charges", "label_index", "label >= 0"),
+        check("charges", "counts", "counts IS NULL OR outcome = 'answered'"),
         check("charges", "figure", "(outcome = 'published') = (figure IS NOT NULL)"),
         check("charges", "figure_amount", "figure >= 0"),
         check("charges", "price", "cost >= 0 AND delta >= 0 AND cap_cost >= 0"),
-        check("charges", "guarantee", "guarantee IN ('proven', 'claimed')"),
         sqlite_with_rowid=False,
     )
     op.create_index(
@@ -146,10 +150,12 @@ def create_tables() -> None:
         sa.Column("project_id", ID, nullable=False),
         sa.Column("charges", sa.BigInteger(), nullable=False),
         sa.Column("tally", sa.LargeBinary(), nullable=False),
+        sa.Column("seal", DIGEST, nullable=False),
         sa.PrimaryKeyConstraint("project_id", name=op.f("pk_secret_spends")),
         sa.ForeignKeyConstraint(
             ["project_id"], ["projects.id"], name=op.f("fk_secret_spends_project_id")
         ),
+        digest("secret_spends", "seal"),
         check("secret_spends", "charges", "charges >= 0"),
     )
     op.create_table(
@@ -159,11 +165,13 @@ def create_tables() -> None:
         sa.Column("body_digest", DIGEST, nullable=False),
         sa.Column("results", sa.Text(), nullable=False),
         sa.Column("created_at", TIMESTAMP, nullable=False),
+        sa.Column("seal", DIGEST, nullable=False),
         sa.PrimaryKeyConstraint("project_id", "key", name=op.f("pk_idempotency")),
         sa.ForeignKeyConstraint(
             ["project_id"], ["projects.id"], name=op.f("fk_idempotency_project_id")
         ),
         digest("idempotency", "body_digest"),
+        digest("idempotency", "seal"),
     )
     op.create_index(
         "ix_idempotency_project_id_created_at", "idempotency", ["project_id", "created_at"]
@@ -178,19 +186,79 @@ def create_tables() -> None:
         sa.Column("created_at", TIMESTAMP, nullable=False),
         sa.Column("expires_at", TIMESTAMP, nullable=False),
         sa.Column("revoked_at", TIMESTAMP),
+        sa.Column("seal", DIGEST, nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_tokens")),
         sa.ForeignKeyConstraint(["project_id"], ["projects.id"], name=op.f("fk_tokens_project_id")),
         digest("tokens", "hash"),
+        digest("tokens", "seal"),
         check("tokens", "role", "role IN ('student', 'auditor', 'admin')"),
         check("tokens", "project", "(role = 'student') = (project_id IS NOT NULL)"),
     )
     op.create_index("ix_tokens_project_id", "tokens", ["project_id"])
+    op.create_table(
+        "requests",
+        sa.Column("id", sa.String(16), nullable=False),
+        sa.Column("token_id", sa.String(64), nullable=False),
+        sa.Column("ensemble_id", ID, nullable=False),
+        sa.Column("title", sa.Text(), nullable=False),
+        sa.Column("purpose", sa.Text(), nullable=False),
+        sa.Column("asked", sa.Text(), nullable=False),
+        sa.Column("status", sa.String(8), nullable=False),
+        sa.Column("project_id", ID),
+        sa.Column("reason", sa.Text()),
+        sa.Column("created_at", TIMESTAMP, nullable=False),
+        sa.Column("decided_at", TIMESTAMP),
+        sa.Column("seal", DIGEST, nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_requests")),
+        *(
+            sa.ForeignKeyConstraint([f"{to}_id"], [f"{to}s.id"], name=op.f(f"fk_requests_{to}_id"))
+            for to in ("token", "ensemble", "project")
+        ),
+        sa.UniqueConstraint("project_id", name=op.f("uq_requests_project_id")),
+        digest("requests", "seal"),
+        check("requests", "status", "status IN ('open', 'approved', 'refused')"),
+        check("requests", "decided_at", "(status = 'open') = (decided_at IS NULL)"),
+        check("requests", "project", "(status = 'approved') = (project_id IS NOT NULL)"),
+        check("requests", "reason", "(status = 'refused') = (reason IS NOT NULL)"),
+    )
+    op.create_index("ix_requests_token_id", "requests", ["token_id"])
+    op.create_index("ix_requests_status_created_at_id", "requests", ["status", "created_at", "id"])
+    op.create_table(
+        "administrative_log",
+        sa.Column("seq", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("created_at", TIMESTAMP, nullable=False),
+        sa.Column("actor", sa.Text(), nullable=False),
+        sa.Column("request_id", sa.String(64)),
+        sa.Column("action", sa.String(32), nullable=False),
+        sa.Column("subject", sa.String(64), nullable=False),
+        sa.Column("detail", sa.Text(), nullable=False),
+        sa.Column("hash", DIGEST, nullable=False),
+        sa.PrimaryKeyConstraint("seq", name=op.f("pk_administrative_log")),
+        check("administrative_log", "seq", "seq >= 1"),
+        digest("administrative_log", "hash"),
+        sqlite_with_rowid=False,
+    )
+    op.create_index("ix_administrative_log_subject_seq", "administrative_log", ["subject", "seq"])
+    op.create_table(
+        "log_head",
+        sa.Column("id", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("key_check", DIGEST, nullable=False),
+        sa.Column("entries", sa.BigInteger(), nullable=False),
+        sa.Column("head", DIGEST, nullable=False),
+        sa.Column("seal", DIGEST, nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_log_head")),
+        check("log_head", "one", "id = 1"),
+        *(digest("log_head", name) for name in ("key_check", "head", "seal")),
+    )
 
 
+LOG_STAYS = "the administrative log is append-only: an entry is never changed or removed"
 CHARGES_STAY = "charges are append-only: an entry is never changed or removed"
-FIXED = "what was fixed when this was opened cannot be changed"
+FIXED = "what was fixed when this was made cannot be changed"
 ONE_WAY = "a balance shrinks by a publication only, and a closed project stays closed"
 NO_REMOVAL = "accounts are never removed"
+REQUESTS_STAY = "requests are never removed"
+DECIDED_ONCE = "a request is decided once"
 
 FIXED_COLUMNS = {
     "ensembles": (
@@ -198,7 +266,7 @@ FIXED_COLUMNS = {
         "name",
         "manifest_sha256",
         "info",
-        "records",
+        "units",
         "epsilon",
         "delta",
         "rdp_order",
@@ -210,7 +278,6 @@ FIXED_COLUMNS = {
         "id",
         "name",
         "ensemble_id",
-        "guarantee",
         "mechanism",
         "events",
         "terms",
@@ -218,14 +285,31 @@ FIXED_COLUMNS = {
         "delta_budget",
         "cap_budget",
         "genesis",
+        "title",
+        "purpose",
         "opened_at",
     ),
+    "requests": (
+        "id",
+        "token_id",
+        "ensemble_id",
+        "title",
+        "purpose",
+        "asked",
+        "created_at",
+    ),
 }
+DECIDED_COLUMNS = ("status", "project_id", "reason", "decided_at")
+REMOVAL = {"ensembles": NO_REMOVAL, "projects": NO_REMOVAL, "requests": REQUESTS_STAY}
 SHRINKS = """
     ((NEW.spent < OLD.spent OR NEW.cap_spent < OLD.cap_spent) AND NEW.published = OLD.published)
     OR NEW.delta_spent < OLD.delta_spent OR NEW.charges < OLD.charges
     OR (OLD.status = 'closed' AND NEW.status <> 'closed')
 """
+
+
+def changed(columns: tuple[str, ...], differs: str) -> str:
+    return " OR ".join(f"NEW.{column} {differs} OLD.{column}" for column in columns)
 
 
 def sqlite_triggers() -> list[str]:
@@ -252,12 +336,23 @@ def sqlite_triggers() -> list[str]:
         refuse("projects_one_way", "UPDATE ON projects", ONE_WAY, SHRINKS),
     ]
     for table, columns in FIXED_COLUMNS.items():
-        changed = " OR ".join(f"NEW.{column} IS NOT OLD.{column}" for column in columns)
         triggers += [
-            refuse(f"{table}_fixed", f"UPDATE ON {table}", FIXED, changed),
-            refuse(f"{table}_no_delete", f"DELETE ON {table}", NO_REMOVAL),
+            refuse(f"{table}_fixed", f"UPDATE ON {table}", FIXED, changed(columns, "IS NOT")),
+            refuse(f"{table}_no_delete", f"DELETE ON {table}", REMOVAL[table]),
         ]
-    return triggers
+    decided = f"OLD.status <> 'open' AND ({changed(DECIDED_COLUMNS, 'IS NOT')})"
+    return [
+        *triggers,
+        refuse("requests_decided", "UPDATE ON requests", DECIDED_ONCE, decided),
+        refuse("administrative_log_no_update", "UPDATE ON administrative_log", LOG_STAYS),
+        refuse("administrative_log_no_delete", "DELETE ON administrative_log", LOG_STAYS),
+        refuse(
+            "administrative_log_no_replace",
+            "INSERT ON administrative_log",
+            LOG_STAYS,
+            "EXISTS (SELECT 1 FROM administrative_log WHERE seq = NEW.seq)",
+        ),
+    ]
 
 
 def postgresql_triggers() -> list[str]:
@@ -282,9 +377,14 @@ def postgresql_triggers() -> list[str]:
     refuse("charges_no_delete", "DELETE ON charges", CHARGES_STAY)
     refuse("charges_no_truncate", "TRUNCATE ON charges", CHARGES_STAY)
     refuse("projects_one_way", "UPDATE ON projects", ONE_WAY, SHRINKS)
+    differ = "IS DISTINCT FROM"
     for table, columns in FIXED_COLUMNS.items():
-        changed = " OR ".join(f"NEW.{column} IS DISTINCT FROM OLD.{column}" for column in columns)
-        refuse(f"{table}_fixed", f"UPDATE ON {table}", FIXED, changed)
-        refuse(f"{table}_no_delete", f"DELETE ON {table}", NO_REMOVAL)
-        refuse(f"{table}_no_truncate", f"TRUNCATE ON {table}", NO_REMOVAL)
+        refuse(f"{table}_fixed", f"UPDATE ON {table}", FIXED, changed(columns, differ))
+        refuse(f"{table}_no_delete", f"DELETE ON {table}", REMOVAL[table])
+        refuse(f"{table}_no_truncate", f"TRUNCATE ON {table}", REMOVAL[table])
+    decided = f"OLD.status <> 'open' AND ({changed(DECIDED_COLUMNS, differ)})"
+    refuse("requests_decided", "UPDATE ON requests", DECIDED_ONCE, decided)
+    for what in ("UPDATE", "DELETE", "TRUNCATE"):
+        name = f"administrative_log_no_{what.lower()}"
+        refuse(name, f"{what} ON administrative_log", LOG_STAYS)
     return statements

@@ -5,7 +5,7 @@
     declared = Declared(
         spec=InputSpec(shape=(20,), dtype="float32", low=0, high=1),
         classes=("home", "ward"),
-        records=30_000,
+        units=30_000,
         disjoint_by="one model per hospital; no patient is in two",
     )
     import_ensemble(sorted(Path("models").glob("*.onnx")), Path("ensembles/ward"), "ward", declared)
@@ -56,8 +56,8 @@ class Declared:
 
     spec: InputSpec
     classes: tuple[str, ...]
-    records: int
-    """Training records of all teachers together."""
+    units: int
+    """Training records of all teachers together, or people where one has several."""
     disjoint_by: str
     """How it is sure that no person is in two teachers' training data."""
     encoding: TableSchema | None = None
@@ -119,7 +119,7 @@ def check_imported(directory: Path, manifest: Manifest) -> None:
     declared = Declared(
         manifest.input,
         manifest.classes,
-        manifest.records,
+        manifest.units,
         manifest.foreign.disjoint_by,
         output=manifest.foreign.output,
     )
@@ -168,7 +168,7 @@ def _manifest(
         encoding=declared.encoding,
         classes=declared.classes,
         teachers=len(files),
-        records=declared.records,
+        units=declared.units,
         partition=declared.dealt,
         training=TeacherTraining(),
         foreign=Foreign(

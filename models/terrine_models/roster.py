@@ -86,7 +86,7 @@ class Roster(Record):
         tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=2, max_length=10_000)
     ]
     owners: Annotated[tuple[Owner, ...], Field(min_length=2, max_length=10_000)]
-    records: Annotated[int, Field(ge=1, description="Of all owners together, as they state.")]
+    units: Annotated[int, Field(ge=1, description="Of all owners together, as they state.")]
     disjoint_by: Annotated[str, Field(min_length=1, max_length=500)]
     """How no person's records are with two owners, in the owners' words."""
     timeout_seconds: Annotated[float, Field(gt=0, le=60)] = 2.0

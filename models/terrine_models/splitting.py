@@ -41,7 +41,7 @@ class Dealt(Record):
 
     format: Literal["terrine-partition-1"] = "terrine-partition-1"
     teachers: Annotated[int, Field(ge=1)]
-    records: Annotated[int, Field(ge=1)]
+    units: Annotated[int, Field(ge=1)]
     """Rows, or people where the data has groups."""
     partition: Partition
     input: InputSpec
@@ -71,7 +71,7 @@ def split(
         rows, partition = deal(waiting, teachers, seed)
         dealt = Dealt(
             teachers=teachers,
-            records=unit_count(waiting),
+            units=unit_count(waiting),
             partition=partition,
             input=data.spec,
             classes=data.classes,

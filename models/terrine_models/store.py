@@ -168,7 +168,7 @@ class EnsemblePlan(Record):
     image: Annotated[ImageFormat | None, Field(exclude_if=absent)] = None
     classes: Annotated[tuple[str, ...], Field(min_length=2, max_length=10_000)]
     teachers: Annotated[int, Field(ge=1, le=1_000_000)]
-    records: Annotated[int, Field(ge=1, description="Units dealt: rows, or people if grouped.")]
+    units: Annotated[int, Field(ge=1, description="Units dealt: rows, or people if grouped.")]
     partition: Partition | None
     training: TeacherTraining
     foreign: Foreign | None = None

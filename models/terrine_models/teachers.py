@@ -109,7 +109,7 @@ def train_ensemble(
         image=data.image,
         classes=data.classes,
         teachers=teachers,
-        records=unit_count(data),
+        units=unit_count(data),
         partition=partition,
         training=how.training(data, seed, known, public),
         versions=versions(*how.packages),

@@ -22,7 +22,7 @@
     └── DatabaseUnavailable     without a durable charge there is no answer
         ├── DatabaseStarting    PostgreSQL does not accept connections yet
         ├── SchemaMismatch      the database is not at this version's schema
-        ├── NotSealed           its rows are not sealed, or with another secret key
+        ├── NotSealed           its rows are sealed with another secret key
         └── BrokenBooks         a balance, number or hash does not match its charges
 
 Each class names one entry of `terrine_protocol.PROBLEMS`; the API turns any of them into an

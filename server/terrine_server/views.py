@@ -87,7 +87,6 @@ def budget(project: ledger.ProjectRecord) -> Budget:
     return Budget(
         project=project.name,
         status=project.status,
-        guarantee=project.guarantee,
         epsilon=terms.epsilon,
         delta=terms.delta,
         rule=terms.rule,
@@ -143,7 +142,6 @@ def ensemble_account(record: ledger.EnsembleRecord, available: bool) -> Ensemble
     """Return an ensemble as its owner sees it."""
     return EnsembleAccount(
         **ensemble(record, available).model_dump(),
-        guarantee=record.guarantee,
         epsilon=record.epsilon,
         delta=record.delta,
         rule=record.rule,
@@ -162,7 +160,6 @@ def project(record: ledger.ProjectRecord, available: bool) -> ProjectInfo:
         title=record.title,
         purpose=record.purpose,
         status=record.status,
-        guarantee=record.guarantee,
         ensemble=ensemble(record.ensemble, available),
         mechanism=record.mechanism,
         epsilon=terms.epsilon,
@@ -241,7 +238,6 @@ def request_account(
 def _approval(would: Outlook) -> ApprovalInfo:
     ensemble, terms = would.priced.ensemble, would.priced.terms
     return ApprovalInfo(
-        guarantee=terms.guarantee,
         prices=terms.prices,
         affordable=would.affordable,
         reserved=would.reserved,

@@ -124,20 +124,6 @@ def test_what_is_wrong_with_terms_is_said_beside_what_was_entered(
     assert house.last_logged == before
 
 
-def test_a_claimed_guarantee_is_opened_only_if_it_is_acknowledged(
-    house: House, admin: Visitor
-) -> None:
-    terms = TERMS | {"mechanism": "immutable", "c": "3", "gamma": "0.1", "pricing": "as_published"}
-    priced = admin.post("/admin/open", action="price", name="claimed", **terms)
-    assert "does not hold for every data set" in text_of(priced)
-    assert "acknowledge_claimed" in priced.text
-    refused = admin.post("/admin/open", action="open", name="claimed", **terms)
-    assert refused.status_code == 422
-    terms["acknowledge_claimed"] = "yes"
-    assert admin.post("/admin/open", action="open", name="claimed", **terms).status_code == 303
-    assert "claimed" in text_of(admin.get("/admin/studies/claimed"))
-
-
 def test_every_mechanism_has_a_form_for_all_that_it_needs(house: House, admin: Visitor) -> None:
     assert len(SPECS) == 8
     for name, spec in SPECS.items():

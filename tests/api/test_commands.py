@@ -117,11 +117,6 @@ def test_an_owner_goes_from_nothing_to_a_served_label_and_back(
         said = terrine("project", "open", "study", *opening, "--epsilon", absurd).refused
         assert "epsilon" in said
     assert "δ is 0.01" in terrine("project", "open", "study", *opening, "--delta", "0.01").refused
-    claimed = ["--mechanism", "immutable", "--c", "3", "--gamma", "0.2"]
-    claimed = [*opening[:2], *claimed, "--pricing", "as_published", *budget]
-    assert "--acknowledge-claimed" in terrine("project", "open", "risky", *claimed).refused
-    opened = terrine("project", "open", "risky", *claimed, "--acknowledge-claimed")
-    assert "claimed" in opened.fine
     assert "queries left" in terrine("project", "open", "study", *opening).fine
     assert "study" in terrine("project", "list").fine
     assert "gnmax" in terrine("project", "show", "study").fine

@@ -25,7 +25,6 @@ from terrine_server.privacy import Account, build_mechanism, quote
 Call = Callable[..., Caller]
 CONFIDENT = {"name": "confident_gnmax", "threshold": 25, "sigma1": 8.0, "sigma2": 4.0}
 INTERACTIVE = CONFIDENT | {"name": "interactive_gnmax", "confidence": 0.9}
-CLAIMED = {"name": "immutable", "c": 5, "gamma": 0.2, "pricing": "as_published"}
 
 
 def test_the_same_input_in_json_npy_and_npz_is_the_same_query(
@@ -215,39 +214,6 @@ def test_interactive_reinforces_right_predictions_and_corrects_wrong_ones(
         if first["results"][i]["outcome"] == "answered":
             assert result == first["results"][i] | {"replayed": True}
     assert "answered" in {result["outcome"] for result in second}
-
-
-def test_a_claimed_guarantee_is_shown_wherever_the_project_is(
-    terrine_server: RunningServer, call: Call
-) -> None:
-    admin = call("admin")
-    terms = {
-        "name": "risky",
-        "ensemble": "digits",
-        "mechanism": CLAIMED,
-        "epsilon": 5,
-        "delta": 1e-5,
-    }
-    assert slug(admin.http.post("/projects", json=terms)) == "invalid-terms"
-    opened = admin.http.post("/projects", json=terms | {"acknowledge_claimed": True})
-    assert opened.status_code == 201, opened.text
-    student = call("student", "risky")
-    answer = student.label(terrine_server.ensemble.public[:2])
-    said = [
-        opened.json(),
-        answer.json()["budget"],
-        student.http.get("/budget").json(),
-        student.http.get("/project").json(),
-        student.http.post("/label/estimate", json={"queries": 1}).json()["budget"],
-        *admin.http.get("/ledger").json()["items"],
-        *admin.http.get("/ledger/risky").json()["items"],
-        *admin.http.get("/projects?cursor=").json()["items"],
-        *admin.http.get("/ensembles").json(),
-    ]
-    assert len(said) == 10
-    assert {one["guarantee"] for one in said} == {"claimed"}
-    table = admin.http.get("/ledger/risky", headers={"Accept": "text/csv"}).text
-    assert table.count(",claimed,") == 2
 
 
 def test_every_mechanism_can_be_served(terrine_server: RunningServer, call: Call) -> None:

@@ -74,7 +74,7 @@ def test_a_project_is_opened_read_listed_and_closed(call: Call) -> None:
     assert opened.status_code == 201
     assert opened.headers["Location"] == "/projects/study"
     info = ProjectInfo.model_validate_json(opened.content)
-    assert info.mechanism.model_dump() == TERMS["mechanism"] | {"pricing": "tight"}
+    assert info.mechanism.model_dump() == TERMS["mechanism"]
     said = {key: value for key, value in opened.json().items() if key != "warning"}
     assert admin.http.get("/projects/study").json() == said
     for name in ("a-third", "another"):
@@ -106,7 +106,7 @@ def test_a_new_project_with_laplace_noise_pays_for_answers_alone(
     admin, lnmax = call("admin"), {"name": "lnmax", "gamma": 0.4}
     opened = admin.http.post("/projects", json=TERMS | {"mechanism": lnmax})
     assert opened.status_code == 201
-    assert opened.json()["mechanism"] == lnmax | {"pricing": "tight"}
+    assert opened.json()["mechanism"] == lnmax
     call().label(terrine_server.ensemble.public[:2])
     page = admin.http.get("/ledger/study").json()
     assert {charge["event"]["event"] for charge in page["items"]} == {"laplace_argmax"}
@@ -119,7 +119,7 @@ def test_a_new_project_with_gaussian_noise_pays_for_answers_alone(
     admin = call("admin")
     opened = admin.http.post("/projects", json=TERMS)
     assert opened.status_code == 201
-    assert opened.json()["mechanism"] == TERMS["mechanism"] | {"pricing": "tight"}
+    assert opened.json()["mechanism"] == TERMS["mechanism"]
     call().label(terrine_server.ensemble.public[:2])
     page = admin.http.get("/ledger/study").json()
     assert {charge["event"]["event"] for charge in page["items"]} == {"gaussian_argmax"}
@@ -169,7 +169,7 @@ def test_invalid_terms_open_no_project(terrine_server: RunningServer, call: Call
         (mechanism("confident_gnmax", **confident | {"threshold": -1}), "invalid-request"),
         (mechanism("immutable", c=1), "invalid-terms"),
         (mechanism("immutable", c=1, sigma=4, gamma=1), "invalid-terms"),
-        (mechanism("immutable", c=1, sigma=4, pricing="as_published"), "invalid-terms"),
+        (mechanism("immutable", c=1, gamma=0.2, pricing="as_published"), "invalid-request"),
         (mechanism("stable", sigma=8, delta_per_query=0.5), "invalid-terms"),
         (
             mechanism("stable_svt", **epochs),

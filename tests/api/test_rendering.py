@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from books import CLAIMED, CLASSES, COUNTED, EPOCHS, GNMAX, INFO, LNMAX, RECORDS, digest, terms
+from books import CLASSES, COUNTED, EPOCHS, GNMAX, IMMUTABLE, INFO, LNMAX, RECORDS, digest, terms
 from caller import Caller
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +20,6 @@ from pydantic_core import PydanticSerializationError
 from server import RunningServer
 
 from terrine_protocol import (
-    Guarantee,
     LabelResponse,
     LabelResult,
     Outcome,
@@ -49,7 +48,7 @@ def ensemble() -> EnsembleRecord:
         path="ensembles/mnist",
         manifest_sha256=digest("mnist").hex(),
         info=INFO,
-        records=RECORDS,
+        units=RECORDS,
         epsilon=20.0,
         delta=1e-5,
         rdp_order=None,
@@ -57,7 +56,6 @@ def ensemble() -> EnsembleRecord:
         delta_cap=limit.delta_budget,
         reserved=0,
         delta_reserved=0,
-        claimed=False,
         registered_at=NOW,
     )
 
@@ -69,7 +67,6 @@ def project(mechanism: dict[str, Any]) -> ProjectRecord:
         name="study",
         ensemble=ensemble(),
         status=ProjectStatus.ACTIVE,
-        guarantee=Guarantee(quoted.guarantee),
         mechanism=mechanism,
         events={},
         terms=quoted,
@@ -87,7 +84,7 @@ def project(mechanism: dict[str, Any]) -> ProjectRecord:
 
 
 NAMES = [f"class {label}" for label in range(CLASSES)]
-PROJECTS = [project(mechanism) for mechanism in (GNMAX, LNMAX, EPOCHS, CLAIMED)]
+PROJECTS = [project(mechanism) for mechanism in (GNMAX, LNMAX, EPOCHS, IMMUTABLE)]
 COUNTING = replace(project(COUNTED), events={"answered": GaussianNoisyCounts(400.0).to_json()})
 NAMED = replace(PROJECTS[0], ensemble=replace(PROJECTS[0].ensemble, info=INFO | {"classes": NAMES}))
 standing = partial(
@@ -196,7 +193,6 @@ def test_attributes_outside_the_wire_model_are_never_sent() -> None:
         cost=1,
         delta=2,
         cap_cost=8_888_888,
-        guarantee=Guarantee.PROVEN,
         mechanism=GNMAX,
         event={"name": "gaussian", "sigma": 40.0},
         hash=digest("hash").hex(),

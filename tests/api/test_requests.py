@@ -45,7 +45,7 @@ def test_a_request_is_made_seen_by_its_maker_alone_and_approved(
     info = RequestInfo.model_validate_json(made.content)
     assert made.headers["Location"] == f"/requests/{info.id}"
     assert (info.mechanism, info.delta) == (
-        GNMaxSpec(name="gnmax", sigma=4.0, pricing="tight"),
+        GNMaxSpec(name="gnmax", sigma=4.0),
         1e-5,
     )
     again = student.http.post("/requests", json=MORE)

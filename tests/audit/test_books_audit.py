@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from books import (
-    CLAIMED,
     CONFIDENT,
     EPOCHS,
     GNMAX,
+    IMMUTABLE,
     LNMAX,
     STABLE,
     abstained,
@@ -48,7 +48,7 @@ def found(ledger: Ledger) -> list[AuditFinding]:
     return list(audit_books(ledger))
 
 
-@pytest.mark.parametrize("mechanism", [GNMAX, CONFIDENT, LNMAX, STABLE, EPOCHS, CLAIMED])
+@pytest.mark.parametrize("mechanism", [GNMAX, CONFIDENT, LNMAX, STABLE, EPOCHS, IMMUTABLE])
 def test_sound_books_pass(ledger: Ledger, mechanism: dict[str, Any]) -> None:
     open_and_charge(ledger, "study", mechanism, terms(3, mechanism))
     (finding,) = found(ledger)
@@ -144,7 +144,7 @@ def test_a_project_with_lowered_prices_is_named(ledger: Ledger) -> None:
 
 def test_a_project_with_a_lowered_price_of_answers_is_named(ledger: Ledger) -> None:
     """A tenth below what the worst votes need, and again only these say so."""
-    spec = {"name": "gnmax", "sigma": 40.0, "pricing": "tight"}
+    spec = {"name": "gnmax", "sigma": 40.0}
     mechanism = build_mechanism(spec, teachers=250, classes=10)
     chosen = choose(mechanism, 1.0, 1e-6, cap_rule=GDP).terms
     quoted = quote(mechanism, 1.0, 1e-6, rule=Rule("rdp", 17.7))

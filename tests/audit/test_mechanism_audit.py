@@ -41,7 +41,7 @@ from terrine_server.privacy.noise import NoiseTable
 LEVEL = 1e-6
 DRAWS = 40_000
 BY_TITLE = {case.title: case for case in CASES}
-SOUND = [title for title, case in BY_TITLE.items() if not case.claimed]
+SOUND = [title for title, case in BY_TITLE.items() if case.claim is None]
 sample = NoiseTable.sample
 
 

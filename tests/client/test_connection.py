@@ -200,7 +200,6 @@ def charge(seq: int) -> dict[str, object]:
         "label": 3,
         "cost": 5,
         "delta": 0,
-        "guarantee": "proven",
         "mechanism": {"name": "gnmax", "sigma": 40.0},
         "event": {},
         "query_digest": "00",

@@ -220,7 +220,7 @@ def home(digits_ensemble: DigitsEnsemble, tmp_path_factory: pytest.TempPathFacto
     for seed, path in enumerate(models):
         path.write_bytes(mlp(seed, 64, classes=10).SerializeToString())
     flat = InputSpec(shape=(64,), dtype="uint8", low=0, high=16)
-    declared = Declared(flat, tuple(DIGITS), records=700, disjoint_by="by hand")
+    declared = Declared(flat, tuple(DIGITS), units=700, disjoint_by="by hand")
     import_ensemble(models, directory / "ensembles" / "imported", "imported", declared)
     return directory
 

@@ -71,7 +71,7 @@ def roster(digits: Ensemble, url: str, count: int = OWNERS, **changed: Any) -> R
                 {"name": f"owner-{i}", "url": url, "model": f"owner-{i}", "binary": i % 2 == 0}
                 for i in range(count)
             ],
-            "records": 1000,
+            "units": 1000,
             "disjoint_by": "each hospital has its own patients",
             "quorum": 15,
             "timeout_seconds": 4,  # of which a busy machine needs much to answer at all

@@ -80,7 +80,7 @@ def record(tmp_path: Path, digits: Ensemble, owners: SharingOwners, helper: Help
             "owners": [
                 {"name": name, "url": owners.url, "model": name, "binary": True} for name in NAMES
             ],
-            "records": 1000,
+            "units": 1000,
             "disjoint_by": "each hospital has its own patients",
             "quorum": 15,
             "timeout_seconds": 30,

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from books import (
-    CLAIMED,
     CLASSES,
     CONFIDENT,
     GNMAX,
+    IMMUTABLE,
     INFO,
     LNMAX,
     RECORDS,
@@ -24,7 +24,7 @@ from books import (
     terms,
 )
 
-from terrine_protocol import Guarantee, ProjectStatus
+from terrine_protocol import ProjectStatus
 from terrine_server.errors import CapExceeded, Conflict, InvalidTerms, NotFound
 from terrine_server.ledger import Ledger
 from terrine_server.privacy import build_mechanism, cap, quote
@@ -40,11 +40,10 @@ def test_an_ensemble_is_remembered_as_registered(ledger: Ledger) -> None:
     ensemble = ledger.ensemble("mnist")
     assert ledger.ensembles() == [ensemble]
     assert (ensemble.cap, ensemble.delta_cap) == (limit.budget, limit.delta_budget)
-    assert (ensemble.epsilon, ensemble.delta, ensemble.records) == (4.0, 1e-5, RECORDS)
+    assert (ensemble.epsilon, ensemble.delta, ensemble.units) == (4.0, 1e-5, RECORDS)
     assert (ensemble.reserved, ensemble.delta_reserved) == (0, 0)
     assert ensemble.info == INFO
     assert ensemble.manifest_sha256 == digest("mnist").hex()
-    assert ensemble.guarantee is Guarantee.PROVEN
     with pytest.raises(NotFound):
         ledger.ensemble("nobody")
 
@@ -81,7 +80,7 @@ def test_a_name_that_no_url_could_hold_is_refused(ledger: Ledger, name: str) -> 
 
 
 @pytest.mark.parametrize(
-    "mechanism", [GNMAX, CONFIDENT, LNMAX, STABLE, CLAIMED], ids=lambda m: m["name"]
+    "mechanism", [GNMAX, CONFIDENT, LNMAX, STABLE, IMMUTABLE], ids=lambda m: m["name"]
 )
 def test_opening_reserves_and_closing_returns_what_was_not_spent(
     ledger: Ledger, mechanism: dict[str, Any]
@@ -136,15 +135,6 @@ def test_ensembles_have_caps_of_their_own(ledger: Ledger) -> None:
     assert ledger.ensemble("mnist").reserved == 0
 
 
-def test_a_claimed_project_marks_its_ensemble_for_ever(ledger: Ledger) -> None:
-    assert not ledger.ensemble("mnist").claimed
-    project = open_project(ledger, 2, CLAIMED)
-    assert project.guarantee is Guarantee.CLAIMED
-    assert project.ensemble.claimed
-    ledger.set_status("study", ProjectStatus.CLOSED)
-    assert ledger.ensemble("mnist").guarantee is Guarantee.CLAIMED
-
-
 def test_terms_come_back_exactly_as_they_were_opened(ledger: Ledger) -> None:
     mechanism = build_mechanism(CONFIDENT, teachers=TEACHERS, classes=CLASSES)
     quoted = quote(mechanism, 1.0, 1e-6)
@@ -161,11 +151,10 @@ def test_terms_come_back_exactly_as_they_were_opened(ledger: Ledger) -> None:
     ("mechanism", "why"),
     [
         (CONFIDENT, "not quoted for"),
-        (CLAIMED, "not quoted for"),
         ({"name": "gnmax", "sigma": 0.0}, "sigma"),
         ({"name": "gnmaxx", "sigma": 40.0}, "gnmaxx"),
     ],
-    ids=["other outcomes", "other guarantee", "no noise", "unknown"],
+    ids=["other outcomes", "no noise", "unknown"],
 )
 def test_terms_of_another_mechanism_are_refused(
     ledger: Ledger, mechanism: dict[str, Any], why: str
@@ -198,10 +187,10 @@ def test_the_largest_and_the_smallest_amounts_are_counted(ledger: Ledger) -> Non
     most = 2**63 - 1
     limit = replace(cap(4.0, 1e-5), delta=1e-25, budget=most, delta_budget=0)
     found = ledger.register_ensemble("e", "path", digest("e").hex(), INFO, most, limit)
-    assert (found.cap, found.delta_cap, found.records) == (most, 0, most)
+    assert (found.cap, found.delta_cap, found.units) == (most, 0, most)
     limit = replace(cap(4.0, 0.5), budget=0, delta_budget=most)
     found = ledger.register_ensemble("f", "path", digest("f").hex(), INFO, 1, limit)
-    assert (found.cap, found.delta_cap, found.records) == (0, most, 1)
+    assert (found.cap, found.delta_cap, found.units) == (0, most, 1)
     with pytest.raises(InvalidTerms, match="above 0"):
         ledger.register_ensemble("g", "path", digest("g").hex(), INFO, 1, replace(limit, delta=0.0))
 

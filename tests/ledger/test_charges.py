@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 
 import pytest
 from books import (
-    CLAIMED,
     CONFIDENT,
     abstained,
     answered,
@@ -19,7 +18,7 @@ from books import (
 from migrated import SECRET_KEY
 from sqlalchemy import select, text, update
 
-from terrine_protocol import Guarantee, Outcome
+from terrine_protocol import Outcome
 from terrine_server.errors import (
     BrokenBooks,
     NotFound,
@@ -47,16 +46,9 @@ def test_a_charge_records_everything_about_its_query(ledger: Ledger) -> None:
     assert first.mechanism == CONFIDENT
     assert first.event["event"] == "composition"
     assert second.event["event"] == "gaussian_threshold"
-    assert first.guarantee is Guarantee.PROVEN
     assert (first.query_digest, first.input_digest) == (digest("q").hex(), digest("x").hex())
     assert before <= first.created_at <= datetime.now(UTC)
     assert second.hash == ledger.project("study").head != first.hash
-
-
-def test_every_charge_of_a_claimed_project_says_so(ledger: Ledger) -> None:
-    project = open_project(ledger, 5, CLAIMED)
-    ledger.charge(project.id, [answered(1), answered(2)])
-    assert {charge.guarantee for charge in ledger.charges("study")} == {Guarantee.CLAIMED}
 
 
 def test_charges_are_paged_and_filtered(ledger: Ledger) -> None:

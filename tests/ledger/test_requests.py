@@ -204,5 +204,5 @@ def test_titles_and_purposes_are_those_of_the_log(ledger: Ledger) -> None:
     unnamed = ledger.project("study")
     assert (unnamed.title, unnamed.purpose) == (None, None)
     first = next(e for e in ledger.log(limit=100) if e.action == "project-opened")
-    assert not {"title", "purpose"} & set(first.detail), "as entries were before there were any"
+    assert (first.detail["title"], first.detail["purpose"]) == (None, None)
     assert ledger.verify_log().ok

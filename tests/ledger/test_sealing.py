@@ -1,4 +1,4 @@
-"""`terrine ledger seal`: after an upgrade, for another key, and for edits that are accepted."""
+"""`terrine ledger seal`: for another key, and for edits that are accepted."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from sqlalchemy import Engine, event, text, update
 
 from terrine_protocol import ProjectStatus, Role, TokenCreate
 from terrine_server.errors import BrokenBooks, Conflict, NotSealed, Unauthorized
-from terrine_server.ledger import Action, Actor, Ledger, connect, seal
+from terrine_server.ledger import Action, Ledger, connect, seal
 from terrine_server.ledger.administration import ABOUT, FACTS
 from terrine_server.ledger.store.tables import ensembles, metadata, projects, requests, tokens
 from terrine_server.ledger.tokens import NewToken
 from terrine_server.owner.tokens import Tokens
 
 OTHER_KEY = b"o" * 64
-SEALED = ("ensembles", "projects", "secret_spends", "idempotency", "tokens", "requests")
 
 
 @pytest.fixture
@@ -39,15 +38,6 @@ def engine(database_url: str) -> Engine:
     return connect(database_url)
 
 
-def as_before_seals(url: str) -> None:
-    """Leave the ledger as the migration of an earlier version's leaves it."""
-    with unguarded(url, with_key=False) as connection:
-        for table in SEALED:
-            connection.execute(text(f"UPDATE {table} SET seal = NULL"))
-        for table in ("administrative_log", "log_head"):
-            connection.execute(text(f"DELETE FROM {table}"))
-
-
 def everything(engine: Engine) -> dict[str, list[object]]:
     with engine.connect() as connection:
         return {
@@ -56,44 +46,19 @@ def everything(engine: Engine) -> dict[str, list[object]]:
         }
 
 
-def test_a_ledger_without_seals_answers_nothing_until_it_is_sealed(
-    engine: Engine, database_url: str
-) -> None:
-    as_before_seals(database_url)
-    ledger = Ledger(engine, SECRET_KEY)
-    with pytest.raises(NotSealed, match="run `terrine ledger seal`"):
-        ledger.check_sealed()
-    with pytest.raises(BrokenBooks):
-        ledger.charge(1, [answered(3)])
-    with pytest.raises((NotSealed, BrokenBooks)):
-        ledger.open_project("new", "mnist", GNMAX, terms(2))
-    sealed = seal(engine, SECRET_KEY, by=Actor("local:owner"))
-    assert {kind: len(found) for kind, found in sealed.adopted.items()} == {
-        "ensemble": 1,
-        "project": 1,
-        "token": 1,
-        "request": 1,
-    }
-    ledger.check_sealed()
-    assert ledger.verify_log().ok
-    assert ledger.verify("study").ok
-    again = ledger.charge(1, [answered(1)], ("key", digest("body"))).results
-    assert [result.seq for result in again] == [1], "what was kept of its key is believed"
-    assert ledger.charge(1, [answered(3)]).project.charges == 3
-    with pytest.raises(Conflict, match="sealed with this key already"):
-        seal(engine, SECRET_KEY)
-
-
 def test_books_that_do_not_verify_are_not_sealed(engine: Engine, database_url: str) -> None:
-    as_before_seals(database_url)
     with unguarded(database_url, with_key=False) as connection:
         connection.execute(text("UPDATE charges SET label = 9 WHERE seq = 1"))
     before = everything(engine)
-    with pytest.raises(BrokenBooks, match="was not sealed: project study: entry 1"):
-        seal(engine, SECRET_KEY)
+    for how in ({"old_key": SECRET_KEY}, {"accept": True}):
+        with pytest.raises(BrokenBooks, match="was not sealed: project study: entry 1"):
+            seal(engine, OTHER_KEY, **how)
     assert everything(engine) == before
     with pytest.raises(NotSealed):
-        Ledger(engine, SECRET_KEY).check_sealed()
+        Ledger(engine, OTHER_KEY).check_sealed()
+    with pytest.raises(Conflict, match="sealed with this key already"):
+        seal(engine, SECRET_KEY)
+    assert everything(engine) == before
 
 
 def test_another_key_seals_what_verifies_under_the_old_one(
@@ -253,15 +218,13 @@ def test_an_edited_token_is_unknown_and_another_is_not(engine: Engine, database_
 def test_the_command_tells_what_it_took_as_it_is(
     terrine: Terrine, engine: Engine, database_url: str, secret_key: Path
 ) -> None:
-    as_before_seals(database_url)
     place = {"TERRINE_DATABASE_URL": database_url}
-    assert "run `terrine ledger seal`" in terrine("init", **place).fine
-    assert "run `terrine ledger seal`" in terrine("ledger", "verify", **place).refused
-    said = terrine("ledger", "seal", **place).fine
-    assert "Taken as it is: project study" in said
+    assert "sealed with this key already" in terrine("ledger", "seal", **place).refused
+    with unguarded(database_url, with_key=False) as connection:
+        connection.execute(update(ensembles).values(path="elsewhere/mnist"))
+    said = terrine("ledger", "seal", "--accept", **place).fine
     assert "Taken as it is: ensemble mnist" in said
     assert "administrative log: intact" in terrine("ledger", "verify", **place).fine
-    assert "sealed with this key already" in terrine("ledger", "seal", **place).refused
     old = secret_key.with_name("old.key")
     secret_key.rename(old)
     secret_key.write_bytes(OTHER_KEY)

@@ -145,7 +145,7 @@ FORGERIES: Mapping[str, tuple[Callable[[Connection], object], str]] = {
     ),
     "other mechanism, chain rewritten": (
         lambda c: rewrite(c, 3, mechanism='{"name":"stable"}'),
-        "entry 3: guarantee or mechanism",
+        "entry 3: mechanism is not",
     ),
     "other event, chain rewritten": (
         lambda c: rewrite(c, 3, event='{"event":"nothing"}'),
@@ -177,13 +177,12 @@ FORGERIES: Mapping[str, tuple[Callable[[Connection], object], str]] = {
     ),
     "price list changed": (cheaper_terms, "terms: their hash is not"),
     "terms garbled": (account(terms="{"), "terms: they cannot be read"),
-    "guarantee changed": (account(guarantee="claimed"), "terms: their hash is not"),
     "cap raised": (
         lambda c: c.execute(update(ensembles).values(cap=ensembles.c.cap + 1)),
         "terms: their hash is not",
     ),
     "records changed": (
-        lambda c: c.execute(update(ensembles).values(records=10)),
+        lambda c: c.execute(update(ensembles).values(units=10)),
         "terms: their hash is not",
     ),
     "reservation lowered": (

@@ -29,7 +29,7 @@ CLASS_NAMES = ("a", "b", "c")
 DECLARED = Declared(
     spec=InputSpec(shape=(INPUTS,), dtype="float32", low=0, high=1),
     classes=CLASS_NAMES,
-    records=3000,
+    units=3000,
     disjoint_by="one hospital each",
 )
 
@@ -248,4 +248,4 @@ def test_sessions_start_no_threads() -> None:
     before = running()
     teachers = OnnxTeachers([Model(mlp(i).SerializeToString()) for i in range(50)], CLASS_NAMES)
     teachers.choices(np.zeros((4, INPUTS), np.float32))
-    assert running() == before + 1, "the thread in which the teachers compute"
+    assert running() <= before + 1, "one thread in which all teachers compute"

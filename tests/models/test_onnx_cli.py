@@ -123,7 +123,7 @@ def test_the_service_opens_no_file_of_another_manifest(terrine: Terrine, tmp_pat
     assert terrine("init").fine
     assert terrine(
         *("ensemble", "import", path, "--name", "one", "--classes", "a,b,c"),
-        *("--input", "float32:8:0..1", "--records", 5000, "--disjoint-by", "only one"),
+        *("--input", "float32:8:0..1", "--units", 5000, "--disjoint-by", "only one"),
     ).fine
     assert terrine("ensemble", "register", "one", "--epsilon", 1, "--delta", 1e-5).fine
     record = opened_ledger().ensemble("one")
@@ -208,7 +208,7 @@ def found_token(text: str) -> str:
         (("--classes", "a"), "two or more different names"),
         (("--classes", "a,b"), "expected [32, 2]: one for each class"),
         (("--output", "label"), "it has no output label; its outputs: scores"),
-        (("--records", 0), "--records"),
+        (("--units", 0), "--units"),
     ],
 )
 def test_a_mistake_in_an_import_gets_one_clear_error(
@@ -220,7 +220,7 @@ def test_a_mistake_in_an_import_gets_one_clear_error(
         "--disjoint-by": "one hospital",
         "--input": "float32:8:0..1",
         "--classes": "a,b,c",
-        "--records": 100,
+        "--units": 100,
     }
     options[str(arguments[0])] = arguments[1]
     flat = [part for option in options.items() for part in option]

@@ -85,12 +85,12 @@ def test_a_table_is_split_trained_on_and_imported(
     import_them = ("ensemble", "import", "--name", "stays", "--partition", "shards/partition.json")
     stated = (*import_them, "--disjoint-by", "model i knows shard i alone")
     assert "expected one for each shard" in terrine(*stated, *models[:3]).refused
-    assert "drop these" in terrine(*stated, *models, "--records", 3).refused
+    assert "drop these" in terrine(*stated, *models, "--units", 3).refused
     assert terrine(*stated, *models, "--public", "sample.csv").fine
     directory = Path("data/ensembles/stays")
     manifest = load_manifest(directory)
     assert manifest.partition is not None
-    assert (manifest.partition.recipe, manifest.records) == ("groups", 140)
+    assert (manifest.partition.recipe, manifest.units) == ("groups", 140)
     assert manifest.encoding is not None
     assert Ensemble.load(directory).votes(shard).sum() == 4 * len(shard)
     assert "35 to 35 people each" in terrine("ensemble", "show", directory).fine

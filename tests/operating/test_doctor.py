@@ -204,7 +204,7 @@ def test_altered_missing_replaced_and_unregistered_ensembles_are_found(
     kept.rename(served_machine.ensemble)
     assert served_machine.wrong() == []
     manifest = served_machine.ensemble / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"records": 1200', '"records": 1201'))
+    manifest.write_text(manifest.read_text().replace('"units": 1200', '"units": 1201'))
     ((check, state, found, _),) = served_machine.wrong()
     assert (check, state) == ("ensemble digits", "problem")
     assert "a different ensemble" in found

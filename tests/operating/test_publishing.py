@@ -157,11 +157,8 @@ def test_impossible_terms_are_refused_with_an_alternative(thousand: Machine) -> 
     assert "go with accounting" in run(*OPEN, "--consensus", "0.9").refused
     assert "such as 0.9 or" in run(*OPEN, *PUBLISHING[:3], "high").refused
     assert "agreement" in run(*OPEN, *PUBLISHING[:3], "1.5").refused
-    claimed = (
-        *("--mechanism", "immutable", "--c", "5", "--gamma", "0.05", "--pricing", "as_published"),
-        *("--epsilon", "2", "--delta", "1e-6", "--acknowledge-claimed"),
-    )
-    assert "data-dependent analysis" in run(*OPEN[:5], *claimed, *PUBLISHING).refused
+    counts = ("--mechanism", "noisy_votes", "--sigma", "40", "--epsilon", "2", "--delta", "1e-6")
+    assert "data-dependent analysis" in run(*OPEN[:5], *counts, *PUBLISHING).refused
 
     # None of this reserved anything, and the worst case still works on the same ensemble.
     assert json.loads(run("ensemble", "list", "--json").fine)[0]["reserved"] == 0

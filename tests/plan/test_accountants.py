@@ -160,7 +160,6 @@ def test_pure_composition_is_offered_for_pure_events_only() -> None:
         {"name": "lnmax", "gamma": 0.05},
         {"name": "stable", "sigma": 8.0, "delta_per_query": 1e-10},
         {"name": "immutable", "c": 1, "gamma": 0.02},
-        {"name": "immutable", "c": 1, "gamma": 0.05, "pricing": "as_published"},
     ],
     ids=lambda spec: "-".join(map(str, spec.values())),
 )

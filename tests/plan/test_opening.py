@@ -152,7 +152,6 @@ def test_stable_is_opened_where_its_bit_is_cheapest() -> None:
     "spec",
     [
         {"name": "gnmax", "sigma": 40.0},
-        {"name": "gnmax", "sigma": 40.0, "pricing": "tight"},
         {"name": "lnmax", "gamma": 0.05},
         {"name": "immutable", "c": 1, "sigma": 100.0},
         {"name": "stable", "sigma": 60.0, "delta_per_query": 1e-9},
@@ -191,7 +190,7 @@ def test_every_mechanism_is_opened_at_what_its_terms_say(spec: dict[str, Any]) -
 def test_paying_for_a_gaussian_answer_buys_a_third_more(
     sigma: float, epsilon: float, before: int, now: int
 ) -> None:
-    old, new = gaussian(sigma, None), gaussian(sigma, "tight")
+    old, new = gaussian("noisy_votes", sigma), gaussian("gnmax", sigma)
     assert int(choose(old, epsilon, DELTA, cap_rule=CAP).answers) == before
     offer = choose(new, epsilon, DELTA, cap_rule=CAP)
     assert (int(offer.answers), offer.terms.rule.name) == (now, "rdp")
@@ -205,8 +204,8 @@ def test_a_gaussian_answer_pays_for_all_counts_where_that_buys_more() -> None:
     """Under a cap in Gaussian DP, and where few answers are bought: at the old price."""
     for sigma, epsilon, cap_rule in ((40.0, 1.0, GDP), (20.0, 0.3, CAP)):
         terms, before = (
-            choose(gaussian(sigma, pricing), epsilon, DELTA, cap_rule=cap_rule).terms
-            for pricing in ("tight", None)
+            choose(gaussian(name, sigma), epsilon, DELTA, cap_rule=cap_rule).terms
+            for name in ("gnmax", "noisy_votes")
         )
         assert terms.rule == before.rule == GDP
         assert terms.affordable(Account()) == before.affordable(Account()) > 0
@@ -215,8 +214,8 @@ def test_a_gaussian_answer_pays_for_all_counts_where_that_buys_more() -> None:
         assert new_price.cap_cost <= old_price.cap_cost
 
 
-def gaussian(sigma: float, pricing: str | None) -> Mechanism:
-    spec = {"name": "gnmax", "sigma": sigma, "pricing": pricing}
+def gaussian(name: str, sigma: float) -> Mechanism:
+    spec = {"name": name, "sigma": sigma}
     return build_mechanism(spec, teachers=1000, classes=10)
 
 
@@ -290,7 +289,7 @@ def test_the_order_of_a_cap_suits_its_budget() -> None:
 @pytest.mark.parametrize("cap_rule", [GDP, Rule("rdp", 8.0)])
 def test_a_delta_that_is_too_small_to_share_out_is_refused(delta: float, cap_rule: Rule) -> None:
     for spec in (
-        {"name": "gnmax", "sigma": 40.0, "pricing": "tight"},
+        {"name": "gnmax", "sigma": 40.0},
         {"name": "lnmax", "gamma": 1},
     ):
         mechanism = build_mechanism(spec, teachers=250, classes=10)

@@ -316,8 +316,7 @@ def test_a_ledger_that_cannot_be_priced_is_explained(
         ("seq,cost\n1,2\n", "line 1: not a ledger entry"),
         ('{"event": {"event": "magic"}, "outcome": "answered"}\n', "line 1: not a ledger entry"),
         (
-            '{"project": "a", "guarantee": "proven", "outcome": "answered", '
-            '"event": {"event": "magic"}}\n',
+            '{"project": "a", "outcome": "answered", "event": {"event": "magic"}}\n',
             "Not a cost event",
         ),
     ]:
@@ -336,7 +335,7 @@ def test_an_empty_ledger_has_nothing_to_price(terrine: Terrine, tmp_path: Path) 
 
 def test_exports_of_two_projects_are_not_added_up(terrine: Terrine, tmp_path: Path) -> None:
     event = {"event": "gaussian_noisy_max", "sigma": 40.0, "shift": 1}
-    entry = {"guarantee": "proven", "outcome": "answered", "event": event}
+    entry = {"outcome": "answered", "event": event}
     lines = [json.dumps(entry | {"project": name}) for name in ("a", "b")]
     (tmp_path / "both.json").write_text("\n".join(lines) + "\n")
     output = terrine("price", "--file", str(tmp_path / "both.json"), "--delta", "1e-5").refused

@@ -56,10 +56,10 @@ SPECS: list[Spec] = [
     {"name": "immutable", "c": 0, "sigma": 2.5},
     {"name": "stable", "sigma": 0.8, "delta_per_query": 0.05},
     {"name": "noisy_votes", "sigma": 2.0},
-    {"name": "lnmax", "gamma": 0.7, "pricing": "tight"},
-    {"name": "lnmax", "gamma": 0.1, "pricing": "tight"},
-    {"name": "gnmax", "sigma": 0.8, "pricing": "tight"},
-    {"name": "gnmax", "sigma": 3.0, "pricing": "tight"},
+    {"name": "lnmax", "gamma": 0.7},
+    {"name": "lnmax", "gamma": 0.1},
+    {"name": "gnmax", "sigma": 0.8},
+    {"name": "gnmax", "sigma": 3.0},
 ]
 BALLOTS = [(2, 5), (2, 6), (3, 5), (3, 6), (4, 5)]  # classes, teachers
 STUDENTS = {2: [0.5, 0.5], 3: [0.1, 0.75, 0.15], 4: [0.25, 0.25, 0.25, 0.25]}

@@ -232,7 +232,6 @@ class TestAlgorithms:
 
     def test_immutable_without_extra_votes_is_the_plain_noisy_maximum(self) -> None:
         plain, boosted = SPECS[1], {"name": "immutable", "c": 0, "sigma": 3.0}
-        assert build(plain).events() == build(boosted).events()
         assert law(plain, (5, 4, 1)) == law(boosted, (5, 4, 1))
 
     def test_stable_answers_the_exact_winner_or_nothing(self) -> None:
@@ -295,8 +294,6 @@ def test_no_baseline_leaves_the_range_that_is_priced(weights: list[float]) -> No
         ({"name": "immutable", "c": 1, "gamma": 1.0, "sigma": 1.0}, "exactly one of gamma"),
         ({"name": "immutable", "c": -1, "gamma": 1.0}, "c = -1"),
         ({"name": "immutable", "c": 1.5, "gamma": 1.0}, "c must be a whole number"),
-        ({"name": "immutable", "c": 1, "sigma": 1.0, "pricing": "as_published"}, "No price was"),
-        ({"name": "immutable", "c": 1, "gamma": 1.0, "pricing": "free"}, "pricing must be"),
         ({"name": "stable", "sigma": 1.0, "delta_per_query": 0.0}, "delta_per_query"),
         ({"name": "stable", "sigma": 1.0, "delta_per_query": 1.0}, "delta_per_query"),
         ({"name": "stable", "sigma": 1.0, "delta_per_query": 1e-9}, "no query could be answered"),

@@ -19,7 +19,6 @@ import pytest
 
 from terrine_server.privacy import (
     Account,
-    ClaimedRelease,
     Composition,
     ConfidentMax,
     CostEvent,
@@ -93,7 +92,6 @@ EVENTS: tuple[CostEvent, ...] = (
     LaplaceArgmax(30.0),
     SparseVectorEpoch(0.2, 0.4, 60, 100, 1e-5),
     WithinEpoch(),
-    ClaimedRelease(0.25),
     Composition((GaussianNoisyMax(4.0), StabilityTest(2.0, 9, 24, 1e-6))),
     confident(1.0),
     confident(0.5),
@@ -161,7 +159,7 @@ def spends(mechanism: Mapping[str, Any]) -> list[float]:
 
 SPECS: tuple[Mapping[str, Any], ...] = (
     {"name": "lnmax", "gamma": 0.3},
-    {"name": "lnmax", "gamma": 0.3, "pricing": "tight"},
+    {"name": "lnmax", "gamma": 0.3},
     {"name": "gnmax", "sigma": 6.0},
     {"name": "confident_gnmax", "threshold": 30, "sigma1": 10.0, "sigma2": 6.0},
     {"name": "confident_gnmax", "threshold": 30, "sigma1": 10.0, "sigma2": 6.0, "answer_share": 1},

@@ -42,8 +42,8 @@ ORDERS = np.array([1.5, 2.0, 4.0, 10.0, 25.0])
 SPECS: list[dict[str, Any]] = [
     *({"name": "gnmax", "sigma": s} for s in (1.0, 1.6, 3.0)),
     *({"name": "lnmax", "gamma": g} for g in (0.3, 1.0, 2.0)),
-    *({"name": "lnmax", "gamma": g, "pricing": "tight"} for g in (0.3, 1.0, 2.0)),
-    *({"name": "gnmax", "sigma": s, "pricing": "tight"} for s in (1.0, 1.6, 3.0)),
+    *({"name": "lnmax", "gamma": g} for g in (0.3, 1.0, 2.0)),
+    *({"name": "gnmax", "sigma": s} for s in (1.0, 1.6, 3.0)),
 ]
 
 

@@ -12,7 +12,7 @@ from vote_distances import VoteGraph
 
 from reference.costs import data_dependent_rdp
 from reference.sensitivity import Charged, secret_spend
-from terrine_server.privacy import ParameterError, VoteOutcome, build_mechanism
+from terrine_server.privacy import GaussianNoisyMax, ParameterError, VoteOutcome, build_mechanism
 from terrine_server.privacy.published.tally import FLOOR, Meter
 
 Spec = dict[str, Any]
@@ -24,8 +24,8 @@ SPECS: list[Spec] = [
     {"name": "confident_gnmax", "threshold": 6, "sigma1": 2.0, "sigma2": 1.5},
     {"name": "stable", "sigma": 0.5, "delta_per_query": 0.2},
     {"name": "immutable", "c": 1, "gamma": 0.5},
-    {"name": "lnmax", "gamma": 0.5, "pricing": "tight"},
-    {"name": "gnmax", "sigma": 2.0, "pricing": "tight"},
+    {"name": "lnmax", "gamma": 0.5},
+    {"name": "gnmax", "sigma": 2.0},
 ]
 SIZES = [(5, 3), (9, 2), (12, 3), (12, 4)]
 BETAS = (0.01, 0.1, 0.5)
@@ -84,11 +84,9 @@ def test_a_tally_is_close_to_the_analysis_query_by_query() -> None:
     rng = np.random.default_rng(1)
     shares = rng.dirichlet([30, 2, 1, 1], size=200)
     votes = np.array([rng.multinomial(300, p) for p in shares])
-    reader = meter({"name": "gnmax", "sigma": 15.0}, 300, 4, 6.0)
-    event = build_mechanism({"name": "gnmax", "sigma": 15.0}, teachers=300, classes=4).events()
-    exact = secret_spend(
-        [Charged(event[VoteOutcome.ANSWERED], votes)], teachers=300, order=6.0, beta=0.025
-    )
+    event = GaussianNoisyMax(15.0)
+    reader = Meter({VoteOutcome.ANSWERED: event}, teachers=300, classes=4, order=6.0)
+    exact = secret_spend([Charged(event, votes)], teachers=300, order=6.0, beta=0.025)
     counted = reader.spend(tally_of(reader, VoteOutcome.ANSWERED, votes), 0.025)
     assert exact.cost <= counted.cost <= 1.01 * exact.cost
     assert counted.smooth_sensitivity <= 2 * exact.smooth_sensitivity

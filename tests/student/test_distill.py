@@ -58,7 +58,6 @@ def test_a_student_queries_until_it_is_refused_and_trains(
 
     written = json.loads((tmp_path / "s" / "report.json").read_text())
     assert written["epsilon_spent"] == report.epsilon_spent
-    assert written["guarantee"] == "proven"
     assert {each["method"] for each in written["choice"]["judged"]} == {
         "ridge",
         "supervised",
@@ -315,7 +314,6 @@ def test_a_student_that_was_not_judged_is_drawn(tmp_path: Path) -> None:
 REPORT = Report(
     project="large",
     mechanism={"name": "gnmax", "sigma": 4.0},
-    guarantee="proven",
     epsilon=2.0,
     delta=1e-5,
     epsilon_spent=1.9,

@@ -26,7 +26,6 @@ def example(accuracies: list[float | None]) -> Report:
     return Report(
         project="study",
         mechanism={"name": "confident_gnmax"},
-        guarantee="proven",
         epsilon=0.5,
         delta=1e-5,
         epsilon_spent=0.4,

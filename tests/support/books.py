@@ -60,7 +60,7 @@ EPOCHS = {
     "delta_per_query": 1e-10,
     "answers_per_epoch": 3,
 }
-CLAIMED = {"name": "immutable", "c": 5, "gamma": 0.05, "pricing": "as_published"}
+IMMUTABLE = {"name": "immutable", "c": 1, "gamma": 0.05}
 
 
 def digest(text: object) -> bytes:

@@ -87,7 +87,6 @@ class FaultyServer:
         return {
             "project": "study",
             "status": "active",
-            "guarantee": "proven",
             "epsilon": 1.0,
             "delta": 1e-5,
             "rule": {"name": "gdp"},

@@ -6,9 +6,11 @@ import os
 import random
 import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection as PipeConnection
+from pathlib import Path
 from secrets import randbelow
 from typing import Any
 
@@ -19,6 +21,7 @@ from sqlalchemy import Connection, event
 
 from terrine_server.errors import BudgetExhausted, CapExceeded, TerrineError
 from terrine_server.ledger import Ledger, Proposal, Receipt, check_schema, connect, upgrade
+from terrine_server.ledger.store.turns import turn
 from terrine_server.ledger.tokens import NewToken
 
 
@@ -54,6 +57,13 @@ def ask_same(url: str, project_id: int, queries: int, key: str) -> None:
     ledger = Ledger(connect(url), SECRET_KEY)
     for i in range(queries):
         ledger.charge(project_id, [answered(i)], (f"{key} {i}", digest(i)))
+
+
+def take_turn(url: str, project_id: int, taken: str) -> None:
+    """Take a project's turn, make the file `taken`, and keep it."""
+    with turn(connect(url), project_id):
+        Path(taken).touch()
+        time.sleep(600)
 
 
 def open_projects(url: str, names: list[str], terms: Any, mechanism: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from terrine_server.privacy import Terms, VoteOutcome, build_mechanism, cap, quo
 TEACHERS, CLASSES, ORDER = 1000, 10, 10.0
 EPSILON, DELTA = 2.0, 1e-6
 CAP = cap(20.0, 1.5e-5, ORDER)
-GNMAX = {"name": "gnmax", "sigma": 50.0, "pricing": "tight"}
+GNMAX = {"name": "gnmax", "sigma": 50.0}
 CONSENSUS = (Consensus(0.95, 7), Consensus(0.8, 2), Consensus(0.5, 1))
 
 

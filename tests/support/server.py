@@ -39,7 +39,6 @@ class RunningServer:
         *,
         epsilon: float = 5.0,
         delta: float = 1e-5,
-        acknowledge_claimed: bool = False,
     ) -> ProjectRecord:
         """Open a project on the digits; by default GNMax with σ of 4 votes in 40."""
         terms = {
@@ -48,7 +47,6 @@ class RunningServer:
             "mechanism": mechanism or {"name": "gnmax", "sigma": 4.0},
             "epsilon": epsilon,
             "delta": delta,
-            "acknowledge_claimed": acknowledge_claimed,
         }
         return open_project(self.ledger, ProjectOpen.model_validate(terms))
 

@@ -17,7 +17,6 @@ ENSEMBLE = {
 BUDGET: dict[str, Any] = {
     "project": "study",
     "status": "active",
-    "guarantee": "proven",
     "epsilon": 1.0,
     "delta": 1e-5,
     "rule": {"name": "rdp", "order": 12.5},
@@ -59,7 +58,6 @@ CHARGE = {
     "figure": None,
     "cost": 5,
     "delta": 1,
-    "guarantee": "claimed",
     "mechanism": {"name": "lnmax", "gamma": 0.05},
     "event": {"event": "LaplaceNoisyMax", "gamma": 0.05},
     "query_digest": "cd" * 32,
@@ -86,7 +84,6 @@ CHOICE = {"pass_rate": 0.7, "considered": [CONSIDERED]}
 PROJECT: dict[str, Any] = {
     "name": "study",
     "status": "closed",
-    "guarantee": "proven",
     "ensemble": ENSEMBLE,
     "mechanism": {"name": "gnmax", "sigma": 40.0},
     "epsilon": 1.0,
@@ -101,8 +98,8 @@ PROJECT: dict[str, Any] = {
     "closed_at": "2026-01-03T03:04:05Z",
 }
 MECHANISMS: list[dict[str, Any]] = [
-    {"name": "lnmax", "gamma": 0.05, "pricing": "tight"},
-    {"name": "gnmax", "sigma": 40.0, "pricing": "tight"},
+    {"name": "lnmax", "gamma": 0.05},
+    {"name": "gnmax", "sigma": 40.0},
     {
         "name": "confident_gnmax",
         "threshold": 200,
@@ -117,8 +114,8 @@ MECHANISMS: list[dict[str, Any]] = [
         "sigma2": 40.0,
         "confidence": 0.9,
     },
-    {"name": "immutable", "c": 10, "gamma": 0.05, "sigma": None, "pricing": "as_published"},
-    {"name": "immutable", "c": 10, "gamma": None, "sigma": 40.0, "pricing": "honest"},
+    {"name": "immutable", "c": 10, "gamma": 0.05, "sigma": None},
+    {"name": "immutable", "c": 10, "gamma": None, "sigma": 40.0},
     {"name": "stable", "sigma": 40.0, "delta_per_query": 1e-9},
     {
         "name": "stable_svt",
@@ -130,7 +127,6 @@ MECHANISMS: list[dict[str, Any]] = [
 ]
 WANTED = ("title", "purpose", "epsilon", "delta", "mechanism")
 APPROVAL = {
-    "guarantee": "proven",
     "prices": {"answered": PRICE},
     "affordable": 40,
     "reserved": 10**12,
@@ -186,7 +182,6 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "EnsembleInfo": ENSEMBLE,
     "EnsembleAccount": ENSEMBLE
     | {
-        "guarantee": "proven",
         "epsilon": 2.0,
         "delta": 1e-5,
         "rule": {"name": "gdp", "order": None},
@@ -201,7 +196,6 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "mechanism": MECHANISMS[1],
         "epsilon": 1.0,
         "delta": 1e-5,
-        "acknowledge_claimed": False,
         "accounting": "data_dependent",
         "consensus": [{"agreement": 0.9, "share": 3.0}],
         "publishing": PUBLISHING,
@@ -230,7 +224,6 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "RequestApprove": {
         **{name: REQUEST[name] for name in WANTED},
         "name": "more",
-        "acknowledge_claimed": False,
         "accounting": "worst_case",
         "consensus": None,
         "publishing": None,

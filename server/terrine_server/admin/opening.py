@@ -164,8 +164,7 @@ def _form(request: Request, services: Services, reader: Session, done: Tried) ->
 
 def _parameters(fields: Mapping[str, FieldInfo]) -> Iterator[Parameter]:
     for name, field in fields.items():
-        tight = name == "pricing" and field.default is None
-        if name != "name" and not tight:
+        if name != "name":
             yield Parameter.of(name, field)
 
 
@@ -187,10 +186,7 @@ def _request(given: Fields) -> ProjectOpen:
         terms["consensus"] = [
             {"agreement": level.agreement, "share": level.share} for level in _expected(given)
         ]
-    acknowledged = given.get("acknowledge_claimed") == "yes"
-    return ProjectOpen.model_validate(
-        {**terms, "mechanism": mechanism, "acknowledge_claimed": acknowledged}
-    )
+    return ProjectOpen.model_validate({**terms, "mechanism": mechanism})
 
 
 def _expected(given: Fields) -> Sequence[Consensus]:

@@ -51,7 +51,6 @@ COLUMNS = [
     "figure",
     "cost",
     "delta",
-    "guarantee",
     "query_digest",
     "hash",
 ]

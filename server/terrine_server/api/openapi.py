@@ -109,7 +109,6 @@ LABEL_REQUEST: dict[str, Any] = {
 _BUDGET_EXAMPLE = {
     "project": "diabetes-study",
     "status": "active",
-    "guarantee": "proven",
     "epsilon": 1.0,
     "delta": 1e-05,
     "rule": {"name": "gdp", "order": None},
@@ -150,8 +149,7 @@ CSV_RESPONSES: Responses = problems("not-found") | {
         "content": {
             "text/csv": {
                 "schema": {"type": "string"},
-                "example": "project,seq,created_at,outcome,label,cost,delta,guarantee,"
-                "query_digest,hash\r\n",
+                "example": "project,seq,created_at,outcome,label,cost,delta,query_digest,hash\r\n",
             }
         }
     }

@@ -25,7 +25,7 @@ from terrine_protocol import (
 from terrine_server import views
 from terrine_server.api import openapi, paging
 from terrine_server.api.negotiation import JsonBody
-from terrine_server.api.paging import LIMIT, Limit, NameCursor, TokenCursor, TokenId
+from terrine_server.api.paging import Limit, NameCursor, TokenCursor, TokenId
 from terrine_server.api.services import Admin, Anyone, Auditor, ServicesDep
 from terrine_server.errors import Forbidden
 from terrine_server.ledger import ProjectRecord
@@ -83,7 +83,7 @@ def open_project(
 
 @router.get(
     "/projects",
-    response_model=ProjectPage | list[ProjectInfo],
+    response_model=ProjectPage,
     responses=openapi.problems(),
 )
 def projects(
@@ -93,20 +93,9 @@ def projects(
     limit: Limit = paging.PAGE,
     ensemble: Annotated[Name | None, Query()] = None,
     status: Annotated[ProjectStatus | None, Query()] = None,
-    after: Annotated[
-        Name | None,
-        Query(deprecated=True, description="Only names after this one. Use `cursor` instead."),
-    ] = None,
 ) -> Response:
-    """List projects' terms, by name.
-
-    A request without `cursor` returns the items alone and is deprecated.
-    """
-    if cursor is not None and after is not None:
-        error = {"loc": ("query", "after"), "msg": "Send `cursor` or `after`, not both"}
-        raise RequestValidationError([error])
-    start = after if cursor is None else cursor or None
-    found = services.ledger.projects(start, limit + 1, ensemble=ensemble, status=status)
+    """List projects' terms, by name."""
+    found = services.ledger.projects(cursor or None, limit + 1, ensemble=ensemble, status=status)
     available = {
         record.name: services.available(record)
         for record in {p.ensemble.name: p.ensemble for p in found}.values()
@@ -115,8 +104,6 @@ def projects(
     def view(record: ProjectRecord) -> ProjectInfo:
         return views.project(record, available[record.ensemble.name])
 
-    if cursor is None:
-        return paging.bare_list([view(record) for record in found[:limit]])
     return paging.page(ProjectPage, found, limit, view, lambda last: last.name)
 
 
@@ -159,23 +146,16 @@ def create_token(
 
 @router.get(
     "/tokens",
-    response_model=TokenPage | list[TokenInfo],
+    response_model=TokenPage,
     responses=openapi.problems("not-found"),
 )
 def tokens(
     services: ServicesDep,
     _: Admin,
     cursor: TokenCursor = None,
-    limit: Annotated[int | None, LIMIT] = None,
+    limit: Limit = paging.PAGE,
 ) -> Response:
-    """List tokens without their secrets, oldest first.
-
-    A request without `cursor` returns the items alone, all of them unless `limit` is given, and is
-    deprecated.
-    """
-    if cursor is None:
-        return paging.bare_list([views.token(t) for t in services.ledger.list_tokens(limit=limit)])
-    limit = limit or paging.PAGE
+    """List tokens without their secrets, oldest first."""
     found = services.ledger.list_tokens(after=cursor or None, limit=limit + 1)
     return paging.page(TokenPage, found, limit, views.token, lambda last: last.id)
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import Query
 from pydantic import BaseModel, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
-from pydantic_core import PydanticCustomError, to_json
+from pydantic_core import PydanticCustomError
 from starlette.responses import Response
 
 from terrine_protocol import Name
@@ -39,16 +39,9 @@ NumberCursor = Annotated[_Number | Literal[""] | None, WrapValidator(_check), _C
 RequestId = TokenId
 TokenCursor = Annotated[TokenId | Literal[""] | None, WrapValidator(_check), _CURSOR]
 
-LIMIT = Query(ge=1, le=1000, description="Maximum number of items on a page.")
-Limit = Annotated[int, LIMIT]
+Limit = Annotated[int, Query(ge=1, le=1000, description="Maximum number of items on a page.")]
 PAGE = 100
 """Items on a page, if the request has no `limit`."""
-
-DEPRECATED = {
-    "Deprecation": "@1795305600",  # 2026-11-22; RFC 9745
-    "Link": '<?cursor=>; rel="successor-version"',
-}
-"""Headers of a list that is returned without paging."""
 
 
 def page(
@@ -68,8 +61,3 @@ def page(
     items = [view(record) for record in shown]
     made = model.model_validate({"items": items, "next": cursor(shown[-1]) if more else None})
     return Response(made.model_dump_json(), media_type="application/json")
-
-
-def bare_list(items: Sequence[BaseModel]) -> Response:
-    """Return a list as JSON without paging. The next minor release drops this."""
-    return Response(to_json(items), media_type="application/json", headers=DEPRECATED)

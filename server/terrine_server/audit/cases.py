@@ -13,7 +13,7 @@ has two classes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -36,8 +36,8 @@ class Case:
     teachers: int
     worst: tuple[tuple[Request, Request], ...]
     student: tuple[float, ...] | None = None
-    claimed: bool = field(default=False)
-    """Whether the price is a claim known to be false, which the audit must refute."""
+    claim: float | None = None
+    """A pure ε that a paper claims and that is known to be false: the audit must refute it."""
 
     @property
     def classes(self) -> int:
@@ -91,8 +91,8 @@ def _epochs() -> tuple[tuple[Request, Request], ...]:
 
 
 CASES = (
-    Case("lnmax", {"name": "lnmax", "gamma": 0.5, "pricing": "tight"}, 19, _path(19)),
-    Case("gnmax", {"name": "gnmax", "sigma": 2.0, "pricing": "tight"}, 19, _path(19)),
+    Case("lnmax", {"name": "lnmax", "gamma": 0.5}, 19, _path(19)),
+    Case("gnmax", {"name": "gnmax", "sigma": 2.0}, 19, _path(19)),
     # Of noisy counts all neighbours are alike: two of them, not to take that for granted.
     Case("noisy_votes", {"name": "noisy_votes", "sigma": 2.0}, 19, (_path(19)[6], _path(19)[-1])),
     Case(
@@ -140,9 +140,9 @@ CASES = (
     ),
     Case(
         "immutable, as published",
-        {"name": "immutable", "c": 5, "gamma": 0.5, "pricing": "as_published"},
+        {"name": "immutable", "c": 5, "gamma": 0.5},
         5,
         (_single((3, 2), (2, 3)), _single((4, 1), (3, 2))),
-        claimed=True,
+        claim=2 * 0.5,
     ),
 )

@@ -85,8 +85,6 @@ def _check_terms(project: ProjectRecord) -> Iterator[str]:
         rule=None if terms.choice is None else terms.rule,
         publishing=None if schedule is None else (schedule.publication, schedule.counts),
     )
-    if terms.guarantee != quoted.guarantee:
-        yield f"its guarantee is {terms.guarantee}, but its mechanism's is {quoted.guarantee}"
     if set(terms.prices) != set(quoted.prices):
         yield "its price list has other outcomes than its mechanism"
     if (terms.opening is None) != (quoted.opening is None):

@@ -134,10 +134,16 @@ def audit_mechanisms(
     `draws`: releases for each vote vector in each half. `level`: the probability that any finding
     convicts a mechanism that keeps its price. `choice` picks votes, never noise.
     """
-    plan = [(case, aspects(case.build())) for case in cases]
+    plan = [(case, _aspects_of(case)) for case in cases]
     each = level / sum(len(parts) for _, parts in plan)
     for case, parts in plan:
         yield from _audit(case, parts, draws, each, choice)
+
+
+def _aspects_of(case: Case) -> list[Aspect]:
+    if case.claim is not None:
+        return [Aspect("", Promise("ε", case.claim), lambda seen: seen)]
+    return aspects(case.build())
 
 
 def _audit(
@@ -246,7 +252,7 @@ def _judge(
         aspect.promise.unit,
         measured,
         aspect.promise.limit,
-        case.claimed,
+        claimed=case.claim is not None,
     )
 
 

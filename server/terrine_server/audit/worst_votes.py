@@ -39,7 +39,7 @@ EXAMPLE = {
     "answer_share": 0.5,
 }
 TEACHERS, CLASSES, ORDER = 2000, 10, 17.71
-ALONE = {"name": "gnmax", "sigma": 40.0, "pricing": "tight"}
+ALONE = {"name": "gnmax", "sigma": 40.0}
 LEVELS = 40
 """How many top counts are tried."""
 

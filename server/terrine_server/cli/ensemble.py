@@ -280,9 +280,7 @@ def list_ensembles(as_json: AsJson = False) -> None:
         voters = AnyVoters(settings)
         print_json([views.ensemble_account(record, voters.available(record)) for record in records])
         return
-    table = Table("ensemble", "teachers", "classes", "cap ε", "cap δ", "order")
-    for heading in ("reserved", "guarantee"):
-        table.add_column(heading)
+    table = Table("ensemble", "teachers", "classes", "cap ε", "cap δ", "order", "reserved")
     for record in records:
         table.add_row(
             record.name,
@@ -292,7 +290,6 @@ def list_ensembles(as_json: AsJson = False) -> None:
             f"{record.delta:g}",
             "–" if record.rdp_order is None else f"{record.rdp_order:g}",
             f"{record.reserved / record.cap:.1%}",
-            record.guarantee,
         )
     console.print(table)
 
@@ -378,7 +375,7 @@ def _print(directory: Path, manifest: Manifest) -> None:
         said = f"{manifest.foreign.disjoint_by} (declared by the owner, not checked)"
         table.add_row("disjoint by", escape(said))
     grouped = partition is not None and partition.recipe == "groups"
-    table.add_row("people" if grouped else "records", str(manifest.records))
+    table.add_row("people" if grouped else "records", str(manifest.units))
     if partition is not None:
         unit = "people" if partition.recipe == "groups" else "records"
         table.add_row("shards", f"{partition.smallest} to {partition.largest} {unit} each")

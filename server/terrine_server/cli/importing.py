@@ -60,12 +60,16 @@ def import_(
         typer.Option(
             metavar="FILE",
             help="The partition.json of `terrine ensemble split`, if the teachers were trained on "
-            "its shards, instead of --classes, --input, --schema and --records.",
+            "its shards, instead of --classes, --input, --schema and --units.",
         ),
     ] = None,
-    records: Annotated[
+    units: Annotated[
         int | None,
-        typer.Option(min=1, help="Training records of all teachers together: δ must be below 1/N."),
+        typer.Option(
+            min=1,
+            help="Training records of all teachers together, or people where one has several: "
+            "δ must be below 1/N.",
+        ),
     ] = None,
     output: Annotated[
         str | None,
@@ -89,7 +93,7 @@ def import_(
     [bold]Examples[/bold]
 
       terrine ensemble import models/*.onnx --name ward --classes home,ward --input float32:20:0..1
-          --records 30000 --disjoint-by "one model per hospital; no patient is in two"
+          --units 30000 --disjoint-by "one model per hospital; no patient is in two"
 
       terrine ensemble import models/*.onnx --name ward --partition shards/partition.json
           --disjoint-by "terrine ensemble split by patient; model i knows shard i alone"
@@ -99,12 +103,10 @@ def import_(
     if not disjoint_by.strip():
         fail("--disjoint-by is empty. Say how no person's records came to train two teachers.")
     if partition is None:
-        declared = _declared(disjoint_by.strip(), classes, inputs, schema, records, output)
+        declared = _declared(disjoint_by.strip(), classes, inputs, schema, units, output)
     else:
-        if classes or inputs or schema or records:
-            fail(
-                "--partition says what --classes, --input, --schema and --records say; drop these."
-            )
+        if classes or inputs or schema or units:
+            fail("--partition says what --classes, --input, --schema and --units say; drop these.")
         declared = _of_shards(partition, len(models), disjoint_by.strip(), output)
     if out is None:
         from terrine_server.settings import Settings
@@ -204,32 +206,32 @@ def _declared(
     classes: str | None,
     inputs: str | None,
     schema: Path | None,
-    records: int | None,
+    units: int | None,
     output: str | None,
 ) -> Declared:
     from terrine_models.importing import Declared
 
-    if records is None:
-        fail("--records is missing: how many records trained the teachers, all together?")
+    if units is None:
+        fail("--units is missing: how many records, or people, trained the teachers?")
     if schema is not None:
         if classes or inputs:
             fail("--schema says what --classes and --input say; drop these.")
-        return _of_table(schema, records, disjoint_by, output)
+        return _of_table(schema, units, disjoint_by, output)
     if classes is None or inputs is None:
         fail("Give --classes and --input, or the --schema of a table.")
     names = class_names(classes) or []
     if len(names) < 2 or len(set(names)) < len(names) or not all(names):
         fail(f"--classes takes two or more different names, or their number; not {classes!r}.")
-    return Declared(parse_input(inputs), tuple(names), records, disjoint_by, output=output)
+    return Declared(parse_input(inputs), tuple(names), units, disjoint_by, output=output)
 
 
-def _of_table(schema: Path, records: int, disjoint_by: str, output: str | None) -> Declared:
+def _of_table(schema: Path, units: int, disjoint_by: str, output: str | None) -> Declared:
     from terrine_models.importing import Declared
     from terrine_models.tables import encoded_input, read_schema
 
     known = read_schema(schema)
     label = next(column for column in known.columns if column.role == "label")
-    return Declared(encoded_input(known), label.values or (), records, disjoint_by, known, output)
+    return Declared(encoded_input(known), label.values or (), units, disjoint_by, known, output)
 
 
 def _of_shards(partition: Path, models: int, disjoint_by: str, output: str | None) -> Declared:
@@ -245,7 +247,7 @@ def _of_shards(partition: Path, models: int, disjoint_by: str, output: str | Non
     return Declared(
         dealt.input,
         dealt.classes,
-        dealt.records,
+        dealt.units,
         disjoint_by,
         dealt.encoding,
         output,

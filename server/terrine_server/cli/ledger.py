@@ -91,7 +91,7 @@ def _show_accounts(ledger: Ledger, as_json: bool) -> None:
             }
         )
         return
-    caps = Table("ensemble", "cap ε", "cap δ", "reserved", "δ reserved", "guarantee")
+    caps = Table("ensemble", "cap ε", "cap δ", "reserved", "δ reserved")
     for ensemble in ensembles:
         caps.add_row(
             ensemble.name,
@@ -99,10 +99,8 @@ def _show_accounts(ledger: Ledger, as_json: bool) -> None:
             f"{ensemble.delta:g}",
             _share(ensemble.reserved, ensemble.cap),
             _share(ensemble.delta_reserved, ensemble.delta_cap),
-            _guarantee(ensemble.guarantee),
         )
     accounts = Table("project", "ensemble", "status", "ε", "ε spent", "spent", "charges", "left")
-    accounts.add_column("guarantee")
     for project in projects:
         account = views.budget(project)
         accounts.add_row(
@@ -114,7 +112,6 @@ def _show_accounts(ledger: Ledger, as_json: bool) -> None:
             _share(account.spent, account.budget),
             str(account.charges),
             f"≥ {account.affordable}",
-            _guarantee(account.guarantee),
         )
     console.print(caps)
     console.print(accounts)
@@ -138,8 +135,7 @@ def _show_project(ledger: Ledger, name: str, last: int, as_json: bool) -> None:
         )
         return
     console.print(
-        f"[bold]{name}[/] on {project.ensemble.name}, {project.status}, "
-        f"guarantee: {_guarantee(account.guarantee)}\n"
+        f"[bold]{name}[/] on {project.ensemble.name}, {project.status}\n"
         f"ε spent {account.epsilon_spent:.6g} of {account.epsilon:g} at δ = {account.delta:g}: "
         f"{account.spent} of {account.budget} units ({_share(account.spent, account.budget)})\n"
         f"{account.charges} charges, at least {account.affordable} more queries fit\n"
@@ -147,7 +143,7 @@ def _show_project(ledger: Ledger, name: str, last: int, as_json: bool) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    table = Table("#", "when (UTC)", "outcome", "label", "cost", "δ", "guarantee", "query")
+    table = Table("#", "when (UTC)", "outcome", "label", "cost", "δ", "query")
     for entry in entries:
         table.add_row(
             str(entry.seq),
@@ -156,7 +152,6 @@ def _show_project(ledger: Ledger, name: str, last: int, as_json: bool) -> None:
             _result(entry, project),
             str(entry.cost),
             str(entry.delta),
-            _guarantee(entry.guarantee),
             entry.query_digest[:12],
         )
     if entries:
@@ -171,16 +166,12 @@ def _result(entry: ChargeRecord, project: ProjectRecord) -> str:
 
 
 def _cap(ensemble: Any) -> dict[str, Any]:
-    names = ("name", "manifest_sha256", "guarantee", "epsilon", "delta", "cap", "reserved")
+    names = ("name", "manifest_sha256", "epsilon", "delta", "cap", "reserved")
     return {name: getattr(ensemble, name) for name in (*names, "delta_cap", "delta_reserved")}
 
 
 def _share(part: int, whole: int) -> str:
     return f"{part / whole:.1%}" if whole else "–"
-
-
-def _guarantee(guarantee: str) -> str:
-    return f"[bold yellow]{guarantee}[/]" if guarantee == "claimed" else str(guarantee)
 
 
 def _write_csv(ledger: Ledger, project: str, file: TextIO) -> int:

@@ -41,7 +41,6 @@ class Books:
     """
 
     project: str
-    guarantee: str
     tally: Mapping[CostEvent, int]
     outcomes: Mapping[str, int]
     epsilon: float | None
@@ -109,7 +108,6 @@ def _from_ledger(name: str) -> Books:
         )
     return Books(
         project=name,
-        guarantee=record.guarantee,
         tally=tally,
         outcomes=outcomes,
         epsilon=terms.epsilon,
@@ -125,7 +123,7 @@ def _from_file(path: Path, epsilon: float | None, delta: float | None) -> Books:
 
     if delta is None:
         fail("A file is priced at a δ of your choice: give --delta, and --epsilon to compare with.")
-    projects: dict[str, str] = {}
+    projects: set[str] = set()
 
     def entries() -> Iterator[tuple[Mapping[str, Any], str]]:
         with io.TextIOWrapper(opened(path), "utf-8") as lines:
@@ -134,7 +132,7 @@ def _from_file(path: Path, epsilon: float | None, delta: float | None) -> Books:
                     entry = json.loads(line)
                     if number == 1 and "account" in entry:
                         continue
-                    projects[entry["project"]] = str(entry["guarantee"])
+                    projects.add(str(entry["project"]))
                     yield dict(entry["event"]), str(entry["outcome"])
                 except (ValueError, TypeError, KeyError, UnicodeDecodeError):
                     fail(
@@ -147,11 +145,11 @@ def _from_file(path: Path, epsilon: float | None, delta: float | None) -> Books:
         fail(f"{path} has no entries of queries.")
     if len(projects) > 1:
         fail(f"{path} has entries of {', '.join(sorted(projects))}. Export one project only.")
-    name, guarantee = next(iter(projects.items()))
+    (name,) = projects
     check_charged(tally)
     # Refusals depended on published figures; the entries alone do not say what was left.
     binding = None if "published" in outcomes else enforced(tally, delta, epsilon or 1.0).method
-    return Books(name, guarantee, tally, outcomes, epsilon, delta, binding, order=None)
+    return Books(name, tally, outcomes, epsilon, delta, binding, order=None)
 
 
 def _count(
@@ -196,8 +194,6 @@ def _show(books: Books, budget: float, lines: list[Line]) -> None:
 
     made = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(books.outcomes.items()))
     console.print(f"[bold]{books.project}[/]: {made}", highlight=False, soft_wrap=True)
-    if books.guarantee == "claimed":
-        console.print("[bold yellow]The price of these entries is claimed, not proven.[/]")
     binding = next((line.queries for line in lines if line.enforced), 0)
     table = Table("accounting", "sound")
     for heading in (f"ε at δ = {books.delta:g}", f"queries for ε = {budget:.4g}", "gain"):
@@ -223,7 +219,6 @@ def _show(books: Books, budget: float, lines: list[Line]) -> None:
 def _document(books: Books, budget: float, lines: list[Line]) -> dict[str, Any]:
     return {
         "project": books.project,
-        "guarantee": books.guarantee,
         "charges": sum(books.outcomes.values()),
         "outcomes": dict(books.outcomes),
         "epsilon": budget,

@@ -77,7 +77,6 @@ def open_project(
             "(stable_svt)."
         ),
     ] = None,
-    pricing: Annotated[str | None, typer.Option(help="honest or as_published (immutable).")] = None,
     accounting: Annotated[
         Accounting,
         typer.Option(
@@ -113,10 +112,6 @@ def open_project(
         str | None, typer.Option(help="What it is called among people, in one line.")
     ] = None,
     purpose: Annotated[str | None, typer.Option(help="What its labels are for.")] = None,
-    acknowledge_claimed: Annotated[
-        bool,
-        typer.Option("--acknowledge-claimed", help="Accept a guarantee that is only claimed."),
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Open a project. Its mechanism, prices and budget can never change."""
@@ -140,7 +135,6 @@ def open_project(
         "delta_per_query": delta_per_query,
         "epsilon_per_epoch": epsilon_per_epoch,
         "answers_per_epoch": answers_per_epoch,
-        "pricing": pricing,
         "answer_share": answer_share,
     }
     terms = {
@@ -151,7 +145,6 @@ def open_project(
         "delta": delta,
         "title": title,
         "purpose": purpose,
-        "acknowledge_claimed": acknowledge_claimed,
         "accounting": accounting.value,
         "expected_pass_rate": expected_pass_rate,
         "consensus": consensus
@@ -196,7 +189,7 @@ def list_projects(
     if as_json:
         print_json(_infos(settings, records))
         return
-    table = Table("project", "ensemble", "mechanism", "status", "ε", "ε spent", "left", "guarantee")
+    table = Table("project", "ensemble", "mechanism", "status", "ε", "ε spent", "left")
     for record in records:
         account = budget(record)
         table.add_row(
@@ -207,7 +200,6 @@ def list_projects(
             f"{account.epsilon:g}",
             f"{account.epsilon_spent:.4g}",
             f"≥ {account.affordable}",
-            account.guarantee,
         )
     console.print(table)
 
@@ -314,7 +306,6 @@ def _show(record: ProjectRecord) -> None:
         "status": record.status,
         "mechanism": ", ".join(f"{key} {value}" for key, value in record.mechanism.items()),
         "budget": f"ε = {account.epsilon:g}, δ = {account.delta:g}",
-        "guarantee": account.guarantee,
         "rule": account.rule.name
         + (f", order {account.rule.order:g}" if account.rule.order else ""),
         "ε spent": f"{account.epsilon_spent:.6g}",

@@ -110,10 +110,6 @@ def approve(
         float | None,
         typer.Option(metavar="SHARE", help="As for `terrine project open`."),
     ] = None,
-    acknowledge_claimed: Annotated[
-        bool,
-        typer.Option("--acknowledge-claimed", help="Accept a guarantee that is only claimed."),
-    ] = False,
     token_expires_in_days: Annotated[
         float | None,
         typer.Option(
@@ -138,7 +134,6 @@ def approve(
         "delta": delta,
         "mechanism": None if mechanism is None else _read(mechanism),
         "expected_pass_rate": expected_pass_rate,
-        "acknowledge_claimed": acknowledge_claimed,
         "token_expires_in_days": token_expires_in_days,
     }
     try:
@@ -204,6 +199,5 @@ def _outlook(found: ApprovalInfo) -> dict[str, str | None]:
         "prices": ", ".join(
             f"{kind} {price.cost / 1e12:.6g}" for kind, price in found.prices.items()
         ),
-        "guarantee": found.guarantee,
         "warning": found.warning,
     }

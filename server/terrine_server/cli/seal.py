@@ -26,8 +26,8 @@ def seal(
 ) -> None:
     """Verify the books, then seal every row with the server's secret key.
 
-    Needed once after an upgrade from a version that sealed nothing, and whenever the secret key
-    changes. Stop the servers first. What is printed is what will be believed from now on: read it.
+    Needed when the secret key changed, with --old-key, or was lost, with --accept. Stop the servers
+    first. What is printed is what will be believed from now on: read it.
     """
     from terrine_server.ledger import check_schema, connect
     from terrine_server.ledger import seal as seal_ledger

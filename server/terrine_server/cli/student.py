@@ -259,7 +259,6 @@ def budget(
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_row("project", f"{account.project} ({account.status})")
     table.add_row("budget", f"ε = {account.epsilon:g}, δ = {account.delta:g}")
-    table.add_row("guarantee", account.guarantee)
     table.add_row("ε spent", f"{account.epsilon_spent:.6g}")
     table.add_row("charges", str(account.charges))
     table.add_row("queries left", f"at least {account.affordable}")

@@ -29,7 +29,6 @@ def summary(report: Report, out: Path) -> Table:
     table.add_row(
         "method", f"{report.choice.chosen}{several} ({report.choice.asked} was asked for)"
     )
-    table.add_row("guarantee", report.guarantee)
     table.add_row("queries", f"{sum(report.outcomes.values()):,}: {outcomes}")
     if report.reinforced is not None:
         table.add_row("reinforced", f"{report.reinforced:.1%} of the labels: the student was right")

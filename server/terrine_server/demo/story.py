@@ -46,7 +46,6 @@ class Figures:
     epsilon: float
     delta: float
     epsilon_spent: float
-    guarantee: str
     asked: int
     answered: int
     abstained: int
@@ -143,7 +142,6 @@ class Demo:
             epsilon=report.epsilon,
             delta=report.delta,
             epsilon_spent=report.epsilon_spent,
-            guarantee=report.guarantee,
             asked=sum(report.outcomes.values()),
             answered=int(bought.sum()),
             abstained=report.outcomes.get("abstained", 0),
@@ -328,7 +326,7 @@ class Demo:
             "labels": f"{f.answered:,} bought, {f.labels_right:.2%} of them correct{alone}",
             "queries": f"{f.asked:,} sent, {f.abstained:,} abstentions",
             "privacy": f"ε = {f.epsilon_spent:.4f} of {f.epsilon:g} spent at δ = {f.delta:g}, "
-            f"worst case, {f.guarantee}",
+            "worst case",
             "teachers": f"{f.teachers:,}",
             "ledger": f"{verdict}, head {f.ledger_head[:16]}…",
             "time": f"{f.seconds:.0f} s",

@@ -92,7 +92,7 @@ def _with_database(settings: Settings, password: str | None) -> Iterator[Finding
         mend = "Install the version of Terrine that migrated it" if newer else "terrine init"
         yield Finding("schema", State.PROBLEM, str(error), mend)
     except NotSealed as error:
-        yield Finding("seals", State.PROBLEM, str(error), "terrine ledger seal")
+        yield Finding("seals", State.PROBLEM, str(error), "terrine ledger seal --old-key FILE")
     except BrokenBooks as error:
         yield Finding("books", State.PROBLEM, str(error), "terrine ledger verify all")
     except DatabaseUnavailable as error:

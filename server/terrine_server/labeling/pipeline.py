@@ -10,7 +10,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain, islice
@@ -185,9 +185,20 @@ class Labeling:
         """Answer a group of requests, no two with the same key, with one vote and one commit.
 
         Each gets its receipt, or a refusal that concerns it alone: `TokenChanged` where its token
-        is not what it was. Raises a `TerrineError` if
-        nothing was answered; then nothing was charged, unless the database died during the commit.
+        is not what it was. Raises a `TerrineError` if nothing was answered; then nothing was
+        charged, unless the database died during the commit.
+
+        Where a second server adds up the votes (`SHARED`), it counts each query that it is asked,
+        whether it is charged here or not. So one group at a time of a project is voted on, in all
+        processes, and looked up once more before that.
         """
+        with ExitStack() as turn:
+            return self._answer(project_name, asks, turn)
+
+    def _answer(
+        self, project_name: str, asks: Sequence[Ask], turn: ExitStack
+    ) -> list[Receipt | TerrineError]:
+        own_turn = False
         answers: dict[int, Receipt | TerrineError] = {}
         waiting = list(range(len(asks)))
         while waiting:
@@ -217,7 +228,12 @@ class Labeling:
             if any(record.answers):
                 waiting = [index for index in waiting if index not in answers]
                 continue
-            drawn = self._drawn(project, group, self._payable(project, digests, record.recorded))
+            chosen = self._payable(project, digests, record.recorded)
+            if chosen and not own_turn and project.ensemble.info["kind"] == SHARED:
+                turn.enter_context(self._ledger.turn(project.id))
+                own_turn = True
+                continue
+            drawn = self._drawn(project, group, chosen)
             proposals = iter(
                 _proposal(digest, drawn.get(index)) for index, digest in enumerate(digests)
             )

@@ -32,6 +32,10 @@ _CHANGES = {
 }
 
 
+UNSEALED = bytes(32)
+"""In the seal of a row whose id is not known yet: no seal is this."""
+
+
 def register_ensemble(
     connection: Connection,
     seals: Seals,
@@ -41,19 +45,19 @@ def register_ensemble(
     path: str,
     manifest_sha256: str,
     info: Mapping[str, Any],
-    records: int,
+    units: int,
     cap: Cap,
 ) -> EnsembleRecord:
     """See `Ledger.register_ensemble`."""
     check_name("an ensemble", name)
-    _check_delta("The cap's δ", cap.delta, records)
-    _check_sizes(records=records, cap=cap.budget, delta_cap=cap.delta_budget)
+    _check_delta("The cap's δ", cap.delta, units)
+    _check_sizes(units=units, cap=cap.budget, delta_cap=cap.delta_budget)
     fields = {
         "name": name,
         "path": path,
         "manifest_sha256": bytes.fromhex(manifest_sha256),
         "info": canonical_json(dict(info)),
-        "records": records,
+        "units": units,
         "epsilon": float(cap.epsilon),
         "delta": float(cap.delta),
         "rdp_order": cap.rule.order,
@@ -75,7 +79,7 @@ def register_ensemble(
             "Open projects on that ensemble, so that they share its cap."
         )
     try:
-        write(connection, insert(ensembles).values(fields))
+        write(connection, insert(ensembles).values({**fields, "seal": UNSEALED}))
     except IntegrityError as error:
         raise Conflict(f"The ensemble {name} was registered by someone else just now.") from error
     _seal_new(connection, seals, ensembles, fields)
@@ -102,13 +106,12 @@ def open_project(
         raise NotFound(f"There is no ensemble called {ensemble_name}.")
     ensemble = rows.ensemble_record(row, seals)
     _check_reserved(connection, seals, ensemble)
-    _check_delta("The project's δ", terms.delta, ensemble.records)
+    _check_delta("The project's δ", terms.delta, ensemble.units)
     _check_sizes(budget=terms.budget, delta_budget=terms.delta_budget, cap_budget=terms.cap_budget)
     fields: dict[str, Any] = {
         "name": name,
         "ensemble_id": ensemble.id,
         "status": ProjectStatus.ACTIVE,
-        "guarantee": terms.guarantee,
         "mechanism": canonical_json(dict(mechanism)),
         "events": canonical_json(_events(mechanism, terms, ensemble)),
         "terms": canonical_json(terms.to_json()),
@@ -131,7 +134,7 @@ def open_project(
     _check_cap(ensemble, terms)
     try:
         fields |= {"genesis": start, "head": start}
-        write(connection, insert(projects).values(fields))
+        write(connection, insert(projects).values({**fields, "seal": UNSEALED}))
     except IntegrityError as error:
         raise Conflict(f"The project {name} was opened by someone else just now.") from error
     _reserve(connection, seals, ensemble, terms.cap_budget, terms.delta_budget)
@@ -188,7 +191,7 @@ def _events(mechanism: Mapping[str, Any], terms: Terms, ensemble: EnsembleRecord
         raise InvalidTerms(str(error)) from error
     same_prices = set(built.events()) == set(terms.prices)
     same_epochs = (built.opening is None) == (terms.opening is None)
-    if built.guarantee != terms.guarantee or not (same_prices and same_epochs):
+    if not (same_prices and same_epochs):
         raise InvalidTerms(f"The terms were not quoted for the mechanism {built.name}.")
     return events_of(built)
 
@@ -275,12 +278,12 @@ def check_name(kind: str, name: str) -> None:
         ) from error
 
 
-def _check_delta(what: str, delta: float, records: int) -> None:
-    if records < 1:
-        raise InvalidTerms(f"An ensemble is trained on at least one record, not {records}.")
-    if not 0 < delta < 1 / records:
+def _check_delta(what: str, delta: float, units: int) -> None:
+    if units < 1:
+        raise InvalidTerms(f"An ensemble is trained on at least one record, not {units}.")
+    if not 0 < delta < 1 / units:
         raise InvalidTerms(
-            f"{what} is {delta:g}; it must be above 0 and below 1/{records} = {1 / records:.3g}, "
+            f"{what} is {delta:g}; it must be above 0 and below 1/{units} = {1 / units:.3g}, "
             "one over the number of training records, or people where records are grouped: a "
             "larger δ would allow publishing all of one."
         )

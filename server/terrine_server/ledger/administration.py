@@ -55,11 +55,11 @@ class Action(StrEnum):
 
 FACTS: dict[str, tuple[str, ...]] = {
     "ensemble": (
-        *("path", "manifest_sha256", "records", "epsilon", "delta", "rdp_order"),
+        *("path", "manifest_sha256", "units", "epsilon", "delta", "rdp_order"),
         *("cap", "delta_cap", "registered_at"),
     ),
     "project": (
-        *("ensemble", "guarantee", "status", "budget", "delta_budget", "cap_budget"),
+        *("ensemble", "status", "title", "purpose", "budget", "delta_budget", "cap_budget"),
         *("genesis", "opened_at", "closed_at"),
     ),
     "token": ("role", "project", "label", "created_at", "expires_at", "revoked_at"),
@@ -70,10 +70,6 @@ FACTS: dict[str, tuple[str, ...]] = {
 }
 """By kind of subject: what an entry about it says. An ensemble's and a project's `subject` is its
 name, a token's and a request's its id."""
-
-IF_ANY: dict[str, tuple[str, ...]] = {"project": ("title", "purpose")}
-"""By kind of subject: what an entry says besides, unless there is none. Projects of a version that
-knew none of it have entries without it."""
 
 ABOUT = {
     kind: tuple(str(action) for action in Action if action.startswith(f"{kind}-")) for kind in FACTS
@@ -100,8 +96,7 @@ def local_actor() -> Actor:
 
 def facts(kind: str, row: Mapping[Any, Any]) -> dict[str, Any]:
     """Return what an entry says about a row, as JSON values."""
-    said = {name: _plain(row[name]) for name in FACTS[kind]}
-    return said | {name: row[name] for name in IF_ANY.get(kind, ()) if row[name] is not None}
+    return {name: _plain(row[name]) for name in FACTS[kind]}
 
 
 def facts_text(kind: str, row: Mapping[Any, Any]) -> str:

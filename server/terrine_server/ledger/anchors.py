@@ -89,7 +89,7 @@ class LogAnchor:
 
 @dataclass(frozen=True)
 class AnchorFile:
-    """What an anchor file holds. `log` is None in a file of a version without that log."""
+    """What an anchor file holds. `log` is None where only one project was anchored, on a page."""
 
     anchors: Sequence[Anchor]
     log: LogAnchor | None

@@ -32,7 +32,6 @@ CHARGE_FIELDS = (
     "cost",
     "delta",
     "cap_cost",
-    "guarantee",
     "mechanism",
     "event",
 )
@@ -44,7 +43,6 @@ KIND_FIELDS = CHARGE_FIELDS[5:]
 
 TERMS_FIELDS = (
     "name",
-    "guarantee",
     "mechanism",
     "events",
     "terms",

@@ -37,7 +37,6 @@ class Kinds:
     """Builds the `chain.KIND_FIELDS` of a project's entries: all but number, time and query."""
 
     def __init__(self, project: ProjectRecord) -> None:
-        self._guarantee = str(project.guarantee)
         self._mechanism = canonical_json(project.mechanism)
         self._events = dict(project.events)
         if project.terms.schedule is not None:
@@ -61,7 +60,7 @@ class Kinds:
             self._recorded[outcome, opens, baseline] = recorded
         return (
             *(str(outcome), label, figure, price.cost, price.delta, price.cap_cost),
-            *(self._guarantee, self._mechanism, recorded),
+            *(self._mechanism, recorded),
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -27,7 +27,7 @@ from terrine_server.ledger.records import (
     RequestRecord,
     TokenRecord,
 )
-from terrine_server.ledger.store import log, rows
+from terrine_server.ledger.store import log, rows, turns
 from terrine_server.ledger.store.database import appending, reading, writing
 from terrine_server.ledger.tokens import NewToken
 from terrine_server.privacy import Cap, Terms
@@ -59,15 +59,15 @@ class Ledger(Books):
         path: str,
         manifest_sha256: str,
         info: Mapping[str, Any],
-        records: int,
+        units: int,
         cap: Cap,
         by: Actor | None = None,
     ) -> EnsembleRecord:
         """Register an ensemble under a name, with the cap that all its projects share.
 
-        `info`: its public facts (kind, input, classes, teachers). `records`: the number of training
+        `info`: its public facts (kind, input, classes, teachers). `units`: the number of training
         records, or of people where they are grouped. Raises InvalidTerms when the cap's δ is
-        1/records or more, Conflict when the name, or the same manifest under another name, is
+        1/units or more, Conflict when the name, or the same manifest under another name, is
         registered already.
         """
         with writing(self._engine) as connection:
@@ -75,7 +75,7 @@ class Ledger(Books):
                 *(connection, self._seals, _now(), by, name, path),
                 manifest_sha256=manifest_sha256,
                 info=info,
-                records=records,
+                units=units,
                 cap=cap,
             )
 
@@ -95,7 +95,7 @@ class Ledger(Books):
 
         `mechanism`: the specification that `terms` were quoted for. `title` and `purpose`: words
         for people, which decide nothing. Raises NotFound, Conflict when
-        the name is taken, InvalidTerms when δ is 1/records or more or the terms were quoted for
+        the name is taken, InvalidTerms when δ is 1/units or more or the terms were quoted for
         another mechanism, CapExceeded when the budget does not fit in what is left of the cap.
         """
         with writing(self._engine) as connection:
@@ -206,6 +206,10 @@ class Ledger(Books):
         project, answers = paid
         self._charged[project_id] = project.charges
         return answers
+
+    def turn(self, project_id: int) -> AbstractContextManager[None]:
+        """Hold the turn of a project among all processes: see `store/turns.py`."""
+        return turns.turn(self._engine, project_id)
 
     # --------------------------------------------------------------------- tokens
 

@@ -29,7 +29,7 @@ from functools import cached_property
 from math import hypot
 from typing import Any
 
-from terrine_protocol import Guarantee, Outcome, ProjectStatus, RequestStatus, Role
+from terrine_protocol import Outcome, ProjectStatus, RequestStatus, Role
 from terrine_server.errors import TerrineError
 from terrine_server.ledger.anchors import Anchor, LogAnchor
 from terrine_server.ledger.counts import Counts, counted_outcomes, noise_sigma
@@ -48,7 +48,7 @@ class EnsembleRecord:
     path: str
     manifest_sha256: str
     info: Mapping[str, Any]
-    records: int
+    units: int
     epsilon: float
     delta: float
     rdp_order: float | None
@@ -56,8 +56,6 @@ class EnsembleRecord:
     delta_cap: int
     reserved: int
     delta_reserved: int
-    claimed: bool
-    """Whether any project on it was opened with a claimed guarantee; once true, it stays true."""
     registered_at: datetime
 
     @property
@@ -71,11 +69,6 @@ class EnsembleRecord:
         names: dict[int | None, str] = dict(enumerate(self.info["classes"]))
         return {} if all(name == str(label) for label, name in names.items()) else names
 
-    @property
-    def guarantee(self) -> Guarantee:
-        """Whether the cap's (ε, δ) is proven or only claimed."""
-        return Guarantee.CLAIMED if self.claimed else Guarantee.PROVEN
-
 
 @dataclass(frozen=True)
 class ProjectRecord:
@@ -85,7 +78,6 @@ class ProjectRecord:
     name: str
     ensemble: EnsembleRecord
     status: ProjectStatus
-    guarantee: Guarantee
     mechanism: Mapping[str, Any]
     events: Mapping[str, Any]
     """The cost event of each outcome and, where there are epochs, of opening one, as JSON."""
@@ -279,7 +271,6 @@ class ChargeRecord:
     cost: int
     delta: int
     cap_cost: int
-    guarantee: Guarantee
     mechanism: Mapping[str, Any]
     event: Mapping[str, Any]
     hash: str

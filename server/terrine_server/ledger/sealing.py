@@ -1,4 +1,4 @@
-"""Seals a whole ledger: one of an earlier version, one whose key changes, or edits to accept."""
+"""Seals a whole ledger anew: its key changed, or was lost, or edits are to be accepted."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def seal(
 ) -> Sealing:
     """Verify the ledger, and seal all of its rows with the `key`, in one transaction.
 
-    A ledger of an earlier version is believed as it is, as far as charges, balances and terms agree
-    with each other. One that is sealed with `old_key` must verify under that key. `accept` believes
-    the rows of a sealed ledger as they are, whatever their seals and the log say. What the log did
-    not say yet is recorded in it. Raises Conflict when there is nothing to seal, NotSealed for
-    another key than `old_key`, and BrokenBooks, with nothing changed, if it does not verify.
+    Under `old_key` it must verify first. `accept` believes its rows as they are, whatever their
+    seals and the log say, as far as charges, balances and terms agree with each other. What the log
+    did not say yet is recorded in it. Raises Conflict when neither is given and it is sealed with
+    the `key` already, NotSealed for another key than `old_key`, and BrokenBooks, with nothing
+    changed, if it does not verify.
     """
     seals, now = Seals(key), datetime.now(UTC)
     with writing(engine) as connection:
@@ -72,7 +72,7 @@ def seal(
         action = Action.LEDGER_SEALED if old_key is None else Action.KEY_CHANGED
         if old_key is not None and not accept:
             _verify(connection, Seals(old_key), names)
-        elif not accept and _is_sealed(connection):
+        elif not accept:
             log.check_head(connection, seals)
             raise Conflict(
                 "The ledger is sealed with this key already. `terrine ledger verify` checks it."
@@ -104,14 +104,6 @@ def seal_rows(connection: Connection, seals: Seals) -> None:
                 for row in page
             ]
             write(connection, statement, new, len(new))
-
-
-def _is_sealed(connection: Connection) -> bool:
-    """Whether anything of a sealed ledger is there; an earlier version left none of it."""
-    return any(
-        connection.execute(select(table).limit(1)).first() is not None
-        for table in (log_head, administrative_log)
-    )
 
 
 def _end(connection: Connection) -> tuple[int, bytes]:

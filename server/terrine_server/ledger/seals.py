@@ -18,7 +18,7 @@ from terrine_server.ledger.chain import frame, iso
 
 SEALED: dict[str, tuple[str, ...]] = {
     "ensembles": (
-        *("id", "name", "path", "manifest_sha256", "info", "records", "epsilon", "delta"),
+        *("id", "name", "path", "manifest_sha256", "info", "units", "epsilon", "delta"),
         *("rdp_order", "cap", "delta_cap", "reserved", "delta_reserved", "registered_at"),
     ),
     # The terms are in `genesis`, and every charge is in `head`. Title and purpose are in the log.
@@ -62,8 +62,5 @@ class Seals:
 
     def check(self, table: str, row: Mapping[Any, Any]) -> None:
         """Raise ValueError or TypeError unless a row has its seal."""
-        seal = row["seal"]
-        if seal is None:
-            raise ValueError("it was never sealed")
-        if not hmac.compare_digest(seal, self.of(table, row)):
+        if not hmac.compare_digest(row["seal"], self.of(table, row)):
             raise ValueError("its seal is not the one that this server's key makes")

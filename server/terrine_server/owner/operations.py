@@ -22,7 +22,7 @@ from terrine_server.ledger import (
 from terrine_server.ledger.accounts import check_name
 from terrine_server.owner.tokens import load_secret_key
 from terrine_server.planning.forecast import DEFAULT_CONSENSUS, Consensus, Votes
-from terrine_server.planning.opening import choose, under_todays_analysis
+from terrine_server.planning.opening import choose
 from terrine_server.planning.proposal import propose
 from terrine_server.privacy import (
     BoundRelease,
@@ -74,7 +74,7 @@ def price_project(ledger: Ledger, request: ProjectOpen) -> Priced:
     `InvalidTerms` or `NotFound` (ensemble).
     """
     ensemble = ledger.ensemble(request.ensemble)
-    spec = under_todays_analysis(request.mechanism.model_dump(mode="json", exclude_none=True))
+    spec = request.mechanism.model_dump(mode="json", exclude_none=True)
     try:
         mechanism = build_mechanism(
             spec, teachers=ensemble.info["teachers"], classes=len(ensemble.info["classes"])
@@ -98,30 +98,13 @@ def price_project(ledger: Ledger, request: ProjectOpen) -> Priced:
 def open_project(ledger: Ledger, request: ProjectOpen, by: Actor | None = None) -> ProjectRecord:
     """Price a project and reserve its budget under its ensemble's cap; see `price_project`.
 
-    Also raises `Conflict` (name taken), `CapExceeded`, and `InvalidTerms` for a claimed guarantee
-    that is not acknowledged.
+    Also raises `Conflict` (name taken) and `CapExceeded`.
     """
-    priced = accepted(ledger, request)
+    priced = price_project(ledger, request)
     return ledger.open_project(
         *(request.name, request.ensemble, priced.spec, priced.terms, by),
         *(request.title, request.purpose),
     )
-
-
-def accepted(ledger: Ledger, request: ProjectOpen) -> Priced:
-    """Price a project that is to be opened.
-
-    Raises what `price_project` does, and InvalidTerms for a claimed guarantee that is not
-    acknowledged.
-    """
-    priced = price_project(ledger, request)
-    if priced.terms.guarantee == "claimed" and not request.acknowledge_claimed:
-        raise InvalidTerms(
-            "This price is the one its paper claims, and it does not hold for every data set. "
-            "Set acknowledge_claimed (--acknowledge-claimed) to open the project anyway, "
-            'or choose pricing "honest".'
-        )
-    return priced
 
 
 def _check_shared(ensemble: EnsembleRecord, mechanism: Mechanism) -> None:
@@ -202,7 +185,7 @@ def register_ensemble(
         _refuse_teachers_of_others(ledger, settings, name, manifest)
         check_imported(directory, manifest)
         check_backbone(directory, manifest)
-    records, info = _facts(directory)
+    units, info = _facts(directory)
     try:
         if rule == "rdp":
             limit = cap(epsilon, delta, cap_order(epsilon, delta) if order is None else order)
@@ -215,18 +198,18 @@ def register_ensemble(
     except ParameterError as error:
         raise InvalidTerms(str(error)) from error
     path = str(Path("ensembles") / name)
-    return ledger.register_ensemble(name, path, digest, info, records, limit, by)
+    return ledger.register_ensemble(name, path, digest, info, units, limit, by)
 
 
 def _facts(directory: Path) -> tuple[int, dict[str, Any]]:
-    """Return how many records an ensemble's teachers have, and what students see of it."""
+    """Return how many units an ensemble was trained on, and what students see of it."""
     from terrine_models.roster import is_roster, load_roster
     from terrine_models.store import load_manifest
 
     if is_roster(directory):
         roster = load_roster(directory)
         shared = {"helper_sigma": roster.helper.sigma} if roster.helper else {}
-        return roster.records, {
+        return roster.units, {
             "kind": SHARED if roster.helper else "remote",
             "input": roster.input.model_dump(mode="json"),
             "classes": list(roster.classes),
@@ -249,7 +232,7 @@ def _facts(directory: Path) -> tuple[int, dict[str, Any]]:
         info["encoding"] = manifest.encoding.model_dump(mode="json")
     if manifest.image:
         info["image"] = manifest.image.model_dump(mode="json")
-    return manifest.records, info
+    return manifest.units, info
 
 
 def _refuse_teachers_of_others(

@@ -21,7 +21,7 @@ from terrine_protocol import (
 )
 from terrine_server.errors import Conflict, Forbidden, InvalidTerms
 from terrine_server.ledger import Actor, Ledger, ProjectRecord, RequestRecord
-from terrine_server.owner.operations import Priced, accepted, price_project
+from terrine_server.owner.operations import Priced, price_project
 from terrine_server.owner.tokens import Principal, Tokens, shown_once
 from terrine_server.planning.remaining import too_few
 from terrine_server.privacy import Account, ParameterError, build_mechanism
@@ -121,7 +121,7 @@ def approve(
     request = ledger.find_request(id)
     if terms.ensemble != request.ensemble:
         raise Conflict(f"This request is for the ensemble {request.ensemble}.")
-    priced, new, secret = accepted(ledger, terms), None, ""
+    priced, new, secret = price_project(ledger, terms), None, ""
     if days is not None:
         holder = ledger.find_token(request.token)
         wanted = TokenCreate(

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from terrine_server.privacy.accounting.conversions import epsilon_from_gdp, gdp_budget, rdp_budget
 from terrine_server.privacy.accounting.curves import gdp_squared, rdp
 from terrine_server.privacy.accounting.events import (
-    ClaimedRelease,
     Composition,
     ConfidentMax,
     CostEvent,
@@ -179,8 +178,6 @@ def pure_epsilon(event: CostEvent) -> float:
             return epsilon_threshold + epsilon_query
         case WithinEpoch():
             return 0.0
-        case ClaimedRelease(epsilon):
-            return epsilon
         case GaussianNoisyMax() | GaussianNoisyCounts() | GaussianThreshold():
             return math.inf
         case GaussianArgmax() | StabilityTest() | ConfidentMax():
@@ -244,13 +241,7 @@ def published_rdp(event: CostEvent, orders: Floats) -> Floats:
             return published_rdp(event.parts, orders)
         case Composition(events):
             return np.asarray(sum(published_rdp(part, orders) for part in events))
-        case (
-            LaplaceNoisyMax()
-            | LaplaceArgmax()
-            | SparseVectorEpoch()
-            | WithinEpoch()
-            | ClaimedRelease()
-        ):
+        case LaplaceNoisyMax() | LaplaceArgmax() | SparseVectorEpoch() | WithinEpoch():
             epsilon = pure_epsilon(event)
             return np.minimum(epsilon, epsilon**2 * orders / 2)
         case _:

@@ -62,14 +62,6 @@ TYPICAL_SIGMA = 5.0
 Thresholded = ConfidentGNMax | InteractiveGNMax
 
 
-def under_todays_analysis(spec: Spec) -> Spec:
-    """Return a requested specification with the analysis by which a new project is charged.
-
-    What an earlier version stored does not name one, and keeps its prices.
-    """
-    return {**spec, "pricing": "tight"} if spec["name"] in ("gnmax", "lnmax") else spec
-
-
 @dataclass(frozen=True)
 class Offer:
     """A mechanism with the terms that it can be opened under. `answers`: how many are expected."""

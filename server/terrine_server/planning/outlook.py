@@ -11,7 +11,6 @@ import numpy as np
 from terrine_server.planning.accountants import Accountant
 from terrine_server.planning.forecast import Forecast, Votes, forecast
 from terrine_server.planning.grid import Spec
-from terrine_server.planning.opening import under_todays_analysis
 from terrine_server.planning.publishing import ORDERS, DataDependent
 from terrine_server.privacy.accounting.events import CostEvent
 from terrine_server.privacy.budget.quoting import quote
@@ -37,9 +36,7 @@ class Outlook:
 
         Raises `ParameterError` if the specification cannot be used.
         """
-        mechanism = build_mechanism(
-            under_todays_analysis(spec), teachers=votes.teachers, classes=votes.counts.shape[1]
-        )
+        mechanism = build_mechanism(spec, teachers=votes.teachers, classes=votes.counts.shape[1])
         expected = forecast(mechanism, votes)
         shares: dict[CostEvent, float] = {}
         for outcome, event in mechanism.events().items():

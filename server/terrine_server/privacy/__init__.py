@@ -8,7 +8,6 @@ from terrine_server.privacy.accounting.conversions import (
 )
 from terrine_server.privacy.accounting.curves import additive_delta, gdp_squared, rdp
 from terrine_server.privacy.accounting.events import (
-    ClaimedRelease,
     Composition,
     ConfidentMax,
     CostEvent,
@@ -42,7 +41,6 @@ __all__ = [
     "Account",
     "BoundRelease",
     "Cap",
-    "ClaimedRelease",
     "Composition",
     "ConfidentMax",
     "CostEvent",

@@ -176,7 +176,7 @@ def _recall(
                 "Use a fresh key for every new request."
             )
         read = keeping.read(kept.results)
-        if read.newest > project.charges:
+        if read.last > project.charges:
             raise ValueError("charges that are not there")
         return Receipt(read.results(asked, recorded, own), project)
     except UNREADABLE as error:

@@ -2,7 +2,7 @@
 
 Two numbers, however many queries it had: which charges were on record when its turn came, and which
 is the last that it paid. What became of each query follows from these, since queries are decided in
-order: see `admission.admit`. Earlier versions kept a number for each query; those are still read.
+order: see `admission.admit`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,6 @@ class Kept:
 
     before: int
     last: int
-
-    @property
-    def newest(self) -> int:
-        """The last charge that is named."""
-        return self.last
 
     def results(
         self, asked: Sequence[QueryDigest], recorded: Recorded, together: Collection[int | None]
@@ -57,38 +52,6 @@ class Kept:
         return results
 
 
-@dataclass(frozen=True)
-class KeptEach:
-    """As earlier versions kept it, for each query: the number of its charge if the request paid it,
-    the negative of that if it was replayed, 0 if it was refused."""
-
-    numbers: Sequence[int]
-
-    @property
-    def newest(self) -> int:
-        """The last charge that is named."""
-        return max(map(abs, self.numbers))
-
-    def results(
-        self, asked: Sequence[QueryDigest], recorded: Recorded, together: Collection[int | None]
-    ) -> list[Result]:
-        """As `Kept.results`."""
-        results = []
-        for number, digest in zip(self.numbers, asked, strict=True):
-            own = recorded.queries.get(digest.query)
-            answer = recorded.answered_inputs.get(digest.input)
-            found = {result.seq: result for result in (answer, own) if result is not None}
-            if number == 0:
-                _check_refused(found.values(), self.newest, together)
-                results.append(REFUSED)
-                continue
-            result = found.get(abs(number))
-            if result is None or (number > 0 and (result is not own or number not in together)):
-                raise ValueError("the number of another query's charge")
-            results.append(replace(result, replayed=number < 0))
-        return results
-
-
 def keep(results: Sequence[Result], before: int) -> Kept:
     """Return what is kept of results, when `before` is the last charge before the request's turn.
 
@@ -103,20 +66,16 @@ def written(kept: Kept) -> str:
     return canonical_json({"before": kept.before, "last": kept.last})
 
 
-def read(text: str) -> Kept | KeptEach:
+def read(text: str) -> Kept:
     """Read what is stored. Raises ValueError or TypeError for what was never written."""
     kept = json.loads(text)
-    if isinstance(kept, dict):
-        if set(kept) != {"before", "last"} or any(type(n) is not int for n in kept.values()):
-            raise TypeError("not two whole numbers")
-        if not 0 <= kept["before"] <= kept["last"] or not kept["last"]:
-            raise ValueError("a request of which nothing was answered keeps no key")
-        return Kept(kept["before"], kept["last"])
-    if not isinstance(kept, list) or any(type(number) is not int for number in kept):
-        raise TypeError("no list of whole numbers")
-    if not any(kept):
+    if not isinstance(kept, dict) or set(kept) != {"before", "last"}:
+        raise TypeError("not two numbers")
+    if any(type(number) is not int for number in kept.values()):
+        raise TypeError("not two whole numbers")
+    if not 0 <= kept["before"] <= kept["last"] or not kept["last"]:
         raise ValueError("a request of which nothing was answered keeps no key")
-    return KeptEach(kept)
+    return Kept(kept["before"], kept["last"])
 
 
 def _check_refused(

@@ -71,10 +71,7 @@ def check_head(connection: Connection, seals: Seals, lock: bool = False) -> Row[
     """
     row = connection.execute(_HEAD.with_for_update() if lock else _HEAD).one_or_none()
     if row is None:
-        raise NotSealed(
-            "The ledger is of a Terrine that did not seal its rows. Stop every server of that "
-            "version, then run `terrine ledger seal`."
-        )
+        raise BrokenBooks("The end of the administrative log is missing.")
     if row.key_check != seals.key_check:
         raise NotSealed(
             "The ledger is sealed with another secret key than this one. Put the key back that it "

@@ -9,10 +9,10 @@ from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, bindparam, exists, select
+from sqlalchemy import Connection, Row, Select, bindparam, select
 from sqlalchemy.sql.elements import ColumnElement
 
-from terrine_protocol import Guarantee, Outcome, ProjectStatus, RequestStatus, Role
+from terrine_protocol import Outcome, ProjectStatus, RequestStatus, Role
 from terrine_server.errors import BrokenBooks, NotFound
 from terrine_server.ledger.administration import facts_text
 from terrine_server.ledger.chain import follows, genesis
@@ -39,15 +39,8 @@ from terrine_server.privacy import Terms
 
 # Both tables have columns of the same names, so those of the ensemble get a prefix.
 _ENSEMBLE = "ensemble__"
-_on_ensemble = projects.alias("on_ensemble")
-_claimed = (
-    exists()
-    .where(_on_ensemble.c.ensemble_id == ensembles.c.id, _on_ensemble.c.guarantee == "claimed")
-    .label(f"{_ENSEMBLE}claimed")
-)
 _ensemble_columns = [
     *(column.label(f"{_ENSEMBLE}{column.name}") for column in ensembles.c),
-    _claimed,
     logged("ensemble", ensembles.c.name).label(f"{_ENSEMBLE}logged"),
 ]
 
@@ -148,7 +141,6 @@ def ensemble_record(row: Row[Any], seals: Seals) -> EnsembleRecord:
             | {
                 "manifest_sha256": fields["manifest_sha256"].hex(),
                 "info": json.loads(fields["info"]),
-                "claimed": bool(fields["claimed"]),
             }
         )
         check_ensemble(ensemble)
@@ -170,7 +162,6 @@ def project_record(row: Row[Any], seals: Seals) -> ProjectRecord:
             name=row.name,
             ensemble=ensemble_record(row, seals),
             status=ProjectStatus(row.status),
-            guarantee=Guarantee(row.guarantee),
             mechanism=json.loads(row.mechanism),
             events=json.loads(row.events),
             terms=terms_from_text(row.terms),
@@ -310,7 +301,6 @@ def charge_record(row: Row[Any], project: ProjectRecord) -> ChargeRecord:
                 "input_digest": row.input_digest.hex(),
                 "outcome": Outcome(row.outcome),
                 "counts": counts,
-                "guarantee": Guarantee(row.guarantee),
                 "mechanism": json.loads(row.mechanism),
                 "event": json.loads(row.event),
                 "hash": row.hash.hex(),

@@ -101,8 +101,8 @@ def _digest(name: str) -> CheckConstraint:
 
 
 def _seal() -> tuple[Column[bytes], CheckConstraint]:
-    """See `seals`. A row of a version that had none has NULL until the ledger is sealed."""
-    return Column("seal", _Digest), _digest("seal")
+    """See `seals`."""
+    return Column("seal", _Digest, nullable=False), _digest("seal")
 
 
 ensembles = Table(
@@ -113,7 +113,7 @@ ensembles = Table(
     Column("path", Text, nullable=False),
     Column("manifest_sha256", _Digest, nullable=False),
     Column("info", Text, nullable=False),
-    Column("records", BigInteger, nullable=False),
+    Column("units", BigInteger, nullable=False),
     Column("epsilon", Float(53), nullable=False),
     Column("delta", Float(53), nullable=False),
     Column("rdp_order", Float(53)),
@@ -127,7 +127,7 @@ ensembles = Table(
     # The same teachers under two names would have two caps.
     UniqueConstraint("manifest_sha256"),
     _digest("manifest_sha256"),
-    CheckConstraint("records >= 1", name="records"),
+    CheckConstraint("units >= 1", name="units"),
     CheckConstraint("reserved BETWEEN 0 AND cap", name="reserved"),
     CheckConstraint("delta_reserved BETWEEN 0 AND delta_cap", name="delta_reserved"),
 )
@@ -139,7 +139,6 @@ projects = Table(
     Column("name", String(64), nullable=False),
     Column("ensemble_id", ForeignKey(ensembles.c.id), nullable=False),
     Column("status", String(6), nullable=False),
-    Column("guarantee", String(7), nullable=False),
     Column("mechanism", Text, nullable=False),
     Column("events", Text, nullable=False),
     Column("terms", Text, nullable=False),
@@ -153,18 +152,17 @@ projects = Table(
     Column("published", Text, nullable=False),
     Column("genesis", _Digest, nullable=False),
     Column("head", _Digest, nullable=False),
-    Column("opened_at", Timestamp, nullable=False),
-    Column("closed_at", Timestamp),
-    *_seal(),
     # What people call it and use it for. No terms: the administrative log vouches for them.
     Column("title", Text),
     Column("purpose", Text),
+    Column("opened_at", Timestamp, nullable=False),
+    Column("closed_at", Timestamp),
+    *_seal(),
     UniqueConstraint("name"),
     Index("ix_projects_ensemble_id", "ensemble_id"),
     _digest("genesis"),
     _digest("head"),
     CheckConstraint("status IN ('active', 'paused', 'closed')", name="status"),
-    CheckConstraint("guarantee IN ('proven', 'claimed')", name="guarantee"),
     CheckConstraint("(status = 'closed') = (closed_at IS NOT NULL)", name="closed_at"),
     CheckConstraint("spent BETWEEN 0 AND budget", name="spent"),
     CheckConstraint("delta_spent BETWEEN 0 AND delta_budget", name="delta_spent"),
@@ -182,15 +180,14 @@ charges = Table(
     Column("input_digest", _Digest, nullable=False),
     Column("outcome", String(10), nullable=False),
     Column("label", BigInteger),
+    Column("counts", Text),
     Column("figure", BigInteger),
     Column("cost", BigInteger, nullable=False),
     Column("delta", BigInteger, nullable=False),
     Column("cap_cost", BigInteger, nullable=False),
-    Column("guarantee", String(7), nullable=False),
     Column("mechanism", Text, nullable=False),
     Column("event", Text, nullable=False),
     Column("hash", _Digest, nullable=False),
-    Column("counts", Text),
     UniqueConstraint("project_id", "query_digest"),
     # The teachers label an input once; later queries of it are replayed.
     Index(
@@ -213,7 +210,6 @@ charges = Table(
     CheckConstraint("(outcome = 'published') = (figure IS NOT NULL)", name="figure"),
     CheckConstraint("figure >= 0", name="figure_amount"),
     CheckConstraint("cost >= 0 AND delta >= 0 AND cap_cost >= 0", name="price"),
-    CheckConstraint("guarantee IN ('proven', 'claimed')", name="guarantee"),
     CheckConstraint("counts IS NULL OR outcome = 'answered'", name="counts"),
     # Entries are stored in the primary key itself, in order, not beside an index that repeats it.
     sqlite_with_rowid=False,

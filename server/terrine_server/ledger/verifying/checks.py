@@ -42,11 +42,9 @@ def check_terms(project: Raw, terms: Terms) -> Iterator[str]:
         start = None  # a value of a type that is never written
     if start != project["genesis"]:
         yield "terms: their hash is not the one the project was opened with"
-    stated = (terms.guarantee, terms.budget, terms.delta_budget, terms.cap_budget)
-    if stated != tuple(
-        project[name] for name in ("guarantee", "budget", "delta_budget", "cap_budget")
-    ):
-        yield "terms: the project's guarantee or budgets are not those of its terms"
+    stated = (terms.budget, terms.delta_budget, terms.cap_budget)
+    if stated != tuple(project[name] for name in ("budget", "delta_budget", "cap_budget")):
+        yield "terms: the project's budgets are not those of its terms"
 
 
 class Rules:
@@ -172,8 +170,8 @@ def check_entry(project: Raw, rules: Rules, classes: int, entry: Raw) -> Iterato
         yield f"label {label} is not one of the {classes} classes"
     if outcome != Outcome.PUBLISHED and entry["figure"] is not None:
         yield f"{outcome}, yet has a figure"
-    if entry["guarantee"] != project["guarantee"] or entry["mechanism"] != project["mechanism"]:
-        yield "guarantee or mechanism is not the project's"
+    if entry["mechanism"] != project["mechanism"]:
+        yield "mechanism is not the project's"
     if _parsed(entry["event"]) != entry_event(rules.events, outcome, opens, baseline):
         yield f"cost event is not that of {what}"
 
@@ -222,7 +220,7 @@ def check_keys(connection: Connection, seals: Seals, project: Raw) -> Iterator[s
     for row in connection.execute(kept, execution_options={"yield_per": 1000}):
         try:
             seals.check("idempotency", row._mapping)
-            valid = keeping.read(row.results).newest <= project["charges"]
+            valid = keeping.read(row.results).last <= project["charges"]
         except UNREADABLE:
             valid = False
         if not valid:

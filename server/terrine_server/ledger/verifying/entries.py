@@ -16,11 +16,11 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from terrine_server.ledger.chain import CHARGE_FIELDS
+from terrine_server.ledger.chain import CHARGE_FIELDS, KIND_FIELDS
 
 COLUMNS = (*CHARGE_FIELDS[1:], "counts", "hash")
 """The columns in an entry's tuple. `created_at` is text in the format of `chain.iso`."""
-KIND = slice(4, 13)
+KIND = slice(len(COLUMNS) - 2 - len(KIND_FIELDS), len(COLUMNS) - 2)
 """The positions of the `KIND_FIELDS` in it."""
 PAGE = 1000
 

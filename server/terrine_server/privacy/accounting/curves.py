@@ -12,7 +12,6 @@ from scipy.special import erfinv, ndtri, ndtri_exp
 
 from terrine_server.privacy.accounting.bits import bit_rdp, log_tails
 from terrine_server.privacy.accounting.events import (
-    ClaimedRelease,
     Composition,
     ConfidentMax,
     CostEvent,
@@ -51,8 +50,6 @@ def gdp_squared(event: CostEvent) -> float:
             return min(max(argmax_gdp(gamma), _pure_gdp(gamma)), _pure_gdp(2 * gamma)) ** 2
         case SparseVectorEpoch(epsilon_threshold, epsilon_query):
             return _pure_gdp(epsilon_threshold + epsilon_query) ** 2
-        case ClaimedRelease(epsilon):
-            return _pure_gdp(epsilon) ** 2
         case WithinEpoch():
             return 0.0
         case ConfidentMax():
@@ -88,8 +85,6 @@ def rdp(event: CostEvent, orders: ArrayLike) -> NDArray[np.float64]:
         case SparseVectorEpoch(epsilon_threshold, epsilon_query):
             # Dwork & Roth 2014, Theorem 3.23; proved for integers in docs/privacy/stable_svt.md.
             return _pure_rdp(epsilon_threshold + epsilon_query, alpha)
-        case ClaimedRelease(epsilon):
-            return _pure_rdp(epsilon, alpha)
         case WithinEpoch():
             return np.zeros_like(alpha)
         case ConfidentMax():
@@ -109,7 +104,7 @@ def additive_delta(event: CostEvent) -> float:
             return 0.0
         case LaplaceNoisyMax() | LaplaceArgmax() | GaussianArgmax():
             return 0.0
-        case ClaimedRelease() | WithinEpoch() | ConfidentMax():
+        case WithinEpoch() | ConfidentMax():
             return 0.0
         case Composition(events):
             return sum(additive_delta(part) for part in events)

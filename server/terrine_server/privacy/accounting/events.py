@@ -140,13 +140,6 @@ class ConfidentMax(_Json):
 
 
 @dataclass(frozen=True)
-class ClaimedRelease(_Json):
-    """A release that its authors claim is pure `epsilon`-DP: charged as claimed, known false."""
-
-    epsilon: float
-
-
-@dataclass(frozen=True)
 class PublishedBound(_Json):
     """A published bound on a secret spend (see `published.release.BoundRelease`), not a query."""
 
@@ -174,7 +167,6 @@ CostEvent = (
     | LaplaceNoisyMax
     | LaplaceArgmax
     | ConfidentMax
-    | ClaimedRelease
     | Composition
 )
 LedgerEvent = CostEvent | PublishedBound
@@ -191,7 +183,6 @@ _KINDS: dict[str, type[LedgerEvent]] = {
     "laplace_noisy_max": LaplaceNoisyMax,
     "laplace_argmax": LaplaceArgmax,
     "confident_max": ConfidentMax,
-    "published_claim": ClaimedRelease,
     "published_figure": PublishedBound,
     "composition": Composition,
 }

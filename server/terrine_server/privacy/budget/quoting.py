@@ -103,7 +103,6 @@ def quote(
     terms = Terms(
         epsilon=epsilon,
         delta=delta,
-        guarantee=mechanism.guarantee,
         split=split,
         rule=rule,
         cap_rule=cap_rule,
@@ -155,8 +154,6 @@ def split_delta(
 
 def check_publishable(mechanism: Mechanism) -> None:
     """Raise `ParameterError` if the mechanism has no known data-dependent analysis."""
-    if mechanism.guarantee != "proven":
-        raise ParameterError("A claimed price has no data-dependent analysis. Use worst_case.")
     if mechanism.opening is not None:
         raise ParameterError(
             f"{mechanism.name} has no data-dependent analysis: an epoch is paid when it opens and "

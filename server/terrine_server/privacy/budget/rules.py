@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from terrine_server.privacy.accounting.conversions import rdp_budget
 from terrine_server.privacy.accounting.curves import rdp
 from terrine_server.privacy.accounting.events import (
-    ClaimedRelease,
     Composition,
     ConfidentMax,
     CostEvent,
@@ -95,9 +94,7 @@ def _orders(delta: float) -> NDArray[np.float64]:
 
 def _gains_from_rdp(event: CostEvent) -> bool:
     match event:
-        case LaplaceNoisyMax() | LaplaceArgmax() | ConfidentMax():
-            return True
-        case SparseVectorEpoch() | ClaimedRelease():
+        case LaplaceNoisyMax() | LaplaceArgmax() | ConfidentMax() | SparseVectorEpoch():
             return True
         case GaussianNoisyMax() | GaussianNoisyCounts() | GaussianThreshold():
             return False

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 from terrine_server.privacy.accounting.conversions import epsilon_from_gdp, epsilon_from_rdp
 from terrine_server.privacy.accounting.units import COST_UNITS
@@ -121,7 +121,6 @@ class Terms:
 
     epsilon: float
     delta: float
-    guarantee: Literal["proven", "claimed"]
     split: DeltaSplit
     rule: Rule
     cap_rule: Rule

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,10 +75,6 @@ class Mechanism(Protocol):
     @property
     def name(self) -> str:
         """The mechanism's name in requests and responses."""
-
-    @property
-    def guarantee(self) -> Literal["proven", "claimed"]:
-        """Whether the price is proven, or only claimed by the mechanism's authors."""
 
     @property
     def needs_probabilities(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from terrine_server.privacy.accounting.events import CostEvent
 from terrine_server.privacy.mechanisms.base import (
@@ -44,7 +44,6 @@ class ConfidentGNMax:
     answer_share: float | None = None
 
     name: ClassVar[str] = "confident_gnmax"
-    guarantee: ClassVar[Literal["proven", "claimed"]] = "proven"
     needs_probabilities: ClassVar[bool] = False
     opening: ClassVar[CostEvent | None] = None
 

@@ -5,15 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 
-from terrine_server.privacy.accounting.events import (
-    CostEvent,
-    GaussianArgmax,
-    GaussianNoisyMax,
-)
+from terrine_server.privacy.accounting.events import CostEvent, GaussianArgmax
 from terrine_server.privacy.mechanisms.base import (
     Counts,
     Probabilities,
@@ -23,39 +19,33 @@ from terrine_server.privacy.mechanisms.base import (
     noisy_max,
 )
 from terrine_server.privacy.noise import Entropy, discrete_gaussian
-from terrine_server.privacy.parameters import ParameterError, check_ensemble, check_sigma
+from terrine_server.privacy.parameters import check_ensemble, check_sigma
 
 
 @dataclass(frozen=True)
 class GNMax:
     """Answers argmax_j (n_j + Y_j), with Y_j ~ N_Z(0, sigma²) in votes (P18, section 4.1).
 
-    Of the noisy counts two move by one vote each, which costs α/sigma² in Rényi DP and
-    μ² = 2·μ_Z(sigma)² in Gaussian DP (see `accounting.curves.shift_mu`). With `pricing="tight"` a
-    query in Rényi DP pays for its answer alone, which reveals less (docs/privacy/gnmax.md);
-    without, as in older projects, for the noisy counts.
+    In Rényi DP a query pays for its answer alone, which reveals less than the noisy counts do
+    (docs/privacy/gnmax.md). In Gaussian DP it pays for the counts, of which two move by one vote
+    each: μ² = 2·μ_Z(sigma)² (see `accounting.curves.shift_mu`).
     """
 
     teachers: int
     classes: int
     sigma: float
-    pricing: Literal["tight"] | None = None
 
     name: ClassVar[str] = "gnmax"
-    guarantee: ClassVar[Literal["proven", "claimed"]] = "proven"
     needs_probabilities: ClassVar[bool] = False
     opening: ClassVar[CostEvent | None] = None
 
     def __post_init__(self) -> None:
         check_ensemble(self.teachers, self.classes)
         check_sigma("sigma", self.sigma)
-        if self.pricing not in (None, "tight"):
-            raise ParameterError(f"pricing must be tight, or not be given: not {self.pricing!r}.")
 
     def events(self) -> Mapping[VoteOutcome, CostEvent]:
         """Every query is answered and pays for one noisy maximum."""
-        event = GaussianNoisyMax if self.pricing is None else GaussianArgmax
-        return {VoteOutcome.ANSWERED: event(self.sigma)}
+        return {VoteOutcome.ANSWERED: GaussianArgmax(self.sigma)}
 
     def release(
         self,

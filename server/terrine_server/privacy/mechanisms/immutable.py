@@ -9,12 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, cast
 
 import numpy as np
 
 from terrine_server.privacy.accounting.events import (
-    ClaimedRelease,
     CostEvent,
     GaussianNoisyMax,
     LaplaceNoisyMax,
@@ -43,9 +42,9 @@ class Immutable:
     """Adds c votes to the winner, then answers the noisy maximum, Laplace or Gaussian.
 
     NZC (section 3, Theorem 4) claims (2·gamma, 0)-DP. That is false: if a neighbour has another
-    winner, the c votes move too, so a count moves by up to 1 + c. Honest price: pure
+    winner, the c votes move too, so a count moves by up to 1 + c. The price that holds: pure
     2·gamma·(1 + c)-DP, or the Gaussian price at a shift of 1 + c (three counts may then move, by
-    1 + c, c and 1, and (1 + c)² + c² + 1 ≤ 2(1 + c)²). `pricing="as_published"` charges the claim.
+    1 + c, c and 1, and (1 + c)² + c² + 1 ≤ 2(1 + c)²).
     """
 
     teachers: int
@@ -53,7 +52,6 @@ class Immutable:
     c: int
     gamma: float | None = None
     sigma: float | None = None
-    pricing: Literal["honest", "as_published"] = "honest"
 
     name: ClassVar[str] = "immutable"
     needs_probabilities: ClassVar[bool] = False
@@ -70,25 +68,12 @@ class Immutable:
             check_gamma("gamma", self.gamma)
         else:
             check_sigma("sigma", self.sigma)
-        if self.pricing not in ("honest", "as_published"):
-            raise ParameterError(f"pricing must be honest or as_published, not {self.pricing!r}.")
-        if self.pricing == "as_published" and self.gamma is None:
-            raise ParameterError(
-                "No price was published for Gaussian noise. Use gamma, or pricing honest."
-            )
-
-    @property
-    def guarantee(self) -> Literal["proven", "claimed"]:
-        """`claimed` if the price is the authors' own, else `proven`."""
-        return "claimed" if self.pricing == "as_published" else "proven"
 
     def events(self) -> Mapping[VoteOutcome, CostEvent]:
         """Every query is answered and pays for a noisy maximum whose counts move by 1 + c votes."""
         event: CostEvent
         if self.gamma is None:
             event = GaussianNoisyMax(cast("float", self.sigma), shift=1 + self.c)
-        elif self.pricing == "as_published":
-            event = ClaimedRelease(epsilon=2 * self.gamma)
         else:
             event = LaplaceNoisyMax(self.gamma, shift=1 + self.c)
         return {VoteOutcome.ANSWERED: event}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 
@@ -56,7 +56,6 @@ class InteractiveGNMax:
     answer_share: float | None = None
 
     name: ClassVar[str] = "interactive_gnmax"
-    guarantee: ClassVar[Literal["proven", "claimed"]] = "proven"
     needs_probabilities: ClassVar[bool] = True
     opening: ClassVar[CostEvent | None] = None
 

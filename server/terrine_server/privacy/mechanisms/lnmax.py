@@ -5,15 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 
-from terrine_server.privacy.accounting.events import (
-    CostEvent,
-    LaplaceArgmax,
-    LaplaceNoisyMax,
-)
+from terrine_server.privacy.accounting.events import CostEvent, LaplaceArgmax
 from terrine_server.privacy.mechanisms.base import (
     Counts,
     Probabilities,
@@ -23,7 +19,7 @@ from terrine_server.privacy.mechanisms.base import (
     noisy_max,
 )
 from terrine_server.privacy.noise import Entropy, discrete_laplace
-from terrine_server.privacy.parameters import ParameterError, check_ensemble, check_gamma
+from terrine_server.privacy.parameters import check_ensemble, check_gamma
 
 
 @dataclass(frozen=True)
@@ -32,30 +28,24 @@ class LNMax:
 
     The noisy counts are pure 2·gamma-DP (P17, Theorem 2): two of them move by one vote each. The
     integer lattice does not change this: Pr[L = k] / Pr[L = k + 1] ≤ e^gamma for every integer k.
-    With `pricing="tight"` a query pays for its answer alone, which reveals less
-    (docs/privacy/lnmax.md); without, as in older projects, for the noisy counts.
+    A query pays for its answer alone, which reveals less (docs/privacy/lnmax.md).
     """
 
     teachers: int
     classes: int
     gamma: float
-    pricing: Literal["tight"] | None = None
 
     name: ClassVar[str] = "lnmax"
-    guarantee: ClassVar[Literal["proven", "claimed"]] = "proven"
     needs_probabilities: ClassVar[bool] = False
     opening: ClassVar[CostEvent | None] = None
 
     def __post_init__(self) -> None:
         check_ensemble(self.teachers, self.classes)
         check_gamma("gamma", self.gamma)
-        if self.pricing not in (None, "tight"):
-            raise ParameterError(f"pricing must be tight, or not be given: not {self.pricing!r}.")
 
     def events(self) -> Mapping[VoteOutcome, CostEvent]:
         """Every query is answered and pays for one noisy maximum."""
-        event = LaplaceNoisyMax if self.pricing is None else LaplaceArgmax
-        return {VoteOutcome.ANSWERED: event(self.gamma)}
+        return {VoteOutcome.ANSWERED: LaplaceArgmax(self.gamma)}
 
     def release(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +43,6 @@ class NoisyVotes:
     sigma: float
 
     name: ClassVar[str] = "noisy_votes"
-    guarantee: ClassVar[Literal["proven", "claimed"]] = "proven"
     needs_probabilities: ClassVar[bool] = False
     opening: ClassVar[CostEvent | None] = None
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 
@@ -59,7 +59,6 @@ class StableSVT:
     answers_per_epoch: int
 
     name: ClassVar[str] = "stable_svt"
-    guarantee: ClassVar[Literal["proven", "claimed"]] = "proven"
     needs_probabilities: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -34,7 +34,6 @@ from terrine_server.privacy.accounting.checks import (
 )
 from terrine_server.privacy.accounting.curves import rdp
 from terrine_server.privacy.accounting.events import (
-    ClaimedRelease,
     Composition,
     ConfidentMax,
     CostEvent,
@@ -76,7 +75,7 @@ class Meter:
     """Computes the secret spend of one mechanism at one Rényi order.
 
     `events`: the cost event of each outcome. An event without a data-dependent analysis (a boosted
-    or a claimed one, or noisy counts) costs its worst case. A tally is int64[size]. Raises
+    one, or noisy counts) costs its worst case. A tally is int64[size]. Raises
     `ParameterError` on an invalid order.
     """
 
@@ -235,7 +234,7 @@ def _part(event: CostEvent, teachers: int, classes: int, order: float) -> _Part:
             return _Part(event, rdp(event, [order]), step=0)  # boosted: no known analysis
         case GaussianNoisyCounts():
             return _Part(event, rdp(event, [order]), step=0)  # the same at any votes
-        case SparseVectorEpoch() | WithinEpoch() | ClaimedRelease() | ConfidentMax():
+        case SparseVectorEpoch() | WithinEpoch() | ConfidentMax():
             return _Part(event, rdp(event, [order]), step=0)
         case _:
             assert_never(event)

@@ -1,0 +1,166 @@
+"""What two servers vote on at a time: a helper counts each query that any of them puts to it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import processes
+import pytest
+from at_once import at_once
+from digits import DigitsEnsemble
+from ledger_workers import take_turn
+from many_owners import choices
+from migrated import SECRET_KEY, migrated
+from sharing_owners import sharing_owners
+
+from terrine_models.ensemble import Ensemble
+from terrine_models.roster import Roster, save_roster
+from terrine_protocol import ProjectOpen
+from terrine_server.errors import DatabaseUnavailable
+from terrine_server.helper import SERVICE, Helper
+from terrine_server.labeling.helper_terms import HelperTerms
+from terrine_server.labeling.pipeline import Labeling
+from terrine_server.labeling.shared_voters import SharedVoters
+from terrine_server.ledger import Ledger, Receipt, connect
+from terrine_server.ledger.store import turns
+from terrine_server.metrics import Metrics
+from terrine_server.owner.operations import open_project, register_ensemble
+from terrine_server.settings import Settings
+
+NAMES, SIGMA = tuple(f"owner-{i}" for i in range(20)), 12.0
+TERMS = {"owners": NAMES, "classes": 10, "sigma": SIGMA, "epsilon": 20, "delta": 1e-6}
+
+
+@pytest.fixture
+def helper_and_service(
+    tmp_path: Path, database_url: str, digits_ensemble: DigitsEnsemble
+) -> Iterator[tuple[Helper, Settings]]:
+    """A helper that counts, and a data directory with its ensemble and a project, "shares"."""
+    digits = Ensemble.load(digits_ensemble.directory, device="cpu")
+    settings = Settings(data_dir=tmp_path / "data", database_url=database_url)
+    ward = settings.ensembles_dir / "ward"
+    ward.mkdir(parents=True)
+    settings.secret_key_path.write_bytes(SECRET_KEY)
+    settings.secret_key_path.chmod(0o600)
+    with sharing_owners(
+        lambda x: choices(digits, x),
+        digits.manifest.input,
+        HelperTerms.model_validate(TERMS),
+        tmp_path / "party",
+    ) as (owners, helper):
+        roster = Roster.model_validate(
+            {
+                "name": "ward",
+                "input": digits.manifest.input.model_dump(),
+                "classes": digits.manifest.classes,
+                "owners": [
+                    {"name": name, "url": owners.url, "model": name, "binary": True}
+                    for name in NAMES
+                ],
+                "units": 1000,
+                "disjoint_by": "each hospital has its own patients",
+                "quorum": len(NAMES),
+                "timeout_seconds": 30,
+                "salt": "0" * 64,
+                "helper": {"url": owners.helper_url, "sigma": SIGMA},
+            }
+        )
+        save_roster(ward, roster)
+        (ward / "helper.token").write_bytes((helper.directory / SERVICE).read_bytes())
+        ledger = Ledger(migrated(database_url), SECRET_KEY)
+        register_ensemble(ledger, settings, "ward", 20.0, 1e-6)
+        terms = {
+            **{"name": "shares", "ensemble": "ward", "epsilon": 10.0, "delta": 1e-7},
+            "mechanism": {"name": "noisy_votes", "sigma": 12.0},
+        }
+        open_project(ledger, ProjectOpen.model_validate(terms))
+        yield helper, settings
+
+
+def test_a_helper_counts_what_the_ledger_charges_however_many_servers_ask_the_same(
+    helper_and_service: tuple[Helper, Settings], digits_ensemble: DigitsEnsemble
+) -> None:
+    helper, settings = helper_and_service
+    copies, servers = 8, 2
+    with ExitStack() as stack:
+        replicas = []
+        for _ in range(servers):  # nothing in memory is common to them
+            engine = connect(settings.database)
+            stack.callback(engine.dispose)
+            voters = SharedVoters(settings.data_dir)
+            stack.callback(voters.close)
+            replicas.append(Labeling(Ledger(engine, SECRET_KEY), voters, Metrics(), 4096))
+
+        def ask(client: int) -> list[int | None]:
+            service = replicas[client % servers]
+            asked = service.check("shares", digits_ensemble.public[:3])
+            (receipt,) = service.answer("shares", [asked])
+            assert isinstance(receipt, Receipt)
+            return [result.label for result in receipt.results]
+
+        answers = at_once(copies * servers, ask)
+        assert all(answer == answers[0] for answer in answers)
+
+        def ask_another(client: int) -> None:
+            service = replicas[client % servers]
+            asked = service.check("shares", digits_ensemble.public[3 + client : 4 + client])
+            service.answer("shares", [asked])
+
+        at_once(6, ask_another)
+        ledger = Ledger(connect(settings.database), SECRET_KEY)
+        charges = ledger.project("shares").charges
+        assert charges == 3 + 6
+        assert helper.count.released == charges
+        assert ledger.verify("shares").ok
+
+
+def test_a_turn_ends_with_its_process_and_is_of_one_project(
+    tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    migrated(database_url).dispose()
+    taken = tmp_path / "taken"
+    process = processes.start(take_turn, database_url, 7, str(taken))
+    deadline = time.monotonic() + 60
+    while not taken.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    monkeypatch.setattr(turns, "BUSY_SECONDS", 0.3)
+    engine = connect(database_url, statement_seconds=0.3)
+    with turns.turn(engine, 8):
+        pass
+    with pytest.raises(DatabaseUnavailable, match="busy"), turns.turn(engine, 7):
+        raise AssertionError("two have it")
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    monkeypatch.setattr(turns, "BUSY_SECONDS", 30)
+    patient = connect(database_url)
+    with turns.turn(patient, 7):
+        pass
+    with pytest.raises(ValueError, match="what is done within it"), turns.turn(patient, 7):
+        raise ValueError("what is done within it")
+    with turns.turn(patient, 7):
+        pass
+    for each in (engine, patient):
+        each.dispose()
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_turn_that_cannot_be_given_back_does_not_undo_what_was_charged(
+    database_url: str,
+) -> None:
+    """The connection that holds it is cut while it is held: the block ends as if nothing was."""
+    engine, other = connect(database_url), connect(database_url)
+    migrated(database_url).dispose()
+    with turns.turn(engine, 7), other.begin() as connection:
+        cut = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'"
+        connection.exec_driver_sql(cut)
+    with turns.turn(other, 7):
+        pass
+    engine.dispose()
+    other.dispose()
