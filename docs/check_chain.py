@@ -17,7 +17,7 @@ import json
 import sys
 
 TERMS = """name mechanism events terms budget delta_budget cap_budget opened_at
-    ensemble__name ensemble__manifest_sha256 ensemble__info ensemble__records ensemble__epsilon
+    ensemble__name ensemble__manifest_sha256 ensemble__info ensemble__units ensemble__epsilon
     ensemble__delta ensemble__rdp_order ensemble__cap ensemble__delta_cap""".split()
 CHARGE = """project_id seq created_at query_digest input_digest outcome label figure cost delta
     cap_cost mechanism event""".split()

@@ -177,7 +177,7 @@ def test_amounts_beyond_what_is_counted_are_refused(ledger: Ledger, amount: int)
         with pytest.raises(InvalidTerms, match=f"^{shown} = {amount} is outside"):
             ledger.register_ensemble("e", "path", digest("e").hex(), INFO, RECORDS, limit)
     tiny = replace(cap(4.0, 1e-5), delta=1e-25)
-    with pytest.raises(InvalidTerms, match=f"^records = {2**63} is outside"):
+    with pytest.raises(InvalidTerms, match=f"^units = {2**63} is outside"):
         ledger.register_ensemble("e", "path", digest("e").hex(), INFO, 2**63, tiny)
     with pytest.raises(InvalidTerms, match="one record, not 0"):
         ledger.register_ensemble("e", "path", digest("e").hex(), INFO, 0, cap(4.0, 1e-5))

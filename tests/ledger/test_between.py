@@ -218,7 +218,8 @@ def test_what_a_commit_refuses_is_not_answered(two: Two) -> None:
     def refer_to_nothing(connection: Connection) -> None:
         connection.exec_driver_sql("PRAGMA defer_foreign_keys = ON")
         connection.exec_driver_sql(
-            "INSERT INTO secret_spends (project_id, charges, tally) VALUES (99, 0, x'')"
+            "INSERT INTO secret_spends (project_id, charges, tally, seal) "
+            "VALUES (99, 0, x'', zeroblob(32))"
         )
         tries.append(1)
 

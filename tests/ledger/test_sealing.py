@@ -220,7 +220,7 @@ def test_the_command_tells_what_it_took_as_it_is(
 ) -> None:
     place = {"TERRINE_DATABASE_URL": database_url}
     assert "sealed with this key already" in terrine("ledger", "seal", **place).refused
-    with unguarded(database_url, with_key=False) as connection:
+    with engine.begin() as connection:
         connection.execute(update(ensembles).values(path="elsewhere/mnist"))
     said = terrine("ledger", "seal", "--accept", **place).fine
     assert "Taken as it is: ensemble mnist" in said

@@ -178,7 +178,7 @@ def edits(world: World) -> Iterator[tuple[str, Edit]]:
     yield "projects: reopened, with its old seal", set_back(world, "projects", **done)
     yield "projects: resumed, with its old seal", set_back(world, "projects", name="resting")
     yield "projects: on another ensemble", change("projects", study, ensemble_id=2)
-    yield "projects: seal removed", change("projects", study, seal=None)
+    yield "projects: seal overwritten", change("projects", study, seal=bytes(32))
     yield "projects: removed", gone("projects", name="unused")
     yield "projects: a second one", copied("projects", study, id=99, name="second")
     older = set_back(world, "projects", **study)
@@ -224,7 +224,7 @@ def edits(world: World) -> Iterator[tuple[str, Edit]]:
     )
     yield "tokens: removed", gone("tokens", id=student)
     yield "tokens: a second one", copied("tokens", {"id": student}, id="0" * 16)
-    yield "tokens: seal removed", change("tokens", {"id": student}, seal=None)
+    yield "tokens: seal overwritten", change("tokens", {"id": student}, seal=bytes(32))
 
     refused = {"id": "refused"}
     yield from every_column(world, "requests", **refused)

@@ -53,7 +53,7 @@ TERMS_FIELDS = (
     "ensemble__name",
     "ensemble__manifest_sha256",
     "ensemble__info",
-    "ensemble__records",
+    "ensemble__units",
     "ensemble__epsilon",
     "ensemble__delta",
     "ensemble__rdp_order",
