@@ -12,7 +12,7 @@ INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv tools demo serve test test-fast torture simulate mutants lint site notebooks openapi release-check sbom licenses lock audit bench secrets owners owners-demo docker clean
+.PHONY: help venv tools demo serve reproduce glyphs test test-fast torture simulate mutants lint site notebooks openapi release-check sbom licenses lock audit bench secrets owners owners-demo docker clean
 
 help: ## Show this help
 	@echo "Terrine: private teachers vote, students learn, the ledger keeps count."
@@ -45,6 +45,12 @@ demo: venv ## Watch the whole job: teachers, server, student, budget spent (ARGS
 serve: venv ## Make ./terrine-data if it is not there, then serve on http://127.0.0.1:8000 (REPLICAS=3)
 	$(BIN)/terrine init
 	$(BIN)/terrine serve --workers $(REPLICAS) $(ARGS)
+
+reproduce: venv ## Repeat an experiment of the papers (ARGS="mnist DIR --epsilon 0.3"; docs/results.md)
+	$(BIN)/python -m terrine_experiments reproduce $(ARGS)
+
+glyphs: venv ## Draw the pictures of characters for `make reproduce ARGS="glyph DIR"` (ARGS=DIR)
+	$(BIN)/python -m terrine_experiments glyphs $(ARGS)
 
 test: venv ## Run every test, three at a time (ARGS="-n 0": one)
 	$(BIN)/pytest -n 3 --dist worksteal $(ARGS)

@@ -1,17 +1,17 @@
 """What limits a student of noisy votes: the teachers, the noise, or what it learns with.
 
-Data, teachers and students are those of `terrine reproduce DATA DIR`, and its folds and runs: each
+Data, teachers and students are those of `make reproduce`, and its folds and runs: each
 deals the private records anew and trains its own teachers. They vote; then the server's mechanism
 draws noise for each ε (seeded here, unlike a service's). Students learn from true labels and from
 the winners of the votes, as if these were counts without noise; from the counts without noise; and
 from noisy counts. Where they are kernel students, which learn from what a regression makes of
 counts, the same model without the regression stands beside them; beside those that go by
 neighbours, the same of labels as they are. Each fold is judged by a student that has not seen it.
-`±` is the interval of a new run, as in `terrine reproduce`; true labels are the same in every run.
+`±` is the interval of a new run, as in `make reproduce`; true labels are the same in every run.
 
     python benchmarks/limits.py DATA DIR [--epsilon 0.3 1 3] [--runs 3] [--out DIR]
 
-`--out` is where `terrine reproduce` keeps teachers: those that are there are not trained again.
+`--out` is where `make reproduce` keeps teachers: those that are there are not trained again.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ import torch
 from numpy.typing import NDArray
 from rich.console import Console
 
+from terrine_experiments.interval import shown
+from terrine_experiments.owner import trained
+from terrine_experiments.setup import Part, numbered, parts, public_part
+from terrine_experiments.sources import Name, Source, load
 from terrine_models.answers import CERTAIN, true_counts
 from terrine_models.counted import CountedStudents
 from terrine_models.ensemble import Ensemble
@@ -34,10 +38,6 @@ from terrine_models.students import Student
 from terrine_server.planning.counts import sigma_for_rows
 from terrine_server.privacy.mechanisms.noisy_votes import NoisyVotes
 from terrine_server.privacy.parameters import MIN_SIGMA
-from terrine_server.reproduce.interval import shown
-from terrine_server.reproduce.owner import trained
-from terrine_server.reproduce.setup import Part, numbered, parts, public_part
-from terrine_server.reproduce.sources import Name, Source, load
 
 Ints = NDArray[np.int64]
 

@@ -1,6 +1,6 @@
 """Which settings of teachers suit MNIST, judged on its training images alone.
 
-Teachers learn from the first 50,000 training images, about thirty each as in `terrine reproduce
+Teachers learn from the first 50,000 training images, about thirty each as in `make reproduce
 mnist`; the last 10,000 are asked, of which 9,000 without labels fitted the teachers' map. Settings
 are changed one at a time. Each line has the share of the teachers that is right in the mean, the
 plurality, and what is decided by: how many images the default regression of the student has right,
@@ -21,6 +21,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from numpy.typing import NDArray
 
+from terrine_experiments.sources import load
 from terrine_models.augment import BENDING, TURNING
 from terrine_models.closed_form import RidgeStudents
 from terrine_models.data import Dataset
@@ -30,7 +31,6 @@ from terrine_models.shares import fit_shares
 from terrine_models.teachers import Heads, train_ensemble
 from terrine_server.planning.counts import sigma_for_rows
 from terrine_server.privacy.mechanisms.noisy_votes import NoisyVotes
-from terrine_server.reproduce.sources import load
 
 PRIVATE, MAP, NOISES, DELTA = 50_000, 9_000, 3, 1e-5
 TEACHERS = 1_667

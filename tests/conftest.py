@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # heavy: imported by the fixtures that need it, when they do
     from server import RunningServer
 
 WHOLE_SERVICES = {
-    *("audit", "demo", "docker", "fuzz", "operating", "reproduce", "simulation", "student"),
+    *("audit", "demo", "docker", "fuzz", "operating", "experiments", "simulation", "student"),
     *("torture", "walk"),
 }
 """Directories whose tests run whole services, trainings or many draws."""

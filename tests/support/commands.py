@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -47,8 +48,15 @@ class Terrine(Protocol):
     def __call__(self, *arguments: object, **variables: str) -> Done: ...
 
 
-def commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Terrine:
-    """Return a function that runs commands on a terminal wide enough for any table."""
+def commands(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    program: Callable[[], None] | None = None,
+) -> Terrine:
+    """Return a function that runs commands on a terminal wide enough for any table.
+
+    `program`: another command line than that of `terrine`.
+    """
     from terrine_server.cli import main
 
     def run(*arguments: object, **variables: str) -> Done:
@@ -59,7 +67,7 @@ def commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
             before = os.umask(0o022)  # as most accounts have it
             try:
                 with pytest.raises(SystemExit) as ended:
-                    main()
+                    (program or main)()
             finally:
                 os.umask(before)
         said = capsys.readouterr()

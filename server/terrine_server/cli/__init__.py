@@ -13,7 +13,6 @@ from terrine_server.cli import (
     demo,
     doctor,
     ensemble,
-    glyphs,
     helper,
     ledger,
     log,
@@ -21,7 +20,6 @@ from terrine_server.cli import (
     plan,
     price,
     project,
-    reproduce,
     request,
     serve,
     student,
@@ -43,8 +41,6 @@ app.command()(plan.plan)
 app.command()(price.price)
 app.command()(audit.audit)
 app.command()(demo.demo)
-app.command()(reproduce.reproduce)
-app.command()(glyphs.glyphs)
 app.add_typer(ensemble.app, name="ensemble")
 app.add_typer(owners.owners, name="owners")
 app.add_typer(owners.teacher, name="teacher")

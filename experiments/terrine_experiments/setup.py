@@ -8,10 +8,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from terrine_experiments.sources import Source
 from terrine_models.features import PublicData
 from terrine_server.demo.folds import FOLDS, deal_folds
 from terrine_server.planning.counts import sigma_for_rows
-from terrine_server.reproduce.sources import Source
 
 Protocol = Literal["folds", "last-1000", "rest"]
 Selling = Literal["noisy_votes", "confident_gnmax", "lnmax"]

@@ -1,4 +1,4 @@
-"""`terrine reproduce`: a paper's experiment on data given by path, and a table beside the paper."""
+"""`make reproduce`: a paper's experiment on data given by path, and a table beside the paper."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from terrine_server.cli.console import console, errors, fail
 from terrine_server.cli.student import Method
 
 if TYPE_CHECKING:
-    from terrine_server.reproduce.sources import Source
+    from terrine_experiments.sources import Source
 
 
 class Data(StrEnum):
@@ -63,7 +63,7 @@ def reproduce(
             metavar="DIR",
             help="Directory with its files, as published: the four IDX files of mnist or fashion, "
             "train_32x32.mat and test_32x32.mat, adult.data and adult.test, or diabetic_data.csv "
-            "(also .gz); for glyph, what `terrine glyphs` writes.",
+            "(also .gz); for glyph, what `make glyphs` writes.",
         ),
     ],
     epsilon: Annotated[
@@ -129,20 +129,20 @@ def reproduce(
 
     [bold]Examples[/bold]
 
-      terrine reproduce mnist mnist/ --epsilon 0.3 --epsilon 0.6
+      make reproduce ARGS="mnist mnist/ --epsilon 0.3 --epsilon 0.6"
 
-      terrine reproduce mnist mnist/ --epsilon 0.6 --protocol last-1000 --runs 5
+      make reproduce ARGS="mnist mnist/ --epsilon 0.6 --protocol last-1000 --runs 5"
 
-      terrine reproduce adult adult/ --epsilon 1
+      make reproduce ARGS="adult adult/ --epsilon 1"
 
-      terrine reproduce adult adult/ --kind forest --method forest --protocol rest
-          --mechanism lnmax --epsilon 5.5
+      make reproduce ARGS="adult adult/ --kind forest --method forest --protocol rest
+          --mechanism lnmax --epsilon 5.5"
     """
+    from terrine_experiments.experiment import Experiment
+    from terrine_experiments.results import draw, keep, table
+    from terrine_experiments.setup import QUERIES, Setup
+    from terrine_experiments.sources import load
     from terrine_server import logs
-    from terrine_server.reproduce.experiment import Experiment
-    from terrine_server.reproduce.results import draw, keep, table
-    from terrine_server.reproduce.setup import QUERIES, Setup
-    from terrine_server.reproduce.sources import load
 
     if queries is not None and protocol is not Protocol.REST:
         fail("--queries is for --protocol rest; other protocols ask all that is public.")

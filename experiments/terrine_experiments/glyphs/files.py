@@ -11,16 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from terrine_models.data import DataError
-from terrine_models.store import write_atomically
-from terrine_server.reproduce.glyphs.fonts import (
+from terrine_experiments.glyphs.fonts import (
     FEWEST,
     Family,
     deal,
     find_fonts,
     read_families,
 )
-from terrine_server.reproduce.glyphs.records import (
+from terrine_experiments.glyphs.records import (
     CHARACTERS,
     IMBALANCE,
     WRONG,
@@ -28,6 +26,8 @@ from terrine_server.reproduce.glyphs.records import (
     class_counts,
     make_records,
 )
+from terrine_models.data import DataError
+from terrine_models.store import write_atomically
 
 PRIVATE, PUBLIC, FACTS = "private.npz", "public.npz", "facts.json"
 PRIVATE_SHARE = 2 / 3

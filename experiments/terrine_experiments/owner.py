@@ -9,6 +9,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from terrine_experiments.setup import Setup
+from terrine_experiments.sources import Source
 from terrine_models.data import DataError
 from terrine_models.features import PublicData
 from terrine_models.store import Manifest, load_manifest, manifest_digest
@@ -21,8 +23,6 @@ from terrine_server.ledger import Ledger, ProjectRecord
 from terrine_server.owner.operations import open_project, register_ensemble
 from terrine_server.privacy import cap_order
 from terrine_server.privacy.parameters import MAX_EPSILON
-from terrine_server.reproduce.setup import Setup
-from terrine_server.reproduce.sources import Source
 
 ENSEMBLE, PROJECT = "teachers", "study"
 

@@ -23,6 +23,11 @@ from rich.markup import escape
 
 from terrine_client import Client
 from terrine_client.errors import BudgetExhausted
+from terrine_experiments.lesson import Answers, Bought, Lesson, truth
+from terrine_experiments.owner import open_books, open_study, trained
+from terrine_experiments.results import Result
+from terrine_experiments.setup import GAMMA, Setup, numbered, parts, pool_size, public_part
+from terrine_experiments.sources import Source
 from terrine_models.choice import Candidate
 from terrine_models.choosing import asking_order
 from terrine_models.ensemble import Ensemble
@@ -32,11 +37,6 @@ from terrine_server.audit.world import serving
 from terrine_server.planning.accountants import FINE_ORDERS, Accountant, Method, reprice
 from terrine_server.privacy import VoteOutcome, build_mechanism
 from terrine_server.privacy.published.noisy_max import laplace_log_tails, lnmax_rdp, union_bound
-from terrine_server.reproduce.lesson import Answers, Bought, Lesson, truth
-from terrine_server.reproduce.owner import open_books, open_study, trained
-from terrine_server.reproduce.results import Result
-from terrine_server.reproduce.setup import GAMMA, Setup, numbered, parts, pool_size, public_part
-from terrine_server.reproduce.sources import Source
 
 Ints = NDArray[np.int64]
 

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
+from terrine_experiments.setup import Part
+from terrine_experiments.sources import Source
 from terrine_models.answers import CERTAIN, student_from_answers, true_counts
 from terrine_models.choice import Made, deal_folds
 from terrine_models.closed_form import RidgeFit
@@ -18,8 +20,6 @@ from terrine_models.counted import CountedStudents
 from terrine_models.learning import Training
 from terrine_models.students import Student
 from terrine_server.bars import steps_bar
-from terrine_server.reproduce.setup import Part
-from terrine_server.reproduce.sources import Source
 
 Ints = NDArray[np.int64]
 

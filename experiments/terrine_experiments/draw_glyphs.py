@@ -1,4 +1,4 @@
-"""`terrine glyphs`: draw the pictures of characters that `terrine reproduce glyph` needs."""
+"""`make glyphs`: draw the pictures of characters that `make reproduce ARGS=glyph …` needs."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def glyphs(
 
     [bold]Example[/bold]
 
-      terrine glyphs glyphs/ && terrine reproduce glyph glyphs/
+      make glyphs ARGS=glyphs/ && make reproduce ARGS="glyph glyphs/"
     """
-    from terrine_server.reproduce.glyphs.files import Plan, write_glyphs
+    from terrine_experiments.glyphs.files import Plan, write_glyphs
 
     given = {"private": private, "public": public, "families": families, "characters": characters}
     chosen = {name: value for name, value in given.items() if value is not None}

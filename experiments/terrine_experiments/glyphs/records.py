@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from numpy.typing import NDArray
 
-from terrine_server.reproduce.glyphs.fonts import SIDE, Family
+from terrine_experiments.glyphs.fonts import SIDE, Family
 
 Ints = NDArray[np.int64]
 

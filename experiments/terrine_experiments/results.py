@@ -13,9 +13,9 @@ import numpy as np
 from rich.table import Table
 
 from terrine_client._picture import accuracy_scale
+from terrine_experiments.interval import half_width, shown
+from terrine_experiments.papers import PAPERS
 from terrine_models.store import write_atomically
-from terrine_server.reproduce.interval import half_width, shown
-from terrine_server.reproduce.papers import PAPERS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

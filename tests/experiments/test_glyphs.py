@@ -1,4 +1,4 @@
-"""`terrine glyphs` draws labelled characters with the fonts of a machine."""
+"""`make glyphs` draws labelled characters with the fonts of a machine."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ import numpy as np
 import pytest
 from commands import Terrine
 
-from terrine_models.alignment import MANY
-from terrine_models.counted import CountedStudents
-from terrine_models.data import load_npz
-from terrine_server.reproduce.glyphs.files import PRIVATE, PUBLIC, Plan, write_glyphs
-from terrine_server.reproduce.glyphs.fonts import (
+from terrine_experiments.glyphs.files import PRIVATE, PUBLIC, Plan, write_glyphs
+from terrine_experiments.glyphs.fonts import (
     LETTERS,
     SIDE,
     Family,
@@ -26,7 +23,10 @@ from terrine_server.reproduce.glyphs.fonts import (
     find_fonts,
     read_families,
 )
-from terrine_server.reproduce.glyphs.records import CHARACTERS, IMBALANCE, PIXELS, class_counts
+from terrine_experiments.glyphs.records import CHARACTERS, IMBALANCE, PIXELS, class_counts
+from terrine_models.alignment import MANY
+from terrine_models.counted import CountedStudents
+from terrine_models.data import load_npz
 
 FONTS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
 """A handful of families that come with matplotlib."""
@@ -123,14 +123,16 @@ def test_the_most_frequent_class_is_five_times_the_rarest() -> None:
     assert (np.diff(counts[np.argsort(rank)]) >= -1).all()
 
 
-def test_too_few_fonts_are_said_and_nothing_is_written(terrine: Terrine, tmp_path: Path) -> None:
+def test_too_few_fonts_are_said_and_nothing_is_written(
+    experiments: Terrine, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
-    said = terrine("glyphs", out, "--fonts", FONTS).refused
+    said = experiments("glyphs", out, "--fonts", FONTS).refused
     assert "60 are needed" in said
     assert "docs/results.md" in said
     (tmp_path / "empty").mkdir()
-    assert "0 font families" in terrine("glyphs", out, "--fonts", tmp_path / "empty").refused
-    assert "not a directory" in terrine("glyphs", out, "--fonts", tmp_path / "none").refused
+    assert "0 font families" in experiments("glyphs", out, "--fonts", tmp_path / "empty").refused
+    assert "not a directory" in experiments("glyphs", out, "--fonts", tmp_path / "none").refused
     assert not out.exists()
 
 
@@ -143,12 +145,12 @@ def test_damaged_fonts_are_passed_over(tmp_path: Path, families: list[Family]) -
 
 
 def test_the_experiment_runs_on_what_was_drawn(
-    terrine: Terrine, drawn: Path, tmp_path: Path
+    experiments: Terrine, drawn: Path, tmp_path: Path
 ) -> None:
-    assert "no file private.npz" in terrine("reproduce", "glyph", tmp_path).refused
+    assert "no file private.npz" in experiments("reproduce", "glyph", tmp_path).refused
     options = ("--quick", "--epsilon", "30", "--runs", "1", "--out", tmp_path / "out")
     last = ("--protocol", "last-1000")
-    said = " ".join(terrine("reproduce", "glyph", drawn, *options, *last).fine.split())
+    said = " ".join(experiments("reproduce", "glyph", drawn, *options, *last).fine.split())
     assert "Papernot et al. 2018" in said
     assert "are not public" in said
     (found,) = json.loads((tmp_path / "out" / "results.json").read_text())

@@ -1,4 +1,4 @@
-"""`terrine reproduce` runs whole experiments on files of the published formats."""
+"""`make reproduce` runs whole experiments on files of the published formats."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from rich.console import Console
 from scipy.io import savemat
 from sklearn.datasets import load_digits
 
+from terrine_experiments.interval import half_width
+from terrine_experiments.lesson import Answers, Lesson, truth
+from terrine_experiments.owner import trained
+from terrine_experiments.papers import PAPERS
+from terrine_experiments.results import FILE, Result, draw, keep, picture, table
+from terrine_experiments.setup import parts, pool_size, public_part
+from terrine_experiments.sources import DIGESTS, FILES, RECIPES, UNCOMPARED, check, load
 from terrine_models.data import DataError
 from terrine_models.ensemble import Ensemble
 from terrine_models.learning import Training
 from terrine_models.teachers import Heads, deal
 from terrine_server.demo.owner import Owner
-from terrine_server.reproduce.interval import half_width
-from terrine_server.reproduce.lesson import Answers, Lesson, truth
-from terrine_server.reproduce.owner import trained
-from terrine_server.reproduce.papers import PAPERS
-from terrine_server.reproduce.results import FILE, Result, draw, keep, picture, table
-from terrine_server.reproduce.setup import parts, pool_size, public_part
-from terrine_server.reproduce.sources import DIGESTS, FILES, RECIPES, UNCOMPARED, check, load
 
 PRIVATE, TEST = 600, 160
 
@@ -99,11 +99,11 @@ def results(out: Path) -> list[dict[str, object]]:
 
 
 def test_an_experiment_is_repeated_continued_and_compared(
-    terrine: Terrine, idx: Path, tmp_path: Path
+    experiments: Terrine, idx: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     options = ("--quick", "--epsilon", "30", "--runs", "2", "--out", out)
-    said = " ".join(terrine("reproduce", "mnist", idx, *options).fine.split())
+    said = " ".join(experiments("reproduce", "mnist", idx, *options).fine.split())
     assert "Papernot et al. 2018" in said
     assert "data-dependent, not safe to publish" in said
     assert "not the public original" in said
@@ -125,7 +125,7 @@ def test_an_experiment_is_repeated_continued_and_compared(
         assert ledger.project("study").account.queries == TEST
     lost = second_run / "student-3" / "measured.json"
     lost.unlink()
-    again = terrine("reproduce", "mnist", idx, *options).fine
+    again = experiments("reproduce", "mnist", idx, *options).fine
     assert again.count("Fitting the shares") == 1
     assert lost.exists()
     assert ledger.project("study").account.queries == TEST
@@ -213,11 +213,11 @@ def test_a_new_run_falls_into_the_interval_as_often_as_said() -> None:
 
 
 def test_the_last_inputs_measure_a_student_of_all_others(
-    terrine: Terrine, idx: Path, tmp_path: Path
+    experiments: Terrine, idx: Path, tmp_path: Path
 ) -> None:
     options = ("--quick", "--runs", "1", "--protocol", "last-1000", "--out", tmp_path)
     labels = ("--mechanism", "confident_gnmax", "--epsilon", "60", "--steps", "5")
-    said = terrine("reproduce", "fashion", idx, *options, *labels).fine
+    said = experiments("reproduce", "fashion", idx, *options, *labels).fine
     assert "DP-SGD on scattering features" in " ".join(said.split())
     (found,) = results(tmp_path)
     assert found["tested"] == TEST // 10
@@ -233,21 +233,21 @@ def test_the_last_inputs_measure_a_student_of_all_others(
     }
 
 
-def test_tables_are_reproduced_too(terrine: Terrine, adult: Path, tmp_path: Path) -> None:
+def test_tables_are_reproduced_too(experiments: Terrine, adult: Path, tmp_path: Path) -> None:
     options = ("--quick", "--runs", "1", "--epsilon", "40", "--out", tmp_path)
-    said = terrine("reproduce", "adult", adult, *options).fine
+    said = experiments("reproduce", "adult", adult, *options).fine
     assert "Papernot et al. 2018" in " ".join(said.split())
     (found,) = results(tmp_path)
     assert float(str(found["accuracies"])[1:-1]) > float(str(found["majority"]))
 
 
 def test_the_protocol_of_2017_is_reproduced_with_forests(
-    terrine: Terrine, adult: Path, tmp_path: Path
+    experiments: Terrine, adult: Path, tmp_path: Path
 ) -> None:
     options = ("--quick", "--runs", "1", "--epsilon", "90", "--out", tmp_path)
     protocol = ("--protocol", "rest", "--queries", "60", "--mechanism", "lnmax")
     forests = ("--kind", "forest", "--teachers", "50", "--method", "forest")
-    said = terrine("reproduce", "adult", adult, *options, *protocol, *forests).fine
+    said = experiments("reproduce", "adult", adult, *options, *protocol, *forests).fine
     assert "plurality of 50 teachers (forest)" in " ".join(said.split())
     (found,) = results(tmp_path)
     assert (found["answers"], found["tested"], found["kind"]) == (60, TEST - 60, "forest")
@@ -257,7 +257,7 @@ def test_the_protocol_of_2017_is_reproduced_with_forests(
     assert 0 < stated <= worst
     # 0.64 to 0.85 in 15 runs: 60 noisy labels are few.
     assert float(str(found["accuracies"])[1:-1]) > 0.6
-    refused = terrine("reproduce", "adult", adult, "--queries", "60", *options).refused
+    refused = experiments("reproduce", "adult", adult, "--queries", "60", *options).refused
     assert "--queries is for --protocol rest" in refused
 
 
@@ -298,11 +298,13 @@ def test_no_student_is_measured_on_what_it_has_seen(idx: Path) -> None:
 
 
 def test_files_that_do_not_fit_are_refused(
-    terrine: Terrine, idx: Path, svhn: Path, tmp_path: Path
+    experiments: Terrine, idx: Path, svhn: Path, tmp_path: Path
 ) -> None:
     out = ("--out", tmp_path / "out")
-    assert "nowhere is not a directory" in terrine("reproduce", "mnist", "nowhere", *out).refused
-    assert "no file train-images" in terrine("reproduce", "mnist", svhn, *out).refused
+    assert (
+        "nowhere is not a directory" in experiments("reproduce", "mnist", "nowhere", *out).refused
+    )
+    assert "no file train-images" in experiments("reproduce", "mnist", svhn, *out).refused
     assert not (tmp_path / "out").exists()
     (tmp_path / "train_32x32.mat").write_bytes(b"not matlab" * 40)
     (tmp_path / "test_32x32.mat").write_bytes((svhn / "test_32x32.mat").read_bytes())

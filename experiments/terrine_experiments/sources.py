@@ -13,12 +13,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from terrine_experiments.encounters import read_encounters
+from terrine_experiments.glyphs.files import PRIVATE, PUBLIC
 from terrine_models.data import DIGITS, DataError, Dataset, InputSpec, load_idx, load_npz
 from terrine_models.learning import Training
 from terrine_models.teachers import Heads, How
 from terrine_protocol.files import read
-from terrine_server.reproduce.encounters import read_encounters
-from terrine_server.reproduce.glyphs.files import PRIVATE, PUBLIC
 
 Name = Literal["mnist", "fashion", "svhn", "adult", "diabetes", "glyph"]
 
@@ -33,7 +33,7 @@ ADULT_COLUMNS = (
 )
 
 # SHA-256 of the public originals. MNIST and Adult unpacked, as mirrors pack them differently. The
-# paper's Glyph is not public; `terrine glyphs` draws data like it.
+# paper's Glyph is not public; `make glyphs` draws data like it.
 DIGESTS: dict[str, tuple[str, ...]] = {
     "mnist": (
         "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from commands import Terrine
 
+from terrine_experiments.encounters import CODES, COLUMNS, UNREAD, read_encounters
+from terrine_experiments.results import FILE
+from terrine_experiments.sources import load
 from terrine_models.data import DataError
-from terrine_server.reproduce.encounters import CODES, COLUMNS, UNREAD, read_encounters
-from terrine_server.reproduce.results import FILE
-from terrine_server.reproduce.sources import load
 
 PATIENTS = 700
 
@@ -60,10 +60,10 @@ def file(tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, object]]
 
 
 def test_the_experiment_runs_from_the_published_layout(
-    terrine: Terrine, file: Path, tmp_path: Path
+    experiments: Terrine, file: Path, tmp_path: Path
 ) -> None:
     options = ("--quick", "--teachers", "30", "--runs", "1", "--epsilon", "40")
-    said = terrine("reproduce", "diabetes", file.parent, *options, "--out", tmp_path).fine
+    said = experiments("reproduce", "diabetes", file.parent, *options, "--out", tmp_path).fine
     assert "No digest of the public original is known here" in said
     (found,) = json.loads((tmp_path / FILE).read_bytes())
     assert found["tested"] == PATIENTS // 5

@@ -1,5 +1,0 @@
-"""`terrine reproduce`: the papers' experiments, on data given by path, through the real service.
-
-`sources.py` reads the data, `papers.py` has the published figures, `owner.py` trains teachers and
-opens projects, `experiment.py` runs students, `results.py` keeps and shows what came of it.
-"""
