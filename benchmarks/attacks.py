@@ -2,13 +2,13 @@
 
     python benchmarks/attacks.py [--rounds 3] [--requests 150] [--only TEXT]
 
-Runs `terrine serve`, `terrine helper serve` and `terrine teacher serve` on this machine's loopback,
-and asks each again and again: alone, beside a process that only keeps a processor busy, and beside
-attackers. Prints the median and the 99th percentile, and how many times as long each is as alone in
-the same round. Attackers run at the lowest priority, in a process of their own: on a small machine
-they would otherwise take the server's processor without any mistake of the server's; the busy
-process shows what is left of that. Each attack has a fixed number of connections and ends with its
-measurement. Everybody has the server's default limits, also of requests in a minute.
+Runs `terrine serve`, `terrine aggregator serve` and `terrine teacher serve` on this machine's
+loopback, and asks each again and again: alone, beside a process that only keeps a processor busy,
+and beside attackers. Prints the median and the 99th percentile, and how many times as long each is
+as alone in the same round. Attackers run at the lowest priority, in a process of their own: on a
+small machine they would otherwise take the server's processor without any mistake of the server's;
+the busy process shows what is left of that. Each attack has a fixed number of connections and ends
+with its measurement. Everybody has the server's default limits, also of requests in a minute.
 
 The first line is the machine's: how long a fixed computation takes when nothing here is running.
 """
@@ -41,11 +41,11 @@ from digits import DigitsEnsemble, train_digits
 from migrated import SECRET_KEY
 from server import installed
 
-from terrine_models.roster import read_token
+from terrine_models.federation import read_token
 from terrine_protocol import ProjectOpen, Role, TokenCreate
-from terrine_server import helper
+from terrine_server import aggregator as aggregators
 from terrine_server.labeling import inference, shares
-from terrine_server.labeling.helper_terms import TERMS, HelperTerms
+from terrine_server.labeling.aggregator_terms import TERMS, AggregatorTerms
 from terrine_server.ledger import Ledger
 from terrine_server.owner.operations import open_project
 from terrine_server.owner.tokens import Tokens
@@ -279,11 +279,11 @@ def aggregator(home: Path, _: DigitsEnsemble) -> Iterator[Target]:
         "epsilon": 50,
         "delta": 1e-6,
     }
-    agreed = HelperTerms.model_validate(terms)
-    helper.make(agreed, home / "party")
+    agreed = AggregatorTerms.model_validate(terms)
+    aggregators.make(agreed, home / "party")
 
     def put(owner: str, rows: int) -> Callable[[], bytes]:
-        token = read_token(home / "party" / helper.OWNERS / f"{owner}.token")
+        token = read_token(home / "party" / aggregators.OWNERS / f"{owner}.token")
         share = np.zeros((rows, CLASSES), np.uint32)
         more = {
             "Authorization": f"Bearer {token}",
@@ -297,10 +297,10 @@ def aggregator(home: Path, _: DigitsEnsemble) -> Iterator[Target]:
 
         return made
 
-    with command("helper", "serve", home / "party") as port:
-        large = put("a", helper.SHARE_ROWS)
+    with command("aggregator", "serve", home / "party") as port:
+        large = put("a", aggregators.SHARE_ROWS)
         yield Target(
-            "helper, a share of 64 rows",
+            "aggregator, a share of 64 rows",
             port,
             lambda: put("b", 64),
             {
@@ -330,8 +330,8 @@ def owner(home: Path, ensemble: DigitsEnsemble) -> Iterator[Target]:
             port,
             lambda: lambda: asked(2, token),
             {
-                "strangers' bodies": (repeat, [stranger]),
-                "strangers' half-sent bodies": (hold, stranger[:60_000]),
+                "unauthenticated bodies": (repeat, [stranger]),
+                "unauthenticated half-sent bodies": (hold, stranger[:60_000]),
                 "half-sent heads": (hold, stranger[:40]),
                 "idle connections": (hold, b""),
             },

@@ -23,7 +23,7 @@ from digits import train_digits
 from many_owners import choices, many_owners
 
 from terrine_models.ensemble import Ensemble
-from terrine_models.roster import Roster, roster_digest, save_roster
+from terrine_models.federation import Federation, federation_digest, save_federation
 from terrine_server.labeling.remote_voters import RemoteVoters
 from terrine_server.ledger import EnsembleRecord
 
@@ -50,7 +50,7 @@ def main() -> None:
             for binary in (True, False):
                 directory = Path(scratch, f"binary-{binary}")
                 directory.mkdir()
-                roster = {
+                federation = {
                     "name": "ward",
                     "input": spec.model_dump(),
                     "classes": classes,
@@ -69,8 +69,12 @@ def main() -> None:
                     "timeout_seconds": 30,
                     "salt": "0" * 64,
                 }
-                save_roster(directory, Roster.model_validate(roster))
-                facts = {"name": "ward", "path": "", "manifest_sha256": roster_digest(directory)}
+                save_federation(directory, Federation.model_validate(federation))
+                facts = {
+                    "name": "ward",
+                    "path": "",
+                    "manifest_sha256": federation_digest(directory),
+                }
                 record = cast(EnsembleRecord, SimpleNamespace(**facts))
                 voters = RemoteVoters(directory)
                 voters.votes(record, x)

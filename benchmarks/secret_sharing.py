@@ -2,7 +2,7 @@
 
     python benchmarks/secret_sharing.py [OWNERS]
 
-Owners, helper and service are processes of this machine, and speak HTTP on its loopback. Owners
+Owners, aggregator and service are processes of this machine, and speak HTTP on its loopback. Owners
 vote without thinking and cost as little as they can, since in truth each has a machine of its own;
 all else is what serves. What the two servers compute once shares are there is timed alone, too.
 """
@@ -25,23 +25,23 @@ import numpy as np
 import uvicorn
 
 from terrine_models.data import InputSpec
-from terrine_models.roster import Roster, read_token, roster_digest, save_roster
-from terrine_server.helper import OWNERS, SERVICE, Helper, make
+from terrine_models.federation import Federation, federation_digest, read_token, save_federation
+from terrine_server.aggregator import OWNERS, SERVICE, Aggregator, make
 from terrine_server.labeling import inference, shares
-from terrine_server.labeling.helper_terms import TERMS, HelperTerms
+from terrine_server.labeling.aggregator_terms import TERMS, AggregatorTerms
 from terrine_server.labeling.remote_voters import RemoteVoters
 from terrine_server.labeling.shared_voters import SharedVoters, plausible
 from terrine_server.ledger import EnsembleRecord
 
 CLASSES, TIMES, SIGMA = 10, 11, 40.0
 SPEC = InputSpec(shape=(64,), dtype="uint8", low=0, high=255)
-OWNERS_AT, HELPER_AT = 8311, 8312
+OWNERS_AT, AGGREGATOR_AT = 8311, 8312
 
 
 class ManyOwners:
     """All owners in one process: a vote is the first byte of an input, modulo the classes."""
 
-    def __init__(self, tokens: list[str], terms: HelperTerms) -> None:
+    def __init__(self, tokens: list[str], terms: AggregatorTerms) -> None:
         self._tokens = tokens
         self._terms = terms.digest()
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
@@ -60,9 +60,9 @@ class ManyOwners:
         if how == "infer":
             answer = inference.response(name, labels)
         else:
-            ours, helpers = shares.split(labels, CLASSES)
+            ours, aggregators = shares.split(labels, CLASSES)
             of_round = headers[shares.ROUND.lower().encode()].decode()
-            await self._put(of_round, self._tokens[int(name[6:])], helpers)
+            await self._put(of_round, self._tokens[int(name[6:])], aggregators)
             answer = shares.write(ours)
         length = str(len(answer)).encode()
         start = {"type": "http.response.start", "status": 200}
@@ -72,8 +72,8 @@ class ManyOwners:
     async def _put(self, of_round: str, token: str, share: shares.Share) -> None:
         body = shares.write(share)
         opened = self._idle.pop() if self._idle else None
-        reader, writer = opened or await asyncio.open_connection("127.0.0.1", HELPER_AT)
-        head = f"PUT /v1/rounds/{of_round}/share HTTP/1.1\r\nHost: helper\r\n"
+        reader, writer = opened or await asyncio.open_connection("127.0.0.1", AGGREGATOR_AT)
+        head = f"PUT /v1/rounds/{of_round}/share HTTP/1.1\r\nHost: aggregator\r\n"
         head += f"Authorization: Bearer {token}\r\nContent-Length: {len(body)}\r\n"
         head += f"{TERMS}: {self._terms}\r\n{shares.SHAPE}: {shares.shape_of(share)}\r\n\r\n"
         writer.write(head.encode() + body)
@@ -108,13 +108,13 @@ def median(call: Callable[[], Any], times: int = TIMES) -> float:
     return float(np.median(durations))
 
 
-def computing(helper: Helper, owners: int, rows: int) -> str:
+def computing(aggregator: Aggregator, owners: int, rows: int) -> str:
     """Return what both servers compute for one round, without the network."""
     split = [shares.split(np.arange(rows) % CLASSES, CLASSES) for _ in range(owners)]
-    ours, helpers = ([shares.write(each) for each in side] for side in zip(*split, strict=True))
+    ours, aggregators = ([shares.write(each) for each in side] for side in zip(*split, strict=True))
 
     def releases() -> Any:
-        return helper._released([shares.read(each, rows, CLASSES) for each in helpers])
+        return aggregator._released([shares.read(each, rows, CLASSES) for each in aggregators])
 
     def opens() -> None:
         sums = opened.copy()
@@ -123,7 +123,9 @@ def computing(helper: Helper, owners: int, rows: int) -> str:
         assert plausible(sums, owners, SIGMA)
 
     opened = releases()
-    return f"helper {median(releases):.1f} ms, durable count included; service {median(opens):.1f}"
+    return (
+        f"aggregator {median(releases):.1f} ms, durable count included; service {median(opens):.1f}"
+    )
 
 
 def main() -> None:
@@ -132,13 +134,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         party, directory = Path(scratch, "party"), Path(scratch, "ward")
         given = {"owners": names, "classes": CLASSES, "sigma": SIGMA, "epsilon": 100, "delta": 1e-5}
-        terms = HelperTerms.model_validate(given)
+        terms = AggregatorTerms.model_validate(given)
         make(terms, party)
         tokens = [read_token(party / OWNERS / f"{name}.token") for name in names]
         directory.mkdir()
-        (directory / "helper.token").write_text(read_token(party / SERVICE))
+        (directory / "aggregator.token").write_text(read_token(party / SERVICE))
         at = f"http://127.0.0.1:{OWNERS_AT}"
-        roster = {
+        federation = {
             "name": "ward",
             "input": SPEC.model_dump(),
             "classes": [str(label) for label in range(CLASSES)],
@@ -148,14 +150,14 @@ def main() -> None:
             "quorum": count,
             "timeout_seconds": 60,
             "salt": "0" * 64,
-            "helper": {"url": f"http://127.0.0.1:{HELPER_AT}", "sigma": SIGMA},
+            "aggregator": {"url": f"http://127.0.0.1:{AGGREGATOR_AT}", "sigma": SIGMA},
         }
-        save_roster(directory, Roster.model_validate(roster))
-        facts = {"name": "ward", "path": "", "manifest_sha256": roster_digest(directory)}
+        save_federation(directory, Federation.model_validate(federation))
+        facts = {"name": "ward", "path": "", "manifest_sha256": federation_digest(directory)}
         record = cast(EnsembleRecord, SimpleNamespace(**facts))
         processes = [
             started(lambda: ManyOwners(tokens, terms), OWNERS_AT),
-            started(lambda: Helper(party).app(), HELPER_AT),
+            started(lambda: Aggregator(party).app(), AGGREGATOR_AT),
         ]
         shown, shared = RemoteVoters(directory), SharedVoters(directory)
         for rows in (1, 64, 512):
@@ -167,8 +169,9 @@ def main() -> None:
             print(
                 f"{count} owners, {CLASSES} classes, {rows} inputs: p50 {hidden:.0f} ms "
                 f"({hidden / rows:.1f} an input), with shown votes {plain:.0f} ms "
-                f"({hidden / plain:.2f} times that); σ of the helper's noise {noise.std():.1f}\n"
-                f"  computing alone: {computing(Helper(party), count, rows)} ms"
+                f"({hidden / plain:.2f} times that); σ of the aggregator's noise "
+                f"{noise.std():.1f}\n"
+                f"  computing alone: {computing(Aggregator(party), count, rows)} ms"
             )
         for process in processes:
             process.terminate()

@@ -24,7 +24,7 @@ WHOLE_SERVICES = {
 """Directories whose tests run whole services, trainings or many draws."""
 SLOW_FILES = {
     *("admin/test_access", "admin/test_issuer", "client/test_estimator"),
-    *("api/test_broken_books", "api/test_commands", "api/test_queueing", "api/test_exhaustion"),
+    *("api/test_ledger_corrupted", "api/test_commands", "api/test_queueing", "api/test_exhaustion"),
     *("api/test_abuse", "api/test_paging", "api/test_rendering", "ledger/test_concurrency"),
     *("ledger/test_crash", "ledger/test_edits", "ledger/test_ledger_cli"),
     *("ledger/test_model", "ledger/test_publishing", "ledger/test_parts"),

@@ -11,7 +11,6 @@ a tree.
 from terrine_client._labels import NO_COUNT, Labels
 from terrine_client.client import AsyncClient, Client
 from terrine_client.errors import (
-    BrokenBooks,
     BudgetExhausted,
     CapExceeded,
     ConfigurationError,
@@ -25,6 +24,7 @@ from terrine_client.errors import (
     InvalidQuery,
     InvalidRequest,
     InvalidTerms,
+    LedgerCorrupted,
     MalformedHttp,
     MethodNotAllowed,
     NotFound,
@@ -47,7 +47,6 @@ from terrine_protocol import Budget, Estimate, Outcome
 __all__ = [
     "NO_COUNT",
     "AsyncClient",
-    "BrokenBooks",
     "Budget",
     "BudgetExhausted",
     "CapExceeded",
@@ -65,6 +64,7 @@ __all__ = [
     "InvalidRequest",
     "InvalidTerms",
     "Labels",
+    "LedgerCorrupted",
     "MalformedHttp",
     "MethodNotAllowed",
     "NotFound",

@@ -15,9 +15,9 @@ import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from terrine_client.errors import (
-    BrokenBooks,
     ConfigurationError,
     ConnectionFailed,
+    LedgerCorrupted,
     RateLimited,
     ReplyError,
     TimedOut,
@@ -109,7 +109,7 @@ class Call(Generic[T]):
         match error:
             case RateLimited():
                 again = True
-            case BrokenBooks():
+            case LedgerCorrupted():
                 again = False  # a person has to look at the ledger first
             case ReplyError():
                 again = self.repeatable and error.status in _RETRIED

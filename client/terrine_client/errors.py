@@ -29,7 +29,7 @@
             ├── Overloaded            503  `retry_after`
             ├── EnsembleUnavailable   503
             ├── DatabaseUnavailable   503
-            ├── BrokenBooks           503  until the data owner has mended the ledger
+            ├── LedgerCorrupted           503  until the data owner has mended the ledger
             └── InternalError         500
 
 Nothing is ever charged twice: after any of these, the same request may be sent again, and answers
@@ -259,13 +259,13 @@ class DatabaseUnavailable(ProblemError):
     slug = "database-unavailable"
 
 
-class BrokenBooks(ProblemError):
+class LedgerCorrupted(ProblemError):
     """The server's ledger contradicts itself, and asking again does not help: tell the data owner.
 
     Nothing was charged.
     """
 
-    slug = "broken-books"
+    slug = "ledger-corrupted"
 
 
 class InternalError(ProblemError):

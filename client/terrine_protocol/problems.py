@@ -161,7 +161,7 @@ PROBLEMS: dict[str, ProblemType] = {
             "Without a durable charge there is no answer. Retry with the same Idempotency-Key.",
         ),
         (
-            "broken-books",
+            "ledger-corrupted",
             503,
             "The ledger's books do not agree",
             "The ledger contradicts itself, so nothing is answered or charged. A retry does not "

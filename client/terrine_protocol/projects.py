@@ -61,7 +61,7 @@ class EnsembleInfo(Reply):
             "them. The guarantee rests on it. Declared by the owner, not checked.",
         ),
     ] = None
-    helper_sigma: Annotated[
+    aggregator_sigma: Annotated[
         float | None,
         Field(
             exclude_if=absent,

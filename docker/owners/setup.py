@@ -35,7 +35,7 @@ SECRETS = """\
   {name}-certificate: {{file: ./{name}/certificate.pem}}
   {name}-token: {{file: ./{name}/token}}
 """
-ROSTER = """\
+FEDERATION = """\
 # Who votes, and on what. The first lines suit the teachers of `make owners-demo`, which know images
 # of digits. For teachers of your own, describe those: docs/owners.md explains every line.
 classes = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]
@@ -74,7 +74,8 @@ def names(given: str) -> list[str]:
 
 
 def make(given: str) -> None:
-    """Make keys, certificates, tokens, services and the roster's file, where they are missing."""
+    """Make keys, certificates, tokens, services and the federation's file, where they are
+    missing."""
     found = names(given)
     if shutil.which("openssl") is None:
         sys.exit("openssl is not on this machine. Install it: it makes the owners' certificates.")
@@ -95,7 +96,7 @@ def make(given: str) -> None:
         + "secrets:\n"
         + "".join(SECRETS.format(name=name) for name in found)
     )
-    write_roster(service / "owners.toml", found)
+    write_federation(service / "owners.toml", found)
     remember("OWNERS_FILE=./owners/compose.yml")
 
 
@@ -130,11 +131,11 @@ def certify(name: str, key: Path, certificate: Path) -> None:
         sys.exit(f"openssl made no certificate for {name}: {done.stderr.strip()}")
 
 
-def write_roster(file: Path, found: Sequence[str]) -> None:
+def write_federation(file: Path, found: Sequence[str]) -> None:
     """Write the file for `terrine owners gather`; one that exists is the user's."""
     if not file.exists():
         owners = "".join(OWNER.format(name=name) for name in found)
-        file.write_text(ROSTER.format(quorum=max(1, len(found) - 1)) + owners)
+        file.write_text(FEDERATION.format(quorum=max(1, len(found) - 1)) + owners)
         file.chmod(0o644)
         print(f"made {file}: describe your teachers there")
         return

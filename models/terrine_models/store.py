@@ -334,7 +334,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def document_bytes(path: Path, kind: str, expected: str) -> bytes:
-    """The bytes of a manifest or roster. Raises StoreError, saying what is `expected`."""
+    """The bytes of a manifest or federation. Raises StoreError, saying what is `expected`."""
     try:
         if path.stat().st_size > MANIFEST_LIMIT:
             raise StoreError(f"{path} is larger than {MANIFEST_LIMIT} bytes: not a {kind}")

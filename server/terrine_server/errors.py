@@ -10,7 +10,7 @@
     ├── Forbidden               a valid token that may not do that
     ├── NotFound
     ├── Conflict                a name is taken, a status cannot change that way
-    │   └── Overtaken           another request paid for a query first; it is voted on again
+    │   └── ConcurrentUpdate           another request paid for a query first; it is voted on again
     ├── IdempotencyConflict     a key was used again for another request
     ├── CapExceeded             the ensemble's cap does not allow this budget
     ├── BudgetExhausted         no new query fits
@@ -23,7 +23,7 @@
         ├── DatabaseStarting    PostgreSQL does not accept connections yet
         ├── SchemaMismatch      the database is not at this version's schema
         ├── NotSealed           its rows are sealed with another secret key
-        └── BrokenBooks         a balance, number or hash does not match its charges
+        └── LedgerCorrupted         a balance, number or hash does not match its charges
 
 Each class names one entry of `terrine_protocol.PROBLEMS`; the API turns any of them into an
 RFC 9457 problem in one place, and the command line into one line on stderr.
@@ -107,7 +107,7 @@ class Conflict(TerrineError):
     problem = "conflict"
 
 
-class Overtaken(Conflict):
+class ConcurrentUpdate(Conflict):
     """Another request paid for one of the queries while they were voted on: vote again."""
 
 
@@ -187,14 +187,14 @@ class NotSealed(DatabaseUnavailable):
     """The ledger's rows are not sealed with this server's secret key."""
 
 
-class BrokenBooks(DatabaseUnavailable):
+class LedgerCorrupted(DatabaseUnavailable):
     """What the ledger holds contradicts itself; no more queries are answered.
 
     `found` is a sentence that anyone may read: it names what does not agree, and quotes no label,
     no path and no text of the database. `project` is the one to verify, where one is known.
     """
 
-    problem = "broken-books"
+    problem = "ledger-corrupted"
 
     def __init__(self, found: str, project: str = "all", cause: str = "") -> None:
         super().__init__(

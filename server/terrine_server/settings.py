@@ -153,7 +153,7 @@ class Settings(BaseSettings):
             "others leave. Default: half of `TERRINE_MAX_CONNECTIONS`.",
         ),
     ] = None
-    max_strangers: Annotated[
+    max_unauthenticated: Annotated[
         int | None,
         Field(
             ge=1,
@@ -315,7 +315,7 @@ class Settings(BaseSettings):
         return Limits(
             connections=self.max_connections,
             per_token=self.max_per_token,
-            strangers=self.max_strangers,
+            unauthenticated=self.max_unauthenticated,
             per_address=self.max_per_address,
             held_bytes=self.max_held_bytes,
             keep_alive_seconds=self.keep_alive_seconds,

@@ -1,8 +1,8 @@
 """One owner's server: answers the service that gathers votes, and nobody else.
 
 Its answers are not private: they are what a model trained on private records says. Only who has the
-token gets them. With a helper, nobody does: each answer is one of two shares, and the other goes to
-the helper (docs/privacy/secret-sharing.md).
+token gets them. With an aggregator, nobody does: each answer is one of two shares, and the other
+goes to the aggregator (docs/privacy/secret-sharing.md).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from terrine_models.ensemble import Ensemble
 from terrine_models.onnx_guard import VotingError
 from terrine_models.store import StoreError
 from terrine_server.labeling import inference, shares
-from terrine_server.labeling.helper_terms import TERMS, HelperTerms
+from terrine_server.labeling.aggregator_terms import TERMS, AggregatorTerms
 from terrine_server.labeling.inference import ProtocolError
 from terrine_server.serving.bounds import Guard
 from terrine_server.serving.limits import Limits, few_callers
@@ -38,37 +38,40 @@ log = structlog.get_logger("terrine")
 MOST_BYTES = 64 * 2**20
 """Of a request's body."""
 LIMITS = few_callers(1)
-HELPER_SECONDS = 30.0
-"""How long the helper is waited for; the service that asks may wait less."""
+AGGREGATOR_SECONDS = 30.0
+"""How long the aggregator is waited for; the service that asks may wait less."""
 
 
 @dataclass(frozen=True)
 class Agreed:
-    """A helper, and the terms that this owner agreed to: nothing is shared under others."""
+    """An aggregator, and the terms that this owner agreed to: nothing is shared under others."""
 
     http: httpx.AsyncClient
-    terms: HelperTerms
+    terms: AggregatorTerms
 
 
 class Teacher:
     """An ensemble in a directory, as one teacher: it votes as most of its teachers do."""
 
     def __init__(
-        self, directory: Path, model: str, token: str, helper: Agreed | None = None
+        self, directory: Path, model: str, token: str, aggregator: Agreed | None = None
     ) -> None:
-        """Verify and load it. With a helper, it splits its votes. Raises StoreError."""
+        """Verify and load it. With an aggregator, it splits its votes. Raises StoreError."""
         self.ensemble = Ensemble.load(directory)
         classes = len(self.ensemble.manifest.classes)
-        if helper is not None and helper.terms.classes != classes:
+        if aggregator is not None and aggregator.terms.classes != classes:
             raise StoreError(
-                f"The helper's terms are for {helper.terms.classes} classes, and {directory} votes "
-                f"for {classes}: the helper would count several votes as one, or none at all. The "
-                "parties must agree on terms for one number of classes and make a helper of these."
+                f"The aggregator's terms are for {aggregator.terms.classes} classes, and "
+                f"{directory} votes "
+                f"for {classes}: the aggregator would count several votes as one, or none at all. "
+                "The "
+                "parties must agree on terms for one number of classes and make an aggregator of "
+                "these."
             )
         self.model = model
         self._token = token.encode()
-        self._helper = helper
-        self._terms = "" if helper is None else helper.terms.digest()
+        self._aggregator = aggregator
+        self._terms = "" if aggregator is None else aggregator.terms.digest()
         self._voting = CapacityLimiter(1)
 
     def app(self, limits: Limits = LIMITS) -> Starlette:
@@ -108,7 +111,7 @@ class Teacher:
         )
 
     async def _infer(self, request: Request) -> Response:
-        if self._helper is not None:
+        if self._aggregator is not None:
             return _refused(403, "This teacher shows its votes to nobody: ask it for shares.")
         found = await self._voted(request)
         if isinstance(found, Response):
@@ -116,29 +119,31 @@ class Teacher:
         return Response(inference.response(self.model, found), media_type="application/json")
 
     async def _share(self, request: Request) -> Response:
-        if self._helper is None:
-            return _refused(403, "This teacher knows no helper to share its votes with.")
+        if self._aggregator is None:
+            return _refused(403, "This teacher knows no aggregator to share its votes with.")
         name = request.headers.get(shares.ROUND, "")
         if re.fullmatch(shares.ROUND_NAME, name) is None:
             return _refused(400, f"{shares.ROUND} names no round: expected 32 hexadecimal digits.")
         found = await self._voted(request)
         if isinstance(found, Response):
             return found
-        ours, helpers = shares.split(found, len(self.ensemble.manifest.classes))
+        ours, aggregators = shares.split(found, len(self.ensemble.manifest.classes))
         try:
-            kept = await self._helper.http.put(
+            kept = await self._aggregator.http.put(
                 f"v1/rounds/{name}/share",
-                content=shares.write(helpers),
+                content=shares.write(aggregators),
                 headers={
                     TERMS: self._terms,
-                    shares.SHAPE: shares.shape_of(helpers),
+                    shares.SHAPE: shares.shape_of(aggregators),
                 },
-                timeout=HELPER_SECONDS,
+                timeout=AGGREGATOR_SECONDS,
             )
         except httpx.HTTPError as error:
-            return _refused(502, f"The helper cannot be reached: {type(error).__name__}: {error}")
+            return _refused(
+                502, f"The aggregator cannot be reached: {type(error).__name__}: {error}"
+            )
         if kept.status_code != 204:
-            return _refused(502, f"The helper refuses the share: {kept.text[:300]}")
+            return _refused(502, f"The aggregator refuses the share: {kept.text[:300]}")
         return Response(shares.write(ours), media_type="application/octet-stream")
 
     async def _voted(self, request: Request) -> NDArray[np.int64] | Response:

@@ -131,7 +131,7 @@ def ensemble(record: ledger.EnsembleRecord, available: bool) -> EnsembleInfo:
         teachers=record.info["teachers"],
         matches_prior=record.info.get("matches_prior", False),
         disjoint_by=record.info.get("disjoint_by"),
-        helper_sigma=record.info.get("helper_sigma"),
+        aggregator_sigma=record.info.get("aggregator_sigma"),
         encoding=record.info.get("encoding"),
         image=record.info.get("image"),
         available=available,

@@ -14,7 +14,7 @@ from visitor import SCREENS, Visitor, text_of
 from terrine_protocol import Outcome
 from terrine_server import views
 from terrine_server.admin import charts, rendering
-from terrine_server.errors import BrokenBooks
+from terrine_server.errors import LedgerCorrupted
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
 MOST_BYTES = 60_000
@@ -177,7 +177,7 @@ def test_errors_are_pages_in_plain_words_and_stay_problems_for_the_api(
     assert api.headers["content-type"] == "application/problem+json"
 
     def broken(name: str) -> None:
-        raise BrokenBooks("The account of project 'study' was altered.", "study")
+        raise LedgerCorrupted("The account of project 'study' was altered.", "study")
 
     monkeypatch.setattr(house.app.state.services.ledger, "project", broken)
     reply = admin.get("/admin/studies/study")

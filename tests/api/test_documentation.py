@@ -65,7 +65,7 @@ def test_the_table_of_limits_has_every_limit_and_its_default() -> None:
     shares = Seats(settings.limits).limits
     derived = {
         "max_per_token": shares[Share.TOKEN],
-        "max_strangers": shares[Share.STRANGER],
+        "max_unauthenticated": shares[Share.STRANGER],
         "max_per_address": shares[Share.ADDRESS],
     }
     parts = {

@@ -147,7 +147,7 @@ def test_counts_are_the_students_and_the_owners_alone(
     assert verify_export(exported, {}).ok
 
 
-def test_edited_counts_are_broken_books(terrine_server: RunningServer, call: Call) -> None:
+def test_edited_counts_are_ledger_corrupted(terrine_server: RunningServer, call: Call) -> None:
     terrine_server.open_project(mechanism=COUNTED)
     student, inputs = call(), terrine_server.ensemble.public[:3]
     counts = results(student.label(inputs, key="k"))[1]["counts"]
@@ -155,7 +155,7 @@ def test_edited_counts_are_broken_books(terrine_server: RunningServer, call: Cal
     with unguarded(str(connect_url(terrine_server))) as connection:
         write(connection, 2, {"counts": edited})
     for refused in (student.label(inputs, key="k"), student.label(inputs[1:2])):
-        assert slug(refused) == "broken-books"
+        assert slug(refused) == "ledger-corrupted"
         assert edited not in refused.text
     results(student.label(inputs[:1]))
     verdict = call("auditor").http.get("/ledger/study/verify").json()

@@ -54,7 +54,7 @@ def test_an_act_that_the_database_ignores_is_no_success_and_the_server_not_ready
             )
     engine.dispose()
     paused = admin.http.patch("/projects/study", json={"status": "paused"})
-    assert (paused.status_code, slug(paused)) == (503, "broken-books")
+    assert (paused.status_code, slug(paused)) == (503, "ledger-corrupted")
     assert admin.http.get("/projects/study").json()["status"] == "active"
     ready = admin.http.get("/readyz")
     assert ready.status_code == 503

@@ -21,12 +21,12 @@ from faulty_server import (
 
 from terrine_client import (
     AsyncClient,
-    BrokenBooks,
     Client,
     ConnectionFailed,
     DatabaseUnavailable,
     Forbidden,
     InternalError,
+    LedgerCorrupted,
     ProblemError,
     ProjectPaused,
     RateLimited,
@@ -91,8 +91,8 @@ def test_it_gives_up_after_the_given_number_of_retries(faulty: FaultyServer) -> 
 
 @pytest.mark.usefixtures("no_backoff")
 def test_a_ledger_that_contradicts_itself_is_not_asked_again(faulty: FaultyServer) -> None:
-    faulty.faults.extend([replies(*problem(503, "broken-books"))] * 2)
-    with Client(faulty.url, TOKEN) as client, pytest.raises(BrokenBooks):
+    faulty.faults.extend([replies(*problem(503, "ledger-corrupted"))] * 2)
+    with Client(faulty.url, TOKEN) as client, pytest.raises(LedgerCorrupted):
         client.label(X)
     assert len(faulty.seen) == 1
 

@@ -21,7 +21,13 @@ from migrated import SECRET_KEY, migrated
 
 from terrine_client import Client
 from terrine_models.ensemble import Ensemble
-from terrine_models.roster import Owner, Roster, load_roster, roster_digest, save_roster
+from terrine_models.federation import (
+    Federation,
+    Owner,
+    federation_digest,
+    load_federation,
+    save_federation,
+)
 from terrine_models.store import StoreError
 from terrine_protocol import ProjectOpen, Role, TokenCreate
 from terrine_server.audit.world import serving
@@ -61,8 +67,8 @@ def owners(served: ManyOwners) -> ManyOwners:
     return served
 
 
-def roster(digits: Ensemble, url: str, count: int = OWNERS, **changed: Any) -> Roster:
-    return Roster.model_validate(
+def federation(digits: Ensemble, url: str, count: int = OWNERS, **changed: Any) -> Federation:
+    return Federation.model_validate(
         {
             "name": "ward",
             "input": digits.manifest.input.model_dump(),
@@ -81,14 +87,14 @@ def roster(digits: Ensemble, url: str, count: int = OWNERS, **changed: Any) -> R
     )
 
 
-def gathered(directory: Path, made: Roster) -> EnsembleRecord:
-    """Save a roster and return the facts that voting needs of its record."""
+def gathered(directory: Path, made: Federation) -> EnsembleRecord:
+    """Save a federation and return the facts that voting needs of its record."""
     (directory / "ensembles/ward").mkdir(parents=True, exist_ok=True)
-    save_roster(directory / "ensembles/ward", made)
+    save_federation(directory / "ensembles/ward", made)
     record = SimpleNamespace(
         name="ward",
         path="ensembles/ward",
-        manifest_sha256=roster_digest(directory / "ensembles/ward"),
+        manifest_sha256=federation_digest(directory / "ensembles/ward"),
         info={"teachers": len(made.owners), "classes": list(made.classes), "kind": "remote"},
     )
     return cast(EnsembleRecord, record)
@@ -98,7 +104,7 @@ def test_votes_are_those_of_local_teachers_bit_for_bit(
     tmp_path: Path, digits: Ensemble, owners: ManyOwners, digits_ensemble: DigitsEnsemble
 ) -> None:
     x, count = digits_ensemble.public[:64], digits.manifest.teachers
-    record = gathered(tmp_path, roster(digits, owners.url, count, timeout_seconds=20))
+    record = gathered(tmp_path, federation(digits, owners.url, count, timeout_seconds=20))
     owners.behaviour |= {3: "scores", 4: "scores"}
     assert (checked_votes(RemoteVoters(tmp_path), record, x) == digits.votes(x)).all()
 
@@ -108,7 +114,7 @@ def test_whatever_one_owner_does_moves_one_vote_an_input_at_most(
     tmp_path: Path, digits: Ensemble, owners: ManyOwners, digits_ensemble: DigitsEnsemble
 ) -> None:
     x, classes = digits_ensemble.public[:16], len(digits.manifest.classes)
-    record = gathered(tmp_path, roster(digits, owners.url))
+    record = gathered(tmp_path, federation(digits, owners.url))
     voters = RemoteVoters(tmp_path)
     voters.check(record)
     before = checked_votes(voters, record, x)
@@ -129,7 +135,7 @@ def test_whatever_one_owner_does_moves_one_vote_an_input_at_most(
 def test_below_the_quorum_nobody_votes(
     tmp_path: Path, digits: Ensemble, owners: ManyOwners, digits_ensemble: DigitsEnsemble
 ) -> None:
-    record = gathered(tmp_path, roster(digits, owners.url))
+    record = gathered(tmp_path, federation(digits, owners.url))
     voters, x = RemoteVoters(tmp_path), digits_ensemble.public[:4]
     owners.behaviour |= dict.fromkeys(range(5), "status")
     checked_votes(voters, record, x)
@@ -167,7 +173,7 @@ def test_an_owner_is_asked_again_if_their_connection_has_just_ended(
     with ThreadingHTTPServer(("127.0.0.1", 0), EndsEveryOtherRequest) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
-        record = gathered(tmp_path, roster(digits, url, 2, quorum=2))
+        record = gathered(tmp_path, federation(digits, url, 2, quorum=2))
         voters = RemoteVoters(tmp_path)
         for _ in range(5):
             assert (checked_votes(voters, record, x)[:, 3] == 2).all()
@@ -251,17 +257,17 @@ def test_votes_of_the_absent_favour_no_class() -> None:
     assert (stand_in("st-mary", x[:7], 10) == stand_in("st-mary", x, 10)[:7]).all()
 
 
-def test_a_roster_is_only_as_it_was_registered(
+def test_a_federation_is_only_as_it_was_registered(
     tmp_path: Path, digits: Ensemble, owners: ManyOwners
 ) -> None:
-    record = gathered(tmp_path, roster(digits, owners.url))
+    record = gathered(tmp_path, federation(digits, owners.url))
     voters = RemoteVoters(tmp_path)
     voters.check(record)
-    gathered(tmp_path, roster(digits, owners.url, quorum=1))
+    gathered(tmp_path, federation(digits, owners.url, quorum=1))
     assert not voters.available(record)
     with pytest.raises(EnsembleUnavailable, match="not the one that was registered"):
         voters.check(record)
-    (tmp_path / "ensembles/ward/roster.json").unlink()
+    (tmp_path / "ensembles/ward/federation.json").unlink()
     with pytest.raises(EnsembleUnavailable, match="cannot be read"):
         voters.check(record)
 
@@ -280,15 +286,15 @@ def test_a_roster_is_only_as_it_was_registered(
         ({"model": "owner-1"}, "one would vote twice"),
     ],
 )
-def test_a_roster_that_makes_no_sense_is_refused(
+def test_a_federation_that_makes_no_sense_is_refused(
     tmp_path: Path, digits: Ensemble, changed: dict[str, Any], says: str
 ) -> None:
-    document = json.loads(roster(digits, "http://127.0.0.1:1").model_dump_json())
+    document = json.loads(federation(digits, "http://127.0.0.1:1").model_dump_json())
     place = document["owners"][0] if set(changed) & {"url", "name", "model"} else document
     place |= changed
-    (tmp_path / "roster.json").write_text(json.dumps(document))
+    (tmp_path / "federation.json").write_text(json.dumps(document))
     with pytest.raises(StoreError, match=says):
-        load_roster(tmp_path)
+        load_federation(tmp_path)
 
 
 @pytest.mark.parametrize("binary", [False, True])
@@ -336,7 +342,7 @@ def test_dying_stalling_and_lying_owners_cost_nobody_an_answer(
     tmp_path: Path, digits: Ensemble, owners: ManyOwners, digits_ensemble: DigitsEnsemble
 ) -> None:
     settings = Settings(data_dir=tmp_path / "data")
-    gathered(settings.data_dir, roster(digits, owners.url))
+    gathered(settings.data_dir, federation(digits, owners.url))
     settings.secret_key_path.write_bytes(SECRET_KEY)
     settings.secret_key_path.chmod(0o600)
     engine = migrated(settings.database)

@@ -17,11 +17,11 @@ from scipy.stats import chi2, chi2_contingency
 from sharing_owners import SharingOwners, sharing_owners
 
 from terrine_models.ensemble import Ensemble
-from terrine_models.roster import Roster, roster_digest, save_roster
+from terrine_models.federation import Federation, federation_digest, save_federation
+from terrine_server.aggregator import SERVICE, Aggregator
 from terrine_server.errors import EnsembleUnavailable
-from terrine_server.helper import SERVICE, Helper
 from terrine_server.labeling import shares
-from terrine_server.labeling.helper_terms import HelperTerms
+from terrine_server.labeling.aggregator_terms import AggregatorTerms
 from terrine_server.labeling.pipeline import released_shared
 from terrine_server.labeling.remote_voters import probe, stand_in
 from terrine_server.labeling.shared_voters import SharedVoters, plausible
@@ -46,33 +46,33 @@ def digits(digits_ensemble: DigitsEnsemble) -> Ensemble:
 @pytest.fixture(scope="module")
 def served(
     digits: Ensemble, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[SharingOwners, Helper]]:
-    directory = tmp_path_factory.mktemp("party") / "helper"
+) -> Iterator[tuple[SharingOwners, Aggregator]]:
+    directory = tmp_path_factory.mktemp("party") / "aggregator"
     with sharing_owners(
         lambda x: choices(digits, x),
         digits.manifest.input,
-        HelperTerms.model_validate(TERMS),
+        AggregatorTerms.model_validate(TERMS),
         directory,
     ) as both:
         yield both
 
 
 @pytest.fixture
-def owners(served: tuple[SharingOwners, Helper]) -> SharingOwners:
+def owners(served: tuple[SharingOwners, Aggregator]) -> SharingOwners:
     served[0].behaviour.clear()
     served[0].seen.clear()
     return served[0]
 
 
 @pytest.fixture
-def helper(served: tuple[SharingOwners, Helper]) -> Helper:
+def aggregator(served: tuple[SharingOwners, Aggregator]) -> Aggregator:
     return served[1]
 
 
 @pytest.fixture
-def record(tmp_path: Path, digits: Ensemble, owners: SharingOwners, helper: Helper) -> Any:
-    """The facts that voting needs of the ensemble's record; its roster is in `tmp_path`."""
-    roster = Roster.model_validate(
+def record(tmp_path: Path, digits: Ensemble, owners: SharingOwners, aggregator: Aggregator) -> Any:
+    """The facts that voting needs of the ensemble's record; its federation is in `tmp_path`."""
+    federation = Federation.model_validate(
         {
             "name": "ward",
             "input": digits.manifest.input.model_dump(),
@@ -85,13 +85,18 @@ def record(tmp_path: Path, digits: Ensemble, owners: SharingOwners, helper: Help
             "quorum": 15,
             "timeout_seconds": 30,
             "salt": "0" * 64,
-            "helper": {"url": owners.helper_url, "sigma": SIGMA},
+            "aggregator": {"url": owners.aggregator_url, "sigma": SIGMA},
         }
     )
-    save_roster(tmp_path, roster)
-    (tmp_path / "helper.token").write_bytes((helper.directory / SERVICE).read_bytes())
-    info = {"teachers": OWNERS, "classes": list(roster.classes), "kind": "shared"}
-    facts = {"name": "ward", "path": "", "manifest_sha256": roster_digest(tmp_path), "info": info}
+    save_federation(tmp_path, federation)
+    (tmp_path / "aggregator.token").write_bytes((aggregator.directory / SERVICE).read_bytes())
+    info = {"teachers": OWNERS, "classes": list(federation.classes), "kind": "shared"}
+    facts = {
+        "name": "ward",
+        "path": "",
+        "manifest_sha256": federation_digest(tmp_path),
+        "info": info,
+    }
     return cast(EnsembleRecord, SimpleNamespace(**facts))
 
 
@@ -102,7 +107,7 @@ def tally(digits: Ensemble, x: NDArray[Any]) -> NDArray[np.int64]:
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[NDArray[np.int64]]:
-    """What the helper draws, from the operating system's randomness, as it draws it."""
+    """What the aggregator draws, from the operating system's randomness, as it draws it."""
     kept, sample = [], NoiseTable.sample
 
     def keep(table: NoiseTable, shape: tuple[int, ...], entropy: Any = os.urandom) -> Any:
@@ -131,7 +136,7 @@ def test_sums_are_plaintext_sums_bit_for_bit(
     assert (answered.labels == answered.counts.argmax(axis=1)).all()
 
 
-def test_what_is_opened_has_all_of_the_helpers_noise_anew(
+def test_what_is_opened_has_all_of_the_aggregators_noise_anew(
     tmp_path: Path, record: EnsembleRecord, digits: Ensemble, digits_ensemble: DigitsEnsemble
 ) -> None:
     x, voters = digits_ensemble.public[:100], SharedVoters(tmp_path)
@@ -185,14 +190,14 @@ def stale(labels: NDArray[np.int64], classes: int, entropy: Any = os.urandom) ->
 
 def narrow(labels: NDArray[np.int64], classes: int, entropy: Any = os.urandom) -> Any:
     """Draw numbers of 8 bits alone."""
-    ours, helpers = shares.split(labels, classes)
-    return ours + helpers - (helpers & 0xFF), helpers & 0xFF
+    ours, aggregators = shares.split(labels, classes)
+    return ours + aggregators - (aggregators & 0xFF), aggregators & 0xFF
 
 
 def telling(labels: NDArray[np.int64], classes: int, entropy: Any = os.urandom) -> Any:
     """Send the vote where the mask belongs."""
-    ours, helpers = shares.split(labels, classes)
-    return ours, helpers | shares.one_hot(labels, classes)
+    ours, aggregators = shares.split(labels, classes)
+    return ours, aggregators | shares.one_hot(labels, classes)
 
 
 @pytest.mark.parametrize(
@@ -228,13 +233,13 @@ def test_an_absent_owner_costs_no_privacy_and_below_the_quorum_an_answer(
     record: EnsembleRecord,
     digits: Ensemble,
     owners: SharingOwners,
-    helper: Helper,
+    aggregator: Aggregator,
     digits_ensemble: DigitsEnsemble,
     drawn: list[NDArray[np.int64]],
 ) -> None:
     x, voters = digits_ensemble.public[:16], SharedVoters(tmp_path)
     voters.check(record)
-    failing = ["short", "helper's is short", "status"]
+    failing = ["short", "aggregator's is short", "status"]
     owners.behaviour |= dict(enumerate(failing))
     sums = voters.votes(record, x) - drawn[-1].astype(np.uint32)
     expected = tally(digits, x)
@@ -243,31 +248,33 @@ def test_an_absent_owner_costs_no_privacy_and_below_the_quorum_an_answer(
         expected += shares.one_hot(stand_in(NAMES[number], x, CLASSES), CLASSES)
     assert (sums == expected).all()
 
-    before = helper.count.released
+    before = aggregator.count.released
     owners.behaviour = dict.fromkeys(range(6), "status")
     with pytest.raises(EnsembleUnavailable, match=r"quorum of 15\. Nothing was charged"):
         voters.votes(record, x)
-    assert helper.count.released == before, "nothing was released, and nothing counted"
+    assert aggregator.count.released == before, "nothing was released, and nothing counted"
 
-    owners.behaviour = {3: "without the helper"}  # says that it shared, and did not
+    owners.behaviour = {3: "without the aggregator"}  # says that it shared, and did not
     with pytest.raises(EnsembleUnavailable, match="did not answer as it should"):
         voters.votes(record, x)
-    assert helper.count.released == before
+    assert aggregator.count.released == before
 
 
 def test_crude_lies_are_found_and_say_nothing_of_votes(
     tmp_path: Path,
     record: EnsembleRecord,
     owners: SharingOwners,
-    helper: Helper,
+    aggregator: Aggregator,
     digits_ensemble: DigitsEnsemble,
 ) -> None:
     owners.behaviour[4] = "lies"
-    voters, before = SharedVoters(tmp_path), helper.count.released
+    voters, before = SharedVoters(tmp_path), aggregator.count.released
     for _ in range(3):
         with pytest.raises(EnsembleUnavailable, match="do not add up to one vote an owner"):
             voters.votes(record, digits_ensemble.public[:4])
-    assert helper.count.released == before + 4, "asked once: retries cost the helper nothing"
+    assert aggregator.count.released == before + 4, (
+        "asked once: retries cost the aggregator nothing"
+    )
     # The bound is wide enough for the noise, wherever votes are, and no wider than it must be.
     votes = np.zeros((10_000, CLASSES), dtype=np.uint32)
     votes[:, 3] = 1000
@@ -282,19 +289,20 @@ def test_crude_lies_are_found_and_say_nothing_of_votes(
 
 
 def test_the_owners_are_asked_once_when_they_are_gathered(
-    tmp_path: Path, record: EnsembleRecord, owners: SharingOwners, helper: Helper
+    tmp_path: Path, record: EnsembleRecord, owners: SharingOwners, aggregator: Aggregator
 ) -> None:
-    from terrine_models.roster import load_roster
+    from terrine_models.federation import load_federation
 
-    before = helper.count.released
+    before = aggregator.count.released
     owners.behaviour |= {1: "status", 2: "short"}
-    found = probe(tmp_path, load_roster(tmp_path))
+    found = probe(tmp_path, load_federation(tmp_path))
     assert [number for number, wrong in enumerate(found) if wrong] == [1, 2]
-    assert helper.count.released == before
+    assert aggregator.count.released == before
 
 
 def test_noise_comes_before_decoding() -> None:
-    """A helper shifts a count to where numbers wrap: "more than 7 votes" must not become 2³²."""
+    """An aggregator shifts a count to where numbers wrap: "more than 7 votes" must not become
+    2³²."""
     mechanism, rows = NoisyVotes(OWNERS, 2, 3.0), 400
     seven, eight = np.tile([7, 13], (rows, 1)), np.tile([8, 12], (rows, 1))
     shift = np.array([2**31 - 8, 8 - 2**31], dtype=np.int64).astype(np.uint32)
@@ -327,15 +335,15 @@ def test_only_noisy_votes_is_answered_from_sums() -> None:
             NoisyVotes(OWNERS, CLASSES, 3.0).release_shared(wrong)
 
 
-def test_a_helper_that_spent_its_budget_releases_nothing_more(
+def test_a_aggregator_that_spent_its_budget_releases_nothing_more(
     tmp_path: Path,
     record: EnsembleRecord,
-    helper: Helper,
+    aggregator: Aggregator,
     digits_ensemble: DigitsEnsemble,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     x, voters = digits_ensemble.public[:16], SharedVoters(tmp_path)
-    monkeypatch.setattr(helper.count, "most", helper.count.released + 17)
+    monkeypatch.setattr(aggregator.count, "most", aggregator.count.released + 17)
     voters.votes(record, x)
     with pytest.raises(EnsembleUnavailable, match="released all that its budget pays for"):
         voters.votes(record, x)

@@ -13,7 +13,7 @@ from commands import Terrine
 from digits import DigitsEnsemble
 from small_servers import certified, small_server
 
-from terrine_models.roster import load_roster
+from terrine_models.federation import load_federation
 from terrine_server.labeling import inference
 from terrine_server.labeling.remote_voters import probe
 
@@ -52,8 +52,8 @@ def test_owners_serve_their_teachers_and_are_gathered(
         assert "CERTIFICATE_VERIFY_FAILED" in said
         directory = tmp_path / "data/ensembles/ward"
         assert all(path.stat().st_mode & 0o077 == 0 for path in directory.iterdir())
-        assert TOKEN not in (directory / "roster.json").read_text()
-        assert probe(directory, load_roster(directory))[0] is None
+        assert TOKEN not in (directory / "federation.json").read_text()
+        assert probe(directory, load_federation(directory))[0] is None
         assert "answers" in terrine("owners", "check", "ward").fine
         assert "exists" in terrine("owners", "gather", file, "--name", "ward").refused
 

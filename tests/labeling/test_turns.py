@@ -1,4 +1,5 @@
-"""What two servers vote on at a time: a helper counts each query that any of them puts to it."""
+"""What two servers vote on at a time: an aggregator counts each query that any of them puts to
+it."""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ from migrated import SECRET_KEY, migrated
 from sharing_owners import sharing_owners
 
 from terrine_models.ensemble import Ensemble
-from terrine_models.roster import Roster, save_roster
+from terrine_models.federation import Federation, save_federation
 from terrine_protocol import ProjectOpen
+from terrine_server.aggregator import SERVICE, Aggregator
 from terrine_server.errors import DatabaseUnavailable
-from terrine_server.helper import SERVICE, Helper
-from terrine_server.labeling.helper_terms import HelperTerms
+from terrine_server.labeling.aggregator_terms import AggregatorTerms
 from terrine_server.labeling.pipeline import Labeling
 from terrine_server.labeling.shared_voters import SharedVoters
 from terrine_server.ledger import Ledger, Receipt, connect
@@ -37,10 +38,10 @@ TERMS = {"owners": NAMES, "classes": 10, "sigma": SIGMA, "epsilon": 20, "delta":
 
 
 @pytest.fixture
-def helper_and_service(
+def aggregator_and_service(
     tmp_path: Path, database_url: str, digits_ensemble: DigitsEnsemble
-) -> Iterator[tuple[Helper, Settings]]:
-    """A helper that counts, and a data directory with its ensemble and a project, "shares"."""
+) -> Iterator[tuple[Aggregator, Settings]]:
+    """An aggregator that counts, and a data directory with its ensemble and a project, "shares"."""
     digits = Ensemble.load(digits_ensemble.directory, device="cpu")
     settings = Settings(data_dir=tmp_path / "data", database_url=database_url)
     ward = settings.ensembles_dir / "ward"
@@ -50,10 +51,10 @@ def helper_and_service(
     with sharing_owners(
         lambda x: choices(digits, x),
         digits.manifest.input,
-        HelperTerms.model_validate(TERMS),
+        AggregatorTerms.model_validate(TERMS),
         tmp_path / "party",
-    ) as (owners, helper):
-        roster = Roster.model_validate(
+    ) as (owners, aggregator):
+        federation = Federation.model_validate(
             {
                 "name": "ward",
                 "input": digits.manifest.input.model_dump(),
@@ -67,11 +68,11 @@ def helper_and_service(
                 "quorum": len(NAMES),
                 "timeout_seconds": 30,
                 "salt": "0" * 64,
-                "helper": {"url": owners.helper_url, "sigma": SIGMA},
+                "aggregator": {"url": owners.aggregator_url, "sigma": SIGMA},
             }
         )
-        save_roster(ward, roster)
-        (ward / "helper.token").write_bytes((helper.directory / SERVICE).read_bytes())
+        save_federation(ward, federation)
+        (ward / "aggregator.token").write_bytes((aggregator.directory / SERVICE).read_bytes())
         ledger = Ledger(migrated(database_url), SECRET_KEY)
         register_ensemble(ledger, settings, "ward", 20.0, 1e-6)
         terms = {
@@ -79,13 +80,13 @@ def helper_and_service(
             "mechanism": {"name": "noisy_votes", "sigma": 12.0},
         }
         open_project(ledger, ProjectOpen.model_validate(terms))
-        yield helper, settings
+        yield aggregator, settings
 
 
-def test_a_helper_counts_what_the_ledger_charges_however_many_servers_ask_the_same(
-    helper_and_service: tuple[Helper, Settings], digits_ensemble: DigitsEnsemble
+def test_a_aggregator_counts_what_the_ledger_charges_however_many_servers_ask_the_same(
+    aggregator_and_service: tuple[Aggregator, Settings], digits_ensemble: DigitsEnsemble
 ) -> None:
-    helper, settings = helper_and_service
+    aggregator, settings = aggregator_and_service
     copies, servers = 8, 2
     with ExitStack() as stack:
         replicas = []
@@ -115,7 +116,7 @@ def test_a_helper_counts_what_the_ledger_charges_however_many_servers_ask_the_sa
         ledger = Ledger(connect(settings.database), SECRET_KEY)
         charges = ledger.project("shares").charges
         assert charges == 3 + 6
-        assert helper.count.released == charges
+        assert aggregator.count.released == charges
         assert ledger.verify("shares").ok
 
 

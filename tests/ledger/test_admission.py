@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from terrine_protocol import Outcome
-from terrine_server.errors import Overtaken
+from terrine_server.errors import ConcurrentUpdate
 from terrine_server.labeling.pipeline import possible
 from terrine_server.ledger import Recorded
 from terrine_server.ledger.charging.admission import admit
@@ -268,7 +268,7 @@ def test_a_query_that_was_drawn_and_is_recorded_meanwhile_is_drawn_again() -> No
     """Its draw decided where later epochs start. Whether an opening is charged would tell of it."""
     meanwhile = {digest(2): Result(Outcome.ANSWERED, 3, 1, replayed=True)}
     batch = [answered(1, epoch=0), answered(2, epoch=0), answered(3, epoch=0)]
-    with pytest.raises(Overtaken):
+    with pytest.raises(ConcurrentUpdate):
         admit(terms(3, EPOCHS), Account(), Recorded(meanwhile, {}), batch)
 
 

@@ -15,10 +15,10 @@ from sqlalchemy import Connection, event, make_url, text
 
 from terrine_protocol import ProjectStatus
 from terrine_server.errors import (
-    BrokenBooks,
     BudgetExhausted,
     DatabaseUnavailable,
     IdempotencyConflict,
+    LedgerCorrupted,
     ProjectClosed,
     ProjectPaused,
     TerrineError,
@@ -223,7 +223,7 @@ def test_what_a_commit_refuses_is_not_answered(two: Two) -> None:
         )
         tries.append(1)
 
-    with pytest.raises(BrokenBooks):
+    with pytest.raises(LedgerCorrupted):
         two.pay([answered(1)], None, record)
     assert len(tries) == 2
     assert two.theirs.project("study").charges == 1

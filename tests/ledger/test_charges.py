@@ -20,7 +20,7 @@ from sqlalchemy import select, text, update
 
 from terrine_protocol import Outcome
 from terrine_server.errors import (
-    BrokenBooks,
+    LedgerCorrupted,
     NotFound,
 )
 from terrine_server.ledger import Ledger, Proposal, connect
@@ -107,7 +107,7 @@ def test_a_label_that_is_not_paid_for_is_in_no_error(database_url: str) -> None:
             )
         else:
             connection.execute(text("ALTER TABLE charges ADD CHECK (label < 0)"))
-    with pytest.raises(BrokenBooks) as refusal:
+    with pytest.raises(LedgerCorrupted) as refusal:
         ledger.charge(project.id, [answered(1, label=87654321)])
     assert "87654321" not in str(refusal.value)
     assert refusal.value.__cause__ is None
@@ -128,7 +128,7 @@ def test_a_balance_that_lost_its_last_charge_answers_nothing(database_url: str) 
             connection.execute(text(statement))
         connection.execute(charges.delete().where(charges.c.seq == 3))
         assert len(connection.execute(select(charges)).all()) == 2
-    with pytest.raises(BrokenBooks, match="terrine ledger verify study"):
+    with pytest.raises(LedgerCorrupted, match="terrine ledger verify study"):
         ledger.charge(project.id, [answered("new")])
 
 
@@ -142,7 +142,7 @@ def test_beside_an_entry_that_no_balance_counts_nothing_is_answered(database_url
         unpaid = {"seq": 9, "query_digest": digest("unpaid"), "input_digest": digest("unpaid")}
         connection.execute(charges.insert().values({**last, **unpaid}))
     for query in ("unpaid", 1, "new"):
-        with pytest.raises(BrokenBooks, match="terrine ledger verify study"):
+        with pytest.raises(LedgerCorrupted, match="terrine ledger verify study"):
             ledger.charge(project.id, [answered(query)])
 
 
@@ -163,9 +163,9 @@ def test_terms_altered_under_a_running_server_make_nothing_cheaper(database_url:
     assert costs == [price, price]
     assert ledger.verify("study").problems
     # Whoever reads the terms now refuses them: other servers, and this one once it forgets them.
-    with pytest.raises(BrokenBooks, match="The account of project 'study' was altered"):
+    with pytest.raises(LedgerCorrupted, match="The account of project 'study' was altered"):
         Ledger(connect(database_url), SECRET_KEY).charge(project.id, [answered(3)])
-    with pytest.raises(BrokenBooks):
+    with pytest.raises(LedgerCorrupted):
         ledger.project("study")
 
 

@@ -27,7 +27,7 @@ from forging import rehash, rewrite, rows_of
 from migrated import SECRET_KEY
 
 from terrine_server.audit.ledger import audit_books
-from terrine_server.errors import BrokenBooks
+from terrine_server.errors import LedgerCorrupted
 from terrine_server.ledger import Ledger, ProjectRecord, Proposal, Receipt, connect
 from terrine_server.ledger.anchors import Anchor
 from terrine_server.ledger.chain import CHARGE_FIELDS, frame, frame_counts
@@ -219,11 +219,11 @@ def test_edited_counts_are_not_told_and_are_found(
             return
         for batch, key in ((BATCH, KEY), (BATCH, None), ([counted(2)], None)):
             for server in (ledger, fresh(database_url)):
-                with pytest.raises(BrokenBooks, match="Entry 2 of project study was altered"):
+                with pytest.raises(LedgerCorrupted, match="Entry 2 of project study was altered"):
                     server.charge(project.id, batch, key)
-        with pytest.raises(BrokenBooks, match="Entry 2"):
+        with pytest.raises(LedgerCorrupted, match="Entry 2"):
             ledger.charges("study")
-        with pytest.raises(BrokenBooks, match="Entry 2"):
+        with pytest.raises(LedgerCorrupted, match="Entry 2"):
             list(ledger.export("study"))
         found = ledger.verify("study")
         assert found.problems[0].startswith("entry 2: altered, or not the one that followed")
@@ -242,7 +242,7 @@ def test_counts_that_are_added_to_an_entry_without_are_found(
     ledger.charge(project.id, [answered(1, 0)], KEY)
     with Hand(connect(database_url), database_url).set("charges", 0, "counts", "[9,0]") as done:
         assert done
-        with pytest.raises(BrokenBooks):
+        with pytest.raises(LedgerCorrupted):
             fresh(database_url).charge(project.id, [answered(1, 0)])
         assert ledger.verify("study").problems[0].startswith("entry 1: altered")
 
@@ -269,7 +269,7 @@ def test_counts_that_nobody_was_told_are_found_in_a_chain_that_was_made_to_fit(
         forge(connection, 2, **changes)
     problems = ledger.verify("study").problems
     assert any(found.startswith("entry 2: its noisy counts are not") for found in problems)
-    with pytest.raises(BrokenBooks):
+    with pytest.raises(LedgerCorrupted):
         fresh(database_url).charge(project.id, [counted(2)])
 
 

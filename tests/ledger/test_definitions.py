@@ -11,7 +11,7 @@ from migrated import SECRET_KEY
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
-from terrine_server.errors import BrokenBooks, SchemaMismatch
+from terrine_server.errors import LedgerCorrupted, SchemaMismatch
 from terrine_server.ledger import Ledger, check_definitions, check_schema, connect, upgrade
 from terrine_server.ledger.store.schema import differences
 from terrine_server.ledger.store.tables import metadata
@@ -490,6 +490,6 @@ def test_what_contradicts_a_guard_keeps_it_from_being_restored(engine: Engine) -
     values = columns.replace("seq", "2").replace("query_digest", "hash")
     run(engine, f"INSERT INTO charges ({columns}) SELECT {values} FROM charges")
     before = differing(engine)
-    with pytest.raises(BrokenBooks, match="terrine ledger verify"):
+    with pytest.raises(LedgerCorrupted, match="terrine ledger verify"):
         upgrade(engine, SECRET_KEY)
     assert differing(engine) == before, "all or nothing"

@@ -23,7 +23,7 @@ from publishing import open_published, published_terms, publishing_ledger, voted
 from sqlalchemy import Engine, event, text
 
 from terrine_protocol import ProjectStatus
-from terrine_server.errors import BrokenBooks
+from terrine_server.errors import LedgerCorrupted
 from terrine_server.ledger import Ledger, ProjectRecord, connect
 from terrine_server.ledger.store import rows as ledger_rows
 from terrine_server.ledger.store.tables import metadata
@@ -84,11 +84,11 @@ def test_what_was_published_cannot_be_edited(
             if not done:
                 continue
             edited = balance(database_url)
-            with pytest.raises(BrokenBooks):
+            with pytest.raises(LedgerCorrupted):
                 fresh().project("study")
-            with pytest.raises(BrokenBooks):
+            with pytest.raises(LedgerCorrupted):
                 fresh().secret_spend("study")
-            with pytest.raises(BrokenBooks):
+            with pytest.raises(LedgerCorrupted):
                 fresh().charge(published.id, voted(published, ["new"]))
             assert balance(database_url) == edited
             assert not fresh().verify("study").ok
@@ -109,9 +109,9 @@ def test_an_edited_tally_is_refused_or_counts_on(
                     assert not done or not fresh().verify("study").ok
                     continue
                 before = balance(database_url)
-                with pytest.raises(BrokenBooks):
+                with pytest.raises(LedgerCorrupted):
                     fresh().charge(published.id, voted(published, ["new"]))
-                with pytest.raises(BrokenBooks):
+                with pytest.raises(LedgerCorrupted):
                     fresh().secret_spend("study")
                 assert balance(database_url) == before
                 assert not fresh().verify("study").ok
@@ -132,7 +132,7 @@ def test_an_epoch_that_was_opened_cannot_be_unpaid(
         for value in (0, price, 2 * price - 1, 4 * price + 1):
             with edits.set("projects", 0, column, value) as done:
                 assert done
-                with pytest.raises(BrokenBooks):
+                with pytest.raises(LedgerCorrupted):
                     fresh().charge(project.id, [answered("new", epoch=0)])
                 assert not ledger.verify("study").ok
     assert ledger.verify("study").ok
@@ -166,7 +166,7 @@ def test_an_edited_cap_reserves_and_returns_nothing(
             with edits.set("ensembles", 0, column, value) as done:
                 if not done or value == original:
                     continue
-                with pytest.raises(BrokenBooks):
+                with pytest.raises(LedgerCorrupted):
                     act(fresh())
                 assert not ledger.verify("study").ok, column
     assert ledger.project_names() == ["study"]
@@ -181,9 +181,9 @@ def test_a_project_whose_ensemble_is_gone_is_not_passed_over(
     edits = hand(database_url)
     with edits.edited("UPDATE projects SET ensemble_id = 99") as done:
         assert done
-        with pytest.raises(BrokenBooks):
+        with pytest.raises(LedgerCorrupted):
             ledger.projects()
-        with pytest.raises(BrokenBooks):
+        with pytest.raises(LedgerCorrupted):
             ledger.project("study")
         assert not ledger.verify("study").ok
 

@@ -23,7 +23,7 @@ from books import (
 from migrated import SECRET_KEY
 from sqlalchemy import Connection, select, update
 
-from terrine_server.errors import BudgetExhausted, InvalidTerms, Overtaken
+from terrine_server.errors import BudgetExhausted, ConcurrentUpdate, InvalidTerms
 from terrine_server.ledger import Ledger, ProjectRecord
 from terrine_server.ledger.chain import canonical_json, charge_hash
 from terrine_server.ledger.seals import Seals
@@ -98,7 +98,7 @@ def test_requests_at_once_open_an_epoch_each(ledger: Ledger) -> None:
 
 
 def test_a_request_that_was_overtaken_charges_nothing(ledger: Ledger, study: ProjectRecord) -> None:
-    with pytest.raises(Overtaken):
+    with pytest.raises(ConcurrentUpdate):
         ledger.charge(study.id, [answered(8, epoch=0), answered("new", epoch=0)])
     assert ledger.project("study").account == study.account
     assert ledger.verify("study").ok

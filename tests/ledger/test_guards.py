@@ -12,7 +12,7 @@ from forging import rebuild, rewrite, rows_of
 from migrated import SECRET_KEY
 from sqlalchemy import Connection, select, text, update
 
-from terrine_server.errors import BrokenBooks, Overtaken
+from terrine_server.errors import ConcurrentUpdate, LedgerCorrupted
 from terrine_server.ledger import Batch, Ledger, QueryDigest, connect
 from terrine_server.ledger.chain import canonical_json, genesis, iso
 from terrine_server.ledger.seals import Seals
@@ -44,7 +44,7 @@ def test_no_epoch_goes_on_from_queries_of_a_request_that_came_first(
     ]
     record = ledger.consult("study", [key, None], asked) if looked_up else None
     first = Ledger(connect(database_url), SECRET_KEY).charge(project.id, keyed.proposals, key)
-    with pytest.raises(Overtaken):
+    with pytest.raises(ConcurrentUpdate):
         ledger.charge_group(project.id, [keyed, other], record)
     after = ledger.project("study")
     assert after.account == first.project.account, "nothing of the group was charged"
@@ -149,7 +149,7 @@ def test_an_instant_of_a_year_that_utc_does_not_have_is_refused_as_damaged(
     with unguarded(database_url) as connection:
         edit = "UPDATE ensembles SET registered_at = '0001-01-01T00:00:00+23:59'"
         connection.execute(text(edit))
-    with pytest.raises(BrokenBooks):
+    with pytest.raises(LedgerCorrupted):
         ledger.ensembles()
 
 

@@ -18,7 +18,7 @@ from sqlalchemy import Engine, text
 
 import terrine_server
 from terrine_protocol import ProjectStatus, Role
-from terrine_server.errors import BrokenBooks, DatabaseUnavailable
+from terrine_server.errors import DatabaseUnavailable, LedgerCorrupted
 from terrine_server.ledger import Batch, Ledger, check_writable, connect
 from terrine_server.ledger.sealing import seal_rows
 from terrine_server.ledger.seals import Seals
@@ -130,7 +130,7 @@ def test_nothing_is_told_whose_charge_is_ignored(
     engine, before = connect(database_url), ledger.project("study")
     batch = [answered(f"new {number}") for number in range(queries)]
     ignore(engine, table, command)
-    with pytest.raises(BrokenBooks):
+    with pytest.raises(LedgerCorrupted):
         ledger.charge_group(PROJECT, [Batch(batch, ("key", digest("body")))])
     heed(engine, table)
     assert ledger.project("study") == before
@@ -153,7 +153,7 @@ def test_a_pause_that_a_trigger_undoes_is_an_error(ledger: Ledger, database_url:
             "CREATE TRIGGER aaa BEFORE UPDATE ON projects FOR EACH ROW EXECUTE FUNCTION quiet()",
         ],
     )
-    with pytest.raises(BrokenBooks):
+    with pytest.raises(LedgerCorrupted):
         ledger.set_status("study", ProjectStatus.PAUSED)
     heed(engine, "projects")
     assert ledger.project("study").status is ProjectStatus.ACTIVE
@@ -180,12 +180,12 @@ def test_sealing_and_readiness_notice_that_nothing_is_written(
 ) -> None:
     engine = connect(database_url)
     ignore(engine, "tokens", "UPDATE")
-    with pytest.raises(BrokenBooks), engine.begin() as connection:
+    with pytest.raises(LedgerCorrupted), engine.begin() as connection:
         seal_rows(connection, Seals(SECRET_KEY))
     heed(engine, "tokens")
     if engine.dialect.name == "sqlite":
         ignore(engine, "alembic_version", "UPDATE")
-        with pytest.raises(BrokenBooks):
+        with pytest.raises(LedgerCorrupted):
             check_writable(engine)
     engine.dispose()
 

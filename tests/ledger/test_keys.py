@@ -12,7 +12,7 @@ from edits import Hand
 from migrated import SECRET_KEY
 from sqlalchemy import text
 
-from terrine_server.errors import BrokenBooks, NotFound
+from terrine_server.errors import LedgerCorrupted, NotFound
 from terrine_server.ledger import Ledger, connect
 from terrine_server.ledger.charging import appending
 from terrine_server.ledger.charging.keeping import Kept, read
@@ -83,7 +83,7 @@ def test_a_retry_is_answered_from_charges_by_their_numbers(
         assert again == [replace(result, replayed=True) for result in first]
     for edited in EDITED:
         with edits.set("idempotency", 0, "results", edited):
-            with pytest.raises(BrokenBooks, match="this Idempotency-Key was altered"):
+            with pytest.raises(LedgerCorrupted, match="this Idempotency-Key was altered"):
                 fresh(database_url).charge(project.id, batch, KEY)
             again = fresh(database_url).charge(project.id, batch).results
             assert [result.label for result in again] == [2, 1, 2, 3]
@@ -125,9 +125,11 @@ def test_no_label_is_read_from_a_charge_whose_hash_is_not_its_own(
         with edits.set("charges", 1, column, value) as done:
             assert done
             for key in (None, KEY):
-                with pytest.raises(BrokenBooks, match=r"Entry [23] of project study was altered"):
+                with pytest.raises(
+                    LedgerCorrupted, match=r"Entry [23] of project study was altered"
+                ):
                     fresh(database_url).charge(project.id, batch, key)
-            with pytest.raises(BrokenBooks, match="Entry 2"):
+            with pytest.raises(LedgerCorrupted, match="Entry 2"):
                 ledger.charges("study")
             assert not ledger.verify("study").ok
             assert seqs(ledger.charge(project.id, [answered(1)]).results) == [(1, True)]
@@ -171,7 +173,7 @@ def test_no_query_was_refused_whose_answer_another_of_its_request_got(
     for edited in (between(0, 1), between(0, 0), "[-1,0]", "[0,-1]"):
         with (
             edits.set("idempotency", 0, "results", edited),
-            pytest.raises(BrokenBooks, match="this Idempotency-Key was altered"),
+            pytest.raises(LedgerCorrupted, match="this Idempotency-Key was altered"),
         ):
             fresh(database_url).charge(project.id, batch, KEY)
 
@@ -184,7 +186,7 @@ def test_an_altered_answer_names_the_project_to_verify_and_its_cause(
     ledger.charge(project.id, [answered(1)], KEY)
     with (
         hand(database_url).set("idempotency", 0, "results", between(1, 2)),
-        pytest.raises(BrokenBooks, match="terrine ledger verify study") as refused,
+        pytest.raises(LedgerCorrupted, match="terrine ledger verify study") as refused,
     ):
         fresh(database_url).charge(project.id, [unvoted(1)], KEY)
     assert refused.value.cause == "ValueError('charges that are not there')"

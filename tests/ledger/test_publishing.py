@@ -28,7 +28,7 @@ from sqlalchemy import Connection, delete, select, update
 
 from terrine_protocol import Outcome, ProjectOpen, ProjectStatus
 from terrine_server.audit.ledger import check_project
-from terrine_server.errors import BrokenBooks, BudgetExhausted, Conflict, InvalidTerms
+from terrine_server.errors import BudgetExhausted, Conflict, InvalidTerms, LedgerCorrupted
 from terrine_server.ledger import Ledger, ProjectRecord, Proposal, Recorded, connect
 from terrine_server.ledger.charging.admission import Admission, admit
 from terrine_server.ledger.charging.tallies import SecretTally
@@ -302,7 +302,7 @@ def test_a_lost_tally_stops_the_answers(ledger: Ledger, database_url: str) -> No
     project = open_published(ledger)
     with connect(database_url).begin() as connection:
         connection.execute(delete(secret_spends))
-    with pytest.raises(BrokenBooks, match="tally"):
+    with pytest.raises(LedgerCorrupted, match="tally"):
         ledger.charge(project.id, voted(project, [1]))
     assert ledger.project("study").charges == 0
     assert ledger.verify("study").problems == [

@@ -16,7 +16,7 @@ from migrated import SECRET_KEY
 from sqlalchemy import Engine, event, text, update
 
 from terrine_protocol import ProjectStatus, Role, TokenCreate
-from terrine_server.errors import BrokenBooks, Conflict, NotSealed, Unauthorized
+from terrine_server.errors import Conflict, LedgerCorrupted, NotSealed, Unauthorized
 from terrine_server.ledger import Action, Ledger, connect, seal
 from terrine_server.ledger.administration import ABOUT, FACTS
 from terrine_server.ledger.store.tables import ensembles, metadata, projects, requests, tokens
@@ -51,7 +51,7 @@ def test_books_that_do_not_verify_are_not_sealed(engine: Engine, database_url: s
         connection.execute(text("UPDATE charges SET label = 9 WHERE seq = 1"))
     before = everything(engine)
     for how in ({"old_key": SECRET_KEY}, {"accept": True}):
-        with pytest.raises(BrokenBooks, match="was not sealed: project study: entry 1"):
+        with pytest.raises(LedgerCorrupted, match="was not sealed: project study: entry 1"):
             seal(engine, OTHER_KEY, **how)
     assert everything(engine) == before
     with pytest.raises(NotSealed):
@@ -66,7 +66,7 @@ def test_another_key_seals_what_verifies_under_the_old_one(
 ) -> None:
     with pytest.raises(NotSealed, match="--old-key FILE"):
         seal(engine, OTHER_KEY)
-    with pytest.raises(BrokenBooks):
+    with pytest.raises(LedgerCorrupted):
         seal(engine, OTHER_KEY, old_key=b"neither of them, but long enough")
     seal(engine, OTHER_KEY, old_key=SECRET_KEY)
     ledger = Ledger(engine, OTHER_KEY)
@@ -75,7 +75,7 @@ def test_another_key_seals_what_verifies_under_the_old_one(
     assert ledger.charge(1, [answered(3)]).project.charges == 3
     with pytest.raises(NotSealed):
         Ledger(engine, SECRET_KEY).check_sealed()
-    with pytest.raises(BrokenBooks):
+    with pytest.raises(LedgerCorrupted):
         Ledger(engine, SECRET_KEY).charge(1, [answered(4)])
     assert ledger.verify("study").ok
 
@@ -87,7 +87,7 @@ def test_a_lost_key_or_an_edit_of_ones_own_can_be_accepted(
         connection.execute(update(ensembles).values(path="elsewhere/mnist"))
         connection.execute(requests.delete())
         connection.execute(tokens.delete())
-    with pytest.raises(BrokenBooks, match="path is 'elsewhere/mnist', but the log says"):
+    with pytest.raises(LedgerCorrupted, match="path is 'elsewhere/mnist', but the log says"):
         seal(engine, OTHER_KEY, old_key=SECRET_KEY)
     sealed = seal(engine, OTHER_KEY, accept=True)
     assert sealed.adopted["ensemble"] == ["mnist"]
@@ -210,7 +210,7 @@ def test_an_edited_token_is_unknown_and_another_is_not(engine: Engine, database_
     with pytest.raises(Unauthorized, match="unknown"):
         kept.authenticate(edited.token)
     assert kept.authenticate(other.token).role is Role.AUDITOR
-    with pytest.raises(BrokenBooks):
+    with pytest.raises(LedgerCorrupted):
         ledger.revoke_token(edited.id)
 
 

@@ -12,7 +12,7 @@ from books import digest, unguarded
 from publishing import CAP, CLASSES, GNMAX, TEACHERS, publishing_ledger, voted
 from sqlalchemy import delete, select, update
 
-from terrine_server.errors import BrokenBooks, Conflict
+from terrine_server.errors import Conflict, LedgerCorrupted
 from terrine_server.ledger import Ledger, ProjectRecord, SecretAccount, connect
 from terrine_server.ledger.store.tables import secret_spends
 from terrine_server.privacy import BoundRelease, Terms, VoteOutcome, build_mechanism, quote
@@ -121,7 +121,7 @@ def test_a_tally_that_is_lost_or_damaged_is_not_counted_on(
         lambda: ledger.secret_spend("study"),
         lambda: ledger.charge(project.id, voted(project, ["new"])),
     ):
-        with pytest.raises(BrokenBooks, match="The tally of project study is lost or damaged"):
+        with pytest.raises(LedgerCorrupted, match="The tally of project study is lost or damaged"):
             read()
     assert ledger.project("study").account == before
 
@@ -132,7 +132,9 @@ def test_a_tally_of_other_charges_is_not_counted_on(
 ) -> None:
     ledger.charge(project.id, voted(project, range(3)))
     set_tally(database_url, {"charges": charges})
-    with pytest.raises(BrokenBooks, match="The tally of project study is not that of its charges"):
+    with pytest.raises(
+        LedgerCorrupted, match="The tally of project study is not that of its charges"
+    ):
         ledger.charge(project.id, voted(project, ["new"]))
 
 

@@ -84,7 +84,8 @@ def take_all_of(headers: dict[str, str], server: Serving, open_: ExitStack) -> N
 def test_those_who_never_read_from_one_address_keep_nobody_else_out(
     served_machine: Machine,
 ) -> None:
-    """Neither strangers from elsewhere nor students, also from there. Then they are closed."""
+    """Neither unauthenticated clients from elsewhere nor students, also from there. Then they are
+    closed."""
     headers = student(served_machine, "kept", 5)
     with (
         serving(served_machine, write_seconds=5, max_connections=SEATS) as server,
@@ -107,7 +108,8 @@ def test_those_who_never_read_from_one_address_keep_nobody_else_out(
 def test_those_who_never_read_from_many_addresses_keep_no_student_out(
     served_machine: Machine,
 ) -> None:
-    """They have all seats of strangers until they are closed; health is answered meanwhile."""
+    """They have all seats of the unauthenticated until they are closed; health is answered
+    meanwhile."""
     headers = student(served_machine, "kept", 5)
     with (
         serving(served_machine, write_seconds=10, max_connections=SEATS) as server,

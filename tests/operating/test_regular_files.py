@@ -15,9 +15,9 @@ from commands import Terrine
 
 from terrine_models import csv_files
 from terrine_models.data import DataError, load_idx, load_inputs
+from terrine_models.federation import read_token
 from terrine_models.images import load_images
 from terrine_models.reading import sha256
-from terrine_models.roster import read_token
 from terrine_models.splitting import read_partition
 from terrine_models.store import StoreError, verified_bytes
 from terrine_models.students import Student
@@ -103,7 +103,7 @@ COMMANDS: dict[str, Callable[[Path], tuple[Any, ...]]] = {
     "student label": lambda path: ("student", "label", path, "--out", "labels.npz", *AT),
     "student's token": lambda path: ("student", "budget", "--token-file", path, *AT),
     "plan": lambda path: ("plan", "gnmax", "--votes", path, "--votes-are", "public"),
-    "helper": lambda path: ("helper", "make", path, "districts"),
+    "aggregator": lambda path: ("aggregator", "make", path, "districts"),
 }
 
 

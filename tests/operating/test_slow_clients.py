@@ -1,4 +1,4 @@
-"""Half-sent heads and bodies on the servers of helpers and owners, as on the service."""
+"""Half-sent heads and bodies on the servers of aggregators and owners, as on the service."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from serving import until
 from small_servers import certified
 from starlette.applications import Starlette
 
-from terrine_models.roster import read_token
-from terrine_server import helper as helpers
-from terrine_server.helper import Helper
+from terrine_models.federation import read_token
+from terrine_server import aggregator as aggregators
+from terrine_server.aggregator import Aggregator
 from terrine_server.labeling import inference, shares
-from terrine_server.labeling.helper_terms import TERMS, HelperTerms
+from terrine_server.labeling.aggregator_terms import TERMS, AggregatorTerms
 from terrine_server.serving import bounds, listening
 from terrine_server.serving.connection import SPARE, options
 from terrine_server.serving.limits import Limits, few_callers
@@ -100,15 +100,15 @@ def listening_on(app: Starlette, limits: Limits, pem: Path | None) -> Iterator[s
 
 @contextmanager
 def small(kind: str, limits: Limits, directory: Path, ensemble: DigitsEnsemble) -> Iterator[Small]:
-    """Run the server of a helper of three owners, or that of an owner."""
+    """Run the server of an aggregator of three owners, or that of an owner."""
     pem = certified(directory, "tls") if kind.endswith("TLS") else None
     trusted = None if pem is None else ssl.create_default_context(cafile=pem)
-    if kind.startswith("helper"):
+    if kind.startswith("aggregator"):
         given = {"owners": ["a", "b", "c"], "classes": 10, "sigma": 4, "epsilon": 50, "delta": 1e-6}
-        terms = HelperTerms.model_validate(given)
-        helpers.make(terms, directory / "party")
-        made = Helper(directory / "party")
-        token = read_token(directory / "party" / helpers.OWNERS / "a.token")
+        terms = AggregatorTerms.model_validate(given)
+        aggregators.make(terms, directory / "party")
+        made = Aggregator(directory / "party")
+        token = read_token(directory / "party" / aggregators.OWNERS / "a.token")
         share = np.zeros((ROWS, 10), np.uint32)
         headers = {TERMS: terms.digest(), shares.SHAPE: shares.shape_of(share)}
         path = f"/v1/rounds/{'0' * 32}/share"
@@ -122,7 +122,9 @@ def small(kind: str, limits: Limits, directory: Path, ensemble: DigitsEnsemble) 
             yield Small(url, "POST", path, TOKEN, body, headers, trusted)
 
 
-KINDS = pytest.mark.parametrize("kind", ["helper", "owner", "helper over TLS", "owner over TLS"])
+KINDS = pytest.mark.parametrize(
+    "kind", ["aggregator", "owner", "aggregator over TLS", "owner over TLS"]
+)
 
 
 def closes(one: socket.socket) -> bool:
@@ -174,7 +176,7 @@ def test_half_sent_bodies_are_refused(
         server.answers()
 
 
-@pytest.mark.parametrize("kind", ["helper", "owner"])
+@pytest.mark.parametrize("kind", ["aggregator", "owner"])
 def test_requests_in_progress_of_strangers_leave_places_for_those_with_a_token(
     kind: str, tmp_path: Path, digits_ensemble: DigitsEnsemble
 ) -> None:
@@ -186,7 +188,7 @@ def test_requests_in_progress_of_strangers_leave_places_for_those_with_a_token(
         server.answers()
 
 
-@pytest.mark.parametrize("kind", ["helper", "owner"])
+@pytest.mark.parametrize("kind", ["aggregator", "owner"])
 def test_refusals_that_are_free_to_repeat_are_answered_slowly(
     kind: str, tmp_path: Path, digits_ensemble: DigitsEnsemble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,7 +206,7 @@ def test_one_owner_s_shares_in_flight_leave_memory_for_those_of_others(
 ) -> None:
     """24 of them, none complete: those beyond the owner's part are refused as they come."""
     share, limits = 40_000, replace(LONG, held_bytes=20 * 40_000)
-    with small("helper", limits, tmp_path, digits_ensemble) as server, ExitStack() as stack:
+    with small("aggregator", limits, tmp_path, digits_ensemble) as server, ExitStack() as stack:
         wires = [stack.enter_context(server.connect()) for _ in range(24)]
         for number, one in enumerate(wires):
             head = server.head(share, server.token).replace(b"0" * 32, b"%032x" % number)
@@ -222,7 +224,7 @@ def test_one_owner_s_shares_in_flight_leave_memory_for_those_of_others(
             return sum(b" 503 " in each for each in refused)
 
         until(answered, lambda count: count >= 24 - 10)
-        other = read_token(tmp_path / "party" / helpers.OWNERS / "b.token")
+        other = read_token(tmp_path / "party" / aggregators.OWNERS / "b.token")
         replace(server, token=other).answers()
 
 
@@ -230,7 +232,7 @@ def test_a_share_that_no_round_can_have_is_refused_by_its_head(
     tmp_path: Path, digits_ensemble: DigitsEnsemble
 ) -> None:
     with (
-        small("helper", LONG, tmp_path, digits_ensemble) as server,
+        small("aggregator", LONG, tmp_path, digits_ensemble) as server,
         closing(server.connect()) as one,
     ):
         one.sendall(server.head(2 << 20, server.token))

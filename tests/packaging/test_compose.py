@@ -27,7 +27,9 @@ def test_every_service_is_locked_down(name: str) -> None:
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
-    assert ("ports" in service) == (name == "proxy"), "strangers meet the proxy and nobody else"
+    assert ("ports" in service) == (name == "proxy"), (
+        "unauthenticated clients meet the proxy and nobody else"
+    )
     assert not service.get("privileged")
 
 
@@ -95,13 +97,13 @@ GIVEN = ("pem", "token")
 
 
 @needs_openssl
-def test_the_roster_that_is_made_can_be_gathered(tmp_path: Path) -> None:
+def test_the_federation_that_is_made_can_be_gathered(tmp_path: Path) -> None:
     from terrine_server.owner.gathering import gather
 
     assert set_up(tmp_path, "4").returncode == 0
     file = tmp_path / "owners" / "for-the-service" / "owners.toml"
-    roster = gather(file, "districts", tmp_path / "districts")
-    assert (len(roster.owners), roster.quorum) == (4, 3)
+    federation = gather(file, "districts", tmp_path / "districts")
+    assert (len(federation.owners), federation.quorum) == (4, 3)
     assert tomllib.loads(file.read_text())["owner"][3]["url"] == "https://owner-4:8100"
 
 

@@ -1,4 +1,4 @@
-"""Helpers to make, sign and verify anchors of a small project."""
+"""Aggregators to make, sign and verify anchors of a small project."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owners behind one real socket who split their votes; and a helper behind another."""
+"""Owners behind one real socket who split their votes; and an aggregator behind another."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from terrine_models.data import InputSpec
-from terrine_models.roster import read_token
-from terrine_server.helper import OWNERS, Helper, make
+from terrine_models.federation import read_token
+from terrine_server.aggregator import OWNERS, Aggregator, make
 from terrine_server.labeling import inference, shares
-from terrine_server.labeling.helper_terms import TERMS, HelperTerms
+from terrine_server.labeling.aggregator_terms import TERMS, AggregatorTerms
 
 
 @dataclass
 class SharingOwners:
     """`behaviour` by owner's number; nothing there means that it shares as it should.
 
-    `seen`: what each round's owners sent to the service and to the helper.
+    `seen`: what each round's owners sent to the service and to the aggregator.
     """
 
     url: str
-    terms: HelperTerms
-    helper_url: str
+    terms: AggregatorTerms
+    aggregator_url: str
     tokens: Sequence[str]
     behaviour: dict[int, str] = field(default_factory=dict)
     split: Callable[..., tuple[shares.Share, shares.Share]] = shares.split
@@ -43,20 +43,22 @@ class SharingOwners:
     ) -> Response:
         """Vote, share, and answer as this owner behaves."""
         behaves = self.behaviour.get(number, "sound")
-        ours, helpers = self.split(labels, self.terms.classes)
+        ours, aggregators = self.split(labels, self.terms.classes)
         if behaves == "lies":
             ours = ours + np.arange(1, self.terms.classes + 1, dtype=np.uint32) * np.uint32(10_000)
-        self.seen.append((ours, helpers))
+        self.seen.append((ours, aggregators))
         if behaves == "status":
             return Response(status_code=500)
-        if behaves != "without the helper":
+        if behaves != "without the aggregator":
             kept = await http.put(
-                f"{self.helper_url}/v1/rounds/{name}/share",
-                content=shares.write(helpers)[: -1 if behaves == "helper's is short" else None],
+                f"{self.aggregator_url}/v1/rounds/{name}/share",
+                content=shares.write(aggregators)[
+                    : -1 if behaves == "aggregator's is short" else None
+                ],
                 headers={
                     "Authorization": f"Bearer {self.tokens[number]}",
                     TERMS: self.terms.digest(),
-                    shares.SHAPE: shares.shape_of(helpers),
+                    shares.SHAPE: shares.shape_of(aggregators),
                 },
             )
             if kept.status_code != 204:
@@ -64,8 +66,8 @@ class SharingOwners:
         return Response(shares.write(ours)[: -4 if behaves == "short" else None])
 
 
-def owner_tokens(directory: Path, terms: HelperTerms) -> list[str]:
-    """Return the tokens of a helper's owners, in their order."""
+def owner_tokens(directory: Path, terms: AggregatorTerms) -> list[str]:
+    """Return the tokens of an aggregator's owners, in their order."""
     return [read_token(directory / OWNERS / f"{name}.token") for name in terms.owners]
 
 
@@ -101,13 +103,13 @@ def sharing_app(vote: Labels, spec: InputSpec, owners: SharingOwners) -> Starlet
 
 @contextmanager
 def sharing_owners(
-    vote: Labels, spec: InputSpec, terms: HelperTerms, directory: Path
-) -> Iterator[tuple[SharingOwners, Helper]]:
-    """Make a helper in `directory`, and serve it and its owners."""
+    vote: Labels, spec: InputSpec, terms: AggregatorTerms, directory: Path
+) -> Iterator[tuple[SharingOwners, Aggregator]]:
+    """Make an aggregator in `directory`, and serve it and its owners."""
     make(terms, directory)
-    helper = Helper(directory)
+    aggregator = Aggregator(directory)
     with ExitStack() as stack:
-        helper_url = stack.enter_context(listening(helper.app()))
-        owners = SharingOwners("", terms, helper_url, owner_tokens(directory, terms))
+        aggregator_url = stack.enter_context(listening(aggregator.app()))
+        owners = SharingOwners("", terms, aggregator_url, owner_tokens(directory, terms))
         owners.url = stack.enter_context(listening(sharing_app(vote, spec, owners)))
-        yield owners, helper
+        yield owners, aggregator

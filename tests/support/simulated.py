@@ -239,7 +239,7 @@ class World:
             began = self.judge.moment(name)
             try:
                 receipt = self.served(lambda ledger: self.answer(ledger, name, key, queries))
-            except (Crash, errors.DatabaseUnavailable, errors.Overtaken) as error:
+            except (Crash, errors.DatabaseUnavailable, errors.ConcurrentUpdate) as error:
                 self.say(name, key, type(error).__name__)
                 continue
             except errors.TerrineError as refusal:

@@ -1,4 +1,4 @@
-"""Small servers of owners and helpers, in processes of their own, and certificates for them."""
+"""Small servers of owners and aggregators, in processes of their own, and certificates for them."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ WORDS = {
 }
 """What these problems say on a page, where the API speaks of paths and headers."""
 COMMANDS = {
-    "broken-books": "terrine ledger verify",
+    "ledger-corrupted": "terrine ledger verify",
     "database-unavailable": "terrine doctor",
     "ensemble-unavailable": "terrine doctor",
 }

@@ -155,7 +155,7 @@ class Envelope:
             scope["state"][PRINCIPAL] = found
         if isinstance(found, Principal):
             share = seat.of_token(self.bounds.seats, found.token_id)
-        elif isinstance(found, DatabaseUnavailable):  # many students at once, who are no strangers
+        elif isinstance(found, DatabaseUnavailable):  # many students at once, who are authenticated
             share = seat.of_unchecked(self.bounds.seats, address)
         else:
             share = seat.of_stranger(self.bounds.seats, address)

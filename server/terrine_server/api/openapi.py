@@ -20,7 +20,7 @@ ALWAYS = (
     "rate-limited",
     "overloaded",
     "database-unavailable",
-    "broken-books",
+    "ledger-corrupted",
 )
 """Problems that any request may meet before it reaches its route."""
 WITH_TOKEN = ("unauthorized", "forbidden")

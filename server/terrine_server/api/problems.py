@@ -45,7 +45,7 @@ PRIVATE_DETAIL = {
 """Problems whose cause names paths and hosts: clients get this text, the log the cause."""
 WITH_CONTACT = {"budget-exhausted", "project-paused", "project-closed"}
 """Problems that a student takes to the data owner."""
-NO_RETRY = {"broken-books"}
+NO_RETRY = {"ledger-corrupted"}
 """Problems of status 503 that last until a person has repaired something."""
 BY_STATUS = {404: "not-found", 405: "method-not-allowed", 413: "payload-too-large"}
 
@@ -135,7 +135,8 @@ def _refused(request: Request, error: Exception) -> Response:
 def _malformed(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)  # noqa: S101 - as registered
     if any(item["loc"][:1] == ("body",) for item in error.errors()):
-        # A body is parsed before its sender is known; what is wrong with it is not for strangers.
+        # A body is parsed before its sender is known; what is wrong with it is not for
+        # unauthenticated clients.
         try:
             caller(request, request.app.state.services)
         except TerrineError as refusal:

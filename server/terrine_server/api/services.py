@@ -144,8 +144,8 @@ async def principal(request: Request, services: ServicesDep, _: Bearer) -> Princ
 def caller(request: Request, services: Services) -> Principal:
     """Return the caller, whom the envelope has authenticated. Raises `Unauthorized`, `RateLimited`.
 
-    Failures are counted per address and never block a valid token: strangers behind one proxy or
-    router share an address.
+    Failures are counted per address and never block a valid token: unauthenticated clients behind
+    one proxy or router share an address.
     """
     found = getattr(request.state, PRINCIPAL, None)
     if isinstance(found, Principal):

@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 
 from terrine_server.cli import (
+    aggregator,
     audit,
     demo,
     doctor,
     ensemble,
-    helper,
     ledger,
     log,
     owners,
@@ -44,7 +44,7 @@ app.command()(demo.demo)
 app.add_typer(ensemble.app, name="ensemble")
 app.add_typer(owners.owners, name="owners")
 app.add_typer(owners.teacher, name="teacher")
-app.add_typer(helper.app, name="helper")
+app.add_typer(aggregator.app, name="aggregator")
 app.add_typer(project.app, name="project")
 app.add_typer(token.app, name="token")
 app.add_typer(request.app, name="request")

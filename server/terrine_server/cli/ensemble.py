@@ -195,12 +195,12 @@ def show(ensemble: Named) -> None:
 
     [bold]Example[/bold]: terrine ensemble show digits
     """
-    from terrine_models.roster import is_roster, load_roster
+    from terrine_models.federation import is_federation, load_federation
     from terrine_models.store import load_manifest
 
     directory = ensemble_directory(ensemble)
-    if is_roster(directory):
-        print_json(load_roster(directory))
+    if is_federation(directory):
+        print_json(load_federation(directory))
     else:
         _print(directory, load_manifest(directory))
 
@@ -212,12 +212,14 @@ def verify(ensemble: Named) -> None:
     [bold]Example[/bold]: terrine ensemble verify digits
     """
     from terrine_models.ensemble import Ensemble
-    from terrine_models.roster import is_roster, load_roster
+    from terrine_models.federation import is_federation, load_federation
 
     directory = ensemble_directory(ensemble)
-    if is_roster(directory):
-        roster = load_roster(directory)
-        console.print(f"{directory}: a roster of {len(roster.owners)} owners, as it should be.")
+    if is_federation(directory):
+        federation = load_federation(directory)
+        console.print(
+            f"{directory}: a federation of {len(federation.owners)} owners, as it should be."
+        )
         return
     manifest = Ensemble.load(directory, device="cpu").manifest
     console.print(f"{directory}: all {len(manifest.files)} files match the manifest.")

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 def ensemble_directory(ensemble: str) -> Path:
     """The directory of an ensemble that is named, or given by path."""
-    from terrine_models.roster import ROSTER
+    from terrine_models.federation import FEDERATION
     from terrine_models.store import MANIFEST
     from terrine_server.settings import Settings
 
     path = Path(ensemble)
-    if any((path / name).exists() for name in (MANIFEST, ROSTER)) or len(path.parts) != 1:
+    if any((path / name).exists() for name in (MANIFEST, FEDERATION)) or len(path.parts) != 1:
         return path
     named = Settings().ensembles_dir / ensemble
     return named if named.exists() else path

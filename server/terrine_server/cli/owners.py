@@ -22,8 +22,8 @@ from terrine_server.cli.serving import (
 )
 
 if TYPE_CHECKING:
-    from terrine_models.roster import Roster
-    from terrine_server.labeling.helper_terms import HelperTerms
+    from terrine_models.federation import Federation
+    from terrine_server.labeling.aggregator_terms import AggregatorTerms
 
 owners = typer.Typer(no_args_is_help=True, help="Let owners vote who keep their teachers.")
 teacher = typer.Typer(no_args_is_help=True, help="Be one of these owners.")
@@ -46,12 +46,13 @@ def gather(
 
     check_name("an ensemble", name)
     directory = Settings().ensembles_dir / name
-    roster = gathered(file, name, directory)
-    absent, helper = _asked(directory, roster)
-    console.print(f"{len(roster.owners)} owners, quorum {roster.quorum}: {directory}")
-    if absent or helper:
+    federation = gathered(file, name, directory)
+    absent, aggregator = _asked(directory, federation)
+    console.print(f"{len(federation.owners)} owners, quorum {federation.quorum}: {directory}")
+    if absent or aggregator:
         console.print(
-            f"{absent + bool(helper)} did not answer as they should. That may change; the file may "
+            f"{absent + bool(aggregator)} did not answer as they should. That may change; the file "
+            "may "
             f"be wrong, too: then remove {directory}, mend the file and gather again.",
             style="bold yellow",
             soft_wrap=True,
@@ -67,20 +68,23 @@ def check(
 ) -> None:
     """Ask each owner of an ensemble about one blank input. Exit code 1 below the quorum.
 
-    A helper, if there is one, is asked for its terms: exit code 1 if they are others.
+    An aggregator, if there is one, is asked for its terms: exit code 1 if they are others.
 
     [bold]Example[/bold]: terrine owners check wards
     """
-    from terrine_models.roster import load_roster
+    from terrine_models.federation import load_federation
 
     directory = ensemble_directory(ensemble)
-    roster = load_roster(directory)
-    absent, helper = _asked(directory, roster)
-    if helper:
-        fail(f"The helper is not as the roster says: {helper}.")
-    present = len(roster.owners) - absent
-    if present < roster.quorum:
-        fail(f"{present} of {len(roster.owners)} owners answer; the quorum is {roster.quorum}.")
+    federation = load_federation(directory)
+    absent, aggregator = _asked(directory, federation)
+    if aggregator:
+        fail(f"The aggregator is not as the federation says: {aggregator}.")
+    present = len(federation.owners) - absent
+    if present < federation.quorum:
+        fail(
+            f"{present} of {len(federation.owners)} owners answer; the quorum is "
+            f"{federation.quorum}."
+        )
 
 
 @teacher.command()
@@ -102,30 +106,31 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8100,
     certificate: CertificateOption = None,
     key: KeyOption = None,
-    helper: Annotated[
+    aggregator: Annotated[
         str | None,
         typer.Option(
             metavar="URL",
-            help="Show votes to nobody: split each between the service and the helper here.",
+            help="Show votes to nobody: split each between the service and the aggregator here.",
         ),
     ] = None,
-    helper_token_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Your token of the helper, from its party.")
+    aggregator_token_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Your token of the aggregator, from its party."),
     ] = None,
-    helper_certificate: Annotated[
+    aggregator_certificate: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="The helper's certificate, from its party; the only one that is trusted. Without "
-            "it, the system's.",
+            help="The aggregator's certificate, from its party; the only one that is trusted. "
+            "Without it, the system's.",
         ),
     ] = None,
-    helper_terms: Annotated[
+    aggregator_terms: Annotated[
         Path | None,
         typer.Option(
-            metavar="HELPER.toml",
-            help="The terms that you agreed to, from the helper's party: owners, classes, noise, "
-            "budget. Nothing is shared under others.",
+            metavar="AGGREGATOR.toml",
+            help="The terms that you agreed to, from the aggregator's party: owners, classes, "
+            "noise, budget. Nothing is shared under others.",
         ),
     ] = None,
 ) -> None:
@@ -136,19 +141,28 @@ def serve(
     [bold]Example[/bold]: terrine teacher serve wards --token-file wards.token --host 0.0.0.0
         --certificate wards.pem --key wards.key
     """
-    from terrine_models.roster import Peer, read_token
+    from terrine_models.federation import Peer, read_token
     from terrine_models.store import load_manifest, write_atomically
-    from terrine_server.labeling.helper_terms import ask_terms, read_terms
+    from terrine_server.labeling.aggregator_terms import ask_terms, read_terms
     from terrine_server.labeling.remote_voters import client
-    from terrine_server.teacher import HELPER_SECONDS, LIMITS, Agreed, Teacher
+    from terrine_server.teacher import AGGREGATOR_SECONDS, LIMITS, Agreed, Teacher
 
     check_tls(host, certificate, key)
-    if helper is None and (helper_token_file or helper_certificate or helper_terms):
-        fail("--helper-token-file, --helper-certificate and --helper-terms are for --helper.")
-    if helper is not None and helper_token_file is None:
-        fail("--helper needs --helper-token-file: the helper takes shares of its owners alone.")
-    if helper is not None and helper_terms is None:
-        fail("--helper needs --helper-terms: what the service may learn of your votes is in them.")
+    if aggregator is None and (aggregator_token_file or aggregator_certificate or aggregator_terms):
+        fail(
+            "--aggregator-token-file, --aggregator-certificate and --aggregator-terms are for "
+            "--aggregator."
+        )
+    if aggregator is not None and aggregator_token_file is None:
+        fail(
+            "--aggregator needs --aggregator-token-file: the aggregator takes shares of its owners "
+            "alone."
+        )
+    if aggregator is not None and aggregator_terms is None:
+        fail(
+            "--aggregator needs --aggregator-terms: what the service may learn of your votes is in "
+            "them."
+        )
     directory = ensemble_directory(ensemble)
     name = model or load_manifest(directory).name
     if not token_file.exists():
@@ -159,22 +173,26 @@ def serve(
     if len(token) < 20:
         fail(f"{token_file} holds no token of at least 20 characters.")
     agreed = None
-    if helper is not None and helper_token_file is not None and helper_terms is not None:
-        Peer.model_validate({"name": "helper", "url": helper})  # https, but on this machine
-        terms, shown = read_terms(helper_terms), read_token(helper_token_file)
-        found = ask_terms(client(helper, helper_certificate, shown), HELPER_SECONDS)
+    if (
+        aggregator is not None
+        and aggregator_token_file is not None
+        and aggregator_terms is not None
+    ):
+        Peer.model_validate({"name": "aggregator", "url": aggregator})  # https, but on this machine
+        terms, shown = read_terms(aggregator_terms), read_token(aggregator_token_file)
+        found = ask_terms(client(aggregator, aggregator_certificate, shown), AGGREGATOR_SECONDS)
         if isinstance(found, str):
-            fail(f"The helper at {helper} does not tell its terms: {found}.")
+            fail(f"The aggregator at {aggregator} does not tell its terms: {found}.")
         if found.terms != terms:
             fail(
-                f"The helper at {helper} has other terms than {helper_terms}: "
+                f"The aggregator at {aggregator} has other terms than {aggregator_terms}: "
                 f"{_difference(found.terms, terms)}. Share nothing before all agree on one file."
             )
-        agreed = Agreed(client(helper, helper_certificate, shown), terms)
+        agreed = Agreed(client(aggregator, aggregator_certificate, shown), terms)
     app = Teacher(directory, name, token, agreed).app()
     if agreed is not None:
         console.print(
-            f"Votes are shared with {helper}: {agreed.terms.classes} classes, noise of σ = "
+            f"Votes are shared with {aggregator}: {agreed.terms.classes} classes, noise of σ = "
             f"{agreed.terms.sigma:g} votes; the service may learn ε = {agreed.terms.epsilon:g}, "
             f"δ = {agreed.terms.delta:g} of your votes in all.",
             soft_wrap=True,
@@ -182,8 +200,8 @@ def serve(
     serve_over_tls(app, f"Model {name}", host, port, certificate, key, LIMITS)
 
 
-def _difference(there: HelperTerms, here: HelperTerms) -> str:
-    """Return what a helper's terms and those of a file say differently."""
+def _difference(there: AggregatorTerms, here: AggregatorTerms) -> str:
+    """Return what an aggregator's terms and those of a file say differently."""
     differing = [
         name for name in type(here).model_fields if getattr(there, name) != getattr(here, name)
     ]
@@ -195,21 +213,21 @@ def _difference(there: HelperTerms, here: HelperTerms) -> str:
     )
 
 
-def _asked(directory: Path, roster: Roster) -> tuple[int, str | None]:
+def _asked(directory: Path, federation: Federation) -> tuple[int, str | None]:
     """Ask everybody, print what they say; return how many owners are absent, and what is wrong
-    with the helper."""
+    with the aggregator."""
     from terrine_server.labeling.remote_voters import probe
-    from terrine_server.labeling.shared_voters import probe_helper
+    from terrine_server.labeling.shared_voters import probe_aggregator
 
-    found = probe(directory, roster)
+    found = probe(directory, federation)
     table = Table("owner", "model", "at", "answers")
-    for owner, wrong in zip(roster.owners, found, strict=True):
+    for owner, wrong in zip(federation.owners, found, strict=True):
         answers = "yes" if wrong is None else f"[red]{escape(wrong)}[/red]"
         table.add_row(owner.name, owner.model, owner.url, answers)
-    helper = None
-    if roster.helper is not None:
-        helper = probe_helper(directory, roster, roster.helper)
-        answers = "yes" if helper is None else f"[red]{escape(helper)}[/red]"
-        table.add_row(roster.helper.name, "", roster.helper.url, answers)
+    aggregator = None
+    if federation.aggregator is not None:
+        aggregator = probe_aggregator(directory, federation, federation.aggregator)
+        answers = "yes" if aggregator is None else f"[red]{escape(aggregator)}[/red]"
+        table.add_row(federation.aggregator.name, "", federation.aggregator.url, answers)
     console.print(table)
-    return sum(wrong is not None for wrong in found), helper
+    return sum(wrong is not None for wrong in found), aggregator

@@ -18,7 +18,7 @@ from terrine_server.doctor import ledger as books
 from terrine_server.doctor.files import device
 from terrine_server.doctor.finding import Finding, State
 from terrine_server.doctor.issuer import sign_in
-from terrine_server.errors import BrokenBooks, DatabaseUnavailable, NotSealed, SchemaMismatch
+from terrine_server.errors import DatabaseUnavailable, LedgerCorrupted, NotSealed, SchemaMismatch
 from terrine_server.ledger import Ledger, check_schema, connect
 from terrine_server.owner.tokens import SecretKeyError, load_secret_key
 from terrine_server.settings import Settings
@@ -93,7 +93,7 @@ def _with_database(settings: Settings, password: str | None) -> Iterator[Finding
         yield Finding("schema", State.PROBLEM, str(error), mend)
     except NotSealed as error:
         yield Finding("seals", State.PROBLEM, str(error), "terrine ledger seal --old-key FILE")
-    except BrokenBooks as error:
+    except LedgerCorrupted as error:
         yield Finding("books", State.PROBLEM, str(error), "terrine ledger verify all")
     except DatabaseUnavailable as error:
         mend = "Check that it is running, TERRINE_DATABASE_URL and the password file"

@@ -14,7 +14,7 @@ from terrine_server.settings import Settings
 
 def ensembles(ledger: Ledger, settings: Settings) -> Iterator[Finding]:
     """Verify the files of every registered ensemble, and report unregistered directories."""
-    from terrine_models.roster import verified_digest
+    from terrine_models.federation import verified_digest
     from terrine_models.store import StoreError
 
     registered = ledger.ensembles()

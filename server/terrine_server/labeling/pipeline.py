@@ -19,9 +19,9 @@ import numpy as np
 
 from terrine_protocol import InputSpec
 from terrine_server.errors import (
+    ConcurrentUpdate,
     DatabaseUnavailable,
     EnsembleUnavailable,
-    Overtaken,
     TerrineError,
     TokenChanged,
 )
@@ -240,7 +240,7 @@ class Labeling:
             batches = [Batch(list(islice(proposals, len(ask))), ask.key) for ask in group]
             # If another request came first, the draws are discarded unsent. More is recorded
             # then, so this loop ends.
-            with self._metrics.stage("charge"), suppress(Overtaken):
+            with self._metrics.stage("charge"), suppress(ConcurrentUpdate):
                 paid = self._ledger.charge_group(project.id, batches, record)
                 answers |= zip(waiting, paid, strict=True)
                 waiting = []

@@ -1,9 +1,9 @@
 """Teachers that stay with their owners, who are asked over the network.
 
-Who is asked, and how long their answers are waited for, is fixed in the roster and public. An owner
-whose answer does not come in time, or is no answer, is absent from that batch: their vote is then
-cast by a public rule that looks at the input alone (`stand_in`). So every tally is full, and what
-an owner does, answering, lying or failing, moves their own vote and nobody else's: see
+Who is asked, and how long their answers are waited for, is fixed in the federation and public. An
+owner whose answer does not come in time, or is no answer, is absent from that batch: their vote is
+then cast by a public rule that looks at the input alone (`stand_in`). So every tally is full, and
+what an owner does, answering, lying or failing, moves their own vote and nobody else's: see
 docs/privacy/remote-owners.md.
 """
 
@@ -34,7 +34,7 @@ from terrine_server.labeling.voters import Voters
 from terrine_server.ledger import EnsembleRecord
 
 if TYPE_CHECKING:
-    from terrine_models.roster import Owner, Peer, Roster
+    from terrine_models.federation import Federation, Owner, Peer
 
 log = structlog.get_logger("terrine")
 
@@ -98,16 +98,16 @@ class _Asked:
 
 @dataclass(frozen=True)
 class _Gathered:
-    """A verified roster, ready to vote."""
+    """A verified federation, ready to vote."""
 
-    roster: Roster
+    federation: Federation
     stamp: tuple[tuple[int, int, int], ...]
     asked: Sequence[_Asked]
-    helper: httpx.AsyncClient | None
+    aggregator: httpx.AsyncClient | None
 
 
 class RemoteVoters(Voters):
-    """Turns batches of inputs into vote counts, by asking each owner of a roster."""
+    """Turns batches of inputs into vote counts, by asking each owner of a federation."""
 
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
@@ -116,7 +116,7 @@ class RemoteVoters(Voters):
         self._gathered: dict[tuple[str, str], _Gathered] = {}
 
     def check(self, record: EnsembleRecord) -> None:
-        """Verify the roster. Raises `EnsembleUnavailable`. Asks nobody."""
+        """Verify the federation. Raises `EnsembleUnavailable`. Asks nobody."""
         self._verified(record)
 
     def votes(self, record: EnsembleRecord, inputs: np.ndarray) -> np.ndarray:
@@ -125,19 +125,19 @@ class RemoteVoters(Voters):
         Raises `EnsembleUnavailable`, also if fewer owners than the quorum answer.
         """
         gathered = self._verified(record)
-        roster, classes = gathered.roster, len(gathered.roster.classes)
-        requests = list(requests_for(roster.owners, inputs, classes))
-        replies = self._running().run(ask_all(gathered.asked, requests, roster.timeout_seconds))
-        choices = np.empty((len(inputs), len(roster.owners)), dtype=np.int64)
+        federation, classes = gathered.federation, len(gathered.federation.classes)
+        requests = list(requests_for(federation.owners, inputs, classes))
+        replies = self._running().run(ask_all(gathered.asked, requests, federation.timeout_seconds))
+        choices = np.empty((len(inputs), len(federation.owners)), dtype=np.int64)
         absent = []
         # Read after the deadline: a reply that is slow to read must not make another one late.
-        for column, (owner, reply) in enumerate(zip(roster.owners, replies, strict=True)):
+        for column, (owner, reply) in enumerate(zip(federation.owners, replies, strict=True)):
             found = read(reply, owner, len(inputs), classes)
             if isinstance(found, str):
                 absent.append(owner.name)
                 found = stand_in(owner.name, inputs, classes)
             choices[:, column] = found
-        check_quorum(record, roster, absent)
+        check_quorum(record, federation, absent)
         offsets = np.arange(len(inputs))[:, None] * classes
         counts = np.bincount((choices + offsets).ravel(), minlength=len(inputs) * classes)
         return counts.reshape(len(inputs), classes).astype(np.int64)
@@ -149,7 +149,7 @@ class RemoteVoters(Voters):
             return self._loop
 
     def _verified(self, record: EnsembleRecord) -> _Gathered:
-        from terrine_models.roster import load_roster, roster_digest
+        from terrine_models.federation import federation_digest, load_federation
 
         directory, key = self._data_dir / record.path, (record.name, record.manifest_sha256)
         with self._lock:
@@ -157,28 +157,34 @@ class RemoteVoters(Voters):
             try:
                 stamp = _stamp(directory)
                 if found is None or found.stamp != stamp:
-                    roster = load_roster(directory)
-                    if roster_digest(directory) != record.manifest_sha256:
+                    federation = load_federation(directory)
+                    if federation_digest(directory) != record.manifest_sha256:
                         raise StoreError(
-                            f"The roster in {directory} is not the one that was registered as "
+                            f"The federation in {directory} is not the one that was registered as "
                             f"{record.name}. Restore it from a backup."
                         )
-                    asked = [_Asked(owner, connected(directory, owner)) for owner in roster.owners]
-                    helper = connected(directory, roster.helper) if roster.helper else None
-                    found = self._gathered[key] = _Gathered(roster, stamp, asked, helper)
+                    asked = [
+                        _Asked(owner, connected(directory, owner)) for owner in federation.owners
+                    ]
+                    aggregator = (
+                        connected(directory, federation.aggregator)
+                        if federation.aggregator
+                        else None
+                    )
+                    found = self._gathered[key] = _Gathered(federation, stamp, asked, aggregator)
             except (StoreError, OSError) as error:
                 raise EnsembleUnavailable(str(error)) from error
             return found
 
 
-def check_quorum(record: EnsembleRecord, roster: Roster, absent: Collection[str]) -> None:
+def check_quorum(record: EnsembleRecord, federation: Federation, absent: Collection[str]) -> None:
     """Log who is absent; raise `EnsembleUnavailable` if too few owners are left."""
     if absent:
         # Not what they sent: that may hold labels.
         log.warning("owners absent", ensemble=record.name, owners=absent)
-    if len(roster.owners) - len(absent) < roster.quorum:
+    if len(federation.owners) - len(absent) < federation.quorum:
         raise EnsembleUnavailable(
-            f"Fewer owners of {record.name} answered than its quorum of {roster.quorum}. "
+            f"Fewer owners of {record.name} answered than its quorum of {federation.quorum}. "
             "Nothing was charged. Retry later."
         )
 
@@ -188,7 +194,7 @@ def connected(directory: Path, peer: Peer) -> httpx.AsyncClient:
 
     Raises StoreError.
     """
-    from terrine_models.roster import peer_token
+    from terrine_models.federation import peer_token
 
     certificate = None if peer.certificate is None else directory / f"{peer.name}.pem"
     return client(peer.url, certificate, peer_token(directory, peer))
@@ -342,21 +348,21 @@ def read_share(reply: bytes | str, rows: int, classes: int) -> shares.Share | st
         return str(error)
 
 
-def probe(directory: Path, roster: Roster) -> list[str | None]:
+def probe(directory: Path, federation: Federation) -> list[str | None]:
     """Ask each owner about one blank input; return for each what is wrong, or None.
 
-    With a helper, they are asked for shares, of a round that is never opened. Raises StoreError for
-    a certificate or token in `directory` that cannot be used.
+    With an aggregator, they are asked for shares, of a round that is never opened. Raises
+    StoreError for a certificate or token in `directory` that cannot be used.
     """
-    classes, spec = len(roster.classes), roster.input
+    classes, spec = len(federation.classes), federation.input
     blank = np.full((1, *spec.shape), spec.low, dtype=spec.dtype)
-    of_round = None if roster.helper is None else shares.new_round()
-    requests = list(requests_for(roster.owners, blank, classes, of_round))
+    of_round = None if federation.aggregator is None else shares.new_round()
+    requests = list(requests_for(federation.owners, blank, classes, of_round))
 
     async def all_of_them() -> list[bytes | str]:
-        asked = [_Asked(owner, connected(directory, owner)) for owner in roster.owners]
+        asked = [_Asked(owner, connected(directory, owner)) for owner in federation.owners]
         try:
-            return await ask_all(asked, requests, roster.timeout_seconds)
+            return await ask_all(asked, requests, federation.timeout_seconds)
         finally:
             for each in asked:
                 await each.http.aclose()
@@ -364,7 +370,7 @@ def probe(directory: Path, roster: Roster) -> list[str | None]:
     replies = asyncio.run(all_of_them())
     found = (
         read(reply, owner, 1, classes) if of_round is None else read_share(reply, 1, classes)
-        for reply, owner in zip(replies, roster.owners, strict=True)
+        for reply, owner in zip(replies, federation.owners, strict=True)
     )
     return [each if isinstance(each, str) else None for each in found]
 

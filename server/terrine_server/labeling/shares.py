@@ -20,7 +20,8 @@ ROUND = "Terrine-Round"
 """The header that names the round for which an owner is asked for shares."""
 ROUND_NAME = r"[0-9a-f]{32}"
 SHAPE = "Terrine-Shape"
-"""The header in which an owner says how many rows and classes the helper's share has: `8x10`."""
+"""The header in which an owner says how many rows and classes the aggregator's share has:
+`8x10`."""
 WIDTH = 4
 """Bytes of each number of a share, least significant first."""
 

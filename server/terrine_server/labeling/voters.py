@@ -31,7 +31,7 @@ class Voters(Protocol):
         """Return the teachers' vote counts for canonical inputs `[B, …]` as int64 `[B, m]`.
 
         Of an ensemble of the kind `SHARED`, sums as uint32 `[B, m]`: counts modulo 2³², with the
-        helper's noise. Raises `EnsembleUnavailable`.
+        aggregator's noise. Raises `EnsembleUnavailable`.
         """
 
     def close(self) -> None:

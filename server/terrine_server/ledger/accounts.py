@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Table, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from terrine_protocol import Name, ProjectStatus
-from terrine_server.errors import BrokenBooks, CapExceeded, Conflict, InvalidTerms, NotFound
+from terrine_server.errors import CapExceeded, Conflict, InvalidTerms, LedgerCorrupted, NotFound
 from terrine_server.ledger.administration import Action, Actor
 from terrine_server.ledger.chain import canonical_json, genesis
 from terrine_server.ledger.charging import tallies
@@ -229,9 +229,9 @@ def _reserve(
 
 
 def _check_reserved(connection: Connection, seals: Seals, ensemble: EnsembleRecord) -> None:
-    """Raise BrokenBooks unless a locked ensemble has reserved the sum over its projects: the budget
-    of each open one, the spend of each closed one. Reading them also checks that each was opened on
-    this ensemble as it is now."""
+    """Raise LedgerCorrupted unless a locked ensemble has reserved the sum over its projects: the
+    budget of each open one, the spend of each closed one. Reading them also checks that each was
+    opened on this ensemble as it is now."""
     cost = delta_cost = 0
     on_it = rows.select_projects().where(ensembles.c.id == ensemble.id)
     for row in connection.execute(on_it):
@@ -240,7 +240,9 @@ def _check_reserved(connection: Connection, seals: Seals, ensemble: EnsembleReco
         cost += project.cap_spent if closed else project.terms.cap_budget
         delta_cost += project.delta_spent if closed else project.terms.delta_budget
     if (ensemble.reserved, ensemble.delta_reserved) != (cost, delta_cost):
-        raise BrokenBooks(f"What is reserved of the ensemble {ensemble.name} is not what it was.")
+        raise LedgerCorrupted(
+            f"What is reserved of the ensemble {ensemble.name} is not what it was."
+        )
 
 
 def _check_cap(ensemble: EnsembleRecord, terms: Terms) -> None:

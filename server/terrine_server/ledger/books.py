@@ -42,7 +42,7 @@ class Books:
     """What is recorded in one database: ensembles, projects, charges, tokens, the log. Thread-safe.
 
     `key`: the server's secret key. What is not sealed with it is not believed: any method raises
-    BrokenBooks for a row that was edited, and DatabaseUnavailable when the database cannot be
+    LedgerCorrupted for a row that was edited, and DatabaseUnavailable when the database cannot be
     reached or is busy for too long."""
 
     def __init__(self, engine: Engine, key: bytes) -> None:
@@ -119,7 +119,7 @@ class Books:
     def spent_of_caps(self) -> dict[int, int]:
         """Return what all projects on each ensemble have spent of its cap, by the ensemble's id.
 
-        Each project's seal is checked. Raises BrokenBooks.
+        Each project's seal is checked. Raises LedgerCorrupted.
         """
         spent: dict[int, int] = {}
         with reading(self._engine) as connection:
@@ -202,8 +202,8 @@ class Books:
     def history(self, project: str) -> History:
         """Return how a project's budget was spent, entry by entry and day by day.
 
-        It follows from the entries, of which each is summed once, and BrokenBooks is raised unless
-        it ends at the balance. Raises NotFound.
+        It follows from the entries, of which each is summed once, and LedgerCorrupted is raised
+        unless it ends at the balance. Raises NotFound.
         """
         known = self._histories.known(project)
         with reading(self._engine) as connection:
@@ -312,7 +312,8 @@ class Books:
         """Return all entries of the administrative log after the one with this number.
 
         They are believed because their hashes lead from that entry's to the log's sealed end, so
-        that an edit of any of them raises BrokenBooks. `hash`: that of the entry, if it is known.
+        that an edit of any of them raises LedgerCorrupted. `hash`: that of the entry, if it is
+        known.
         """
         with snapshot(self._engine) as connection:
             return log.followed(connection, self._seals, seq, hash)
@@ -320,7 +321,7 @@ class Books:
     def export_log(self) -> Iterator[dict[str, Any]]:
         """Yield the end of the administrative log, then its entries, in the format of `archive`.
 
-        In constant memory. Raises BrokenBooks if the log does not end where it should.
+        In constant memory. Raises LedgerCorrupted if the log does not end where it should.
         """
         with snapshot(self._engine) as connection:
             end = log.check_head(connection, self._seals)

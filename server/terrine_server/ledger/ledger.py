@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine
 
 from terrine_protocol import ProjectStatus, Role
-from terrine_server.errors import BrokenBooks, DatabaseUnavailable, TerrineError
+from terrine_server.errors import DatabaseUnavailable, LedgerCorrupted, TerrineError
 from terrine_server.ledger import accounts, requests, tokens
 from terrine_server.ledger.administration import Action, Actor
 from terrine_server.ledger.books import Books
@@ -40,8 +40,8 @@ class Ledger(Books):
     a request first, the ensemble before the project and the end of the administrative log last, and
     a charge is written only if the account has not changed since it was looked up. So no
     interleaving of threads, processes or machines overspends a budget or a cap. Any method raises
-    DatabaseUnavailable when the database cannot be reached or is busy for too long, and BrokenBooks
-    when its contents contradict each other; nothing is half-written then.
+    DatabaseUnavailable when the database cannot be reached or is busy for too long, and
+    LedgerCorrupted when its contents contradict each other; nothing is half-written then.
 
     What the data owner does is recorded in the administrative log, in the same transaction. `by`:
     who does it; by default the account that this process runs as."""
@@ -148,8 +148,9 @@ class Ledger(Books):
         in order while one more at the worst price is certain to fit; then all new ones are refused.
         The first paid query of each epoch also pays for opening it. `idempotency`: the request's
         key and the SHA-256 of its body; a retry gets the earlier receipt. Raises ProjectPaused,
-        ProjectClosed, IdempotencyConflict, InvalidQuery (no query, a malformed key), Overtaken (a
-        query of an epoch was paid meanwhile), and BudgetExhausted when every query was refused.
+        ProjectClosed, IdempotencyConflict, InvalidQuery (no query, a malformed key),
+        ConcurrentUpdate (a query of an epoch was paid meanwhile), and BudgetExhausted when every
+        query was refused.
         """
         (answer,) = self.charge_group(project_id, [Batch(proposals, idempotency)])
         if isinstance(answer, TerrineError):
@@ -164,8 +165,8 @@ class Ledger(Books):
         Returns for each its receipt, or the error that `charge` would have raised for it alone. A
         refused one does not affect the others. No two may have the same key. `record`: what
         `consult` returned for them; it is looked up again only if it is out of date. Raises what
-        concerns all of them: ProjectPaused, ProjectClosed, Overtaken, DatabaseUnavailable (also if
-        the project is not the one in `record`).
+        concerns all of them: ProjectPaused, ProjectClosed, ConcurrentUpdate, DatabaseUnavailable
+        (also if the project is not the one in `record`).
         """
         genesis = None if record is None else record.project.genesis
 
@@ -189,18 +190,18 @@ class Ledger(Books):
         paid = None
         if record.project.terms.schedule is None:  # a project with a tally must be locked first
             # If the record is stale, or contradicts the ledger, look it up again under the lock.
-            with suppress(charging.Moved, BrokenBooks):
+            with suppress(charging.StaleRecord, LedgerCorrupted):
                 with appending(self._engine) as connection:
                     tried = charging.charge(connection, self._seals, _now(), record, batches)
-                paid = tried  # only after the commit, which may raise BrokenBooks, too
+                paid = tried  # only after the commit, which may raise LedgerCorrupted, too
         if paid is None:
             with writing(self._engine) as connection:
                 connection.execute(rows.HOLD, {"id": project_id})
                 record = look_up(connection)
                 try:
                     paid = charging.charge(connection, self._seals, _now(), record, batches)
-                except charging.Moved:  # nobody can have moved it: it is locked
-                    raise BrokenBooks(
+                except charging.StaleRecord:  # nobody can have moved it: it is locked
+                    raise LedgerCorrupted(
                         "The database ignored what was written to it.", record.project.name
                     ) from None
         project, answers = paid

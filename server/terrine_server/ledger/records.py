@@ -124,10 +124,10 @@ class ProjectRecord:
     def noise_sigma(self) -> float | None:
         """The σ of the noise in its entries' counts, in votes; None if it releases no counts.
 
-        A helper's noise is in it, though nobody is charged for that.
+        An aggregator's noise is in it, though nobody is charged for that.
         """
         charged = noise_sigma(self.events)
-        return charged and hypot(charged, self.ensemble.info.get("helper_sigma", 0.0))
+        return charged and hypot(charged, self.ensemble.info.get("aggregator_sigma", 0.0))
 
     @cached_property
     def _counted(self) -> frozenset[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, Table, bindparam, select, update
 
-from terrine_server.errors import BrokenBooks, Conflict
+from terrine_server.errors import Conflict, LedgerCorrupted
 from terrine_server.ledger.administration import START, Action, Actor, facts
 from terrine_server.ledger.chain import canonical_json
 from terrine_server.ledger.seals import Seals
@@ -60,7 +60,7 @@ def seal(
     Under `old_key` it must verify first. `accept` believes its rows as they are, whatever their
     seals and the log say, as far as charges, balances and terms agree with each other. What the log
     did not say yet is recorded in it. Raises Conflict when neither is given and it is sealed with
-    the `key` already, NotSealed for another key than `old_key`, and BrokenBooks, with nothing
+    the `key` already, NotSealed for another key than `old_key`, and LedgerCorrupted, with nothing
     changed, if it does not verify.
     """
     seals, now = Seals(key), datetime.now(UTC)
@@ -137,11 +137,11 @@ def _adopt(
 def _verify(connection: Connection, seals: Seals, names: Iterable[str]) -> None:
     found = verify_log(connection, seals).problems
     if found:
-        raise BrokenBooks(f"The ledger was not sealed: {'; '.join(found)}.")
+        raise LedgerCorrupted(f"The ledger was not sealed: {'; '.join(found)}.")
     for name in names:
         found = verify_project(connection, seals, name).problems
         if found:
-            raise BrokenBooks(
+            raise LedgerCorrupted(
                 f"The ledger was not sealed: project {name}: {'; '.join(found)}.", name
             )
 

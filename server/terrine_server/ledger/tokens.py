@@ -10,7 +10,7 @@ from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from terrine_protocol import Role
-from terrine_server.errors import BrokenBooks, Conflict, NotFound, TokenChanged
+from terrine_server.errors import Conflict, LedgerCorrupted, NotFound, TokenChanged
 from terrine_server.ledger.administration import Action, Actor
 from terrine_server.ledger.records import TokenRecord
 from terrine_server.ledger.seals import Seals
@@ -80,7 +80,7 @@ def check_unchanged(connection: Connection, seals: Seals, held: Collection[Token
     def unchanged(token: TokenRecord) -> bool:
         try:
             return find_token(connection, seals, token.id) == token
-        except BrokenBooks:
+        except LedgerCorrupted:
             return False
 
     changed = {token.id for token in held if not unchanged(token)}

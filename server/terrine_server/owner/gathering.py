@@ -12,14 +12,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from terrine_models.roster import (
-    Helper,
+from terrine_models.federation import (
+    Aggregator,
+    Federation,
     Owner,
     Peer,
-    Roster,
     first_problem,
     peer_token,
-    save_roster,
+    save_federation,
 )
 from terrine_models.store import StoreError, sha256, write_atomically
 from terrine_protocol.files import read
@@ -28,8 +28,8 @@ QUORUM = 0.75
 """The share of owners that must answer, unless the file says how many."""
 
 
-def gather(file: Path, name: str, directory: Path) -> Roster:
-    """Write the roster that `file` (TOML) describes to a new `directory`, with what it names.
+def gather(file: Path, name: str, directory: Path) -> Federation:
+    """Write the federation that `file` (TOML) describes to a new `directory`, with what it names.
 
     Certificates and tokens are read relative to the file, and copied. Raises StoreError; then
     nothing is left behind.
@@ -40,14 +40,16 @@ def gather(file: Path, name: str, directory: Path) -> Roster:
     owners = document.pop("owner", None)
     if not isinstance(owners, list) or not all(isinstance(each, dict) for each in owners):
         raise StoreError(f"{file} names no owners: expected a table [[owner]] for each.")
-    helper = document.pop("helper", None)
-    if helper is not None and not isinstance(helper, dict):
-        raise StoreError(f"{file}: expected a table [helper], with url and sigma.")
+    aggregator = document.pop("aggregator", None)
+    if aggregator is not None and not isinstance(aggregator, dict):
+        raise StoreError(f"{file}: expected a table [aggregator], with url and sigma.")
     directory.mkdir(mode=0o700, parents=True)
     try:
         made = [_copied(Owner, file, directory, dict(each)) for each in owners]
-        if helper is not None:
-            document["helper"] = _copied(Helper, file, directory, {"name": "helper", **helper})
+        if aggregator is not None:
+            document["aggregator"] = _copied(
+                Aggregator, file, directory, {"name": "aggregator", **aggregator}
+            )
         given = {
             "name": name,
             "quorum": ceil(QUORUM * len(made)),
@@ -56,16 +58,16 @@ def gather(file: Path, name: str, directory: Path) -> Roster:
             "owners": made,
         }
         try:
-            roster = Roster.model_validate(given, strict=False)
+            federation = Federation.model_validate(given, strict=False)
         except ValidationError as error:
             raise StoreError(f"{file}: {first_problem(error)}.") from None
-        for peer in roster.peers:
+        for peer in federation.peers:
             peer_token(directory, peer)
-        save_roster(directory, roster)
-    except BaseException:  # also an interrupt: half a roster is of no use
+        save_federation(directory, federation)
+    except BaseException:  # also an interrupt: half a federation is of no use
         shutil.rmtree(directory, ignore_errors=True)
         raise
-    return roster
+    return federation
 
 
 def _read(file: Path) -> dict[str, Any]:

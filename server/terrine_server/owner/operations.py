@@ -173,14 +173,14 @@ def register_ensemble(
     (it, or one of its imported teachers, is registered already).
     """
     from terrine_models.backbones import check_backbone
+    from terrine_models.federation import is_federation, verified_digest
     from terrine_models.importing import check_imported
-    from terrine_models.roster import is_roster, verified_digest
     from terrine_models.store import load_manifest
 
     check_name("an ensemble", name)
     directory = settings.ensembles_dir / name
     digest = verified_digest(directory)
-    if not is_roster(directory):
+    if not is_federation(directory):
         manifest = load_manifest(directory)
         _refuse_teachers_of_others(ledger, settings, name, manifest)
         check_imported(directory, manifest)
@@ -203,18 +203,18 @@ def register_ensemble(
 
 def _facts(directory: Path) -> tuple[int, dict[str, Any]]:
     """Return how many units an ensemble was trained on, and what students see of it."""
-    from terrine_models.roster import is_roster, load_roster
+    from terrine_models.federation import is_federation, load_federation
     from terrine_models.store import load_manifest
 
-    if is_roster(directory):
-        roster = load_roster(directory)
-        shared = {"helper_sigma": roster.helper.sigma} if roster.helper else {}
-        return roster.units, {
-            "kind": SHARED if roster.helper else "remote",
-            "input": roster.input.model_dump(mode="json"),
-            "classes": list(roster.classes),
-            "teachers": len(roster.owners),
-            "disjoint_by": roster.disjoint_by,
+    if is_federation(directory):
+        federation = load_federation(directory)
+        shared = {"aggregator_sigma": federation.aggregator.sigma} if federation.aggregator else {}
+        return federation.units, {
+            "kind": SHARED if federation.aggregator else "remote",
+            "input": federation.input.model_dump(mode="json"),
+            "classes": list(federation.classes),
+            "teachers": len(federation.owners),
+            "disjoint_by": federation.disjoint_by,
             **shared,
         }
     manifest = load_manifest(directory)

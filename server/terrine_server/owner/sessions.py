@@ -23,7 +23,7 @@ from datetime import UTC, datetime, timedelta
 from threading import Lock
 
 from terrine_protocol import Role
-from terrine_server.errors import BrokenBooks, Forbidden, InvalidQuery, NotFound, Unauthorized
+from terrine_server.errors import Forbidden, InvalidQuery, LedgerCorrupted, NotFound, Unauthorized
 from terrine_server.ledger import Action, Actor, Ledger, LogEntry
 from terrine_server.owner.issuer import Flow, Issuer
 from terrine_server.owner.tokens import Principal, Tokens
@@ -94,13 +94,13 @@ class _Said:
         self._last: dict[str, LogEntry] = {}
 
     def now(self) -> dict[str, LogEntry]:
-        """Return the last entry about each session, by id, in order. Raises BrokenBooks."""
+        """Return the last entry about each session, by id, in order. Raises LedgerCorrupted."""
         since = datetime.now(UTC) - LONGEST
         with self._lock:
             read = self._read or (self._ledger.log_before(since), None)
             try:
                 entries = self._ledger.log_since(*read)
-            except BrokenBooks:
+            except LedgerCorrupted:
                 self._read, self._last = None, {}  # the ledger may have been replaced
                 raise
             last = {id: entry for id, entry in self._last.items() if entry.created_at >= since}

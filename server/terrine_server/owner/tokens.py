@@ -22,7 +22,7 @@ import structlog
 
 from terrine_protocol import Role, TokenCreate, TokenCreated
 from terrine_protocol.files import read
-from terrine_server.errors import BrokenBooks, Forbidden, Unauthorized
+from terrine_server.errors import Forbidden, LedgerCorrupted, Unauthorized
 from terrine_server.ledger import Actor, Ledger, TokenRecord
 from terrine_server.ledger.tokens import NewToken
 
@@ -152,7 +152,7 @@ class Tokens:
     def _find(self, token_id: str) -> TokenRecord | None:
         try:
             return self._ledger.find_token(token_id)
-        except BrokenBooks as error:
+        except LedgerCorrupted as error:
             log.error("token refused", cause=str(error))
             return None
 

@@ -1,4 +1,5 @@
-"""How this house's servers meet strangers: the service, the helper and the owners' servers.
+"""How this house's servers meet unauthenticated clients: the service, the aggregator and the
+owners' servers.
 
 Connections that wait for ever, bodies that never end, and who may have how many places at a time:
 one way for all of them.

@@ -23,7 +23,7 @@ class Limits:
     """How long running requests may take to finish at shutdown."""
     per_token: int | None = None
     """Requests with one token, as a part of those that others leave. By default half."""
-    strangers: int | None = None
+    unauthenticated: int | None = None
     """Requests without a valid token. By default half."""
     per_address: int | None = None
     """Of these, from one address. By default a quarter of all."""

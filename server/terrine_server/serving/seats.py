@@ -1,9 +1,9 @@
 """Shares of the requests in progress: nobody can have them all.
 
 A request has a seat from its head until its response is written. Seats are limited in total, by
-token, by address, and for all requests without a valid token together: strangers, who can never
-take the seats of students, however many addresses they have. The share of a token is one of the
-seats that are left: tokens in league cannot have them all either.
+token, by address, and for all requests without a valid token together: unauthenticated clients, who
+can never take the seats of students, however many addresses they have. The share of a token is one
+of the seats that are left: tokens in league cannot have them all either.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Seats:
         per_token = limits.per_token or max(1, limits.connections // 2)
         self.limits = {
             Share.ALL: limits.connections,
-            Share.STRANGER: limits.strangers or max(1, limits.connections // 2),
+            Share.STRANGER: limits.unauthenticated or max(1, limits.connections // 2),
             Share.ADDRESS: limits.per_address or max(1, limits.connections // 4),
             Share.CLAIM: per_token,
             Share.TOKEN: per_token,

@@ -189,7 +189,7 @@ def test_a_project_that_the_anchors_leave_out_is_not_passed_over(
 
 
 @ONE_DATABASE
-def test_broken_books_are_never_anchored(
+def test_ledger_corrupted_are_never_anchored(
     ledger: Ledger, database_url: str, keys: tuple[Path, Path], tmp_path: Path
 ) -> None:
     with unguarded(database_url) as connection:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from terrine_protocol import Outcome
-from terrine_server.errors import Overtaken
+from terrine_server.errors import ConcurrentUpdate
 from terrine_server.ledger.records import Proposal, Recorded, Result
 from terrine_server.privacy import Account, Price, Terms
 
@@ -67,8 +67,8 @@ def admit(
     project, a figure of its `secret` spend is published wherever the terms say. The first paid
     query of each epoch also pays for opening it; no epoch continues after its batch. Raises
     ValueError for an outcome that is not on the price list, and for an epoch that is missing or has
-    no price: nothing unpriced is ever released. Raises Overtaken if a query with an epoch is on
-    record: its draw decides where the next epoch starts, so it can be neither returned nor left
+    no price: nothing unpriced is ever released. Raises ConcurrentUpdate if a query with an epoch is
+    on record: its draw decides where the next epoch starts, so it can be neither returned nor left
     out.
     """
     queries, answered_inputs = dict(recorded.queries), dict(recorded.answered_inputs)
@@ -80,7 +80,9 @@ def admit(
         earlier = known.find(proposal.query_digest, proposal.input_digest)
         if earlier is not None:
             if proposal.epoch is not None:
-                raise Overtaken("Another request paid for one of these queries. Send them again.")
+                raise ConcurrentUpdate(
+                    "Another request paid for one of these queries. Send them again."
+                )
             results.append(replace(earlier, replayed=True))
             continue
         opens = proposal.epoch != epoch

@@ -59,7 +59,7 @@ def append(
     """Append entries (tuples of `COLUMNS`), update the balance, store the answers `kept` for keys.
 
     Returns False, and writes nothing, if the project is not active or no longer as `before` because
-    of other charges. Raises IntegrityError if a key was used meanwhile, and BrokenBooks (on
+    of other charges. Raises IntegrityError if a key was used meanwhile, and LedgerCorrupted (on
     PostgreSQL: DataError) if the database ignored a part; nothing is written then either, once the
     transaction, if there is one, is rolled back.
     """

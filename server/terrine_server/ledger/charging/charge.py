@@ -13,8 +13,8 @@ from sqlalchemy import Connection
 from terrine_protocol import ProjectStatus
 from terrine_server.errors import (
     BudgetExhausted,
+    ConcurrentUpdate,
     InvalidQuery,
-    Overtaken,
     ProjectClosed,
     ProjectPaused,
     TerrineError,
@@ -41,7 +41,7 @@ SERVICE = Actor("service")
 """Publishes figures when they are due, whoever asked last."""
 
 
-class Moved(Exception):  # noqa: N818 - not an error: it is tried again
+class StaleRecord(Exception):  # noqa: N818 - not an error: it is tried again
     """Other charges came in between; nothing was written."""
 
 
@@ -54,8 +54,8 @@ def charge(
 ) -> tuple[ProjectRecord, list[Receipt | TerrineError]]:
     """Pay for the batches that `record` is about; return the project after them, and the answers.
 
-    See `Ledger.charge_group`. Raises Moved if the project is no longer as in `record`. A project
-    with a tally must be locked: its tally is read and written separately from its balance.
+    See `Ledger.charge_group`. Raises StaleRecord if the project is no longer as in `record`. A
+    project with a tally must be locked: its tally is read and written separately from its balance.
     """
     project = record.project
     check_active(project)
@@ -65,7 +65,7 @@ def charge(
             answers[index] = InvalidQuery("The batch is empty; at least one query is expected.")
         elif answer is not None and any(p.epoch is not None for p in batch.proposals):
             # Its draws decide where later epochs of the group start.
-            raise Overtaken("Another request came first with one of these keys. Ask again.")
+            raise ConcurrentUpdate("Another request came first with one of these keys. Ask again.")
     fresh = [index for index, answer in enumerate(answers) if answer is None]
     proposals = [proposal for index in fresh for proposal in batches[index].proposals]
     tally = tallies.load_tally(connection, seals, project) if fresh else None
@@ -85,7 +85,7 @@ def charge(
         if key is not None:
             kept.append((*key, own))
     if (entries or kept) and not append(connection, seals, now, project, after, entries, kept):
-        raise Moved
+        raise StaleRecord
     if entries and tally is not None:
         tallies.save_tally(connection, seals, project, tally, after.charges)
     for publication in after.published[len(project.published) :]:

@@ -15,9 +15,9 @@ from sqlalchemy import Connection
 
 from terrine_protocol import Outcome
 from terrine_server.errors import (
-    BrokenBooks,
     IdempotencyConflict,
     InvalidQuery,
+    LedgerCorrupted,
     NotFound,
     TerrineError,
 )
@@ -50,8 +50,8 @@ def look_up(
     """Return the project with this name or id, and what is on record for requests to it.
 
     The requests have these keys, and queries with these digests. Everything is as of one moment;
-    see `Ledger.consult`. Raises NotFound, and BrokenBooks if the last charge is not the one that
-    the account names as its last, or if a charge that answers a query was altered.
+    see `Ledger.consult`. Raises NotFound, and LedgerCorrupted if the last charge is not the one
+    that the account names as its last, or if a charge that answers a query was altered.
     """
     names = [key[0] for key in keys if key is not None]
     if len(set(names)) < len(names):
@@ -103,7 +103,8 @@ class _Paid:
         """The time of each charge, by number. All charges of a transaction have the same time."""
 
     def result(self, entry: Any) -> Result:
-        """Return the result in a row of `searches.find`. Raises BrokenBooks if it was altered."""
+        """Return the result in a row of `searches.find`. Raises LedgerCorrupted if it was
+        altered."""
         counts = None
         try:
             seq, time = entry.seq, entry.created_at
@@ -123,7 +124,7 @@ class _Paid:
             intact = False
         if not intact:
             name = self._project.name
-            raise BrokenBooks(f"Entry {entry.seq} of project {name} was altered.", name)
+            raise LedgerCorrupted(f"Entry {entry.seq} of project {name} was altered.", name)
         self.times[seq] = entry.created_at
         return Result(Outcome(entry.outcome), entry.label, seq, True, counts)
 
@@ -181,7 +182,7 @@ def _recall(
         return Receipt(read.results(asked, recorded, own), project)
     except UNREADABLE as error:
         # Returned, not raised: it concerns this request alone.
-        return BrokenBooks(
+        return LedgerCorrupted(
             "What is kept of this Idempotency-Key was altered or damaged. Sent without it, the "
             "request is answered at no cost as far as it was paid.",
             project.name,

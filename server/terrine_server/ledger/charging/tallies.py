@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 from sqlalchemy import Connection, insert, select, update
 
-from terrine_server.errors import BrokenBooks, Conflict
+from terrine_server.errors import Conflict, LedgerCorrupted
 from terrine_server.ledger.chain import canonical_json
 from terrine_server.ledger.records import ProjectRecord, SecretAccount
 from terrine_server.ledger.seals import Seals
@@ -85,7 +85,7 @@ def open_tally(connection: Connection, seals: Seals, project: ProjectRecord) -> 
 
 
 def load_tally(connection: Connection, seals: Seals, project: ProjectRecord) -> SecretTally | None:
-    """Return a project's tally, or None if it has none. Raises BrokenBooks."""
+    """Return a project's tally, or None if it has none. Raises LedgerCorrupted."""
     schedule = project.terms.schedule
     if schedule is None:
         return None
@@ -95,15 +95,17 @@ def load_tally(connection: Connection, seals: Seals, project: ProjectRecord) -> 
     ).one_or_none()
     size = meter.size * _COUNTS.itemsize
     if row is None or type(row.tally) is not bytes or len(row.tally) != size:
-        raise BrokenBooks(f"The tally of project {project.name} is lost or damaged.", project.name)
+        raise LedgerCorrupted(
+            f"The tally of project {project.name} is lost or damaged.", project.name
+        )
     try:
         seals.check("secret_spends", row._mapping)
     except UNREADABLE as error:
-        raise BrokenBooks(
+        raise LedgerCorrupted(
             f"The tally of project {project.name} was edited.", project.name, str(error)
         ) from None
     if row.charges != project.charges:
-        raise BrokenBooks(
+        raise LedgerCorrupted(
             f"The tally of project {project.name} is not that of its charges.", project.name
         )
     counts = np.frombuffer(row.tally, dtype=_COUNTS).astype(np.int64)

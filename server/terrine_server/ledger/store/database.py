@@ -29,12 +29,12 @@ from sqlalchemy.engine import URL, ExceptionContext, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from terrine_server.errors import (
-    BrokenBooks,
     DatabaseStarting,
     DatabaseUnavailable,
+    LedgerCorrupted,
     SchemaMismatch,
 )
-from terrine_server.ledger.store.silence import Silence
+from terrine_server.ledger.store.stalled import StalledDatabase
 
 BUSY_SECONDS = 20.0
 """Longest wait for another writer."""
@@ -84,7 +84,7 @@ BEGIN = "begin"
 """In the `info` of a connection to SQLite: the statement that begins its next transaction."""
 # SQLite has no queue for writers; they retry until one succeeds. Those of a process wait here.
 _TURNS: WeakKeyDictionary[Engine, threading.Lock] = WeakKeyDictionary()
-_SILENCES: WeakKeyDictionary[Engine, Silence] = WeakKeyDictionary()
+_SILENCES: WeakKeyDictionary[Engine, StalledDatabase] = WeakKeyDictionary()
 
 
 def connect(
@@ -176,7 +176,7 @@ def write(
     parameters: Sequence[Mapping[str, Any]] | None = None,
     rows: int = 1,
 ) -> None:
-    """Insert or update exactly so many rows. Raises BrokenBooks if it was fewer, or more.
+    """Insert or update exactly so many rows. Raises LedgerCorrupted if it was fewer, or more.
 
     Every write goes through here, or is counted where it is made: a trigger or a rule that somebody
     added can make the database ignore a write without an error.
@@ -186,9 +186,9 @@ def write(
 
 
 def check_written(rows: int, expected: int) -> None:
-    """Raise BrokenBooks unless as many rows were written as should have been."""
+    """Raise LedgerCorrupted unless as many rows were written as should have been."""
     if rows != expected:
-        raise BrokenBooks("The database ignored what was written to it.")
+        raise LedgerCorrupted("The database ignored what was written to it.")
 
 
 def use_write_ahead_log(engine: Engine) -> None:
@@ -287,7 +287,7 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 def _postgresql(url: URL, password: str | None, statement_seconds: float) -> Engine:
-    silence = Silence(statement_seconds)
+    silence = StalledDatabase(statement_seconds)
     limited = silence.limited()
     settings = {
         **_POSTGRESQL,
@@ -360,12 +360,12 @@ def _explanation(engine: Engine, error: SQLAlchemyError) -> DatabaseUnavailable:
     if state in _NO_TABLE or re.search(r"no such (table|column)", words):
         return SchemaMismatch("The ledger has no tables yet. Run `terrine init`.", cause)
     if state == _NOT_WHOLE:
-        return BrokenBooks("The database ignored what was written to it.", cause=cause)
+        return LedgerCorrupted("The database ignored what was written to it.", cause=cause)
     if isinstance(error, exc.IntegrityError):
-        return BrokenBooks("The ledger refused an entry.", cause=cause)
+        return LedgerCorrupted("The ledger refused an entry.", cause=cause)
     if isinstance(error, exc.DataError) and not state:
         # Raised by the driver itself: Python cannot represent a value in PostgreSQL.
-        return BrokenBooks("A value in the ledger is none that was written.", cause=cause)
+        return LedgerCorrupted("A value in the ledger is none that was written.", cause=cause)
     if state in _DISK or re.search(r"disk is full|disk I/O", words):
         return DatabaseUnavailable(
             "The ledger's disk is full or fails. Mend it, then retry.", cause

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Date, String, case, cast, func, literal, sele
 from sqlalchemy.sql.elements import ColumnElement
 
 from terrine_protocol import Outcome
-from terrine_server.errors import BrokenBooks
+from terrine_server.errors import LedgerCorrupted
 from terrine_server.ledger.records import History, ProjectRecord, Reached
 from terrine_server.ledger.store import rows
 from terrine_server.ledger.store.tables import charges
@@ -70,10 +70,11 @@ class Sums:
         return self.parts[-1].seq if self.parts else 0
 
     def history(self, project: ProjectRecord) -> History:
-        """Return the history of the project. Raises BrokenBooks unless it ends at the balance."""
+        """Return the history of the project. Raises LedgerCorrupted unless it ends at the
+        balance."""
         reached = tuple(_reached(_merged(self.parts, _length(self.entries, POINTS)), project))
         if (reached[-1].spent if reached else 0) != project.spent:
-            raise BrokenBooks(
+            raise LedgerCorrupted(
                 f"The entries of project {project.name} do not add up to its balance.", project.name
             )
         return History(reached, self.days or {})
@@ -115,7 +116,7 @@ class Histories:
         return self._remembered.get(name)
 
     def sums(self, connection: Connection, project: ProjectRecord, known: Sums | None) -> Sums:
-        """Return the sums over all entries that the account counts. Raises BrokenBooks."""
+        """Return the sums over all entries that the account counts. Raises LedgerCorrupted."""
         start = Sums(bytes.fromhex(project.genesis))
         with rows.readable(f"An entry of project {project.name!r}", project.name):
             found = known or start

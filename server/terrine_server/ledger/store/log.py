@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, insert, or_, select, update
 
-from terrine_server.errors import BrokenBooks, NotSealed
+from terrine_server.errors import LedgerCorrupted, NotSealed
 from terrine_server.ledger.administration import (
     ABOUT,
     START,
@@ -66,12 +66,12 @@ def last_said(connection: Connection, kind: str) -> dict[str, str]:
 def check_head(connection: Connection, seals: Seals, lock: bool = False) -> Row[Any]:
     """Return the row of `log_head`.
 
-    Raises NotSealed unless the ledger is sealed with this key, BrokenBooks if the row was edited or
-    if the log does not end where it says.
+    Raises NotSealed unless the ledger is sealed with this key, LedgerCorrupted if the row was
+    edited or if the log does not end where it says.
     """
     row = connection.execute(_HEAD.with_for_update() if lock else _HEAD).one_or_none()
     if row is None:
-        raise BrokenBooks("The end of the administrative log is missing.")
+        raise LedgerCorrupted("The end of the administrative log is missing.")
     if row.key_check != seals.key_check:
         raise NotSealed(
             "The ledger is sealed with another secret key than this one. Put the key back that it "
@@ -81,25 +81,25 @@ def check_head(connection: Connection, seals: Seals, lock: bool = False) -> Row[
     try:
         seals.check("log_head", row._mapping)
     except UNREADABLE as error:
-        raise BrokenBooks(
+        raise LedgerCorrupted(
             "The end of the administrative log was edited.", cause=str(error)
         ) from None
     last = administrative_log.c
     query = select(last.seq, last.hash).order_by(last.seq.desc()).limit(1)
     end = connection.execute(query).one_or_none() or (0, START)
     if tuple(end) != (row.entries, row.head):
-        raise BrokenBooks("The administrative log does not end where it should.")
+        raise LedgerCorrupted("The administrative log does not end where it should.")
     return row
 
 
 def entry(row: Row[Any]) -> LogEntry:
-    """Return the record of a row of `select_log`. Raises BrokenBooks if it cannot be read."""
+    """Return the record of a row of `select_log`. Raises LedgerCorrupted if it cannot be read."""
     try:
         check_types(administrative_log.c, row._mapping)
         fields = {**row._mapping, "detail": json.loads(row.detail), "hash": row.hash.hex()}
         return LogEntry(**fields)
     except UNREADABLE as error:
-        raise BrokenBooks(
+        raise LedgerCorrupted(
             f"Entry {row.seq} of the administrative log was altered or damaged.", cause=repr(error)
         ) from None
 
@@ -119,7 +119,7 @@ def followed(connection: Connection, seals: Seals, seq: int, hash: str | None) -
         if (row.seq, row.hash) != (seq, start):
             break
     if (seq, start) != (end.entries, end.head):
-        raise BrokenBooks("The administrative log was edited.")
+        raise LedgerCorrupted("The administrative log was edited.")
     return found
 
 

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Row, Select, bindparam, select
 from sqlalchemy.sql.elements import ColumnElement
 
 from terrine_protocol import Outcome, ProjectStatus, RequestStatus, Role
-from terrine_server.errors import BrokenBooks, NotFound
+from terrine_server.errors import LedgerCorrupted, NotFound
 from terrine_server.ledger.administration import facts_text
 from terrine_server.ledger.chain import follows, genesis
 from terrine_server.ledger.counts import check_counts, counts_of
@@ -112,11 +112,11 @@ def fetch_project(
 
 @contextmanager
 def readable(what: str, project: str = "all") -> Iterator[None]:
-    """Raise BrokenBooks if reading fails: `what` was altered or damaged then."""
+    """Raise LedgerCorrupted if reading fails: `what` was altered or damaged then."""
     try:
         yield
     except UNREADABLE as error:
-        raise BrokenBooks(f"{what} was altered or damaged.", project, repr(error)) from None
+        raise LedgerCorrupted(f"{what} was altered or damaged.", project, repr(error)) from None
 
 
 def check_logged(kind: str, row: Mapping[str, Any]) -> None:
@@ -126,7 +126,8 @@ def check_logged(kind: str, row: Mapping[str, Any]) -> None:
 
 
 def ensemble_record(row: Row[Any], seals: Seals) -> EnsembleRecord:
-    """Return the record of a row of `select_ensembles` or `select_projects`. Raises BrokenBooks."""
+    """Return the record of a row of `select_ensembles` or `select_projects`. Raises
+    LedgerCorrupted."""
     fields = {
         name.removeprefix(_ENSEMBLE): value
         for name, value in row._mapping.items()
@@ -150,7 +151,7 @@ def ensemble_record(row: Row[Any], seals: Seals) -> EnsembleRecord:
 def project_record(row: Row[Any], seals: Seals) -> ProjectRecord:
     """Return the record of a row of `select_projects`.
 
-    Raises BrokenBooks unless its terms and its ensemble are those that it was opened with, its
+    Raises LedgerCorrupted unless its terms and its ensemble are those that it was opened with, its
     balance is possible for its number of charges, its seal is right, the administrative log says
     the same, and its last charge is as `check_end` requires.
     """
@@ -188,13 +189,13 @@ def project_record(row: Row[Any], seals: Seals) -> ProjectRecord:
 
 
 def check_end(project: ProjectRecord, ends: Collection[tuple[int, Any]]) -> None:
-    """Raise BrokenBooks unless a project's last charge is the one that its account names.
+    """Raise LedgerCorrupted unless a project's last charge is the one that its account names.
 
     `ends`: number and hash of the charge with the account's last number, and of any later one.
     """
     genesis, head = bytes.fromhex(project.genesis), bytes.fromhex(project.head)
     if set(ends or [(0, genesis)]) != {(project.charges, head)}:
-        raise BrokenBooks(
+        raise LedgerCorrupted(
             f"The last charge of project {project.name} is not the one that its balance stands on.",
             project.name,
         )
@@ -250,7 +251,7 @@ class KnownProjects:
         return project
 
     def current(self, connection: Connection, row: Any) -> ProjectRecord:
-        """Return the current record of a row of `searches.find`. Raises BrokenBooks."""
+        """Return the current record of a row of `searches.find`. Raises LedgerCorrupted."""
         with readable(f"The account of project {row.name!r}", str(row.name)):
             check_types(_ACCOUNT, row._mapping)
             self.seals.check("projects", row._mapping)
@@ -284,7 +285,8 @@ def select_charges(project_id: int) -> Select[Any]:
 
 
 def charge_record(row: Row[Any], project: ProjectRecord) -> ChargeRecord:
-    """Return the record of a row of `select_charges`. Raises BrokenBooks if its hash is wrong."""
+    """Return the record of a row of `select_charges`. Raises LedgerCorrupted if its hash is
+    wrong."""
     with readable(f"Entry {row.seq} of project {project.name!r}", project.name):
         fields = dict(row._mapping)
         previous = fields.pop("previous")
@@ -327,7 +329,7 @@ TOKEN = select_tokens().where(tokens.c.id == bindparam("id")).order_by(None)
 def token_record(row: Row[Any], seals: Seals) -> TokenRecord:
     """Return the record of a row of `select_tokens`.
 
-    Raises BrokenBooks unless its seal is right and the administrative log says the same.
+    Raises LedgerCorrupted unless its seal is right and the administrative log says the same.
     """
     return _token_record(seals, row._fields, *row)
 
@@ -371,7 +373,7 @@ def select_requests() -> Select[Any]:
 def request_record(row: Row[Any], seals: Seals) -> RequestRecord:
     """Return the record of a row of `select_requests`.
 
-    Raises BrokenBooks unless its seal is right and the administrative log says the same.
+    Raises LedgerCorrupted unless its seal is right and the administrative log says the same.
     """
     with readable(f"The request {row.id!r}"):
         fields = dict(row._mapping)

@@ -42,8 +42,8 @@ def upgrade(engine: Engine, key: bytes) -> list[str]:
     If they are of this version, restore the parts that somebody removed, as far as SQL can, and
     return their names: what was written meanwhile was not checked by them. Several processes may do
     this at once: one migrates, the others wait for it. Raises SchemaMismatch when the database is
-    newer than this version, BrokenBooks when its rows violate a part, and DatabaseUnavailable when
-    it cannot be reached; nothing is half-migrated then.
+    newer than this version, LedgerCorrupted when its rows violate a part, and DatabaseUnavailable
+    when it cannot be reached; nothing is half-migrated then.
     """
     path = sqlite_path(engine)
     if path is not None:

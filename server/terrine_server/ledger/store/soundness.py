@@ -3,7 +3,7 @@
 `verify` recomputes a project's ledger from all of its entries. These checks look at one row and
 take microseconds: do its values have the types that are written, and is its balance possible for
 its number of entries? Every check raises ValueError or TypeError, which `rows` turns into
-BrokenBooks. No message here quotes a value.
+LedgerCorrupted. No message here quotes a value.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, select
 
-from terrine_server.errors import BrokenBooks, NotSealed
+from terrine_server.errors import LedgerCorrupted, NotSealed
 from terrine_server.ledger.administration import ABOUT, START, facts, log_hash
 from terrine_server.ledger.anchors import LogAnchor
 from terrine_server.ledger.chain import canonical_json, iso
@@ -80,8 +80,8 @@ def _findings(connection: Connection, seals: Seals, walk: _Walk) -> Iterator[str
     yield from walk.end()
     try:
         log.check_head(connection, seals)
-    except (BrokenBooks, NotSealed) as error:
-        yield f"log: {error.found if isinstance(error, BrokenBooks) else error.detail}"
+    except (LedgerCorrupted, NotSealed) as error:
+        yield f"log: {error.found if isinstance(error, LedgerCorrupted) else error.detail}"
     for kind, said in walk.said.items():
         yield from _check_rows(connection, seals, kind, said)
 

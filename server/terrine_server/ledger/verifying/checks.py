@@ -19,7 +19,7 @@ from typing import Any
 from sqlalchemy import Connection, case, func, select
 
 from terrine_protocol import Outcome
-from terrine_server.errors import BrokenBooks
+from terrine_server.errors import LedgerCorrupted
 from terrine_server.ledger.anchors import Anchor
 from terrine_server.ledger.chain import genesis
 from terrine_server.ledger.charging import keeping, tallies
@@ -194,11 +194,11 @@ def check_tally(connection: Connection, seals: Seals, project: Raw, rules: Rules
         return
     try:
         record = rows.fetch_project(connection, seals, projects.c.id == project["id"], "at all")
-    except BrokenBooks:
+    except LedgerCorrupted:
         return  # the account itself is wrong, which another check reports
     try:
         tally = tallies.load_tally(connection, seals, record)
-    except BrokenBooks as error:
+    except LedgerCorrupted as error:
         yield f"tally: {error.found}"
         return
     outcomes = {VoteOutcome(o): n for o, n in rules.outcomes.items() if o != Outcome.PUBLISHED}

@@ -16,7 +16,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from terrine_server.errors import BrokenBooks, NotFound
+from terrine_server.errors import LedgerCorrupted, NotFound
 from terrine_server.ledger.anchors import Anchor
 from terrine_server.ledger.chain import KIND_FIELDS, frame, frame_counts, hasher, iso
 from terrine_server.ledger.records import Verification
@@ -73,7 +73,7 @@ def verify_project(
         # An account that every other reader refuses must not be reported as intact.
         try:
             rows.project_record(row, seals)
-        except BrokenBooks as error:
+        except LedgerCorrupted as error:
             problems = [f"account: {error.found} {error.cause}"]
             return replace(found, problems=problems, anchor=None)
     return found

@@ -182,7 +182,7 @@ def slug(reply: httpx.Response) -> str:
     return str(reply.json()["type"]).removeprefix("/problems/")
 
 
-def test_a_cut_end_is_broken_books_for_whoever_retries(office: Office) -> None:
+def test_a_cut_end_is_ledger_corrupted_for_whoever_retries(office: Office) -> None:
     """Balance, count and head were set back to match, so that the shorter books are consistent."""
     hand = office.hand
     keep = hand.value("charges", 0, "hash")
@@ -202,7 +202,7 @@ def test_a_cut_end_is_broken_books_for_whoever_retries(office: Office) -> None:
         app = office.started()
         before = office.books()
         refused = office.label(app, 0, 3, KEY)
-        assert slug(refused) == "broken-books"
+        assert slug(refused) == "ledger-corrupted"
         assert "terrine ledger verify study" in refused.json()["detail"]
         assert office.books() == before
 
@@ -217,14 +217,16 @@ RECORDS = (
 query's."""
 
 
-def test_an_edited_record_of_a_key_is_broken_books_for_that_request_alone(office: Office) -> None:
+def test_an_edited_record_of_a_key_is_ledger_corrupted_for_that_request_alone(
+    office: Office,
+) -> None:
     app = office.started()
     assert office.label(app, 5, 6).json()["results"][0]["charge"] == 4
     office.keep()
     for record in RECORDS:
         with office.hand.set("idempotency", 0, "results", record):
             refused, replayed, new = office.ask_everything(app)
-            assert slug(refused) == "broken-books", record
+            assert slug(refused) == "ledger-corrupted", record
             assert "Retry-After" not in refused.headers
             assert (replayed.status_code, new.status_code) == (200, 200)
 
@@ -233,7 +235,7 @@ def test_a_lowered_price_charges_nothing(office: Office) -> None:
     terms = lowered(office.hand.value("projects", 0, "terms"))
     with office.hand.set("projects", 0, "terms", terms):
         for reply in office.ask_everything(office.started()):
-            assert slug(reply) == "broken-books"
+            assert slug(reply) == "ledger-corrupted"
 
 
 def test_an_ensemble_without_classes_answers_nothing(office: Office) -> None:
@@ -241,9 +243,9 @@ def test_an_ensemble_without_classes_answers_nothing(office: Office) -> None:
     with office.hand.set("ensembles", 0, "info", info):
         app = office.started()
         for reply in office.ask_everything(app):
-            assert slug(reply) == "broken-books"
+            assert slug(reply) == "ledger-corrupted"
         for path in ("/budget", "/project", "/projects", "/ensembles", "/ledger", "/metrics"):
-            assert slug(office.look(app, path)) == "broken-books", path
+            assert slug(office.look(app, path)) == "ledger-corrupted", path
         verdict = office.look(app, "/ledger/study/verify").json()
         assert not verdict["ok"]
 
@@ -288,12 +290,12 @@ def check_edited(office: Office, table: str, column: str) -> None:
         if reply.status_code == 200:
             same = content(path, reply) == content(path, before)
             assert same or path.endswith("/verify"), path
-        elif slug(reply) == "broken-books":
+        elif slug(reply) == "ledger-corrupted":
             refused = True
             assert "terrine ledger verify" in reply.json()["detail"]
     asked = office.ask_everything(fresh)
     if table in ACCOUNTS:
-        expected = "unauthorized" if (table, column) in LOST else "broken-books"
+        expected = "unauthorized" if (table, column) in LOST else "ledger-corrupted"
         assert [slug(reply) for reply in asked] == [expected] * 3
     if refused and table in (*ACCOUNTS, "charges"):
         verdict = office.look(fresh, "/ledger/study/verify")
@@ -327,7 +329,7 @@ def test_an_edit_of_any_part_of_what_was_fixed_answers_nothing(
     for edited in edited_json(json.loads(office.hand.value(table, 0, column))):
         with office.hand.set(table, 0, column, edited):
             started = office.started()
-            assert slug(office.look(started, "/budget")) == "broken-books", edited
-            assert slug(office.label(started, 10, 11)) == "broken-books", edited
+            assert slug(office.look(started, "/budget")) == "ledger-corrupted", edited
+            assert slug(office.label(started, 10, 11)) == "ledger-corrupted", edited
             assert not office.look(started, "/ledger/study/verify").json()["ok"]
             assert office.books() == before

@@ -1,7 +1,7 @@
-"""The terms of a helper: what all its parties agree on, before the first vote is split.
+"""The terms of an aggregator: what all its parties agree on, before the first vote is split.
 
-The helper's party writes them into a file, every owner gets a copy, and each side refuses whatever
-was done under others: docs/privacy/secret-sharing.md.
+The aggregator's party writes them into a file, every owner gets a copy, and each side refuses
+whatever was done under others: docs/privacy/secret-sharing.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Annotated, Self
 import httpx
 from pydantic import Field, ValidationError, model_validator
 
-from terrine_models.roster import first_problem
+from terrine_models.federation import first_problem
 from terrine_models.store import Name, StoreError
 from terrine_protocol.files import read
 from terrine_protocol.tables import Record
@@ -26,8 +26,8 @@ TERMS = "Terrine-Terms"
 """The header with the digest of the terms under which an owner shares."""
 
 
-class HelperTerms(Record):
-    """What a helper does, fixed when it is made."""
+class AggregatorTerms(Record):
+    """What an aggregator does, fixed when it is made."""
 
     owners: Annotated[tuple[Name, ...], Field(min_length=2, max_length=10_000)]
     classes: int
@@ -57,16 +57,16 @@ class HelperTerms(Record):
 
 
 class Shown(Record):
-    """What a helper says of itself to those who hold a token of it."""
+    """What an aggregator says of itself to those who hold a token of it."""
 
-    terms: HelperTerms
+    terms: AggregatorTerms
     queries_left: int
 
 
-def read_terms(file: Path) -> HelperTerms:
+def read_terms(file: Path) -> AggregatorTerms:
     """Read the terms from a file of TOML. Raises StoreError."""
     try:
-        return HelperTerms.model_validate(tomllib.loads(read(file).decode()))
+        return AggregatorTerms.model_validate(tomllib.loads(read(file).decode()))
     except OSError as error:
         raise StoreError(f"{file} cannot be read: {error.strerror}.") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -76,7 +76,7 @@ def read_terms(file: Path) -> HelperTerms:
 
 
 def ask_terms(http: httpx.AsyncClient, seconds: float) -> Shown | str:
-    """Ask a helper for its terms and close the connection; or return why there are none."""
+    """Ask an aggregator for its terms and close the connection; or return why there are none."""
 
     async def asked() -> httpx.Response:
         async with http:
@@ -91,4 +91,4 @@ def ask_terms(http: httpx.AsyncClient, seconds: float) -> Shown | str:
     try:
         return Shown.model_validate_json(reply.content)
     except ValidationError as error:
-        return f"no terms of a helper ({first_problem(error)})"
+        return f"no terms of an aggregator ({first_problem(error)})"

@@ -1,4 +1,4 @@
-"""The whole way of shares by the commands: a helper, an owner and the service, over TLS."""
+"""The whole way of shares by the commands: an aggregator, an owner and the service, over TLS."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from migrated import SECRET_KEY, migrated
 from small_servers import certified, small_server
 
 from terrine_client import Client
-from terrine_models.roster import read_token
+from terrine_models.federation import read_token
 from terrine_protocol import ProjectOpen, Role, TokenCreate
+from terrine_server.aggregator import Aggregator, Count, make
 from terrine_server.audit.world import serving
 from terrine_server.errors import InvalidTerms
-from terrine_server.helper import Count, Helper, make
 from terrine_server.labeling import inference, shares
-from terrine_server.labeling.helper_terms import read_terms
+from terrine_server.labeling.aggregator_terms import read_terms
 from terrine_server.labeling.remote_voters import client
 from terrine_server.ledger import Ledger
 from terrine_server.owner.operations import open_project
@@ -28,7 +28,7 @@ from terrine_server.owner.tokens import Tokens
 from terrine_server.settings import Settings
 from terrine_server.teacher import Agreed, Teacher
 
-HELPER = 'owners = ["a", "b", "c"]\nclasses = 10\nsigma = 4\nepsilon = 50\ndelta = 1e-6\n'
+AGGREGATOR = 'owners = ["a", "b", "c"]\nclasses = 10\nsigma = 4\nepsilon = 50\ndelta = 1e-6\n'
 
 
 @pytest.mark.slow
@@ -36,8 +36,11 @@ def test_labels_without_anybody_seeing_a_vote(
     tmp_path: Path, digits_ensemble: DigitsEnsemble, terrine: Terrine
 ) -> None:
     pem, party = certified(tmp_path, "both"), tmp_path / "party"
-    (tmp_path / "helper.toml").write_text(HELPER)
-    assert "queries released" in terrine("helper", "make", tmp_path / "helper.toml", party).fine
+    (tmp_path / "aggregator.toml").write_text(AGGREGATOR)
+    assert (
+        "queries released"
+        in terrine("aggregator", "make", tmp_path / "aggregator.toml", party).fine
+    )
     settings = Settings(data_dir=tmp_path / "data")
     settings.data_dir.mkdir()
     settings.secret_key_path.write_bytes(SECRET_KEY)
@@ -45,10 +48,10 @@ def test_labels_without_anybody_seeing_a_vote(
     engine = migrated(settings.database)
     ledger = Ledger(engine, SECRET_KEY)
     teacher = ("teacher", "serve", digits_ensemble.directory, "--token-file", tmp_path / "token")
-    with small_server(pem, "helper", "serve", party) as helper_url:
-        shared = ("--helper", helper_url, "--helper-certificate", pem)
-        token = ("--helper-token-file", party / "owners/a.token")
-        agreed = ("--helper-terms", tmp_path / "helper.toml")
+    with small_server(pem, "aggregator", "serve", party) as aggregator_url:
+        shared = ("--aggregator", aggregator_url, "--aggregator-certificate", pem)
+        token = ("--aggregator-token-file", party / "owners/a.token")
+        agreed = ("--aggregator-terms", tmp_path / "aggregator.toml")
         with small_server(pem, *teacher, *shared, *token, *agreed) as url:
             file = tmp_path / "owners.toml"
             common = 'model = "digits"\ncertificate = "both.pem"\ntoken_file = "token"\n'
@@ -56,7 +59,7 @@ def test_labels_without_anybody_seeing_a_vote(
                 'classes = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]\nrecords = 1200\n'
                 'disjoint_by = "town"\nquorum = 1\ntimeout_seconds = 20\n'
                 '[input]\nshape = [8, 8]\ndtype = "uint8"\nlow = 0\nhigh = 16\n'
-                f'[helper]\nurl = "{helper_url}"\nsigma = 4\ncertificate = "both.pem"\n'
+                f'[aggregator]\nurl = "{aggregator_url}"\nsigma = 4\ncertificate = "both.pem"\n'
                 'token_file = "party/service.token"\n'
                 f'[[owner]]\nname = "a"\nurl = "{url}"\n{common}'
                 f'[[owner]]\nname = "b"\nurl = "https://127.0.0.1:9"\n{common}'
@@ -64,7 +67,7 @@ def test_labels_without_anybody_seeing_a_vote(
             )
             said = terrine("owners", "gather", file, "--name", "ward").fine
             assert "2 did not answer" in said
-            assert "helper" in said
+            assert "aggregator" in said
             register = ("ensemble", "register", "ward", "--epsilon", 50, "--delta", 5e-4)
             assert "ward" in terrine(*register).fine
             opened(ledger)
@@ -73,14 +76,14 @@ def test_labels_without_anybody_seeing_a_vote(
             x = digits_ensemble.public[:40]
             with serving(settings) as service, Client(service, student, retries=0) as client:
                 answers, again = client.label(x), client.label(x[:8])
-                assert client.project().ensemble.helper_sigma == 4
-            assert answers.noise_sigma == 5, "σ = 3 of the project, and 4 of the helper"
+                assert client.project().ensemble.aggregator_sigma == 4
+            assert answers.noise_sigma == 5, "σ = 3 of the project, and 4 of the aggregator"
             counts = np.asarray(answers.noisy_counts)
             assert abs(counts.sum(axis=1).mean() - 3) < 12
             assert counts.std() > 3.5, "wider than either noise alone would nearly always be"
             assert (np.asarray(again.noisy_counts) == counts[:8]).all()
             assert (ledger.project("study").charges, Count(party).released) == (40, 40)
-            assert "40 of" in terrine("helper", "show", party).fine
+            assert "40 of" in terrine("aggregator", "show", party).fine
 
             plain = httpx.Client(base_url=url, verify=False)
             bearer = {"Authorization": f"Bearer {(tmp_path / 'token').read_text().strip()}"}
@@ -91,7 +94,7 @@ def test_labels_without_anybody_seeing_a_vote(
             assert nameless.status_code == 400
             assert "Terrine-Round names no round" in nameless.text
             plain.close()
-    assert "not as the roster says" in terrine("owners", "check", "ward").err
+    assert "not as the federation says" in terrine("owners", "check", "ward").err
     with serving(settings) as service:
         answer = httpx.post(
             f"{service}/label",
@@ -117,48 +120,59 @@ def opened(ledger: Ledger) -> None:
 def test_commands_say_what_is_missing(
     tmp_path: Path, terrine: Terrine, digits_ensemble: DigitsEnsemble
 ) -> None:
-    file = tmp_path / "helper.toml"
-    assert "cannot be read" in terrine("helper", "make", file, tmp_path / "x").refused
+    file = tmp_path / "aggregator.toml"
+    assert "cannot be read" in terrine("aggregator", "make", file, tmp_path / "x").refused
     file.write_text("owners = [")
-    assert "is no TOML" in terrine("helper", "make", file, tmp_path / "x").refused
-    file.write_text(HELPER.replace("sigma = 4", "sigma = 0"))
-    assert "sigma" in terrine("helper", "make", file, tmp_path / "x").refused
+    assert "is no TOML" in terrine("aggregator", "make", file, tmp_path / "x").refused
+    file.write_text(AGGREGATOR.replace("sigma = 4", "sigma = 0"))
+    assert "sigma" in terrine("aggregator", "make", file, tmp_path / "x").refused
     assert not (tmp_path / "x").exists()
-    assert "holds no helper" in terrine("helper", "show", tmp_path).refused
-    assert "only over TLS" in terrine("helper", "serve", tmp_path, "--host", "0.0.0.0").refused
+    assert "holds no aggregator" in terrine("aggregator", "show", tmp_path).refused
+    assert "only over TLS" in terrine("aggregator", "serve", tmp_path, "--host", "0.0.0.0").refused
     (tmp_path / "token").write_text("a-token-of-more-than-twenty-characters")
     teacher = ("teacher", "serve", digits_ensemble.directory, "--token-file", tmp_path / "token")
-    assert "needs --helper-token-file" in terrine(*teacher, "--helper", "https://b.example").refused
-    token = ("--helper-token-file", tmp_path / "token")
-    assert "are for --helper" in terrine(*teacher, *token).refused
-    plain = ("--helper", "http://b.example", *token)
-    assert "needs --helper-terms" in terrine(*teacher, *plain).refused
-    assert "only over https" in terrine(*teacher, *plain, "--helper-terms", file).refused
+    assert (
+        "needs --aggregator-token-file"
+        in terrine(*teacher, "--aggregator", "https://b.example").refused
+    )
+    token = ("--aggregator-token-file", tmp_path / "token")
+    assert "are for --aggregator" in terrine(*teacher, *token).refused
+    plain = ("--aggregator", "http://b.example", *token)
+    assert "needs --aggregator-terms" in terrine(*teacher, *plain).refused
+    assert "only over https" in terrine(*teacher, *plain, "--aggregator-terms", file).refused
 
 
 def test_an_owner_shares_nothing_under_terms_that_it_did_not_agree_to(
     tmp_path: Path, terrine: Terrine, digits_ensemble: DigitsEnsemble
 ) -> None:
-    """Who tells the helper its terms may be the service, so the owner asks and compares."""
+    """Who tells the aggregator its terms may be the service, so the owner asks and compares."""
     file, other = tmp_path / "agreed.toml", tmp_path / "other.toml"
-    file.write_text(HELPER)
+    file.write_text(AGGREGATOR)
     served = 'owners = ["a", "b", "c"]\nclasses = 20\nsigma = 2\nepsilon = 50\ndelta = 1e-6\n'
     other.write_text(served)
     make(read_terms(other), tmp_path / "party")
-    helper = Helper(tmp_path / "party")
+    aggregator = Aggregator(tmp_path / "party")
     token = ("--token-file", tmp_path / "token")
     (tmp_path / "token").write_text("a-token-of-more-than-twenty-characters")
-    with listening(helper.app()) as url:
-        shared = ("--helper", url, "--helper-token-file", tmp_path / "party/owners/a.token")
-        serve = ("teacher", "serve", digits_ensemble.directory, *token, *shared, "--helper-terms")
+    with listening(aggregator.app()) as url:
+        shared = ("--aggregator", url, "--aggregator-token-file", tmp_path / "party/owners/a.token")
+        serve = (
+            "teacher",
+            "serve",
+            digits_ensemble.directory,
+            *token,
+            *shared,
+            "--aggregator-terms",
+        )
         refused = terrine(*serve, file).refused
         assert "other terms than" in refused
         assert "classes 20 there, 10 here, sigma 2 there, 4 here" in refused
         assert "are for 20 classes" in terrine(*serve, other).refused, "nor would the owner agree"
-        wrong = ("--helper-token-file", tmp_path / "token")
+        wrong = ("--aggregator-token-file", tmp_path / "token")
         assert "does not tell its terms: status 401" in terrine(*serve, file, *wrong).refused
 
-        # A helper that changes under a teacher that runs: its owner's word comes with every share.
+        # An aggregator that changes under a teacher that runs: its owner's word comes with every
+        # share.
         http = client(url, None, read_token(tmp_path / "party/owners/a.token"))
         agreed = Agreed(http, read_terms(file))
         teacher = Teacher(digits_ensemble.directory, "digits", "secret", agreed)
@@ -171,5 +185,5 @@ def test_an_owner_shares_nothing_under_terms_that_it_did_not_agree_to(
             )
     assert answer.status_code == 502
     assert "under other terms" in answer.json()["error"]
-    assert helper.count.released == 0
+    assert aggregator.count.released == 0
     assert "does not tell its terms: ConnectError" in terrine(*serve, file).refused

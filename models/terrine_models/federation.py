@@ -1,9 +1,10 @@
 """Ensembles whose teachers stay with their owners: who they are and how they are asked.
 
-A directory holds `roster.json` in place of a manifest and weights, and may hold the certificates
-that owners are known by (`OWNER.pem`) and the tokens that they ask for (`OWNER.token`, not part of
-the roster, so that they can be replaced). The roster is fixed once the ensemble is registered: its
-digest identifies the ensemble. With a helper in it, owners split their votes between two servers.
+A directory holds `federation.json` in place of a manifest and weights, and may hold the
+certificates that owners are known by (`OWNER.pem`) and the tokens that they ask for (`OWNER.token`,
+not part of the federation, so that they can be replaced). The federation is fixed once the ensemble
+is registered: its digest identifies the ensemble. With an aggregator in it, owners split their
+votes between two servers.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from .store import (
     write_atomically,
 )
 
-ROSTER = "roster.json"
+FEDERATION = "federation.json"
 LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
 LARGEST_TOKEN = 4096
 
@@ -68,18 +69,18 @@ class Owner(Peer):
     """Whether inputs are sent as bytes (the protocol's binary extension), which is faster."""
 
 
-class Helper(Peer):
+class Aggregator(Peer):
     """The second server, which another party runs: with it, nobody sees a vote."""
 
-    name: Name = "helper"
+    name: Name = "aggregator"
     sigma: Annotated[float, Field(gt=0, le=10_000)]
     """Of the noise that it adds to every count, in votes."""
 
 
-class Roster(Record):
+class Federation(Record):
     """Everything about such an ensemble; all of it is public but for the addresses."""
 
-    format: Literal["terrine-roster-1"] = "terrine-roster-1"
+    format: Literal["terrine-federation-1"] = "terrine-federation-1"
     name: Name
     input: InputSpec
     classes: Annotated[
@@ -93,21 +94,23 @@ class Roster(Record):
     """An owner whose answer has not come by then casts no vote on that batch."""
     quorum: Annotated[int, Field(ge=1)]
     """Owners that must answer; with fewer, nothing is answered and nothing charged."""
-    helper: Helper | None = None
+    aggregator: Aggregator | None = None
     """With it, owners split their votes: docs/privacy/secret-sharing.md."""
     salt: Sha256
-    """Random. Students see the roster's digest, and must not find out addresses by guessing."""
+    """Random. Students see the federation's digest, and must not find out addresses by guessing."""
 
     @property
     def peers(self) -> tuple[Peer, ...]:
         """Every server that is asked."""
-        return self.owners if self.helper is None else (*self.owners, self.helper)
+        return self.owners if self.aggregator is None else (*self.owners, self.aggregator)
 
     @model_validator(mode="after")
     def _is_coherent(self) -> Self:
         names = [owner.name for owner in self.owners]
-        if self.helper is not None and self.helper.name in names:
-            raise ValueError(f"an owner must not be called {self.helper.name}, as the helper is")
+        if self.aggregator is not None and self.aggregator.name in names:
+            raise ValueError(
+                f"an owner must not be called {self.aggregator.name}, as the aggregator is"
+            )
         if len(set(names)) < len(names):
             raise ValueError("owners must have different names")
         if len({(owner.url.rstrip("/"), owner.model) for owner in self.owners}) < len(names):
@@ -119,42 +122,42 @@ class Roster(Record):
         return self
 
 
-def is_roster(directory: Path) -> bool:
-    """Whether a directory holds a roster, and no manifest."""
-    return (Path(directory) / ROSTER).exists()
+def is_federation(directory: Path) -> bool:
+    """Whether a directory holds a federation, and no manifest."""
+    return (Path(directory) / FEDERATION).exists()
 
 
-def roster_digest(directory: Path) -> str:
-    """SHA-256 of `roster.json`: the identity of the ensemble. Raises StoreError."""
-    return sha256(_roster_bytes(Path(directory)))
+def federation_digest(directory: Path) -> str:
+    """SHA-256 of `federation.json`: the identity of the ensemble. Raises StoreError."""
+    return sha256(_federation_bytes(Path(directory)))
 
 
-def load_roster(directory: Path) -> Roster:
-    """Read and check `roster.json` and the certificates that it names. Raises StoreError."""
+def load_federation(directory: Path) -> Federation:
+    """Read and check `federation.json` and the certificates that it names. Raises StoreError."""
     directory = Path(directory)
     try:
-        roster = Roster.model_validate_json(_roster_bytes(directory))
+        federation = Federation.model_validate_json(_federation_bytes(directory))
     except ValidationError as error:
-        raise StoreError(f"{directory / ROSTER} is malformed: {first_problem(error)}") from None
-    for peer in roster.peers:
+        raise StoreError(f"{directory / FEDERATION} is malformed: {first_problem(error)}") from None
+    for peer in federation.peers:
         if peer.certificate is not None:
             verified_bytes(directory, f"{peer.name}.pem", peer.certificate)
-    return roster
+    return federation
 
 
 def verified_digest(directory: Path) -> str:
     """Verify the files of an ensemble of any kind; return its identity. Raises StoreError."""
-    if is_roster(directory):
-        load_roster(directory)
-        return roster_digest(directory)
+    if is_federation(directory):
+        load_federation(directory)
+        return federation_digest(directory)
     verify(directory)
     return manifest_digest(directory)
 
 
-def save_roster(directory: Path, roster: Roster) -> None:
-    """Write `roster.json`, completely or not at all."""
-    data = roster.model_dump_json(indent=2).encode() + b"\n"
-    write_atomically(Path(directory) / ROSTER, data)
+def save_federation(directory: Path, federation: Federation) -> None:
+    """Write `federation.json`, completely or not at all."""
+    data = federation.model_dump_json(indent=2).encode() + b"\n"
+    write_atomically(Path(directory) / FEDERATION, data)
 
 
 def peer_token(directory: Path, peer: Peer) -> str | None:
@@ -181,6 +184,6 @@ def first_problem(error: ValidationError) -> str:
     return f"at {where}: {first['msg'].removeprefix('Value error, ')}"
 
 
-def _roster_bytes(directory: Path) -> bytes:
+def _federation_bytes(directory: Path) -> bytes:
     made = "the directory of an ensemble, as made by `terrine owners gather`"
-    return document_bytes(directory / ROSTER, "roster", made)
+    return document_bytes(directory / FEDERATION, "federation", made)

@@ -1,4 +1,4 @@
-"""`terrine helper …` is the second server, with which nobody sees a vote."""
+"""`terrine aggregator …` is the second server, with which nobody sees a vote."""
 
 from __future__ import annotations
 
@@ -20,39 +20,43 @@ from terrine_server.cli.serving import (
 app = typer.Typer(
     no_args_is_help=True, help="Be the second of two servers that add up votes neither sees."
 )
-Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Made by `terrine helper make`.")]
+Directory = Annotated[
+    Path, typer.Argument(metavar="DIR", help="Made by `terrine aggregator make`.")
+]
 
 
 @app.command()
 def make(
-    file: Annotated[Path, typer.Argument(metavar="HELPER.toml", help="Owners, noise, budget.")],
+    file: Annotated[Path, typer.Argument(metavar="AGGREGATOR.toml", help="Owners, noise, budget.")],
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new directory.")],
 ) -> None:
-    """Make a helper: its count of what it releases, at 0, and a token for each who will ask it.
+    """Make an aggregator: its count of what it releases, at 0, and a token for each who will ask
+    it.
 
     docs/owners.md has an example of the file. What it says cannot be changed afterwards.
 
-    [bold]Example[/bold]: terrine helper make helper.toml districts
+    [bold]Example[/bold]: terrine aggregator make aggregator.toml districts
     """
-    from terrine_server import helper
-    from terrine_server.labeling.helper_terms import read_terms
+    from terrine_server import aggregator
+    from terrine_server.labeling.aggregator_terms import read_terms
 
-    helper.make(read_terms(file), directory)
+    aggregator.make(read_terms(file), directory)
     _show(directory)
     console.print(
-        f"Give {directory / helper.SERVICE} to the service, and each file in "
-        f"{directory / helper.OWNERS} to its owner, with your certificate and {file}, and on ways "
+        f"Give {directory / aggregator.SERVICE} to the service, and each file in "
+        f"{directory / aggregator.OWNERS} to its owner, with your certificate and {file}, and on "
+        "ways "
         "on which the service does not see, or change, what owners get.",
         soft_wrap=True,
     )
-    console.print(f"Next: terrine helper serve {directory} …")
+    console.print(f"Next: terrine aggregator serve {directory} …")
 
 
 @app.command()
 def show(directory: Directory) -> None:
-    """Show what a helper does, and how much of its budget is released.
+    """Show what an aggregator does, and how much of its budget is released.
 
-    [bold]Example[/bold]: terrine helper show districts
+    [bold]Example[/bold]: terrine aggregator show districts
     """
     _show(directory)
 
@@ -67,18 +71,19 @@ def serve(
 ) -> None:
     """Take shares of owners, and give the service their sums with noise, within the budget.
 
-    [bold]Example[/bold]: terrine helper serve districts --host 0.0.0.0 --certificate helper.pem
-        --key helper.key
+    [bold]Example[/bold]: terrine aggregator serve districts --host 0.0.0.0 --certificate
+    aggregator.pem
+        --key aggregator.key
     """
-    from terrine_server.helper import Helper
+    from terrine_server.aggregator import Aggregator
 
     check_tls(host, certificate, key)
-    helper = Helper(directory)
-    serve_over_tls(helper.app(), "Helper", host, port, certificate, key, helper.limits)
+    aggregator = Aggregator(directory)
+    serve_over_tls(aggregator.app(), "Aggregator", host, port, certificate, key, aggregator.limits)
 
 
 def _show(directory: Path) -> None:
-    from terrine_server.helper import Count
+    from terrine_server.aggregator import Count
 
     count = Count(directory)
     terms, released = count.terms, count.released

@@ -1,4 +1,4 @@
-"""The helper: the second server of two that add up votes which neither of them sees.
+"""The aggregator: the second server of two that add up votes which neither of them sees.
 
 It keeps one share of each vote in memory until its round is opened, once; adds up, adds its noise
 in full, and counts what it releases, durably, before it does. Its budget is what the service that
@@ -27,10 +27,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from terrine_models.roster import read_token
+from terrine_models.federation import read_token
 from terrine_models.store import StoreError, write_atomically
 from terrine_server.labeling import shares
-from terrine_server.labeling.helper_terms import TERMS, HelperTerms, Shown
+from terrine_server.labeling.aggregator_terms import TERMS, AggregatorTerms, Shown
 from terrine_server.labeling.inference import ProtocolError
 from terrine_server.labeling.shares import Share
 from terrine_server.privacy import Account
@@ -38,7 +38,7 @@ from terrine_server.privacy.noise import discrete_gaussian
 from terrine_server.serving.bounds import Guard
 from terrine_server.serving.limits import Limits, few_callers
 
-BOOKS, SERVICE, OWNERS = "helper.db", "service.token", "owners"
+BOOKS, SERVICE, OWNERS = "aggregator.db", "service.token", "owners"
 MEMORY = 2**30
 """Bytes of shares that wait for their rounds, of all owners; each has an equal part."""
 SHARE_ROWS = 2**14
@@ -56,15 +56,17 @@ class Count:
         """Open what `make` made. Raises StoreError."""
         path = directory / BOOKS
         if not path.exists():
-            raise StoreError(f"{directory} holds no helper: make one with `terrine helper make`.")
+            raise StoreError(
+                f"{directory} holds no aggregator: make one with `terrine aggregator make`."
+            )
         self._lock = Lock()
         try:
             self._db = sqlite3.connect(
                 path, timeout=10, isolation_level=None, check_same_thread=False
             )
             self._db.execute("PRAGMA synchronous = FULL")
-            (text,) = self._db.execute("SELECT terms FROM helper").fetchone()
-            self.terms = HelperTerms.model_validate_json(text)
+            (text,) = self._db.execute("SELECT terms FROM aggregator").fetchone()
+            self.terms = AggregatorTerms.model_validate_json(text)
         except (sqlite3.Error, ValidationError, TypeError) as error:
             raise StoreError(f"{path} cannot be used: {error}") from None
         self.most = self.terms.price().affordable(Account())
@@ -73,13 +75,13 @@ class Count:
     def released(self) -> int:
         """How many queries were released."""
         with self._lock:
-            return int(self._db.execute("SELECT released FROM helper").fetchone()[0])
+            return int(self._db.execute("SELECT released FROM aggregator").fetchone()[0])
 
     def add(self, queries: int) -> bool:
         """Count queries, and return True once that is durable; or False if they are too many."""
         with self._lock:
             done = self._db.execute(
-                "UPDATE helper SET released = released + ?1 WHERE released + ?1 <= ?2",
+                "UPDATE aggregator SET released = released + ?1 WHERE released + ?1 <= ?2",
                 (queries, self.most),
             )
             return done.rowcount == 1
@@ -134,7 +136,7 @@ class Keys:
     service: bytes
 
     @classmethod
-    def read(cls, directory: Path, terms: HelperTerms) -> Keys:
+    def read(cls, directory: Path, terms: AggregatorTerms) -> Keys:
         """Read the tokens that `make` made. Raises StoreError."""
         owners = {
             _digest(read_token(directory / OWNERS / f"{name}.token")): name for name in terms.owners
@@ -145,7 +147,7 @@ class Keys:
         return cls(owners, service)
 
 
-class Helper:
+class Aggregator:
     """The server of a directory that `make` made."""
 
     def __init__(self, directory: Path) -> None:
@@ -182,7 +184,7 @@ class Helper:
     async def _show(self, request: Request) -> Response:
         digest = _shown(request)
         if digest != self._keys.service and digest not in self._keys.owners:
-            return _refused(401, "This needs a token of this helper (Authorization: Bearer).")
+            return _refused(401, "This needs a token of this aggregator (Authorization: Bearer).")
         left = self.count.most - self.count.released
         shown = Shown(terms=self.terms, queries_left=left)
         return JSONResponse(shown.model_dump(mode="json"))
@@ -197,7 +199,8 @@ class Helper:
         if request.headers.get(TERMS) != self._agreed:
             return _refused(
                 409,
-                "This share is made under other terms than those of this helper, or names none.",
+                "This share is made under other terms than those of this aggregator, or names "
+                "none.",
             )
         body = await request.body()
         if len(body) > self._most:
@@ -228,7 +231,7 @@ class Helper:
             return _refused(409, f"A share of this round does not fit: {error}. Start anew.")
         released = await to_thread.run_sync(self._released, found, limiter=self._releasing)
         if released is None:
-            return _refused(403, "This helper has released all that its budget pays for.")
+            return _refused(403, "This aggregator has released all that its budget pays for.")
         return Response(shares.write(released), media_type="application/octet-stream")
 
     def _released(self, found: Sequence[Share]) -> Share | None:
@@ -240,8 +243,8 @@ class Helper:
         return np.asarray(total + noise)
 
 
-def make(terms: HelperTerms, directory: Path) -> None:
-    """Make a helper in a new directory: its count, at 0, and a token for everybody.
+def make(terms: AggregatorTerms, directory: Path) -> None:
+    """Make an aggregator in a new directory: its count, at 0, and a token for everybody.
 
     Raises StoreError.
     """
@@ -255,10 +258,11 @@ def make(terms: HelperTerms, directory: Path) -> None:
     with sqlite3.connect(directory / BOOKS) as db:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute(
-            "CREATE TABLE helper (one INTEGER PRIMARY KEY CHECK (one = 1), terms TEXT NOT NULL, "
+            "CREATE TABLE aggregator (one INTEGER PRIMARY KEY CHECK (one = 1), terms TEXT NOT "
+            "NULL, "
             "released INTEGER NOT NULL CHECK (released >= 0)) STRICT"
         )
-        db.execute("INSERT INTO helper VALUES (1, ?, 0)", (terms.model_dump_json(),))
+        db.execute("INSERT INTO aggregator VALUES (1, ?, 0)", (terms.model_dump_json(),))
     db.close()
     (directory / BOOKS).chmod(0o600)
 

@@ -27,7 +27,7 @@ class Silent(psycopg.OperationalError):
     """No reply in time. What was asked may still be done, also a COMMIT."""
 
 
-class Silence:
+class StalledDatabase:
     """Whether a database is silent. Thread-safe."""
 
     def __init__(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""The helper: who may ask it, what leaves it once, and what it never passes."""
+"""The aggregator: who may ask it, what leaves it once, and what it never passes."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ import pytest
 from many_owners import listening
 from sharing_owners import owner_tokens
 
-from terrine_models.roster import read_token
+from terrine_models.federation import read_token
 from terrine_models.store import StoreError
-from terrine_server.helper import SERVICE, Count, Helper, Waiting, make
+from terrine_server.aggregator import SERVICE, Aggregator, Count, Waiting, make
 from terrine_server.labeling import shares
-from terrine_server.labeling.helper_terms import TERMS, HelperTerms, read_terms
+from terrine_server.labeling.aggregator_terms import TERMS, AggregatorTerms, read_terms
 from terrine_server.privacy import Account, NoisyVotes, quote
 
 OWNERS, CLASSES, SIGMA = 20, 10, 12.0
 NAMES = tuple(f"owner-{i}" for i in range(OWNERS))
 
 
-def terms(**changed: Any) -> HelperTerms:
+def terms(**changed: Any) -> AggregatorTerms:
     given = {"owners": NAMES, "classes": CLASSES, "sigma": SIGMA, "epsilon": 20, "delta": 1e-6}
-    return HelperTerms.model_validate({**given, **changed})
+    return AggregatorTerms.model_validate({**given, **changed})
 
 
 class Asking:
-    """Speaks to a helper over its real socket, as owners and the service do."""
+    """Speaks to an aggregator over its real socket, as owners and the service do."""
 
     def __init__(self, url: str, party: Path) -> None:
         self.url, self.service = url, read_token(party / SERVICE)
@@ -65,24 +65,24 @@ class Asking:
 
 
 @pytest.fixture(scope="module")
-def helper(tmp_path_factory: pytest.TempPathFactory) -> Helper:
-    directory = tmp_path_factory.mktemp("party") / "helper"
+def aggregator(tmp_path_factory: pytest.TempPathFactory) -> Aggregator:
+    directory = tmp_path_factory.mktemp("party") / "aggregator"
     make(terms(), directory)
-    return Helper(directory)
+    return Aggregator(directory)
 
 
 @pytest.fixture(scope="module")
-def asking(helper: Helper) -> Iterator[Asking]:
-    with listening(helper.app()) as url:
-        yield Asking(url, helper.directory)
+def asking(aggregator: Aggregator) -> Iterator[Asking]:
+    with listening(aggregator.app()) as url:
+        yield Asking(url, aggregator.directory)
 
 
 ROW = shares.write(np.arange(CLASSES, dtype=np.uint32)[None])
 
 
-def test_a_share_is_added_once(asking: Asking, helper: Helper) -> None:
+def test_a_share_is_added_once(asking: Asking, aggregator: Aggregator) -> None:
     """Of one round only one sum ever leaves, in which each owner's share has weight 1."""
-    before, (a, b) = helper.count.released, NAMES[:2]
+    before, (a, b) = aggregator.count.released, NAMES[:2]
     name = shares.new_round()
     assert asking.put(0, name, ROW) == 204
     assert asking.put(0, name, ROW) == 409, "a second share would be a second vote"
@@ -90,18 +90,18 @@ def test_a_share_is_added_once(asking: Asking, helper: Helper) -> None:
     opened = asking.open(name, [a, b], 1)
     total = shares.read(opened.content, 1, CLASSES).view(np.int32)[0] - 2 * np.arange(CLASSES)
     assert np.abs(total).max() < 10 * SIGMA
-    assert helper.count.released == before + 1
+    assert aggregator.count.released == before + 1
     assert asking.open(name, [a, b], 1).status_code == 409, "the same round a second time"
     for wanted, rows in (([a, a], 1), ([a, b], 1), ([], 1), (["nobody"], 1), ([a], 2), ([a], 0)):
         name = shares.new_round()
         assert asking.put(0, name, ROW) == 204
         assert asking.open(name, wanted, rows).status_code == 409
         assert asking.open(name, [a], 1).status_code == 409, "a round that failed is over"
-    assert helper.count.released == before + 1, "nothing else was released, or counted"
+    assert aggregator.count.released == before + 1, "nothing else was released, or counted"
 
 
-def test_only_who_has_the_token_gives_or_gets(asking: Asking, helper: Helper) -> None:
-    before, name = helper.count.released, shares.new_round()
+def test_only_who_has_the_token_gives_or_gets(asking: Asking, aggregator: Aggregator) -> None:
+    before, name = aggregator.count.released, shares.new_round()
     assert asking.put(0, name, ROW, token="wrong") == 401
     assert asking.put(0, name, ROW, token=asking.service) == 401, "the service is no owner"
     assert asking.put(0, name, ROW) == 204
@@ -111,15 +111,15 @@ def test_only_who_has_the_token_gives_or_gets(asking: Asking, helper: Helper) ->
     headers = {"Authorization": f"Bearer {asking.tokens[3]}"}
     shown = httpx.get(f"{asking.url}/v1/terms", headers=headers).json()
     assert shown["terms"] == terms().model_dump(mode="json")
-    assert shown["queries_left"] == helper.count.most - before
-    assert helper.count.released == before
+    assert shown["queries_left"] == aggregator.count.most - before
+    assert aggregator.count.released == before
 
 
 def test_a_share_of_other_rows_or_classes_than_those_priced_is_refused(
-    asking: Asking, helper: Helper
+    asking: Asking, aggregator: Aggregator
 ) -> None:
     """Bytes alone do not tell ten votes among two classes from one vote among twenty."""
-    before, name = helper.count.released, shares.new_round()
+    before, name = aggregator.count.released, shares.new_round()
     ten_votes = shares.write(np.ones((CLASSES // 2, 2), dtype=np.uint32))
     assert len(ten_votes) == len(ROW)
     wrong = [f"{CLASSES // 2}x2", f"1x{2 * CLASSES}", f"2x{CLASSES}", f"0x{CLASSES}", "1", ""]
@@ -132,7 +132,7 @@ def test_a_share_of_other_rows_or_classes_than_those_priced_is_refused(
     assert asking.open(name, [NAMES[0]], 1).status_code == 409, "nothing was kept"
     assert asking.put(0, name, ROW * 2, **{shares.SHAPE: f"2x{CLASSES}"}) == 204
     assert asking.open(name, [NAMES[0]], 1).status_code == 409, "rows are the owners' to say"
-    assert helper.count.released == before
+    assert aggregator.count.released == before
 
 
 def test_several_votes_in_a_row_would_cost_several_times_what_is_promised() -> None:
@@ -159,15 +159,15 @@ def test_malformed_requests_are_refused(asking: Asking) -> None:
 
 
 def test_the_count_is_durable_and_never_passes_its_limit(tmp_path: Path) -> None:
-    make(terms(epsilon=6), tmp_path / "helper")
-    most = Count(tmp_path / "helper").most
+    make(terms(epsilon=6), tmp_path / "aggregator")
+    most = Count(tmp_path / "aggregator").most
     assert 10 < most < 1000
-    counts = [Count(tmp_path / "helper") for _ in range(4)]
+    counts = [Count(tmp_path / "aggregator") for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
         done = list(pool.map(lambda i: counts[i % 4].add(3), range(most)))
     assert sum(done) == most // 3
-    assert Count(tmp_path / "helper").released == 3 * (most // 3)
-    assert not Count(tmp_path / "helper").add(3)
+    assert Count(tmp_path / "aggregator").released == 3 * (most // 3)
+    assert not Count(tmp_path / "aggregator").add(3)
 
 
 def test_the_limit_is_what_the_budget_pays_for_at_the_price_of_noisy_counts() -> None:
@@ -204,10 +204,10 @@ def test_shares_that_wait_have_a_limit_for_each_owner() -> None:
         ({"unknown": 1}, "unknown"),
     ],
 )
-def test_a_helper_that_makes_no_sense_is_not_made(
+def test_a_aggregator_that_makes_no_sense_is_not_made(
     tmp_path: Path, changed: dict[str, Any], says: str
 ) -> None:
-    file = tmp_path / "helper.toml"
+    file = tmp_path / "aggregator.toml"
     file.write_text(toml(terms().model_dump()))
     assert read_terms(file) == terms()
     file.write_text(toml({**terms().model_dump(), **changed}))
@@ -220,10 +220,10 @@ def toml(document: dict[str, Any]) -> str:
     return "".join(lines).replace("NaN", "nan")
 
 
-def test_a_helper_whose_files_are_gone_or_edited_does_not_start(tmp_path: Path) -> None:
-    directory = tmp_path / "helper"
-    with pytest.raises(StoreError, match="holds no helper"):
-        Helper(directory)
+def test_a_aggregator_whose_files_are_gone_or_edited_does_not_start(tmp_path: Path) -> None:
+    directory = tmp_path / "aggregator"
+    with pytest.raises(StoreError, match="holds no aggregator"):
+        Aggregator(directory)
     make(terms(), directory)
     with pytest.raises(StoreError, match="exists"):
         make(terms(), directory)
@@ -232,24 +232,24 @@ def test_a_helper_whose_files_are_gone_or_edited_does_not_start(tmp_path: Path) 
     kept = other.read_bytes()
     other.write_bytes((directory / "owners/owner-0.token").read_bytes())
     with pytest.raises(StoreError, match="the same token"):
-        Helper(directory)
+        Aggregator(directory)
     other.write_bytes(kept)
-    Helper(directory)
-    with sqlite3.connect(directory / "helper.db") as db:
-        db.execute("UPDATE helper SET terms = '{}'")
+    Aggregator(directory)
+    with sqlite3.connect(directory / "aggregator.db") as db:
+        db.execute("UPDATE aggregator SET terms = '{}'")
     db.close()
     with pytest.raises(StoreError, match="cannot be used"):
-        Helper(directory)
+        Aggregator(directory)
 
 
-def test_what_cannot_be_counted_is_not_released(asking: Asking, helper: Helper) -> None:
+def test_what_cannot_be_counted_is_not_released(asking: Asking, aggregator: Aggregator) -> None:
     name = shares.new_round()
     assert asking.put(0, name, ROW) == 204
-    helper.count._db.execute("PRAGMA query_only = ON")  # as if the disk were full
+    aggregator.count._db.execute("PRAGMA query_only = ON")  # as if the disk were full
     try:
         refused = asking.open(name, [NAMES[0]], 1)
     finally:
-        helper.count._db.execute("PRAGMA query_only = OFF")
+        aggregator.count._db.execute("PRAGMA query_only = OFF")
     assert refused.status_code == 500
     assert len(refused.content) < 40
     assert asking.open(name, [NAMES[0]], 1).status_code == 409
