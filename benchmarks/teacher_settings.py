@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terrine_experiments.sources import load
-from terrine_models.augment import BENDING, TURNING
+from terrine_models.augment import ELASTIC, ROTATION
 from terrine_models.closed_form import RidgeStudents
 from terrine_models.data import Dataset
 from terrine_models.ensemble import Ensemble
@@ -40,8 +40,8 @@ SETTINGS: dict[str, tuple[int, Heads]] = {
     "no copies": (TEACHERS, replace(USUAL, copies=0)),
     "one copy": (TEACHERS, replace(USUAL, copies=1)),
     "four copies": (TEACHERS, replace(USUAL, copies=4)),
-    "half the turning": (TEACHERS, replace(USUAL, turning=TURNING / 2)),
-    "half the bending": (TEACHERS, replace(USUAL, bending=BENDING / 2)),
+    "half the rotation": (TEACHERS, replace(USUAL, rotation=ROTATION / 2)),
+    "half the elastic": (TEACHERS, replace(USUAL, elastic=ELASTIC / 2)),
     "width 100": (TEACHERS, replace(USUAL, width=100)),
     "width 200": (TEACHERS, replace(USUAL, width=200)),
     "penalty 0.03": (TEACHERS, replace(USUAL, ridge=0.03)),

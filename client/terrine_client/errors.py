@@ -29,7 +29,7 @@
             ├── Overloaded            503  `retry_after`
             ├── EnsembleUnavailable   503
             ├── DatabaseUnavailable   503
-            ├── LedgerCorrupted           503  until the data owner has mended the ledger
+            ├── LedgerCorrupted           503  until the data owner has repaired the ledger
             └── InternalError         500
 
 Nothing is ever charged twice: after any of these, the same request may be sent again, and answers

@@ -11,26 +11,26 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from .data import InputSpec
 from .pixels import to_images
 
-TURNING = 15.0  # degrees
+ROTATION = 15.0  # degrees
 SCALE = 0.12
 SHEAR = 0.15
 SHIFT = 0.09  # of the image's side: 2.5 pixels in 28
-BENDING = 0.036  # of half the side: 0.5 pixels in 28
+ELASTIC = 0.036  # of half the side: 0.5 pixels in 28
 COARSE = 4  # elastic displacements are drawn on a COARSE x COARSE lattice and interpolated
 DRAWS = 6 + 2 * COARSE * COARSE
 """Uniform draws from [-1, 1] for one distortion."""
 
 
 def distort(
-    images: torch.Tensor, draws: torch.Tensor, turning: float = TURNING, bending: float = BENDING
+    images: torch.Tensor, draws: torch.Tensor, rotation: float = ROTATION, elastic: float = ELASTIC
 ) -> torch.Tensor:
     """Distort `images` [B, C, H, W] by `draws` [B, DRAWS], uniform in [-1, 1].
 
-    `turning`: the largest angle, in degrees. `bending`: the largest elastic displacement, as a
+    `rotation`: the largest angle, in degrees. `elastic`: the largest elastic displacement, as a
     share of half the side.
     """
     rows = len(images)
-    angle = draws[:, 0] * math.radians(turning)
+    angle = draws[:, 0] * math.radians(rotation)
     across = 1 + draws[:, 1] * SCALE
     down = 1 + draws[:, 2] * SCALE
     shear = draws[:, 3] * SHEAR
@@ -44,7 +44,7 @@ def distort(
     )
     size = list(images.shape)
     grid = F.affine_grid(affine, size, align_corners=False)
-    lattice = draws[:, 6:].reshape(rows, 2, COARSE, COARSE) * bending
+    lattice = draws[:, 6:].reshape(rows, 2, COARSE, COARSE) * elastic
     bend = F.interpolate(lattice, size=size[2:], mode="bicubic", align_corners=True)
     return F.grid_sample(
         images, grid + bend.permute(0, 2, 3, 1), mode="bilinear", align_corners=False
@@ -61,9 +61,9 @@ def distorted(
     x: torch.Tensor,
     draws: torch.Tensor,
     spec: InputSpec,
-    turning: float = TURNING,
-    bending: float = BENDING,
+    rotation: float = ROTATION,
+    elastic: float = ELASTIC,
 ) -> torch.Tensor:
     """Distorted inputs [B, *shape]; what moves in from beyond the edge gets the lowest value."""
-    bent = distort(to_images(x - spec.low), draws, turning, bending) + spec.low
+    bent = distort(to_images(x - spec.low), draws, rotation, elastic) + spec.low
     return bent.squeeze(1) if x.ndim == 3 else bent.permute(0, 2, 3, 1)

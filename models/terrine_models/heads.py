@@ -8,7 +8,7 @@ import torch
 
 from .alignment import MANY
 from .architectures import match_priors, ridge_head
-from .augment import BENDING, TURNING, distorted, draws_for
+from .augment import ELASTIC, ROTATION, distorted, draws_for
 from .backbones import Backbone
 from .data import DataError, Dataset, InputSpec
 from .discriminant import mean_head
@@ -44,9 +44,9 @@ class Heads:
     whitened features of a table with public rows, and `USUAL` on others. Class means have none."""
     copies: int = 2
     """Distorted copies of each training image in addition to the original. Tables have none."""
-    turning: float = TURNING
+    rotation: float = ROTATION
     """The largest angle by which a copy is turned, in degrees."""
-    bending: float = BENDING
+    elastic: float = ELASTIC
     """The largest elastic displacement in a copy, as a share of half the side."""
     bins: bool = True
     """Whether a table's columns are binned at the quantiles of public rows (`bins.py`)."""
@@ -73,8 +73,8 @@ class Heads:
         return TeacherTraining(
             seed=seed,
             copies=copies,
-            turning=self.turning if copies else None,
-            bending=self.bending if copies else None,
+            rotation=self.rotation if copies else None,
+            elastic=self.elastic if copies else None,
             ridge=None if means else self.ridge or (OF_WHITENED if whitened else USUAL),
             match_prior=(whitened and self.match_prior and len(data.classes) == 2) or None,
         )
@@ -103,8 +103,8 @@ class Heads:
             raise ValueError("heads need a feature map")
         settings = plan.training
         copies, ridge = settings.copies or 0, settings.ridge or 0.0
-        turning = TURNING if settings.turning is None else settings.turning
-        bending = BENDING if settings.bending is None else settings.bending
+        rotation = ROTATION if settings.rotation is None else settings.rotation
+        elastic = ELASTIC if settings.elastic is None else settings.elastic
         between = features.tensors.get("between")
 
         def train(teacher: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -112,7 +112,7 @@ class Heads:
             if copies:
                 draws = draws_for(settings.seed or 0, teacher, len(x) * copies)
                 repeated = x.repeat_interleave(copies, 0)
-                x = torch.cat([x, distorted(repeated, draws, plan.input, turning, bending)])
+                x = torch.cat([x, distorted(repeated, draws, plan.input, rotation, elastic)])
                 y = torch.cat([y, y.repeat_interleave(copies)])
             known = torch.cat([features(block) for block in torch.split(x, BLOCK)])
             if between is not None:

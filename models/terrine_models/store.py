@@ -136,9 +136,9 @@ class TeacherTraining(Record):
     seed: Annotated[int, Field(ge=0)] | None = None
     copies: Annotated[int, Field(ge=0)] | None = None
     """Heads: distorted copies in addition to each original."""
-    turning: Annotated[float, Field(ge=0, le=180)] | None = None
+    rotation: Annotated[float, Field(ge=0, le=180)] | None = None
     """Heads with copies: the largest angle, in degrees. Without a value, 15."""
-    bending: Annotated[float, Field(ge=0, le=1)] | None = None
+    elastic: Annotated[float, Field(ge=0, le=1)] | None = None
     """Heads with copies: the largest elastic displacement, as a share of half the side. Without a
     value, 0.036."""
     ridge: Annotated[float, Field(gt=0)] | None = None

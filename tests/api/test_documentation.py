@@ -17,7 +17,7 @@ from server import RunningServer
 
 import terrine_protocol as protocol
 from terrine_protocol import PROBLEMS
-from terrine_server.serving.seats import Seats, Share
+from terrine_server.serving.concurrency import ConcurrencyLimit, Share
 from terrine_server.settings import Settings
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -62,10 +62,10 @@ def test_the_table_of_limits_has_every_limit_and_its_default() -> None:
     ):
         stated |= zip(re.findall(r"`TERRINE_(\w+)`", names), defaults.split(", "), strict=True)
     settings, limits = Settings(), dict[str, str]()
-    shares = Seats(settings.limits).limits
+    shares = ConcurrencyLimit(settings.limits).limits
     derived = {
         "max_per_token": shares[Share.TOKEN],
-        "max_unauthenticated": shares[Share.STRANGER],
+        "max_unauthenticated": shares[Share.UNAUTHENTICATED],
         "max_per_address": shares[Share.ADDRESS],
     }
     parts = {

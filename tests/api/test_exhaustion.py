@@ -154,10 +154,10 @@ def test_beyond_the_limit_new_requests_get_a_503_and_others_go_on(
             wire.close()
 
 
-def take_all(server: RunningServer, ask: bytes, seats: int) -> list[Wire]:
-    """Take all seats with endless bodies of several students, until `ask` is refused.
+def take_all(server: RunningServer, ask: bytes, slots: int) -> list[Wire]:
+    """Take all slots with endless bodies of several students, until `ask` is refused.
 
-    A body whose seat `ask` has just then is refused itself: another one follows.
+    A body whose slot `ask` has just then is refused itself: another one follows.
     """
     stuck: list[Wire] = []
 
@@ -165,7 +165,7 @@ def take_all(server: RunningServer, ask: bytes, seats: int) -> list[Wire]:
         for wire in [wire for wire in stuck if not wire.silent()]:
             wire.close()
             stuck.remove(wire)
-        more = [Wire(server) for _ in range(min(3, seats - len(stuck)))]
+        more = [Wire(server) for _ in range(min(3, slots - len(stuck)))]
         endless_bodies(server, more)
         stuck.extend(more)
         return asked_anew(server, ask).status

@@ -69,8 +69,8 @@ def test_outcomes_are_charged_at_the_prices_of_the_terms_until_they_do_not_fit(
         assert entry.event["event"] == "confident_max"
         assert entry.event["answered"] == (entry.outcome is Outcome.ANSWERED)
         spent += entry.cost
-    dearest = max(price.cost for price in info.prices.values())
-    assert spent == budget.spent <= budget.budget < spent + dearest
+    worst = max(price.cost for price in info.prices.values())
+    assert spent == budget.spent <= budget.budget < spent + worst
     assert 0 < budget.epsilon_spent <= 5.0
     assert terrine_server.ledger.project("study").terms.choice is not None
 

@@ -227,8 +227,8 @@ def test_the_last_inputs_measure_a_student_of_all_others(
     assert found["heads"] == {
         "seed": 0,
         "copies": usual.copies,
-        "turning": usual.turning,
-        "bending": usual.bending,
+        "rotation": usual.rotation,
+        "elastic": usual.elastic,
         "ridge": 0.1,
     }
 

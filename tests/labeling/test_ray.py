@@ -274,7 +274,7 @@ def test_votes_of_a_cluster_are_those_of_this_process_bit_for_bit(
 @pytest.mark.parametrize("name", ["networks", "imported"])
 def test_no_actor_has_all_networks(voters: RayVoters, home: Path, name: str) -> None:
     manifest = load_manifest(home / "ensembles" / name)
-    places = [seat.made_of[1] for seat in voters._joined(registered(home, name))]
+    places = [slot.made_of[1] for slot in voters._joined(registered(home, name))]
     divided = [place.files(manifest) for place in places]
     assert len(divided) == ACTORS
     assert sorted(file for files in divided for file in files) == manifest.teacher_files

@@ -48,7 +48,7 @@ class Two:
 
     def look(self, proposals: Sequence[Proposal], key: Key | None = None) -> OnRecord:
         digests = [QueryDigest(p.query_digest, p.input_digest) for p in proposals]
-        return self.ours.consult("study", [key], [digests])
+        return self.ours.look_up("study", [key], [digests])
 
     def pay(
         self,

@@ -142,19 +142,19 @@ def test_find_returns_what_was_answered_by_query(ledger: Ledger) -> None:
     project = open_project(ledger, queries=1200)
     ledger.charge(project.id, [answered(i, i % 10) for i in range(1100)])
     digests = [QueryDigest(digest(i), digest(i)) for i in range(1200)]
-    found = ledger.consult("study", [None], [digests]).recorded
+    found = ledger.look_up("study", [None], [digests]).recorded
     assert len(found.queries) == len(found.answered_inputs) == 1100
     last = Result(Outcome.ANSWERED, 9, seq=1100, replayed=True)
     assert found.find(digest(1099), digest("other")) == found.find(digest("other"), digest(1099))
     assert found.find(digest(1099), digest(1099)) == last
-    assert ledger.consult("study", [], []).recorded.queries == {}
+    assert ledger.look_up("study", [], []).recorded.queries == {}
 
 
 def test_projects_do_not_see_each_others_answers(ledger: Ledger) -> None:
     first = open_project(ledger, queries=5, name="first")
     second = open_project(ledger, queries=5, name="second")
     ledger.charge(first.id, [answered(1)])
-    found = ledger.consult("second", [None], [[QueryDigest(digest(1), digest(1))]]).recorded
+    found = ledger.look_up("second", [None], [[QueryDigest(digest(1), digest(1))]]).recorded
     assert found == Recorded({}, {})
     assert fates(ledger.charge(second.id, [answered(1)]).results) == "P"
 
@@ -280,7 +280,7 @@ def test_the_thousandth_charge_is_as_quick_as_the_tenth(queries: int, tmp_path: 
             (name, digest(name)),
             [QueryDigest(p.query_digest, p.input_digest) for p in batch],
         )
-        Ledger(engine, SECRET_KEY).consult("study", [key], [asked])
+        Ledger(engine, SECRET_KEY).look_up("study", [key], [asked])
         Ledger(engine, SECRET_KEY).charge(project.id, batch, key)
         Ledger(engine, SECRET_KEY).charge(project.id, batch, key)
         return steps - before
@@ -322,7 +322,7 @@ def test_a_plan_that_postgresql_keeps_from_when_little_was_charged_reads_no_more
             key = (f"{name} {number}", digest(name))
             asked = [QueryDigest(p.query_digest, p.input_digest) for p in batch]
             for _ in range(2):
-                found = kept.consult("study", [key], [asked])
+                found = kept.look_up("study", [key], [asked])
                 kept.charge_group(project.id, [Batch(batch, key)], found)
         return {table: read(table) - count for table, count in before.items()}
 
@@ -369,7 +369,7 @@ def test_postgresql_looks_earlier_answers_up_by_an_index(
     keys = [("key 7", digest(7)), ("new", digest(0))]
     retried = [QueryDigest(digest(7), digest(7))]
     others = [QueryDigest(digest(i), digest(i)) for i in range(-64, 3)]
-    looking.consult("study", keys, [retried, others])
+    looking.look_up("study", keys, [retried, others])
     looking.charge_group(project.id, [Batch([answered(-1)])])
     wanted = [plan for plan in plans if "charges" in plan]
     assert len(wanted) == 3, "each look-up, and the account when it is read in full"

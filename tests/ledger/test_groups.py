@@ -113,7 +113,7 @@ def test_a_retry_in_a_group_gets_its_earlier_answer(ledger: Ledger) -> None:
     assert again.results == first.results
     assert numbers(other) == [3]
     asked = [QueryDigest(digest(query), digest(query)) for query in (0, 1)]
-    answers = ledger.consult("study", [None, key, ("new", digest(1))], [[], asked, []]).answers
+    answers = ledger.look_up("study", [None, key, ("new", digest(1))], [[], asked, []]).answers
     assert answers[::2] == [None, None]
     assert isinstance(answers[1], Receipt)
     assert answers[1].results == first.results
@@ -125,7 +125,7 @@ def test_what_concerns_the_project_concerns_all_of_them(ledger: Ledger) -> None:
     with pytest.raises(ProjectPaused):
         ledger.charge_group(project.id, [Batch([answered(0)]), Batch([answered(1)])])
     with pytest.raises(ValueError, match="same key"):
-        ledger.consult("study", [("key", digest(1)), ("key", digest(2))], [[], []])
+        ledger.look_up("study", [("key", digest(1)), ("key", digest(2))], [[], []])
 
 
 def proposal(query: int, kind: int) -> Proposal:

@@ -42,7 +42,7 @@ def test_no_epoch_goes_on_from_queries_of_a_request_that_came_first(
         [QueryDigest(p.query_digest, p.input_digest) for p in batch.proposals]
         for batch in (keyed, other)
     ]
-    record = ledger.consult("study", [key, None], asked) if looked_up else None
+    record = ledger.look_up("study", [key, None], asked) if looked_up else None
     first = Ledger(connect(database_url), SECRET_KEY).charge(project.id, keyed.proposals, key)
     with pytest.raises(ConcurrentUpdate):
         ledger.charge_group(project.id, [keyed, other], record)

@@ -15,7 +15,7 @@ from sqlalchemy import text
 from terrine_server.errors import LedgerCorrupted, NotFound
 from terrine_server.ledger import Ledger, connect
 from terrine_server.ledger.charging import appending
-from terrine_server.ledger.charging.keeping import Kept, read
+from terrine_server.ledger.charging.idempotency_keys import Kept, read
 
 KEY = ("key", digest("body"))
 
@@ -278,6 +278,6 @@ def test_a_project_keeps_so_many_keys_and_forgets_the_oldest(
 
 def test_a_project_that_is_not_there_is_named_as_it_was_asked_for(ledger: Ledger) -> None:
     with pytest.raises(NotFound, match=r"^There is no project called nobody\.$"):
-        ledger.consult("nobody", [], [])
+        ledger.look_up("nobody", [], [])
     with pytest.raises(NotFound, match=r"^There is no project number 99\.$"):
         ledger.charge(99, [answered(1)])

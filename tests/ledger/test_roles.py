@@ -206,7 +206,7 @@ def test_the_doctor_says_which_rights_are_missing(
     (said,) = rights(restricted)
     assert said.state == "problem"
     assert "SELECT on charges" in said.found
-    assert f"terrine init --service-role {role_of(service)}" in said.mend
+    assert f"terrine init --service-role {role_of(service)}" in said.fix
     (said,) = rights(connect(database_url))
     assert said.state == "warning", "the owner may do anything"
 

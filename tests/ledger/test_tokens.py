@@ -84,11 +84,11 @@ def test_a_token_is_known_for_a_minute_and_looked_up_with_what_is_on_record(
     found = tokens.authenticate(token)
     assert (tokens.known(token), tokens.known(other), tokens.known("x")) == (found, None, None)
     assert found.record is not None
-    ledger.consult("study", [], [], {found.record})
+    ledger.look_up("study", [], [], {found.record})
 
     ledger.revoke_token(found.token_id)
     with pytest.raises(TokenChanged) as changed:
-        ledger.consult("study", [], [], {found.record})
+        ledger.look_up("study", [], [], {found.record})
     assert changed.value.tokens == {found.token_id}
     assert tokens.known(token) == found, "from memory alone"
     with pytest.raises(Unauthorized, match="revoked"):

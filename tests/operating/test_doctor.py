@@ -55,8 +55,8 @@ def test_no_problem_is_found_on_a_sound_machine(served_machine: Machine) -> None
 def test_a_bare_machine_needs_init(machine: Machine) -> None:
     found = machine.wrong()
     assert {check for check, *_ in found} == {"data directory", "secret key", "schema"}
-    for _, state, _, mend in found:
-        assert (state, mend) == ("problem", "terrine init")
+    for _, state, _, fix in found:
+        assert (state, fix) == ("problem", "terrine init")
     assert not machine.data.exists(), "the doctor changes nothing"
     done = machine.run("doctor")
     assert done.code == 1
@@ -68,17 +68,17 @@ def test_a_bare_machine_needs_init(machine: Machine) -> None:
 def test_a_database_of_a_newer_version_is_found(served_machine: Machine) -> None:
     with connect(served_machine.database_url).begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-    ((check, state, found, mend),) = served_machine.wrong()
+    ((check, state, found, fix),) = served_machine.wrong()
     assert (check, state) == ("schema", "problem")
     assert "newer than this Terrine" in found
-    assert "Install" in mend
+    assert "Install" in fix
 
 
 @SQLITE
 def test_invalid_settings_are_named_without_their_values(machine: Machine) -> None:
     machine.run("init")
-    ((check, state, found, mend),) = machine.wrong(TERRINE_GREETING="hush-hush")
-    assert (check, state, mend) == ("settings", "warning", "unset TERRINE_GREETING")
+    ((check, state, found, fix),) = machine.wrong(TERRINE_GREETING="hush-hush")
+    assert (check, state, fix) == ("settings", "warning", "unset TERRINE_GREETING")
     assert "TERRINE_GREETING" in found
     ((check, state, found, _),) = machine.wrong(TERRINE_PORT="hush-hush")
     assert (check, state) == ("settings", "problem")
@@ -119,9 +119,9 @@ def test_a_secret_key_that_is_too_short_is_found_and_not_printed(machine: Machin
     machine.run("init")
     key = machine.data / "secret.key"
     key.write_text("hush-hush")
-    ((check, state, _, mend),) = machine.wrong()
+    ((check, state, _, fix),) = machine.wrong()
     assert (check, state) == ("secret key", "problem")
-    assert mend == f"openssl rand -hex 32 > '{key}'"
+    assert fix == f"openssl rand -hex 32 > '{key}'"
 
 
 def test_no_secret_is_printed(served_machine: Machine, tmp_path: Path) -> None:
@@ -150,10 +150,10 @@ def test_no_secret_is_printed(served_machine: Machine, tmp_path: Path) -> None:
 def test_a_database_out_of_reach_is_found(machine: Machine, tmp_path: Path) -> None:
     machine.run("init")
     nowhere = "postgresql+psycopg://nobody@127.0.0.1:1/nothing"
-    ((check, state, found, mend),) = machine.wrong(TERRINE_DATABASE_URL=nowhere)
+    ((check, state, found, fix),) = machine.wrong(TERRINE_DATABASE_URL=nowhere)
     assert (check, state) == ("database", "problem")
     assert "127.0.0.1" in found
-    assert "TERRINE_DATABASE_URL" in mend
+    assert "TERRINE_DATABASE_URL" in fix
     gone = str(tmp_path / "gone")
     ((check, _, found, _),) = machine.wrong(TERRINE_DATABASE_PASSWORD_FILE=gone)
     assert check == "password"
@@ -173,8 +173,8 @@ def test_a_ledger_without_its_write_ahead_log_is_found(machine: Machine, tmp_pat
     with closing(sqlite3.connect(str(make_url(machine.database_url).database))) as ledger:
         ledger.execute(f"VACUUM INTO '{copy}'")  # a copy has none
     other = {"TERRINE_DATABASE_URL": f"sqlite:///{copy}"}
-    ((check, state, found, mend),) = machine.wrong(**other)
-    assert (check, state, mend) == ("database", "problem", "terrine init")
+    ((check, state, found, fix),) = machine.wrong(**other)
+    assert (check, state, fix) == ("database", "problem", "terrine init")
     assert "delete" in found
     assert machine.run("init", **other).code == 0
     assert machine.wrong(**other) == []
@@ -185,18 +185,18 @@ def test_altered_missing_replaced_and_unregistered_ensembles_are_found(
 ) -> None:
     kept = served_machine.ensemble.with_name("kept")
     shutil.copytree(served_machine.ensemble, kept)
-    ((check, state, _, mend),) = served_machine.wrong()
+    ((check, state, _, fix),) = served_machine.wrong()
     assert (check, state) == ("ensemble kept", "warning")
-    assert mend.startswith("terrine ensemble register kept ")
+    assert fix.startswith("terrine ensemble register kept ")
 
     weights = next(served_machine.ensemble.glob("teachers-*"))
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    (check, state, found, mend), _ = served_machine.wrong()
+    (check, state, found, fix), _ = served_machine.wrong()
     assert (check, state) == ("ensemble digits", "problem")
     assert str(weights) in found
-    assert "Restore" in mend
+    assert "Restore" in fix
 
     shutil.rmtree(served_machine.ensemble)
     assert served_machine.wrong()[0][:2] == ("ensemble digits", "problem")
@@ -217,14 +217,14 @@ def test_what_the_tables_lack_is_found_and_init_restores_it(served_machine: Mach
     with connect(served_machine.database_url).begin() as connection:
         connection.execute(text(f"DROP TRIGGER charges_no_update{on}"))
         connection.execute(text("DROP INDEX uq_charges_answered_input"))
-    ((check, state, found, mend),) = served_machine.wrong()
+    ((check, state, found, fix),) = served_machine.wrong()
     assert (check, state) == ("schema", "problem")
     assert "missing: trigger charges_no_update of charges" in found
     assert (
         f"missing: {'' if on_sqlite else 'unique '}index uq_charges_answered_input of charges"
         in found
     )
-    assert mend == "terrine init && terrine ledger verify all"
+    assert fix == "terrine init && terrine ledger verify all"
     printed = served_machine.run("init").fine
     assert "trigger charges_no_update of charges" in printed
     assert "terrine ledger verify all" in printed
@@ -235,13 +235,13 @@ def test_what_the_tables_lack_is_found_and_init_restores_it(served_machine: Mach
 def test_what_no_statement_restores_needs_a_backup(served_machine: Machine) -> None:
     with connect(served_machine.database_url).begin() as connection:
         connection.execute(text("ALTER TABLE tokens RENAME COLUMN label TO marked"))
-    check, state, found, mend = next(
-        each for each in served_machine.wrong() if "cannot be mended" in each[2]
+    check, state, found, fix = next(
+        each for each in served_machine.wrong() if "cannot be restored" in each[2]
     )
     assert (check, state) == ("schema", "problem")
     on_sqlite = served_machine.database_url.startswith("sqlite")
     assert ("changed: table tokens" if on_sqlite else "missing: column label of tokens") in found
-    assert "backup" in mend
+    assert "backup" in fix
 
 
 @pytest.mark.parametrize(
@@ -258,11 +258,11 @@ def test_a_last_entry_that_does_not_match_the_balance_is_found(
     charge(served_machine, 1, 2)
     with unguarded(served_machine.database_url) as connection:
         connection.execute(text(forgery))
-    (_, state, found, mend), *others = beside_schema(served_machine)
+    (_, state, found, fix), *others = beside_schema(served_machine)
     assert others == []
     assert state == "problem"
     assert "study" in found
-    assert mend == "terrine ledger verify study"
+    assert fix == "terrine ledger verify study"
     assert served_machine.run("ledger", "verify").code == 1
 
 
@@ -273,10 +273,10 @@ def test_a_charge_from_the_future_is_found(
     with monkeypatch.context() as ahead:
         ahead.setattr("terrine_server.ledger.ledger._now", lambda: later)
         charge(served_machine, 1)
-    ((check, state, found, mend),) = served_machine.wrong()
+    ((check, state, found, fix),) = served_machine.wrong()
     assert (check, state) == ("clock", "problem")
     assert f"{later:%Y-%m-%d}" in found
-    assert "set-ntp" in mend
+    assert "set-ntp" in fix
 
 
 def test_the_clock_may_be_at_most_a_second_behind_the_last_charge() -> None:
@@ -318,7 +318,7 @@ def test_a_postgresql_that_may_lose_charges_or_wait_for_ever_is_found() -> None:
     for name in POSTGRESQL:
         (_, found) = postgresql(sound() | {name: "sideways"}, standby=False)
         assert (found.check, found.state) == ("durability", "problem")
-        assert found.mend
+        assert found.fix
     (_, found, _) = postgresql(sound(), standby=True)
     assert "standby" in found.found
     (found, _) = postgresql(sound() | {"server_version_num": "130020"}, standby=False)
@@ -346,12 +346,12 @@ def test_a_real_postgresql_with_unsafe_settings_is_found(served_machine: Machine
     with altered(
         url, "ALTER SYSTEM SET full_page_writes = off", "ALTER SYSTEM RESET full_page_writes"
     ):
-        ((check, state, _, mend),) = served_machine.wrong()
+        ((check, state, _, fix),) = served_machine.wrong()
         assert (check, state) == ("durability", "problem")
-        assert mend == "ALTER SYSTEM SET full_page_writes = on; SELECT pg_reload_conf();"
+        assert fix == "ALTER SYSTEM SET full_page_writes = on; SELECT pg_reload_conf();"
     level = "default_transaction_isolation"
     with altered(url, f"{database} SET {level} = 'serializable'", f"{database} RESET {level}"):
-        ((check, state, found, mend),) = served_machine.wrong()
+        ((check, state, found, fix),) = served_machine.wrong()
         assert (check, state) == ("durability", "problem")
         assert "serializable" in found
     only = "default_transaction_read_only"

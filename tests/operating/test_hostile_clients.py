@@ -63,9 +63,9 @@ def client(server: Serving, source: str, headers: dict[str, str] | None = None) 
 def take_all(
     server: Serving, open_: ExitStack, refused: Callable[[], bool], sources: int, more: bytes = b""
 ) -> None:
-    """Open connections that are never read until no seat of their share is left.
+    """Open connections that are never read until no slot of their share is left.
 
-    While they still ask, one whose seat was taken in between is refused and closed: others follow.
+    While they still ask, one whose slot was taken in between is refused and closed: others follow.
     """
     deadline = time.monotonic() + 50
     while not refused():
@@ -74,7 +74,7 @@ def take_all(
 
 
 def take_all_of(headers: dict[str, str], server: Serving, open_: ExitStack) -> None:
-    """Take all seats of a token."""
+    """Take all slots of a token."""
     own = open_.enter_context(client(server, "127.0.1.1", headers))
     line = f"Authorization: {headers['Authorization']}\r\n".encode()
     take_all(server, open_, lambda: own.get("/budget").status_code == 503, 4, line)
@@ -108,7 +108,7 @@ def test_those_who_never_read_from_one_address_keep_nobody_else_out(
 def test_those_who_never_read_from_many_addresses_keep_no_student_out(
     served_machine: Machine,
 ) -> None:
-    """They have all seats of the unauthenticated until they are closed; health is answered
+    """They have all slots of the unauthenticated until they are closed; health is answered
     meanwhile."""
     headers = student(served_machine, "kept", 5)
     with (
@@ -128,7 +128,7 @@ def test_those_who_never_read_from_many_addresses_keep_no_student_out(
 
 @SQLITE
 def test_a_student_who_never_reads_keeps_no_other_student_out(served_machine: Machine) -> None:
-    """One token has its share of the seats, and no more."""
+    """One token has its share of the slots, and no more."""
     greedy, others = student(served_machine, "greedy", 5), student(served_machine, "kept", 5)
     with (
         serving(served_machine, write_seconds=60, max_connections=SEATS) as server,
@@ -141,10 +141,10 @@ def test_a_student_who_never_reads_keeps_no_other_student_out(served_machine: Ma
 
 
 @SQLITE
-def test_students_in_league_who_never_read_keep_no_other_student_out(
+def test_colluding_students_who_never_read_keep_no_other_student_out(
     served_machine: Machine,
 ) -> None:
-    """Each takes half of the seats that are left, and no more."""
+    """Each takes half of the slots that are left, and no more."""
     others = student(served_machine, "kept", 5)
     league = [student(served_machine, name, 5) for name in ("greedy", "grasping")]
     league.append(bearer(served_machine, TokenCreate(role=Role.STUDENT, project="greedy")))

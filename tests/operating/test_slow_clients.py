@@ -177,7 +177,7 @@ def test_half_sent_bodies_are_refused(
 
 
 @pytest.mark.parametrize("kind", ["aggregator", "owner"])
-def test_requests_in_progress_of_strangers_leave_places_for_those_with_a_token(
+def test_requests_in_progress_of_unauthenticateds_leave_places_for_those_with_a_token(
     kind: str, tmp_path: Path, digits_ensemble: DigitsEnsemble
 ) -> None:
     """Also those whose refusals are on their way, and those of the one token, which has half."""

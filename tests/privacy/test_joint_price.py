@@ -279,5 +279,5 @@ def test_no_adaptive_student_learns_more_than_the_budget() -> None:
     # Both prices are a tenth too low.
     cheap = Adversary(event, order, 0.9 * costs.answer, 0.9 * costs.abstention)
     assert cheap.reached(budget, reserve=0.9 * costs.abstention) > promised
-    # A query is admitted while anything is left, not only what its dearest outcome costs.
+    # A query is admitted while anything is left, not only what its most expensive outcome costs.
     assert sound.reached(budget, reserve=1e-9) > promised

@@ -364,11 +364,11 @@ def test_even_baselines_have_lower_prices_where_test_and_maximum_are_priced_toge
     terms = quote(mechanism, 3.0, 1e-5, rule=rule, cap_rule=rule)
     assert terms.baselines == (0, 12, 25)
     assert [terms.priced_baseline(b) for b in (0, 11, 12, 24, 25, 125)] == [0, 0, 12, 12, 25, 25]
-    dearest = [
+    worst = [
         max(terms.price(outcome, opens=False, baseline=b).cost for outcome in terms.prices)
         for b in terms.baselines
     ]
-    assert terms.worst.cost == dearest[0] > dearest[1] > dearest[2] == terms.room.cost
+    assert terms.worst.cost == worst[0] > worst[1] > worst[2] == terms.room.cost
     assert Terms.from_json(json.loads(json.dumps(terms.to_json()))) == terms
 
     # What a budget reserves of a cap with another rule covers the worst ratio of any list.

@@ -128,13 +128,13 @@ def test_teachers_can_have_a_kernel_and_say_so(
     x, truth = digits
     private = Dataset(x[POOL:], truth[POOL:], DIGITS, SPEC)
     public = PublicData.declare("pool", x[:POOL])
-    how = Heads(width=120, features="nystrom", turning=5.0)
+    how = Heads(width=120, features="nystrom", rotation=5.0)
     manifest = train_ensemble(
         private, tmp_path / "e", name="e", teachers=12, how=how, public=public
     )
     assert manifest.features is not None
     assert (manifest.features.projection, manifest.features.landmarks) == ("nystrom", 120)
-    assert manifest.training.turning == 5.0
+    assert manifest.training.rotation == 5.0
     votes = Ensemble.load(tmp_path / "e").votes(x[:POOL])
     assert (votes.argmax(1) == truth[:POOL]).mean() > 0.9
 
@@ -145,7 +145,7 @@ def test_a_manifest_from_before_distortions_were_recorded_keeps_its_meaning(
     x, truth = digits
     private = Dataset(x[POOL:], truth[POOL:], DIGITS, SPEC)
     public = PublicData.declare("pool", x[:POOL])
-    usual, less = Heads(width=30, copies=1), Heads(width=30, copies=1, turning=0.0)
+    usual, less = Heads(width=30, copies=1), Heads(width=30, copies=1, rotation=0.0)
     votes = {}
     for name, how in (("usual", usual), ("less", less), ("plain", replace(less, copies=0))):
         train_ensemble(private, tmp_path / name, name=name, teachers=12, how=how, public=public)
@@ -153,12 +153,12 @@ def test_a_manifest_from_before_distortions_were_recorded_keeps_its_meaning(
     assert (votes["usual"] != votes["less"]).any()
     path = tmp_path / "usual" / MANIFEST
     content = json.loads(path.read_text())
-    assert (content["training"].pop("turning"), content["training"].pop("bending")) == (15, 0.036)
+    assert (content["training"].pop("rotation"), content["training"].pop("elastic")) == (15, 0.036)
     for new in ("landmarks", "gamma"):
         content["features"].pop(new)
     path.write_text(json.dumps(content))
     old = Ensemble.load(tmp_path / "usual")
-    assert old.manifest.training.turning is None
+    assert old.manifest.training.rotation is None
     assert (old.votes(x[:POOL]) == votes["usual"]).all()
 
 
@@ -166,6 +166,6 @@ def test_an_image_that_is_not_distorted_stays_as_it_is() -> None:
     images = torch.rand((2, 1, 9, 9), generator=torch.Generator().manual_seed(0))
     draws = torch.zeros((2, DRAWS))
     draws[:, 0] = draws[:, 6:].T[0] = 1.0
-    torch.testing.assert_close(distort(images, draws, turning=0, bending=0), images)
-    turned = distort(images, draws, turning=90, bending=0)
+    torch.testing.assert_close(distort(images, draws, rotation=0, elastic=0), images)
+    turned = distort(images, draws, rotation=90, elastic=0)
     torch.testing.assert_close(turned, torch.rot90(images, 1, (2, 3)), atol=1e-4, rtol=0)

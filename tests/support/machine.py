@@ -31,7 +31,7 @@ class Machine:
         return report
 
     def wrong(self, **variables: str) -> list[tuple[str, str, str, str]]:
-        """Return all findings that are not ok, as (check, state, found, mend).
+        """Return all findings that are not ok, as (check, state, found, fix).
 
         Leaves out the warning about rights: tests log in as the tables' owner, who has more rights
         than a service should.
@@ -39,5 +39,5 @@ class Machine:
         findings = self.doctor(**variables)["findings"]
         findings = [f for f in findings if (f["check"], f["state"]) != ("rights", "warning")]
         for finding in findings:
-            assert bool(finding["mend"]) == (finding["state"] != "ok"), finding
+            assert bool(finding["fix"]) == (finding["state"] != "ok"), finding
         return [tuple(f.values()) for f in findings if f["state"] != "ok"]

@@ -255,7 +255,7 @@ class World:
         """As the labeling pipeline does: look up, draw for what is new, charge."""
         digests = [QueryDigest(digest(query), digest(query)) for query in queries]
         idempotency = None if key is None else (key, digest(queries))
-        record = ledger.consult(name, [idempotency], [digests])
+        record = ledger.look_up(name, [idempotency], [digests])
         proposals = []
         for query, both in zip(queries, digests, strict=True):
             outcome, label = None, None

@@ -291,7 +291,7 @@ def requests(world: World) -> dict[str, Callable[[Ledger], object]]:
 
     def consults(name: str) -> Callable[[Ledger], object]:
         def ask(ledger: Ledger) -> object:
-            project = ledger.consult(name, [None], [[]]).project
+            project = ledger.look_up(name, [None], [[]]).project
             return project.account, project.status, project.terms
 
         return ask

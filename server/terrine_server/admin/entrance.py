@@ -15,7 +15,7 @@ from terrine_server.api.services import PRINCIPAL, Services, ServicesDep
 from terrine_server.api.unchanging import unchanging
 from terrine_server.errors import Forbidden, NotFound, Unauthorized
 from terrine_server.owner.sessions import IDLE, LONGEST, Session
-from terrine_server.serving.seats import network
+from terrine_server.serving.concurrency import network
 
 router = APIRouter(prefix=ROOT)
 

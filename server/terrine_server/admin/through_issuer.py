@@ -19,7 +19,7 @@ from terrine_server.admin.rendering import HEADERS, ROOT, page, see_other
 from terrine_server.api.services import Services, ServicesDep
 from terrine_server.errors import Forbidden, InvalidQuery, NotFound, Unauthorized
 from terrine_server.owner.issuer import CALLBACK, Issuer, IssuerError
-from terrine_server.serving.seats import network
+from terrine_server.serving.concurrency import network
 
 log = structlog.get_logger("terrine")
 

@@ -1,4 +1,4 @@
-"""Around every request: an id, a seat, limits on the body, a log line, metrics, no tracebacks.
+"""Around every request: an id, a slot, limits on the body, a log line, metrics, no tracebacks.
 
 The log line has the route, status and duration, the id of the token, the numbers of the charges
 that a request to label paid, and the type of the problem if there was one. It never has paths,
@@ -26,8 +26,8 @@ from terrine_server.logs import frames
 from terrine_server.metrics import Metrics
 from terrine_server.owner.tokens import Principal
 from terrine_server.serving.bounds import CLOSING, Bounds, Refusal, full
+from terrine_server.serving.concurrency import Slot
 from terrine_server.serving.connection import CONNECTION, Connection
-from terrine_server.serving.seats import Seat
 from terrine_server.settings import Settings
 
 log = structlog.get_logger("terrine")
@@ -40,9 +40,9 @@ SINGLE = (
 )
 """Headers that may appear only once: of two, a proxy might use one and we the other."""
 ALIVE = "/healthz"
-"""Answered without a seat, so also when all are taken."""
+"""Answered without a slot, so also when all are taken."""
 CHARGED_NOTHING = {"overloaded", "request-timeout"}
-"""Problems of bodies and seats after which a student wonders."""
+"""Problems of bodies and slots after which a student wonders."""
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """An `X-Request-Id` of this form is kept; any other is replaced."""
 
@@ -79,7 +79,7 @@ class Envelope:
         request_id = _request_id(headers.get(b"x-request-id", b""))
         scope.setdefault("state", {})["request_id"] = request_id
         connection: Connection | None = scope["state"].get(CONNECTION)
-        seat = Seat() if connection is None else connection.seat
+        slot = Slot() if connection is None else connection.slot
         status = 0
 
         async def send_named(message: Message) -> None:
@@ -102,7 +102,7 @@ class Envelope:
             connection.begin()
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             try:
-                await self._bounded(scope, headers, seat, receive, send_named)
+                await self._bounded(scope, headers, slot, receive, send_named)
             except ClientDisconnect:
                 status = status or 499
             except asyncio.CancelledError:
@@ -123,7 +123,7 @@ class Envelope:
                 await response(scope, receive, send_named)
             finally:
                 if connection is None:
-                    seat.leave()
+                    slot.leave()
                 else:
                     connection.finish()
                 self._record(scope, status, time.perf_counter() - started)
@@ -136,9 +136,9 @@ class Envelope:
             yield b"ratelimit", f'"requests";r={left}'.encode()
 
     async def _no_seat(
-        self, scope: Scope, headers: Mapping[bytes, bytes], seat: Seat
+        self, scope: Scope, headers: Mapping[bytes, bytes], slot: Slot
     ) -> Refusal | None:
-        """Check the token, before any of the body, and take a seat; or return a refusal.
+        """Check the token, before any of the body, and take a slot; or return a refusal.
 
         The routes find the token's principal in the state, or why there is none.
         """
@@ -148,31 +148,31 @@ class Envelope:
         caller = self.authenticate(scope["path"], headers)
         found: Principal | TerrineError | None = None
         if caller is not None:
-            refused = full(seat.claim(self.bounds.seats, address))
+            refused = full(slot.claim(self.bounds.slots, address))
             if refused is not None:
                 return refused
             found = await checked(caller) if callable(caller) else caller
             scope["state"][PRINCIPAL] = found
         if isinstance(found, Principal):
-            share = seat.of_token(self.bounds.seats, found.token_id)
+            share = slot.of_token(self.bounds.slots, found.token_id)
         elif isinstance(found, DatabaseUnavailable):  # many students at once, who are authenticated
-            share = seat.of_unchecked(self.bounds.seats, address)
+            share = slot.of_unchecked(self.bounds.slots, address)
         else:
-            share = seat.of_stranger(self.bounds.seats, address)
+            share = slot.of_unauthenticated(self.bounds.slots, address)
         return full(share)
 
     async def _bounded(
         self,
         scope: Scope,
         headers: dict[bytes, bytes],
-        seat: Seat,
+        slot: Slot,
         receive: Receive,
         send: Send,
     ) -> None:
         """Run the app within the bounds, or refuse."""
 
         async def admit() -> Refusal | None:
-            return _refusal(scope, headers) or await self._no_seat(scope, headers, seat)
+            return _refusal(scope, headers) or await self._no_seat(scope, headers, slot)
 
         def refused(refusal: Refusal) -> ASGIApp:
             slug, detail, *more = refusal
@@ -186,7 +186,7 @@ class Envelope:
             scope,
             receive,
             send,
-            seat=seat,
+            slot=slot,
             most=self.settings.max_body_bytes if scope["path"] == LABEL else SMALL_BODY,
             admit=admit,
             answer=refused,

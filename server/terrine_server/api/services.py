@@ -24,7 +24,7 @@ from terrine_server.metrics import Metrics
 from terrine_server.owner.sessions import Sessions
 from terrine_server.owner.tokens import Principal, Tokens
 from terrine_server.ratelimit import RateLimit
-from terrine_server.serving.seats import network
+from terrine_server.serving.concurrency import network
 from terrine_server.settings import Settings
 from terrine_server.threads import Threads
 

@@ -49,5 +49,5 @@ def doctor(
 def _show(finding: Finding) -> None:
     line = Text.assemble((f"{finding.state:<8}", STYLES[finding.state]), f"{finding.check}: ")
     console.print(line.append(finding.found), soft_wrap=True, highlight=False)
-    if finding.mend:
-        console.print(Text(f"        → {finding.mend}"), soft_wrap=True, highlight=False)
+    if finding.fix:
+        console.print(Text(f"        → {finding.fix}"), soft_wrap=True, highlight=False)

@@ -18,9 +18,9 @@ from terrine_server.cli.importing import import_, split_
 from terrine_server.cli.tables import split
 from terrine_server.cli.teachers import (
     BackboneFile,
-    Bending,
     Bins,
     Copies,
+    Elastic,
     Epochs,
     Features,
     Given,
@@ -28,9 +28,9 @@ from terrine_server.cli.teachers import (
     KindOption,
     MatchPrior,
     Ridge,
+    Rotation,
     TrainOn,
     Trees,
-    Turning,
     Where,
     Width,
     chosen,
@@ -122,8 +122,8 @@ def train(
     grey: arrays.Grey = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed for the partition and the training.")] = 0,
     copies: Copies = None,
-    turning: Turning = None,
-    bending: Bending = None,
+    rotation: Rotation = None,
+    elastic: Elastic = None,
     features: Features = None,
     width: Width = None,
     ridge: Ridge = None,
@@ -168,7 +168,17 @@ def train(
         options = arrays.Arrays(public, labels, classes, image_size, grey)
         private, named_public, labelled = arrays.load(data, options)
     given = Given(
-        copies, turning, bending, features, width, ridge, bins, match_prior, backbone, epochs, trees
+        copies,
+        rotation,
+        elastic,
+        features,
+        width,
+        ridge,
+        bins,
+        match_prior,
+        backbone,
+        epochs,
+        trees,
     )
     how = chosen(kind, given, private.spec)
     seen = preview.show(private, teachers, seed)

@@ -53,7 +53,7 @@ def gather(
         console.print(
             f"{absent + bool(aggregator)} did not answer as they should. That may change; the file "
             "may "
-            f"be wrong, too: then remove {directory}, mend the file and gather again.",
+            f"be wrong, too: then remove {directory}, fix the file and gather again.",
             style="bold yellow",
             soft_wrap=True,
         )

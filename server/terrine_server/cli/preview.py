@@ -32,7 +32,7 @@ def show(data: Dataset, teachers: int, seed: int) -> Preview:
     classes = f"{fewest}" if fewest == most else f"{fewest} to {most}"
     _say(
         f"[bold]Private, for your eyes only:[/] {found.records:,} records{people} for "
-        f"{teachers:,} teachers. The smallest shard has {smallest:,} records, the middle one "
+        f"{teachers:,} teachers. The smallest shard has {smallest:,} records, the median "
         f"{middle:,}, the largest {largest:,}. A teacher sees {classes} "
         f"of {len(data.classes)} classes, {usual} in the middle."
     )

@@ -63,10 +63,10 @@ Copies = Annotated[
         min=0, help="For heads: distorted copies of each image. Handwriting gains, clothes lose."
     ),
 ]
-Turning = Annotated[
+Rotation = Annotated[
     float | None, typer.Option(min=0, max=180, help="For copies: the largest angle, in degrees.")
 ]
-Bending = Annotated[
+Elastic = Annotated[
     float | None,
     typer.Option(
         min=0, max=1, help="For copies: the largest displacement, as a share of half the side."
@@ -125,8 +125,8 @@ class Given:
     """The options as they were given; None where they were not."""
 
     copies: int | None
-    turning: float | None
-    bending: float | None
+    rotation: float | None
+    elastic: float | None
     features: FeatureKind | None
     width: int | None
     ridge: float | None
@@ -141,8 +141,8 @@ class Given:
         images = "networks distort images anew in every epoch, and forests are for tables"
         of_heads = {
             "--copies": self.copies,
-            "--turning": self.turning,
-            "--bending": self.bending,
+            "--rotation": self.rotation,
+            "--elastic": self.elastic,
             "--features": self.features,
             "--width": self.width,
         }
@@ -189,8 +189,8 @@ def _heads(given: Given, inputs: InputSpec) -> Heads:
         features=given.features.value if given.features else usual.features,
         ridge=given.ridge,
         copies=usual.copies if given.copies is None else given.copies,
-        turning=usual.turning if given.turning is None else given.turning,
-        bending=usual.bending if given.bending is None else given.bending,
+        rotation=usual.rotation if given.rotation is None else given.rotation,
+        elastic=usual.elastic if given.elastic is None else given.elastic,
         bins=given.bins,
         match_prior=given.match_prior,
         backbone=None if given.backbone is None else Backbone.declare(given.backbone, inputs),

@@ -89,14 +89,14 @@ def _with_database(settings: Settings, password: str | None) -> Iterator[Finding
         yield from books.log(ledger)
     except SchemaMismatch as error:
         newer = "newer" in error.detail
-        mend = "Install the version of Terrine that migrated it" if newer else "terrine init"
-        yield Finding("schema", State.PROBLEM, str(error), mend)
+        fix = "Install the version of Terrine that migrated it" if newer else "terrine init"
+        yield Finding("schema", State.PROBLEM, str(error), fix)
     except NotSealed as error:
         yield Finding("seals", State.PROBLEM, str(error), "terrine ledger seal --old-key FILE")
     except LedgerCorrupted as error:
         yield Finding("books", State.PROBLEM, str(error), "terrine ledger verify all")
     except DatabaseUnavailable as error:
-        mend = "Check that it is running, TERRINE_DATABASE_URL and the password file"
-        yield Finding("database", State.PROBLEM, str(error), mend)
+        fix = "Check that it is running, TERRINE_DATABASE_URL and the password file"
+        yield Finding("database", State.PROBLEM, str(error), fix)
     finally:
         engine.dispose()

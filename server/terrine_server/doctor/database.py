@@ -49,12 +49,12 @@ def rights(engine: Engine) -> Iterator[Finding]:
         lacking, excess = missing(connection), over_history(connection)
     if lacking:
         found = f"The account {account} may not {', '.join(lacking)}."
-        mend = f"terrine init --service-role {account}   (as the owner of the tables)"
-        yield Finding("rights", State.PROBLEM, found, mend)
+        fix = f"terrine init --service-role {account}   (as the owner of the tables)"
+        yield Finding("rights", State.PROBLEM, found, fix)
     elif excess:
         found = f"The account {account} may {', '.join(excess)} charges: only triggers prevent it."
-        mend = "Serve with another role: docs/ledger.md, A role with fewer rights"
-        yield Finding("rights", State.WARNING, found, mend)
+        fix = "Serve with another role: docs/ledger.md, A role with fewer rights"
+        yield Finding("rights", State.WARNING, found, fix)
     else:
         found = f"The account {account} may add charges, but not change them."
         yield Finding("rights", State.OK, found)
@@ -68,16 +68,16 @@ def schema(engine: Engine) -> Iterator[Finding]:
     restorable = [str(part) for part in parts if part.restore]
     if added:
         found = f"The schema has what is not Terrine's: {'; '.join(added)}."
-        mend = "Find out who added it, then DROP it; terrine ledger verify all"
-        yield Finding("schema", State.PROBLEM, found, mend)
+        fix = "Find out who added it, then DROP it; terrine ledger verify all"
+        yield Finding("schema", State.PROBLEM, found, fix)
     if restorable:
         found = f"The schema is not as Terrine made it: {'; '.join(restorable)}."
-        mend = "terrine init && terrine ledger verify all"
-        yield Finding("schema", State.PROBLEM, found, mend)
+        fix = "terrine init && terrine ledger verify all"
+        yield Finding("schema", State.PROBLEM, found, fix)
     if lost:
-        found = f"The schema is not as Terrine made it, and cannot be mended: {'; '.join(lost)}."
-        mend = "Restore a backup of the database; terrine ledger verify all"
-        yield Finding("schema", State.PROBLEM, found, mend)
+        found = f"The schema is not as Terrine made it, and cannot be restored: {'; '.join(lost)}."
+        fix = "Restore a backup of the database; terrine ledger verify all"
+        yield Finding("schema", State.PROBLEM, found, fix)
     if not parts:
         found = "The whole schema is as this version of Terrine makes it."
         yield Finding("schema", State.OK, found)
@@ -93,8 +93,8 @@ def _sqlite(engine: Engine, path: Path) -> Iterator[Finding]:
         yield Finding("database", State.PROBLEM, found, "terrine init")
     if not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):
         found = f"This account may not write to {path} and its directory."
-        mend = f"chown \"$(id -u)\" '{path.parent}' '{path}'*"
-        yield Finding("database", State.PROBLEM, found, mend)
+        fix = f"chown \"$(id -u)\" '{path.parent}' '{path}'*"
+        yield Finding("database", State.PROBLEM, found, fix)
     yield private("database", path)
     yield disk(path, disk_usage(path.parent).free)
 
@@ -127,25 +127,25 @@ def postgresql(settings: Mapping[str, str], standby: bool) -> Iterator[Finding]:
     version = settings["server_version"].partition(" ")[0]
     if int(settings["server_version_num"]) // 10_000 < OLDEST_POSTGRESQL:
         found = f"PostgreSQL {version} is no longer supported by its developers."
-        mend = f"Upgrade to PostgreSQL {OLDEST_POSTGRESQL} or newer"
-        yield Finding("database", State.WARNING, found, mend)
+        fix = f"Upgrade to PostgreSQL {OLDEST_POSTGRESQL} or newer"
+        yield Finding("database", State.WARNING, found, fix)
     else:
         yield Finding("database", State.OK, f"PostgreSQL {version}.")
     if standby:
         found = "This PostgreSQL server is a standby, which accepts no charges."
         yield Finding("database", State.PROBLEM, found, "Point TERRINE_DATABASE_URL at the primary")
     wrong = False
-    for name, (right, mend) in POSTGRESQL.items():
+    for name, (right, fix) in POSTGRESQL.items():
         if settings[name] not in right:
             wrong = True
             found = f"PostgreSQL's {name} is {settings[name]}; expected {' or '.join(right)}."
-            yield Finding("durability", State.PROBLEM, found, mend)
+            yield Finding("durability", State.PROBLEM, found, fix)
     for name in POSTGRESQL_WAITS:
         if settings[name] == "0":
             wrong = True
             found = f"PostgreSQL's {name} is off: one stuck connection could block a project."
-            _, mend = POSTGRESQL["synchronous_commit"]
-            yield Finding("durability", State.PROBLEM, found, mend)
+            _, fix = POSTGRESQL["synchronous_commit"]
+            yield Finding("durability", State.PROBLEM, found, fix)
     if not wrong:
         yield Finding("durability", State.OK, "Commits are on disk, and every wait has a timeout.")
 

@@ -78,8 +78,8 @@ def secret_key(path: Path) -> Finding:
     try:
         load_secret_key(path)
     except SecretKeyError as error:
-        mend = f"openssl rand -hex 32 > '{path}'" if path.exists() else "terrine init"
-        return Finding("secret key", State.PROBLEM, str(error), mend)
+        fix = f"openssl rand -hex 32 > '{path}'" if path.exists() else "terrine init"
+        return Finding("secret key", State.PROBLEM, str(error), fix)
     return private("secret key", path)
 
 

@@ -21,4 +21,4 @@ class Finding:
     check: str
     state: State
     found: str
-    mend: str = ""
+    fix: str = ""

@@ -18,8 +18,8 @@ def sign_in(settings: Settings) -> Iterator[Finding]:
         issuer = Issuer(settings)
         issuer.metadata()
     except IssuerError as error:
-        mend = "Correct TERRINE_OIDC_ISSUER, or see to the issuer; tokens are admitted meanwhile"
-        yield Finding("sign-in", State.PROBLEM, str(error), mend)
+        fix = "Correct TERRINE_OIDC_ISSUER, or see to the issuer; tokens are admitted meanwhile"
+        yield Finding("sign-in", State.PROBLEM, str(error), fix)
         return
     if settings.oidc_client_secret_file is not None:
         yield files.private("client secret", settings.oidc_client_secret_file)

@@ -206,7 +206,7 @@ class Labeling:
                 group = [asks[index] for index in waiting]
                 digests = [digest for ask in group for digest in ask.digests]
                 try:
-                    record = self._ledger.consult(
+                    record = self._ledger.look_up(
                         project_name,
                         [ask.key for ask in group],
                         [ask.digests for ask in group],

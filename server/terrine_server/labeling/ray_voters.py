@@ -151,7 +151,7 @@ class _Seat:
 
 @dataclass(frozen=True)
 class _Block:
-    """Inputs from `start` on, for whichever of these seats has the least to do."""
+    """Inputs from `start` on, for whichever of these slots has the least to do."""
 
     among: Sequence[_Seat]
     start: int = 0
@@ -186,7 +186,7 @@ class RayVoters(Voters):
         self._manifest(record)
         key = Reference.to(record)
         seconds = self._seconds if key in self._sizes else LOADING_SECONDS
-        blocks = [_Block([seat]) for seat in self._joined(record)]
+        blocks = [_Block([slot]) for slot in self._joined(record)]
         for _, at_once in self._replies(record, blocks, seconds):
             self._sizes[key] = max(1, ROWS // at_once) * at_once
 
@@ -199,10 +199,10 @@ class RayVoters(Voters):
         key = Reference.to(record)
         if key not in self._sizes:
             self.check(record)
-        manifest, seats, size = self._manifest(record), self._joined(record), self._sizes[key]
-        parts = Place(0, len(seats)).parts(manifest)
+        manifest, slots, size = self._manifest(record), self._joined(record), self._sizes[key]
+        parts = Place(0, len(slots)).parts(manifest)
         blocks = (
-            _Block(seats[part::parts], start, inputs[start : start + size])
+            _Block(slots[part::parts], start, inputs[start : start + size])
             for start in range(0, len(inputs), size)
             for part in range(parts)
         )
@@ -214,8 +214,8 @@ class RayVoters(Voters):
     def close(self) -> None:
         """End the actors, and leave the cluster."""
         with self._joining, self._lock:
-            for seat in self._seats:
-                seat.leave()
+            for slot in self._seats:
+                slot.leave()
             if self._seats:
                 disconnect()
             self._seats = []
@@ -235,14 +235,14 @@ class RayVoters(Voters):
         return known[1]
 
     def _joined(self, record: EnsembleRecord) -> list[_Seat]:
-        """Return the seats of the actors, once the cluster has been joined."""
-        seats = self._join()
-        if not seats:
+        """Return the slots of the actors, once the cluster has been joined."""
+        slots = self._join()
+        if not slots:
             raise _unreachable(record)
-        return seats
+        return slots
 
     def _join(self) -> list[_Seat]:
-        """Join the cluster, unless that just failed. Without one there are no seats."""
+        """Join the cluster, unless that just failed. Without one there are no slots."""
         with self._joining:
             if self._seats or monotonic() < self._not_before:
                 return self._seats
@@ -277,9 +277,9 @@ class RayVoters(Voters):
             while True:
                 for block in islice(left, AHEAD * len(self._seats) - len(coming)):
                     with self._lock:
-                        seat = min(block.among, key=lambda each: each.waiting)
-                        seat.waiting += 1
-                        coming[seat.ask(ensemble, block.inputs)] = block, seat
+                        slot = min(block.among, key=lambda each: each.waiting)
+                        slot.waiting += 1
+                        coming[slot.ask(ensemble, block.inputs)] = block, slot
                 if not coming:
                     return
                 done, _ = ray.wait(list(coming), timeout=seconds)
@@ -287,28 +287,28 @@ class RayVoters(Voters):
                     raise TimeoutError
                 for reply in done:
                     found = _understood(ray.get(reply, timeout=seconds))
-                    block, seat = coming.pop(reply)
-                    self._answered(seat)
+                    block, slot = coming.pop(reply)
+                    self._answered(slot)
                     yield block, found
         except (RayError, OSError) as error:  # TimeoutError and ConnectionError are OSErrors
             log.error("the cluster does not vote", cause=type(error).__name__)
-            self._leave({seat for _, seat in coming.values()})
+            self._leave({slot for _, slot in coming.values()})
             raise _unreachable(record) from None
         finally:
-            for _, seat in coming.values():
-                self._answered(seat)
+            for _, slot in coming.values():
+                self._answered(slot)
 
-    def _answered(self, seat: _Seat) -> None:
+    def _answered(self, slot: _Seat) -> None:
         with self._lock:
-            seat.waiting -= 1
+            slot.waiting -= 1
 
-    def _leave(self, seats: set[_Seat]) -> None:
-        """Give up the actors on these seats; if the connection is lost, all of them."""
+    def _leave(self, slots: set[_Seat]) -> None:
+        """Give up the actors on these slots; if the connection is lost, all of them."""
         import ray
 
         with self._lock:
-            for seat in seats:
-                seat.leave()
+            for slot in slots:
+                slot.leave()
         with self._joining:
             if not ray.is_initialized():
                 self._seats = []

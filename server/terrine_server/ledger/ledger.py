@@ -15,7 +15,7 @@ from terrine_server.ledger import accounts, requests, tokens
 from terrine_server.ledger.administration import Action, Actor
 from terrine_server.ledger.books import Books
 from terrine_server.ledger.charging import charge as charging
-from terrine_server.ledger.charging import earlier
+from terrine_server.ledger.charging import lookup
 from terrine_server.ledger.records import (
     Batch,
     EnsembleRecord,
@@ -119,7 +119,7 @@ class Ledger(Books):
 
     # -------------------------------------------------------------------- charges
 
-    def consult(
+    def look_up(
         self,
         project: str,
         keys: Sequence[tuple[str, bytes] | None],
@@ -134,7 +134,7 @@ class Ledger(Books):
         """
         with reading(self._engine) as connection:
             tokens.check_unchanged(connection, self._seals, held)
-            return earlier.look_up(connection, self._accounts, project, keys, digests)
+            return lookup.look_up(connection, self._accounts, project, keys, digests)
 
     def charge(
         self,
@@ -164,7 +164,7 @@ class Ledger(Books):
 
         Returns for each its receipt, or the error that `charge` would have raised for it alone. A
         refused one does not affect the others. No two may have the same key. `record`: what
-        `consult` returned for them; it is looked up again only if it is out of date. Raises what
+        `look_up` returned for them; it is looked up again only if it is out of date. Raises what
         concerns all of them: ProjectPaused, ProjectClosed, ConcurrentUpdate, DatabaseUnavailable
         (also if the project is not the one in `record`).
         """
@@ -176,7 +176,7 @@ class Ledger(Books):
                 [QueryDigest(p.query_digest, p.input_digest) for p in batch.proposals]
                 for batch in batches
             ]
-            found = earlier.look_up(connection, self._accounts, project_id, keys, digests)
+            found = lookup.look_up(connection, self._accounts, project_id, keys, digests)
             if genesis not in (None, found.project.genesis):
                 # The same id, but other terms: the outcomes were drawn for another project.
                 raise DatabaseUnavailable(

@@ -43,7 +43,7 @@ class Principal:
     """The caller: the token's id, its role and, for a student, its one project.
 
     `record`: the token's row as it was read, in case what is read next shall show whether it still
-    is so (`Ledger.consult`). None for a session that has no token.
+    is so (`Ledger.look_up`). None for a session that has no token.
     """
 
     token_id: str

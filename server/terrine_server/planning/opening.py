@@ -167,8 +167,8 @@ class Division:
 def divisions(offer: Offer, pass_rate: float) -> tuple[Division, ...]:
     """Return what other shares of an answer would do to an offer's price; none if it has no share.
 
-    Cheap answers make dear abstentions: more answers if the expectation holds, fewer queries if all
-    of them abstain.
+    Cheap answers make expensive abstentions: more answers if the expectation holds, fewer queries
+    if all of them abstain.
     """
     mechanism, terms = offer.mechanism, offer.terms
     if not isinstance(mechanism, Thresholded) or mechanism.answer_share is None:

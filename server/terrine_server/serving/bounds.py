@@ -1,7 +1,7 @@
-"""Bounds of every request: a seat, a body that is neither too long nor too slow, and memory.
+"""Bounds of every request: a slot, a body that is neither too long nor too slow, and memory.
 
 Who asks is known before any of the body is read. Nobody's bodies can take all of the memory that
-there is for bodies, as nobody's requests can take all seats.
+there is for bodies, as nobody's requests can take all slots.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from terrine_server.serving.concurrency import ConcurrencyLimit, Share, Slot
 from terrine_server.serving.connection import CONNECTION, Connection
 from terrine_server.serving.limits import Limits
-from terrine_server.serving.seats import Seat, Seats, Share
 
 LINGER = 5.0
 """Maximum seconds for reading and discarding the rest of a refused body."""
@@ -52,7 +52,7 @@ class Bounds:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.seats = Seats(limits)
+        self.slots = ConcurrencyLimit(limits)
         self._held: Counter[str] = Counter()
         """Bytes received in the bodies of requests that are still being handled, by owner."""
 
@@ -63,21 +63,21 @@ class Bounds:
         receive: Receive,
         send: Send,
         *,
-        seat: Seat,
+        slot: Slot,
         most: int,
         admit: Callable[[], Awaitable[Refusal | None]],
         answer: Callable[[Refusal], ASGIApp],
     ) -> None:
         """Run the app, or answer with a refusal: of its head, by `admit`, or of its body.
 
-        `admit` takes the `seat`, or says why not. `most`: bytes of the body, whatever its
+        `admit` takes the `slot`, or says why not. `most`: bytes of the body, whatever its
         Content-Length says.
         """
         headers = dict(scope["headers"])
         body = _Body(receive, headers, most, self.limits.body_seconds)
         refusal, owner, held = _refusal(scope, headers, most), "", 0
         if refusal is None:
-            refusal, owner = await admit(), seat.owner
+            refusal, owner = await admit(), slot.owner
 
         async def respond(message: Message) -> None:
             if message.get("status") in REPEATED:
@@ -154,14 +154,14 @@ class Guard:
             await self._app(scope, receive, send)
             return
         connection: Connection | None = scope.get("state", {}).get(CONNECTION)
-        seat = Seat() if connection is None else connection.seat
+        slot = Slot() if connection is None else connection.slot
         caller = self._caller(dict(scope["headers"]))
         address = scope["client"][0] if scope.get("client") else ""
 
         async def admit() -> Refusal | None:
             if caller is not None:
-                return full(seat.of_token(self._bounds.seats, caller))
-            return full(seat.of_stranger(self._bounds.seats, address))
+                return full(slot.of_token(self._bounds.slots, caller))
+            return full(slot.of_unauthenticated(self._bounds.slots, address))
 
         if connection is not None:
             connection.begin()
@@ -171,7 +171,7 @@ class Guard:
                 scope,
                 receive,
                 send,
-                seat=seat,
+                slot=slot,
                 most=self._most,
                 admit=admit,
                 answer=_short,
@@ -180,7 +180,7 @@ class Guard:
             pass  # nobody is there to be told
         finally:
             if connection is None:
-                seat.leave()
+                slot.leave()
             else:
                 connection.finish()
 
@@ -190,7 +190,7 @@ def _short(refusal: Refusal) -> ASGIApp:
 
 
 def full(share: Share | None) -> Refusal | None:
-    """Return the refusal for a share that has no seat left."""
+    """Return the refusal for a share that has no slot left."""
     return None if share is None else Refusal("overloaded", share, headers=CLOSING)
 
 

@@ -17,8 +17,8 @@ import h11
 from starlette.responses import JSONResponse, Response
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from terrine_server.serving.concurrency import Slot, network
 from terrine_server.serving.limits import Limits
-from terrine_server.serving.seats import Seat, network
 
 CONNECTION = "connection"
 """In the state of requests: the `Connection` that they came on."""
@@ -41,7 +41,7 @@ class Connection(H11Protocol):
         self._read_due: asyncio.TimerHandle | None = None
         self._handling = False
         self._since = self.loop.time()
-        self.seat = Seat()
+        self.slot = Slot()
         self.stopping = False
         self.app_state = {**self.app_state, CONNECTION: self}
 
@@ -56,7 +56,7 @@ class Connection(H11Protocol):
         own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, LEAST_READ)
         # pause_writing: something could not be sent yet. With 0, TLS pauses when nothing waits.
         transport.set_write_buffer_limits(high=1, low=0)
-        self.seat.owner = network(self.client[0]) if self.client else ""
+        self.slot.owner = network(self.client[0]) if self.client else ""
         if self._most is not None and len(self.connections) > self._most + SPARE:
             self._make_room(self._most + SPARE)
         self._expect_headers()
@@ -67,7 +67,7 @@ class Connection(H11Protocol):
         self._stop_waiting()
         self._stop_expecting_reading()
         if not self._handling:
-            self.seat.leave()
+            self.slot.leave()
 
     def data_received(self, data: bytes) -> None:
         """Process bytes; keep waiting while a request's headers are incomplete."""
@@ -99,7 +99,7 @@ class Connection(H11Protocol):
         self._handling = True
 
     def finish(self) -> None:
-        """Note that it has been handled. Its seat is free once all of its response is sent."""
+        """Note that it has been handled. Its slot is free once all of its response is sent."""
         self._handling, self._since = False, self.loop.time()
         self._finish_if_sent()
 
@@ -130,10 +130,10 @@ class Connection(H11Protocol):
         free = [
             other
             for other in others
-            if isinstance(other, Connection) and other is not self and not other.seat.taken
+            if isinstance(other, Connection) and other is not self and not other.slot.taken
         ]
-        of = Counter(other.seat.owner for other in free)
-        first = min(free, key=lambda other: (-of[other.seat.owner], other._since), default=self)
+        of = Counter(other.slot.owner for other in free)
+        first = min(free, key=lambda other: (-of[other.slot.owner], other._since), default=self)
         first.transport.abort()
 
     def _expect_headers(self) -> None:
@@ -163,7 +163,7 @@ class Connection(H11Protocol):
     def _finish_if_sent(self) -> None:
         sent = self.transport.is_closing() or not self.transport.get_write_buffer_size()
         if sent and not self._handling:
-            self.seat.leave()
+            self.slot.leave()
 
 
 def _malformed() -> Response:

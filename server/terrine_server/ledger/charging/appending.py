@@ -19,7 +19,7 @@ from sqlalchemy.dialects import postgresql
 
 from terrine_protocol import ProjectStatus
 from terrine_server.ledger.chain import CHARGE_FIELDS, canonical_json, iso
-from terrine_server.ledger.charging import keeping
+from terrine_server.ledger.charging import idempotency_keys
 from terrine_server.ledger.records import ProjectRecord
 from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store.database import check_written
@@ -54,7 +54,7 @@ def append(
     before: ProjectRecord,
     after: ProjectRecord,
     entries: Sequence[Sequence[Any]],
-    kept: Sequence[tuple[str, bytes, keeping.Kept]],
+    kept: Sequence[tuple[str, bytes, idempotency_keys.Kept]],
 ) -> bool:
     """Append entries (tuples of `COLUMNS`), update the balance, store the answers `kept` for keys.
 
@@ -110,14 +110,14 @@ def _kept(
     project_id: int,
     key: str,
     body_digest: bytes,
-    own: keeping.Kept,
+    own: idempotency_keys.Kept,
 ) -> tuple[Any, ...]:
     """Return what is kept of a request with a key, in the order of `_KEY_COLUMNS`."""
     row: dict[str, Any] = {
         "project_id": project_id,
         "key": key,
         "body_digest": body_digest,
-        "results": keeping.written(own),
+        "results": idempotency_keys.written(own),
         "created_at": now,
     }
     row["seal"] = seals.of("idempotency", row)

@@ -27,7 +27,7 @@ from terrine_server.ledger.chain import (
     iso,
     publication_digest,
 )
-from terrine_server.ledger.charging import keeping, tallies
+from terrine_server.ledger.charging import idempotency_keys, tallies
 from terrine_server.ledger.charging.admission import REFUSED, Admission, admit
 from terrine_server.ledger.charging.appending import append
 from terrine_server.ledger.counts import check_counts, text_of
@@ -79,7 +79,7 @@ def charge(
             answers[index] = _exhausted(after)
             continue
         answers[index] = Receipt(results_of_batch, after)
-        own = keeping.keep(results_of_batch, before)
+        own = idempotency_keys.keep(results_of_batch, before)
         before = own.last
         key = batches[index].key
         if key is not None:

@@ -368,7 +368,7 @@ def _explanation(engine: Engine, error: SQLAlchemyError) -> DatabaseUnavailable:
         return LedgerCorrupted("A value in the ledger is none that was written.", cause=cause)
     if state in _DISK or re.search(r"disk is full|disk I/O", words):
         return DatabaseUnavailable(
-            "The ledger's disk is full or fails. Mend it, then retry.", cause
+            "The ledger's disk is full or fails. Repair it, then retry.", cause
         )
     if re.search(r"malformed|not a database", words):
         return DatabaseUnavailable("The ledger's file is damaged. Restore a backup.", cause)

@@ -22,7 +22,7 @@ from terrine_protocol import Outcome
 from terrine_server.errors import LedgerCorrupted
 from terrine_server.ledger.anchors import Anchor
 from terrine_server.ledger.chain import genesis
-from terrine_server.ledger.charging import keeping, tallies
+from terrine_server.ledger.charging import idempotency_keys, tallies
 from terrine_server.ledger.counts import check_counts, counted_outcomes, counts_of
 from terrine_server.ledger.epochs import Epochs, entry_event
 from terrine_server.ledger.seals import Seals
@@ -220,7 +220,7 @@ def check_keys(connection: Connection, seals: Seals, project: Raw) -> Iterator[s
     for row in connection.execute(kept, execution_options={"yield_per": 1000}):
         try:
             seals.check("idempotency", row._mapping)
-            valid = keeping.read(row.results).last <= project["charges"]
+            valid = idempotency_keys.read(row.results).last <= project["charges"]
         except UNREADABLE:
             valid = False
         if not valid:

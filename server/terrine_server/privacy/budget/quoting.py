@@ -122,15 +122,16 @@ def quote(
 def _by_baseline(
     mechanism: Mechanism, prices: Mapping[VoteOutcome, Price], rule: Rule, cap_rule: Rule
 ) -> tuple[BaselinePrices, ...]:
-    """Return the prices of queries with a baseline; left out where their dearest is no cheaper."""
+    """Return the prices of queries with a baseline; left out where their most expensive is no
+    cheaper."""
     if not isinstance(mechanism, InteractiveGNMax) or rule.order is None:
         return ()
     found = []
     for baseline in mechanism.even_baselines:
         events = mechanism.events(baseline)
         own = {outcome: price(event, rule, cap_rule) for outcome, event in events.items()}
-        dearest, before = most(own.values()), most(prices.values())
-        if dearest.cost < before.cost and dearest.cap_cost <= before.cap_cost:
+        worst, before = most(own.values()), most(prices.values())
+        if worst.cost < before.cost and worst.cap_cost <= before.cap_cost:
             found.append(BaselinePrices(baseline, own))
             prices = own
     return tuple(found)

@@ -153,7 +153,7 @@ class Terms:
     def baselines(self) -> tuple[int, ...]:
         """The baselines that have prices of their own, ascending; the first is 0.
 
-        The higher the baseline, the cheaper its dearest outcome.
+        The higher the baseline, the cheaper its most expensive outcome.
         """
         return tuple(self._lists)
 

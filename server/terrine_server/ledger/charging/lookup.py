@@ -22,7 +22,7 @@ from terrine_server.errors import (
     TerrineError,
 )
 from terrine_server.ledger.chain import frame_counts, frame_kind, hasher, iso
-from terrine_server.ledger.charging import keeping
+from terrine_server.ledger.charging import idempotency_keys
 from terrine_server.ledger.counts import check_counts, counts_of
 from terrine_server.ledger.epochs import Kinds
 from terrine_server.ledger.records import (
@@ -50,7 +50,7 @@ def look_up(
     """Return the project with this name or id, and what is on record for requests to it.
 
     The requests have these keys, and queries with these digests. Everything is as of one moment;
-    see `Ledger.consult`. Raises NotFound, and LedgerCorrupted if the last charge is not the one
+    see `Ledger.look_up`. Raises NotFound, and LedgerCorrupted if the last charge is not the one
     that the account names as its last, or if a charge that answers a query was altered.
     """
     names = [key[0] for key in keys if key is not None]
@@ -176,7 +176,7 @@ def _recall(
                 "This Idempotency-Key came before with a different request. "
                 "Use a fresh key for every new request."
             )
-        read = keeping.read(kept.results)
+        read = idempotency_keys.read(kept.results)
         if read.last > project.charges:
             raise ValueError("charges that are not there")
         return Receipt(read.results(asked, recorded, own), project)

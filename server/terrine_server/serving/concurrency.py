@@ -1,9 +1,9 @@
 """Shares of the requests in progress: nobody can have them all.
 
-A request has a seat from its head until its response is written. Seats are limited in total, by
-token, by address, and for all requests without a valid token together: unauthenticated clients, who
-can never take the seats of students, however many addresses they have. The share of a token is one
-of the seats that are left: tokens in league cannot have them all either.
+A request has a slot from its head until its response is written. ConcurrencyLimit are limited in
+total, by token, by address, and for all requests without a valid token together: unauthenticated
+clients, who can never take the slots of students, however many addresses they have. The share of a
+token is one of the slots that are left: colluding tokens cannot have them all either.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ class Share(StrEnum):
     """What a share is of, as the refusal of one more request calls it."""
 
     ALL = "Too many clients are connected."
-    STRANGER = "Too many clients without a valid token are connected."
+    UNAUTHENTICATED = "Too many clients without a valid token are connected."
     ADDRESS = "Too many clients without a valid token are connected from this address."
     CLAIM = "Too many tokens from this address are being checked."
     TOKEN = "Too many requests with this token are in progress."  # noqa: S105 - not a password
 
 
-class Seats:
-    """The seats of one process, counted by share. Belongs to one event loop."""
+class ConcurrencyLimit:
+    """The slots of one process, counted by share. Belongs to one event loop."""
 
     def __init__(self, limits: Limits) -> None:
         per_token = limits.per_token or max(1, limits.connections // 2)
         self.limits = {
             Share.ALL: limits.connections,
-            Share.STRANGER: limits.unauthenticated or max(1, limits.connections // 2),
+            Share.UNAUTHENTICATED: limits.unauthenticated or max(1, limits.connections // 2),
             Share.ADDRESS: limits.per_address or max(1, limits.connections // 4),
             Share.CLAIM: per_token,
             Share.TOKEN: per_token,
@@ -43,29 +43,29 @@ class Seats:
         self.taken: Counter[tuple[Share, str]] = Counter()
 
     def full(self, share: Share, owner: str) -> bool:
-        """Whether this share of this owner has no seat left.
+        """Whether this share of this owner has no slot left.
 
-        A token whose limit is t of n seats takes at most t/n of those that others leave, so k of
+        A token whose limit is t of n slots takes at most t/n of those that others leave, so k of
         them leave (1 - t/n)^k. So switches share a buffer (Choudhury and Hahne 1998, "Dynamic queue
         length thresholds").
         """
         most, taken = self.limits[share], self.taken[share, owner]
         if share is not Share.TOKEN:
             return taken >= most
-        seats = self.limits[Share.ALL]
-        left = seats - self.taken[Share.ALL, ""] + taken
-        return taken * seats >= most * left
+        slots = self.limits[Share.ALL]
+        left = slots - self.taken[Share.ALL, ""] + taken
+        return taken * slots >= most * left
 
 
-class Seat:
-    """The seat of a connection, which has at most one request in progress.
+class Slot:
+    """The slot of a connection, which has at most one request in progress.
 
     `owner`: an address or a token's id, whichever is known of the client.
     """
 
     def __init__(self, owner: str = "") -> None:
         self.owner = owner
-        self._seats: Seats | None = None
+        self._seats: ConcurrencyLimit | None = None
         self._held: tuple[tuple[Share, str], ...] = ()
 
     @property
@@ -73,25 +73,25 @@ class Seat:
         """Whether it counts among all."""
         return (Share.ALL, "") in self._held
 
-    def claim(self, seats: Seats, address: str) -> Share | None:
-        """Count a token that is being checked; it does not take the seat yet.
+    def claim(self, slots: ConcurrencyLimit, address: str) -> Share | None:
+        """Count a token that is being checked; it does not take the slot yet.
 
         Returns the share that is full, if one is; then it counts nowhere. So do the others.
         """
-        return self._count(seats, (Share.CLAIM, network(address)))
+        return self._count(slots, (Share.CLAIM, network(address)))
 
-    def of_stranger(self, seats: Seats, address: str) -> Share | None:
+    def of_unauthenticated(self, slots: ConcurrencyLimit, address: str) -> Share | None:
         """Take it for a request without a valid token."""
-        shares = (Share.ALL, ""), (Share.STRANGER, ""), (Share.ADDRESS, network(address))
-        return self._count(seats, *shares)
+        shares = (Share.ALL, ""), (Share.UNAUTHENTICATED, ""), (Share.ADDRESS, network(address))
+        return self._count(slots, *shares)
 
-    def of_unchecked(self, seats: Seats, address: str) -> Share | None:
+    def of_unchecked(self, slots: ConcurrencyLimit, address: str) -> Share | None:
         """Take it for a request whose token nobody can check now; it still counts as a claim."""
-        return self._count(seats, (Share.ALL, ""), (Share.CLAIM, network(address)))
+        return self._count(slots, (Share.ALL, ""), (Share.CLAIM, network(address)))
 
-    def of_token(self, seats: Seats, token_id: str) -> Share | None:
+    def of_token(self, slots: ConcurrencyLimit, token_id: str) -> Share | None:
         """Take it for a request with a valid token, wherever it comes from."""
-        return self._count(seats, (Share.ALL, ""), (Share.TOKEN, token_id))
+        return self._count(slots, (Share.ALL, ""), (Share.TOKEN, token_id))
 
     def leave(self) -> None:
         """Count in no share any more."""
@@ -102,14 +102,14 @@ class Seat:
                 del self._seats.taken[share]
         self._held = ()
 
-    def _count(self, seats: Seats, *shares: tuple[Share, str]) -> Share | None:
+    def _count(self, slots: ConcurrencyLimit, *shares: tuple[Share, str]) -> Share | None:
         self.leave()
         self.owner = shares[-1][1]
         for share in shares:
-            if seats.full(*share):
+            if slots.full(*share):
                 return share[0]
-        self._seats, self._held = seats, shares
-        seats.taken.update(shares)
+        self._seats, self._held = slots, shares
+        slots.taken.update(shares)
         return None
 
 
