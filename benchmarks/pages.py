@@ -75,11 +75,11 @@ def main() -> bool:
         token = Tokens(ledger, SECRET_KEY).create(TokenCreate(role=Role.ADMIN)).token
         visitor = Visitor(app, send)
         visitor.sign_in(token)
-        path = f"/admin/studies/study-{options.studies - 1:04}"
+        path = f"/admin/projects/study-{options.studies - 1:04}"
         asked: dict[str, Callable[[], int]] = {
             "overview": lambda: visitor.get("/admin").status_code,
             f"a study of {each:,} charges": lambda: (
-                visitor.get("/admin/studies/study-0000").status_code
+                visitor.get("/admin/projects/study-0000").status_code
             ),
             f"a study of {options.large:,} charges": lambda: visitor.get(path).status_code,
             "  its older charges": lambda: (

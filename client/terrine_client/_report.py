@@ -55,9 +55,9 @@ class Report:
     asking: str
     """Which inputs were asked after the first round."""
     refused: bool
-    """True if the study ended because the budget was spent."""
+    """True if the project ended because the budget was spent."""
     ended: str
-    """Why the study ended, as a sentence."""
+    """Why the project ended, as a sentence."""
     queries_left: int
     """Further queries that are certain to fit into the budget."""
     rounds: list[Round]

@@ -119,7 +119,7 @@ class Client(Connection[httpx.Client]):
         """A project's terms: mechanism, prices, input format; by default the token's project."""
         return self._send(_calls.project(name))
 
-    def request_study(
+    def request_project(
         self,
         title: str,
         purpose: str,
@@ -278,7 +278,7 @@ class AsyncClient(Connection[httpx.AsyncClient]):
         """As `Client.project`."""
         return await self._send(_calls.project(name))
 
-    async def request_study(
+    async def request_project(
         self,
         title: str,
         purpose: str,
@@ -287,7 +287,7 @@ class AsyncClient(Connection[httpx.AsyncClient]):
         delta: float | None = None,
         mechanism: MechanismSpec | None = None,
     ) -> RequestInfo:
-        """As `Client.request_study`."""
+        """As `Client.request_project`."""
         return await self._send(_calls.make_request(title, purpose, epsilon, delta, mechanism))
 
     def requests(

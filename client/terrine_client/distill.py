@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from terrine_client._distillation import Ask, Distillation, Examples
 from terrine_client._notebook import Notebook
 from terrine_client._picture import draw
 from terrine_client._report import Report, Round, choice_lines, continued, round_line
-from terrine_client._study import Ask, Examples, Study
 from terrine_client.client import Client
 from terrine_client.errors import TerrineError
 from terrine_protocol import ProjectInfo
@@ -82,7 +82,7 @@ def distill(
     ask: which inputs are asked from the second round on: those that represent the whole, those that
     the student is least sure of, or those on which two plain models disagree; `auto` takes what
     suits the mechanism.
-    stop: `auto` ends the study, with budget left, once the labels of another round are not expected
+    stop: `auto` stops, with budget left, once the labels of another round are not expected
     to change the student. The same call with `never` continues it.
     encoding: schema of a table, saved with the student; by default the ensemble's.
     seed: of the order of the queries, and of the training. The server draws the noise.
@@ -113,10 +113,12 @@ def distill(
         rounds = 1  # every count helps every other row, so there is nothing to wait for
     notebook = Notebook.open(out, project, public)
     encoding = encoding or project.ensemble.encoding
-    study = Study(client, project, public, held_out, training, encoding, ask, on_step, notebook)
+    distillation = Distillation(
+        client, project, public, held_out, training, encoding, ask, on_step, notebook
+    )
     limit = len(public) if queries is None else min(queries, len(public))
     history = [Round(**entry) for entry in json.loads(notebook.rounds)]
-    order = study.order(seed)
+    order = distillation.order(seed)
     student, choice, refused, ended, sketch = None, None, False, "", None
     while not ended:
         number = min(len(history) + 1, rounds)
@@ -125,27 +127,34 @@ def distill(
         else:
             left, affordable = limit - int(notebook.asked.sum()), client.budget().affordable
             share = max(1, affordable // (rounds - number + 1))
-            if sketch is None and number > 1 and study.known > 0 and study.sketches_help:
-                sketch = study.sketches.network(notebook.labels)
+            if (
+                sketch is None
+                and number > 1
+                and distillation.known > 0
+                and distillation.sketches_help
+            ):
+                sketch = distillation.sketches.network(notebook.labels)
             count = min(left, share) if number < rounds else left
-            refused = study.ask(*study.choose(order, count, share, sketch))
+            refused = distillation.ask(*distillation.choose(order, count, share, sketch))
             if refused:
                 ended = "The budget is spent."
             elif int(notebook.asked.sum()) >= limit:
                 ended = "All inputs were asked." if limit == len(public) else "Enough was asked."
             elif number == rounds:
                 ended = "The last round is over."
-        if study.known == 0 and ended:
+        if distillation.known == 0 and ended:
             raise DistillError(_nothing_learned(notebook, refused))
         saturation = None
-        if study.known > 0:
-            tell(f"Round {number}: training on {study.known:,} labels …")
+        if distillation.known > 0:
+            tell(f"Round {number}: training on {distillation.known:,} labels …")
             if ended:
-                student, choice = study.finish(tell)
+                student, choice = distillation.finish(tell)
             else:
-                sketch = study.sketches.network(notebook.labels)
-                saturation = study.sketches.saturation(notebook.labels) if stop == "auto" else None
-        latest = study.summarise(history, student or sketch, saturation)
+                sketch = distillation.sketches.network(notebook.labels)
+                saturation = (
+                    distillation.sketches.saturation(notebook.labels) if stop == "auto" else None
+                )
+        latest = distillation.summarise(history, student or sketch, saturation)
         history = continued(history, latest)
         notebook.conclude(json.dumps([asdict(entry) for entry in history]))
         tell(round_line(number, history[-1]))
@@ -154,8 +163,8 @@ def distill(
     for line in choice_lines(choice):
         tell(line)
     student.save(out)
-    notes = [note for note in (study.one_sided(),) if note is not None]
-    report = study.report(history, refused, ended, notes, student, choice)
+    notes = [note for note in (distillation.one_sided(),) if note is not None]
+    report = distillation.report(history, refused, ended, notes, student, choice)
     (out / "report.json").write_text(json.dumps(asdict(report), indent=2) + "\n")
     draw(report, out / "accuracy.png")
     return Distilled(

@@ -217,7 +217,7 @@ class CapExceeded(ProblemError):
 class BudgetExhausted(ProblemError):
     """No new query fits the project's budget. Earlier answers can be repeated at no cost.
 
-    `Client.request_study` asks the data owner for another project.
+    `Client.request_project` asks the data owner for another project.
     """
 
     slug = "budget-exhausted"

@@ -12,7 +12,7 @@ Name = Annotated[
     Field(
         pattern=r"^[a-z0-9]([a-z0-9_-]{0,62}[a-z0-9])?$",
         description="Lower-case letters, digits, '-' and '_'; at most 64 characters.",
-        examples=["diabetes-study"],
+        examples=["diabetes"],
     ),
 ]
 
@@ -24,7 +24,7 @@ SHOWN = rf"^[^\x00-\x1f{_HIDDEN}]*$"
 Title = Annotated[
     str,
     StringConstraints(strip_whitespace=True, min_length=1, max_length=100, pattern=SHOWN),
-    Field(description="What the study is called among people.", examples=["Sepsis, ward 3"]),
+    Field(description="What the project is called among people.", examples=["Sepsis, ward 3"]),
 ]
 _Words = StringConstraints(
     strip_whitespace=True,

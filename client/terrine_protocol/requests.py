@@ -1,4 +1,4 @@
-"""Requests for a study: what a student asks for, and what the data owner decides."""
+"""Requests for a project: what a student asks for, and what the data owner decides."""
 
 from __future__ import annotations
 

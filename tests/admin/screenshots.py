@@ -105,18 +105,18 @@ def draw(server: RunningServer, directory: Path, everything: bool) -> None:
     }
     paths = {
         "overview": "",
-        "study": "/studies/diabetes-screening",
+        "study": "/projects/diabetes-screening",
         "open": "/open?ensemble=digits&mechanism=confident_gnmax",
     }
     chosen = [("overview", "light"), ("study", "dark"), ("open", "phone")]
     if everything:
         paths |= {
-            "close": "/studies/icu-readmission/close",
+            "close": "/projects/icu-readmission/close",
             "tokens": "/tokens",
             "ensembles": "/ensembles",
             "log": "/log",
             "audit": "/audit",
-            "missing": "/studies/none",
+            "missing": "/projects/none",
         }
         chosen = [(screen, look) for screen in paths for look in looks]
     path = chromium()

@@ -25,17 +25,17 @@ from terrine_server.owner.sessions import IDLE, LONGEST
 
 SESSION = "__Host-terrine-session"
 ACTS = (
-    *("/open", "/tokens", "/studies/study/pause", "/studies/study/resume"),
-    *("/studies/study/close", "/tokens/0123456789abcdef/revoke"),
+    *("/open", "/tokens", "/projects/study/pause", "/projects/study/resume"),
+    *("/projects/study/close", "/tokens/0123456789abcdef/revoke"),
 )
 
 
 def test_without_a_session_every_page_leads_to_the_sign_in(house: House) -> None:
     stranger = Visitor(house.app, house.send)
-    for path in (*SCREENS, "/studies/none", "/studies/study/charges.csv"):
+    for path in (*SCREENS, "/projects/none", "/projects/study/charges.csv"):
         reply = stranger.get(f"/admin{path}")
         assert (reply.status_code, reply.headers["location"]) == (303, "/admin/sign-in"), path
-    for path in (*ACTS, "/studies/study/verify", "/audit/verify-log", "/sign-out"):
+    for path in (*ACTS, "/projects/study/verify", "/audit/verify-log", "/sign-out"):
         reply = stranger.request("POST", f"/admin{path}", data={}, headers={"Origin": ORIGIN})
         assert (reply.status_code, reply.headers["location"]) == (303, "/admin/sign-in"), path
     token = house.token("admin")
@@ -195,7 +195,7 @@ def test_no_form_is_acted_on_that_is_not_of_this_session_and_this_server(
 ) -> None:
     house.open("forged")
     other = house.visitor()
-    path, before = "/admin/studies/forged/close", house.last_logged
+    path, before = "/admin/projects/forged/close", house.last_logged
     for key in ("", "0" * 64, other.last_key):
         assert admin.post(path, key=key).status_code == 403, key
     good = {"form_key": admin.last_key}
@@ -231,5 +231,5 @@ def test_an_auditor_sees_everything_and_changes_nothing(house: House, auditor: V
         assert "changes nothing" in text_of(refused)
     assert house.last_logged == before
     assert house.ledger.project("study").status == "active"
-    for path in ("/studies/study/verify", "/audit/verify-log"):
+    for path in ("/projects/study/verify", "/audit/verify-log"):
         assert "intact" in text_of(auditor.post(f"/admin{path}"))

@@ -37,7 +37,7 @@ def test_a_study_is_priced_then_opened_as_it_was_priced(house: House, admin: Vis
     assert house.last_logged == before, "a price changes nothing"
     assert 'name="action" value="open"' in priced.text
     opened = admin.post("/admin/open", action="open", name="priced", **TERMS)
-    assert opened.headers["location"] == "/admin/studies/priced"
+    assert opened.headers["location"] == "/admin/projects/priced"
     assert house.last_logged == ("project-opened", "priced", admin.actor)
     record = house.ledger.project("priced")
     terms, account = record.terms, Account()
@@ -137,21 +137,21 @@ def test_a_study_is_paused_resumed_and_closed(house: House, admin: Visitor) -> N
     house.open("brief")
     student, actor = house.token(Role.STUDENT, "brief"), admin.actor
     for act, status in (("pause", "paused"), ("resume", "active")):
-        assert admin.post(f"/admin/studies/brief/{act}").status_code == 303
+        assert admin.post(f"/admin/projects/brief/{act}").status_code == 303
         assert house.last_logged == (f"project-{act}d", "brief", actor)
         assert house.ledger.project("brief").status == status
     house.ask(student, 1)
     cap = house.ledger.ensemble("digits")
     record = house.ledger.project("brief")
     returned = record.terms.cap_budget - record.cap_spent
-    said = text_of(admin.get("/admin/studies/brief/close"))
+    said = text_of(admin.get("/admin/projects/brief/close"))
     assert f"{returned / cap.cap:.1%} of the cap of digits becomes free" in said
     assert house.ledger.project("brief").status == "active", "asking closes nothing"
-    assert admin.post("/admin/studies/brief/close").status_code == 303
+    assert admin.post("/admin/projects/brief/close").status_code == 303
     assert house.last_logged == ("project-closed", "brief", actor)
     assert house.ledger.ensemble("digits").reserved == cap.reserved - returned
-    assert "closed already" in text_of(admin.get("/admin/studies/brief/close"))
-    refused = admin.post("/admin/studies/brief/resume")
+    assert "closed already" in text_of(admin.get("/admin/projects/brief/close"))
+    refused = admin.post("/admin/projects/brief/resume")
     assert refused.status_code == 409
     assert "closed for good" in text_of(refused)
 
@@ -225,7 +225,7 @@ def test_whoever_revokes_the_own_token_is_signed_out(house: House) -> None:
 
 def test_verifying_finds_what_is_intact_and_offers_its_anchor(house: House, admin: Visitor) -> None:
     record = house.ledger.project("study")
-    said = text_of(admin.post("/admin/studies/study/verify"))
+    said = text_of(admin.post("/admin/projects/study/verify"))
     assert "study: intact" in said
     assert '"format": "terrine-anchor/1"' in said
     assert record.head in said
@@ -236,7 +236,7 @@ def test_verifying_finds_what_is_intact_and_offers_its_anchor(house: House, admi
 def test_books_are_held_against_an_anchor_that_was_kept(house: House, auditor: Visitor) -> None:
     house.open("kept", epsilon=5.0)
     house.ask(house.token(Role.STUDENT, "kept"), 2)
-    verified = auditor.post("/admin/studies/kept/verify")
+    verified = auditor.post("/admin/projects/kept/verify")
     shown = re.search(r'aria-label="Anchor"><code>(.*?)</code>', verified.text, re.DOTALL)
     assert shown is not None
     anchor = json.loads(html.unescape(shown[1]))

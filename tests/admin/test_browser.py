@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MISSING = no_browser()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
-IN_THE_DARK = ("", "/open?ensemble=digits&mechanism=immutable", "/studies/study")
+IN_THE_DARK = ("", "/open?ensemble=digits&mechanism=immutable", "/projects/study")
 """Screens that have all colours between them."""
 PHONE = {"width": 360, "height": 740}
 
@@ -71,7 +71,7 @@ def test_a_study_from_opening_to_closing_without_any_script(
     page.get_by_role("button", name="Show the price").click()
     assert page.get_by_text("What it would be").is_visible()
     page.get_by_role("button", name="Open study").click()
-    assert page.url.endswith("/admin/studies/study")
+    assert page.url.endswith("/admin/projects/study")
 
     page.get_by_role("link", name="Create a token").click()
     assert page.get_by_label("Study").input_value() == "study"
@@ -82,7 +82,7 @@ def test_a_study_from_opening_to_closing_without_any_script(
         labels = client.label(server.ensemble.public[:20])
     assert len(labels) == 20
 
-    page.goto(f"{server.url}/admin/studies/study")
+    page.goto(f"{server.url}/admin/projects/study")
     assert page.get_by_role("img", name="Budget left, over time").is_visible()
     assert page.get_by_role("region", name="Charges").get_by_role("row").count() == 21
     page.get_by_text("The same as tables").click()
@@ -90,7 +90,7 @@ def test_a_study_from_opening_to_closing_without_any_script(
     page.get_by_role("button", name="Verify now").click()
     assert page.get_by_role("heading", level=1).inner_text() == "study: intact"
     with page.expect_download() as download:
-        page.goto(f"{server.url}/admin/studies/study")
+        page.goto(f"{server.url}/admin/projects/study")
         page.get_by_role("link", name="CSV").click()
     assert len(Path(download.value.path()).read_text().splitlines()) == 21
 
@@ -102,7 +102,7 @@ def test_a_study_from_opening_to_closing_without_any_script(
     assert page.get_by_role("row").nth(1).get_by_text("project-closed").is_visible()
     page.get_by_role("button", name="Sign out").click()
     assert page.url.endswith("/admin/sign-in")
-    page.goto(f"{server.url}/admin/studies/study")
+    page.goto(f"{server.url}/admin/projects/study")
     assert page.url.endswith("/admin/sign-in")
     assert said == [], "\n".join(said)
 
@@ -120,7 +120,7 @@ def some(server: RunningServer) -> None:
 def asked(some: None, server: RunningServer) -> Iterator[str]:
     """A request that waits for a decision; its path. What it became is closed afterwards."""
     with Client(server.url, server.token()) as client:
-        request = client.request_study("Sepsis, year 2", "To label\nanother year.", 5.0)
+        request = client.request_project("Sepsis, year 2", "To label\nanother year.", 5.0)
     yield f"/requests/{request.id}"
     opened = server.ledger.find_request(request.id).project
     if opened is not None:
@@ -150,7 +150,7 @@ def test_a_request_is_approved_and_its_token_issued_on_a_phone(
     assert page.get_by_role("row").nth(1).get_by_text("request-approved").is_visible()
 
     with Client(server.url, token) as client:
-        other = client.request_study("Too much", "To learn", 90.0)
+        other = client.request_project("Too much", "To learn", 90.0)
         page.goto(f"{server.url}/admin/requests/{other.id}")
         assert page.get_by_text("The cap has no room for it").is_visible()
         page.get_by_label("Reason").fill("Ask for less")
@@ -184,7 +184,7 @@ def test_axe_finds_nothing_serious(chrome: Browser, server: RunningServer, asked
         ("dark", {"runOnly": ["color-contrast"]}),
     )
     found = []
-    for path in (*SCREENS, "/studies/none", asked):
+    for path in (*SCREENS, "/projects/none", asked):
         page.goto(f"{server.url}/admin{path}")
         for colours, options in schemes[: 2 if path in IN_THE_DARK else 1]:
             page.emulate_media(color_scheme="dark" if colours == "dark" else "light")

@@ -97,7 +97,7 @@ def test_whoever_the_issuer_knows_gets_a_session_in_their_own_name(
     assert entry.detail == {"role": "admin", "issuer": issuer.url}
     assert "admin Ada L." in text_of(visitor.get("/admin"))
     house.open("through-issuer")
-    assert visitor.post("/admin/studies/through-issuer/pause").status_code == 303
+    assert visitor.post("/admin/projects/through-issuer/pause").status_code == 303
     assert house.last_logged == ("project-paused", "through-issuer", who)
     copy = dict(visitor.cookies)
     visitor.post("/admin/sign-out")
@@ -112,7 +112,7 @@ def test_the_claim_decides_the_role_and_without_one_nobody_gets_in(
 ) -> None:
     issuer.groups = ["auditors", "everybody"]
     assert "auditor" in text_of(sign_in(visitor))
-    assert visitor.post("/admin/studies/study/pause").status_code == 403
+    assert visitor.post("/admin/projects/study/pause").status_code == 403
     chosen: tuple[list[Any] | None, ...] = (
         *(None, [], ["everybody"], [""]),
         *(["privacy-admins, owners"], [{"a": 1}, None, 3]),

@@ -60,7 +60,7 @@ def test_an_approval_says_what_it_means_and_opens_just_that(house: House, admin:
     told = house.send(house.app, "GET", f"/requests/{request}", student).json()
     assert (told["status"], told["project"]) == ("approved", "sepsis-year-2")
     house.ask(made[0], 1)
-    assert "Sepsis: year 2" in text_of(admin.get("/admin/studies/sepsis-year-2"))
+    assert "Sepsis: year 2" in text_of(admin.get("/admin/projects/sepsis-year-2"))
     again = admin.post(f"/admin/requests/{request}", action="open", **fields | {"name": "twice"})
     assert again.status_code == 409
     assert "approved already" in text_of(again)
@@ -107,7 +107,7 @@ def test_terms_are_changed_proposed_and_checked_before_anything_is_opened(
     assert 'name="sigma"' in other
     fields = fields_of(other) | {"sigma": "40", "epsilon": "6", "days": ""}
     opened = admin.post(f"/admin/requests/{request}", action="open", **fields)
-    assert opened.headers["location"] == "/admin/studies/much", text_of(opened)
+    assert opened.headers["location"] == "/admin/projects/much", text_of(opened)
     assert house.ledger.project("much").mechanism["name"] == "gnmax"
 
     waiting, _ = ask(house, title="Seen by auditors")

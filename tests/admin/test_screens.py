@@ -37,7 +37,7 @@ def test_pages_are_light_and_load_nothing_but_our_own_stylesheet(
     house: House, admin: Visitor
 ) -> None:
     assert SCREENS
-    for path in (*SCREENS, "/studies/none", "/sign-in"):
+    for path in (*SCREENS, "/projects/none", "/sign-in"):
         reply = admin.get(f"/admin{path}")
         policy = reply.headers["content-security-policy"]
         assert policy.startswith("default-src 'self'; script-src 'none'")
@@ -79,7 +79,7 @@ def test_the_overview_says_what_is_spent_reserved_free_and_left(
 def test_a_study_shows_its_terms_prices_charges_and_filters(house: House, admin: Visitor) -> None:
     record = house.ledger.project("study")
     account = views.budget(record)
-    reply = admin.get("/admin/studies/study")
+    reply = admin.get("/admin/projects/study")
     said = text_of(reply)
     assert f"ε = {account.epsilon_spent:.4g}" in said
     for price in record.terms.prices.values():
@@ -89,20 +89,20 @@ def test_a_study_shows_its_terms_prices_charges_and_filters(house: House, admin:
     entries = house.ledger.charges("study")
     assert sum(sum(d.values()) for d in days.values()) == len(entries) == record.charges
     for outcome in (Outcome.ANSWERED, Outcome.ABSTAINED):
-        page = admin.get(f"/admin/studies/study?outcome={outcome}&since=&until=").text
+        page = admin.get(f"/admin/projects/study?outcome={outcome}&since=&until=").text
         shown = re.findall(r"<code>([0-9a-f]{12})</code>", page)
         wanted = [e.query_digest[:12] for e in entries[::-1] if e.outcome == outcome]
         assert shown == wanted
     today = datetime.now(UTC).date()
     assert "No charge passes" in text_of(
-        admin.get(f"/admin/studies/study?since={today + timedelta(days=1)}")
+        admin.get(f"/admin/projects/study?since={today + timedelta(days=1)}")
     )
-    first = admin.get("/admin/studies/study?before=2").text
+    first = admin.get("/admin/projects/study?before=2").text
     assert re.findall(r"<code>([0-9a-f]{12})</code>", first) == [entries[0].query_digest[:12]]
 
 
 def test_csv_is_what_the_api_sends_and_is_logged(house: House, auditor: Visitor) -> None:
-    reply = auditor.get("/admin/studies/study/charges.csv?outcome=answered")
+    reply = auditor.get("/admin/projects/study/charges.csv?outcome=answered")
     assert house.last_logged[:2] == ("ledger-exported", "study")
     accept = {"Accept": "text/csv"}
     token = house.token("auditor")
@@ -141,7 +141,7 @@ def test_names_from_elsewhere_are_shown_and_never_run(
         "ensemble",
         lambda r, a: real(r, a).model_copy(update={"classes": [HOSTILE] * len(original)}),
     )
-    for path in ("/tokens", "/log", "/studies/study", "/ensembles"):
+    for path in ("/tokens", "/log", "/projects/study", "/ensembles"):
         reply = admin.get(f"/admin{path}")
         assert "<script" not in reply.text
         assert "<img" not in reply.text
@@ -167,7 +167,7 @@ def test_names_from_elsewhere_are_shown_and_never_run(
 def test_errors_are_pages_in_plain_words_and_stay_problems_for_the_api(
     house: House, admin: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    missing = admin.get("/admin/studies/none")
+    missing = admin.get("/admin/projects/none")
     assert missing.status_code == 404
     assert "There is no project called none." in text_of(missing)
     assert admin.get("/admin/nowhere").status_code == 404
@@ -180,7 +180,7 @@ def test_errors_are_pages_in_plain_words_and_stay_problems_for_the_api(
         raise LedgerCorrupted("The account of project 'study' was altered.", "study")
 
     monkeypatch.setattr(house.app.state.services.ledger, "project", broken)
-    reply = admin.get("/admin/studies/study")
+    reply = admin.get("/admin/projects/study")
     assert reply.status_code == 503
     assert "terrine ledger verify" in text_of(reply)
     assert "retry-after" not in reply.headers
@@ -189,7 +189,7 @@ def test_errors_are_pages_in_plain_words_and_stay_problems_for_the_api(
         raise ZeroDivisionError("with a secret in it")
 
     monkeypatch.setattr(house.app.state.services.ledger, "project", defect)
-    reply = admin.get("/admin/studies/study")
+    reply = admin.get("/admin/projects/study")
     assert reply.status_code == 500
     assert reply.headers["x-request-id"] in text_of(reply)
     assert "secret in it" not in reply.text

@@ -119,11 +119,11 @@ def test_the_client_asks_follows_and_decides(study: RunningServer) -> None:
         Client(study.url, study.token()) as student,
         Client(study.url, study.token("admin")) as admin,
     ):
-        made = student.request_study(*words)
-        assert student.request_study(*words) == made
-        others = [student.request_study(f"More {n}", "To learn", 2.0, delta=1e-6) for n in (1, 2)]
+        made = student.request_project(*words)
+        assert student.request_project(*words) == made
+        others = [student.request_project(f"More {n}", "To learn", 2.0, delta=1e-6) for n in (1, 2)]
         with pytest.raises(Conflict, match="wait for a decision already"):
-            student.request_study("More 3", *words[1:], mechanism=other)
+            student.request_project("More 3", *words[1:], mechanism=other)
         assert [each.id for each in student.requests()] == [each.id for each in (made, *others)]
         refused = admin.refuse_request(made.id, "Not now")
         assert (refused.status, student.request(made.id).reason) == ("refused", "Not now")
@@ -136,7 +136,7 @@ def test_the_client_asks_follows_and_decides(study: RunningServer) -> None:
 
 async def _asked(url: str, token: str) -> list[str]:
     async with AsyncClient(url, token) as client:
-        made = await client.request_study("More", "To learn", 2.0)
+        made = await client.request_project("More", "To learn", 2.0)
         assert await client.request(made.id) == made
         return [each.title async for each in client.requests()]
 
@@ -177,7 +177,7 @@ def test_the_commands_do_what_the_api_does(
         Client(study.url, study.token()) as student,
         Client(study.url, study.token("admin")) as admin,
     ):
-        made = [student.request_study(f"[b]{n}[/b]", "To learn", 2.0) for n in range(3)]
+        made = [student.request_project(f"[b]{n}[/b]", "To learn", 2.0) for n in range(3)]
         listed = json.loads(terrine("request", "list", "--json").fine)
         assert listed == [each.model_dump(mode="json") for each in admin.requests()]
         assert "[b]1[/b]" in terrine("request", "list", "--status", "open").fine

@@ -56,7 +56,7 @@ def test_labels_without_anybody_seeing_a_vote(
             file = tmp_path / "owners.toml"
             common = 'model = "digits"\ncertificate = "both.pem"\ntoken_file = "token"\n'
             file.write_text(
-                'classes = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]\nrecords = 1200\n'
+                'classes = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]\nunits = 1200\n'
                 'disjoint_by = "town"\nquorum = 1\ntimeout_seconds = 20\n'
                 '[input]\nshape = [8, 8]\ndtype = "uint8"\nlow = 0\nhigh = 16\n'
                 f'[aggregator]\nurl = "{aggregator_url}"\nsigma = 4\ncertificate = "both.pem"\n'

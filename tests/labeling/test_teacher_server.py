@@ -32,7 +32,7 @@ def test_owners_serve_their_teachers_and_are_gathered(
     with small_server(good, *serve) as url:
         entry = f'url = "{url}"\nmodel = "digits"\n'
         head = (
-            f"classes = {list(digits_ensemble.manifest.classes)}\nrecords = 1200\n"
+            f"classes = {list(digits_ensemble.manifest.classes)}\nunits = 1200\n"
             'disjoint_by = "one owner has all"\nquorum = 1\ntimeout_seconds = 20\n'
             '[input]\nshape = [8, 8]\ndtype = "uint8"\nlow = 0\nhigh = 16\n'
         )
@@ -100,7 +100,7 @@ def test_an_expired_certificate_is_trusted_by_nobody(
         file = tmp_path / "owners.toml"
         owner = f'url = "https://127.0.0.1:{port}"\ncertificate = "old.pem"\n'
         file.write_text(
-            'classes = ["no", "yes"]\nrecords = 9\ndisjoint_by = "town"\nquorum = 2\n'
+            'classes = ["no", "yes"]\nunits = 9\ndisjoint_by = "town"\nquorum = 2\n'
             '[input]\nshape = [2]\ndtype = "float32"\nlow = 0\nhigh = 1\n'
             f'[[owner]]\nname = "a"\nmodel = "a"\n{owner}'
             f'[[owner]]\nname = "b"\nmodel = "b"\n{owner}'

@@ -21,6 +21,7 @@ from terrine_server.planning.plan import (
 from terrine_server.planning.publishing import DataDependent, PublishingPlan
 from terrine_server.privacy import Account, ParameterError, VoteOutcome, build_mechanism, quote, rdp
 from terrine_server.privacy.accounting.conversions import rdp_budget
+from terrine_server.privacy.accounting.events import GaussianNoisyMax
 from terrine_server.privacy.accounting.units import COST_UNITS
 from terrine_server.privacy.budget.quoting import PUBLICATION_SHARE as SHARE
 from terrine_server.privacy.mechanisms import MECHANISMS
@@ -247,7 +248,8 @@ def test_a_schedule_is_followed_by_the_real_release_and_gate() -> None:
         answered += 1
         since += 1
         if answered in found.schedule:
-            transcript = [Charged(event, np.tile(votes, (answered, 1)))]
+            # The bound on what an answer reveals is that of all noisy counts.
+            transcript = [Charged(GaussianNoisyMax(sigma), np.tile(votes, (answered, 1)))]
             spend = secret_spend(
                 transcript, teachers=teachers, order=release.order, beta=release.beta
             )

@@ -9,8 +9,8 @@ from terrine_server.admin import (
     entrance,
     opening,
     overview,
+    projects,
     requests,
-    studies,
     through_issuer,
     tokens,
 )
@@ -22,5 +22,5 @@ from terrine_server.admin.through_issuer import answers
 __all__ = ["answer", "answers", "is_page", "router", "session"]
 
 router = APIRouter(include_in_schema=False)
-for screen in (entrance, overview, opening, requests, studies, tokens, books, through_issuer):
+for screen in (entrance, overview, opening, requests, projects, tokens, books, through_issuer):
     router.include_router(screen.router)

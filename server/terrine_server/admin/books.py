@@ -58,7 +58,7 @@ def audit(
     found = services.ledger.projects(cursor or None, ROWS + 1)
     return page(
         *(request, "audit.html", reader),
-        studies=found[:ROWS],
+        projects=found[:ROWS],
         next=found[ROWS - 1].name if len(found) > ROWS else None,
         first=not cursor,
         last=next(iter(services.ledger.log(limit=1, newest=True)), None),

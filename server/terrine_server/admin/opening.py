@@ -1,4 +1,4 @@
-"""Opening a study: parameters, the price list they mean, and what it would leave of the cap."""
+"""Opening a project: parameters, the price list they mean, and what it would leave of the cap."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Preview:
-    """What a study would be: its terms, what they are expected to buy, and the cap afterwards.
+    """What a project would be: its terms, what they are expected to buy, and the cap afterwards.
 
     `answered`, `right`: the expected share of queries that get a label, and of labels that agree
     with most teachers; None where there is no forecast.
@@ -99,11 +99,11 @@ def form(
 
 @router.post("")
 def send(request: Request, services: ServicesDep, sent: ByAdmin) -> Response:
-    """Propose parameters, show what the terms would mean, or open the study."""
+    """Propose parameters, show what the terms would mean, or open the project."""
 
     def opened(wanted: ProjectOpen) -> Response:
         record = open_project(services.ledger, wanted, sent.session.actor)
-        return see_other(request, f"/studies/{record.name}", sent.session)
+        return see_other(request, f"/projects/{record.name}", sent.session)
 
     done = tried(services.ledger, sent.fields, opened)
     return _form(request, services, sent.session, done) if isinstance(done, Tried) else done
@@ -112,7 +112,7 @@ def send(request: Request, services: ServicesDep, sent: ByAdmin) -> Response:
 def tried(
     ledger: Ledger, fields: Fields, opened: Callable[[ProjectOpen], Response]
 ) -> Tried | Response:
-    """Propose parameters, show what the terms would mean, or do what opens the study."""
+    """Propose parameters, show what the terms would mean, or do what opens the project."""
     given, preview, problems, status = dict(fields), None, list[str](), 200
     try:
         if given.get("action") == "propose":

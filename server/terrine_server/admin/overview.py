@@ -1,4 +1,4 @@
-"""The overview: what is left of each ensemble's cap, and of each study's budget."""
+"""The overview: what is left of each ensemble's cap, and of each project's budget."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from terrine_server.planning.remaining import most_queries
 router = APIRouter(prefix=ROOT)
 
 ROWS = 40
-"""Studies on a page; the most requests that are counted."""
+"""Projects on a page; the most requests that are counted."""
 
 
 @dataclass(frozen=True)
 class Cap:
     """An ensemble's cap, in units of 1e-12 of its rule's quantity.
 
-    `spent` is what the studies on it have used. `reserved` is what open studies hold besides.
+    `spent` is what the projects on it have used. `reserved` is what open projects hold besides.
     """
 
     ensemble: EnsembleRecord
     spent: int
     added: int = 0
-    """What a study would reserve that is not open yet."""
+    """What a project would reserve that is not open yet."""
 
     @property
     def reserved(self) -> int:
-        """What open studies may still spend."""
+        """What open projects may still spend."""
         return self.ensemble.reserved - self.spent
 
     @property
@@ -48,21 +48,21 @@ class Cap:
 
     @property
     def free(self) -> int:
-        """What further studies may reserve; negative if it would be too much."""
+        """What further projects may reserve; negative if it would be too much."""
         return self.ensemble.cap - self.taken
 
 
 @dataclass(frozen=True)
-class Study:
-    """A study as the overview shows it. `most`: how many queries fit at the most, if limited."""
+class Shown:
+    """A project as the overview shows it. `most`: how many queries fit at the most, if limited."""
 
     record: ProjectRecord
     account: Budget
     most: int | None
 
     @classmethod
-    def of(cls, record: ProjectRecord) -> Study:
-        """Return a study's public account, as the API returns it, and what is left."""
+    def of(cls, record: ProjectRecord) -> Shown:
+        """Return a project's public account, as the API returns it, and what is left."""
         return cls(record, views.budget(record), most_queries(record.terms, record.account))
 
 
@@ -75,7 +75,7 @@ def overview(
     ensemble: Annotated[Name | None, Query()] = None,
     status: Annotated[ProjectStatus | None, Query()] = None,
 ) -> Response:
-    """Show caps and studies."""
+    """Show caps and projects."""
     found = services.ledger.projects(cursor or None, ROWS + 1, ensemble=ensemble, status=status)
     shown = found[:ROWS]
     return page(
@@ -83,7 +83,7 @@ def overview(
         caps=list(caps(services.ledger)),
         waiting=len(services.ledger.list_requests(status=RequestStatus.OPEN, limit=ROWS)),
         most=ROWS,
-        studies=[Study.of(record) for record in shown],
+        projects=[Shown.of(record) for record in shown],
         next=shown[-1].name if len(found) > ROWS else None,
         first=not cursor,
         ensemble=ensemble,

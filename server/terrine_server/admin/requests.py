@@ -1,4 +1,4 @@
-"""Requests for studies: what approving one would mean, and deciding it."""
+"""Requests for projects: what approving one would mean, and deciding it."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def decide(
             until=session.expires_at,
         )
         if done.token is None:
-            return see_other(request, f"/studies/{done.project.name}", session)
+            return see_other(request, f"/projects/{done.project.name}", session)
         url = str(request.base_url).rstrip("/")
         return page(*(request, "token.html", session), made=done.token, url=url)
 

@@ -29,7 +29,7 @@ SENT_BEFORE = (
     "revoke the token and create another."
 )
 CHOICES = 200
-"""The most studies that the form lists; the name of any other is typed."""
+"""The most projects that the form lists; the name of any other is typed."""
 
 
 @router.get("")
@@ -103,7 +103,7 @@ def _list(
         tokens=[views.token(each) for each in found[:ROWS]],
         next=found[ROWS - 1].id if len(found) > ROWS else None,
         first=cursor is None,
-        studies=services.ledger.project_names()[:CHOICES],
+        projects=services.ledger.project_names()[:CHOICES],
         roles=list(Role),
         given={"role": "student", "label": "", "expires_in_days": DAYS, "project": ""}
         | dict(given),

@@ -107,7 +107,7 @@ LABEL_REQUEST: dict[str, Any] = {
 }
 
 _BUDGET_EXAMPLE = {
-    "project": "diabetes-study",
+    "project": "diabetes",
     "status": "active",
     "epsilon": 1.0,
     "delta": 1e-05,
@@ -159,7 +159,7 @@ EXAMPLE_PROJECT = Body(
     openapi_examples={
         "answers when teachers agree": {
             "value": {
-                "name": "diabetes-study",
+                "name": "diabetes",
                 "ensemble": "clinics",
                 "mechanism": {
                     "name": "confident_gnmax",
@@ -200,7 +200,7 @@ EXAMPLE_TOKEN = Body(
         "a student": {
             "value": {
                 "role": "student",
-                "project": "diabetes-study",
+                "project": "diabetes",
                 "label": "Ada, cardiology",
                 "expires_in_days": 90,
             }

@@ -1,4 +1,4 @@
-"""Routes of requests for studies: made and followed by students, decided by admins."""
+"""Routes of requests for projects: made and followed by students, decided by admins."""
 
 from __future__ import annotations
 

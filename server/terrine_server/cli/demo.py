@@ -34,7 +34,7 @@ def demo(
         ),
     ] = None,
     teachers: Annotated[int | None, typer.Option(min=10, help="Number of teachers.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="The study's budget: ε.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="The project's budget: ε.")] = None,
     mnist_url: Annotated[
         str, typer.Option(envvar="TERRINE_MNIST_URL", help="Where to download MNIST from.")
     ] = MIRROR,

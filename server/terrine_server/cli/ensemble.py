@@ -142,7 +142,7 @@ def train(
 
       terrine ensemble train mnist/ --name digits --teachers 1000 --public pool.npy
 
-      terrine ensemble train patients.npz --name study --teachers 200 --kind networks
+      terrine ensemble train patients.npz --name ward --teachers 200 --kind networks
 
       terrine ensemble train patients.csv --name wards --teachers 100 --kind forest
           --schema schema.json

@@ -66,9 +66,9 @@ def price(
 
     [bold]Examples[/bold]
 
-      terrine price study
+      terrine price sepsis
 
-      terrine price --file study.json --epsilon 2 --delta 1e-5
+      terrine price --file sepsis.json --epsilon 2 --delta 1e-5
     """
     if (project is None) == (file is None):
         fail("Name a project, or give --file with an exported ledger.")

@@ -22,7 +22,7 @@ from terrine_server.cli.console import (
 if TYPE_CHECKING:
     from terrine_protocol import ApprovalInfo
 
-app = typer.Typer(no_args_is_help=True, help="See, approve and refuse requests for studies.")
+app = typer.Typer(no_args_is_help=True, help="See, approve and refuse requests for projects.")
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="Id of the request.")]
 

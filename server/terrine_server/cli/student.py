@@ -81,7 +81,7 @@ class Ask(StrEnum):
 
 
 class Stop(StrEnum):
-    """When a study ends that could go on."""
+    """When a project ends that could go on."""
 
     AUTO = "auto"
     NEVER = "never"

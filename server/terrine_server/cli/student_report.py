@@ -1,4 +1,4 @@
-"""How a study is printed: what was bought, what came of it, and the figures of each class."""
+"""How a project is printed: what was bought, what came of it, and the figures of each class."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from terrine_server.demo.process import running_server
 from terrine_server.owner.operations import open_project, register_ensemble
 from terrine_server.privacy import Terms
 
-ENSEMBLE, PROJECT = "demo-teachers", "demo-study"
+ENSEMBLE, PROJECT = "demo-teachers", "demo"
 OnStep = Callable[[int, int], None]
 
 
@@ -122,7 +122,7 @@ class Demo:
         with running_server(self.settings.data_dir, self.out / "server.log") as url:
             self._say(f"Serving at {url} in a separate process; its log is {self.out}/server.log.")
             with Client(url, student_token) as client:
-                made = self._study(client)
+                made = self._distil(client)
                 self._step("New queries and repeated ones")
                 self._ask_again(client, made)
             self._step("The auditor verifies the ledger")
@@ -181,7 +181,7 @@ class Demo:
         """Return the tokens of the student and of the auditor."""
         m, settings = self.material, self.settings
         ledger = self.owner.prepare()
-        # Twice the budget of one study, which leaves room for a second one.
+        # Twice the budget of one project, which leaves room for a second one.
         register_ensemble(ledger, settings, ENSEMBLE, 2 * m.epsilon, DELTA)
         request = ProjectOpen(
             name=PROJECT, ensemble=ENSEMBLE, mechanism=m.mechanism, epsilon=m.epsilon, delta=DELTA
@@ -195,7 +195,7 @@ class Demo:
         student = self.owner.token(ledger, Role.STUDENT, "demo", PROJECT)
         return student, self.owner.token(ledger, Role.AUDITOR, "demo")
 
-    def _study(self, client: Client) -> Distilled:
+    def _distil(self, client: Client) -> Distilled:
         m = self.material
         with steps_bar(self.console) as on_step:
             return distill(
@@ -281,7 +281,7 @@ class Demo:
         """Return how many images of fold `number` a student trained without it gets right.
 
         The folds divide all test images, held-out ones included. The student sees the public images
-        outside its fold, with the labels bought for them in the study above.
+        outside its fold, with the labels bought for them in the project above.
         """
         m = self.material
         images = np.concatenate([m.public, m.held_out])
@@ -319,7 +319,7 @@ class Demo:
         if f.folds is not None:
             rows[f"{FOLDS} folds"] = (
                 f"{f.folds:.2%} of all {len(m.public) + len(m.held_out):,} test images, each by a "
-                "student trained without its fold (labels from the same study)"
+                "student trained without its fold (labels from the same project)"
             )
         alone = ", each by itself" if isinstance(m.mechanism, NoisyVotesSpec) else ""
         rows |= {

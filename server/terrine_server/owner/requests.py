@@ -1,4 +1,4 @@
-"""Requests for studies: made by the holder of a student's token, decided by the data owner.
+"""Requests for projects: made by the holder of a student's token, decided by the data owner.
 
 A project's terms never change, so every request is for a new project, on the ensemble of the
 token's own: also one for more budget. Its epsilon is reserved from the same cap besides.

@@ -1,4 +1,4 @@
-"""One study: its terms, prices and charges; pausing, resuming, closing and verifying it."""
+"""One project: its terms, prices and charges; pausing, resuming, closing and verifying it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 from terrine_protocol import Name, Outcome, ProjectStatus
 from terrine_server import views
 from terrine_server.admin.access import Admin, ByAdmin, Checked, Reader
-from terrine_server.admin.overview import Study
+from terrine_server.admin.overview import Shown
 from terrine_server.admin.rendering import ROOT, page, see_other
 from terrine_server.api.ledger import CSV, csv_lines
 from terrine_server.api.services import ServicesDep
@@ -22,7 +22,7 @@ from terrine_server.ledger.anchors import write_anchors
 from terrine_server.owner import operations
 from terrine_server.owner.verification import verify_project
 
-router = APIRouter(prefix=f"{ROOT}/studies")
+router = APIRouter(prefix=f"{ROOT}/projects")
 
 CHARGES = 25
 """Charges on a page."""
@@ -40,7 +40,7 @@ Day = Annotated[_Dated | None, Blank, Query()]
 
 
 @router.get("/{name}")
-def study(
+def project(
     request: Request,
     services: ServicesDep,
     reader: Reader,
@@ -50,7 +50,7 @@ def study(
     since: Day = None,
     until: Day = None,
 ) -> Response:
-    """Show a study. `since` and `until` are days (UTC), the last one included."""
+    """Show a project. `since` and `until` are days (UTC), the last one included."""
     ledger = services.ledger
     record = ledger.project(name)
     found = ledger.charges(
@@ -64,7 +64,7 @@ def study(
         if value is not None
     }
     return page(
-        *(request, "study.html", reader),
+        *(request, "project.html", reader),
         **_shown(record),
         info=views.project(record, services.available(record.ensemble)),
         history=ledger.history(name),
@@ -99,35 +99,35 @@ def charges_csv(
 
 @router.post("/{name}/pause")
 def pause(request: Request, services: ServicesDep, sent: ByAdmin, name: Name) -> Response:
-    """Pause a study."""
+    """Pause a project."""
     services.ledger.set_status(name, ProjectStatus.PAUSED, sent.session.actor)
-    return see_other(request, f"/studies/{name}", sent.session)
+    return see_other(request, f"/projects/{name}", sent.session)
 
 
 @router.post("/{name}/resume")
 def resume(request: Request, services: ServicesDep, sent: ByAdmin, name: Name) -> Response:
-    """Resume a paused study."""
+    """Resume a paused project."""
     services.ledger.set_status(name, ProjectStatus.ACTIVE, sent.session.actor)
-    return see_other(request, f"/studies/{name}", sent.session)
+    return see_other(request, f"/projects/{name}", sent.session)
 
 
 @router.get("/{name}/close")
 def closing(request: Request, services: ServicesDep, reader: Admin, name: Name) -> Response:
-    """Say what closing a study will mean, and ask whether it is meant."""
+    """Say what closing a project will mean, and ask whether it is meant."""
     record = services.ledger.project(name)
     return page(*(request, "close.html", reader), **_shown(record))
 
 
 @router.post("/{name}/close")
 def close(request: Request, services: ServicesDep, sent: ByAdmin, name: Name) -> Response:
-    """Close a study for good."""
+    """Close a project for good."""
     services.ledger.set_status(name, ProjectStatus.CLOSED, sent.session.actor)
-    return see_other(request, f"/studies/{name}", sent.session)
+    return see_other(request, f"/projects/{name}", sent.session)
 
 
 @router.post("/{name}/verify")
 def verify(request: Request, services: ServicesDep, sent: Checked, name: Name) -> Response:
-    """Recompute a study's books, and show what was found, with an anchor if they are intact."""
+    """Recompute a project's books, and show what was found, with an anchor if they are intact."""
     found = verify_project(services.ledger, name)
     anchor = None if found.anchor is None else write_anchors([found.anchor], None, None)
     return page(
@@ -140,7 +140,7 @@ def verify(request: Request, services: ServicesDep, sent: Checked, name: Name) -
 
 
 def _shown(record: ProjectRecord) -> dict[str, Any]:
-    return {"record": record, "study": Study.of(record)}
+    return {"record": record, "project": Shown.of(record)}
 
 
 def _start(day: date | None, later: int = 0) -> datetime | None:

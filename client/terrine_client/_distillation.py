@@ -1,4 +1,5 @@
-"""One study: what is asked in each round, what is learned from it, and what is reported."""
+"""The rounds of a student: what is asked in each round, what is learned from it, and what is
+reported."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ student is least sure of. Of all inputs, they would be near copies of each other
 
 
 @dataclass(frozen=True)
-class Study:
+class Distillation:
     """What stays the same from round to round, and the notebook."""
 
     client: Client
