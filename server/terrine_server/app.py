@@ -40,7 +40,7 @@ from terrine_server.ledger import Ledger, connect
 from terrine_server.metrics import Metrics
 from terrine_server.owner.issuer import Issuer
 from terrine_server.owner.sessions import Sessions
-from terrine_server.owner.tokens import Principal, Tokens, load_secret_key
+from terrine_server.owner.tokens import Tokens, load_secret_key
 from terrine_server.ratelimit import RateLimit
 from terrine_server.serving.listening import SWITCH_SECONDS
 from terrine_server.settings import Settings
@@ -80,10 +80,10 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         metrics=metrics,
     )
 
-    def authenticate(path: str, headers: Mapping[bytes, bytes]) -> Check | Principal | None:
+    def authenticate(path: str, headers: Mapping[bytes, bytes]) -> Check | None:
         if admin.is_page(path):
             return admin.session(services, headers)
-        return bearer(services, path, headers)
+        return bearer(services, headers)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -116,8 +116,7 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         authenticate=authenticate,
         answer=admin.answer,
     )
-    students.install(app)
-    for router in (books.router, owner.router, requests.router, admin.router):
+    for router in (students.router, books.router, owner.router, requests.router, admin.router):
         app.include_router(router, dependencies=[Depends(known_parameters)])
     for router in (health.router, admin.answers):
         app.include_router(router)

@@ -18,7 +18,7 @@ from server import RunningServer, running_server
 from terrine_server.errors import Overloaded
 from terrine_server.labeling.queue import GROUP_QUERIES, GROUPS, Queue
 from terrine_server.metrics import Metrics
-from terrine_server.threads import Turns
+from terrine_server.serving.turns import Turns
 
 
 @dataclass(frozen=True)

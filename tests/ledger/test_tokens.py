@@ -12,7 +12,7 @@ from migrated import SECRET_KEY
 from terrine_protocol import Role, TokenCreate
 from terrine_server.errors import Conflict, NotFound, TokenChanged, Unauthorized
 from terrine_server.ledger import Ledger, TokenRecord
-from terrine_server.owner.tokens import KNOWN_SECONDS, Tokens
+from terrine_server.owner.tokens import Tokens
 
 LATER = datetime(2100, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
 
@@ -72,40 +72,25 @@ def test_revoking_is_remembered_once(ledger: Ledger) -> None:
         ledger.revoke_token("another")
 
 
-def test_a_token_is_known_for_a_minute_and_looked_up_with_what_is_on_record(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokens, now = Tokens(ledger, SECRET_KEY), time.monotonic()
-    monkeypatch.setattr("terrine_server.owner.tokens.time.monotonic", lambda: now)
-    token, other = (
-        tokens.create(TokenCreate(role=Role.STUDENT, project="study")).token for _ in range(2)
-    )
-    assert tokens.known(token) is None, "nobody has authenticated with it yet"
+def test_a_token_is_looked_up_once_more_with_what_is_on_record(ledger: Ledger) -> None:
+    """Whoever waited in a queue meanwhile is not answered by a token that was revoked."""
+    tokens = Tokens(ledger, SECRET_KEY)
+    token = tokens.create(TokenCreate(role=Role.STUDENT, project="study")).token
     found = tokens.authenticate(token)
-    assert (tokens.known(token), tokens.known(other), tokens.known("x")) == (found, None, None)
     assert found.record is not None
     ledger.look_up("study", [], [], {found.record})
-
     ledger.revoke_token(found.token_id)
     with pytest.raises(TokenChanged) as changed:
         ledger.look_up("study", [], [], {found.record})
     assert changed.value.tokens == {found.token_id}
-    assert tokens.known(token) == found, "from memory alone"
     with pytest.raises(Unauthorized, match="revoked"):
         tokens.authenticate(token)
-    assert tokens.known(token) is None
-
-    tokens.authenticate(other)
-    now += KNOWN_SECONDS
-    assert tokens.known(other) is not None
-    now += 1
-    assert tokens.known(other) is None
 
 
-def test_an_expired_token_is_not_known(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_expired_token_is_refused(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = Tokens(ledger, SECRET_KEY)
     token = tokens.create(TokenCreate(role=Role.AUDITOR, expires_in_days=1)).token
-    assert tokens.authenticate(token) == tokens.known(token)
+    tokens.authenticate(token)
 
     class Tomorrow(datetime):
         @classmethod
@@ -113,18 +98,8 @@ def test_an_expired_token_is_not_known(ledger: Ledger, monkeypatch: pytest.Monke
             return cls.fromtimestamp(time.time() + 86_401, UTC)
 
     monkeypatch.setattr("terrine_server.owner.tokens.datetime", Tomorrow)
-    assert tokens.known(token) is None
-
-
-def test_tokens_are_known_in_bounded_memory(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("terrine_server.owner.tokens.MOST_KNOWN", 2)
-    tokens = Tokens(ledger, SECRET_KEY)
-    made = [tokens.create(TokenCreate(role=Role.AUDITOR)).token for _ in range(3)]
-    for token in made:
+    with pytest.raises(Unauthorized, match="expired"):
         tokens.authenticate(token)
-    assert [tokens.known(token) is not None for token in made] == [False, True, True]
 
 
 def test_tokens_are_listed_oldest_first(ledger: Ledger) -> None:

@@ -47,7 +47,7 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """An `X-Request-Id` of this form is kept; any other is replaced."""
 
 
-Authenticate = Callable[[str, Mapping[bytes, bytes]], Check | Principal | None]
+Authenticate = Callable[[str, Mapping[bytes, bytes]], Check | None]
 """From a path and headers: who asks, or how to find out; None if nobody says."""
 
 
@@ -145,13 +145,13 @@ class Envelope:
         if scope["path"] == ALIVE:
             return None
         address = scope["client"][0] if scope.get("client") else ""
-        caller = self.authenticate(scope["path"], headers)
+        check = self.authenticate(scope["path"], headers)
         found: Principal | TerrineError | None = None
-        if caller is not None:
+        if check is not None:
             refused = full(slot.claim(self.bounds.slots, address))
             if refused is not None:
                 return refused
-            found = await checked(caller) if callable(caller) else caller
+            found = await checked(check)
             scope["state"][PRINCIPAL] = found
         if isinstance(found, Principal):
             share = slot.of_token(self.bounds.slots, found.token_id)

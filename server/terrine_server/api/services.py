@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, NamedTuple
 
+from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
@@ -26,7 +27,6 @@ from terrine_server.owner.tokens import Principal, Tokens
 from terrine_server.ratelimit import RateLimit
 from terrine_server.serving.concurrency import network
 from terrine_server.settings import Settings
-from terrine_server.threads import Threads
 
 
 class Answered(NamedTuple):
@@ -99,39 +99,28 @@ Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 PRINCIPAL = "principal"
 """In the state of a request with a token: its `Principal`, or the error that says why not."""
 LABEL = "/label"
-"""Where a token may be known from memory: its row is looked up with what is on record."""
-_CHECKING = Threads(16)
+_CHECKING = CapacityLimiter(16)
 """Tokens checked at a time. Routes use other threads."""
 
 Check = Callable[[], Principal]
 """Finds out who asks. It takes time. Raises `TerrineError`."""
 
 
-def bearer(
-    services: Services, path: str, headers: Mapping[bytes, bytes]
-) -> Check | Principal | None:
-    """Return whose bearer token the headers have, or a check of it; None if they have none."""
+def bearer(services: Services, headers: Mapping[bytes, bytes]) -> Check | None:
+    """Return a check of the headers' bearer token; None if they have none."""
     given = headers.get(b"authorization", b"").decode("latin-1")
     scheme, token = get_authorization_scheme_param(given)
     if scheme.lower() != "bearer":
         return None
-    known = services.tokens.known(token) if path == LABEL else None
-    return known or partial(services.tokens.authenticate, token)
+    return partial(services.tokens.authenticate, token)
 
 
 async def checked(check: Check) -> Principal | TerrineError:
     """Return what a check finds, or its error."""
     try:
-        return await _CHECKING.run(check)
+        return await to_thread.run_sync(check, limiter=_CHECKING)
     except TerrineError as error:
         return error
-
-
-async def check_again(request: Request, services: Services) -> None:
-    """Check a request's bearer token by the database, in place of what was found before."""
-    check = bearer(services, "", dict(request.scope["headers"]))
-    found = await checked(check) if callable(check) else None
-    setattr(request.state, PRINCIPAL, found)
 
 
 async def principal(request: Request, services: ServicesDep, _: Bearer) -> Principal:

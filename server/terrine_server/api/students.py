@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
-from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import APIRouter, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
 from starlette.responses import Response
 
 from terrine_protocol import (
@@ -29,93 +26,41 @@ from terrine_server.api.services import (
     OwnProject,
     Services,
     ServicesDep,
-    check_again,
-    get_services,
-    known_parameters,
-    own_project,
 )
-from terrine_server.errors import TokenChanged
 from terrine_server.labeling.pipeline import Ask, Labeling
 from terrine_server.ledger import Receipt, TokenRecord
-from terrine_server.threads import Turns
+from terrine_server.serving.turns import Turns
 
 router = APIRouter(tags=["students"])
 
-PACKED = "npz"
-"""In the content type of a body that may unpack to a thousand times its size."""
 IDEMPOTENCY_KEY = re.compile(openapi.IDEMPOTENCY_KEY, re.ASCII)
-SMALL_BYTES, SMALL_INPUTS = 4096, 32
-"""A request of less than this is checked sooner than a thread is woken to do so."""
 CHECKING = Turns(8)
 """Label requests decoded and checked at a time, of each token one. Other routes use a separate
 thread pool."""
 
 
-class Direct(APIRoute):
-    """A route whose function reads the request itself, without declared parameters.
-
-    To resolve those takes a tenth of a small request.
-    """
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return what answers a request."""
-
-        async def handle(request: Request) -> Response:
-            await known_parameters(request)
-            response: Response = await self.endpoint(request)
-            return response
-
-        return handle
-
-
-async def label(request: Request) -> Response:
+@router.post(
+    LABEL,
+    response_model=LabelResponse,
+    openapi_extra=openapi.LABEL_REQUEST,
+    responses=openapi.LABEL_RESPONSES,
+)
+async def label(request: Request, services: ServicesDep, project: OwnProject) -> Response:
     """Answer a batch of inputs, in order, as far as the budget reaches.
 
     Answers that this project has paid for before are replayed at no cost. If no query of the batch
     can be answered, the problem is `budget-exhausted`.
     """
-    services = await get_services(request)
-    try:
-        return await _label(request, services)
-    except TokenChanged:
-        await check_again(request, services)
-        return await _label(request, services)
-
-
-def install(app: FastAPI) -> None:
-    """Add all routes. That of labels is the app's own: it is found sooner than in a router."""
-    app.router.add_api_route(
-        LABEL,
-        label,
-        methods=["POST"],
-        tags=list(router.tags),
-        response_model=LabelResponse,
-        openapi_extra=openapi.LABEL_REQUEST,
-        responses=openapi.LABEL_RESPONSES,
-        route_class_override=Direct,
-    )
-    app.include_router(router, dependencies=[Depends(known_parameters)])
-
-
-async def _label(request: Request, services: Services) -> Response:
-    project = await own_project(request, services, None)
     key = _idempotency_key(request)
     holder = request.state.principal
     services.replays.take(holder.token_id)
     content_type = request.headers.get("content-type", "")
-    found = services.labeling.known(project)
-    if found is None:
-        found = await CHECKING.run(holder.token_id, services.labeling.expected, project)
+    found = await CHECKING.run(holder.token_id, services.labeling.expected, project)
     expected, settings = Expected(*found), services.settings
     limits = Limits(settings.max_body_bytes, settings.max_batch)
     body = await _body(request, content_type, expected, limits)
     asked = (services, project, content_type, body, expected, limits, key, holder.record)
-    least = min(SMALL_BYTES, SMALL_INPUTS * (4 + math.prod(expected.input.shape)))
-    plain = PACKED not in content_type.lower()
-    if plain and len(body) <= least and services.labeling.known(project) is not None:
-        ask = _ask(*asked)
-    else:
-        ask = await CHECKING.run(holder.token_id, _ask, *asked)
+    ask = await CHECKING.run(holder.token_id, _ask, *asked)
     answered = await services.queue.ask(project, ask)
     services.replays.use(holder.token_id, answered.replayed)
     request.state.charges = answered.paid
@@ -123,20 +68,15 @@ async def _label(request: Request, services: Services) -> Response:
 
 
 async def _body(request: Request, content_type: str, expected: Expected, limits: Limits) -> bytes:
-    """Return the body, which a second try finds in the request's state.
-
-    One that is too long for its project is refused by what its head says, or once so much is there.
-    """
-    found: bytes | None = getattr(request.state, "body", None)
-    if found is None:
-        declared = request.headers.get("content-length", "0")  # digits: the envelope has looked
-        check_length(content_type, int(declared), expected, limits)
-        received = bytearray()
-        async for part in request.stream():
-            received += part
-            check_length(content_type, len(received), expected, limits)
-        found = request.state.body = bytes(received)
-    return found
+    """Return the body. One that is too long for its project is refused by what its head says, or
+    once so much is there."""
+    declared = request.headers.get("content-length", "0")  # digits: the envelope has looked
+    check_length(content_type, int(declared), expected, limits)
+    received = bytearray()
+    async for part in request.stream():
+        received += part
+        check_length(content_type, len(received), expected, limits)
+    return bytes(received)
 
 
 def _idempotency_key(request: Request) -> str | None:

@@ -129,12 +129,6 @@ class Labeling:
         fixed = self._fixed(self._ledger.remembered(project_name))
         return fixed.input, fixed.classes
 
-    def known(self, project_name: str) -> tuple[InputSpec, int] | None:
-        """Return what `expected` does, if that is in memory."""
-        project = self._ledger.in_memory(project_name)
-        fixed = None if project is None else self._by_genesis.get(project.genesis)
-        return None if fixed is None else (fixed.input, fixed.classes)
-
     def _fixed(self, project: ProjectRecord) -> _Fixed:
         found = self._by_genesis.get(project.genesis)
         if found is None:

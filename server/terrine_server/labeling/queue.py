@@ -14,9 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
+from anyio import CapacityLimiter, to_thread
+
 from terrine_server.errors import Overloaded
 from terrine_server.metrics import Metrics
-from terrine_server.threads import Threads
 
 GROUP_QUERIES = 1024
 """Maximum queries in a group, unless a single request has more."""
@@ -72,7 +73,7 @@ class Queue(Generic[R, T]):
         self._most_waiting = most_waiting
         self._lines: dict[str, _Line[R, T]] = {}
         self._free = asyncio.Semaphore(THREADS)
-        self._threads = Threads(THREADS)
+        self._threads = CapacityLimiter(THREADS)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def ask(self, project: str, request: R) -> T:
@@ -135,7 +136,9 @@ class Queue(Generic[R, T]):
         requests = [waiting.request for waiting in group]
         answers: Sequence[T | Exception]
         try:
-            answers = await self._threads.run(self._answer, project, requests)
+            answers = await to_thread.run_sync(
+                self._answer, project, requests, limiter=self._threads
+            )
         except Exception as error:  # a defect as well: no request of the group may wait for ever
             answers = [error] * len(group)
         for waiting, answer in zip(group, answers, strict=True):

@@ -88,10 +88,6 @@ class Books:
         found = self._accounts.remembered(name)
         return self._accounts.remember(self.project(name)) if found is None else found
 
-    def in_memory(self, name: str) -> ProjectRecord | None:
-        """Return what `remembered` would without reading the database, or None."""
-        return self._accounts.remembered(name)
-
     def projects(
         self,
         after: str | None = None,

@@ -10,13 +10,10 @@ import hmac
 import os
 import re
 import secrets
-import time
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from threading import Lock
 
 import structlog
 
@@ -30,8 +27,6 @@ log = structlog.get_logger("terrine")
 
 TOKEN = re.compile(r"terrine_([0-9a-f]{16})_[0-9a-f]{64}")
 MIN_KEY_BYTES = 32
-KNOWN_SECONDS, MOST_KNOWN = 60.0, 1024
-"""How long, and how many, tokens that were authenticated are known without the database."""
 
 
 class SecretKeyError(Exception):
@@ -65,8 +60,6 @@ class Tokens:
     def __init__(self, ledger: Ledger, key: bytes) -> None:
         self._ledger = ledger
         self._key = key
-        self._known: OrderedDict[bytes, tuple[TokenRecord, float]] = OrderedDict()
-        self._lock = Lock()
 
     def create(
         self,
@@ -113,31 +106,11 @@ class Tokens:
 
         A token whose row was edited is not valid; the log says what was found.
         """
-        match, hashed = TOKEN.fullmatch(token), self._hash(token)
-        with self._lock:
-            self._known.pop(hashed, None)
+        match = TOKEN.fullmatch(token)
         record = self._find(match[1]) if match else None
-        if record is None or not hmac.compare_digest(record.hash, hashed):
+        if record is None or not hmac.compare_digest(record.hash, self._hash(token)):
             raise Unauthorized("The bearer token is unknown. Ask the data owner for one.")
-        principal = _principal(record)
-        with self._lock:
-            self._known[hashed] = record, time.monotonic() + KNOWN_SECONDS
-            if len(self._known) > MOST_KNOWN:
-                self._known.popitem(last=False)
-        return principal
-
-    def known(self, token: str) -> Principal | None:
-        """Return the principal of a token that was authenticated a short while ago, from memory.
-
-        Whoever acts for it must first look whether its `record` is still the same.
-        """
-        record, until = self._known.get(self._hash(token), (None, 0.0))
-        if record is None or until < time.monotonic():
-            return None
-        try:
-            return _principal(record)
-        except Unauthorized:  # it has expired
-            return None
+        return _principal(record)
 
     def recall(self, token_id: str) -> Principal:
         """Return the principal of a token that was authenticated before.
