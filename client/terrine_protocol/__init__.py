@@ -38,6 +38,7 @@ from terrine_protocol.ledger import (
     Verification,
 )
 from terrine_protocol.mechanisms import (
+    MECHANISM_SPECS,
     ConfidentGNMaxSpec,
     Gamma,
     GNMaxSpec,
@@ -82,6 +83,7 @@ from terrine_protocol.tables import Column, PublicSource, TableSchema
 from terrine_protocol.tokens import TokenCreate, TokenCreated, TokenInfo, TokenPage
 
 __all__ = [
+    "MECHANISM_SPECS",
     "PROBLEMS",
     "ApprovalInfo",
     "Budget",

@@ -157,3 +157,15 @@ MechanismSpec = Annotated[
     | StableSVTSpec,
     Field(discriminator="name"),
 ]
+
+MECHANISM_SPECS: dict[str, type[Wire]] = {
+    "lnmax": LNMaxSpec,
+    "gnmax": GNMaxSpec,
+    "noisy_votes": NoisyVotesSpec,
+    "confident_gnmax": ConfidentGNMaxSpec,
+    "interactive_gnmax": InteractiveGNMaxSpec,
+    "immutable": ImmutableSpec,
+    "stable": StableSpec,
+    "stable_svt": StableSVTSpec,
+}
+"""By name: what each mechanism of `MechanismSpec` takes."""

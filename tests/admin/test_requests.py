@@ -96,7 +96,7 @@ def test_terms_are_changed_proposed_and_checked_before_anything_is_opened(
         ({"action": "open", "epsilon": "6", "days": "soon"}, 422, "valid number"),
         ({"action": "open", "epsilon": "6", "days": "3000"}, 403, "none that lasts longer"),
         ({"action": "open", "epsilon": "6", "name": "study"}, 409, "exists already"),
-        ({"action": "price", "epsilon": "6"}, 200, "Approve, and open the study"),
+        ({"action": "price", "epsilon": "6"}, 200, "Approve, and open the project"),
     ):
         reply = admin.post(f"/admin/requests/{request}", **fields | changed)
         assert (reply.status_code, why in text_of(reply)) == (status, True), text_of(reply)

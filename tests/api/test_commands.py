@@ -39,7 +39,7 @@ main()
 
     assert "project" in light("--help").fine
     assert "0." in light("--version").fine
-    assert "--sigma" in light("project", "open", "--help").fine
+    assert "PARAMETER=VALUE" in light("project", "open", "--help").fine
     assert "In a checkout: pip install '.[server]'" in light("init").refused
 
 
@@ -99,7 +99,7 @@ def test_an_owner_goes_from_nothing_to_a_served_label_and_back(
     data = tmp_path / "data"
     terrine("init").fine  # noqa: B018
     budget = ["--epsilon", "5", "--delta", "1e-5"]
-    opening = ["--ensemble", "digits", "--mechanism", "gnmax", "--sigma", "4", *budget]
+    opening = ["--ensemble", "digits", "--mechanism", "gnmax:sigma=4", *budget]
     assert "no ensemble" in terrine("project", "open", "study", *opening).refused
     shutil.copytree(digits_ensemble.directory, data / "ensembles" / "digits")
     register = ["ensemble", "register", "digits", "--epsilon", "20", "--delta"]
@@ -111,7 +111,9 @@ def test_an_owner_goes_from_nothing_to_a_served_label_and_back(
     assert "digits" in terrine("ensemble", "list").fine
 
     for absurd in ("0.001", "-1", "0", "nan", "inf"):
-        said = terrine("project", "open", "study", *opening, "--sigma", absurd).refused
+        said = terrine(
+            "project", "open", "study", *opening, "--mechanism", f"gnmax:sigma={absurd}"
+        ).refused
         assert "sigma" in said
     for absurd in ("-1", "0", "inf", "nan"):
         said = terrine("project", "open", "study", *opening, "--epsilon", absurd).refused
@@ -161,7 +163,7 @@ def test_json_is_what_the_http_api_returns(
         return json.loads(terrine(*arguments, "--json", **extra).fine)
 
     assert said("project", "list") == []
-    terms = ["--ensemble", "digits", "--mechanism", "gnmax", "--sigma", "4"]
+    terms = ["--ensemble", "digits", "--mechanism", "gnmax:sigma=4"]
     opened = said("project", "open", "study", *terms, "--epsilon", "5", "--delta", "1e-5")
     assert "teach a student little" in opened.pop("warning")
     admin = said("token", "create", "--role", "admin", "--label", "mine")
@@ -190,3 +192,44 @@ def test_unusual_text_is_shown_verbatim_or_refused(terrine: Terrine) -> None:
     assert "UTF-8" in terrine("token", "revoke", "\udcff").refused
     for odd in ("[/b]", "[red]x[/red]", "\\[b]"):
         assert f"called {odd}." in terrine("project", "show", odd).refused
+
+
+def test_mechanisms_are_listed_shown_and_stated(terrine: Terrine) -> None:
+    from terrine_protocol import MECHANISM_SPECS
+    from terrine_server.cli.mechanism import parse_mechanism, stated
+    from terrine_server.privacy.mechanisms import MECHANISMS
+
+    assert set(MECHANISM_SPECS) == set(MECHANISMS)
+    listed = terrine("mechanism", "list").fine
+    for name, spec in MECHANISM_SPECS.items():
+        assert name in listed
+        shown = terrine("mechanism", "show", name).fine
+        assert all(parameter in shown for parameter in spec.model_fields if parameter != "name")
+        assert json.loads(terrine("mechanism", "show", name, "--json").fine)["title"]
+    assert len(json.loads(terrine("mechanism", "list", "--json").fine)) == len(MECHANISM_SPECS)
+    assert "There is no mechanism 'votes'" in terrine("mechanism", "show", "votes").refused
+    stable: dict[str, object] = {"name": "stable", "sigma": 60, "delta_per_query": 1e-10}
+    assert parse_mechanism(stated(stable)) == stable
+    assert parse_mechanism("stable: sigma=60, delta-per-query=1e-10") == stable
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("gnmax", "gnmax needs sigma: --mechanism gnmax:sigma=…"),
+        ("gnmax:", "gnmax needs sigma"),
+        ("gnmax:sigma", "expected PARAMETER=VALUE"),
+        ("gnmax:sigma=four", "sigma takes a number, not 'four'"),
+        ("gnmax:sigma=4,sigma=5", "states sigma twice"),
+        ("gnmax:sigma=4,gamma=1", "gamma is not for gnmax"),
+        ("gnmax:name=lnmax", "expected PARAMETER=VALUE"),
+        ("votes:sigma=4", "--mechanism is one of"),
+        ("gnmax:sigma=-4", "sigma: "),
+    ],
+)
+def test_a_mechanism_that_is_stated_wrongly_is_refused(
+    terrine: Terrine, given: str, said: str
+) -> None:
+    terms = ("--ensemble", "digits", "--epsilon", 5, "--delta", 1e-5)
+    refused = terrine("project", "open", "study", *terms, "--mechanism", given).refused
+    assert said in refused.replace("\n", " ")

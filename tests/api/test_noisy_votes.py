@@ -212,7 +212,7 @@ def test_the_owners_commands_know_it(
     monkeypatch.setenv("TERRINE_DATA_DIR", str(settings.data_dir))
     monkeypatch.setenv("TERRINE_DATABASE_URL", settings.database)
     budget = ("--epsilon", "5", "--delta", "1e-5")
-    opening = ("--ensemble", "digits", "--mechanism", "noisy_votes", "--sigma", "4")
+    opening = ("--ensemble", "digits", "--mechanism", "noisy_votes:sigma=4")
     assert "noisy_votes, sigma 4" in terrine("project", "open", "study", *opening, *budget).fine
     refused = terrine(
         "project", "open", "other", *opening, *budget, "--accounting", "data_dependent"

@@ -186,20 +186,29 @@ def test_the_commands_do_what_the_api_does(
         assert shown == admin.request(made[0].id).model_dump(mode="json")
         assert "of the cap is reserved in all" in terrine("request", "show", made[0].id).fine
         approval = ("request", "approve", made[0].id, "--name", "more")
-        assert "--mechanism takes JSON" in terrine(*approval, "--mechanism", "gnmax").refused
+        said = terrine(*approval, "--mechanism", "gnmax:sigma").refused
+        assert "expected PARAMETER=VALUE" in said
         assert "--epsilon" in terrine(*approval, "--epsilon", "-1").refused
         with_token = terrine(*approval, "--epsilon", 3, "--token-expires-in-days", 5)
         with Client(study.url, with_token.fine.strip()) as new:
             assert (new.project().name, new.project().epsilon) == ("more", 3.0)
         assert "approved already" in terrine(*approval).refused
-        spec = json.dumps({"name": "gnmax", "sigma": 40})
-        other = ("request", "approve", made[1].id, "--name", "other", "--mechanism", spec)
+        of = ("--name", "other", "--mechanism", "gnmax:sigma=40")
+        other = ("request", "approve", made[1].id, *of)
         opened = json.loads(terrine(*other, "--json").fine)
         assert opened["project"]["mechanism"]["sigma"] == 40
         assert "refused" in terrine("request", "refuse", made[2].id, "--reason", "Not now").fine
         assert student.request(made[2].id).reason == "Not now"
         actors = {e.actor for e in study.ledger.log(limit=3, newest=True)}
         assert all(actor.startswith("local:") for actor in actors)
-    opened_so = ("project", "open", "named", "--ensemble", "digits", "--mechanism", "gnmax")
-    terms = ("--sigma", 40, "--epsilon", 2, "--delta", 1e-5)
+    opened_so = (
+        "project",
+        "open",
+        "named",
+        "--ensemble",
+        "digits",
+        "--mechanism",
+        "gnmax:sigma=40",
+    )
+    terms = ("--epsilon", 2, "--delta", 1e-5)
     assert "Sepsis" in terrine(*opened_so, *terms, "--title", "Sepsis", "--purpose", "To warn").fine

@@ -52,8 +52,8 @@ def test_forests_are_trained_registered_served_and_learned_from(
     assert terrine("ensemble", "verify", directory).fine
     terrine("init").fine  # noqa: B018 - raises if it failed
     assert terrine("ensemble", "register", "ill", "--epsilon", 50, "--delta", "1e-5").fine
-    opened = ("project", "open", "study", "--ensemble", "ill", "--mechanism", "gnmax")
-    assert terrine(*opened, "--sigma", 4, "--epsilon", 40, "--delta", "1e-6").fine
+    opened = ("project", "open", "study", "--ensemble", "ill", "--mechanism", "gnmax:sigma=4")
+    assert terrine(*opened, "--epsilon", 40, "--delta", "1e-6").fine
     made = terrine("token", "create", "--role", "student", "--project", "study").fine
     token = next(word for word in made.split() if word.startswith("terrine_"))
     Path("token").write_text(token)

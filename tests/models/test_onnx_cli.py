@@ -95,8 +95,8 @@ def test_teachers_you_have_serve_after_three_commands(
     assert f"as declared by you and not checked: {DISJOINT}" in said
     cap = ("--epsilon", 90, "--delta", 1e-4)
     assert terrine("ensemble", "register", "digits", *cap).fine
-    opened = ("project", "open", "study", "--ensemble", "digits", "--mechanism", "gnmax")
-    assert terrine(*opened, "--sigma", 1, "--epsilon", 80, "--delta", 1e-5).fine
+    opened = ("project", "open", "study", "--ensemble", "digits", "--mechanism", "gnmax:sigma=1")
+    assert terrine(*opened, "--epsilon", 80, "--delta", 1e-5).fine
 
     directory = tmp_path / "data" / "ensembles" / "digits"
     assert (Ensemble.load(directory).votes(rows) == counts).all()

@@ -34,7 +34,7 @@ def served_machine(
     machine.data.chmod(0o700)
     (machine.data / "secret.key").write_bytes(SECRET_KEY)
     (machine.data / "secret.key").chmod(0o600)
-    mechanism = ("--mechanism", "gnmax", "--sigma", "4")
+    mechanism = ("--mechanism", "gnmax:sigma=4")
     budget = ("--epsilon", "5", "--delta", "1e-5")
     for command in (
         ("init",),

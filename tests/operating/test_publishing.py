@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 CLASSES, WORST_CASE = 4, 171
 """Queries that ε = 2 and δ = 1e-6 pay for at σ = 50 in the worst case (Gaussian DP)."""
 OPEN = (
-    *("project", "open", "study", "--ensemble", "blobs", "--mechanism", "gnmax", "--sigma", "50"),
+    *("project", "open", "study", "--ensemble", "blobs", "--mechanism", "gnmax:sigma=50"),
     *("--epsilon", "2", "--delta", "1e-6"),
 )
 PUBLISHING = ("--accounting", "data_dependent", "--consensus", "0.95:9,0.6:1")
@@ -150,14 +150,14 @@ def test_more_queries_are_answered_and_the_secret_spend_stays_with_the_owner(
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_impossible_terms_are_refused_with_an_alternative(thousand: Machine) -> None:
     run: Terrine = thousand.run
-    wasteful = ("--mechanism", "gnmax", "--sigma", "400", "--epsilon", "2", "--delta", "1e-6")
+    wasteful = ("--mechanism", "gnmax:sigma=400", "--epsilon", "2", "--delta", "1e-6")
     said = run(*OPEN[:5], *wasteful, *PUBLISHING).refused
     assert "Publishing cannot pay for itself here" in said
     assert 'accounting "worst_case"' in said
     assert "go with accounting" in run(*OPEN, "--consensus", "0.9").refused
     assert "such as 0.9 or" in run(*OPEN, *PUBLISHING[:3], "high").refused
     assert "agreement" in run(*OPEN, *PUBLISHING[:3], "1.5").refused
-    counts = ("--mechanism", "noisy_votes", "--sigma", "40", "--epsilon", "2", "--delta", "1e-6")
+    counts = ("--mechanism", "noisy_votes:sigma=40", "--epsilon", "2", "--delta", "1e-6")
     assert "data-dependent analysis" in run(*OPEN[:5], *counts, *PUBLISHING).refused
 
     # None of this reserved anything, and the worst case still works on the same ensemble.
@@ -170,8 +170,8 @@ def test_impossible_terms_are_refused_with_an_alternative(thousand: Machine) -> 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_data_dependent_projects_need_a_cap_with_an_order(served_machine: Machine) -> None:
     run: Terrine = served_machine.run
-    digits = ("project", "open", "more", "--ensemble", "digits", "--mechanism", "gnmax")
-    budget = ("--sigma", "4", "--epsilon", "2", "--delta", "1e-6")
+    digits = ("project", "open", "more", "--ensemble", "digits", "--mechanism", "gnmax:sigma=4")
+    budget = ("--epsilon", "2", "--delta", "1e-6")
     said = run(*digits, *budget, *PUBLISHING).refused
     assert "registered with the rule rdp" in said
     cap = ("--epsilon", "6", "--delta", "2e-5")

@@ -73,7 +73,7 @@ def test_the_command_compares_and_names_what_to_type(terrine: Terrine) -> None:
     assert "± " in assumed
     listed = json.loads(terrine("plan", *SMALL, "--json", "--by", "certain").fine)
     best = next(p for p in listed if p["chosen"]["spec"]["name"] == "confident_gnmax")
-    assert "--answer-share 1 " in best["command"]
+    assert ",answer_share=1 " in best["command"]
     assert "queries at least" in terrine("plan", "confident_gnmax", *SMALL, "--by", "certain").fine
 
 

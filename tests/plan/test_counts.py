@@ -61,7 +61,7 @@ def test_the_command_prints_it_and_says_what_does_not_fit(terrine: Terrine) -> N
     plan = ("plan", "noisy_votes", "--teachers", "1000", "--epsilon", "1")
     shown = terrine(*plan, "--rows", "9000").fine
     assert "pays for each of 9,000 rows once" in shown
-    assert "noisy_votes --sigma 501 --epsilon 1" in shown
+    assert "noisy_votes:sigma=501 --epsilon 1" in shown
     for wrong in (
         ("plan", "gnmax", *plan[2:], "--rows", "9"),
         (*plan, "--rows", "9", "--grid", "sigma=4"),

@@ -44,7 +44,7 @@ def test_a_plan_shows_every_rule_and_the_command_to_type(terrine: Terrine) -> No
     output = terrine("plan", *SMALL).fine
     for name in ("classic RDP", "improved RDP", "fixed-order RDP, enforced", "GDP"):
         assert name in output
-    assert "terrine project open NAME --ensemble ENSEMBLE --mechanism gnmax --sigma 20" in output
+    assert "terrine project open NAME --ensemble ENSEMBLE --mechanism gnmax:sigma=20" in output
     assert "Data-dependent accounting" in output
 
 
@@ -58,6 +58,7 @@ def test_a_plan_of_noisy_counts_says_that_they_cost_as_much(terrine: Terrine) ->
 
 def test_project_open_accepts_the_recommended_command(terrine: Terrine) -> None:
     from terrine_protocol import ProjectOpen
+    from terrine_server.cli.mechanism import parse_mechanism
     from terrine_server.cli.project import open_project as command
     from terrine_server.planning.opening import choose
     from terrine_server.privacy import Rule, build_mechanism, cap_order
@@ -71,10 +72,9 @@ def test_project_open_accepts_the_recommended_command(terrine: Terrine) -> None:
         options = {key.removeprefix("--").replace("-", "_"): value for key, value in given.items()}
         assert options.keys() <= set(command.__annotations__) - {"name"}
         epsilon, delta = float(options.pop("epsilon")), float(options.pop("delta"))
-        mechanism = {"name": options.pop("mechanism")}
+        mechanism = parse_mechanism(options.pop("mechanism"))
         rate = float(options.pop("expected_pass_rate", "1"))
-        del options["ensemble"]
-        mechanism |= {parameter: json.loads(number) for parameter, number in options.items()}
+        assert options == {"ensemble": "ENSEMBLE"}
         request = ProjectOpen.model_validate(
             {
                 "name": "study",
@@ -279,9 +279,9 @@ def test_epochs_are_opened_and_priced_from_the_command_line(
     (tmp_path / "secret.key").write_bytes(SECRET_KEY)
     assert terrine("init").code == 0
     ledger = open_ledger(f"sqlite:///{tmp_path / 'terrine.sqlite'}")
-    options = ["--epsilon-per-epoch", 1, "--delta-per-query", 1e-10, "--answers-per-epoch", 3]
+    mechanism = "stable_svt:epsilon_per_epoch=1,delta_per_query=1e-10,answers_per_epoch=3"
     terms = ["--ensemble", "mnist", "--epsilon", 6, "--delta", 1e-6]
-    opened = terrine("project", "open", "study", "--mechanism", "stable_svt", *options, *terms)
+    opened = terrine("project", "open", "study", "--mechanism", mechanism, *terms)
     assert "answers_per_epoch 3" in opened.fine
     project = ledger.project("study")
     assert project.mechanism == EPOCHS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -295,7 +296,7 @@ def test_the_command_ends_on_images_of_ordinary_size(
     report = json.loads((tmp_path / "student" / "report.json").read_text())
     assert ("Training fixmatch" in said) == (mechanism["name"] == "confident_gnmax")
     if report["choice"]["chosen"] == "fixmatch":
-        assert "method     fixmatch" in said
+        assert re.search(r"method +fixmatch", said)
     student = Student.load(tmp_path / "student")
     assert student.accuracy(enlarged(digits.unseen), digits.unseen_labels) == report["accuracy"]
     assert (tmp_path / "student" / "accuracy.png").read_bytes().startswith(b"\x89PNG")

@@ -73,8 +73,8 @@ class Composition:
     def student(self, project: str, ensemble: str) -> httpx.Client:
         """Open a project; return what its student asks with, through the proxy."""
         self.terrine(
-            *("project", "open", project, "--ensemble", ensemble, "--mechanism", "gnmax"),
-            *("--sigma", "4", "--epsilon", "8", "--delta", "1e-5"),
+            *("project", "open", project, "--ensemble", ensemble, "--mechanism", "gnmax:sigma=4"),
+            *("--epsilon", "8", "--delta", "1e-5"),
         )
         made = self.terrine("token", "create", "--role", "student", "--project", project)
         headers = {"Authorization": f"Bearer {made.strip()}"}

@@ -49,7 +49,7 @@ def test_the_documented_commands_make_a_student_that_beats_plain_baselines(
     for command in owner:
         said = terrine(*command).fine
         if command[0] == "plan":
-            assert "--sigma 602" in said
+            assert "noisy_votes:sigma=602" in said
         if command[0] == "token":
             secret = re.search(r"terrine_\S+", said)
     assert secret is not None

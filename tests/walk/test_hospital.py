@@ -71,11 +71,11 @@ def test_owner_student_and_auditor(
         *("plan", "noisy_votes", "--teachers", 400, "--classes", 2),
         *("--epsilon", 2, "--rows", POOL),
     ).fine
-    sigma = re.search(r"--sigma (\S+)", planned)
+    sigma = re.search(r"noisy_votes:sigma=(\S+)", planned)
     assert sigma is not None
     opened = terrine(
-        *("project", "open", "readmission", "--ensemble", "stays", "--mechanism", "noisy_votes"),
-        *("--sigma", sigma[1], "--epsilon", 2, "--delta", 1e-5),
+        *("project", "open", "readmission", "--ensemble", "stays"),
+        *("--mechanism", f"noisy_votes:sigma={sigma[1]}", "--epsilon", 2, "--delta", 1e-5),
     )
     assert opened.code == 0, opened.err
     student = token(terrine, "--role", "student", "--project", "readmission")

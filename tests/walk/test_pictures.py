@@ -59,8 +59,8 @@ def test_a_student_s_folder_is_converted_as_the_owner_s_was(
     assert re.search(r"pictures\s+8 × 8, grey", trained)
     terrine("ensemble", "register", "digits", "--epsilon", 50, "--delta", 1e-5).fine  # noqa: B018
     opened = terrine(
-        *("project", "open", "study", "--ensemble", "digits", "--mechanism", "gnmax"),
-        *("--sigma", 2, "--epsilon", 49, "--delta", 1e-6),
+        *("project", "open", "study", "--ensemble", "digits", "--mechanism", "gnmax:sigma=2"),
+        *("--epsilon", 49, "--delta", 1e-6),
     )
     assert opened.code == 0, opened.err
     created = terrine("token", "create", "--role", "student", "--project", "study").fine

@@ -111,7 +111,7 @@ def test_an_auditor_checks_what_the_hospital_sold(
     hospital, auditor = ((TUTORIALS / f"{name}.md").read_text() for name in ("hospital", "auditor"))
     opened, weekly = hospital.split("## Once a week")
     said = follow(opened, machine.run)
-    assert "--sigma 127 --epsilon 2" in said, "the plan prints what the page opens"
+    assert "noisy_votes:sigma=127 --epsilon 2" in said, "the plan prints what the page opens"
     student, reader = tokens(said)
     assert machine.wrong() == []
     with serving(machine) as server:

@@ -16,6 +16,7 @@ from terrine_server.cli import (
     ensemble,
     ledger,
     log,
+    mechanism,
     owners,
     plan,
     price,
@@ -47,6 +48,7 @@ app.add_typer(owners.teacher, name="teacher")
 app.add_typer(aggregator.app, name="aggregator")
 app.add_typer(project.app, name="project")
 app.add_typer(token.app, name="token")
+app.add_typer(mechanism.app, name="mechanism")
 app.add_typer(request.app, name="request")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(log.app, name="log")

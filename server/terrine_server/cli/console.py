@@ -145,7 +145,10 @@ def by_option(error: ValidationError) -> str:
             sentences.append(_sentence(item["msg"]))
             continue
         *above, name = (str(part) for part in item["loc"])
-        option = f"--{name.replace('_', '-')}" if above or name != "name" else "NAME"
+        if above and above[0] == "mechanism":
+            option = name  # a parameter
+        else:
+            option = f"--{name.replace('_', '-')}" if above or name != "name" else "NAME"
         if item["type"] == "missing":
             missing.append(option)
             mechanism = above[-1]
@@ -163,8 +166,8 @@ def by_option(error: ValidationError) -> str:
             sentences.append(f"{option}: {_sentence(item['msg'])}")
     if missing:
         sentences.append(
-            f"{mechanism} needs {', '.join(missing)}; `terrine plan {mechanism} --teachers N` "
-            "proposes values."
+            f"{mechanism} needs {', '.join(missing)}: --mechanism {mechanism}:{missing[0]}=…; "
+            f"`terrine plan {mechanism} --teachers N` proposes values."
         )
     return "\n".join(sentences)
 

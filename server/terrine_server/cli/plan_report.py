@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from terrine_server.cli.console import console
+from terrine_server.cli.mechanism import stated
 
 if TYPE_CHECKING:
     from terrine_server.planning.comparison import Contender
@@ -204,9 +205,8 @@ def _show_candidates(found: Plan, candidates: Sequence[Candidate]) -> None:
 
 def command(found: Plan) -> str:
     """Return the command that opens the planned project, with names to fill in."""
-    spec = dict(found.chosen.spec)
-    parts = ["terrine project open NAME --ensemble ENSEMBLE", f"--mechanism {spec.pop('name')}"]
-    parts += [f"--{name.replace('_', '-')} {value:g}" for name, value in spec.items()]
+    mechanism = stated(dict(found.chosen.spec))
+    parts = ["terrine project open NAME --ensemble ENSEMBLE", f"--mechanism {mechanism}"]
     if found.pass_rate < 1:
         parts.append(f"--expected-pass-rate {found.pass_rate:g}")
     return " ".join([*parts, f"--epsilon {found.epsilon:g}", f"--delta {found.delta:g}"])

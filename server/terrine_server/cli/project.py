@@ -18,6 +18,7 @@ from terrine_server.cli.console import (
     fail,
     print_json,
 )
+from terrine_server.cli.mechanism import Mechanism, parse_mechanism
 
 if TYPE_CHECKING:
     from terrine_protocol import ProjectInfo
@@ -40,43 +41,9 @@ class Accounting(StrEnum):
 def open_project(
     name: Name,
     ensemble: Annotated[str, typer.Option(help="Name of the registered ensemble.")],
-    mechanism: Annotated[
-        str,
-        typer.Option(
-            help="lnmax, gnmax, noisy_votes, confident_gnmax, interactive_gnmax, immutable, "
-            "stable or stable_svt."
-        ),
-    ],
+    mechanism: Mechanism,
     epsilon: Annotated[float, typer.Option(help="Budget: ε.")],
     delta: Annotated[float, typer.Option(help="Budget: δ; below 1 / training records.")],
-    sigma: Annotated[
-        float | None, typer.Option(help="Standard deviation of the noise, in votes.")
-    ] = None,
-    sigma1: Annotated[float | None, typer.Option(help="Noise on the threshold test.")] = None,
-    sigma2: Annotated[float | None, typer.Option(help="Noise on the vote counts.")] = None,
-    gamma: Annotated[float | None, typer.Option(help="Laplace noise has scale 1/γ.")] = None,
-    threshold: Annotated[int | None, typer.Option(help="Votes that the winner needs.")] = None,
-    confidence: Annotated[
-        float | None,
-        typer.Option(
-            help="Reinforce the student's label above this probability (interactive_gnmax)."
-        ),
-    ] = None,
-    c: Annotated[int | None, typer.Option(help="Votes added to the winner (immutable).")] = None,
-    delta_per_query: Annotated[
-        float | None,
-        typer.Option(help="Probability that an unstable winner passes (stable, stable_svt)."),
-    ] = None,
-    epsilon_per_epoch: Annotated[
-        float | None, typer.Option(help="Price of opening an epoch (stable_svt).")
-    ] = None,
-    answers_per_epoch: Annotated[
-        int | None,
-        typer.Option(
-            help="An epoch ends after this many answers, an abstention, or with its request "
-            "(stable_svt)."
-        ),
-    ] = None,
     accounting: Annotated[
         Accounting,
         typer.Option(
@@ -100,14 +67,6 @@ def open_project(
             "public guess, which divides the price between answers and abstentions.",
         ),
     ] = None,
-    answer_share: Annotated[
-        float | None,
-        typer.Option(
-            help="What an answer costs, of one price for answers and abstentions; 1: both cost the "
-            "same, which makes most queries certain. Default: what buys the most expected answers "
-            "(confident_gnmax, interactive_gnmax)."
-        ),
-    ] = None,
     title: Annotated[
         str | None, typer.Option(help="What it is called among people, in one line.")
     ] = None,
@@ -123,24 +82,10 @@ def open_project(
     from terrine_server.planning.remaining import too_few
     from terrine_server.settings import Settings
 
-    given = {
-        "name": mechanism.replace("-", "_"),
-        "sigma": sigma,
-        "sigma1": sigma1,
-        "sigma2": sigma2,
-        "gamma": gamma,
-        "threshold": threshold,
-        "confidence": confidence,
-        "c": c,
-        "delta_per_query": delta_per_query,
-        "epsilon_per_epoch": epsilon_per_epoch,
-        "answers_per_epoch": answers_per_epoch,
-        "answer_share": answer_share,
-    }
     terms = {
         "name": name,
         "ensemble": ensemble,
-        "mechanism": {key: value for key, value in given.items() if value is not None},
+        "mechanism": parse_mechanism(mechanism),
         "epsilon": epsilon,
         "delta": delta,
         "title": title,

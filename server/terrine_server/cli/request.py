@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -18,6 +17,7 @@ from terrine_server.cli.console import (
     opened_ledger,
     print_json,
 )
+from terrine_server.cli.mechanism import parse_mechanism
 
 if TYPE_CHECKING:
     from terrine_protocol import ApprovalInfo
@@ -102,8 +102,8 @@ def approve(
     mechanism: Annotated[
         str | None,
         typer.Option(
-            metavar="JSON",
-            help='If other than requested, such as \'{"name": "gnmax", "sigma": 40}\'.',
+            metavar="NAME:PARAMETER=VALUE,…",
+            help="If other than requested, as for `terrine project open`.",
         ),
     ] = None,
     expected_pass_rate: Annotated[
@@ -132,7 +132,7 @@ def approve(
         "name": name,
         "epsilon": epsilon,
         "delta": delta,
-        "mechanism": None if mechanism is None else _read(mechanism),
+        "mechanism": None if mechanism is None else parse_mechanism(mechanism),
         "expected_pass_rate": expected_pass_rate,
         "token_expires_in_days": token_expires_in_days,
     }
@@ -178,13 +178,6 @@ def refuse(
     refusal = RequestRefuse(reason=reason)
     opened_ledger().refuse_request(request_id, refusal.reason)
     console.print(f"{request_id} is refused.", highlight=False)
-
-
-def _read(mechanism: str) -> Any:
-    try:
-        return json.loads(mechanism)
-    except ValueError as error:
-        fail(f'--mechanism takes JSON, such as \'{{"name": "gnmax", "sigma": 40}}\': {error}.')
 
 
 def _outlook(found: ApprovalInfo) -> dict[str, str | None]:
