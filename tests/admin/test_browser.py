@@ -63,7 +63,7 @@ def test_a_study_from_opening_to_closing_without_any_script(
     chrome: Browser, server: RunningServer
 ) -> None:
     page, said = open_page(chrome, server, java_script_enabled=False)
-    page.get_by_role("navigation").get_by_role("link", name="Open a study").click()
+    page.get_by_role("navigation").get_by_role("link", name="Open a project").click()
     page.get_by_label("Mechanism").select_option("gnmax")
     page.get_by_role("button", name="Choose").click()
     for label, value in (("Name", "study"), ("ε", "30"), ("δ", "1e-5"), ("sigma", "4")):
@@ -141,7 +141,7 @@ def test_a_request_is_approved_and_its_token_issued_on_a_phone(
     page.get_by_label("Its token expires in").fill("30")
     page.get_by_role("button", name="Show the price").click()
     assert "In all," in page.get_by_text("of the cap (ε").inner_text()
-    page.get_by_role("button", name="Approve, and open the study").click()
+    page.get_by_role("button", name="Approve, and open the project").click()
     token = page.get_by_role("region", name="Token").inner_text().strip()
     with Client(server.url, token) as client:
         assert (client.project().title, client.project().epsilon) == ("Sepsis, year 2", 6.0)
