@@ -74,7 +74,7 @@ def test_a_study_from_opening_to_closing_without_any_script(
     assert page.url.endswith("/admin/projects/study")
 
     page.get_by_role("link", name="Create a token").click()
-    assert page.get_by_label("Study").input_value() == "study"
+    assert page.get_by_label("Project").input_value() == "study"
     page.get_by_label("Label").fill("Ada")
     page.get_by_role("button", name="Create").click()
     token = page.get_by_role("region", name="Token").inner_text().strip()
