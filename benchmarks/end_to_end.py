@@ -46,7 +46,7 @@ from teachers import SHARED, Material, digits, first, mnist, train
 from terrine_models.ensemble import Ensemble
 from terrine_models.features import PublicData
 from terrine_models.teachers import Heads, Networks
-from terrine_protocol import ProjectOpen, Role, TokenCreate
+from terrine_protocol import EnsembleRegister, ProjectOpen, Role, TokenCreate
 from terrine_server.ledger import Ledger, connect, upgrade
 from terrine_server.owner.operations import open_project, register_ensemble
 from terrine_server.owner.tokens import Tokens, load_secret_key, make_secret_key
@@ -107,11 +107,11 @@ def throughput(
     home: Path,
     material: Material,
     teachers: int,
-    how: Heads | Networks,
+    config: Heads | Networks,
     rounds: Sequence[float],
     database_url: str | None,
 ) -> None:
-    settings = open_service(home, material, teachers, how, database_url)
+    settings = open_service(home, material, teachers, config, database_url)
     ensemble = Ensemble.load(settings.ensembles_dir / "bench")
     sources = [np.random.default_rng(client) for client in range(CLIENTS)]
     token, auditor = student_token(settings), auditor_token(settings)
@@ -122,11 +122,11 @@ def throughput(
             bare.append(bare_rate(ensemble, material.images, seconds))
             with spent:
                 asked.append(query_rate([url], token, material.images, BATCH, seconds, sources))
-    print(f"{material.name}, {teachers} {how.kind}: queries per second")
+    print(f"{material.name}, {teachers} {config.kind}: queries per second")
     print(f"  {'bare ensemble, batches of 512':45} {median(bare):10,.0f}")
     what = f"POST /label, {CLIENTS} clients x {BATCH}"
     ratios = [rate / alone for rate, alone in zip(asked, bare, strict=True)]
-    aim = f"   aim: {LEAST_RATE}" if how.kind == "heads" else ""
+    aim = f"   aim: {LEAST_RATE}" if config.kind == "heads" else ""
     print(f"  {what:45} {median(asked):10,.0f}   {compared(ratios)}{aim}")
     print(f"      {spent}")
 
@@ -297,19 +297,23 @@ def perturbed(
 
 
 def open_service(
-    home: Path, material: Material, teachers: int, how: Heads | Networks, database_url: str | None
+    home: Path,
+    material: Material,
+    teachers: int,
+    config: Heads | Networks,
+    database_url: str | None,
 ) -> Settings:
     """Train teachers and open a project with a larger budget than can be used."""
     settings = Settings(data_dir=home, database_url=database_url, requests_per_minute=10**9)
     settings.ensembles_dir.mkdir(parents=True)
-    public = material.public if isinstance(how, Heads) else None
-    train(material.private, settings.ensembles_dir / "bench", teachers, how, public)
+    public = material.public if isinstance(config, Heads) else None
+    train(material.private, settings.ensembles_dir / "bench", teachers, config, public)
     make_secret_key(settings.secret_key_path)
     engine = connect(settings.database)
     key = load_secret_key(settings.secret_key_path)
     upgrade(engine, key)
     ledger = Ledger(engine, key)
-    register_ensemble(ledger, settings, "bench", 99.0, 1e-5)
+    register_ensemble(ledger, settings, EnsembleRegister(name="bench", epsilon=99.0, delta=1e-5))
     terms = {
         "name": "study",
         "ensemble": "bench",

@@ -28,10 +28,10 @@ from sklearn.ensemble import RandomForestClassifier
 from adult import Material, load
 from terrine_models.ensemble import Ensemble
 from terrine_models.features import PublicData
-from terrine_models.teachers import Forests, Heads, How, deal, train_ensemble
+from terrine_models.teachers import Forests, Heads, TeacherConfig, deal, train_ensemble
 from terrine_models.trees import DEPTH
 
-KINDS: dict[str, How] = {
+KINDS: dict[str, TeacherConfig] = {
     "forests": Forests(match_prior=False),
     "forests that match their prior": Forests(),
     "heads": Heads(),
@@ -51,7 +51,7 @@ def main() -> None:
     material = load(options.data, tune=options.tune)
     rows, teachers = len(material.pool), options.teachers
     print(f"{len(material.private):,} private records, {rows:,} rows asked, {teachers} teachers")
-    took = {name: report(name, how, material, teachers) for name, how in KINDS.items()}
+    took = {name: report(name, config, material, teachers) for name, config in KINDS.items()}
     compared = min(options.compared, teachers)
     peer = by_scikit_learn(material, teachers, compared)
     print(
@@ -60,14 +60,19 @@ def main() -> None:
     )
 
 
-def report(name: str, how: How, material: Material, teachers: int) -> float:
+def report(name: str, config: TeacherConfig, material: Material, teachers: int) -> float:
     """Train, vote, and print how good and how fast it was. Returns the seconds of voting."""
     pool, public = material.pool, PublicData.declare("pool", material.pool.inputs)
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder) / "adult"
         started = time.process_time()
         train_ensemble(
-            material.private, directory, name="adult", teachers=teachers, how=how, public=public
+            material.private,
+            directory,
+            name="adult",
+            teachers=teachers,
+            config=config,
+            public=public,
         )
         trained = time.process_time() - started
         size = sum(file.stat().st_size for file in directory.iterdir()) / 2**20

@@ -84,7 +84,7 @@ def main() -> None:
     options = parser.parse_args()
     source = load(options.data, options.directory)
     test = source.test
-    name = f"{source.name}-{numbered(source.how.kind, source.teachers)}"
+    name = f"{source.name}-{numbered(source.config.kind, source.teachers)}"
     home = (options.out or Path(f"reproduce-{source.name}")) / "ensembles" / name
     votes = [voted(source, home / f"run-{run}", run) for run in range(options.runs)]
     n, classes = source.teachers, len(test.classes)

@@ -56,9 +56,9 @@ def main() -> None:
 
 
 def compare(
-    home: Path, material: Material, teachers: int, how: Heads | Networks, rounds: list[float]
+    home: Path, material: Material, teachers: int, config: Heads | Networks, rounds: list[float]
 ) -> None:
-    settings = open_service(home, material, teachers, how, None)
+    settings = open_service(home, material, teachers, config, None)
     token = student_token(settings)
     with ExitStack() as stack:
         rates = []
@@ -68,7 +68,7 @@ def compare(
             rates.append(partial(query_rate, [url], token, material.images, BATCH))
         sources = [np.random.default_rng(client) for client in range(CLIENTS)]
         found = [[rate(seconds, sources) for rate in rates] for seconds in rounds]
-    print(f"{material.name}, {teachers} {how.kind}: queries per second, {CLIENTS} x {BATCH}")
+    print(f"{material.name}, {teachers} {config.kind}: queries per second, {CLIENTS} x {BATCH}")
     own, on_ray = (median(each) for each in zip(*found, strict=True))
     print(f"  {'threads':16} {own:10,.0f}")
     ratios = [theirs / ours for ours, theirs in found]

@@ -61,7 +61,7 @@ def tables() -> Iterator[tuple[str, Table]]:
     yield "logistic model of their logarithms", (np.exp(1.5 * x), y)
 
 
-def plurality(x: NDArray[Any], y: NDArray[np.int64], teachers: int, how: Heads) -> float:
+def plurality(x: NDArray[Any], y: NDArray[np.int64], teachers: int, config: Heads) -> float:
     """Return the accuracy of the plurality on a public third of a table."""
     order = np.random.default_rng(0).permutation(len(x))
     low, high = x.min(axis=0), x.max(axis=0)
@@ -75,7 +75,7 @@ def plurality(x: NDArray[Any], y: NDArray[np.int64], teachers: int, how: Heads) 
     pool = PublicData.declare("pool", unit[public])
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder) / "table"
-        train_ensemble(data, directory, name="table", teachers=teachers, how=how, public=pool)
+        train_ensemble(data, directory, name="table", teachers=teachers, config=config, public=pool)
         winners = Ensemble.load(directory).votes(unit[public]).argmax(axis=1)
     return float((winners == y[public]).mean())
 

@@ -66,10 +66,10 @@ def main() -> None:
     )
     usual: NDArray[np.float64] | None = None
     print(f"{'':20} {'mean':>7} {'plurality':>10} {'student':>8} {'better':>8}")
-    for name, (teachers, how) in SETTINGS.items():
+    for name, (teachers, config) in SETTINGS.items():
         with TemporaryDirectory() as folder:
             out = Path(folder) / "teachers"
-            train_ensemble(private, out, name="t", teachers=teachers, how=how, public=public)
+            train_ensemble(private, out, name="t", teachers=teachers, config=config, public=public)
             counts = Ensemble.load(out).votes(asked.inputs)
         classes = len(asked.classes)
         sigma = sigma_for_rows(len(asked), teachers, classes, options.epsilon, DELTA)

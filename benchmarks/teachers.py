@@ -71,16 +71,16 @@ def run(folder: Path, material: Material, peak: float, quick: bool, full: bool) 
         report(f"{teachers} heads", took, speed, ensemble, peak, material)
     teachers = 10 if quick else 250
     few = teachers if full else 2 if quick else 4
-    how = Networks(epochs=10 if quick else 100)
+    config = Networks(epochs=10 if quick else 100)
     directory = folder / "networks"
     shard_size = len(material.private) // min(250, most)
     part = first(material.private, shard_size * few)
-    took = train(part, directory, few, how, None)
+    took = train(part, directory, few, config, None)
     trained = Ensemble.load(directory)
     ensemble = trained if full else repeated(trained, teachers)
     images = material.images[: 256 if quick else 2048]
     speed = images_per_second(ensemble.votes, images)
-    print(f"  {few} CNNs, {how.epochs} epochs on {shard_size} images each: {took:.1f} s", end="")
+    print(f"  {few} CNNs, {config.epochs} epochs on {shard_size} images each: {took:.1f} s", end="")
     print("" if full else f"; 250 would take {took * 250 / few / 60:.0f} min")
     report(f"{teachers} CNNs", None, speed, ensemble, peak, material if full else None)
     loop = plain_loop(ensemble)
@@ -110,10 +110,14 @@ def digits() -> Material:
 
 
 def train(
-    data: Dataset, directory: Path, teachers: int, how: Heads | Networks, public: PublicData | None
+    data: Dataset,
+    directory: Path,
+    teachers: int,
+    config: Heads | Networks,
+    public: PublicData | None,
 ) -> float:
     start = time.perf_counter()
-    train_ensemble(data, directory, name="bench", teachers=teachers, how=how, public=public)
+    train_ensemble(data, directory, name="bench", teachers=teachers, config=config, public=public)
     return time.perf_counter() - start
 
 

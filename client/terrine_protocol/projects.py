@@ -100,6 +100,31 @@ class EnsembleAccount(EnsembleInfo):
     delta_reserved: int
 
 
+class EnsembleRegister(Wire):
+    """Allow projects on an ensemble, under a cap that they share. The cap is final."""
+
+    name: Annotated[
+        Name, Field(description="Name of an ensemble in ensembles/ of the data directory.")
+    ]
+    epsilon: Annotated[float, Field(description="Cap: ε of all its projects together.")]
+    delta: Annotated[float, Field(description="Cap: δ of all its projects together.")]
+    rule: Annotated[
+        Literal["rdp", "gdp"],
+        Field(
+            description="How the cap adds up what projects cost. rdp: at one Rényi order, where "
+            "joint prices and published bounds hold. gdp: in Gaussian DP, where about a tenth more "
+            "of plain gnmax fits, but neither of these."
+        ),
+    ] = "rdp"
+    order: Annotated[
+        float | None,
+        Field(
+            description="Rényi order of the cap; by default what suits its ε and δ. `terrine plan` "
+            "proposes one for data-dependent accounting."
+        ),
+    ] = None
+
+
 class ConsensusLevel(Wire):
     """An expected kind of query: how many of the teachers agree, on how many of the queries.
 
@@ -186,11 +211,20 @@ class ProjectChoices(Wire):
 
     accounting: Annotated[
         Literal["worst_case", "data_dependent"],
-        Field(description="data_dependent publishes bounds on the spend and refuses on those."),
+        Field(
+            description="data_dependent publishes noisy bounds on what the queries cost at their "
+            "actual votes, and refuses by those bounds. The ensemble's cap must add up by the rule "
+            "rdp."
+        ),
     ] = "worst_case"
     consensus: Annotated[
         list[ConsensusLevel] | None,
-        Field(min_length=1, max_length=100, description="What data_dependent is planned for."),
+        Field(
+            min_length=1,
+            max_length=100,
+            description="For data_dependent: how far teachers are expected to agree. A guess or "
+            "public knowledge, never the private teachers' votes.",
+        ),
     ] = None
     publishing: Annotated[
         PublishingRequest | None,
@@ -222,13 +256,20 @@ class ProjectChoices(Wire):
 class ProjectOpen(ProjectChoices):
     """`POST /projects`. Everything here is fixed for the project's life."""
 
-    name: Name
-    ensemble: Name
-    mechanism: MechanismSpec
-    epsilon: Epsilon
-    delta: Delta
-    title: Annotated[Title | None, Field(exclude_if=absent)] = None
-    purpose: Annotated[Purpose | None, Field(exclude_if=absent)] = None
+    name: Annotated[Name, Field(description="Name of the project.")]
+    ensemble: Annotated[Name, Field(description="Name of the registered ensemble.")]
+    mechanism: Annotated[
+        MechanismSpec, Field(description="How votes become answers, and its parameters.")
+    ]
+    epsilon: Annotated[Epsilon, Field(description="Budget: ε.")]
+    delta: Annotated[Delta, Field(description="Budget: δ; below 1 / training records.")]
+    title: Annotated[
+        Title | None,
+        Field(exclude_if=absent, description="What it is called among people, in one line."),
+    ] = None
+    purpose: Annotated[
+        Purpose | None, Field(exclude_if=absent, description="What its labels are for.")
+    ] = None
 
 
 class ProjectUpdate(Wire):

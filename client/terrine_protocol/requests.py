@@ -116,11 +116,11 @@ class RequestApprove(ProjectChoices):
     """`POST /requests/{request_id}/approve`. What is left out is as it was requested."""
 
     name: Annotated[Name, Field(description="Of the project that this opens.")]
-    title: Title | None = None
-    purpose: Purpose | None = None
-    epsilon: Epsilon | None = None
-    delta: Delta | None = None
-    mechanism: MechanismSpec | None = None
+    title: Annotated[Title | None, Field(description="If other than requested.")] = None
+    purpose: Annotated[Purpose | None, Field(description="If other than requested.")] = None
+    epsilon: Annotated[Epsilon | None, Field(description="If other than requested.")] = None
+    delta: Annotated[Delta | None, Field(description="If other than requested.")] = None
+    mechanism: Annotated[MechanismSpec | None, Field(description="If other than requested.")] = None
     token_expires_in_days: Annotated[
         Days | None,
         Field(description="Also create a student's token of the new project, in the same step."),

@@ -15,13 +15,13 @@ Days = Annotated[float, Field(gt=0, le=3650)]
 class TokenCreate(Wire):
     """`POST /tokens`. A student's token belongs to one project; the others to none."""
 
-    role: Role
-    project: Name | None = None
+    role: Annotated[Role, Field(description="What it may do.")]
+    project: Annotated[Name | None, Field(description="Project of a student's token.")] = None
     label: Annotated[
         str,
         Field(max_length=100, pattern=SHOWN, description="For your own records."),
     ] = ""
-    expires_in_days: Days = 90
+    expires_in_days: Annotated[Days, Field(description="Days until it expires.")] = 90
 
     @model_validator(mode="after")
     def _project_goes_with_the_role(self) -> Self:

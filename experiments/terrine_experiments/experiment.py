@@ -75,7 +75,7 @@ class Experiment:
         """Train what is missing, buy what is missing, and measure. Raises what they raise."""
         began = time.monotonic()
         source, rows = self.source, len(self.pool)
-        name = f"{source.name}-{numbered(source.how.kind, source.teachers)}"
+        name = f"{source.name}-{numbered(source.config.kind, source.teachers)}"
         runs = []
         for number in range(self.setup.runs):
             directory = self.out / "ensembles" / name / f"run-{number}"
@@ -242,7 +242,7 @@ class Experiment:
             made = lesson.learn(certain, training)
             return {"right": lesson.right(made.student), "chosen": made.choice.chosen}
 
-        protocol = self.setup.label(self.source.how.kind, self.source.teachers).partition(
+        protocol = self.setup.label(self.source.config.kind, self.source.teachers).partition(
             "-epsilon"
         )
         name = f"{self.source.name}-{protocol[0]}-true-labels"

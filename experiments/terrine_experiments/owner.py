@@ -15,7 +15,7 @@ from terrine_models.data import DataError
 from terrine_models.features import PublicData
 from terrine_models.store import Manifest, load_manifest, manifest_digest
 from terrine_models.teachers import train_ensemble
-from terrine_protocol import ProjectOpen
+from terrine_protocol import EnsembleRegister, ProjectOpen
 from terrine_server.bars import teachers_bar
 from terrine_server.demo.owner import Owner
 from terrine_server.errors import NotFound
@@ -43,7 +43,7 @@ def trained(
                 directory,
                 name=f"{source.name}-teachers",
                 teachers=source.teachers,
-                how=source.how,
+                config=source.config,
                 public=public,
                 seed=run,
                 on_trained=on_trained,
@@ -56,8 +56,8 @@ def trained(
         or (fitted_on is not None and fitted_on.sha256 != public.source.sha256)
     ):
         raise DataError(f"{directory} holds teachers of other data. Give another --out.")
-    training = source.how.training(source.private, run, manifest.features, public)
-    expected = (source.how.kind, source.teachers, training, run)
+    training = source.config.training(source.private, run, manifest.features, public)
+    expected = (source.config.kind, source.teachers, training, run)
     partition = manifest.partition and manifest.partition.seed
     if (manifest.kind, manifest.teachers, manifest.training, partition) != expected:
         raise DataError(
@@ -87,8 +87,13 @@ def open_books(data: Path, teachers: Path, setup: Setup) -> tuple[Owner, Ledger]
     try:
         ledger.ensemble(ENSEMBLE)
     except NotFound:
-        order, most = cap_order(setup.epsilon, setup.delta), (MAX_EPSILON, setup.delta)
-        register_ensemble(ledger, owner.settings, ENSEMBLE, *most, order=order)
+        cap = EnsembleRegister(
+            name=ENSEMBLE,
+            epsilon=MAX_EPSILON,
+            delta=setup.delta,
+            order=cap_order(setup.epsilon, setup.delta),
+        )
+        register_ensemble(ledger, owner.settings, cap)
     return owner, ledger
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from terrine_server.cli.console import console, errors, fail
-from terrine_server.cli.student import Method
 
 if TYPE_CHECKING:
     from terrine_experiments.sources import Source
@@ -108,7 +107,7 @@ def reproduce(
         ),
     ] = Mechanism.NOISY_VOTES,
     method: Annotated[
-        Method | None, typer.Option(help="As for `terrine student train`. Default: auto.")
+        str | None, typer.Option(help="As for `terrine student train`. Default: auto.")
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps of students.")] = None,
     out: Annotated[
@@ -179,20 +178,24 @@ def _suited(
     source: Source,
     teachers: int | None,
     kind: Kind | None,
-    method: Method | None,
+    method: str | None,
     steps: int | None,
     quick: bool,
 ) -> Source:
     """Replace a data set's defaults by what was asked for."""
+    from terrine_models.learning import METHODS
     from terrine_models.teachers import Forests
 
     training = source.training
     if kind is Kind.FOREST:
-        source = replace(source, how=Forests(match_prior=False), teachers=FORESTS)
+        source = replace(source, config=Forests(match_prior=False), teachers=FORESTS)
     if quick:
         training = replace(training, steps=min(training.steps, QUICK_STEPS))
     if method is not None:
-        training = replace(training, method=method.value)
+        known = next((each for each in METHODS if each == method), None)
+        if known is None:
+            fail(f"--method is one of {', '.join(METHODS)}; not {method!r}.")
+        training = replace(training, method=known)
     if steps is not None:
         training = replace(training, steps=steps)
     try:

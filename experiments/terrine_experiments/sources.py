@@ -17,7 +17,7 @@ from terrine_experiments.encounters import read_encounters
 from terrine_experiments.glyphs.files import PRIVATE, PUBLIC
 from terrine_models.data import DIGITS, DataError, Dataset, InputSpec, load_idx, load_npz
 from terrine_models.learning import Training
-from terrine_models.teachers import Heads, How
+from terrine_models.teachers import Heads, TeacherConfig
 from terrine_protocol.files import read
 
 Name = Literal["mnist", "fashion", "svhn", "adult", "diabetes", "glyph"]
@@ -88,7 +88,7 @@ class Source:
     """Its inputs are the student's public ones; its labels are for measuring only."""
     delta: float
     teachers: int
-    how: How
+    config: TeacherConfig
     training: Training
     warnings: tuple[str, ...]
     """What the reader of a result must know about the files."""
@@ -116,7 +116,7 @@ def load(name: Name, directory: Path) -> Source:
         test=test,
         delta=recipe.delta,
         teachers=recipe.teachers,
-        how=recipe.how,
+        config=recipe.config,
         training=Training(),
         warnings=warnings,
     )
@@ -154,7 +154,7 @@ class _Recipe:
     """The private records and the test set, of the files in the order of FILES."""
     delta: float
     teachers: int
-    how: How = field(default_factory=Heads)
+    config: TeacherConfig = field(default_factory=Heads)
 
 
 def _idx(found: list[Path], classes: tuple[str, ...] = DIGITS) -> tuple[Dataset, Dataset]:

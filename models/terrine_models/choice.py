@@ -26,7 +26,7 @@ from .collapse import Evidence, collapse
 from .data import InputSpec
 from .forest_students import ForestStudents, check_forest
 from .kernel import KernelStudents
-from .learning import Asked, Method, Training, train_student
+from .learning import Method, StudentMethod, Training, train_student
 from .neighbours import NeighbourStudents
 from .students import Student
 from .workers import side_by_side
@@ -386,7 +386,7 @@ class _Trial:
         )
 
 
-def _reason(asked: Asked, plain: Candidate, agreements: dict[Candidate, float]) -> str:
+def _reason(asked: StudentMethod, plain: Candidate, agreements: dict[Candidate, float]) -> str:
     """Why a student is returned that did not collapse."""
     if asked == "auto":
         return "No other agrees with more of the held-out labels; of equals, it is the plainest."

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
 from .architectures import matched_biases
 from .data import Dataset, InputSpec
 from .features import FeatureMap, PublicData
 from .shards import Shards, TrainingError
-from .store import Architecture, FeatureSpec, TeacherTraining
+from .store import CONFIG, Architecture, FeatureSpec, TeacherTraining
 from .trees import DEPTH, Trees
 from .workers import side_by_side
 
@@ -29,14 +30,18 @@ PUBLIC_ROWS = 2000
 Tensors = dict[str, torch.Tensor]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CONFIG)
 class Forests:
-    """Settings of forests: scikit-learn's defaults, but at most `trees.DEPTH` levels."""
+    """A random forest for each teacher, for tables: scikit-learn's, at most `trees.DEPTH` deep."""
 
-    trees: int = 100
-    match_prior: bool = True
-    """Whether forests for two classes, with public rows, match their prior
-    (`architectures.matched_biases`)."""
+    trees: Annotated[int, Field(ge=1, le=10_000, description="Trees in each forest.")] = 100
+    match_prior: Annotated[
+        bool,
+        Field(
+            description="Whether forests for two classes, with public rows, say yes to as many of "
+            "these as of their own records."
+        ),
+    ] = True
     kind = "forest"
     per_file = 50
     packages = ("scikit-learn",)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
 from .alignment import MANY
 from .architectures import match_priors, ridge_head
@@ -22,37 +24,74 @@ from .features import (
     public_features,
 )
 from .shards import Shards
-from .store import Architecture, FeatureSpec, TeacherTraining
+from .store import CONFIG, Architecture, FeatureSpec, TeacherTraining
 from .workers import side_by_side
 
 USUAL, OF_WHITENED = 0.1, 1.0
 """Penalties of heads. On whitened features a strong one does no harm: what it shrinks most is the
 shard's own, unreliable view of how features vary together."""
+WIDTH, LANDMARKS = 150, 800
+"""Features after the public projection, and landmarks of a Nyström map."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CONFIG)
 class Heads:
-    """Settings of heads."""
+    """Linear heads on public features that all share: fast, and the default."""
 
-    width: int = 150
-    """Features per input, at most, after the public projection; of nystrom, its landmarks."""
-    features: Kind | None = None
-    """What is fitted on public images; anything but a graph needs these. By default a graph, and
-    of `MANY` classes `discriminant`, whose heads are class means, unless a penalty is given."""
-    ridge: float | None = None
-    """Penalty relative to the mean variance of a shard's features. By default `OF_WHITENED` on the
-    whitened features of a table with public rows, and `USUAL` on others. Class means have none."""
-    copies: int = 2
-    """Distorted copies of each training image in addition to the original. Tables have none."""
-    rotation: float = ROTATION
-    """The largest angle by which a copy is turned, in degrees."""
-    elastic: float = ELASTIC
-    """The largest elastic displacement in a copy, as a share of half the side."""
-    bins: bool = True
-    """Whether a table's columns are binned at the quantiles of public rows (`bins.py`)."""
-    match_prior: bool = True
-    """Whether heads for two classes, on a table with public rows, match their prior
-    (`match_priors`). It lets much smaller shards do."""
+    width: Annotated[
+        int | None,
+        Field(
+            ge=3,
+            le=4096,
+            description="Features of an image, at most: 150. With nystrom its landmarks: 800.",
+        ),
+    ] = None
+    features: Annotated[
+        Kind | None,
+        Field(
+            description="Of images, beside oriented gradients. graph: components and a "
+            "neighbourhood graph; the default. nystrom: a Gaussian kernel of public landmarks. "
+            "discriminant: directions in which classes differ, and class means for heads; the "
+            "default from 30 classes on.",
+        ),
+    ] = None
+    ridge: Annotated[
+        float | None,
+        Field(
+            ge=1e-6,
+            description="Penalty, relative to the mean variance of a shard's features: 0.1, or 1 "
+            "on the whitened features of a table with public rows. Class means have none.",
+        ),
+    ] = None
+    copies: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="Distorted copies of each training image. Handwriting gains, clothes lose.",
+        ),
+    ] = 2
+    rotation: Annotated[
+        float, Field(ge=0, le=180, description="The largest angle of a copy, in degrees.")
+    ] = ROTATION
+    elastic: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=1,
+            description="The largest elastic displacement in a copy, as a share of half the side.",
+        ),
+    ] = ELASTIC
+    bins: Annotated[
+        bool,
+        Field(description="Whether a table's columns are binned at the quantiles of public rows."),
+    ] = True
+    match_prior: Annotated[
+        bool,
+        Field(
+            description="Whether heads for two classes, with public rows of a table, say yes to as "
+            "many of these as of their own records. It lets much smaller shards do."
+        ),
+    ] = True
     backbone: Backbone | None = None
     """A public model whose embeddings replace oriented gradients, or a table's columns."""
     kind = "heads"
@@ -84,9 +123,10 @@ class Heads:
         fitted_on = public if self.bins or self.backbone or len(data.spec.shape) > 1 else None
         kind = self.features or ("discriminant" if self._many(data, public) else "graph")
         if kind == "discriminant" and self.ridge is not None:
-            raise DataError("Heads on discriminant features are class means: leave --ridge out.")
+            raise DataError("Heads on discriminant features are class means: leave ridge out.")
+        width = self.width or (LANDMARKS if kind == "nystrom" else WIDTH)
         return public_features(
-            data.spec, fitted_on, self.width, kind, whiten=True, backbone=self.backbone
+            data.spec, fitted_on, width, kind, whiten=True, backbone=self.backbone
         )
 
     def _many(self, data: Dataset, public: PublicData | None) -> bool:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from typing import Literal
+from dataclasses import asdict, replace
+from typing import Annotated, Literal, get_args
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from numpy.typing import NDArray
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch import nn
 
 from terrine_protocol.tables import TableSchema
@@ -25,6 +27,7 @@ from .augment import DRAWS, distort
 from .closed_form import class_weights
 from .data import InputSpec
 from .gan import BETAS, Adversary
+from .store import CONFIG
 from .students import (
     MOST_MEMBERS,
     Average,
@@ -36,18 +39,19 @@ from .students import (
 
 Method = Literal["supervised", "vat", "fixmatch", "gan"]
 """How a network is trained."""
-Asked = Literal[
+StudentMethod = Literal[
     "auto", "ridge", "supervised", "vat", "fixmatch", "gan", "kernel", "neighbours", "forest"
 ]
 """`auto`: several are tried, and the one that suits the labels is chosen (`choice.py`). `ridge`,
 `kernel`, `neighbours` and `forest` are no networks: a regression on public features
 (`closed_form.py`; `counted.py` where counts are noisy), `kernel.py`, `neighbours.py` and
 `forest_students.py`."""
+METHODS: tuple[StudentMethod, ...] = get_args(StudentMethod)
 PROBE = 0.5
 """Length of the step that finds the adversarial direction, in units of the prepared input."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CONFIG)
 class Training:
     """Settings of the training; the defaults suit tens to hundreds of labels.
 
@@ -55,24 +59,43 @@ class Training:
     labels, and learns more from them in the same time.
     """
 
-    method: Asked = "auto"
-    steps: int = 600
-    batch: int = 64
-    """Labelled inputs per step."""
-    unlabelled_batch: int = 128
-    learning_rate: float = 4e-3
-    weight_decay: float = 5e-4
-    warm_up: float = 0.25
-    """Share of the steps that use labels alone."""
-    confidence: float = 0.8
-    """fixmatch: the student's own label is used from this probability on."""
-    radius: float = 1.5
-    """vat: length of the adversarial step, in units of the prepared input."""
+    method: StudentMethod = "auto"
+    steps: Annotated[int, Field(ge=1, description="Training steps of a network.")] = 600
+    batch: Annotated[int, Field(ge=1, description="Labelled inputs per step.")] = 64
+    unlabelled_batch: Annotated[int, Field(ge=1, description="Unlabelled inputs per step.")] = 128
+    learning_rate: Annotated[float, Field(gt=0, description="The highest, of AdamW.")] = 4e-3
+    weight_decay: Annotated[float, Field(ge=0, description="Of AdamW.")] = 5e-4
+    warm_up: Annotated[
+        float, Field(ge=0, le=1, description="Share of the steps that use labels alone.")
+    ] = 0.25
+    confidence: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=1,
+            description="fixmatch: the student's own label is used from this probability on.",
+        ),
+    ] = 0.8
+    radius: Annotated[
+        float,
+        Field(
+            gt=0,
+            description="vat: length of the adversarial step, in units of the prepared input.",
+        ),
+    ] = 1.5
     seed: int = 0
-    students: int = 1
-    """Networks that are trained, with seeds from `seed` on. Their mean probability is returned."""
-    balance: bool = False
-    """Whether every class that has labels counts alike, however many it has."""
+    students: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=MOST_MEMBERS,
+            description="Networks that are trained, with seeds from `seed` on; their mean "
+            "probability counts.",
+        ),
+    ] = 1
+    balance: Annotated[
+        bool, Field(description="Whether every class that has labels counts alike.")
+    ] = False
 
     def check(self, inputs: InputSpec) -> None:
         """Raise ValueError if no student for such inputs can be trained so."""
@@ -81,17 +104,12 @@ class Training:
                 f"{self.method} is for images, and these inputs are tables. Use auto, which "
                 "compares ridge regression with a network, or supervised."
             )
-        if not 1 <= self.students <= MOST_MEMBERS:
-            raise ValueError(f"students is {self.students}; expected 1 to {MOST_MEMBERS}")
         one_model = self.method in ("kernel", "neighbours", "forest")
         if one_model and (self.students > 1 or self.balance):
             raise ValueError(
                 f"a {self.method} student is one model, to which every label counts alike. Leave "
                 "out students and balance, or use another method."
             )
-        for name in ("steps", "batch", "unlabelled_batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; expected at least 1")
 
 
 def train_student(

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
 from .architectures import build_network, default_architecture, initialise, prepare
 from .augment import DRAWS, distorted
 from .data import Dataset, InputSpec
 from .features import FeatureMap, PublicData
 from .shards import Shards
-from .store import Architecture, EnsemblePlan, FeatureSpec, TeacherTraining
+from .store import CONFIG, Architecture, EnsemblePlan, FeatureSpec, TeacherTraining
 from .workers import side_by_side
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CONFIG)
 class Networks:
-    """Separate networks on the inputs themselves: a small CNN for images, an MLP for tables."""
+    """A network for each teacher, slow: a small CNN for images, an MLP for tables."""
 
-    epochs: int = 100
-    batch: int = 30
-    learning_rate: float = 0.1
+    epochs: Annotated[int, Field(ge=1, description="Passes over a shard.")] = 100
+    batch: Annotated[int, Field(ge=1, description="Records in a step.")] = 30
+    learning_rate: Annotated[
+        float, Field(gt=0, allow_inf_nan=False, description="The highest, of SGD with momentum.")
+    ] = 0.1
     kind = "networks"
     per_file = 10
     packages = ()

@@ -20,7 +20,7 @@ from .features import PublicData
 from .shards import deal, unit_count
 
 if TYPE_CHECKING:
-    from .teachers import How
+    from .teachers import TeacherConfig
 
 MOST, LEAST = 40, 5
 """Stand-ins that are trained."""
@@ -58,7 +58,7 @@ class Preview:
         )
 
 
-def stand_in(public: Dataset, rows: int, how: How, seed: int) -> Agreement | None:
+def stand_in(public: Dataset, rows: int, config: TeacherConfig, seed: int) -> Agreement | None:
     """How far teachers of `rows` public records each agree on other public records.
 
     One half of the records is dealt to at most 40 teachers. They vote on the other half, and the
@@ -79,17 +79,19 @@ def stand_in(public: Dataset, rows: int, how: How, seed: int) -> Agreement | Non
         return None
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / NAME
-        _train(sample, out, teachers, how, PublicData.declare(NAME, fresh), seed)
+        _train(sample, out, teachers, config, PublicData.declare(NAME, fresh), seed)
         votes = Ensemble.load(out, device="cpu").votes(inputs)
     return Agreement.of(votes, public.labels[others], public.classes)
 
 
 def _train(
-    sample: Dataset, out: Path, teachers: int, how: How, public: PublicData, seed: int
+    sample: Dataset, out: Path, teachers: int, config: TeacherConfig, public: PublicData, seed: int
 ) -> None:
     from .teachers import train_ensemble
 
-    train_ensemble(sample, out, name=NAME, teachers=teachers, how=how, public=public, seed=seed)
+    train_ensemble(
+        sample, out, name=NAME, teachers=teachers, config=config, public=public, seed=seed
+    )
 
 
 def _spread(values: np.ndarray) -> tuple[int, int, int]:

@@ -26,7 +26,7 @@ from .shards import Shards, TrainingError
 from .store import EnsemblePlan
 
 if TYPE_CHECKING:
-    from .teachers import How, Trained, Trainer
+    from .teachers import TeacherConfig, Trained, Trainer
 
 RETRIES = 5
 """How often a task is sent again because its worker is lost."""
@@ -41,7 +41,7 @@ Tensors = dict[str, NDArray[Any]]
 class Known:
     """What all tasks are sent: it is public."""
 
-    how: How
+    config: TeacherConfig
     plan: EnsemblePlan
     features: Tensors | None
     backbone: bytes | None
@@ -59,8 +59,8 @@ def on_ray(address: str | None) -> Iterator[Trainer]:
     """
     most = AHEAD * connect(address)
 
-    def train(how: How, shards: Shards, runs: Sequence[range]) -> Generator[Trained]:
-        return _train(how, shards, runs, most)
+    def train(config: TeacherConfig, shards: Shards, runs: Sequence[range]) -> Generator[Trained]:
+        return _train(config, shards, runs, most)
 
     try:
         yield train
@@ -68,7 +68,9 @@ def on_ray(address: str | None) -> Iterator[Trainer]:
         disconnect()
 
 
-def _train(how: How, shards: Shards, runs: Sequence[range], most: int) -> Generator[Trained]:
+def _train(
+    config: TeacherConfig, shards: Shards, runs: Sequence[range], most: int
+) -> Generator[Trained]:
     import ray
     from ray.exceptions import RayError
 
@@ -80,7 +82,7 @@ def _train(how: How, shards: Shards, runs: Sequence[range], most: int) -> Genera
         scheduling_strategy="SPREAD",
         enable_task_events=False,
     )
-    known = ray.put(_known(how, shards))
+    known = ray.put(_known(config, shards))
     left = iter(runs)
     coming: list[Any] = []
     try:
@@ -101,11 +103,11 @@ def _train(how: How, shards: Shards, runs: Sequence[range], most: int) -> Genera
         ) from None
 
 
-def _known(how: How, shards: Shards) -> Known:
+def _known(config: TeacherConfig, shards: Shards) -> Known:
     """What can be sent of the settings: their backbone is among the features, as the plan says."""
     features = shards.features
     return Known(
-        how=replace(how, backbone=None) if isinstance(how, Heads) else how,
+        config=replace(config, backbone=None) if isinstance(config, Heads) else config,
         plan=shards.plan,
         features={name: tensor.numpy() for name, tensor in features.tensors.items()}
         if features
@@ -134,7 +136,7 @@ def _task(
         features = FeatureMap(known.plan.features, known.plan.input, tensors, backbone)
     shards = Shards(data, rows, known.plan, features, known.public)
     try:
-        trained = known.how.train(shards, run)
+        trained = known.config.train(shards, run)
     except TrainingError as error:
         return str(error)
     return {name: tensor.numpy() for name, tensor in trained.items()}

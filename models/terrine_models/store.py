@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 import torch
-from pydantic import Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import load as parse_safetensors
 from safetensors.torch import save as render_safetensors
@@ -37,6 +37,8 @@ BACKBONE = "backbone.onnx"
 MANIFEST_LIMIT = 16 * 2**20
 """Bytes. A larger manifest is refused unread."""
 
+CONFIG = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+"""Of settings, which are checked when they are made."""
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9_-]{0,62}[a-z0-9])?$")]
 FileName = Annotated[
     str, Field(pattern=r"^[a-z0-9][a-z0-9-]*\.(safetensors|onnx)$", max_length=100)

@@ -18,7 +18,7 @@ stopped when it is called again with the same arguments.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Protocol
@@ -45,11 +45,21 @@ from .store import (
     write_atomically,
 )
 
-__all__ = ["Forests", "Heads", "How", "Networks", "TrainingError", "deal", "train_ensemble"]
+__all__ = [
+    "Forests",
+    "Heads",
+    "Networks",
+    "TeacherConfig",
+    "TrainingError",
+    "deal",
+    "train_ensemble",
+]
 
 PROGRESS = "training.json"
-How = Heads | Networks | Forests
+TeacherConfig = Heads | Networks | Forests
 """The settings of one kind of teacher."""
+KINDS: Mapping[str, type[TeacherConfig]] = {each.kind: each for each in (Heads, Networks, Forests)}
+"""The kinds of teacher that can be trained, by name."""
 Trained = dict[str, torch.Tensor]
 """The tensors of a run of teachers."""
 
@@ -57,13 +67,15 @@ Trained = dict[str, torch.Tensor]
 class Trainer(Protocol):
     """Trains runs of teachers, and yields the tensors of each run, in order."""
 
-    def __call__(self, how: How, shards: Shards, runs: Sequence[range]) -> Generator[Trained]: ...
+    def __call__(
+        self, config: TeacherConfig, shards: Shards, runs: Sequence[range]
+    ) -> Generator[Trained]: ...
 
 
-def here(how: How, shards: Shards, runs: Sequence[range]) -> Generator[Trained]:
+def here(config: TeacherConfig, shards: Shards, runs: Sequence[range]) -> Generator[Trained]:
     """Train in this process, on all its processors."""
     for run in runs:
-        yield how.train(shards, run)
+        yield config.train(shards, run)
 
 
 def train_ensemble(
@@ -72,7 +84,7 @@ def train_ensemble(
     *,
     name: str,
     teachers: int,
-    how: How | None = None,
+    config: TeacherConfig | None = None,
     public: PublicData | None = None,
     seed: int = 0,
     on_trained: Callable[[int], None] | None = None,
@@ -89,19 +101,19 @@ def train_ensemble(
     Raises TrainingError (n larger than the records or people, `out` exists, settings differ from
     those of an interrupted training) and DataError (public data unfit).
     """
-    how, out = how or Heads(), Path(out)
+    config, out = config or Heads(), Path(out)
     if out.exists():
         raise TrainingError(f"{out} exists already. Remove it or choose another directory.")
     check_encoding(data)
     if public is not None:
         public.check_disjoint(data)
     rows, partition = deal(data, teachers, seed)
-    architecture = how.architecture(data.spec)
-    features = how.feature_map(data, public)
+    architecture = config.architecture(data.spec)
+    features = config.feature_map(data, public)
     known = features.spec if features else None
     plan = EnsemblePlan(
         name=name,
-        kind=how.kind,
+        kind=config.kind,
         architecture=architecture,
         features=known,
         input=data.spec,
@@ -111,8 +123,8 @@ def train_ensemble(
         teachers=teachers,
         units=unit_count(data),
         partition=partition,
-        training=how.training(data, seed, known, public),
-        versions=versions(*how.packages),
+        training=config.training(data, seed, known, public),
+        versions=versions(*config.packages),
     )
     work, of_data = out.with_name(f"{out.name}.partial"), data.digest()
     files = _begin_or_resume(work, plan, of_data)
@@ -129,13 +141,13 @@ def train_ensemble(
     shards = Shards(data, dict(enumerate(rows)), plan, features, public)
     report = on_trained or (lambda done: None)
     report(0)
-    starts = range(0, teachers, how.per_file)
+    starts = range(0, teachers, config.per_file)
     runs = {
-        f"teachers-{number:05d}.safetensors": range(at, min(at + how.per_file, teachers))
+        f"teachers-{number:05d}.safetensors": range(at, min(at + config.per_file, teachers))
         for number, at in enumerate(starts)
     }
     missing = [run for file, run in runs.items() if file not in files]
-    with closing(trainer(how, shards, missing)) as trained:
+    with closing(trainer(config, shards, missing)) as trained:
         for file, run in runs.items():
             if file not in files:
                 files[file] = save_tensors(work / file, next(trained))

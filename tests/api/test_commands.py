@@ -196,7 +196,7 @@ def test_unusual_text_is_shown_verbatim_or_refused(terrine: Terrine) -> None:
 
 def test_mechanisms_are_listed_shown_and_stated(terrine: Terrine) -> None:
     from terrine_protocol import MECHANISM_SPECS
-    from terrine_server.cli.mechanism import parse_mechanism, stated
+    from terrine_server.cli.mechanism import mechanism_text, parse_mechanism
     from terrine_server.privacy.mechanisms import MECHANISMS
 
     assert set(MECHANISM_SPECS) == set(MECHANISMS)
@@ -209,7 +209,7 @@ def test_mechanisms_are_listed_shown_and_stated(terrine: Terrine) -> None:
     assert len(json.loads(terrine("mechanism", "list", "--json").fine)) == len(MECHANISM_SPECS)
     assert "There is no mechanism 'votes'" in terrine("mechanism", "show", "votes").refused
     stable: dict[str, object] = {"name": "stable", "sigma": 60, "delta_per_query": 1e-10}
-    assert parse_mechanism(stated(stable)) == stable
+    assert parse_mechanism(mechanism_text(stable)) == stable
     assert parse_mechanism("stable: sigma=60, delta-per-query=1e-10") == stable
 
 

@@ -25,10 +25,10 @@ from terrine_client.estimator import TerrineClassifier, buy
 from terrine_models.answers import student_from_answers
 from terrine_models.choice import Made
 from terrine_models.data import Dataset, InputSpec
-from terrine_models.learning import Asked
+from terrine_models.learning import StudentMethod
 from terrine_models.tables import load_table
 from terrine_models.teachers import train_ensemble
-from terrine_protocol import Column, ProjectOpen, Role, TableSchema, TokenCreate
+from terrine_protocol import Column, EnsembleRegister, ProjectOpen, Role, TableSchema, TokenCreate
 from terrine_server.audit.world import serving
 from terrine_server.ledger import Ledger
 from terrine_server.owner.operations import open_project, register_ensemble
@@ -88,7 +88,7 @@ def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Clie
     tokens: dict[str, str] = {}
     for name, records in data.items():
         train_ensemble(records, made.ensembles_dir / name, name=name, teachers=60)
-        register_ensemble(ledger, made, name, 100.0, 1e-4)
+        register_ensemble(ledger, made, EnsembleRegister(name=name, epsilon=100.0, delta=1e-4))
         terms = {"name": name, "ensemble": name, "epsilon": 90, "delta": 1e-5}
         open_project(
             ledger,
@@ -248,7 +248,7 @@ class Buyer(TerrineClassifier):
         self,
         client: Client | None = None,
         *,
-        method: Asked = "auto",
+        method: StudentMethod = "auto",
         steps: int | None = None,
         random_state: int = 0,
     ) -> None:

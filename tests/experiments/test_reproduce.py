@@ -136,7 +136,7 @@ def test_an_experiment_is_repeated_continued_and_compared(
 def test_every_run_deals_the_records_anew_and_trains_its_own_teachers(
     idx: Path, tmp_path: Path
 ) -> None:
-    source = replace(load("mnist", idx), teachers=20, how=Heads(copies=0))
+    source = replace(load("mnist", idx), teachers=20, config=Heads(copies=0))
     console, public = Console(quiet=True), public_part(source)
     directories = [tmp_path / f"run-{number}" for number in (0, 1)]
     made = [
@@ -317,8 +317,8 @@ def test_files_that_do_not_fit_are_refused(
 
 @pytest.mark.parametrize("name", sorted(FILES))
 def test_teachers_and_students_have_the_defaults_of_the_commands(name: str) -> None:
-    how = RECIPES[name].how
-    assert how == (Heads(copies=0) if name == "glyph" else Heads())
+    config = RECIPES[name].config
+    assert config == (Heads(copies=0) if name == "glyph" else Heads())
 
 
 def example(epsilon: float, accuracies: list[float]) -> Result:

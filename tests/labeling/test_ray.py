@@ -30,7 +30,7 @@ from terrine_models.importing import Declared, import_ensemble
 from terrine_models.ray_cluster import INLINE_BYTES, on_node
 from terrine_models.ray_training import on_ray
 from terrine_models.store import load_manifest, load_tensors, manifest_digest
-from terrine_models.teachers import Heads, How, Networks, Trainer, here, train_ensemble
+from terrine_models.teachers import Heads, Networks, TeacherConfig, Trainer, here, train_ensemble
 from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling.local_voters import LocalVoters
 from terrine_server.labeling.ray_voters import RayVoters
@@ -56,15 +56,17 @@ def private() -> Dataset:
     return Dataset(images[:600], labels[:600], DIGITS, spec, name="digits")
 
 
-def trained(out: Path, how: How, teachers: int, trainer: Trainer = here, **more: Any) -> Path:
+def trained(
+    out: Path, config: TeacherConfig, teachers: int, trainer: Trainer = here, **more: Any
+) -> Path:
     public = PublicData.declare("digits 1200-", load_digits().images[1200:].astype(np.uint8))
     train_ensemble(
         private(),
         out,
         name=out.name,
         teachers=teachers,
-        how=how,
-        public=public if isinstance(how, Heads) else None,
+        config=config,
+        public=public if isinstance(config, Heads) else None,
         trainer=trainer,
         **more,
     )
@@ -156,16 +158,16 @@ def test_a_training_without_a_cluster_is_refused_at_once(terrine: Terrine, tmp_p
 def test_heads_of_a_cluster_are_those_of_this_process_bit_for_bit(
     cluster: Trainer, two_threads: None, tmp_path: Path
 ) -> None:
-    how = Heads(width=60, copies=1)
-    local = trained(tmp_path / "local", how, 70)
-    remote = trained(tmp_path / "remote", how, 70, cluster)
+    config = Heads(width=60, copies=1)
+    local = trained(tmp_path / "local", config, 70)
+    remote = trained(tmp_path / "remote", config, 70, cluster)
     assert tensors(remote) == tensors(local)
 
 
 def test_networks_are_the_same_too_and_a_lost_worker_is_replaced(
     cluster: Trainer, two_threads: None, tmp_path: Path
 ) -> None:
-    how, done, lost = Networks(epochs=3), list[int](), list[int]()
+    config, done, lost = Networks(epochs=3), list[int](), list[int]()
 
     def lose_one() -> None:
         until(lambda: workers("_task"))
@@ -174,11 +176,11 @@ def test_networks_are_the_same_too_and_a_lost_worker_is_replaced(
 
     losing = threading.Thread(target=lose_one)
     losing.start()
-    remote = trained(tmp_path / "remote", how, 40, cluster, on_trained=done.append)
+    remote = trained(tmp_path / "remote", config, 40, cluster, on_trained=done.append)
     losing.join()
     assert lost
     assert done == [0, 10, 20, 30, 40]
-    assert tensors(remote) == tensors(trained(tmp_path / "local", how, 40))
+    assert tensors(remote) == tensors(trained(tmp_path / "local", config, 40))
 
 
 def test_an_interrupted_training_leaves_no_ensemble_and_no_task_and_continues(

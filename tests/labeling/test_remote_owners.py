@@ -29,7 +29,7 @@ from terrine_models.federation import (
     save_federation,
 )
 from terrine_models.store import StoreError
-from terrine_protocol import ProjectOpen, Role, TokenCreate
+from terrine_protocol import EnsembleRegister, ProjectOpen, Role, TokenCreate
 from terrine_server.audit.world import serving
 from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling import inference
@@ -347,7 +347,7 @@ def test_dying_stalling_and_lying_owners_cost_nobody_an_answer(
     settings.secret_key_path.chmod(0o600)
     engine = migrated(settings.database)
     ledger = Ledger(engine, SECRET_KEY)
-    register_ensemble(ledger, settings, "ward", 50, 5e-4)
+    register_ensemble(ledger, settings, EnsembleRegister(name="ward", epsilon=50, delta=5e-4))
     terms = {"name": "study", "ensemble": "ward", "epsilon": 20, "delta": 1e-5}
     terms["mechanism"] = {"name": "gnmax", "sigma": 2.0}
     open_project(ledger, ProjectOpen.model_validate(terms))

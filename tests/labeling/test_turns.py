@@ -21,7 +21,7 @@ from sharing_owners import sharing_owners
 
 from terrine_models.ensemble import Ensemble
 from terrine_models.federation import Federation, save_federation
-from terrine_protocol import ProjectOpen
+from terrine_protocol import EnsembleRegister, ProjectOpen
 from terrine_server.aggregator import SERVICE, Aggregator
 from terrine_server.errors import DatabaseUnavailable
 from terrine_server.labeling.aggregator_terms import AggregatorTerms
@@ -74,7 +74,7 @@ def aggregator_and_service(
         save_federation(ward, federation)
         (ward / "aggregator.token").write_bytes((aggregator.directory / SERVICE).read_bytes())
         ledger = Ledger(migrated(database_url), SECRET_KEY)
-        register_ensemble(ledger, settings, "ward", 20.0, 1e-6)
+        register_ensemble(ledger, settings, EnsembleRegister(name="ward", epsilon=20.0, delta=1e-6))
         terms = {
             **{"name": "shares", "ensemble": "ward", "epsilon": 10.0, "delta": 1e-7},
             "mechanism": {"name": "noisy_votes", "sigma": 12.0},

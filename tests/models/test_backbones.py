@@ -59,8 +59,8 @@ def test_heads_vote_on_the_embeddings(
         digits.inputs[:900], digits.labels[:900], digits.classes, digits.spec, name="half"
     )
     known = PublicData.declare("pool", digits.inputs[900:1500]) if public else None
-    how = Heads(copies=0, width=60, backbone=Backbone.declare(path, digits.spec))
-    manifest = train_ensemble(private, out, name="d", teachers=5, how=how, public=known)
+    config = Heads(copies=0, width=60, backbone=Backbone.declare(path, digits.spec))
+    manifest = train_ensemble(private, out, name="d", teachers=5, config=config, public=known)
     assert manifest.features is not None
     assert manifest.features.base == "backbone"
     assert manifest.features.projection == ("graph" if public else "none")

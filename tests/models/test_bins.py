@@ -128,11 +128,11 @@ def test_heads_say_yes_as_often_as_their_shard_does(out: Path) -> None:
 def test_small_shards_that_match_their_prior_know_more_together(tmp_path: Path) -> None:
     data, (unseen, truth) = dataset(2000, 5), table(2000, 3)
     right = {}
-    for how in (Heads(), Heads(match_prior=False)):
-        directory = tmp_path / str(how.match_prior)
-        train_ensemble(data, directory, name="a", teachers=150, how=how, public=pool())
+    for config in (Heads(), Heads(match_prior=False)):
+        directory = tmp_path / str(config.match_prior)
+        train_ensemble(data, directory, name="a", teachers=150, config=config, public=pool())
         winners = Ensemble.load(directory).votes(unseen).argmax(1)
-        right[how.match_prior] = (winners == truth).mean()
+        right[config.match_prior] = (winners == truth).mean()
     assert right[True] > max(0.85, right[False])
 
 
@@ -165,7 +165,7 @@ def test_shards_of_one_class_vote_for_it(out: Path) -> None:
 
 def test_the_owner_can_keep_the_columns_as_they_are(out: Path) -> None:
     manifest = train_ensemble(
-        dataset(400, 5), out, name="a", teachers=20, how=Heads(bins=False), public=pool()
+        dataset(400, 5), out, name="a", teachers=20, config=Heads(bins=False), public=pool()
     )
     assert manifest.features is not None
     assert manifest.features.base == "identity"

@@ -99,7 +99,7 @@ def test_heads_of_many_classes_are_class_means_and_others_are_not(
     with pytest.raises(DataError, match="leave --ridge out"):
         Heads(features="discriminant", ridge=0.1).feature_map(of_few, public)
     manifest = train_ensemble(
-        of_many, tmp_path / "e", name="e", teachers=40, how=Heads(width=40), public=public
+        of_many, tmp_path / "e", name="e", teachers=40, config=Heads(width=40), public=public
     )
     assert manifest.features is not None
     assert (manifest.features.projection, manifest.features.width) == ("discriminant", 40)

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("two_threads")
 def heads(tmp_path_factory: pytest.TempPathFactory, digits: Dataset) -> Path:
     directory = tmp_path_factory.mktemp("models") / "heads"
     train_ensemble(
-        digits, directory, name="heads", teachers=60, how=Heads(width=50, copies=1), seed=1
+        digits, directory, name="heads", teachers=60, config=Heads(width=50, copies=1), seed=1
     )
     return directory
 
@@ -42,7 +42,7 @@ def heads(tmp_path_factory: pytest.TempPathFactory, digits: Dataset) -> Path:
 @pytest.fixture(scope="module")
 def networks(tmp_path_factory: pytest.TempPathFactory, digits: Dataset) -> Path:
     directory = tmp_path_factory.mktemp("models") / "networks"
-    train_ensemble(digits, directory, name="networks", teachers=12, how=Networks(epochs=2))
+    train_ensemble(digits, directory, name="networks", teachers=12, config=Networks(epochs=2))
     return directory
 
 

@@ -128,13 +128,13 @@ def test_nan_and_infinity_are_refused(bad: float) -> None:
 def forests(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("models") / "forests"
     public = PublicData.declare("rows", table(300, seed=9).inputs)
-    train_ensemble(table(1200), directory, name="f", teachers=60, how=FEW, public=public)
+    train_ensemble(table(1200), directory, name="f", teachers=60, config=FEW, public=public)
     return directory
 
 
 def test_votes_are_those_of_scikit_learns_forests(out: Path) -> None:
     data = table(300, classes=4)
-    train_ensemble(data, out, name="f", teachers=30, how=FEW, seed=5)
+    train_ensemble(data, out, name="f", teachers=30, config=FEW, seed=5)
     shards, _ = deal(data, 30, 5)
     x = np.asarray(table(500, seed=3).inputs, np.float32)
     expected = np.zeros((500, 4), np.int64)
@@ -170,7 +170,7 @@ def test_changing_one_record_changes_one_forest(tmp_path: Path) -> None:
     made = []
     for name, each in (("a", data), ("b", changed)):
         directory = tmp_path / name
-        train_ensemble(each, directory, name="f", teachers=8, how=FEW, public=public, seed=3)
+        train_ensemble(each, directory, name="f", teachers=8, config=FEW, public=public, seed=3)
         ensemble = Ensemble.load(directory)
         assert ensemble.manifest.training.matched_on == public.source
         sizes = ensemble.teachers["nodes"].sum(1).tolist()
@@ -185,17 +185,17 @@ def test_changing_one_record_changes_one_forest(tmp_path: Path) -> None:
 
 def test_an_interrupted_training_continues_with_the_same_forests(tmp_path: Path) -> None:
     data, whole, parts = table(400), tmp_path / "whole", tmp_path / "parts"
-    train_ensemble(data, whole, name="f", teachers=60, how=FEW)
+    train_ensemble(data, whole, name="f", teachers=60, config=FEW)
 
     def interrupt(done: int) -> None:
         if done == 50:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train_ensemble(data, parts, name="f", teachers=60, how=FEW, on_trained=interrupt)
+        train_ensemble(data, parts, name="f", teachers=60, config=FEW, on_trained=interrupt)
     with pytest.raises(TrainingError, match="training differ"):
-        train_ensemble(data, parts, name="f", teachers=60, how=Forests(trees=9))
-    train_ensemble(data, parts, name="f", teachers=60, how=FEW)
+        train_ensemble(data, parts, name="f", teachers=60, config=Forests(trees=9))
+    train_ensemble(data, parts, name="f", teachers=60, config=FEW)
     one, other = Ensemble.load(whole).teachers, Ensemble.load(parts).teachers
     assert all(torch.equal(one[key], other[key]) for key in one)
 
@@ -208,8 +208,8 @@ def test_matched_forests_say_yes_as_often_as_their_records(tmp_path: Path) -> No
     x = np.asarray(table(1000, seed=2).inputs, np.float32)
     said = {}
     for matches in (True, False):
-        how, directory = Forests(trees=40, match_prior=matches), tmp_path / str(matches)
-        made = train_ensemble(rare, directory, name="f", teachers=20, how=how, public=public)
+        config, directory = Forests(trees=40, match_prior=matches), tmp_path / str(matches)
+        made = train_ensemble(rare, directory, name="f", teachers=20, config=config, public=public)
         assert made.training.match_prior is (True if matches else None)
         votes = Ensemble.load(directory).votes(x)
         said[matches] = votes[:, 1].sum() / votes.sum()
@@ -220,7 +220,7 @@ def test_matched_forests_say_yes_as_often_as_their_records(tmp_path: Path) -> No
 
 def test_images_are_refused(out: Path, digits: Dataset) -> None:
     with pytest.raises(TrainingError, match="Train heads or networks"):
-        train_ensemble(digits, out, name="f", teachers=4, how=FEW)
+        train_ensemble(digits, out, name="f", teachers=4, config=FEW)
     assert not out.exists()
 
 
@@ -229,7 +229,7 @@ def test_without_scikit_learn_training_says_what_to_install(
 ) -> None:
     monkeypatch.setattr("terrine_models.forests.find_spec", lambda name: None)
     with pytest.raises(TrainingError, match=r"pip install .\.\[forest\]"):
-        train_ensemble(table(40), out, name="f", teachers=4, how=FEW)
+        train_ensemble(table(40), out, name="f", teachers=4, config=FEW)
 
 
 def test_forests_vote_where_scikit_learn_is_missing(

@@ -22,7 +22,7 @@ from terrine_models.ensemble import Ensemble
 from terrine_models.importing import Declared, import_ensemble
 from terrine_models.onnx_guard import GuardedTeachers, VotingError
 from terrine_models.store import StoreError, sha256
-from terrine_protocol import ProjectOpen
+from terrine_protocol import EnsembleRegister, ProjectOpen
 from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling.local_voters import LocalVoters
 from terrine_server.labeling.pipeline import Labeling
@@ -165,7 +165,7 @@ def test_a_vote_that_fails_is_charged_to_nobody(
     declared = Declared(spec=SPEC, classes=NAMES, units=30, disjoint_by="one shard each")
     import_ensemble(paths, settings.ensembles_dir / "ward", "ward", declared)
     ledger = Ledger(engine, settings.secret_key_path.read_bytes())
-    register_ensemble(ledger, settings, "ward", 20.0, 1e-5)
+    register_ensemble(ledger, settings, EnsembleRegister(name="ward", epsilon=20.0, delta=1e-5))
     terms = {
         **{"name": "study", "ensemble": "ward", "epsilon": 5.0, "delta": 1e-5},
         "mechanism": {"name": "gnmax", "sigma": 4.0},

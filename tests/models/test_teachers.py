@@ -92,15 +92,15 @@ def test_how_many_rows_a_person_has_moves_nobody_else() -> None:
 
 @pytest.mark.parametrize("how", [SMALL, Networks(epochs=2)], ids=["heads", "networks"])
 def test_changing_one_record_changes_one_teacher(
-    tmp_path: Path, digits: Dataset, how: Heads | Networks
+    tmp_path: Path, digits: Dataset, config: Heads | Networks
 ) -> None:
     data = rows_of(digits, slice(0, 240))
     shards, _ = deal(data, 8, seed=3)
     changed = data.inputs.copy()
     changed[shards[5][2]] = 16 - changed[shards[5][2]]
-    train_ensemble(data, tmp_path / "a", name="a", teachers=8, how=how, seed=3)
+    train_ensemble(data, tmp_path / "a", name="a", teachers=8, config=config, seed=3)
     neighbour = replace(data, inputs=changed)
-    train_ensemble(neighbour, tmp_path / "b", name="a", teachers=8, how=how, seed=3)
+    train_ensemble(neighbour, tmp_path / "b", name="a", teachers=8, config=config, seed=3)
     before, after = teachers_in(tmp_path / "a"), teachers_in(tmp_path / "b")
     for name in before:
         same = [torch.equal(before[name][i], after[name][i]) for i in range(8)]
@@ -109,11 +109,11 @@ def test_changing_one_record_changes_one_teacher(
 
 @pytest.mark.parametrize("how", [SMALL, Networks(epochs=2)], ids=["heads", "networks"])
 def test_the_same_seed_gives_the_same_teachers_and_another_does_not(
-    tmp_path: Path, digits: Dataset, how: Heads | Networks
+    tmp_path: Path, digits: Dataset, config: Heads | Networks
 ) -> None:
     data = rows_of(digits, slice(0, 120))
     made = [
-        train_ensemble(data, tmp_path / str(i), name="a", teachers=4, how=how, seed=seed)
+        train_ensemble(data, tmp_path / str(i), name="a", teachers=4, config=config, seed=seed)
         for i, seed in enumerate((11, 11, 12))
     ]
     assert made[0].partition is not None
@@ -140,8 +140,8 @@ def test_digests_of_an_ensemble_do_not_confirm_a_guess_of_its_records(
 
 
 def test_networks_learn_tables_too(out: Path, plane: Dataset) -> None:
-    how = Networks(epochs=40, batch=10)
-    train_ensemble(plane, out, name="plane", teachers=5, how=how)
+    config = Networks(epochs=40, batch=10)
+    train_ensemble(plane, out, name="plane", teachers=5, config=config)
     ensemble = Ensemble.load(out)
     assert ensemble.manifest.architecture.name == "mlp"
     assert ensemble.manifest.partition is not None
@@ -152,12 +152,12 @@ def test_networks_learn_tables_too(out: Path, plane: Dataset) -> None:
 @pytest.mark.slow
 def test_heads_and_networks_read_digits(tmp_path: Path, digits: Dataset) -> None:
     private, unseen = rows_of(digits, slice(0, 1200)), rows_of(digits, slice(1200, None))
-    for how, teachers in ((Heads(), 40), (Networks(epochs=15), 6)):
-        directory = tmp_path / how.kind
-        train_ensemble(private, directory, name="digits", teachers=teachers, how=how)
+    for config, teachers in ((Heads(), 40), (Networks(epochs=15), 6)):
+        directory = tmp_path / config.kind
+        train_ensemble(private, directory, name="digits", teachers=teachers, config=config)
         votes = Ensemble.load(directory).votes(unseen.inputs)
         right = (votes.argmax(1) == unseen.labels).mean()
-        assert right > 0.88, f"{how.kind}: plurality is right on {right:.3f}"
+        assert right > 0.88, f"{config.kind}: plurality is right on {right:.3f}"
 
 
 # ------------------------------------------------------------------- public features
@@ -174,7 +174,7 @@ def test_without_public_data_the_features_are_data_independent(digits: Dataset) 
 def test_the_manifest_says_what_the_features_were_fitted_on(out: Path, digits: Dataset) -> None:
     public = PublicData.declare("digits from 1200 on", digits.inputs[1200:])
     manifest = train_ensemble(
-        rows_of(digits, slice(0, 1200)), out, name="a", teachers=4, how=SMALL, public=public
+        rows_of(digits, slice(0, 1200)), out, name="a", teachers=4, config=SMALL, public=public
     )
     assert manifest.features is not None
     assert manifest.features.fitted_on == public.source
@@ -190,7 +190,7 @@ def test_features_cannot_be_fitted_on_the_private_data(out: Path, digits: Datase
                 out,
                 name="a",
                 teachers=4,
-                how=SMALL,
+                config=SMALL,
                 public=by_accident,
             )
     assert not out.exists()
@@ -205,7 +205,7 @@ def test_public_data_of_another_kind_is_refused(out: Path, digits: Dataset) -> N
     ):
         public = PublicData.declare("pool", wrong)
         with pytest.raises(DataError, match=message):
-            train_ensemble(digits, out, name="a", teachers=4, how=SMALL, public=public)
+            train_ensemble(digits, out, name="a", teachers=4, config=SMALL, public=public)
     with pytest.raises(DataError, match="needs a name"):
         PublicData.declare(" ", digits.inputs)
     with pytest.raises(DataError, match="no inputs"):
@@ -226,7 +226,7 @@ from terrine_models.teachers import Heads, train_ensemble
 digits = load_digits()
 data = Dataset(digits.images.astype(np.uint8), digits.target.astype(np.int64), DIGITS,
                InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16), name="digits")
-train_ensemble(data, Path(sys.argv[1]), name="a", teachers=170, how=Heads(width=40, copies=1),
+train_ensemble(data, Path(sys.argv[1]), name="a", teachers=170, config=Heads(width=40, copies=1),
                seed=5,
                on_trained=lambda done: (print(done, flush=True), time.sleep(60 * (done > 0))))
 """
@@ -281,7 +281,7 @@ def test_training_continues_after_a_kill(
             interrupted,
             name="a",
             teachers=170,
-            how=SMALL,
+            config=SMALL,
             seed=5,
         )
     time.sleep(0.01)
@@ -291,7 +291,7 @@ def test_training_continues_after_a_kill(
         interrupted,
         name="a",
         teachers=170,
-        how=SMALL,
+        config=SMALL,
         seed=5,
         on_trained=reported.append,
     )
@@ -303,7 +303,7 @@ def test_training_continues_after_a_kill(
         [*manifest.files, "manifest.json"]
     )
     straight = tmp_path / "straight"
-    train_ensemble(digits, straight, name="a", teachers=170, how=SMALL, seed=5)
+    train_ensemble(digits, straight, name="a", teachers=170, config=SMALL, seed=5)
     resumed = teachers_in(interrupted)
     assert all(torch.equal(resumed[name], made) for name, made in teachers_in(straight).items())
 
@@ -313,4 +313,4 @@ def test_a_damaged_interrupted_training_is_refused(interrupted: Path, digits: Da
     note = interrupted.with_name("ensemble.partial") / "training.json"
     note.write_bytes(note.read_bytes()[:-5])
     with pytest.raises(TrainingError, match="is damaged"):
-        train_ensemble(digits, interrupted, name="a", teachers=170, how=SMALL, seed=5)
+        train_ensemble(digits, interrupted, name="a", teachers=170, config=SMALL, seed=5)

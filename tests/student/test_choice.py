@@ -17,7 +17,7 @@ from terrine_models.choosing import asking_order
 from terrine_models.closed_form import PENALTIES, RidgeFit, RidgeStudents, ridge_path
 from terrine_models.collapse import Evidence, collapse
 from terrine_models.data import DIGITS, InputSpec
-from terrine_models.learning import Asked, Training, train_student
+from terrine_models.learning import StudentMethod, Training, train_student
 from terrine_models.roles import propose_schema
 from terrine_models.store import StoreError
 from terrine_models.students import Student
@@ -33,7 +33,7 @@ ADULT = (
     *("hours_per_week", "native_country", "income"),
 )
 POOL = 500
-BOTH: tuple[Asked, ...] = ("vat", "supervised")
+BOTH: tuple[StudentMethod, ...] = ("vat", "supervised")
 
 
 def digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -46,11 +46,13 @@ def some_digits(count: int) -> NDArray[np.int64]:
     return np.where(np.arange(POOL) < count, digits()[1][:POOL], -1)
 
 
-def small_steps(method: Asked, steps: int) -> Training:
+def small_steps(method: StudentMethod, steps: int) -> Training:
     return Training(method=method, steps=steps, batch=32, unlabelled_batch=64)
 
 
-def choose_digits(labels: NDArray[np.int64], method: Asked = "auto", steps: int = 30) -> Made:
+def choose_digits(
+    labels: NDArray[np.int64], method: StudentMethod = "auto", steps: int = 30
+) -> Made:
     training, images = small_steps(method, steps), digits()[0][:POOL]
     return choose_student(images, labels, inputs=SMALL, classes=DIGITS, training=training)
 
@@ -83,7 +85,7 @@ class Income:
         self.labels = np.full(self.POOL, -1)
         self.labels[rows[answered]] = noisy.argmax(1)[answered]
 
-    def choose(self, method: Asked) -> Made:
+    def choose(self, method: StudentMethod) -> Made:
         return choose_student(
             self.x[: self.POOL],
             self.labels,
@@ -92,7 +94,7 @@ class Income:
             training=Training(method=method, steps=self.STEPS),
         )
 
-    def train(self, method: Asked) -> Student:
+    def train(self, method: StudentMethod) -> Student:
         return train_student(
             self.x[: self.POOL],
             self.labels,
@@ -136,7 +138,7 @@ def test_vat_collapses_on_one_sided_labels_of_digits_and_the_plain_model_is_retu
     for digit in range(10):
         labels[np.flatnonzero(truth[:POOL] == digit)[: 45 if digit == 1 else 1]] = digit
 
-    def train(method: Asked) -> Student:
+    def train(method: StudentMethod) -> Student:
         training = small_steps(method, 60)
         return train_student(images[:POOL], labels, inputs=SMALL, classes=DIGITS, training=training)
 
@@ -274,7 +276,7 @@ def test_nothing_can_be_chosen_without_a_label() -> None:
     ],
 )
 def test_candidates_follow_from_public_facts(
-    method: Asked, spec: InputSpec, labels: int, added: tuple[str, ...]
+    method: StudentMethod, spec: InputSpec, labels: int, added: tuple[str, ...]
 ) -> None:
     assert candidates(method, spec, labels) == ("ridge", "supervised", *added)
 

@@ -16,10 +16,10 @@ from terrine_models import counted
 from terrine_models.counted import CountedStudents, student_from_counts
 from terrine_models.data import Dataset, InputSpec
 from terrine_models.features import PublicData
-from terrine_models.learning import Asked, Training
+from terrine_models.learning import StudentMethod, Training
 from terrine_models.students import Student
 from terrine_models.teachers import train_ensemble
-from terrine_protocol import ProjectOpen
+from terrine_protocol import EnsembleRegister, ProjectOpen
 from terrine_server.owner.operations import open_project, register_ensemble
 
 DIGITS = InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16)
@@ -45,7 +45,7 @@ def digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 @pytest.mark.parametrize("method", ["auto", "vat", "supervised"])
 def test_counts_that_show_nothing_by_themselves_make_a_good_student(
-    digits: tuple[NDArray[np.uint8], NDArray[np.int64]], method: Asked
+    digits: tuple[NDArray[np.uint8], NDArray[np.int64]], method: StudentMethod
 ) -> None:
     x, truth = digits[0][:900], digits[1][:900]
     counts = votes(truth, sigma=400.0, seed=1)
@@ -270,7 +270,9 @@ def test_a_student_of_a_table_learns_from_its_project_that_teachers_match_their_
         teachers=100,
         public=PublicData.declare("pool", pool),
     )
-    register_ensemble(server.ledger, server.settings, "table", 50.0, 5e-4)
+    register_ensemble(
+        server.ledger, server.settings, EnsembleRegister(name="table", epsilon=50.0, delta=5e-4)
+    )
     terms = {
         "name": "rows",
         "ensemble": "table",

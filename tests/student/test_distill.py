@@ -28,7 +28,7 @@ from terrine_models.ensemble import Ensemble
 from terrine_models.learning import Training
 from terrine_models.students import Student
 from terrine_models.teachers import train_ensemble
-from terrine_protocol import ProjectOpen, ProjectStatus
+from terrine_protocol import EnsembleRegister, ProjectOpen, ProjectStatus
 from terrine_server.owner.operations import open_project, register_ensemble
 
 
@@ -282,7 +282,9 @@ def test_the_command_ends_on_images_of_ordinary_size(
     records = Dataset(private, written.target[:PRIVATE].astype(np.int64), DIGITS, spec)
     made = server.settings.ensembles_dir / "large"
     train_ensemble(records, made, name="large", teachers=60)
-    register_ensemble(server.ledger, server.settings, "large", 90.0, 1e-4)
+    register_ensemble(
+        server.ledger, server.settings, EnsembleRegister(name="large", epsilon=90.0, delta=1e-4)
+    )
     terms = {"name": "large", "ensemble": "large", "epsilon": 80, "delta": 1e-5}
     open_project(server.ledger, ProjectOpen.model_validate({**terms, "mechanism": mechanism}))
     np.save(tmp_path / "pool.npy", enlarged(digits.public))

@@ -130,7 +130,7 @@ def test_teachers_can_have_a_kernel_and_say_so(
     public = PublicData.declare("pool", x[:POOL])
     how = Heads(width=120, features="nystrom", rotation=5.0)
     manifest = train_ensemble(
-        private, tmp_path / "e", name="e", teachers=12, how=how, public=public
+        private, tmp_path / "e", name="e", teachers=12, config=how, public=public
     )
     assert manifest.features is not None
     assert (manifest.features.projection, manifest.features.landmarks) == ("nystrom", 120)
@@ -148,7 +148,7 @@ def test_a_manifest_from_before_distortions_were_recorded_keeps_its_meaning(
     usual, less = Heads(width=30, copies=1), Heads(width=30, copies=1, rotation=0.0)
     votes = {}
     for name, how in (("usual", usual), ("less", less), ("plain", replace(less, copies=0))):
-        train_ensemble(private, tmp_path / name, name=name, teachers=12, how=how, public=public)
+        train_ensemble(private, tmp_path / name, name=name, teachers=12, config=how, public=public)
         votes[name] = Ensemble.load(tmp_path / name).votes(x[:POOL])
     assert (votes["usual"] != votes["less"]).any()
     path = tmp_path / "usual" / MANIFEST

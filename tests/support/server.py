@@ -13,7 +13,7 @@ from digits import DigitsEnsemble
 from migrated import SECRET_KEY, migrated
 from sqlalchemy import Engine
 
-from terrine_protocol import ProjectOpen, Role, TokenCreate
+from terrine_protocol import EnsembleRegister, ProjectOpen, Role, TokenCreate
 from terrine_server.audit.world import serving
 from terrine_server.ledger import Ledger, ProjectRecord
 from terrine_server.owner.operations import open_project, register_ensemble
@@ -72,7 +72,11 @@ def installed(
     made.secret_key_path.write_bytes(SECRET_KEY)
     made.secret_key_path.chmod(0o600)
     engine = migrated(database_url)
-    register_ensemble(Ledger(engine, SECRET_KEY), made, name, CAP_EPSILON, CAP_DELTA)
+    register_ensemble(
+        Ledger(engine, SECRET_KEY),
+        made,
+        EnsembleRegister(name=name, epsilon=CAP_EPSILON, delta=CAP_DELTA),
+    )
     return made, engine
 
 

@@ -33,7 +33,7 @@ from terrine_models.store import (
     save_tensors,
     versions,
 )
-from terrine_protocol import ProjectOpen, Role, TokenCreate
+from terrine_protocol import EnsembleRegister, ProjectOpen, Role, TokenCreate
 from terrine_server.app import create_app
 from terrine_server.ledger import Ledger, connect, upgrade
 from terrine_server.owner.operations import make_directories, open_project, register_ensemble
@@ -71,7 +71,11 @@ class Service:
     def register(self, world: World, name: str) -> None:
         """Save a world's ensemble in the data directory and register it in the ledger."""
         save_world(self.settings.ensembles_dir / name, world, name)
-        register_ensemble(self.ledger, self.settings, name, CAP_EPSILON, CAP_DELTA)
+        register_ensemble(
+            self.ledger,
+            self.settings,
+            EnsembleRegister(name=name, epsilon=CAP_EPSILON, delta=CAP_DELTA),
+        )
 
 
 def save_world(directory: Path, world: World, name: str) -> None:

@@ -6,13 +6,15 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
 
 import typer
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
@@ -93,6 +95,49 @@ def print_json(value: object) -> None:
     from pydantic_core import to_json
 
     typer.echo(to_json(value, indent=2).decode())
+
+
+Row = Mapping[str, object]
+"""What people read of one thing, by heading."""
+
+
+def output(value: object, people: Row | Sequence[Row], as_json: bool) -> None:
+    """Print `value` as JSON, or what people read of it: a row for each field, or for each item.
+
+    Fields that are None or empty are left out. Texts are shown as they are, without markup.
+    """
+    if as_json:
+        print_json(value)
+        return
+    if isinstance(people, Mapping):
+        table = Table(show_header=False, box=None, pad_edge=False)
+        for heading, shown in people.items():
+            if shown is not None and shown != "":
+                table.add_row(heading, _cell(shown))
+    else:
+        table = Table(*(people[0] if people else ()))
+        for row in people:
+            table.add_row(*map(_cell, row.values()))
+        if not people:
+            console.print("None.")
+            return
+    console.print(table)
+
+
+def _cell(shown: object) -> Text:
+    match shown:
+        case None:
+            return Text("")
+        case bool():
+            return Text("yes" if shown else "no")
+        case int():
+            return Text(f"{shown:,}", justify="right")
+        case float():
+            return Text(f"{shown:.4g}", justify="right")
+        case datetime():
+            return Text(f"{shown:%Y-%m-%d %H:%M} UTC")
+        case _:
+            return Text(str(shown))
 
 
 def explain(error: BaseException) -> str | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,35 +13,19 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from terrine_protocol import EnsembleRegister
 from terrine_server.bars import stages_bar, teachers_bar
 from terrine_server.cli import arrays, preview, tables
-from terrine_server.cli.console import AsJson, console, fail, print_json
+from terrine_server.cli.console import AsJson, console, fail, output, print_json
+from terrine_server.cli.derived import takes
 from terrine_server.cli.evaluate import ensemble_directory, evaluate
 from terrine_server.cli.importing import import_, split_
+from terrine_server.cli.specs import SPEC, built, show_kind, show_kinds
 from terrine_server.cli.tables import split
-from terrine_server.cli.teachers import (
-    BackboneFile,
-    Bins,
-    Copies,
-    Elastic,
-    Epochs,
-    Features,
-    Given,
-    Kind,
-    KindOption,
-    MatchPrior,
-    Ridge,
-    Rotation,
-    TrainOn,
-    Trees,
-    Where,
-    Width,
-    chosen,
-    trainer,
-)
 
 if TYPE_CHECKING:
     from terrine_models.store import Manifest
+    from terrine_models.teachers import Trainer
 
 app = typer.Typer(no_args_is_help=True, help="Train, show, verify and register ensembles.")
 app.command()(evaluate)
@@ -58,11 +45,11 @@ Group = Annotated[
 ]
 
 
-class CapRule(StrEnum):
-    """How a cap adds up."""
+class Where(StrEnum):
+    """Where teachers are trained."""
 
-    RDP = "rdp"
-    GDP = "gdp"
+    HERE = "here"
+    RAY = "ray"
 
 
 @app.command()
@@ -85,7 +72,14 @@ def train(
             metavar="DIR", help="Where to save. Default: ensembles/NAME in the data directory."
         ),
     ] = None,
-    kind: KindOption = Kind.HEADS,
+    kind: Annotated[
+        str,
+        typer.Option(
+            metavar=SPEC,
+            help="What each teacher is: heads, networks or forest, such as networks:epochs=50. "
+            "`terrine ensemble kinds` shows their parameters.",
+        ),
+    ] = "heads",
     public: Annotated[
         Path | None,
         typer.Option(
@@ -121,18 +115,21 @@ def train(
     image_size: arrays.ImageSize = None,
     grey: arrays.Grey = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed for the partition and the training.")] = 0,
-    copies: Copies = None,
-    rotation: Rotation = None,
-    elastic: Elastic = None,
-    features: Features = None,
-    width: Width = None,
-    ridge: Ridge = None,
-    bins: Bins = True,
-    match_prior: MatchPrior = True,
-    backbone: BackboneFile = None,
-    epochs: Epochs = None,
-    trees: Trees = None,
-    on: TrainOn = Where.HERE,
+    backbone: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="For heads: an ONNX model [batch, …] → [batch, D] whose embeddings are the "
+            "features. It must be public: nobody's private records may have trained it.",
+        ),
+    ] = None,
+    on: Annotated[
+        Where,
+        typer.Option(
+            help="ray: on the cluster at TERRINE_RAY_ADDRESS, or on one of this machine's "
+            "processors."
+        ),
+    ] = Where.HERE,
 ) -> None:
     """Train teachers on disjoint parts of private data.
 
@@ -142,7 +139,8 @@ def train(
 
       terrine ensemble train mnist/ --name digits --teachers 1000 --public pool.npy
 
-      terrine ensemble train patients.npz --name ward --teachers 200 --kind networks
+      terrine ensemble train clothes/ --name clothes --teachers 500 --public pool.npy
+          --kind heads:copies=0,ridge=0.03
 
       terrine ensemble train patients.csv --name wards --teachers 100 --kind forest
           --schema schema.json
@@ -150,13 +148,17 @@ def train(
       terrine ensemble train adult.csv --name income --teachers 250
           --public census-sample.csv --label income --group person
     """
+    from terrine_models.backbones import Backbone
     from terrine_models.tables import is_table
-    from terrine_models.teachers import train_ensemble
+    from terrine_models.teachers import KINDS, Heads, train_ensemble
 
     if out is None:
         from terrine_server.settings import Settings
 
         out = Settings().ensembles_dir / name
+    config = built("--kind", kind, KINDS)
+    if backbone is not None and not isinstance(config, Heads):
+        fail("--backbone is for --kind heads: other teachers take the inputs themselves.")
     if is_table(data):
         if labels or classes or image_size:
             fail("--labels, --classes and --image-size are for images; a table has a schema.")
@@ -167,36 +169,42 @@ def train(
             fail("--schema, --label, --group and --columns are for tables only.")
         options = arrays.Arrays(public, labels, classes, image_size, grey)
         private, named_public, labelled = arrays.load(data, options)
-    given = Given(
-        copies,
-        rotation,
-        elastic,
-        features,
-        width,
-        ridge,
-        bins,
-        match_prior,
-        backbone,
-        epochs,
-        trees,
-    )
-    how = chosen(kind, given, private.spec)
+    if backbone is not None and isinstance(config, Heads):
+        config = replace(config, backbone=Backbone.declare(backbone, private.spec))
     seen = preview.show(private, teachers, seed)
-    if labelled is not None and kind is not Kind.NETWORKS:
-        preview.show_agreement(labelled, seen, how, seed)
+    if labelled is not None and config.kind != "networks":
+        preview.show_agreement(labelled, seen, config, seed)
     with trainer(on) as where, teachers_bar(console, teachers) as on_trained:
         manifest = train_ensemble(
             private,
             out,
             name=name,
             teachers=teachers,
-            how=how,
+            config=config,
             public=named_public,
             seed=seed,
             on_trained=on_trained,
             trainer=where,
         )
     _print(out, manifest)
+
+
+@app.command()
+def kinds(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[KIND]", help="Show this one's parameters.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the kinds of teacher that `train` takes, and their parameters."""
+    from terrine_models.teachers import KINDS
+
+    if name is None:
+        show_kinds(KINDS, as_json)
+    elif name in KINDS:
+        show_kind(KINDS[name], as_json)
+    else:
+        fail(f"There is no kind {name!r}, but {', '.join(KINDS)}.")
 
 
 @app.command()
@@ -236,28 +244,8 @@ def verify(ensemble: Named) -> None:
 
 
 @app.command()
-def register(
-    name: Annotated[
-        str, typer.Argument(help="Name of an ensemble in ensembles/ of the data directory.")
-    ],
-    epsilon: Annotated[float, typer.Option(help="Cap: ε of all its projects together.")],
-    delta: Annotated[float, typer.Option(help="Cap: δ of all its projects together.")],
-    rule: Annotated[
-        CapRule,
-        typer.Option(
-            help="How the cap adds up what projects cost. rdp: at one Rényi order, where joint "
-            "prices and published bounds hold. gdp: in Gaussian DP, where about a tenth more of "
-            "plain gnmax fits, but neither of these."
-        ),
-    ] = CapRule.RDP,
-    order: Annotated[
-        float | None,
-        typer.Option(
-            help="Rényi order of the cap; by default what suits its ε and δ. `terrine plan` "
-            "proposes one for data-dependent accounting."
-        ),
-    ] = None,
-) -> None:
+@takes(EnsembleRegister, arguments=("name",))
+def register(wanted: EnsembleRegister) -> None:
     """Allow projects on an ensemble, under a cap that they share. The cap is final.
 
     [bold]Example[/bold]: terrine ensemble register digits --epsilon 4 --delta 1e-5
@@ -266,9 +254,7 @@ def register(
     from terrine_server.settings import Settings
 
     settings = Settings()
-    record = register_ensemble(
-        open_ledger(settings), settings, name, epsilon, delta, rule.value, order
-    )
+    record = register_ensemble(open_ledger(settings), settings, wanted)
     console.print(
         f"Registered {record.name}: its projects together stay within "
         f"ε = {record.epsilon:g}, δ = {record.delta:g}, added up in {record.rule}. "
@@ -280,30 +266,30 @@ def register(
 @app.command("list")
 def list_ensembles(as_json: AsJson = False) -> None:
     """List the registered ensembles, their caps, and the share that projects have reserved."""
+    from terrine_server import views
+    from terrine_server.labeling.any_voters import AnyVoters
     from terrine_server.owner.operations import open_ledger
     from terrine_server.settings import Settings
 
     settings = Settings()
     records = open_ledger(settings).ensembles()
     if as_json:
-        from terrine_server import views
-        from terrine_server.labeling.any_voters import AnyVoters
-
         voters = AnyVoters(settings)
         print_json([views.ensemble_account(record, voters.available(record)) for record in records])
         return
-    table = Table("ensemble", "teachers", "classes", "cap ε", "cap δ", "order", "reserved")
-    for record in records:
-        table.add_row(
-            record.name,
-            str(record.info["teachers"]),
-            str(len(record.info["classes"])),
-            f"{record.epsilon:g}",
-            f"{record.delta:g}",
-            "–" if record.rdp_order is None else f"{record.rdp_order:g}",
-            f"{record.reserved / record.cap:.1%}",
-        )
-    console.print(table)
+    people = [
+        {
+            "ensemble": record.name,
+            "teachers": record.info["teachers"],
+            "classes": len(record.info["classes"]),
+            "cap ε": record.epsilon,
+            "cap δ": record.delta,
+            "order": record.rdp_order,
+            "reserved": f"{record.reserved / record.cap:.1%}",
+        }
+        for record in records
+    ]
+    output(None, people, as_json)
 
 
 @app.command()
@@ -398,3 +384,18 @@ def _print(directory: Path, manifest: Manifest) -> None:
 
 def _shortened(text: str) -> str:
     return text if len(text) <= 80 else text[:79] + "…"
+
+
+@contextmanager
+def trainer(where: Where) -> Iterator[Trainer]:
+    """Yield what trains teachers there; a cluster is left at the end."""
+    from terrine_models.teachers import here
+
+    if where is Where.HERE:
+        yield here
+        return
+    from terrine_models.ray_training import on_ray
+    from terrine_server.settings import Settings
+
+    with on_ray(Settings().ray_address) as on_cluster:
+        yield on_cluster

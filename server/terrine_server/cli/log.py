@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
-from terrine_server.cli.console import AsJson, console, opened_ledger, print_json, writing
+from terrine_server.cli.console import AsJson, console, opened_ledger, output, writing
 from terrine_server.cli.verify import report_log
 
 app = typer.Typer(help="Show, verify and export the administrative log.")
@@ -29,21 +27,21 @@ def show(
     from terrine_server import views
 
     entries = opened_ledger().log(limit=last, newest=True)
-    if as_json:
-        print_json([views.log_entry(entry) for entry in entries])
-        return
-    table = Table("#", "when (UTC)", "who", "what", "on", "detail")
-    for entry in entries:
-        detail = ", ".join(f"{k} {v}" for k, v in entry.detail.items() if v is not None)
-        table.add_row(
-            str(entry.seq),
-            f"{entry.created_at:%Y-%m-%d %H:%M:%S}",
-            Text(entry.actor),
-            entry.action,
-            Text(entry.subject),
-            Text(detail),  # as it is, without markup
-        )
-    console.print(table)
+    output(
+        [views.log_entry(entry) for entry in entries],
+        [
+            {
+                "#": str(entry.seq),
+                "when (UTC)": f"{entry.created_at:%Y-%m-%d %H:%M:%S}",
+                "who": entry.actor,
+                "what": entry.action,
+                "on": entry.subject,
+                "detail": ", ".join(f"{k} {v}" for k, v in entry.detail.items() if v is not None),
+            }
+            for entry in entries
+        ],
+        as_json,
+    )
 
 
 @app.command()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from terrine_server.cli.console import console
-from terrine_server.cli.mechanism import stated
+from terrine_server.cli.mechanism import mechanism_text
 
 if TYPE_CHECKING:
     from terrine_server.planning.comparison import Contender
@@ -205,7 +205,7 @@ def _show_candidates(found: Plan, candidates: Sequence[Candidate]) -> None:
 
 def command(found: Plan) -> str:
     """Return the command that opens the planned project, with names to fill in."""
-    mechanism = stated(dict(found.chosen.spec))
+    mechanism = mechanism_text(dict(found.chosen.spec))
     parts = ["terrine project open NAME --ensemble ENSEMBLE", f"--mechanism {mechanism}"]
     if found.pass_rate < 1:
         parts.append(f"--expected-pass-rate {found.pass_rate:g}")

@@ -11,7 +11,7 @@ from terrine_server.cli.console import console
 if TYPE_CHECKING:
     from terrine_models.data import Dataset
     from terrine_models.preview import Preview
-    from terrine_models.teachers import How
+    from terrine_models.teachers import TeacherConfig
 
 LISTED = 5
 """Classes that are named."""
@@ -47,12 +47,12 @@ def show(data: Dataset, teachers: int, seed: int) -> Preview:
     return found
 
 
-def show_agreement(public: Dataset, found: Preview, how: How, seed: int) -> None:
+def show_agreement(public: Dataset, found: Preview, config: TeacherConfig, seed: int) -> None:
     """Train stand-ins on labelled public records, and print how far they agree."""
     from terrine_models.preview import stand_in
 
     rows = max(1, found.rows[1])
-    agreement = stand_in(public, rows, how, seed)
+    agreement = stand_in(public, rows, config, seed)
     if agreement is None:
         _say(
             f"How far teachers will agree is not known: {len(public):,} public records are too few "

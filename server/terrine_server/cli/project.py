@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
-from terrine_server.cli.console import (
-    AsJson,
-    by_option,
-    console,
-    errors,
-    fail,
-    print_json,
-)
-from terrine_server.cli.mechanism import Mechanism, parse_mechanism
+from terrine_protocol import ProjectOpen
+from terrine_server.cli.console import AsJson, Row, console, errors, output
+from terrine_server.cli.derived import takes
 
 if TYPE_CHECKING:
     from terrine_protocol import ProjectInfo
@@ -30,89 +21,34 @@ app = typer.Typer(no_args_is_help=True, help="Open, show, pause and close projec
 Name = Annotated[str, typer.Argument(help="Name of the project.")]
 
 
-class Accounting(StrEnum):
-    """What each query counts against the budget."""
-
-    WORST_CASE = "worst_case"
-    DATA_DEPENDENT = "data_dependent"
-
-
 @app.command("open")
-def open_project(
-    name: Name,
-    ensemble: Annotated[str, typer.Option(help="Name of the registered ensemble.")],
-    mechanism: Mechanism,
-    epsilon: Annotated[float, typer.Option(help="Budget: ε.")],
-    delta: Annotated[float, typer.Option(help="Budget: δ; below 1 / training records.")],
-    accounting: Annotated[
-        Accounting,
-        typer.Option(
-            help="data_dependent publishes noisy bounds on what the queries cost at their actual "
-            "votes, and refuses by those bounds; the ensemble's cap must add up by the rule rdp."
-        ),
-    ] = Accounting.WORST_CASE,
-    consensus: Annotated[
-        str | None,
-        typer.Option(
-            metavar="C[:SHARE],…",
-            help="For data_dependent: how far teachers are expected to agree, as for "
-            "`terrine plan`. A guess or public knowledge, never the private teachers' votes.",
-        ),
-    ] = None,
-    expected_pass_rate: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SHARE",
-            help="Share of queries that are expected to be answered, as `terrine plan` says: a "
-            "public guess, which divides the price between answers and abstentions.",
-        ),
-    ] = None,
-    title: Annotated[
-        str | None, typer.Option(help="What it is called among people, in one line.")
-    ] = None,
-    purpose: Annotated[str | None, typer.Option(help="What its labels are for.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Open a project. Its mechanism, prices and budget can never change."""
-    from pydantic import ValidationError
+@takes(ProjectOpen, arguments=("name",))
+def open_project(request: ProjectOpen, as_json: AsJson = False) -> None:
+    """Open a project. Its mechanism, prices and budget can never change.
 
-    from terrine_protocol import ProjectOpen
+    `terrine mechanism list` names the mechanisms, `terrine plan` proposes one.
+
+    [bold]Example[/bold]
+
+      terrine project open sepsis --ensemble ward --epsilon 1 --delta 1e-5
+          --mechanism confident_gnmax:threshold=600,sigma1=200,sigma2=120
+    """
     from terrine_server.owner.operations import open_ledger, open_project
-    from terrine_server.planning.forecast import Consensus
     from terrine_server.planning.remaining import too_few
     from terrine_server.settings import Settings
 
-    terms = {
-        "name": name,
-        "ensemble": ensemble,
-        "mechanism": parse_mechanism(mechanism),
-        "epsilon": epsilon,
-        "delta": delta,
-        "title": title,
-        "purpose": purpose,
-        "accounting": accounting.value,
-        "expected_pass_rate": expected_pass_rate,
-        "consensus": consensus
-        and [
-            {"agreement": level.agreement, "share": level.share}
-            for level in Consensus.parse(consensus)
-        ],
-    }
-    try:
-        request = ProjectOpen.model_validate(terms)
-    except ValidationError as error:
-        fail(by_option(error))
     settings = Settings()
     record = open_project(open_ledger(settings), request)
     warning = too_few(record.terms, len(record.ensemble.info["classes"]))
+    info = _infos(settings, [record])[0].model_copy(update={"warning": warning})
+    output(info, _for_people(record), as_json)
     if as_json:
-        print_json(_infos(settings, [record])[0].model_copy(update={"warning": warning}))
         return
-    _show(record)
     if warning is not None:
         errors.print(f"[bold yellow]Warning:[/] {warning}", soft_wrap=True)
     console.print(
-        f"Opened. Next: terrine token create --role student --project {name}", soft_wrap=True
+        f"Opened. Next: terrine token create --role student --project {record.name}",
+        soft_wrap=True,
     )
 
 
@@ -131,22 +67,23 @@ def list_projects(
     records: list[ProjectRecord] = []
     while page := ledger.projects(records[-1].name if records else None, 100, ensemble=ensemble):
         records += page
-    if as_json:
-        print_json(_infos(settings, records))
-        return
-    table = Table("project", "ensemble", "mechanism", "status", "ε", "ε spent", "left")
-    for record in records:
-        account = budget(record)
-        table.add_row(
-            record.name,
-            record.ensemble.name,
-            record.mechanism["name"],
-            record.status,
-            f"{account.epsilon:g}",
-            f"{account.epsilon_spent:.4g}",
-            f"≥ {account.affordable}",
-        )
-    console.print(table)
+    accounts = [budget(record) for record in records]
+    output(
+        _infos(settings, records) if as_json else None,
+        [
+            {
+                "project": record.name,
+                "ensemble": record.ensemble.name,
+                "mechanism": record.mechanism["name"],
+                "status": record.status,
+                "ε": account.epsilon,
+                "ε spent": account.epsilon_spent,
+                "left": f"≥ {account.affordable}",
+            }
+            for record, account in zip(records, accounts, strict=True)
+        ],
+        as_json,
+    )
 
 
 @app.command()
@@ -157,10 +94,7 @@ def show(name: Name, as_json: AsJson = False) -> None:
 
     settings = Settings()
     record = open_ledger(settings).project(name)
-    if as_json:
-        print_json(_infos(settings, [record])[0])
-    else:
-        _show(record)
+    output(_infos(settings, [record])[0], _for_people(record), as_json)
 
 
 @app.command("secret-spend")
@@ -182,15 +116,13 @@ def secret_spend(name: Name, as_json: AsJson = False) -> None:
         "Do not share it.",
         soft_wrap=True,
     )
-    if as_json:
-        print_json(spend)
-        return
-    table = Table(show_header=False)
-    table.add_row("project", spend.project)
-    table.add_row("queries", f"{spend.queries:,}")
-    table.add_row(f"Rényi divergence at order {spend.order:g}", f"{spend.cost:.6g}")
-    table.add_row("smooth sensitivity", f"{spend.smooth_sensitivity:.3g}")
-    console.print(table)
+    people = {
+        "project": spend.project,
+        "queries": spend.queries,
+        f"Rényi divergence at order {spend.order:g}": f"{spend.cost:.6g}",
+        "smooth sensitivity": f"{spend.smooth_sensitivity:.3g}",
+    }
+    output(spend, people, as_json)
 
 
 @app.command()
@@ -238,15 +170,15 @@ def _infos(settings: Settings, records: Sequence[ProjectRecord]) -> list[Project
     return [views.project(record, voters.available(record.ensemble)) for record in records]
 
 
-def _show(record: ProjectRecord) -> None:
+def _for_people(record: ProjectRecord) -> Row:
     from terrine_server.views import budget
 
     account = budget(record)
-    table = Table(show_header=False)
-    rows = {
+    disjoint_by = record.ensemble.info.get("disjoint_by")
+    return {
         "project": record.name,
-        "title": escape(record.title or ""),
-        "purpose": escape(record.purpose or ""),
+        "title": record.title,
+        "purpose": record.purpose,
         "ensemble": record.ensemble.name,
         "status": record.status,
         "mechanism": ", ".join(f"{key} {value}" for key, value in record.mechanism.items()),
@@ -258,15 +190,9 @@ def _show(record: ProjectRecord) -> None:
         "queries left": f"at least {account.affordable}",
         "prices": _prices(record),
         "accounting": _accounting(record),
-        "opened": f"{record.opened_at:%Y-%m-%d %H:%M} UTC",
+        "opened": record.opened_at,
+        "disjoint by": disjoint_by and f"{disjoint_by} (declared by the owner, not checked)",
     }
-    disjoint_by = record.ensemble.info.get("disjoint_by")
-    if disjoint_by is not None:
-        rows["disjoint by"] = escape(f"{disjoint_by} (declared by the owner, not checked)")
-    for label, value in rows.items():
-        if value:
-            table.add_row(label, value)
-    console.print(table)
 
 
 def _prices(record: ProjectRecord) -> str:

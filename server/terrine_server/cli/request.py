@@ -5,19 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
+from terrine_protocol import RequestApprove
 from terrine_server.cli.console import (
     AsJson,
-    by_option,
     console,
     errors,
     fail,
     opened_ledger,
+    output,
     print_json,
 )
-from terrine_server.cli.mechanism import parse_mechanism
+from terrine_server.cli.derived import takes
 
 if TYPE_CHECKING:
     from terrine_protocol import ApprovalInfo
@@ -40,21 +39,22 @@ def list_requests(
         fail(f"--status is one of {', '.join(RequestStatus)}; not {status!r}.")
     chosen = None if status is None else RequestStatus(status)
     found = opened_ledger().list_requests(status=chosen)
-    if as_json:
-        print_json([views.request_account(each) for each in found])
-        return
-    table = Table("id", "made (UTC)", "by token", "on", "title", "ε", "status")
-    for each in found:
-        table.add_row(
-            each.id,
-            f"{each.created_at:%Y-%m-%d %H:%M}",
-            f"{each.token} of {each.token_project}",
-            each.ensemble,
-            Text(each.title),  # as it is, without markup
-            f"{each.asked['epsilon']:g}",
-            f"approved: {each.project}" if each.project else each.status,
-        )
-    console.print(table)
+    output(
+        [views.request_account(each) for each in found],
+        [
+            {
+                "id": each.id,
+                "made": each.created_at,
+                "by token": f"{each.token} of {each.token_project}",
+                "on": each.ensemble,
+                "title": each.title,
+                "ε": each.asked["epsilon"],
+                "status": f"approved: {each.project}" if each.project else each.status,
+            }
+            for each in found
+        ],
+        as_json,
+    )
 
 
 @app.command()
@@ -66,12 +66,8 @@ def show(request_id: Id, as_json: AsJson = False) -> None:
     ledger = opened_ledger()
     record = ledger.find_request(request_id)
     shown = views.request_account(record, *requests.examine(ledger, record))
-    if as_json:
-        print_json(shown)
-        return
-    table = Table(show_header=False)
     mechanism = shown.mechanism.model_dump(exclude_none=True)
-    rows = {
+    people: dict[str, object] = {
         "request": shown.id,
         "title": shown.title,
         "purpose": shown.purpose,
@@ -86,64 +82,25 @@ def show(request_id: Id, as_json: AsJson = False) -> None:
         "cannot be opened": shown.cannot_be_opened,
     }
     if shown.approval is not None:
-        rows |= _outlook(shown.approval)
-    for name, value in rows.items():
-        if value is not None:
-            table.add_row(name, Text(value))
-    console.print(table)
+        people |= _outlook(shown.approval)
+    output(shown, people, as_json)
 
 
 @app.command()
-def approve(
-    request_id: Id,
-    name: Annotated[str, typer.Option(help="Name of the project that this opens.")],
-    epsilon: Annotated[float | None, typer.Option(help="ε, if other than requested.")] = None,
-    delta: Annotated[float | None, typer.Option(help="δ, if other than requested.")] = None,
-    mechanism: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME:PARAMETER=VALUE,…",
-            help="If other than requested, as for `terrine project open`.",
-        ),
-    ] = None,
-    expected_pass_rate: Annotated[
-        float | None,
-        typer.Option(metavar="SHARE", help="As for `terrine project open`."),
-    ] = None,
-    token_expires_in_days: Annotated[
-        float | None,
-        typer.Option(
-            metavar="DAYS", help="Also create a student's token of the new project, in one step."
-        ),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
+@takes(RequestApprove)
+def approve(approval: RequestApprove, request_id: Id, as_json: AsJson = False) -> None:
     """Open the project that was asked for. A token is printed once, alone on stdout."""
-    from pydantic import ValidationError
-
-    from terrine_protocol import RequestApprove, RequestApproved
+    from terrine_protocol import RequestApproved
     from terrine_server import views
     from terrine_server.labeling.any_voters import AnyVoters
     from terrine_server.owner import requests
     from terrine_server.owner.tokens import Tokens, load_secret_key
     from terrine_server.settings import Settings
 
-    given = {
-        "name": name,
-        "epsilon": epsilon,
-        "delta": delta,
-        "mechanism": None if mechanism is None else parse_mechanism(mechanism),
-        "expected_pass_rate": expected_pass_rate,
-        "token_expires_in_days": token_expires_in_days,
-    }
-    try:
-        approval = RequestApprove.model_validate(given)
-    except ValidationError as error:
-        fail(by_option(error))
     settings, ledger = Settings(), opened_ledger()
     terms = requests.as_opened(ledger.find_request(request_id), approval)
     tokens = Tokens(ledger, load_secret_key(settings.secret_key_path))
-    done = requests.approve(ledger, tokens, request_id, terms, token_expires_in_days)
+    done = requests.approve(ledger, tokens, request_id, terms, approval.token_expires_in_days)
     if as_json:
         available = AnyVoters(settings).available(done.project.ensemble)
         print_json(
@@ -157,13 +114,14 @@ def approve(
     if done.token is not None:
         typer.echo(done.token.token)
         errors.print(
-            f"Opened {name}, with the student's token {done.token.id}, which expires "
+            f"Opened {approval.name}, with the student's token {done.token.id}, which expires "
             f"{done.token.expires_at:%Y-%m-%d}. Keep it safe: it will not be shown again.",
             soft_wrap=True,
         )
     else:
         console.print(
-            f"Opened {name}. Next: terrine token create --role student --project {name}",
+            f"Opened {approval.name}. Next: terrine token create --role student --project "
+            f"{approval.name}",
             soft_wrap=True,
         )
 

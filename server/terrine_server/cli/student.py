@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from terrine_protocol.files import read
 from terrine_server.bars import steps_bar
-from terrine_server.cli.console import AsJson, console, errors, fail, print_json
+from terrine_server.cli.console import AsJson, console, errors, fail, output
+from terrine_server.cli.specs import SPEC, built, show_kind
 from terrine_server.cli.student_data import Source, rehearse, save_labels
 from terrine_server.cli.student_report import class_figures, summary
 from terrine_server.cli.tables import EncodingOption, TextEncoding
@@ -55,20 +55,6 @@ Schema = Annotated[
         help="The data owner's public schema, for a table. Default: as the server says.",
     ),
 ]
-
-
-class Method(StrEnum):
-    """How the final student is trained."""
-
-    AUTO = "auto"
-    RIDGE = "ridge"
-    VAT = "vat"
-    FIXMATCH = "fixmatch"
-    GAN = "gan"
-    SUPERVISED = "supervised"
-    KERNEL = "kernel"
-    NEIGHBOURS = "neighbours"
-    FOREST = "forest"
 
 
 class Ask(StrEnum):
@@ -113,13 +99,14 @@ def train(
         int | None, typer.Option(min=1, help="Maximum number of queries. Default: until refused.")
     ] = None,
     method: Annotated[
-        Method,
+        str,
         typer.Option(
-            help="auto chooses by cross-validation on the bought labels. vat, fixmatch and gan "
-            "learn from unlabelled inputs too, and are replaced by a plain model if they collapse. "
-            "forest is for tables, and needs scikit-learn."
+            metavar=SPEC,
+            help="How the final student is trained, such as vat:steps=1000 or auto:students=5. "
+            "auto chooses by cross-validation on the bought labels. `terrine student methods` "
+            "names all, and their parameters.",
         ),
-    ] = Method.AUTO,
+    ] = "auto",
     ask: Annotated[
         Ask,
         typer.Option(
@@ -134,17 +121,6 @@ def train(
             "command with never continues."
         ),
     ] = Stop.NEVER,
-    students: Annotated[
-        int,
-        typer.Option(
-            min=1, metavar="K", help="Train K networks and average their predictions, as one."
-        ),
-    ] = 1,
-    balance: Annotated[
-        bool,
-        typer.Option("--balance", help="Let all classes count alike, not all labels."),
-    ] = False,
-    steps: Annotated[int | None, typer.Option(min=1, help="Training steps.")] = None,
     seed: Annotated[
         int, typer.Option(min=0, help="Seed of the order of queries and the training.")
     ] = 0,
@@ -169,14 +145,11 @@ def train(
 
       terrine student train census.csv
     """
-    from dataclasses import replace
-
     from terrine_client.distill import distill
-    from terrine_models.learning import Training
+    from terrine_models.learning import METHODS, Training
 
-    training = Training(method=method.value, students=students, balance=balance)
-    if steps is not None:
-        training = replace(training, steps=steps)
+    kinds: dict[str, type[Training]] = dict.fromkeys(METHODS, Training)
+    training = built("--method", method, kinds, method=method.partition(":")[0].strip())
     source = Source(schema, encoding.value)
     source.check(public)
     with connect(url, token_file, insecure) as client:
@@ -206,6 +179,20 @@ def train(
         console.print(class_figures(made.report))
     for warning in made.report.notes:
         console.print(f"[yellow]Note:[/] {warning}", soft_wrap=True, highlight=False)
+
+
+@app.command()
+def methods(as_json: AsJson = False) -> None:
+    """Show the methods of training a student, and their parameters.
+
+    vat, fixmatch and gan learn from unlabelled inputs too, and are replaced by a plain model if
+    they collapse. forest is for tables, and needs scikit-learn.
+    """
+    from terrine_models.learning import METHODS, Training
+
+    if not as_json:
+        console.print(f"Methods: {', '.join(METHODS)}.")
+    show_kind(Training, as_json)
 
 
 @app.command()
@@ -253,16 +240,14 @@ def budget(
     """
     with connect(url, token_file, insecure) as client:
         account = client.budget()
-    if as_json:
-        print_json(account)
-        return
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_row("project", f"{account.project} ({account.status})")
-    table.add_row("budget", f"ε = {account.epsilon:g}, δ = {account.delta:g}")
-    table.add_row("ε spent", f"{account.epsilon_spent:.6g}")
-    table.add_row("charges", str(account.charges))
-    table.add_row("queries left", f"at least {account.affordable}")
-    console.print(table)
+    people = {
+        "project": f"{account.project} ({account.status})",
+        "budget": f"ε = {account.epsilon:g}, δ = {account.delta:g}",
+        "ε spent": f"{account.epsilon_spent:.6g}",
+        "charges": account.charges,
+        "queries left": f"at least {account.affordable}",
+    }
+    output(account, people, as_json)
 
 
 @contextmanager

@@ -5,33 +5,23 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
-from terrine_server.cli.console import AsJson, console, print_json
+from terrine_protocol import TokenCreate
+from terrine_server.cli.console import AsJson, console, errors, output, print_json
+from terrine_server.cli.derived import takes
 
 app = typer.Typer(no_args_is_help=True, help="Create, list and revoke tokens.")
 
 
 @app.command()
-def create(
-    role: Annotated[str, typer.Option(help="student, auditor or admin.")],
-    project: Annotated[str | None, typer.Option(help="Project of a student's token.")] = None,
-    label: Annotated[str, typer.Option(help="A note for yourself.")] = "",
-    expires_in_days: Annotated[float, typer.Option(help="Days until it expires.")] = 90,
-    as_json: AsJson = False,
-) -> None:
+@takes(TokenCreate)
+def create(request: TokenCreate, as_json: AsJson = False) -> None:
     """Create a token. It is printed once, alone on stdout, and cannot be shown again."""
-    from terrine_protocol import TokenCreate
-    from terrine_server.cli.console import errors
     from terrine_server.owner.operations import open_ledger
     from terrine_server.owner.tokens import Tokens, load_secret_key
     from terrine_server.settings import Settings
 
     settings = Settings()
-    request = TokenCreate.model_validate(
-        {"role": role, "project": project, "label": label, "expires_in_days": expires_in_days}
-    )
     tokens = Tokens(open_ledger(settings), load_secret_key(settings.secret_key_path))
     made = tokens.create(request)
     if as_json:
@@ -53,20 +43,21 @@ def list_tokens(as_json: AsJson = False) -> None:
     from terrine_server.settings import Settings
 
     tokens = open_ledger(Settings()).list_tokens()
-    if as_json:
-        print_json([views.token(token) for token in tokens])
-        return
-    table = Table("id", "role", "project", "label", "expires", "revoked")
-    for token in tokens:
-        table.add_row(
-            token.id,
-            token.role,
-            token.project or "",
-            Text(token.label),  # as it is, without markup
-            f"{token.expires_at:%Y-%m-%d}",
-            f"{token.revoked_at:%Y-%m-%d}" if token.revoked_at else "",
-        )
-    console.print(table)
+    output(
+        [views.token(token) for token in tokens],
+        [
+            {
+                "id": token.id,
+                "role": token.role,
+                "project": token.project,
+                "label": token.label,
+                "expires": f"{token.expires_at:%Y-%m-%d}",
+                "revoked": token.revoked_at and f"{token.revoked_at:%Y-%m-%d}",
+            }
+            for token in tokens
+        ],
+        as_json,
+    )
 
 
 @app.command()

@@ -24,7 +24,7 @@ from terrine_models.learning import Training, train_student
 from terrine_models.students import Student
 from terrine_models.teachers import train_ensemble
 from terrine_models.workers import side_by_side
-from terrine_protocol import ConfidentGNMaxSpec, NoisyVotesSpec, ProjectOpen, Role
+from terrine_protocol import ConfidentGNMaxSpec, EnsembleRegister, NoisyVotesSpec, ProjectOpen, Role
 from terrine_server.bars import comparison_bar, steps_bar, teachers_bar
 from terrine_server.demo.folds import FOLDS, deal_folds
 from terrine_server.demo.material import DELTA, Material
@@ -172,7 +172,7 @@ class Demo:
                 self.settings.ensembles_dir / ENSEMBLE,
                 name=ENSEMBLE,
                 teachers=m.teachers,
-                how=m.heads,
+                config=m.heads,
                 public=PublicData.declare("the student's public images", m.public),
                 on_trained=on_trained,
             )
@@ -182,7 +182,9 @@ class Demo:
         m, settings = self.material, self.settings
         ledger = self.owner.prepare()
         # Twice the budget of one project, which leaves room for a second one.
-        register_ensemble(ledger, settings, ENSEMBLE, 2 * m.epsilon, DELTA)
+        register_ensemble(
+            ledger, settings, EnsembleRegister(name=ENSEMBLE, epsilon=2 * m.epsilon, delta=DELTA)
+        )
         request = ProjectOpen(
             name=PROJECT, ensemble=ENSEMBLE, mechanism=m.mechanism, epsilon=m.epsilon, delta=DELTA
         )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from terrine_protocol import ProjectOpen
+from terrine_protocol import EnsembleRegister, ProjectOpen
 from terrine_server.errors import Conflict, InvalidTerms
 from terrine_server.ledger import (
     SHARED,
@@ -19,7 +19,6 @@ from terrine_server.ledger import (
     SecretAccount,
     connect,
 )
-from terrine_server.ledger.accounts import check_name
 from terrine_server.owner.tokens import load_secret_key
 from terrine_server.planning.forecast import DEFAULT_CONSENSUS, Consensus, Votes
 from terrine_server.planning.opening import choose
@@ -157,17 +156,10 @@ def _publishing(
 def register_ensemble(
     ledger: Ledger,
     settings: Settings,
-    name: str,
-    epsilon: float,
-    delta: float,
-    rule: Literal["rdp", "gdp"] = "rdp",
-    order: float | None = None,
+    wanted: EnsembleRegister,
     by: Actor | None = None,
 ) -> EnsembleRecord:
     """Verify an ensemble of the data directory and record it in the ledger, with its cap.
-
-    `rule`: how the cap adds up. Joint prices and published bounds hold at a Rényi order, so they
-    need "rdp"; `order` is by default the best for costs in proportion to it.
 
     Raises `StoreError` (its files), `InvalidTerms` (the name or the cap) or `Conflict`
     (it, or one of its imported teachers, is registered already).
@@ -177,7 +169,7 @@ def register_ensemble(
     from terrine_models.importing import check_imported
     from terrine_models.store import load_manifest
 
-    check_name("an ensemble", name)
+    name, budget = wanted.name, (wanted.epsilon, wanted.delta)
     directory = settings.ensembles_dir / name
     digest = verified_digest(directory)
     if not is_federation(directory):
@@ -187,10 +179,11 @@ def register_ensemble(
         check_backbone(directory, manifest)
     units, info = _facts(directory)
     try:
-        if rule == "rdp":
-            limit = cap(epsilon, delta, cap_order(epsilon, delta) if order is None else order)
-        elif order is None:
-            limit = cap(epsilon, delta)
+        if wanted.rule == "rdp":
+            order = cap_order(*budget) if wanted.order is None else wanted.order
+            limit = cap(*budget, order)
+        elif wanted.order is None:
+            limit = cap(*budget)
         else:
             raise ParameterError(
                 "A cap in Gaussian DP has no order. Use the rule rdp, or no order."
