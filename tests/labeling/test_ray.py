@@ -189,7 +189,7 @@ def test_an_interrupted_training_leaves_no_ensemble_and_no_task_and_continues(
     data, out = private(), tmp_path / "ensemble"
     np.savez(tmp_path / "digits.npz", x=data.inputs, y=data.labels, classes=DIGITS)
     train = ["ensemble", "train", str(tmp_path / "digits.npz"), "--name", "digits"]
-    train += ["--teachers", "60", "--kind", "networks", "--epochs", "60", "--out", str(out)]
+    train += ["--teachers", "60", "--kind", "networks:epochs=60", "--out", str(out)]
     process = subprocess.Popen(
         [sys.executable, "-m", "terrine_server", *train, "--on", "ray"],
         env=os.environ | {"TERRINE_RAY_ADDRESS": ray_address()},

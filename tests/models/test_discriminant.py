@@ -96,7 +96,7 @@ def test_heads_of_many_classes_are_class_means_and_others_are_not(
     assert Heads().feature_map(of_few, public).spec.projection == "graph"
     assert Heads(ridge=0.1).feature_map(of_many, public).spec.projection == "graph"
     assert Heads().feature_map(of_many, None).spec.projection == "random"
-    with pytest.raises(DataError, match="leave --ridge out"):
+    with pytest.raises(DataError, match="leave ridge out"):
         Heads(features="discriminant", ridge=0.1).feature_map(of_few, public)
     manifest = train_ensemble(
         of_many, tmp_path / "e", name="e", teachers=40, config=Heads(width=40), public=public

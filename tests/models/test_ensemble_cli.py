@@ -28,18 +28,8 @@ def files(tmp_path: Path, digits: Dataset) -> Path:
 
 def test_train_show_verify(terrine: Terrine, files: Path) -> None:
     trained = terrine(
-        *(
-            "ensemble",
-            "train",
-            files / "private.npz",
-            "--name",
-            "digits",
-            "--teachers",
-            20,
-            "--copies",
-            1,
-        ),
-        *("--public", files / "pool.npy", "--ridge", 0.03),
+        *("ensemble", "train", files / "private.npz", "--name", "digits", "--teachers", 20),
+        *("--public", files / "pool.npy", "--kind", "heads:copies=1,ridge=0.03"),
     )
     assert trained.code == 0, trained.err
     directory = files / "data" / "ensembles" / "digits"
@@ -99,10 +89,21 @@ def test_a_table_without_public_encoding_is_refused(terrine: Terrine, files: Pat
         (("nowhere", "--name", "t", "--teachers", 2), "does not exist"),
         (("private.npz", "--name", "t", "--teachers", 601), "601 teachers cannot be trained"),
         (("private.npz", "--name", "Not OK", "--teachers", 2), "name"),
-        (("private.npz", "--name", "t", "--teachers", 2, "--epochs", 3), "--epochs is for"),
         (
-            ("private.npz", "--name", "t", "--teachers", 2, "--kind", "networks", "--ridge", 1),
-            "--ridge is for",
+            ("private.npz", "--name", "t", "--teachers", 2, "--kind", "heads:epochs=3"),
+            "heads has no parameter 'epochs'; its parameters are width, features, ridge,",
+        ),
+        (
+            ("private.npz", "--name", "t", "--teachers", 2, "--kind", "networks:ridge=1"),
+            "networks has no parameter 'ridge'",
+        ),
+        (
+            ("private.npz", "--name", "t", "--teachers", 2, "--kind", "heads:width=2"),
+            "width: Input should be greater than or equal to 3.",
+        ),
+        (
+            ("private.npz", "--name", "t", "--teachers", 2, "--kind", "trees"),
+            "--kind is one of heads, networks, forest; not 'trees'",
         ),
         (("private.npz", "--name", "t", "--teachers", 2, "--label", "y"), "tables only"),
     ],

@@ -37,7 +37,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-TRAIN = ("ensemble", "train", "private.csv", "--name", "ill", "--kind", "forest")
+TRAIN = ("ensemble", "train", "private.csv", "--name", "ill")
 PUBLIC = ("--public", "public.csv", "--label", "ill")
 
 
@@ -45,7 +45,7 @@ PUBLIC = ("--public", "public.csv", "--label", "ill")
 def test_forests_are_trained_registered_served_and_learned_from(
     terrine: Terrine, home: Path
 ) -> None:
-    said = terrine(*TRAIN, "--teachers", 30, "--trees", 10, *PUBLIC).fine
+    said = terrine(*TRAIN, "--teachers", 30, "--kind", "forest:trees=10", *PUBLIC).fine
     assert "30 (forest, forest)" in said
     assert "matched on" in said
     directory = home / "data" / "ensembles" / "ill"
@@ -70,30 +70,13 @@ def test_forests_are_trained_registered_served_and_learned_from(
             assert clear.sum() > 10
             assert (answers.labels == votes.argmax(axis=1))[clear].mean() > 0.9
         study = ("student", "train", "public.csv", "--schema", "schema.json", "--url", url)
-        asked = ("--token-file", "token", "--rounds", 1, "--queries", 200, "--method", "forest")
-        assert "forest (forest was asked for)" in terrine(*study, *asked, "--steps", 30).fine
+        asked = ("--token-file", "token", "--rounds", 1, "--queries", 200, "--method")
+        assert "forest (forest was asked for)" in terrine(*study, *asked, "forest:steps=30").fine
     student = Student.load(Path("student"))
     assert student.model.architecture == "forest"
     truth = [line.endswith("y") for line in rows(300, 1).splitlines()[1:]]
     right = student.predict(encode_table(Path("public.csv"), encoding)) == np.array(truth)
     assert right.mean() > 0.8
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("--epochs", 3), "--epochs is for --kind networks"),
-        (("--copies", 3), "--copies is for --kind heads"),
-        (("--no-bins",), "--no-bins is for --kind heads"),
-        (("--kind", "heads", "--trees", 3), "--trees is for --kind forest"),
-        (("--kind", "networks", "--no-match-prior"), "--no-match-prior is for"),
-    ],
-)
-def test_options_of_other_kinds_are_refused(
-    terrine: Terrine, home: Path, options: tuple[object, ...], said: str
-) -> None:
-    assert said in terrine(*TRAIN, "--teachers", 30, *PUBLIC, *options).refused
-    assert not (home / "data" / "ensembles" / "ill").exists()
 
 
 def test_forests_of_images_are_refused(terrine: Terrine, tmp_path: Path, digits: Dataset) -> None:

@@ -82,7 +82,16 @@ def test_public_arrays_with_labels_say_how_far_teachers_agree(
     np.savez("labelled.npz", x=x[800:], y=y[800:])
     np.savez("unlabelled.npz", x=x[800:])
     np.savez("renamed.npz", x=x[800:], y=y[800:], classes=digits.classes[::-1])
-    train = ("ensemble", "train", "private.npz", "--teachers", 20, "--copies", 0, "--public")
+    train = (
+        "ensemble",
+        "train",
+        "private.npz",
+        "--teachers",
+        20,
+        "--kind",
+        "heads:copies=0",
+        "--public",
+    )
     said = terrine(*train, "labelled.npz", "--name", "told").fine
     assert "From public records alone: 12 stand-ins of 40 records each are right on" in said
     said = terrine(*train, "unlabelled.npz", "--name", "bare").fine

@@ -90,7 +90,7 @@ def test_how_many_rows_a_person_has_moves_nobody_else() -> None:
     assert companions(few) == companions(many)
 
 
-@pytest.mark.parametrize("how", [SMALL, Networks(epochs=2)], ids=["heads", "networks"])
+@pytest.mark.parametrize("config", [SMALL, Networks(epochs=2)], ids=["heads", "networks"])
 def test_changing_one_record_changes_one_teacher(
     tmp_path: Path, digits: Dataset, config: Heads | Networks
 ) -> None:
@@ -107,7 +107,7 @@ def test_changing_one_record_changes_one_teacher(
         assert [i for i in range(8) if not same[i]] == [5], name
 
 
-@pytest.mark.parametrize("how", [SMALL, Networks(epochs=2)], ids=["heads", "networks"])
+@pytest.mark.parametrize("config", [SMALL, Networks(epochs=2)], ids=["heads", "networks"])
 def test_the_same_seed_gives_the_same_teachers_and_another_does_not(
     tmp_path: Path, digits: Dataset, config: Heads | Networks
 ) -> None:
@@ -266,14 +266,14 @@ def test_training_continues_after_a_kill(
     for changed in (
         {"seed": 6},
         {"teachers": 171},
-        {"how": Heads(width=41, copies=1)},
+        {"config": Heads(width=41, copies=1)},
         {"name": "b"},
     ):
         with pytest.raises(TrainingError, match="interrupted training with other settings"):
             train_ensemble(
                 digits,
                 interrupted,
-                **{"name": "a", "teachers": 170, "how": SMALL, "seed": 5, **changed},  # type: ignore[arg-type]
+                **{"name": "a", "teachers": 170, "config": SMALL, "seed": 5, **changed},  # type: ignore[arg-type]
             )
     with pytest.raises(TrainingError, match="the training data differ"):
         train_ensemble(

@@ -117,7 +117,7 @@ def test_a_student_s_program_needs_no_extra() -> None:
     [
         (("serve",), "server"),
         (("plan", "gnmax", "--teachers", "100"), "server"),
-        (("--data-dir", "data", "token", "create", "--role", "student"), "server"),
+        (("--data-dir", "data", "token", "create", "--role", "auditor"), "server"),
         (("--data-dir=data", "ledger", "verify", "--file", "x"), "auditor"),
         (("ledger", "show"), "auditor"),
         (("log", "export"), "auditor"),

@@ -230,9 +230,9 @@ def test_the_commands_train_a_student_label_inputs_and_show_the_budget(
     np.save(tmp_path / "pool.npy", digits.public)
     np.savez(tmp_path / "own.npz", x=digits.unseen, y=digits.unseen_labels)
     output = terrine(
-        "student", "train", tmp_path / "pool.npy", "--url", server.url, "--steps", "40",
-        "--method", "supervised", "--rounds", "2", "--queries", "8", "--students", "2",
-        "--balance", "--ask", "uncertain", "--stop", "auto", "--held-out", tmp_path / "own.npz",
+        "student", "train", tmp_path / "pool.npy", "--url", server.url, "--rounds", "2",
+        "--method", "supervised:steps=40,students=2,balance=yes", "--queries", "8",
+        "--ask", "uncertain", "--stop", "auto", "--held-out", tmp_path / "own.npz",
         "--out", tmp_path / "student", TERRINE_TOKEN=token,
     ).fine  # fmt: skip
     assert "of 197 held-out inputs; always to say their largest class: " in output
@@ -291,7 +291,7 @@ def test_the_command_ends_on_images_of_ordinary_size(
     np.savez(tmp_path / "own.npz", x=enlarged(digits.unseen), y=digits.unseen_labels)
     said = terrine(
         "student", "train", tmp_path / "pool.npy", "--url", server.url,
-        "--queries", "160", "--steps", "60",
+        "--queries", "160", "--method", "auto:steps=60",
         "--held-out", tmp_path / "own.npz", "--out", tmp_path / "student",
         TERRINE_TOKEN=server.token(project="large"),
     ).fine  # fmt: skip

@@ -55,7 +55,9 @@ def test_a_student_s_folder_is_converted_as_the_owner_s_was(
     assert "Declare the classes." in unnamed
     assert f"--classes '{','.join(sorted(NAMES))}'" in " ".join(unnamed.split())
     order = ",".join(NAMES)
-    trained = terrine(*given, "--public", "pool", "--classes", order, "--copies", 0).fine
+    trained = terrine(
+        *given, "--public", "pool", "--classes", order, "--kind", "heads:copies=0"
+    ).fine
     assert re.search(r"pictures\s+8 × 8, grey", trained)
     terrine("ensemble", "register", "digits", "--epsilon", 50, "--delta", 1e-5).fine  # noqa: B018
     opened = terrine(
@@ -79,7 +81,7 @@ def test_a_student_s_folder_is_converted_as_the_owner_s_was(
         )
         learned = terrine(
             *("student", "train", "pool", "--held-out", "own", "--out", "student"),
-            *("--queries", 60, "--rounds", 1, "--method", "ridge", "--steps", 10),
+            *("--queries", 60, "--rounds", 1, "--method", "ridge:steps=10"),
             **variables,
         )
         assert learned.code == 0, learned.err

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 if TYPE_CHECKING:
@@ -115,7 +115,8 @@ def output(value: object, people: Row | Sequence[Row], as_json: bool) -> None:
             if shown is not None and shown != "":
                 table.add_row(heading, _cell(shown))
     else:
-        table = Table(*(people[0] if people else ()))
+        first, *others = people[0] if people else [""]
+        table = Table(Column(first, no_wrap=True), *others)
         for row in people:
             table.add_row(*map(_cell, row.values()))
         if not people:
