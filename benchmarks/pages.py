@@ -37,6 +37,7 @@ from visitor import Visitor
 from ledger import MECHANISM, fill
 from terrine_protocol import Role, TokenCreate
 from terrine_server.app import create_app
+from terrine_server.ledger import NewProject
 from terrine_server.owner.tokens import Tokens
 from terrine_server.settings import Settings
 
@@ -67,7 +68,9 @@ def main() -> bool:
         priced = terms(options.large + 10_000, MECHANISM, ledger.ensembles()[0].rule)
         for number in range(options.studies):
             last = number == options.studies - 1
-            project = ledger.open_project(f"study-{number:04}", "mnist", MECHANISM, priced)
+            project = ledger.open_project(
+                NewProject(f"study-{number:04}", "mnist", MECHANISM, priced)
+            )
             fill(url, project, options.large if last else each)
         (data / "secret.key").write_bytes(SECRET_KEY)
         settings = Settings(data_dir=data, database_url=url, requests_per_minute=1_000_000)

@@ -107,8 +107,13 @@ class ImmutableSpec(Wire):
     c: Annotated[
         int, Field(strict=True, ge=0, le=1_000_000_000, description="Votes added to the winner.")
     ]
-    gamma: Gamma | None = None
-    sigma: Sigma | None = None
+    gamma: Annotated[
+        Gamma | None, Field(description="Either: Laplace noise of scale 1/gamma, in votes.")
+    ] = None
+    sigma: Annotated[
+        Sigma | None,
+        Field(description="Or: the standard deviation of Gaussian noise, in votes."),
+    ] = None
 
 
 class StableSpec(Wire):

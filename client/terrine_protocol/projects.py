@@ -36,15 +36,13 @@ class InputSpec(Reply):
     high: Annotated[float, Field(description="Largest allowed value.")]
 
 
-class EnsembleInfo(Reply):
-    """An ensemble as students see it."""
+class EnsembleFacts(Reply):
+    """What students may know of an ensemble's teachers. It never changes."""
 
-    name: Name
-    manifest_sha256: str
     kind: Annotated[str, Field(examples=["heads"])]
     input: InputSpec
-    classes: list[str]
-    teachers: int
+    classes: Annotated[list[str], Field(min_length=2)]
+    teachers: Annotated[int, Field(ge=1)]
     matches_prior: Annotated[
         bool,
         Field(
@@ -85,6 +83,13 @@ class EnsembleInfo(Reply):
             "`terrine_models.images.load_images`.",
         ),
     ] = None
+
+
+class EnsembleInfo(EnsembleFacts):
+    """An ensemble as students see it."""
+
+    name: Name
+    manifest_sha256: str
     available: Annotated[bool, Field(description="False if its files do not verify.")]
 
 

@@ -125,16 +125,8 @@ def ensemble(record: ledger.EnsembleRecord, available: bool) -> EnsembleInfo:
     return EnsembleInfo(
         name=record.name,
         manifest_sha256=record.manifest_sha256,
-        kind=record.info["kind"],
-        input=record.info["input"],
-        classes=record.info["classes"],
-        teachers=record.info["teachers"],
-        matches_prior=record.info.get("matches_prior", False),
-        disjoint_by=record.info.get("disjoint_by"),
-        aggregator_sigma=record.info.get("aggregator_sigma"),
-        encoding=record.info.get("encoding"),
-        image=record.info.get("image"),
         available=available,
+        **dict(record.facts),
     )
 
 

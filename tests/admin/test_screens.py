@@ -133,7 +133,7 @@ def test_names_from_elsewhere_are_shown_and_never_run(
     house: House, admin: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     house.token("auditor", label=HOSTILE)
-    original = house.ledger.ensembles()[0].info["classes"]
+    original = house.ledger.ensembles()[0].facts.classes
 
     real = views.ensemble
     monkeypatch.setattr(

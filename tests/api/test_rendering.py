@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from books import CLASSES, COUNTED, EPOCHS, GNMAX, IMMUTABLE, INFO, LNMAX, RECORDS, digest, terms
+from books import CLASSES, COUNTED, EPOCHS, FACTS, GNMAX, IMMUTABLE, LNMAX, RECORDS, digest, terms
 from caller import Caller
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,7 +47,7 @@ def ensemble() -> EnsembleRecord:
         name="mnist",
         path="ensembles/mnist",
         manifest_sha256=digest("mnist").hex(),
-        info=INFO,
+        facts=FACTS,
         units=RECORDS,
         epsilon=20.0,
         delta=1e-5,
@@ -86,7 +86,10 @@ def project(mechanism: dict[str, Any]) -> ProjectRecord:
 NAMES = [f"class {label}" for label in range(CLASSES)]
 PROJECTS = [project(mechanism) for mechanism in (GNMAX, LNMAX, EPOCHS, IMMUTABLE)]
 COUNTING = replace(project(COUNTED), events={"answered": GaussianNoisyCounts(400.0).to_json()})
-NAMED = replace(PROJECTS[0], ensemble=replace(PROJECTS[0].ensemble, info=INFO | {"classes": NAMES}))
+NAMED = replace(
+    PROJECTS[0],
+    ensemble=replace(PROJECTS[0].ensemble, facts=FACTS.model_copy(update={"classes": NAMES})),
+)
 standing = partial(
     st.builds,
     replace,

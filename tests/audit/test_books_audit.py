@@ -25,7 +25,7 @@ from sqlalchemy import text
 
 from terrine_server.audit.findings import AuditFinding
 from terrine_server.audit.ledger import audit_books, check_project
-from terrine_server.ledger import Ledger, connect, upgrade
+from terrine_server.ledger import Ledger, NewProject, connect, upgrade
 from terrine_server.planning.opening import choose
 from terrine_server.privacy import GDP, Rule, Terms, VoteOutcome, build_mechanism, quote
 
@@ -36,7 +36,7 @@ def ledger(tmp_path: Path) -> Ledger:
 
 
 def open_and_charge(ledger: Ledger, name: str, mechanism: Any, opened: Terms) -> None:
-    project = ledger.open_project(name, "mnist", mechanism, opened)
+    project = ledger.open_project(NewProject(name, "mnist", mechanism, opened))
     epoch = None if opened.opening is None else 0
     queries = [answered(f"{name} 1", epoch=epoch), answered(f"{name} 2", epoch=epoch)]
     if VoteOutcome.ABSTAINED in opened.prices:
@@ -134,10 +134,10 @@ def test_a_project_with_lowered_prices_is_named(ledger: Ledger) -> None:
     spec = CONFIDENT | {"sigma1": 60.0, "sigma2": 45.0, "answer_share": 0.5}
     mechanism = build_mechanism(spec, teachers=250, classes=10)
     quoted = quote(mechanism, 1.0, 1e-6)
-    ledger.open_project("fair", "mnist", spec, quoted)
+    ledger.open_project(NewProject("fair", "mnist", spec, quoted))
     assert list(check_project(ledger, ledger.project("fair"))) == []
     half = {o: replace(p, cost=p.cost // 2) for o, p in quoted.prices.items()}
-    ledger.open_project("cheap", "mnist", spec, replace(quoted, prices=half))
+    ledger.open_project(NewProject("cheap", "mnist", spec, replace(quoted, prices=half)))
     found = list(check_project(ledger, ledger.project("cheap")))
     assert any("its prices are too low" in problem for problem in found), found
 
@@ -149,9 +149,9 @@ def test_a_project_with_a_lowered_price_of_answers_is_named(ledger: Ledger) -> N
     chosen = choose(mechanism, 1.0, 1e-6, cap_rule=GDP).terms
     quoted = quote(mechanism, 1.0, 1e-6, rule=Rule("rdp", 17.7))
     quoted = replace(quoted, choice=chosen.choice)
-    ledger.open_project("fair", "mnist", spec, quoted)
+    ledger.open_project(NewProject("fair", "mnist", spec, quoted))
     assert list(check_project(ledger, ledger.project("fair"))) == []
     lower = {o: replace(p, cost=p.cost * 9 // 10) for o, p in quoted.prices.items()}
-    ledger.open_project("cheap", "mnist", spec, replace(quoted, prices=lower))
+    ledger.open_project(NewProject("cheap", "mnist", spec, replace(quoted, prices=lower)))
     found = list(check_project(ledger, ledger.project("cheap")))
     assert any("its price is too low" in problem for problem in found), found

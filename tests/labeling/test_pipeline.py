@@ -39,7 +39,7 @@ from terrine_server.errors import (
     TokenChanged,
 )
 from terrine_server.labeling.pipeline import Labeling, possible
-from terrine_server.ledger import Receipt
+from terrine_server.ledger import NewProject, Receipt
 from terrine_server.ledger.charging.tallies import meter_of
 from terrine_server.metrics import Metrics
 from terrine_server.owner.tokens import Tokens
@@ -276,7 +276,7 @@ def test_every_query_is_counted_at_its_own_votes(
     figure = BoundRelease(order=ORDER, beta=0.01, sigma=60.0, z=publication_z(DELTA, 1))
     quoted = quote(built, 2.0, DELTA, cap_rule=CAP.rule, publishing=(figure, (50,)))
     ledger = publishing_ledger(f"sqlite:///{tmp_path / 'terrine.sqlite'}")
-    project = ledger.open_project("study", "thousand", mechanism, quoted)
+    project = ledger.open_project(NewProject("study", "thousand", mechanism, quoted))
     service = Labeling(ledger, Told(THOUSAND), Metrics(), MOST)
     inputs = images((1, 0), (99, 1), (2, 2), (99, 3), (3, 4), (4, 5))
     student = np.eye(CLASSES)[[1, 5, 6, 0, 2, 4]] if built.needs_probabilities else None

@@ -255,7 +255,9 @@ def registered(home: Path, name: str) -> EnsembleRecord:
         name=name,
         path=f"ensembles/{name}",
         manifest_sha256=manifest_digest(directory),
-        info={"teachers": manifest.teachers, "classes": manifest.classes, "kind": manifest.kind},
+        facts=SimpleNamespace(
+            teachers=manifest.teachers, classes=manifest.classes, kind=manifest.kind
+        ),
     )
     return cast(EnsembleRecord, record)
 

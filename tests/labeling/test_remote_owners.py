@@ -95,7 +95,7 @@ def gathered(directory: Path, made: Federation) -> EnsembleRecord:
         name="ward",
         path="ensembles/ward",
         manifest_sha256=federation_digest(directory / "ensembles/ward"),
-        info={"teachers": len(made.owners), "classes": list(made.classes), "kind": "remote"},
+        facts=SimpleNamespace(teachers=len(made.owners), classes=list(made.classes), kind="remote"),
     )
     return cast(EnsembleRecord, record)
 

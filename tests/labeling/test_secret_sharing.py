@@ -90,14 +90,16 @@ def record(tmp_path: Path, digits: Ensemble, owners: SharingOwners, aggregator: 
     )
     save_federation(tmp_path, federation)
     (tmp_path / "aggregator.token").write_bytes((aggregator.directory / SERVICE).read_bytes())
-    info = {"teachers": OWNERS, "classes": list(federation.classes), "kind": "shared"}
-    facts = {
+    facts = SimpleNamespace(
+        teachers=OWNERS, classes=list(federation.classes), kind="shared", aggregator_sigma=None
+    )
+    record = {
         "name": "ward",
         "path": "",
         "manifest_sha256": federation_digest(tmp_path),
-        "info": info,
+        "facts": facts,
     }
-    return cast(EnsembleRecord, SimpleNamespace(**facts))
+    return cast(EnsembleRecord, SimpleNamespace(**record))
 
 
 def tally(digits: Ensemble, x: NDArray[Any]) -> NDArray[np.int64]:

@@ -9,9 +9,9 @@ import pytest
 from books import (
     CLASSES,
     CONFIDENT,
+    FACTS,
     GNMAX,
     IMMUTABLE,
-    INFO,
     LNMAX,
     RECORDS,
     STABLE,
@@ -26,7 +26,7 @@ from books import (
 
 from terrine_protocol import ProjectStatus
 from terrine_server.errors import CapExceeded, Conflict, InvalidTerms, NotFound
-from terrine_server.ledger import Ledger
+from terrine_server.ledger import Ledger, NewProject
 from terrine_server.privacy import build_mechanism, cap, quote
 
 
@@ -42,7 +42,7 @@ def test_an_ensemble_is_remembered_as_registered(ledger: Ledger) -> None:
     assert (ensemble.cap, ensemble.delta_cap) == (limit.budget, limit.delta_budget)
     assert (ensemble.epsilon, ensemble.delta, ensemble.units) == (4.0, 1e-5, RECORDS)
     assert (ensemble.reserved, ensemble.delta_reserved) == (0, 0)
-    assert ensemble.info == INFO
+    assert ensemble.facts == FACTS
     assert ensemble.manifest_sha256 == digest("mnist").hex()
     with pytest.raises(NotFound):
         ledger.ensemble("nobody")
@@ -53,7 +53,7 @@ def test_the_same_teachers_never_get_a_second_cap(ledger: Ledger) -> None:
         register(ledger, "mnist")
     with pytest.raises(Conflict, match="registered as mnist"):
         ledger.register_ensemble(
-            "mnist-again", "elsewhere", digest("mnist").hex(), INFO, RECORDS, cap(4.0, 1e-5)
+            "mnist-again", "elsewhere", digest("mnist").hex(), FACTS, RECORDS, cap(4.0, 1e-5)
         )
 
 
@@ -61,13 +61,13 @@ def test_the_same_teachers_never_get_a_second_cap(ledger: Ledger) -> None:
 def test_a_cap_with_delta_of_one_record_or_more_is_refused(ledger: Ledger, delta: float) -> None:
     with pytest.raises(InvalidTerms, match=r"^The cap's δ is .* below 1/60000"):
         ledger.register_ensemble(
-            "other", "path", digest("other").hex(), INFO, RECORDS, cap(4.0, delta)
+            "other", "path", digest("other").hex(), FACTS, RECORDS, cap(4.0, delta)
         )
 
 
 def test_a_project_with_delta_of_one_record_or_more_is_refused(ledger: Ledger) -> None:
     with pytest.raises(InvalidTerms, match=r"^The project's δ is .* below 1/60000"):
-        ledger.open_project("study", "mnist", GNMAX, terms(1, delta=1 / RECORDS))
+        ledger.open_project(NewProject("study", "mnist", GNMAX, terms(1, delta=1 / RECORDS)))
     assert ledger.ensemble("mnist").reserved == 0
 
 
@@ -104,29 +104,31 @@ def test_opening_reserves_and_closing_returns_what_was_not_spent(
 def test_what_was_returned_can_be_reserved_again(ledger: Ledger) -> None:
     everything = ledger.ensemble("mnist").cap
     whole = replace(terms(1), budget=everything, cap_budget=everything)
-    ledger.open_project("first", "mnist", GNMAX, whole)
+    ledger.open_project(NewProject("first", "mnist", GNMAX, whole))
     with pytest.raises(CapExceeded) as refusal:
-        ledger.open_project("second", "mnist", GNMAX, terms(1))
+        ledger.open_project(NewProject("second", "mnist", GNMAX, terms(1)))
     assert refusal.value.extras["available"] == 0
     assert refusal.value.extras["required"] == terms(1).cap_budget
     ledger.set_status("first", ProjectStatus.CLOSED)
-    ledger.open_project("second", "mnist", GNMAX, terms(1))
+    ledger.open_project(NewProject("second", "mnist", GNMAX, terms(1)))
     assert all(ledger.verify(name).ok for name in ("first", "second"))
 
 
 def test_the_cap_is_refused_one_unit_above_it(ledger: Ledger) -> None:
     limit = ledger.ensemble("mnist").cap
     with pytest.raises(CapExceeded):
-        ledger.open_project("study", "mnist", GNMAX, replace(terms(1), cap_budget=limit + 1))
+        ledger.open_project(
+            NewProject("study", "mnist", GNMAX, replace(terms(1), cap_budget=limit + 1))
+        )
     assert ledger.projects() == []
 
 
 def test_additive_deltas_share_the_cap_too(ledger: Ledger) -> None:
     limit = ledger.ensemble("mnist").delta_cap
     share = replace(terms(1, STABLE), delta_budget=limit // 2 + 1)
-    ledger.open_project("first", "mnist", STABLE, share)
+    ledger.open_project(NewProject("first", "mnist", STABLE, share))
     with pytest.raises(CapExceeded):
-        ledger.open_project("second", "mnist", STABLE, share)
+        ledger.open_project(NewProject("second", "mnist", STABLE, share))
 
 
 def test_ensembles_have_caps_of_their_own(ledger: Ledger) -> None:
@@ -138,7 +140,7 @@ def test_ensembles_have_caps_of_their_own(ledger: Ledger) -> None:
 def test_terms_come_back_exactly_as_they_were_opened(ledger: Ledger) -> None:
     mechanism = build_mechanism(CONFIDENT, teachers=TEACHERS, classes=CLASSES)
     quoted = quote(mechanism, 1.0, 1e-6)
-    ledger.open_project("study", "mnist", CONFIDENT, quoted)
+    ledger.open_project(NewProject("study", "mnist", CONFIDENT, quoted))
     project = ledger.project("study")
     assert project.terms == quoted
     assert project.mechanism == CONFIDENT
@@ -160,7 +162,7 @@ def test_terms_of_another_mechanism_are_refused(
     ledger: Ledger, mechanism: dict[str, Any], why: str
 ) -> None:
     with pytest.raises(InvalidTerms, match=why):
-        ledger.open_project("study", "mnist", mechanism, terms(2, GNMAX))
+        ledger.open_project(NewProject("study", "mnist", mechanism, terms(2, GNMAX)))
 
 
 def changed(amounts: Any, name: str, amount: int) -> Any:
@@ -171,34 +173,38 @@ def changed(amounts: Any, name: str, amount: int) -> Any:
 def test_amounts_beyond_what_is_counted_are_refused(ledger: Ledger, amount: int) -> None:
     for name in ("budget", "delta_budget", "cap_budget"):
         with pytest.raises(InvalidTerms, match=f"^{name} = {amount} is outside"):
-            ledger.open_project("study", "mnist", GNMAX, changed(terms(1), name, amount))
+            ledger.open_project(
+                NewProject("study", "mnist", GNMAX, changed(terms(1), name, amount))
+            )
     for name, shown in (("budget", "cap"), ("delta_budget", "delta_cap")):
         limit = changed(cap(4.0, 1e-5), name, amount)
         with pytest.raises(InvalidTerms, match=f"^{shown} = {amount} is outside"):
-            ledger.register_ensemble("e", "path", digest("e").hex(), INFO, RECORDS, limit)
+            ledger.register_ensemble("e", "path", digest("e").hex(), FACTS, RECORDS, limit)
     tiny = replace(cap(4.0, 1e-5), delta=1e-25)
     with pytest.raises(InvalidTerms, match=f"^units = {2**63} is outside"):
-        ledger.register_ensemble("e", "path", digest("e").hex(), INFO, 2**63, tiny)
+        ledger.register_ensemble("e", "path", digest("e").hex(), FACTS, 2**63, tiny)
     with pytest.raises(InvalidTerms, match="one record, not 0"):
-        ledger.register_ensemble("e", "path", digest("e").hex(), INFO, 0, cap(4.0, 1e-5))
+        ledger.register_ensemble("e", "path", digest("e").hex(), FACTS, 0, cap(4.0, 1e-5))
 
 
 def test_the_largest_and_the_smallest_amounts_are_counted(ledger: Ledger) -> None:
     most = 2**63 - 1
     limit = replace(cap(4.0, 1e-5), delta=1e-25, budget=most, delta_budget=0)
-    found = ledger.register_ensemble("e", "path", digest("e").hex(), INFO, most, limit)
+    found = ledger.register_ensemble("e", "path", digest("e").hex(), FACTS, most, limit)
     assert (found.cap, found.delta_cap, found.units) == (most, 0, most)
     limit = replace(cap(4.0, 0.5), budget=0, delta_budget=most)
-    found = ledger.register_ensemble("f", "path", digest("f").hex(), INFO, 1, limit)
+    found = ledger.register_ensemble("f", "path", digest("f").hex(), FACTS, 1, limit)
     assert (found.cap, found.delta_cap, found.units) == (0, most, 1)
     with pytest.raises(InvalidTerms, match="above 0"):
-        ledger.register_ensemble("g", "path", digest("g").hex(), INFO, 1, replace(limit, delta=0.0))
+        ledger.register_ensemble(
+            "g", "path", digest("g").hex(), FACTS, 1, replace(limit, delta=0.0)
+        )
 
 
 def test_a_refusal_says_how_much_of_the_cap_is_left(ledger: Ledger) -> None:
     half = ledger.ensemble("mnist").delta_cap // 2
     share = replace(terms(3, STABLE), delta_budget=half)
-    ledger.open_project("first", "mnist", STABLE, share)
+    ledger.open_project(NewProject("first", "mnist", STABLE, share))
     ensemble = ledger.ensemble("mnist")
     left = {
         "available": ensemble.cap - share.cap_budget,
@@ -208,12 +214,12 @@ def test_a_refusal_says_how_much_of_the_cap_is_left(ledger: Ledger) -> None:
         most = left["available" if name == "cap_budget" else "delta_available"]
         asked = changed(share, name, most + 1)
         with pytest.raises(CapExceeded) as refusal:
-            ledger.open_project("second", "mnist", STABLE, asked)
+            ledger.open_project(NewProject("second", "mnist", STABLE, asked))
         amounts = {"required": asked.cap_budget, "delta_required": asked.delta_budget}
         assert refusal.value.extras == {**left, **amounts}
         assert refusal.value.extras[required] == most + 1
     whole = replace(share, cap_budget=left["available"], delta_budget=left["delta_available"])
-    ledger.open_project("second", "mnist", STABLE, whole)
+    ledger.open_project(NewProject("second", "mnist", STABLE, whole))
     assert ledger.ensemble("mnist").reserved == ensemble.cap
 
 

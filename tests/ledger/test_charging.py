@@ -35,7 +35,7 @@ from terrine_server.errors import (
     ProjectClosed,
     ProjectPaused,
 )
-from terrine_server.ledger import Batch, Ledger, QueryDigest, Recorded, Result, connect
+from terrine_server.ledger import Batch, Ledger, NewProject, QueryDigest, Recorded, Result, connect
 from terrine_server.privacy import VoteOutcome
 
 
@@ -83,7 +83,7 @@ def test_additive_delta_is_a_budget_of_its_own(ledger: Ledger) -> None:
 
     quoted = terms(10, STABLE)
     project = ledger.open_project(
-        "study", "mnist", STABLE, replace(quoted, delta_budget=2 * quoted.worst.delta)
+        NewProject("study", "mnist", STABLE, replace(quoted, delta_budget=2 * quoted.worst.delta))
     )
     receipt = ledger.charge(project.id, [answered(i) for i in range(3)])
     assert fates(receipt.results) == "PP-"

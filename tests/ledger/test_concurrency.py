@@ -14,7 +14,7 @@ from processes import in_processes
 
 from terrine_protocol import ProjectStatus
 from terrine_server.errors import BudgetExhausted, CapExceeded, ProjectClosed, TerrineError
-from terrine_server.ledger import Ledger, connect
+from terrine_server.ledger import Ledger, NewProject, connect
 
 
 def test_threads_never_overspend(database_url: str) -> None:
@@ -177,7 +177,7 @@ def test_cap_is_not_exceeded_by_threads(database_url: str) -> None:
 
     def attempt(client: int) -> bool:
         try:
-            ledger.open_project(f"project-{client}", "mnist", GNMAX, share)
+            ledger.open_project(NewProject(f"project-{client}", "mnist", GNMAX, share))
         except CapExceeded:
             return False
         return True

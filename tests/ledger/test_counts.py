@@ -28,7 +28,7 @@ from migrated import SECRET_KEY
 
 from terrine_server.audit.ledger import audit_books
 from terrine_server.errors import LedgerCorrupted
-from terrine_server.ledger import Ledger, ProjectRecord, Proposal, Receipt, connect
+from terrine_server.ledger import Ledger, NewProject, ProjectRecord, Proposal, Receipt, connect
 from terrine_server.ledger.anchors import Anchor
 from terrine_server.ledger.chain import CHARGE_FIELDS, frame, frame_counts
 from terrine_server.ledger.verifying.archive import ArchiveError
@@ -109,10 +109,12 @@ def test_a_refused_query_has_no_counts(ledger: Ledger) -> None:
 def test_there_are_as_many_counts_as_classes(classes: int, database_url: str) -> None:
     """Negative, and beyond the teachers and beyond 32 bits."""
     ledger = open_ledger(database_url)
-    info = dict(ledger.ensemble("mnist").info) | {"classes": [str(j) for j in range(classes)]}
+    info = ledger.ensemble("mnist").facts.model_copy(
+        update={"classes": [str(j) for j in range(classes)]}
+    )
     limit = cap(20, 1e-5)
     ledger.register_ensemble("wide", "ensembles/wide", digest("w").hex(), info, 60_000, limit)
-    project = ledger.open_project("broad", "wide", COUNTED, terms(5, COUNTED))
+    project = ledger.open_project(NewProject("broad", "wide", COUNTED, terms(5, COUNTED)))
     counts = (-(2**40), *range(-classes + 3, 1), 2**40)
     assert len(counts) == classes
     batch = [replace(counted(1), counts=counts, label=classes - 1)]

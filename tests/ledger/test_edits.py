@@ -24,7 +24,7 @@ from sqlalchemy import Engine, event, text
 
 from terrine_protocol import ProjectStatus
 from terrine_server.errors import LedgerCorrupted
-from terrine_server.ledger import Ledger, ProjectRecord, connect
+from terrine_server.ledger import Ledger, NewProject, ProjectRecord, connect
 from terrine_server.ledger.store import rows as ledger_rows
 from terrine_server.ledger.store.tables import metadata
 
@@ -142,7 +142,7 @@ def test_an_epoch_that_was_opened_cannot_be_unpaid(
 
 
 def opens(ledger: Ledger) -> object:
-    return ledger.open_project("second", "mnist", GNMAX, terms(3))
+    return ledger.open_project(NewProject("second", "mnist", GNMAX, terms(3)))
 
 
 def closes(ledger: Ledger) -> object:

@@ -24,7 +24,7 @@ from migrated import SECRET_KEY
 from sqlalchemy import Connection, select, update
 
 from terrine_server.errors import BudgetExhausted, ConcurrentUpdate, InvalidTerms
-from terrine_server.ledger import Ledger, ProjectRecord
+from terrine_server.ledger import Ledger, NewProject, ProjectRecord
 from terrine_server.ledger.chain import canonical_json, charge_hash
 from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store.tables import charges, projects
@@ -168,7 +168,11 @@ def test_what_opening_costs_is_part_of_the_terms(
 
 def test_terms_without_the_price_of_opening_are_refused(ledger: Ledger) -> None:
     with pytest.raises(InvalidTerms, match="were not quoted for"):
-        ledger.open_project("free", "mnist", EPOCHS, replace(terms(2, EPOCHS), opening=None))
+        ledger.open_project(
+            NewProject("free", "mnist", EPOCHS, replace(terms(2, EPOCHS), opening=None))
+        )
     opening = terms(2, EPOCHS).opening
     with pytest.raises(InvalidTerms, match="were not quoted for"):
-        ledger.open_project("odd", "mnist", STABLE, replace(terms(2, STABLE), opening=opening))
+        ledger.open_project(
+            NewProject("odd", "mnist", STABLE, replace(terms(2, STABLE), opening=opening))
+        )

@@ -19,7 +19,7 @@ from sqlalchemy import Engine, text
 import terrine_server
 from terrine_protocol import ProjectStatus, Role
 from terrine_server.errors import DatabaseUnavailable, LedgerCorrupted
-from terrine_server.ledger import Batch, Ledger, check_writable, connect
+from terrine_server.ledger import Batch, Ledger, NewProject, NewToken, check_writable, connect
 from terrine_server.ledger.sealing import seal_rows
 from terrine_server.ledger.seals import Seals
 
@@ -63,12 +63,14 @@ def ledger(database_url: str) -> Ledger:
 
 def student(ledger: Ledger, id: str) -> None:
     ledger.create_token(
-        id=id,
-        hash=digest(id),
-        role=Role.STUDENT,
-        project="study",
-        label="lab",
-        expires_at=datetime.now(UTC) + timedelta(days=1),
+        NewToken(
+            id=id,
+            hash=digest(id),
+            role=Role.STUDENT,
+            project="study",
+            label="lab",
+            expires_at=datetime.now(UTC) + timedelta(days=1),
+        )
     )
 
 
@@ -79,7 +81,7 @@ def request(ledger: Ledger, id: str) -> None:
 
 def approve(ledger: Ledger) -> None:
     ledger.approve_request(
-        "r1", name="other", mechanism=CONFIDENT, terms=terms(5, CONFIDENT), title="", purpose=""
+        "r1", NewProject("other", "mnist", CONFIDENT, terms(5, CONFIDENT), "", "")
     )
 
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import hypothesis.strategies as st
 import pytest
-from books import CONFIDENT, INFO, RECORDS, digest, terms
+from books import CONFIDENT, FACTS, RECORDS, digest, terms
 from copies import Copies
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import (
@@ -29,7 +29,7 @@ from sqlalchemy import Connection, event
 
 from terrine_protocol import ProjectStatus
 from terrine_server import errors
-from terrine_server.ledger import Ledger, Proposal, connect, upgrade
+from terrine_server.ledger import Ledger, NewProject, Proposal, connect, upgrade
 from terrine_server.ledger.anchors import Anchor
 from terrine_server.privacy import VoteOutcome, cap
 
@@ -103,7 +103,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @initialize()
     def register(self) -> None:
         self.ledger.register_ensemble(
-            self.ensemble, "nowhere", digest(self.ensemble).hex(), INFO, RECORDS, CAP
+            self.ensemble, "nowhere", digest(self.ensemble).hex(), FACTS, RECORDS, CAP
         )
 
     def both(self, expected: Callable[[], T], done: Callable[[], U]) -> tuple[T, U] | None:
@@ -126,7 +126,7 @@ class LedgerMachine(RuleBasedStateMachine):
         prices = {str(o): (p.cost, p.cap_cost) for o, p in agreed.prices.items()}
         opened = self.both(
             lambda: self.books.open(name, Book(agreed.budget, prices, agreed.cap_budget)),
-            lambda: self.ledger.open_project(name, self.ensemble, CONFIDENT, agreed),
+            lambda: self.ledger.open_project(NewProject(name, self.ensemble, CONFIDENT, agreed)),
         )
         if opened:
             self.state.hashes[name] = []

@@ -29,7 +29,7 @@ from sqlalchemy import Connection, delete, select, update
 from terrine_protocol import Outcome, ProjectOpen, ProjectStatus
 from terrine_server.audit.ledger import check_project
 from terrine_server.errors import BudgetExhausted, Conflict, InvalidTerms, LedgerCorrupted
-from terrine_server.ledger import Ledger, ProjectRecord, Proposal, Recorded, connect
+from terrine_server.ledger import Ledger, NewProject, ProjectRecord, Proposal, Recorded, connect
 from terrine_server.ledger.charging.admission import Admission, admit
 from terrine_server.ledger.charging.tallies import SecretTally
 from terrine_server.ledger.store.tables import charges, projects, secret_spends
@@ -293,7 +293,7 @@ def test_a_release_that_cannot_work_or_pay_is_refused(
 def test_a_worst_case_project_has_no_secret_spend(ledger: Ledger) -> None:
     mechanism = build_mechanism(GNMAX, teachers=TEACHERS, classes=CLASS_COUNT)
     terms = quote(mechanism, 1.0, DELTA, cap_rule=TERMS.cap_rule)
-    ledger.open_project("plain", "thousand", GNMAX, terms)
+    ledger.open_project(NewProject("plain", "thousand", GNMAX, terms))
     with pytest.raises(Conflict, match="worst case"):
         ledger.secret_spend("plain")
 

@@ -19,9 +19,8 @@ from sqlalchemy.exc import DBAPIError
 
 from terrine_protocol import ProjectStatus, RequestStatus, Role
 from terrine_server.errors import CapExceeded, Conflict, NotFound, TerrineError
-from terrine_server.ledger import Ledger, RequestRecord, connect
+from terrine_server.ledger import Ledger, NewProject, NewToken, RequestRecord, connect
 from terrine_server.ledger.requests import MOST_OPEN
-from terrine_server.ledger.tokens import NewToken
 from terrine_server.privacy import Terms
 
 LATER = datetime(2100, 1, 1, tzinfo=UTC)
@@ -37,7 +36,7 @@ def ledger(database_url: str) -> Ledger:
     for id, project in (("ada", "study"), ("ben", "study"), ("admin", None)):
         role = Role.ADMIN if project is None else Role.STUDENT
         ledger.create_token(
-            id=id, hash=digest(id), role=role, project=project, label=id, expires_at=LATER
+            NewToken(id=id, hash=digest(id), role=role, project=project, label=id, expires_at=LATER)
         )
     return ledger
 
@@ -48,10 +47,9 @@ def ask(ledger: Ledger, number: int, token: str = "ada") -> RequestRecord:
 
 
 def approve(ledger: Ledger, id: str, name: str, bought: Terms | None = None) -> Any:
-    new = NewToken(name, digest(name), "", LATER)
-    return ledger.approve_request(
-        id, name=name, mechanism=GNMAX, terms=bought or terms(2), token=new, **WORDS
-    )
+    new = NewToken(name, digest(name), Role.STUDENT, name, "", LATER)
+    project = NewProject(name, "mnist", GNMAX, bought or terms(2), **WORDS)
+    return ledger.approve_request(id, project, new)
 
 
 def everything(ledger: Ledger) -> list[object]:
@@ -195,7 +193,7 @@ def test_the_database_forbids_to_change_what_was_asked_or_decided(
 
 
 def test_titles_and_purposes_are_those_of_the_log(ledger: Ledger) -> None:
-    opened = ledger.open_project("named", "mnist", GNMAX, terms(2), None, "Named", "To learn")
+    opened = ledger.open_project(NewProject("named", "mnist", GNMAX, terms(2), "Named", "To learn"))
     assert (opened.title, opened.purpose) == ("Named", "To learn")
     [entry] = ledger.log(limit=1, newest=True)
     assert (entry.detail["title"], entry.detail["purpose"]) == ("Named", "To learn")

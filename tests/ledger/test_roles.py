@@ -28,7 +28,7 @@ from sqlalchemy.exc import DBAPIError
 from terrine_protocol import ProjectStatus, Role
 from terrine_server.doctor.database import rights
 from terrine_server.errors import DatabaseUnavailable
-from terrine_server.ledger import Ledger, check_schema, connect, seal, upgrade
+from terrine_server.ledger import Ledger, NewProject, NewToken, check_schema, connect, seal, upgrade
 from terrine_server.ledger.store.roles import grant
 from terrine_server.ledger.store.schema import differences
 
@@ -75,12 +75,14 @@ def test_the_service_needs_no_more_rights_than_it_is_given(
     assert ledger.verify("study").ok
     assert len(list(ledger.export("study"))) == 6
     token = ledger.create_token(
-        id="t",
-        hash=digest("t"),
-        role=Role.STUDENT,
-        project="study",
-        label="",
-        expires_at=datetime.now(UTC) + timedelta(days=1),
+        NewToken(
+            id="t",
+            hash=digest("t"),
+            role=Role.STUDENT,
+            project="study",
+            label="",
+            expires_at=datetime.now(UTC) + timedelta(days=1),
+        )
     )
     made = {
         id: ledger.make_request(id=id, token=token.id, title=id, purpose="To learn", asked={})
@@ -89,11 +91,9 @@ def test_the_service_needs_no_more_rights_than_it_is_given(
     assert ledger.refuse_request("refused", "No").decided_at is not None
     decided, opened, _ = ledger.approve_request(
         "kept",
-        name="more",
-        mechanism=CONFIDENT,
-        terms=terms(2, CONFIDENT),
-        title="More",
-        purpose=made["kept"].purpose,
+        NewProject(
+            "more", made["kept"].ensemble, CONFIDENT, terms(2, CONFIDENT), "More", "To learn"
+        ),
     )
     assert decided.project == opened.name == "more"
     assert ledger.revoke_token(token.id).revoked_at is not None

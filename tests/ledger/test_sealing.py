@@ -17,10 +17,9 @@ from sqlalchemy import Engine, event, text, update
 
 from terrine_protocol import ProjectStatus, Role, TokenCreate
 from terrine_server.errors import Conflict, LedgerCorrupted, NotSealed, Unauthorized
-from terrine_server.ledger import Action, Ledger, connect, seal
+from terrine_server.ledger import Action, Ledger, NewProject, NewToken, connect, seal
 from terrine_server.ledger.administration import ABOUT, FACTS
 from terrine_server.ledger.store.tables import ensembles, metadata, projects, requests, tokens
-from terrine_server.ledger.tokens import NewToken
 from terrine_server.owner.tokens import Tokens
 
 OTHER_KEY = b"o" * 64
@@ -107,22 +106,19 @@ def test_an_act_and_its_entry_are_written_together_or_not_at_all(engine: Engine)
     created = Tokens(ledger, SECRET_KEY).create(TokenCreate(role=Role.ADMIN))
     student = ledger.find_request("f" * 16).token
     asks: dict[str, Any] = {"title": "Another", "purpose": "To learn", "asked": {}}
-    new = NewToken("e" * 16, digest("e"), "", datetime(2100, 1, 1, tzinfo=UTC))
-    study: dict[str, Any] = {
-        "mechanism": GNMAX,
-        "terms": terms(2),
-        "title": "More",
-        "purpose": "To learn",
-    }
+    new = NewToken(
+        "e" * 16, digest("e"), Role.STUDENT, "more", "", datetime(2100, 1, 1, tzinfo=UTC)
+    )
+    more = NewProject("more", "mnist", GNMAX, terms(2), "More", "To learn")
     acts: dict[str, Callable[[], object]] = {
-        "open": lambda: ledger.open_project("new", "mnist", GNMAX, terms(2)),
+        "open": lambda: ledger.open_project(NewProject("new", "mnist", GNMAX, terms(2))),
         "pause": lambda: ledger.set_status("study", ProjectStatus.PAUSED),
         "close": lambda: ledger.set_status("study", ProjectStatus.CLOSED),
         "create": lambda: Tokens(ledger, SECRET_KEY).create(TokenCreate(role=Role.ADMIN)),
         "revoke": lambda: ledger.revoke_token(created.id),
         "ask": lambda: ledger.make_request(id="0" * 16, token=student, **asks),
         "refuse": lambda: ledger.refuse_request("0" * 16, "Not now"),
-        "approve": lambda: ledger.approve_request("f" * 16, name="more", token=new, **study),
+        "approve": lambda: ledger.approve_request("f" * 16, more, new),
     }
     before = everything(engine)
     for what, act in acts.items():

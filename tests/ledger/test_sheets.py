@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from books import INFO, answered, digest, open_project
+from books import FACTS, answered, digest, open_project
 from migrated import SECRET_KEY, migrated
 from typer.testing import CliRunner
 
@@ -34,7 +34,7 @@ def ledger(tmp_path: Path, secret_key: Path, monkeypatch: pytest.MonkeyPatch) ->
     url = f"sqlite:///{tmp_path / 'terrine.sqlite'}"
     monkeypatch.setenv("TERRINE_DATABASE_URL", url)
     ledger = Ledger(migrated(url), SECRET_KEY)
-    info = INFO | {"classes": HOSTILE}
+    info = FACTS.model_copy(update={"classes": HOSTILE})
     ledger.register_ensemble("mnist", "e", digest("m").hex(), info, 60_000, cap(20.0, 1e-5))
     project = open_project(ledger, 20)
     ledger.charge(project.id, [answered(label, label) for label in range(len(HOSTILE))])

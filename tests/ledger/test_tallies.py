@@ -13,7 +13,7 @@ from publishing import CAP, CLASSES, GNMAX, TEACHERS, publishing_ledger, voted
 from sqlalchemy import delete, select, update
 
 from terrine_server.errors import Conflict, LedgerCorrupted
-from terrine_server.ledger import Ledger, ProjectRecord, SecretAccount, connect
+from terrine_server.ledger import Ledger, NewProject, ProjectRecord, SecretAccount, connect
 from terrine_server.ledger.store.tables import secret_spends
 from terrine_server.privacy import BoundRelease, Terms, VoteOutcome, build_mechanism, quote
 from terrine_server.privacy.published.tally import Meter
@@ -40,8 +40,8 @@ def ledger(database_url: str) -> Ledger:
 @pytest.fixture
 def project(ledger: Ledger) -> ProjectRecord:
     """The second of its ensemble. The first has no tally, so numbers of both must not be mixed."""
-    ledger.open_project("worst-case", "thousand", GNMAX, gnmax(publishing=False))
-    return ledger.open_project("study", "thousand", GNMAX, gnmax())
+    ledger.open_project(NewProject("worst-case", "thousand", GNMAX, gnmax(publishing=False)))
+    return ledger.open_project(NewProject("study", "thousand", GNMAX, gnmax()))
 
 
 def set_tally(url: str, values: Mapping[str, Any] | None) -> None:

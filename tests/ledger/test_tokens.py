@@ -11,7 +11,7 @@ from migrated import SECRET_KEY
 
 from terrine_protocol import Role, TokenCreate
 from terrine_server.errors import Conflict, NotFound, TokenChanged, Unauthorized
-from terrine_server.ledger import Ledger, TokenRecord
+from terrine_server.ledger import Ledger, NewToken, TokenRecord
 from terrine_server.owner.tokens import Tokens
 
 LATER = datetime(2100, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
@@ -28,7 +28,9 @@ def create(
     ledger: Ledger, id: str, role: Role = Role.STUDENT, project: str | None = "study"
 ) -> TokenRecord:
     return ledger.create_token(
-        id=id, hash=digest(id), role=role, project=project, label="for tests", expires_at=LATER
+        NewToken(
+            id=id, hash=digest(id), role=role, project=project, label="for tests", expires_at=LATER
+        )
     )
 
 
@@ -46,7 +48,9 @@ def test_an_expiry_in_any_zone_is_the_same_instant(ledger: Ledger) -> None:
 
     eastern = LATER.astimezone(timezone(timedelta(hours=-5)))
     token = ledger.create_token(
-        id="one", hash=digest(1), role=Role.ADMIN, project=None, label="", expires_at=eastern
+        NewToken(
+            id="one", hash=digest(1), role=Role.ADMIN, project=None, label="", expires_at=eastern
+        )
     )
     assert token.expires_at == LATER
 
@@ -113,7 +117,7 @@ def test_tokens_are_listed_oldest_first(ledger: Ledger) -> None:
 
 def test_tokens_are_listed_page_by_page(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     times = [datetime(2026, 1, day, tzinfo=UTC) for day in (3, 2, 2, 2, 1)]
-    monkeypatch.setattr("terrine_server.ledger.ledger._now", iter(times).__next__)
+    monkeypatch.setattr("terrine_server.ledger.handle.now", iter(times).__next__)
     for id in "edcba":
         create(ledger, id, Role.ADMIN, None)
     whole = ["a", "b", "c", "d", "e"]  # three of them were made at the same instant

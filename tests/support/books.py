@@ -13,7 +13,16 @@ from migrated import SECRET_KEY, migrated
 from sqlalchemy import Connection, Select, delete, inspect, select, update
 from sqlalchemy.exc import StatementError
 
-from terrine_server.ledger import Action, Actor, Ledger, ProjectRecord, Proposal, connect
+from terrine_protocol import EnsembleFacts, InputSpec
+from terrine_server.ledger import (
+    Action,
+    Actor,
+    Ledger,
+    NewProject,
+    ProjectRecord,
+    Proposal,
+    connect,
+)
 from terrine_server.ledger.administration import START
 from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store import log
@@ -27,6 +36,7 @@ from terrine_server.ledger.store.tables import (
     secret_spends,
     tokens,
 )
+from terrine_server.ledger.store.transaction import Transaction
 from terrine_server.ledger.verifying.administration import rows_of
 from terrine_server.privacy import (
     GDP,
@@ -40,12 +50,12 @@ from terrine_server.privacy import (
 )
 
 TEACHERS, CLASSES, RECORDS = 250, 10, 60_000
-INFO = {
-    "kind": "heads",
-    "input": {"shape": [28, 28], "dtype": "uint8", "low": 0, "high": 255},
-    "classes": [str(digit) for digit in range(CLASSES)],
-    "teachers": TEACHERS,
-}
+FACTS = EnsembleFacts(
+    kind="heads",
+    input=InputSpec(shape=[28, 28], dtype="uint8", low=0, high=255),
+    classes=[str(digit) for digit in range(CLASSES)],
+    teachers=TEACHERS,
+)
 GNMAX = {"name": "gnmax", "sigma": 40.0}
 CONFIDENT = {"name": "confident_gnmax", "threshold": 200, "sigma1": 150.0, "sigma2": 40.0}
 NOISY = {"name": "confident_gnmax", "threshold": 200, "sigma1": 1500.0, "sigma2": 400.0}
@@ -101,7 +111,7 @@ def open_ledger(url: str, epsilon: float = 20.0, key: bytes = SECRET_KEY) -> Led
 
 def register(ledger: Ledger, name: str, epsilon: float = 20.0) -> None:
     ledger.register_ensemble(
-        name, f"ensembles/{name}", digest(name).hex(), INFO, RECORDS, cap(epsilon, 1e-5)
+        name, f"ensembles/{name}", digest(name).hex(), FACTS, RECORDS, cap(epsilon, 1e-5)
     )
 
 
@@ -161,8 +171,8 @@ def reseal(connection: Connection) -> Seals:
     ):
         for row in _readable(connection, rows_of(action.partition("-")[0])):
             with suppress(*UNREADABLE):
-                now, subject = datetime.now(UTC), row["subject"]
-                log.record_row(connection, seals, now, by, action, subject, row)
+                tx = Transaction(connection, seals, datetime.now(UTC), by)
+                log.record_row(tx, action, row["subject"], row)
     return seals
 
 
@@ -197,4 +207,4 @@ def open_project(
     ensemble: str = "mnist",
 ) -> ProjectRecord:
     """Open a project whose budget pays for exactly `queries` at the worst-case price."""
-    return ledger.open_project(name, ensemble, mechanism, terms(queries, mechanism))
+    return ledger.open_project(NewProject(name, ensemble, mechanism, terms(queries, mechanism)))

@@ -10,7 +10,7 @@ from machine import Machine
 from migrated import SECRET_KEY
 
 from terrine_protocol import Role, TokenCreate
-from terrine_server.ledger import Ledger, connect
+from terrine_server.ledger import Ledger, NewProject, connect
 from terrine_server.owner.tokens import Tokens, load_secret_key
 
 NOISY = {"name": "gnmax", "sigma": 400.0}
@@ -22,7 +22,7 @@ def student(
     """Return the headers of a student whose project pays for exactly `queries`."""
     ledger = Ledger(connect(machine.database_url), SECRET_KEY)
     ledger.open_project(
-        project, ensemble, NOISY, terms(queries, NOISY, ledger.ensemble(ensemble).rule)
+        NewProject(project, ensemble, NOISY, terms(queries, NOISY, ledger.ensemble(ensemble).rule))
     )
     return bearer(machine, TokenCreate(role=Role.STUDENT, project=project))
 

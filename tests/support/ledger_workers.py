@@ -19,10 +19,19 @@ from books import GNMAX, abstained, answered, counted, digest, terms
 from migrated import SECRET_KEY
 from sqlalchemy import Connection, event
 
+from terrine_protocol import Role
 from terrine_server.errors import BudgetExhausted, CapExceeded, TerrineError
-from terrine_server.ledger import Ledger, Proposal, Receipt, check_schema, connect, upgrade
+from terrine_server.ledger import (
+    Ledger,
+    NewProject,
+    NewToken,
+    Proposal,
+    Receipt,
+    check_schema,
+    connect,
+    upgrade,
+)
 from terrine_server.ledger.store.turns import turn
-from terrine_server.ledger.tokens import NewToken
 
 
 def migrate(url: str) -> None:
@@ -71,7 +80,7 @@ def open_projects(url: str, names: list[str], terms: Any, mechanism: dict[str, A
     ledger = Ledger(connect(url), SECRET_KEY)
     for name in names:
         try:
-            ledger.open_project(name, "mnist", mechanism, terms)
+            ledger.open_project(NewProject(name, "mnist", mechanism, terms))
         except CapExceeded:
             return
 
@@ -122,12 +131,8 @@ def die_approving(url: str, request: str, before: str) -> None:
     name = f"more-{request}"
     Ledger(engine, SECRET_KEY).approve_request(
         request,
-        name=name,
-        mechanism=GNMAX,
-        terms=terms(2),
-        title="More",
-        purpose="To learn",
-        token=NewToken(name, digest(name), "", datetime(2100, 1, 1, tzinfo=UTC)),
+        NewProject(name, "mnist", GNMAX, terms(2), "More", "To learn"),
+        NewToken(name, digest(name), Role.STUDENT, name, "", datetime(2100, 1, 1, tzinfo=UTC)),
     )
     come("reply")
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
-from books import INFO, RECORDS, digest
+from books import FACTS, RECORDS, digest
 from migrated import SECRET_KEY, migrated
 
-from terrine_server.ledger import Ledger, ProjectRecord, Proposal
+from terrine_server.ledger import Ledger, NewProject, ProjectRecord, Proposal
 from terrine_server.ledger.charging.tallies import meter_of
 from terrine_server.planning.forecast import Consensus, Votes
 from terrine_server.planning.proposal import propose
@@ -39,7 +39,7 @@ def published_terms(epsilon: float = EPSILON) -> Terms:
 def publishing_ledger(url: str) -> Ledger:
     """A migrated database with one ensemble, `thousand`, whose cap has a Rényi order."""
     ledger = Ledger(migrated(url), SECRET_KEY)
-    info = {**INFO, "teachers": TEACHERS}
+    info = FACTS.model_copy(update={"teachers": TEACHERS})
     ledger.register_ensemble(
         "thousand", "ensembles/thousand", digest("thousand").hex(), info, RECORDS, CAP
     )
@@ -47,7 +47,7 @@ def publishing_ledger(url: str) -> Ledger:
 
 
 def open_published(ledger: Ledger, name: str = "study") -> ProjectRecord:
-    return ledger.open_project(name, "thousand", GNMAX, published_terms())
+    return ledger.open_project(NewProject(name, "thousand", GNMAX, published_terms()))
 
 
 def voted(

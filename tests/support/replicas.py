@@ -19,7 +19,7 @@ from server import installed
 from sqlalchemy import Engine
 
 from terrine_protocol import Role, TokenCreate
-from terrine_server.ledger import Ledger
+from terrine_server.ledger import Ledger, NewProject
 from terrine_server.owner.tokens import Tokens, load_secret_key
 from terrine_server.settings import Settings
 
@@ -98,7 +98,7 @@ class Replicas:
         """
         mechanism = COUNTED if name == "counted" else NOISY
         quoted = terms(queries, mechanism, self.ledger.ensemble("digits").rule)
-        self.ledger.open_project(name, "digits", mechanism, quoted)
+        self.ledger.open_project(NewProject(name, "digits", mechanism, quoted))
         tokens = Tokens(self.ledger, load_secret_key(self._settings.secret_key_path))
         return tokens.create(TokenCreate(role=Role.STUDENT, project=name)).token
 

@@ -29,8 +29,8 @@ from sqlalchemy import Connection, Engine, event, exc
 
 from terrine_protocol import ProjectStatus
 from terrine_server import errors
-from terrine_server.ledger import Batch, Ledger, Proposal, QueryDigest, connect
-from terrine_server.ledger import ledger as ledger_module
+from terrine_server.ledger import Batch, Ledger, NewProject, Proposal, QueryDigest, connect
+from terrine_server.ledger import handle
 from terrine_server.ledger.store.database import BEGIN
 from terrine_server.privacy import VoteOutcome
 
@@ -72,7 +72,7 @@ class World:
         self.hub = getcurrent()
         self.waiting: list[greenlet] = []
         self.calm = True
-        patch.setattr(ledger_module, "_now", lambda: self.now)
+        patch.setattr(handle, "now", lambda: self.now)
         migrated(self.url).dispose()
         self.servers = [self.started() for _ in range(SERVERS)]
         register(self.servers[0].ledger, "mnist", 100.0)
@@ -175,7 +175,7 @@ class World:
     def open(self, number: int) -> None:
         name, least = f"p{number}", self.random.randint(*AFFORDS)
         agreed = terms(least, CONFIDENT)
-        self.servers[0].ledger.open_project(name, "mnist", CONFIDENT, agreed)
+        self.servers[0].ledger.open_project(NewProject(name, "mnist", CONFIDENT, agreed))
         self.judge.opened(name, agreed)
         self.names.append(name)
 
@@ -219,7 +219,9 @@ class World:
         name, least = f"p-{number}", self.random.randint(*AFFORDS)
         agreed = terms(least, CONFIDENT)
         self.judge.opened(name, agreed)
-        self.served(lambda ledger: ledger.open_project(name, "mnist", CONFIDENT, agreed))
+        self.served(
+            lambda ledger: ledger.open_project(NewProject(name, "mnist", CONFIDENT, agreed))
+        )
         self.names.append(name)  # without a reply it may be open, but nobody will ever ask it
 
     def set_status(self, name: str, status: ProjectStatus) -> None:

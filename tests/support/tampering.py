@@ -8,8 +8,8 @@ from typing import Any
 
 from books import (
     CONFIDENT,
+    FACTS,
     GNMAX,
-    INFO,
     RECORDS,
     answered,
     digest,
@@ -26,7 +26,7 @@ from sqlalchemy import Connection, Table, delete, insert, select, update
 from terrine_protocol import ProjectStatus, Role, TokenCreate
 from terrine_server.doctor import ledger as doctor
 from terrine_server.errors import TerrineError
-from terrine_server.ledger import Ledger, connect
+from terrine_server.ledger import Ledger, NewProject, connect
 from terrine_server.ledger.anchors import Anchor, LogAnchor
 from terrine_server.ledger.store.tables import metadata
 from terrine_server.owner.tokens import Tokens
@@ -50,13 +50,13 @@ class World:
         self.engine = connect(self.url)
         ledger = open_ledger(self.url, epsilon=80.0)
         register(ledger, "spare")
-        info = {**INFO, "teachers": TEACHERS}
+        info = FACTS.model_copy(update={"teachers": TEACHERS})
         thousand = digest("thousand").hex()
         ledger.register_ensemble("thousand", "ensembles/thousand", thousand, info, RECORDS, CAP)
         study = open_project(ledger, 20, CONFIDENT)
         for name in ("other", "done", "resting"):
             open_project(ledger, 3, GNMAX, name=name)
-        ledger.open_project("unused", "mnist", GNMAX, terms(3), None, "Unused", "To learn")
+        ledger.open_project(NewProject("unused", "mnist", GNMAX, terms(3), "Unused", "To learn"))
         secret = open_published(ledger, "secret")
         batch = [answered(number, number) for number in range(3)]
         ledger.charge(study.id, batch, KEY)
@@ -317,9 +317,11 @@ def requests(world: World) -> dict[str, Callable[[Ledger], object]]:
     return found | {
         "new": asks("study", "new"),
         "tally": publishes,
-        "open": lambda ledger: ledger.open_project("new", "mnist", GNMAX, terms(2)).status,
+        "open": lambda ledger: (
+            ledger.open_project(NewProject("new", "mnist", GNMAX, terms(2))).status
+        ),
         "open on spare": lambda ledger: (
-            ledger.open_project("newer", "spare", GNMAX, terms(2)).ensemble.cap
+            ledger.open_project(NewProject("newer", "spare", GNMAX, terms(2))).ensemble.cap
         ),
         "pause": lambda ledger: ledger.set_status("unused", ProjectStatus.PAUSED).status,
         "requests": lambda ledger: [(each.id, each.status) for each in ledger.list_requests()],

@@ -15,7 +15,7 @@ from terrine_server.errors import (
 )
 from terrine_server.labeling.pipeline import Ask, Labeling
 from terrine_server.labeling.voters import Voters
-from terrine_server.ledger import EnsembleRecord, Ledger, Receipt
+from terrine_server.ledger import EnsembleRecord, Ledger, NewProject, Receipt
 from terrine_server.metrics import Metrics
 
 CONFIDENT = {"name": "confident_gnmax", "threshold": 200, "sigma1": 8.0, "sigma2": 5.0}
@@ -35,7 +35,7 @@ class Told(Voters):
         self.meanwhile: Callable[[], object] | None = None
 
     def check(self, record: EnsembleRecord) -> None:
-        assert record.info["teachers"] == self.teachers
+        assert record.facts.teachers == self.teachers
         if self.missing:
             raise EnsembleUnavailable("The teachers are away.")
 
@@ -43,7 +43,7 @@ class Told(Voters):
         return not self.missing
 
     def votes(self, record: EnsembleRecord, inputs: np.ndarray) -> np.ndarray:
-        assert record.info["teachers"] == self.teachers
+        assert record.facts.teachers == self.teachers
         self.asked.append(inputs[:, 0, 1].tolist())
         meanwhile, self.meanwhile = self.meanwhile, None
         if meanwhile is not None:
@@ -71,7 +71,9 @@ def images(*pairs: tuple[int, int]) -> np.ndarray:
 def study(path: Path, mechanism: Mapping[str, Any], queries: int) -> tuple[Labeling, Told, Ledger]:
     """A project whose budget pays for exactly so many queries at the worst price."""
     ledger = open_ledger(f"sqlite:///{path / 'terrine.sqlite'}", epsilon=90.0)
-    ledger.open_project("study", "mnist", mechanism, terms(queries, mechanism, epsilon=80.0))
+    ledger.open_project(
+        NewProject("study", "mnist", mechanism, terms(queries, mechanism, epsilon=80.0))
+    )
     voters = Told()
     return Labeling(ledger, voters, Metrics(), MOST), voters, ledger
 

@@ -170,7 +170,7 @@ def test_a_clock_that_jumps_breaks_nothing(
 
 
 def set_clock(monkeypatch: pytest.MonkeyPatch, instant: datetime) -> None:
-    monkeypatch.setattr("terrine_server.ledger.ledger._now", lambda: instant)
+    monkeypatch.setattr("terrine_server.ledger.handle.now", lambda: instant)
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ from witness import RECOVERY_SECONDS, Witness
 
 from terrine_protocol import Role
 from terrine_server.errors import DatabaseUnavailable
-from terrine_server.ledger import Ledger, connect
+from terrine_server.ledger import Ledger, NewToken, connect
 
 
 @contextmanager
@@ -105,12 +105,14 @@ def ready(servers: Replicas) -> bool:
 def make_tokens(ledger: Ledger, count: int) -> None:
     for number in range(count):
         ledger.create_token(
-            id=f"{number:016x}",
-            hash=bytes(32),
-            role=Role.AUDITOR,
-            project=None,
-            label="fills what room is left",
-            expires_at=datetime.now(UTC),
+            NewToken(
+                id=f"{number:016x}",
+                hash=bytes(32),
+                role=Role.AUDITOR,
+                project=None,
+                label="fills what room is left",
+                expires_at=datetime.now(UTC),
+            )
         )
 
 

@@ -238,6 +238,6 @@ def _proposed(ensemble: EnsembleRecord, given: Fields) -> dict[str, str]:
 
 def _votes(ensemble: EnsembleRecord, mechanism: str, consensus: Sequence[Consensus]) -> Votes:
     """Return votes of teachers that agree as far as is expected."""
-    teachers, classes = ensemble.info["teachers"], len(ensemble.info["classes"])
+    teachers, classes = ensemble.facts.teachers, len(ensemble.facts.classes)
     votes = Votes.synthetic(consensus, teachers=teachers, classes=classes)
     return votes.with_student(EXPECTED_STUDENT) if mechanism == "interactive_gnmax" else votes

@@ -76,7 +76,7 @@ def open_project(
     """Open a project: fix its mechanism and prices, and reserve its budget under the cap."""
     record = operations.open_project(services.ledger, request, holder.actor)
     response.headers["Location"] = f"/projects/{record.name}"
-    warning = too_few(record.terms, len(record.ensemble.info["classes"]))
+    warning = too_few(record.terms, len(record.ensemble.facts.classes))
     shown = views.project(record, services.available(record.ensemble))
     return shown.model_copy(update={"warning": warning})
 

@@ -69,9 +69,9 @@ def check_project(ledger: Ledger, project: ProjectRecord) -> Iterator[str]:
 
 
 def _check_terms(project: ProjectRecord) -> Iterator[str]:
-    info, terms = project.ensemble.info, project.terms
+    facts, terms = project.ensemble.facts, project.terms
     mechanism = build_mechanism(
-        project.mechanism, teachers=info["teachers"], classes=len(info["classes"])
+        project.mechanism, teachers=facts.teachers, classes=len(facts.classes)
     )
     if dict(project.events) != json.loads(json.dumps(events_of(mechanism))):
         yield "its cost events are not those of its mechanism"

@@ -280,8 +280,8 @@ def list_ensembles(as_json: AsJson = False) -> None:
     people = [
         {
             "ensemble": record.name,
-            "teachers": record.info["teachers"],
-            "classes": len(record.info["classes"]),
+            "teachers": record.facts.teachers,
+            "classes": len(record.facts.classes),
             "cap ε": record.epsilon,
             "cap δ": record.delta,
             "order": record.rdp_order,

@@ -40,7 +40,7 @@ def gather(
 
     [bold]Example[/bold]: terrine owners gather owners.toml --name wards
     """
-    from terrine_server.ledger.accounts import check_name
+    from terrine_server.ledger.ensembles import check_name
     from terrine_server.owner.gathering import gather as gathered
     from terrine_server.settings import Settings
 

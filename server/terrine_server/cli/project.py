@@ -39,7 +39,7 @@ def open_project(request: ProjectOpen, as_json: AsJson = False) -> None:
 
     settings = Settings()
     record = open_project(open_ledger(settings), request)
-    warning = too_few(record.terms, len(record.ensemble.info["classes"]))
+    warning = too_few(record.terms, len(record.ensemble.facts.classes))
     info = _infos(settings, [record])[0].model_copy(update={"warning": warning})
     output(info, _for_people(record), as_json)
     if as_json:
@@ -174,7 +174,7 @@ def _for_people(record: ProjectRecord) -> Row:
     from terrine_server.views import budget
 
     account = budget(record)
-    disjoint_by = record.ensemble.info.get("disjoint_by")
+    disjoint_by = record.ensemble.facts.disjoint_by
     return {
         "project": record.name,
         "title": record.title,
@@ -204,7 +204,7 @@ def _prices(record: ProjectRecord) -> str:
     ]
     for listed in terms.by_baseline:
         prices = (f"{outcome} {price.cost / 1e12:.6g}" for outcome, price in listed.prices.items())
-        least = (listed.baseline - 0.5) / record.ensemble.info["teachers"]
+        least = (listed.baseline - 0.5) / record.ensemble.facts.teachers
         lines.append(f"if every probability is at least {least:.3g}: {', '.join(prices)}")
     if terms.choice is None:
         return "\n".join(lines)

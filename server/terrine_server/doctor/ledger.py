@@ -28,7 +28,7 @@ def ensembles(ledger: Ledger, settings: Settings) -> Iterator[Finding]:
             yield Finding(check, State.PROBLEM, str(error), restore)
             continue
         if same:
-            yield Finding(check, State.OK, f"{record.info['teachers']} teachers, as registered.")
+            yield Finding(check, State.OK, f"{record.facts.teachers} teachers, as registered.")
         else:
             found = f"{directory} holds a different ensemble from the one registered."
             yield Finding(check, State.PROBLEM, found, restore)

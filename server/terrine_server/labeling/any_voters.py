@@ -41,9 +41,9 @@ class AnyVoters(Voters):
         self._local.close()
 
     def _of(self, record: EnsembleRecord) -> Voters:
-        if record.info["kind"] == SHARED:
+        if record.facts.kind == SHARED:
             return self._shared
-        return self._remote if record.info["kind"] == REMOTE else self._local
+        return self._remote if record.facts.kind == REMOTE else self._local
 
 
 def _local(settings: Settings, kind: VotersKind) -> Voters:

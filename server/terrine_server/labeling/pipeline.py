@@ -132,8 +132,8 @@ class Labeling:
     def _fixed(self, project: ProjectRecord) -> _Fixed:
         found = self._by_genesis.get(project.genesis)
         if found is None:
-            info = project.ensemble.info
-            spec, classes = InputSpec.model_validate(info["input"]), len(info["classes"])
+            facts = project.ensemble.facts
+            spec, classes = facts.input, len(facts.classes)
             found = _Fixed(spec, classes, mechanism_of(project))
             if len(self._by_genesis) >= MOST_FIXED:
                 self._by_genesis.clear()
@@ -223,7 +223,7 @@ class Labeling:
                 waiting = [index for index in waiting if index not in answers]
                 continue
             chosen = self._payable(project, digests, record.recorded)
-            if chosen and not own_turn and project.ensemble.info["kind"] == SHARED:
+            if chosen and not own_turn and project.ensemble.facts.kind == SHARED:
                 turn.enter_context(self._ledger.turn(project.id))
                 own_turn = True
                 continue
@@ -271,7 +271,7 @@ class Labeling:
         with self._metrics.stage("vote"):
             votes = checked_votes(self._voters, project.ensemble, queries)
         with self._metrics.stage("release"):
-            if project.ensemble.info["kind"] == SHARED:
+            if project.ensemble.facts.kind == SHARED:
                 released = released_shared(mechanism, votes)
             else:
                 released = mechanism.release(votes, probabilities)
@@ -366,8 +366,8 @@ def possible(terms: Terms, account: Account) -> float:
 
 def mechanism_of(project: ProjectRecord) -> Mechanism:
     """Return the project's mechanism, with its noise tables built once."""
-    info = project.ensemble.info
-    return _mechanism(json.dumps(dict(project.mechanism)), info["teachers"], len(info["classes"]))
+    facts = project.ensemble.facts
+    return _mechanism(json.dumps(dict(project.mechanism)), facts.teachers, len(facts.classes))
 
 
 @lru_cache(maxsize=64)

@@ -46,8 +46,8 @@ def checked_votes(voters: Voters, record: EnsembleRecord, inputs: np.ndarray) ->
     on that, but for that of sums (`SHARED`), which nobody can check.
     """
     counts = voters.votes(record, inputs)
-    teachers, classes = record.info["teachers"], len(record.info["classes"])
-    if record.info["kind"] == SHARED:
+    teachers, classes = record.facts.teachers, len(record.facts.classes)
+    if record.facts.kind == SHARED:
         return counts
     if (
         counts.shape != (len(inputs), classes)

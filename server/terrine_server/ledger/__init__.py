@@ -11,6 +11,7 @@ seal                                seal a ledger of an earlier version, or with
 from terrine_server.ledger.administration import Action, Actor
 from terrine_server.ledger.charging.charge import check_active
 from terrine_server.ledger.ledger import Ledger
+from terrine_server.ledger.projects import NewProject
 from terrine_server.ledger.records import (
     SHARED,
     Batch,
@@ -41,6 +42,7 @@ from terrine_server.ledger.store.schema import (
     check_writable,
     upgrade,
 )
+from terrine_server.ledger.tokens import NewToken
 
 __all__ = [
     "SHARED",
@@ -53,6 +55,8 @@ __all__ = [
     "Ledger",
     "LogEntry",
     "LogVerification",
+    "NewProject",
+    "NewToken",
     "OnRecord",
     "ProjectRecord",
     "Proposal",

@@ -29,7 +29,7 @@ from functools import cached_property
 from math import hypot
 from typing import Any
 
-from terrine_protocol import Outcome, ProjectStatus, RequestStatus, Role
+from terrine_protocol import EnsembleFacts, Outcome, ProjectStatus, RequestStatus, Role
 from terrine_server.errors import TerrineError
 from terrine_server.ledger.anchors import Anchor, LogAnchor
 from terrine_server.ledger.counts import Counts, counted_outcomes, noise_sigma
@@ -47,7 +47,7 @@ class EnsembleRecord:
     name: str
     path: str
     manifest_sha256: str
-    info: Mapping[str, Any]
+    facts: EnsembleFacts
     units: int
     epsilon: float
     delta: float
@@ -66,7 +66,7 @@ class EnsembleRecord:
     @cached_property
     def class_names(self) -> Mapping[int | None, str]:
         """The name of each class, by its label. Empty if classes are named 0, 1, …"""
-        names: dict[int | None, str] = dict(enumerate(self.info["classes"]))
+        names: dict[int | None, str] = dict(enumerate(self.facts.classes))
         return {} if all(name == str(label) for label, name in names.items()) else names
 
 
@@ -118,7 +118,7 @@ class ProjectRecord:
 
     def counts_due(self, outcome: str) -> int | None:
         """How many noisy counts an entry with this outcome has; None where it has none."""
-        return len(self.ensemble.info["classes"]) if outcome in self._counted else None
+        return len(self.ensemble.facts.classes) if outcome in self._counted else None
 
     @property
     def noise_sigma(self) -> float | None:
@@ -127,7 +127,7 @@ class ProjectRecord:
         An aggregator's noise is in it, though nobody is charged for that.
         """
         charged = noise_sigma(self.events)
-        return charged and hypot(charged, self.ensemble.info.get("aggregator_sigma", 0.0))
+        return charged and hypot(charged, self.ensemble.facts.aggregator_sigma or 0.0)
 
     @cached_property
     def _counted(self) -> frozenset[str]:

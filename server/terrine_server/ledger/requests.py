@@ -3,156 +3,174 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, select
 
 from terrine_protocol import RequestStatus, Role
 from terrine_server.errors import Conflict, NotFound
-from terrine_server.ledger import accounts
 from terrine_server.ledger.administration import Action, Actor
 from terrine_server.ledger.chain import canonical_json
+from terrine_server.ledger.handle import Handle
+from terrine_server.ledger.projects import NewProject, open_project
 from terrine_server.ledger.records import ProjectRecord, RequestRecord, TokenRecord
 from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store import log, rows
-from terrine_server.ledger.store.database import write
+from terrine_server.ledger.store.database import reading
 from terrine_server.ledger.store.tables import projects, requests, tokens
+from terrine_server.ledger.store.transaction import Transaction
 from terrine_server.ledger.tokens import NewToken, create_token, find_token
-from terrine_server.privacy import Terms
 
 MOST_OPEN = 3
 """Requests of one token that may wait for a decision, so that nobody floods the log."""
 
 
-def make_request(
+class Requests(Handle):
+    """What students ask the data owner for."""
+
+    def find_request(self, id: str, token: str | None = None) -> RequestRecord:
+        """Return a request; with the id of a `token`, only if that made it. Raises NotFound."""
+        with reading(self._engine) as connection:
+            return _find(connection, self._seals, id, token)
+
+    def list_requests(
+        self,
+        token: str | None = None,
+        status: RequestStatus | None = None,
+        after: str | None = None,
+        limit: int | None = None,
+    ) -> list[RequestRecord]:
+        """Return up to `limit` requests, oldest first: all, or those of one token or status.
+
+        `after`: a request's id; only later ones are returned. Raises NotFound for an unknown id.
+        """
+        with reading(self._engine) as connection:
+            return _listed(
+                connection, self._seals, token=token, status=status, after=after, limit=limit
+            )
+
+    def make_request(
+        self,
+        *,
+        id: str,
+        token: str,
+        title: str,
+        purpose: str,
+        asked: Mapping[str, Any],
+        by: Actor | None = None,
+    ) -> RequestRecord:
+        """Store what the holder of a student's token asks for, on the ensemble of its project.
+
+        `asked`: mechanism, epsilon and delta. If the same is open already, that one is returned.
+        Raises NotFound for an unknown token, Conflict when too many of its requests are open.
+        """
+        with self._writing(by) as tx:
+            # Not two at a time with one token; key_share: a row that refers to the token need not
+            # wait.
+            holding = (
+                select(tokens.c.id).where(tokens.c.id == token).with_for_update(key_share=True)
+            )
+            tx.connection.execute(holding)
+            holder = find_token(tx.connection, tx.seals, token)
+            if holder is None or holder.role is not Role.STUDENT:
+                raise NotFound(f"There is no student's token {token}.")
+            waiting = _listed(
+                tx.connection, tx.seals, token=token, status=RequestStatus.OPEN, limit=MOST_OPEN
+            )
+            for request in waiting:
+                if (request.title, request.purpose, request.asked) == (title, purpose, asked):
+                    return request
+            if len(waiting) >= MOST_OPEN:
+                raise Conflict(
+                    f"{MOST_OPEN} requests of this token wait for a decision already. Make another "
+                    "once "
+                    "the data owner has decided one of them."
+                )
+            of = rows.fetch_project(
+                tx.connection,
+                tx.seals,
+                projects.c.name == holder.project,
+                f"called {holder.project}",
+            )
+            row = {
+                "id": id,
+                "token_id": token,
+                "ensemble_id": of.ensemble.id,
+                "title": title,
+                "purpose": purpose,
+                "asked": canonical_json(dict(asked)),
+                "status": str(RequestStatus.OPEN),
+                "project_id": None,
+                "reason": None,
+                "created_at": tx.now,
+                "decided_at": None,
+            }
+            tx.insert(requests, row)
+            return _recorded(tx, Action.REQUEST_MADE, id)
+
+    def approve_request(
+        self,
+        id: str,
+        project: NewProject,
+        token: NewToken | None = None,
+        by: Actor | None = None,
+    ) -> tuple[RequestRecord, ProjectRecord, TokenRecord | None]:
+        """Open the project that was asked for, and make a `token` of it if one is given.
+
+        All of it, and what the log says of it, is one transaction. Raises NotFound, Conflict when
+        it was decided already or is for another ensemble, and what `open_project` raises.
+        """
+        with self._writing(by) as tx:
+            request = _hold(tx, id)
+            if project.ensemble != request.ensemble:
+                raise Conflict(f"This request is for the ensemble {request.ensemble}.")
+            opened = open_project(tx, project)
+            made = None if token is None else create_token(tx, token)
+            approved = {"status": str(RequestStatus.APPROVED), "project_id": opened.id}
+            return _decide(tx, id, approved), opened, made
+
+    def refuse_request(self, id: str, reason: str, by: Actor | None = None) -> RequestRecord:
+        """Refuse a request. Raises NotFound, and Conflict when it was decided already."""
+        with self._writing(by) as tx:
+            _hold(tx, id)
+            return _decide(tx, id, {"status": str(RequestStatus.REFUSED), "reason": reason})
+
+
+def _listed(
     connection: Connection,
     seals: Seals,
-    now: datetime,
-    by: Actor | None,
     *,
-    id: str,
-    token: str,
-    title: str,
-    purpose: str,
-    asked: Mapping[str, Any],
-) -> RequestRecord:
-    """See `Ledger.make_request`."""
-    # Not two at a time with one token; key_share: a row that refers to the token need not wait.
-    holding = select(tokens.c.id).where(tokens.c.id == token).with_for_update(key_share=True)
-    connection.execute(holding)
-    holder = find_token(connection, seals, token)
-    if holder is None or holder.role is not Role.STUDENT:
-        raise NotFound(f"There is no student's token {token}.")
-    waiting = list_requests(connection, seals, token, RequestStatus.OPEN, None, MOST_OPEN)
-    for request in waiting:
-        if (request.title, request.purpose, request.asked) == (title, purpose, asked):
-            return request
-    if len(waiting) >= MOST_OPEN:
-        raise Conflict(
-            f"{MOST_OPEN} requests of this token wait for a decision already. Make another once "
-            "the data owner has decided one of them."
-        )
-    of = rows.fetch_project(
-        *(connection, seals, projects.c.name == holder.project, f"called {holder.project}")
-    )
-    row = {
-        "id": id,
-        "token_id": token,
-        "ensemble_id": of.ensemble.id,
-        "title": title,
-        "purpose": purpose,
-        "asked": canonical_json(dict(asked)),
-        "status": str(RequestStatus.OPEN),
-        "project_id": None,
-        "reason": None,
-        "created_at": now,
-        "decided_at": None,
-    }
-    write(connection, insert(requests).values(seals.sealed("requests", row)))
-    _log(connection, seals, now, by, Action.REQUEST_MADE, id)
-    return _fetch(connection, seals, id)
-
-
-def find_request(
-    connection: Connection, seals: Seals, id: str, token: str | None = None
-) -> RequestRecord:
-    """See `Books.find_request`."""
-    found = _fetch(connection, seals, id)
-    if token is not None and found.token != token:
-        raise _unknown(id)
-    return found
-
-
-def list_requests(
-    connection: Connection,
-    seals: Seals,
-    token: str | None,
-    status: RequestStatus | None,
-    after: str | None,
-    limit: int | None,
+    token: str | None = None,
+    status: RequestStatus | None = None,
+    after: str | None = None,
+    limit: int | None = None,
 ) -> list[RequestRecord]:
-    """See `Books.list_requests`."""
     query = rows.select_requests().limit(limit)
     if token is not None:
         query = query.where(requests.c.token_id == token)
     if status is not None:
         query = query.where(requests.c.status == status)
     if after is not None:
-        last = find_request(connection, seals, after, token)
+        last = _find(connection, seals, after, token)
         later = requests.c.created_at > last.created_at
         same = requests.c.created_at == last.created_at
         query = query.where(later | (same & (requests.c.id > after)))
     return [rows.request_record(row, seals) for row in connection.execute(query)]
 
 
-def approve_request(
-    connection: Connection,
-    seals: Seals,
-    now: datetime,
-    by: Actor | None,
-    id: str,
-    *,
-    name: str,
-    mechanism: Mapping[str, Any],
-    terms: Terms,
-    title: str,
-    purpose: str,
-    token: NewToken | None,
-) -> tuple[RequestRecord, ProjectRecord, TokenRecord | None]:
-    """See `Ledger.approve_request`."""
-    request = _hold(connection, seals, id)
-    opened = accounts.open_project(
-        *(connection, seals, now, by, name, request.ensemble, mechanism, terms, title, purpose)
-    )
-    made = None
-    if token is not None:
-        made = create_token(
-            *(connection, seals, now, by),
-            id=token.id,
-            hash=token.hash,
-            role=Role.STUDENT,
-            project=name,
-            label=token.label,
-            expires_at=token.expires_at,
-        )
-    approved = {"status": str(RequestStatus.APPROVED), "project_id": opened.id}
-    return _decide(connection, seals, now, by, id, approved), opened, made
+def _find(connection: Connection, seals: Seals, id: str, token: str | None = None) -> RequestRecord:
+    query = rows.select_requests().where(requests.c.id == id)
+    row = connection.execute(query).one_or_none()
+    found = None if row is None else rows.request_record(row, seals)
+    if found is None or (token is not None and found.token != token):
+        raise NotFound(f"There is no request {id}.")
+    return found
 
 
-def refuse_request(
-    connection: Connection, seals: Seals, now: datetime, by: Actor | None, id: str, reason: str
-) -> RequestRecord:
-    """See `Ledger.refuse_request`."""
-    _hold(connection, seals, id)
-    refused = {"status": str(RequestStatus.REFUSED), "reason": reason}
-    return _decide(connection, seals, now, by, id, refused)
-
-
-def _hold(connection: Connection, seals: Seals, id: str) -> RequestRecord:
+def _hold(tx: Transaction, id: str) -> RequestRecord:
     """Lock an open request until the transaction ends, before any ensemble is locked."""
-    connection.execute(select(requests.c.id).where(requests.c.id == id).with_for_update())
-    request = _fetch(connection, seals, id)
+    tx.connection.execute(select(requests.c.id).where(requests.c.id == id).with_for_update())
+    request = _find(tx.connection, tx.seals, id)
     if request.status is RequestStatus.APPROVED:
         raise Conflict(f"The request {id} was approved already: {request.project} is open.")
     if request.status is RequestStatus.REFUSED:
@@ -160,36 +178,13 @@ def _hold(connection: Connection, seals: Seals, id: str) -> RequestRecord:
     return request
 
 
-def _decide(
-    connection: Connection,
-    seals: Seals,
-    now: datetime,
-    by: Actor | None,
-    id: str,
-    decision: Mapping[str, Any],
-) -> RequestRecord:
-    row = connection.execute(select(requests).where(requests.c.id == id)).one()._mapping
-    decided = seals.sealed("requests", {**row, **decision, "decided_at": now})
-    changed = {name: decided[name] for name in (*decision, "decided_at", "seal")}
-    write(connection, update(requests).where(requests.c.id == id).values(changed))
-    _log(connection, seals, now, by, Action(f"request-{decision['status']}"), id)
-    return _fetch(connection, seals, id)
+def _decide(tx: Transaction, id: str, decision: Mapping[str, Any]) -> RequestRecord:
+    tx.change(requests, id, {**decision, "decided_at": tx.now})
+    return _recorded(tx, Action(f"request-{decision['status']}"), id)
 
 
-def _log(
-    connection: Connection, seals: Seals, now: datetime, by: Actor | None, action: Action, id: str
-) -> None:
-    row = connection.execute(rows.select_requests().where(requests.c.id == id)).one()
-    log.record_row(connection, seals, now, by, action, id, row._mapping)
-
-
-def _fetch(connection: Connection, seals: Seals, id: str) -> RequestRecord:
-    query = rows.select_requests().where(requests.c.id == id)
-    row = connection.execute(query).one_or_none()
-    if row is None:
-        raise _unknown(id)
-    return rows.request_record(row, seals)
-
-
-def _unknown(id: str) -> NotFound:
-    return NotFound(f"There is no request {id}.")
+def _recorded(tx: Transaction, action: Action, id: str) -> RequestRecord:
+    """Record in the log what a request is now, and return it."""
+    row = tx.connection.execute(rows.select_requests().where(requests.c.id == id)).one()
+    log.record_row(tx, action, id, row._mapping)
+    return _find(tx.connection, tx.seals, id)

@@ -27,6 +27,7 @@ from terrine_server.ledger.store.tables import (
     secret_spends,
     tokens,
 )
+from terrine_server.ledger.store.transaction import Transaction
 from terrine_server.ledger.verifying.administration import TABLES, rows_of, verify_log
 from terrine_server.ledger.verifying.walk import verify_project
 
@@ -63,8 +64,9 @@ def seal(
     the `key` already, NotSealed for another key than `old_key`, and LedgerCorrupted, with nothing
     changed, if it does not verify.
     """
-    seals, now = Seals(key), datetime.now(UTC)
+    seals = Seals(key)
     with writing(engine) as connection:
+        tx = Transaction(connection, seals, datetime.now(UTC), by)
         # Nothing may come in between.
         for table in (requests, ensembles, projects, tokens, log_head):
             connection.execute(select(*table.primary_key).with_for_update())
@@ -78,13 +80,13 @@ def seal(
                 "The ledger is sealed with this key already. `terrine ledger verify` checks it."
             )
         log.set_head(connection, seals, *_end(connection))
-        adopted = _adopt(connection, seals, now, by)
+        adopted = _adopt(tx)
         detail = {
             "version": version("terrine"),
             "accepted": accept,
             "adopted": {kind: len(subjects) for kind, subjects in adopted.items()},
         }
-        log.record(connection, seals, now, by, action, "ledger", detail)
+        log.record(tx, action, "ledger", detail)
         _verify(connection, seals, names)
     return Sealing(len(names), adopted)
 
@@ -113,23 +115,21 @@ def _end(connection: Connection) -> tuple[int, bytes]:
     return (0, START) if row is None else (row.seq, row.hash)
 
 
-def _adopt(
-    connection: Connection, seals: Seals, now: datetime, by: Actor | None
-) -> dict[str, list[str]]:
+def _adopt(tx: Transaction) -> dict[str, list[str]]:
     """Seal every row, and record those about which the log says something else, or nothing."""
-    seal_rows(connection, seals)
+    seal_rows(tx.connection, tx.seals)
     adopted: dict[str, list[str]] = {}
     for kind in TABLES:
-        said = log.last_said(connection, kind)
+        said = log.last_said(tx.connection, kind)
         changed = [
             row._mapping
-            for row in connection.execute(rows_of(kind))
+            for row in tx.connection.execute(rows_of(kind))
             if said.pop(row.subject, None) != canonical_json(facts(kind, row._mapping))
         ]
         for row in changed:
-            log.record_row(connection, seals, now, by, _ADOPTED[kind], row["subject"], row)
+            log.record_row(tx, _ADOPTED[kind], row["subject"], row)
         for subject in said:  # the log says it is there, and it is gone
-            log.record(connection, seals, now, by, _ADOPTED[kind], subject, {"gone": True})
+            log.record(tx, _ADOPTED[kind], subject, {"gone": True})
         adopted[kind] = [*(row["subject"] for row in changed), *said]
     return adopted
 

@@ -6,70 +6,111 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, select
 from sqlalchemy.exc import IntegrityError
 
 from terrine_protocol import Role
 from terrine_server.errors import Conflict, LedgerCorrupted, NotFound, TokenChanged
 from terrine_server.ledger.administration import Action, Actor
+from terrine_server.ledger.handle import Handle
 from terrine_server.ledger.records import TokenRecord
 from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store import log, rows
-from terrine_server.ledger.store.database import write
+from terrine_server.ledger.store.database import reading
 from terrine_server.ledger.store.tables import projects, tokens
+from terrine_server.ledger.store.transaction import Transaction
 
 
 @dataclass(frozen=True)
 class NewToken:
-    """A student's token that is to be made. `hash`: a keyed hash of its secret, 32 bytes."""
+    """A token that is to be made. `hash`: a keyed hash of its secret, 32 bytes.
+
+    `project`: that of a student's token, which belongs to one; any other belongs to none.
+    """
 
     id: str
     hash: bytes
+    role: Role
+    project: str | None
     label: str
     expires_at: datetime
 
 
-def create_token(
-    connection: Connection,
-    seals: Seals,
-    now: datetime,
-    by: Actor | None,
-    *,
-    id: str,
-    hash: bytes,
-    role: Role,
-    project: str | None,
-    label: str,
-    expires_at: datetime,
-) -> TokenRecord:
-    """See `Ledger.create_token`."""
-    owner = project and rows.fetch_project(
-        connection, seals, projects.c.name == project, f"called {project}"
+class Tokens(Handle):
+    """The tokens of a ledger."""
+
+    def find_token(self, id: str) -> TokenRecord | None:
+        """Return the token with this id, even if revoked or expired, or None."""
+        with reading(self._engine) as connection:
+            return find_token(connection, self._seals, id)
+
+    def list_tokens(
+        self, project: str | None = None, after: str | None = None, limit: int | None = None
+    ) -> list[TokenRecord]:
+        """Return up to `limit` tokens, oldest first: all, or those of one project.
+
+        `after`: a token's id; only later tokens are returned. Raises NotFound for an unknown id.
+        """
+        query = rows.select_tokens().limit(limit)
+        if project is not None:
+            query = query.where(projects.c.name == project)
+        with reading(self._engine) as connection:
+            if after is not None:
+                last = find_token(connection, self._seals, after)
+                if last is None:
+                    raise NotFound(f"There is no token {after}.")
+                later = tokens.c.created_at > last.created_at
+                same = tokens.c.created_at == last.created_at
+                query = query.where(later | (same & (tokens.c.id > after)))
+            return [rows.token_record(row, self._seals) for row in connection.execute(query)]
+
+    def create_token(self, new: NewToken, by: Actor | None = None) -> TokenRecord:
+        """Store a token. Raises NotFound for an unknown project, Conflict when the id is taken."""
+        with self._writing(by) as tx:
+            return create_token(tx, new)
+
+    def revoke_token(self, id: str, by: Actor | None = None) -> TokenRecord:
+        """Revoke a token, from now on. Doing it again changes nothing. Raises NotFound."""
+        with self._writing(by) as tx:
+            locked = select(tokens.c.id).where(tokens.c.id == id).with_for_update()
+            tx.connection.execute(locked)
+            found = find_token(tx.connection, tx.seals, id)
+            if found is None:
+                raise NotFound(f"There is no token {id}.")
+            if found.revoked_at is not None:
+                return found
+            revoked = tx.change(tokens, id, {"revoked_at": tx.now})
+            log.record_row(tx, Action.TOKEN_REVOKED, id, {**revoked, "project": found.project})
+            return rows.token_record(tx.connection.execute(rows.TOKEN, {"id": id}).one(), tx.seals)
+
+
+def create_token(tx: Transaction, new: NewToken) -> TokenRecord:
+    """Do what `Tokens.create_token` does, in a transaction that does more."""
+    owner = new.project and rows.fetch_project(
+        tx.connection, tx.seals, projects.c.name == new.project, f"called {new.project}"
     )
-    if (role is Role.STUDENT) != bool(owner):
+    if (new.role is Role.STUDENT) != bool(owner):
         raise Conflict("A student's token belongs to one project, any other to none.")
     row = {
-        "id": id,
-        "role": str(role),
+        "id": new.id,
+        "role": str(new.role),
         "project_id": owner.id if owner else None,
-        "label": label,
-        "hash": hash,
-        "created_at": now,
-        "expires_at": expires_at,
+        "label": new.label,
+        "hash": new.hash,
+        "created_at": tx.now,
+        "expires_at": new.expires_at,
         "revoked_at": None,
     }
     try:
-        write(connection, insert(tokens).values(seals.sealed("tokens", row)))
+        tx.insert(tokens, row)
     except IntegrityError as error:
-        raise Conflict(f"The token id {id} is taken.") from error
-    log.record_row(
-        *(connection, seals, now, by, Action.TOKEN_CREATED, id), {**row, "project": project}
-    )
-    return rows.token_record(connection.execute(rows.TOKEN, {"id": id}).one(), seals)
+        raise Conflict(f"The token id {new.id} is taken.") from error
+    log.record_row(tx, Action.TOKEN_CREATED, new.id, {**row, "project": new.project})
+    return rows.token_record(tx.connection.execute(rows.TOKEN, {"id": new.id}).one(), tx.seals)
 
 
 def find_token(connection: Connection, seals: Seals, id: str) -> TokenRecord | None:
-    """See `Books.find_token`."""
+    """Return the token with this id, or None."""
     row = connection.execute(rows.TOKEN, {"id": id}).one_or_none()
     return None if row is None else rows.token_record(row, seals)
 
@@ -86,38 +127,3 @@ def check_unchanged(connection: Connection, seals: Seals, held: Collection[Token
     changed = {token.id for token in held if not unchanged(token)}
     if changed:
         raise TokenChanged(changed)
-
-
-def list_tokens(
-    connection: Connection, seals: Seals, project: str | None, after: str | None, limit: int | None
-) -> list[TokenRecord]:
-    """See `Books.list_tokens`."""
-    query = rows.select_tokens().limit(limit)
-    if project is not None:
-        query = query.where(projects.c.name == project)
-    if after is not None:
-        last = find_token(connection, seals, after)
-        if last is None:
-            raise NotFound(f"There is no token {after}.")
-        later = tokens.c.created_at > last.created_at
-        same = tokens.c.created_at == last.created_at
-        query = query.where(later | (same & (tokens.c.id > after)))
-    return [rows.token_record(row, seals) for row in connection.execute(query)]
-
-
-def revoke_token(
-    connection: Connection, seals: Seals, now: datetime, by: Actor | None, id: str
-) -> TokenRecord:
-    """See `Ledger.revoke_token`."""
-    connection.execute(select(tokens.c.id).where(tokens.c.id == id).with_for_update())
-    row = connection.execute(rows.TOKEN, {"id": id}).one_or_none()
-    if row is None:
-        raise NotFound(f"There is no token {id}.")
-    found = rows.token_record(row, seals)
-    if found.revoked_at is not None:
-        return found
-    revoked = seals.sealed("tokens", {**row._mapping, "revoked_at": now})
-    changed = {name: revoked[name] for name in ("revoked_at", "seal")}
-    write(connection, update(tokens).where(tokens.c.id == id).values(changed))
-    log.record_row(connection, seals, now, by, Action.TOKEN_REVOKED, id, revoked)
-    return rows.token_record(connection.execute(rows.TOKEN, {"id": id}).one(), seals)

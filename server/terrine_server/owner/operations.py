@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from terrine_protocol import EnsembleRegister, ProjectOpen
+from terrine_protocol import EnsembleFacts, EnsembleRegister, InputSpec, ProjectOpen
 from terrine_server.errors import Conflict, InvalidTerms
 from terrine_server.ledger import (
     SHARED,
@@ -15,6 +15,7 @@ from terrine_server.ledger import (
     Actor,
     EnsembleRecord,
     Ledger,
+    NewProject,
     ProjectRecord,
     SecretAccount,
     connect,
@@ -65,6 +66,17 @@ class Priced:
     spec: Mapping[str, object]
     terms: Terms
 
+    def project(self, request: ProjectOpen) -> NewProject:
+        """Return the project that a request asks for."""
+        return NewProject(
+            name=request.name,
+            ensemble=self.ensemble.name,
+            mechanism=self.spec,
+            terms=self.terms,
+            title=request.title,
+            purpose=request.purpose,
+        )
+
 
 def price_project(ledger: Ledger, request: ProjectOpen) -> Priced:
     """Price a project, and do nothing else.
@@ -76,7 +88,7 @@ def price_project(ledger: Ledger, request: ProjectOpen) -> Priced:
     spec = request.mechanism.model_dump(mode="json", exclude_none=True)
     try:
         mechanism = build_mechanism(
-            spec, teachers=ensemble.info["teachers"], classes=len(ensemble.info["classes"])
+            spec, teachers=ensemble.facts.teachers, classes=len(ensemble.facts.classes)
         )
         _check_shared(ensemble, mechanism)
         publishing = _publishing(request, spec, mechanism, ensemble)
@@ -100,15 +112,12 @@ def open_project(ledger: Ledger, request: ProjectOpen, by: Actor | None = None) 
     Also raises `Conflict` (name taken) and `CapExceeded`.
     """
     priced = price_project(ledger, request)
-    return ledger.open_project(
-        *(request.name, request.ensemble, priced.spec, priced.terms, by),
-        *(request.title, request.purpose),
-    )
+    return ledger.open_project(priced.project(request), by)
 
 
 def _check_shared(ensemble: EnsembleRecord, mechanism: Mechanism) -> None:
     """Raise `ParameterError` if a mechanism needs votes, and nobody sees those of the ensemble."""
-    if ensemble.info["kind"] == SHARED and not isinstance(mechanism, NoisyVotes):
+    if ensemble.facts.kind == SHARED and not isinstance(mechanism, NoisyVotes):
         raise ParameterError(
             f"{mechanism.name} needs votes, and nobody sees the votes of {ensemble.name}: its "
             "owners split them between two servers. Use noisy_votes, whose price holds for the "
@@ -135,8 +144,8 @@ def _publishing(
     votes = Votes.synthetic(
         [Consensus(level.agreement, level.share) for level in request.consensus or ()]
         or DEFAULT_CONSENSUS,
-        teachers=ensemble.info["teachers"],
-        classes=len(ensemble.info["classes"]),
+        teachers=ensemble.facts.teachers,
+        classes=len(ensemble.facts.classes),
     )
     given, requested = None, request.publishing
     if requested is not None:
@@ -177,7 +186,7 @@ def register_ensemble(
         _refuse_teachers_of_others(ledger, settings, name, manifest)
         check_imported(directory, manifest)
         check_backbone(directory, manifest)
-    units, info = _facts(directory)
+    units, facts = _facts(directory)
     try:
         if wanted.rule == "rdp":
             order = cap_order(*budget) if wanted.order is None else wanted.order
@@ -191,41 +200,36 @@ def register_ensemble(
     except ParameterError as error:
         raise InvalidTerms(str(error)) from error
     path = str(Path("ensembles") / name)
-    return ledger.register_ensemble(name, path, digest, info, units, limit, by)
+    return ledger.register_ensemble(name, path, digest, facts, units, limit, by)
 
 
-def _facts(directory: Path) -> tuple[int, dict[str, Any]]:
+def _facts(directory: Path) -> tuple[int, EnsembleFacts]:
     """Return how many units an ensemble was trained on, and what students see of it."""
     from terrine_models.federation import is_federation, load_federation
     from terrine_models.store import load_manifest
 
     if is_federation(directory):
         federation = load_federation(directory)
-        shared = {"aggregator_sigma": federation.aggregator.sigma} if federation.aggregator else {}
-        return federation.units, {
-            "kind": SHARED if federation.aggregator else "remote",
-            "input": federation.input.model_dump(mode="json"),
-            "classes": list(federation.classes),
-            "teachers": len(federation.owners),
-            "disjoint_by": federation.disjoint_by,
-            **shared,
-        }
+        aggregator = federation.aggregator
+        return federation.units, EnsembleFacts(
+            kind=SHARED if aggregator else "remote",
+            input=InputSpec.model_validate(federation.input),
+            classes=list(federation.classes),
+            teachers=len(federation.owners),
+            disjoint_by=federation.disjoint_by,
+            aggregator_sigma=aggregator.sigma if aggregator else None,
+        )
     manifest = load_manifest(directory)
-    info: dict[str, Any] = {
-        "kind": manifest.kind,
-        "input": manifest.input.model_dump(mode="json"),
-        "classes": list(manifest.classes),
-        "teachers": manifest.teachers,
-    }
-    if manifest.training.match_prior:
-        info["matches_prior"] = True
-    if manifest.foreign:
-        info["disjoint_by"] = manifest.foreign.disjoint_by
-    if manifest.encoding:
-        info["encoding"] = manifest.encoding.model_dump(mode="json")
-    if manifest.image:
-        info["image"] = manifest.image.model_dump(mode="json")
-    return manifest.units, info
+    return manifest.units, EnsembleFacts(
+        kind=manifest.kind,
+        input=InputSpec.model_validate(manifest.input),
+        classes=list(manifest.classes),
+        teachers=manifest.teachers,
+        matches_prior=bool(manifest.training.match_prior),
+        disjoint_by=manifest.foreign.disjoint_by if manifest.foreign else None,
+        encoding=manifest.encoding,
+        image=manifest.image,
+    )
 
 
 def _refuse_teachers_of_others(
@@ -238,7 +242,7 @@ def _refuse_teachers_of_others(
         return
     teachers = {manifest.files[file] for file in manifest.teacher_files}
     for other in ledger.ensembles():
-        if other.name == name or other.info["kind"] != manifest.kind:
+        if other.name == name or other.facts.kind != manifest.kind:
             continue
         try:
             shared = teachers & set(load_manifest(settings.data_dir / other.path).files.values())

@@ -19,7 +19,7 @@ from terrine_protocol import (
     TokenCreate,
     TokenCreated,
 )
-from terrine_server.errors import Conflict, Forbidden, InvalidTerms
+from terrine_server.errors import Forbidden, InvalidTerms
 from terrine_server.ledger import Actor, Ledger, ProjectRecord, RequestRecord
 from terrine_server.owner.operations import Priced, price_project
 from terrine_server.owner.tokens import Principal, Tokens, shown_once
@@ -73,8 +73,8 @@ def make(ledger: Ledger, wanted: RequestCreate, holder: Principal) -> tuple[Requ
     else:
         mechanism = wanted.mechanism.model_dump(mode="json", exclude_none=True)
     try:
-        info = of.ensemble.info
-        build_mechanism(mechanism, teachers=info["teachers"], classes=len(info["classes"]))
+        facts = of.ensemble.facts
+        build_mechanism(mechanism, teachers=facts.teachers, classes=len(facts.classes))
     except ParameterError as error:
         raise InvalidTerms(str(error)) from error
     id = secrets.token_hex(8)
@@ -119,8 +119,6 @@ def approve(
     another ensemble, and what `open_project` and `Tokens.create` raise.
     """
     request = ledger.find_request(id)
-    if terms.ensemble != request.ensemble:
-        raise Conflict(f"This request is for the ensemble {request.ensemble}.")
     priced, new, secret = price_project(ledger, terms), None, ""
     if days is not None:
         holder = ledger.find_token(request.token)
@@ -131,16 +129,12 @@ def approve(
             expires_in_days=days,
         )
         new, secret = tokens.draw(wanted, until)
-    decided, opened, made = ledger.approve_request(
-        id,
-        name=terms.name,
-        mechanism=priced.spec,
-        terms=priced.terms,
-        title=terms.title or request.title,
-        purpose=terms.purpose or request.purpose,
-        token=new,
-        by=by,
-    )
+    words = {
+        "title": terms.title or request.title,
+        "purpose": terms.purpose or request.purpose,
+    }
+    project = priced.project(terms.model_copy(update=words))
+    decided, opened, made = ledger.approve_request(id, project, new, by)
     return Approved(decided, opened, None if made is None else shown_once(made, secret))
 
 
@@ -153,7 +147,7 @@ def outlook(ledger: Ledger, terms: ProjectOpen) -> Outlook:
         quoted.affordable(Account()),
         ensemble.reserved + quoted.cap_budget,
         ensemble.delta_reserved + quoted.delta_budget,
-        too_few(quoted, len(ensemble.info["classes"])),
+        too_few(quoted, len(ensemble.facts.classes)),
     )
 
 

@@ -20,8 +20,7 @@ import structlog
 from terrine_protocol import Role, TokenCreate, TokenCreated
 from terrine_protocol.files import read
 from terrine_server.errors import Forbidden, LedgerCorrupted, Unauthorized
-from terrine_server.ledger import Actor, Ledger, TokenRecord
-from terrine_server.ledger.tokens import NewToken
+from terrine_server.ledger import Actor, Ledger, NewToken, TokenRecord
 
 log = structlog.get_logger("terrine")
 
@@ -74,16 +73,7 @@ class Tokens:
         and `Conflict` if there is one with this `id` (16 hexadecimal digits) already.
         """
         new, token = self.draw(request, until, id)
-        record = self._ledger.create_token(
-            id=new.id,
-            role=request.role,
-            project=request.project,
-            label=new.label,
-            expires_at=new.expires_at,
-            hash=new.hash,
-            by=by,
-        )
-        return shown_once(record, token)
+        return shown_once(self._ledger.create_token(new, by), token)
 
     def draw(
         self, request: TokenCreate, until: datetime | None = None, id: str | None = None
@@ -99,7 +89,15 @@ class Tokens:
             expires_at = until
         token_id = secrets.token_hex(8) if id is None else id
         token = f"terrine_{token_id}_{secrets.token_hex(32)}"
-        return NewToken(token_id, self._hash(token), request.label, expires_at), token
+        new = NewToken(
+            id=token_id,
+            hash=self._hash(token),
+            role=request.role,
+            project=request.project,
+            label=request.label,
+            expires_at=expires_at,
+        )
+        return new, token
 
     def authenticate(self, token: str) -> Principal:
         """Return the token's principal. Raises `Unauthorized` when the token is not valid now.

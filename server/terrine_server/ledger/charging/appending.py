@@ -24,6 +24,7 @@ from terrine_server.ledger.records import ProjectRecord
 from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store.database import check_written
 from terrine_server.ledger.store.tables import charges, idempotency
+from terrine_server.ledger.store.transaction import Transaction
 
 KEYS_KEPT = timedelta(days=7)
 """How long an idempotency key is kept. Its charges are kept for ever, so a later retry is still
@@ -48,9 +49,7 @@ _MOVE = f"""
 
 
 def append(
-    connection: Connection,
-    seals: Seals,
-    now: datetime,
+    tx: Transaction,
     before: ProjectRecord,
     after: ProjectRecord,
     entries: Sequence[Sequence[Any]],
@@ -84,12 +83,12 @@ def append(
         "from_charges": before.charges,
         "from_head": bytes.fromhex(before.head),
         "from_seal": before.seal,
-        "seal": seals.of("projects", {**fixed, **balance}),
+        "seal": tx.seals.of("projects", {**fixed, **balance}),
     }
-    keys = [_kept(seals, now, before.id, *answer) for answer in kept]
-    move["forget"] = _oldest_kept(connection, now, before.id) if keys else now
-    write = _in_sqlite if connection.dialect.name == "sqlite" else _in_postgresql
-    return write(connection, now, move, entries, keys)
+    keys = [_kept(tx.seals, tx.now, before.id, *answer) for answer in kept]
+    move["forget"] = _oldest_kept(tx.connection, tx.now, before.id) if keys else tx.now
+    write = _in_sqlite if tx.connection.dialect.name == "sqlite" else _in_postgresql
+    return write(tx.connection, tx.now, move, entries, keys)
 
 
 def _oldest_kept(connection: Connection, now: datetime, project: int) -> datetime:

@@ -8,8 +8,6 @@ from datetime import datetime
 from itertools import islice
 from typing import Any
 
-from sqlalchemy import Connection
-
 from terrine_protocol import ProjectStatus
 from terrine_server.errors import (
     BudgetExhausted,
@@ -33,9 +31,9 @@ from terrine_server.ledger.charging.appending import append
 from terrine_server.ledger.counts import check_counts, text_of
 from terrine_server.ledger.epochs import Kinds
 from terrine_server.ledger.records import Batch, OnRecord, ProjectRecord, Receipt
-from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store.log import record as record_log
 from terrine_server.ledger.store.rows import publications
+from terrine_server.ledger.store.transaction import Transaction
 
 SERVICE = Actor("service")
 """Publishes figures when they are due, whoever asked last."""
@@ -46,15 +44,11 @@ class StaleRecord(Exception):  # noqa: N818 - not an error: it is tried again
 
 
 def charge(
-    connection: Connection,
-    seals: Seals,
-    now: datetime,
-    record: OnRecord,
-    batches: Sequence[Batch],
+    tx: Transaction, record: OnRecord, batches: Sequence[Batch]
 ) -> tuple[ProjectRecord, list[Receipt | TerrineError]]:
     """Pay for the batches that `record` is about; return the project after them, and the answers.
 
-    See `Ledger.charge_group`. Raises StaleRecord if the project is no longer as in `record`. A
+    See `Payments.charge_group`. Raises StaleRecord if the project is no longer as in `record`. A
     project with a tally must be locked: its tally is read and written separately from its balance.
     """
     project = record.project
@@ -68,9 +62,9 @@ def charge(
             raise ConcurrentUpdate("Another request came first with one of these keys. Ask again.")
     fresh = [index for index, answer in enumerate(answers) if answer is None]
     proposals = [proposal for index in fresh for proposal in batches[index].proposals]
-    tally = tallies.load_tally(connection, seals, project) if fresh else None
+    tally = tallies.load_tally(tx.connection, tx.seals, project) if fresh else None
     admission = admit(project.terms, project.account, record.recorded, proposals, tally)
-    after, entries = _entries(now, project, admission)
+    after, entries = _entries(tx.now, project, admission)
     results = iter(admission.results)
     kept, before = [], project.charges
     for index in fresh:
@@ -84,13 +78,15 @@ def charge(
         key = batches[index].key
         if key is not None:
             kept.append((*key, own))
-    if (entries or kept) and not append(connection, seals, now, project, after, entries, kept):
+    if (entries or kept) and not append(tx, project, after, entries, kept):
         raise StaleRecord
     if entries and tally is not None:
-        tallies.save_tally(connection, seals, project, tally, after.charges)
+        tallies.save_tally(tx.connection, tx.seals, project, tally, after.charges)
     for publication in after.published[len(project.published) :]:
         record_log(
-            *(connection, seals, now, SERVICE, Action.FIGURE_PUBLISHED, project.name),
+            replace(tx, by=SERVICE),
+            Action.FIGURE_PUBLISHED,
+            project.name,
             {"charge": publication.seq, "figure": publication.figure},
         )
     return after, [answer for answer in answers if answer is not None]

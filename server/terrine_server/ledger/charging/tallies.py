@@ -57,11 +57,11 @@ def meter_of(project: ProjectRecord) -> Meter:
     """Return the meter of a data-dependent project's votes. Raises ValueError for any other."""
     if project.terms.schedule is None:
         raise ValueError("a project that is priced at the worst case has no secret spend")
-    info = project.ensemble.info
+    facts = project.ensemble.facts
     return _meter(
         canonical_json(dict(project.events)),
-        info["teachers"],
-        len(info["classes"]),
+        facts.teachers,
+        len(facts.classes),
         project.terms.schedule.publication.order,
     )
 

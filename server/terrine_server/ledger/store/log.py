@@ -20,7 +20,6 @@ from terrine_server.ledger.administration import (
     ABOUT,
     START,
     Action,
-    Actor,
     facts,
     local_actor,
     log_hash,
@@ -28,9 +27,10 @@ from terrine_server.ledger.administration import (
 from terrine_server.ledger.chain import canonical_json
 from terrine_server.ledger.records import LogEntry
 from terrine_server.ledger.seals import Seals
-from terrine_server.ledger.store.database import write as write_rows
+from terrine_server.ledger.store.database import write
 from terrine_server.ledger.store.soundness import UNREADABLE, check_types
 from terrine_server.ledger.store.tables import administrative_log, ensembles, log_head, tokens
+from terrine_server.ledger.store.transaction import Transaction
 
 _HEAD = select(log_head)
 GONE = canonical_json({"gone": True})
@@ -105,7 +105,10 @@ def entry(row: Row[Any]) -> LogEntry:
 
 
 def followed(connection: Connection, seals: Seals, seq: int, hash: str | None) -> list[LogEntry]:
-    """See `Books.log_since`. The connection's transaction must read one snapshot throughout."""
+    """Return the entries after one; see `Log.log_since`.
+
+    The connection's transaction must read one snapshot throughout.
+    """
     end, number = check_head(connection, seals), administrative_log.c.seq
     if hash is None and seq:
         stored = select(administrative_log.c.hash).where(number == seq)
@@ -130,7 +133,8 @@ def initialise(connection: Connection, seals: Seals) -> None:
             return
     set_head(connection, seals, 0, START)
     detail = {"version": version("terrine")}
-    record(connection, seals, datetime.now(UTC), None, Action.LEDGER_INITIALISED, "ledger", detail)
+    tx = Transaction(connection, seals, datetime.now(UTC), None)
+    record(tx, Action.LEDGER_INITIALISED, "ledger", detail)
 
 
 def set_head(connection: Connection, seals: Seals, entries: int, head: bytes) -> None:
@@ -138,63 +142,35 @@ def set_head(connection: Connection, seals: Seals, entries: int, head: bytes) ->
     row = {"key_check": seals.key_check, "entries": entries, "head": head}
     sealed = seals.sealed("log_head", row)
     if connection.execute(_HEAD).first() is None:
-        write_rows(connection, insert(log_head).values(id=1, **sealed))
+        write(connection, insert(log_head).values(id=1, **sealed))
     else:
-        write_rows(connection, update(log_head).values(sealed))
+        write(connection, update(log_head).values(sealed))
 
 
 def record(
-    connection: Connection,
-    seals: Seals,
-    now: datetime,
-    by: Actor | None,
+    tx: Transaction,
     action: Action,
     subject: str,
     detail: Mapping[str, Any],
 ) -> None:
-    """Append an entry in the transaction of what it records. `by`: None for this account.
-
-    Raises the same as `check_head`.
-    """
-    head = check_head(connection, seals, lock=True)
-    write(connection, seals, now, by, action, subject, detail, head._mapping)
-
-
-def record_row(
-    connection: Connection,
-    seals: Seals,
-    now: datetime,
-    by: Actor | None,
-    action: Action,
-    subject: str,
-    row: Mapping[Any, Any],
-) -> None:
-    """Append an entry about one of the `FACTS`' subjects, as its row is now."""
-    kind = action.partition("-")[0]
-    record(connection, seals, now, by, action, subject, facts(kind, row))
-
-
-def write(
-    connection: Connection,
-    seals: Seals,
-    now: datetime,
-    by: Actor | None,
-    action: Action,
-    subject: str,
-    detail: Mapping[str, Any],
-    head: Mapping[Any, Any],
-) -> None:
-    """Append an entry after the end that `head` names, and move that."""
-    by = by or local_actor()
+    """Append an entry in the transaction of what it records. Raises the same as `check_head`."""
+    head = check_head(tx.connection, tx.seals, lock=True)
+    by = tx.by or local_actor()
     made = {
-        "seq": head["entries"] + 1,
-        "created_at": now,
+        "seq": head.entries + 1,
+        "created_at": tx.now,
         "actor": by.who,
         "request_id": by.request_id,
         "action": str(action),
         "subject": subject,
         "detail": canonical_json(dict(detail)),
     }
-    made["hash"] = log_hash(head["head"], made)
-    write_rows(connection, insert(administrative_log).values(made))
-    set_head(connection, seals, made["seq"], made["hash"])
+    made["hash"] = log_hash(head.head, made)
+    write(tx.connection, insert(administrative_log).values(made))
+    set_head(tx.connection, tx.seals, made["seq"], made["hash"])
+
+
+def record_row(tx: Transaction, action: Action, subject: str, row: Mapping[Any, Any]) -> None:
+    """Append an entry about one of the `FACTS`' subjects, as its row is now."""
+    kind = action.partition("-")[0]
+    record(tx, action, subject, facts(kind, row))

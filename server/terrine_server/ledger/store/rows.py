@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, bindparam, select
 from sqlalchemy.sql.elements import ColumnElement
 
-from terrine_protocol import Outcome, ProjectStatus, RequestStatus, Role
+from terrine_protocol import EnsembleFacts, Outcome, ProjectStatus, RequestStatus, Role
 from terrine_server.errors import LedgerCorrupted, NotFound
 from terrine_server.ledger.administration import facts_text
 from terrine_server.ledger.chain import follows, genesis
@@ -138,10 +138,10 @@ def ensemble_record(row: Row[Any], seals: Seals) -> EnsembleRecord:
         seals.check("ensembles", fields)
         check_logged("ensemble", fields)
         ensemble = EnsembleRecord(
-            **{name: fields[name] for name in fields.keys() - {"seal", "logged"}}
+            **{name: fields[name] for name in fields.keys() - {"seal", "logged", "info"}}
             | {
                 "manifest_sha256": fields["manifest_sha256"].hex(),
-                "info": json.loads(fields["info"]),
+                "facts": EnsembleFacts.model_validate_json(fields["info"], strict=True),
             }
         )
         check_ensemble(ensemble)

@@ -11,11 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sqlalchemy import Column, LargeBinary
 
-from terrine_protocol import InputSpec, Name, ProjectStatus, TableSchema
-from terrine_protocol.images import ImageFormat
+from terrine_protocol import ProjectStatus
 from terrine_server.ledger.epochs import OPENING
 from terrine_server.ledger.records import EnsembleRecord, ProjectRecord
 
@@ -40,28 +38,8 @@ def check_types(columns: Iterable[Column[Any]], row: Mapping[Any, Any]) -> None:
             raise ValueError(f"{column.name} is not of its length")
 
 
-class _Public(BaseModel):
-    """The public facts of an ensemble, which students may know."""
-
-    model_config = ConfigDict(strict=True)
-
-    name: Name
-    kind: str
-    input: InputSpec
-    classes: list[str] = Field(min_length=2)
-    teachers: int = Field(ge=1)
-    matches_prior: bool = False
-    encoding: TableSchema | None = None
-    image: ImageFormat | None = None
-
-
 def check_ensemble(ensemble: EnsembleRecord) -> None:
-    """Check that an ensemble's public facts are complete, and its reservation within its cap."""
-    try:
-        _Public.model_validate({**ensemble.info, "name": ensemble.name})
-    except ValidationError as error:
-        first = ".".join(map(str, error.errors()[0]["loc"]))
-        raise ValueError(f"{first} is not what was registered") from None
+    """Check that what is reserved of an ensemble is within its cap."""
     if not 0 <= ensemble.reserved <= ensemble.cap:
         raise ValueError("reserved is not within the cap")
     if not 0 <= ensemble.delta_reserved <= ensemble.delta_cap:

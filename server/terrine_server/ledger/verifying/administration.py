@@ -65,7 +65,7 @@ def rows_of(kind: str) -> Select[Any]:
 def verify_log(
     connection: Connection, seals: Seals, anchor: LogAnchor | None = None
 ) -> LogVerification:
-    """See `Books.verify_log`. The connection's transaction must read one snapshot throughout."""
+    """See `Log.verify_log`. The connection's transaction must read one snapshot throughout."""
     walk = _Walk(anchor)
     problems = list(islice(_findings(connection, seals, walk), MOST_PROBLEMS))
     head = walk.head.hex()

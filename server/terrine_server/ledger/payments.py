@@ -1,0 +1,121 @@
+"""Paying for queries: what is on record for them, and what is charged for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, suppress
+
+from sqlalchemy import Connection
+
+from terrine_server.errors import DatabaseUnavailable, LedgerCorrupted, TerrineError
+from terrine_server.ledger.charging import lookup
+from terrine_server.ledger.charging.charge import StaleRecord, charge
+from terrine_server.ledger.handle import Handle
+from terrine_server.ledger.records import (
+    Batch,
+    OnRecord,
+    Proposal,
+    QueryDigest,
+    Receipt,
+    TokenRecord,
+)
+from terrine_server.ledger.store import rows, turns
+from terrine_server.ledger.store.database import reading
+from terrine_server.ledger.tokens import check_unchanged
+
+
+class Payments(Handle):
+    """What is paid from the budgets of a ledger."""
+
+    def look_up(
+        self,
+        project: str,
+        keys: Sequence[tuple[str, bytes] | None],
+        digests: Sequence[Sequence[QueryDigest]],
+        held: Collection[TokenRecord] = (),
+    ) -> OnRecord:
+        """Return a project's account and what is on record for requests to it. Locks nothing.
+
+        `keys`: for each request, its idempotency key and the SHA-256 of its body, or None.
+        `digests`: those of its queries. No two may have the same key. `held`: tokens by which they
+        came. Raises TokenChanged if any of these is not as it is in the ledger, and NotFound.
+        """
+        with reading(self._engine) as connection:
+            check_unchanged(connection, self._seals, held)
+            return lookup.look_up(connection, self._accounts, project, keys, digests)
+
+    def charge(
+        self,
+        project_id: int,
+        proposals: Sequence[Proposal],
+        idempotency: tuple[str, bytes] | None = None,
+    ) -> Receipt:
+        """Pay for a batch in one transaction, which is durable once the receipt is returned.
+
+        A query that was paid before, or that occurs twice, is replayed for free. New ones are paid
+        in order while one more at the worst price is certain to fit; then all new ones are refused.
+        The first paid query of each epoch also pays for opening it. `idempotency`: the request's
+        key and the SHA-256 of its body; a retry gets the earlier receipt. Raises ProjectPaused,
+        ProjectClosed, IdempotencyConflict, InvalidQuery (no query, a malformed key),
+        ConcurrentUpdate (a query of an epoch was paid meanwhile), and BudgetExhausted when every
+        query was refused.
+        """
+        (answer,) = self.charge_group(project_id, [Batch(proposals, idempotency)])
+        if isinstance(answer, TerrineError):
+            raise answer
+        return answer
+
+    def charge_group(
+        self, project_id: int, batches: Sequence[Batch], record: OnRecord | None = None
+    ) -> list[Receipt | TerrineError]:
+        """Pay for the batches of several requests, in order, in one transaction.
+
+        Returns for each its receipt, or the error that `charge` would have raised for it alone. A
+        refused one does not affect the others. No two may have the same key. `record`: what
+        `look_up` returned for them; it is looked up again only if it is out of date. Raises what
+        concerns all of them: ProjectPaused, ProjectClosed, ConcurrentUpdate, DatabaseUnavailable
+        (also if the project is not the one in `record`).
+        """
+        genesis = None if record is None else record.project.genesis
+
+        def look_up(connection: Connection) -> OnRecord:
+            keys = [batch.key for batch in batches]
+            digests = [
+                [QueryDigest(p.query_digest, p.input_digest) for p in batch.proposals]
+                for batch in batches
+            ]
+            found = lookup.look_up(connection, self._accounts, project_id, keys, digests)
+            if genesis not in (None, found.project.genesis):
+                # The same id, but other terms: the outcomes were drawn for another project.
+                raise DatabaseUnavailable(
+                    "The ledger was replaced by another one. Send the request again."
+                )
+            return found
+
+        if record is None or record.project.charges < self._charged.get(project_id, 0):
+            with reading(self._engine) as connection:
+                record = look_up(connection)
+        paid = None
+        if record.project.terms.schedule is None:  # a project with a tally must be locked first
+            # If the record is stale, or contradicts the ledger, look it up again under the lock.
+            with suppress(StaleRecord, LedgerCorrupted):
+                with self._appending() as tx:
+                    tried = charge(tx, record, batches)
+                paid = tried  # only after the commit, which may raise LedgerCorrupted, too
+        if paid is None:
+            with self._writing(None) as tx:
+                tx.connection.execute(rows.HOLD, {"id": project_id})
+                record = look_up(tx.connection)
+                try:
+                    paid = charge(tx, record, batches)
+                except StaleRecord:  # nobody can have moved it: it is locked
+                    raise LedgerCorrupted(
+                        "The database ignored what was written to it.", record.project.name
+                    ) from None
+        project, answers = paid
+        self._charged[project_id] = project.charges
+        return answers
+
+    def turn(self, project_id: int) -> AbstractContextManager[None]:
+        """Hold the turn of a project among all processes: see `store/turns.py`."""
+        return turns.turn(self._engine, project_id)

@@ -1,0 +1,259 @@
+"""Projects and their budgets: opened under an ensemble's cap, paused, resumed and closed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.exc import IntegrityError
+
+from terrine_protocol import ProjectStatus
+from terrine_server.errors import CapExceeded, Conflict, InvalidTerms, LedgerCorrupted, NotFound
+from terrine_server.ledger.administration import Action, Actor
+from terrine_server.ledger.chain import canonical_json, genesis
+from terrine_server.ledger.charging import tallies
+from terrine_server.ledger.ensembles import check_delta, check_name, check_sizes
+from terrine_server.ledger.epochs import events_of
+from terrine_server.ledger.handle import Handle
+from terrine_server.ledger.records import EnsembleRecord, ProjectRecord
+from terrine_server.ledger.store import log, rows
+from terrine_server.ledger.store.database import reading
+from terrine_server.ledger.store.tables import ensembles, projects
+from terrine_server.ledger.store.transaction import Transaction
+from terrine_server.privacy import ParameterError, Terms, build_mechanism
+
+_CHANGES = {
+    ProjectStatus.ACTIVE: Action.PROJECT_RESUMED,
+    ProjectStatus.PAUSED: Action.PROJECT_PAUSED,
+    ProjectStatus.CLOSED: Action.PROJECT_CLOSED,
+}
+
+
+@dataclass(frozen=True)
+class NewProject:
+    """A project that is to be opened on an ensemble.
+
+    `mechanism`: the specification that `terms` were quoted for. `title` and `purpose`: words for
+    people, which decide nothing.
+    """
+
+    name: str
+    ensemble: str
+    mechanism: Mapping[str, Any]
+    terms: Terms
+    title: str | None = None
+    purpose: str | None = None
+
+
+class Projects(Handle):
+    """The projects of a ledger."""
+
+    def project(self, name: str) -> ProjectRecord:
+        """Return one project. Raises NotFound."""
+        with reading(self._engine) as connection:
+            return self._named(connection, name)
+
+    def remembered(self, name: str) -> ProjectRecord:
+        """Return one project for its fixed fields; all others may be out of date.
+
+        Reads the database only if the project is not in memory. Raises NotFound.
+        """
+        found = self._accounts.remembered(name)
+        return self._accounts.remember(self.project(name)) if found is None else found
+
+    def projects(
+        self,
+        after: str | None = None,
+        limit: int = 100,
+        ensemble: str | None = None,
+        status: ProjectStatus | None = None,
+    ) -> list[ProjectRecord]:
+        """Return up to `limit` projects in order of their names, starting after `after`."""
+        query = rows.select_projects().limit(limit)
+        if after is not None:
+            query = query.where(projects.c.name > after)
+        if ensemble is not None:
+            query = query.where(ensembles.c.name == ensemble)
+        if status is not None:
+            query = query.where(projects.c.status == status)
+        with reading(self._engine) as connection:
+            return [rows.project_record(row, self._seals) for row in connection.execute(query)]
+
+    def project_names(self) -> list[str]:
+        """Return the names of all projects, even damaged ones, which `verify` can still check."""
+        names = select(projects.c.name).order_by(projects.c.name)
+        with reading(self._engine) as connection:
+            return list(connection.execute(names).scalars())
+
+    def spent_of_caps(self) -> dict[int, int]:
+        """Return what all projects on each ensemble have spent of its cap, by the ensemble's id.
+
+        Each project's seal is checked. Raises LedgerCorrupted.
+        """
+        spent: dict[int, int] = {}
+        with reading(self._engine) as connection:
+            for row in connection.execute(rows.SPENT):
+                with rows.readable(f"The account of project {row.name!r}", str(row.name)):
+                    self._seals.check("projects", row._mapping)
+                spent[row.ensemble_id] = spent.get(row.ensemble_id, 0) + row.cap_spent
+        return spent
+
+    def open_project(self, new: NewProject, by: Actor | None = None) -> ProjectRecord:
+        """Open a project and reserve its budget from the ensemble's cap.
+
+        Raises NotFound, Conflict when the name is taken, InvalidTerms when δ is 1/units or more or
+        the terms were quoted for another mechanism, CapExceeded when the budget does not fit in
+        what is left of the cap.
+        """
+        with self._writing(by) as tx:
+            return open_project(tx, new)
+
+    def set_status(
+        self, name: str, status: ProjectStatus, by: Actor | None = None
+    ) -> ProjectRecord:
+        """Pause, resume or close a project.
+
+        Closing is final and returns the unspent budget to the cap. Raises NotFound, and Conflict
+        when a closed project would be reopened.
+        """
+        status = ProjectStatus(status)
+        with self._writing(by) as tx:
+            found = self._named(tx.connection, name)
+            rows.lock_ensemble(tx.connection, ensembles.c.id == found.ensemble.id)
+            tx.connection.execute(rows.HOLD, {"id": found.id})
+            project = self._named(tx.connection, name)
+            if project.status is status:
+                return project
+            if project.status is ProjectStatus.CLOSED:
+                raise Conflict(f"The project {name} is closed for good. Open a new one.")
+            closing = status is ProjectStatus.CLOSED
+            if closing:
+                _check_reserved(tx, project.ensemble)
+            changed = {"status": str(status), "closed_at": tx.now if closing else None}
+            row = tx.change(projects, project.id, changed)
+            logged = {**row, "ensemble": project.ensemble.name}
+            log.record_row(tx, _CHANGES[status], name, logged)
+            if closing:
+                # Sound because the cap is itself a privacy filter, which may be filled adaptively:
+                # only what was released counts against it, not what might have been.
+                unspent = project.terms.cap_budget - project.cap_spent
+                delta_unspent = project.terms.delta_budget - project.delta_spent
+                _reserve(tx, project.ensemble, -unspent, -delta_unspent)
+            return self._named(tx.connection, name)
+
+
+def open_project(tx: Transaction, new: NewProject) -> ProjectRecord:
+    """Do what `Projects.open_project` does, in a transaction that does more."""
+    name, terms = new.name, new.terms
+    check_name("a project", name)
+    row = rows.lock_ensemble(tx.connection, ensembles.c.name == new.ensemble)
+    if row is None:
+        raise NotFound(f"There is no ensemble called {new.ensemble}.")
+    ensemble = rows.ensemble_record(row, tx.seals)
+    _check_reserved(tx, ensemble)
+    check_delta("The project's δ", terms.delta, ensemble.units)
+    check_sizes(budget=terms.budget, delta_budget=terms.delta_budget, cap_budget=terms.cap_budget)
+    fields: dict[str, Any] = {
+        "name": name,
+        "ensemble_id": ensemble.id,
+        "status": ProjectStatus.ACTIVE,
+        "mechanism": canonical_json(dict(new.mechanism)),
+        "events": canonical_json(_events(new.mechanism, terms, ensemble)),
+        "terms": canonical_json(terms.to_json()),
+        "budget": terms.budget,
+        "delta_budget": terms.delta_budget,
+        "cap_budget": terms.cap_budget,
+        "spent": 0,
+        "delta_spent": 0,
+        "cap_spent": 0,
+        "charges": 0,
+        "published": "[]",
+        "opened_at": tx.now,
+        "closed_at": None,
+        "title": new.title,
+        "purpose": new.purpose,
+    }
+    start = genesis({**row._mapping, **fields})
+    if tx.connection.execute(rows.select_projects().where(projects.c.name == name)).first():
+        raise Conflict(f"A project called {name} exists already; names are never used twice.")
+    _check_cap(ensemble, terms)
+    try:
+        fields |= {"genesis": start, "head": start}
+        tx.insert_named(projects, fields)
+    except IntegrityError as error:
+        raise Conflict(f"The project {name} was opened by someone else just now.") from error
+    _reserve(tx, ensemble, terms.cap_budget, terms.delta_budget)
+    opened = {**fields, "ensemble": ensemble.name}
+    log.record_row(tx, Action.PROJECT_OPENED, name, opened)
+    project = rows.fetch_project(tx.connection, tx.seals, projects.c.name == name, f"called {name}")
+    if terms.schedule is not None:
+        tallies.open_tally(tx.connection, tx.seals, project)
+    return project
+
+
+def _events(mechanism: Mapping[str, Any], terms: Terms, ensemble: EnsembleRecord) -> dict[str, Any]:
+    """Return the mechanism's cost events. Raises InvalidTerms unless the terms fit it."""
+    try:
+        built = build_mechanism(
+            mechanism, teachers=ensemble.facts.teachers, classes=len(ensemble.facts.classes)
+        )
+    except ParameterError as error:
+        raise InvalidTerms(str(error)) from error
+    same_prices = set(built.events()) == set(terms.prices)
+    same_epochs = (built.opening is None) == (terms.opening is None)
+    if not (same_prices and same_epochs):
+        raise InvalidTerms(f"The terms were not quoted for the mechanism {built.name}.")
+    return events_of(built)
+
+
+def _reserve(tx: Transaction, ensemble: EnsembleRecord, cost: int, delta_cost: int) -> None:
+    reserved = select(ensembles.c.reserved, ensembles.c.delta_reserved)
+    row = tx.connection.execute(reserved.where(ensembles.c.id == ensemble.id)).one()
+    changed = {
+        "reserved": row.reserved + cost,
+        "delta_reserved": row.delta_reserved + delta_cost,
+    }
+    tx.change(ensembles, ensemble.id, changed)
+
+
+def _check_reserved(tx: Transaction, ensemble: EnsembleRecord) -> None:
+    """Raise LedgerCorrupted unless a locked ensemble has reserved the sum over its projects: the
+    budget of each open one, the spend of each closed one. Reading them also checks that each was
+    opened on this ensemble as it is now."""
+    cost = delta_cost = 0
+    on_it = rows.select_projects().where(ensembles.c.id == ensemble.id)
+    for row in tx.connection.execute(on_it):
+        project = rows.project_record(row, tx.seals)
+        closed = project.status is ProjectStatus.CLOSED
+        cost += project.cap_spent if closed else project.terms.cap_budget
+        delta_cost += project.delta_spent if closed else project.terms.delta_budget
+    if (ensemble.reserved, ensemble.delta_reserved) != (cost, delta_cost):
+        raise LedgerCorrupted(
+            f"What is reserved of the ensemble {ensemble.name} is not what it was."
+        )
+
+
+def _check_cap(ensemble: EnsembleRecord, terms: Terms) -> None:
+    if terms.cap_rule != ensemble.rule:
+        raise InvalidTerms(
+            f"These terms count in {terms.cap_rule}, but the cap of the ensemble {ensemble.name} "
+            f"adds up in {ensemble.rule}."
+        )
+    left, delta_left = (
+        ensemble.cap - ensemble.reserved,
+        ensemble.delta_cap - ensemble.delta_reserved,
+    )
+    if terms.cap_budget > left or terms.delta_budget > delta_left:
+        raise CapExceeded(
+            f"This budget reserves {terms.cap_budget / 1e12:.6g} in {ensemble.rule} and "
+            f"{terms.delta_budget / 1e18:.3g} of additive δ; the ensemble {ensemble.name} has "
+            f"{left / 1e12:.6g} and {delta_left / 1e18:.3g} left of its cap "
+            f"(ε = {ensemble.epsilon:g}, δ = {ensemble.delta:g}). "
+            "Ask for less, or close a project that no longer needs its budget.",
+            required=terms.cap_budget,
+            available=left,
+            delta_required=terms.delta_budget,
+            delta_available=delta_left,
+        )
