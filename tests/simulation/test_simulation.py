@@ -13,7 +13,7 @@ from simulated import simulate
 from sqlalchemy import Connection, Engine
 
 from terrine_server import errors
-from terrine_server.ledger import ledger as ledger_module
+from terrine_server.ledger import handle
 from terrine_server.ledger.charging import appending, charge
 from terrine_server.ledger.records import Recorded, Result
 from terrine_server.ledger.store import database
@@ -52,7 +52,7 @@ def answered_before_it_is_durable(patch: pytest.MonkeyPatch) -> None:
         with suppress(errors.DatabaseUnavailable):
             transaction.__exit__(None, None, None)
 
-    patch.setattr(ledger_module, "appending", careless)
+    patch.setattr(handle, "appending", careless)
 
 
 def deaf_to_a_pause(patch: pytest.MonkeyPatch) -> None:

@@ -29,8 +29,7 @@ from sqlalchemy import Connection, Engine, event, exc
 
 from terrine_protocol import ProjectStatus
 from terrine_server import errors
-from terrine_server.ledger import Batch, Ledger, NewProject, Proposal, QueryDigest, connect
-from terrine_server.ledger import handle
+from terrine_server.ledger import Batch, Ledger, NewProject, Proposal, QueryDigest, connect, handle
 from terrine_server.ledger.store.database import BEGIN
 from terrine_server.privacy import VoteOutcome
 
