@@ -31,7 +31,8 @@ from terrine_client import Client, Labels
 from terrine_client.distill import Ask, Distilled, Stop, distill
 from terrine_client.errors import BudgetExhausted
 from terrine_models.data import Dataset
-from terrine_models.learning import StudentMethod, Training
+from terrine_models.learning import Training
+from terrine_models.methods import methods
 from terrine_protocol import Outcome
 from terrine_server.planning.opening import choose
 from terrine_server.privacy import VoteOutcome, build_mechanism
@@ -134,7 +135,7 @@ def main() -> None:
     several = [ask for ask in get_args(Ask) if ask != "auto"]
     parser.add_argument("--asks", nargs="+", choices=get_args(Ask), default=several)
     parser.add_argument("--stops", nargs="+", choices=get_args(Stop), default=["never"])
-    parser.add_argument("--method", choices=get_args(StudentMethod), default="supervised")
+    parser.add_argument("--method", choices=methods(), default="supervised")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--rounds", type=int, default=3)

@@ -22,7 +22,7 @@ import time
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,8 @@ from teachers import SHARED
 from terrine_models.choice import Made, choose_student
 from terrine_models.choosing import asking_order
 from terrine_models.data import Dataset, load_idx
-from terrine_models.learning import StudentMethod, Training, train_student
+from terrine_models.learning import Training, train_student
+from terrine_models.methods import check, methods
 from terrine_models.roles import propose_schema
 from terrine_models.tables import load_table
 from terrine_server.privacy import VoteOutcome, build_mechanism
@@ -93,9 +94,7 @@ def main() -> None:
     parser.add_argument("--students", type=int, default=1)
     parser.add_argument("--unchecked", action="store_true", help="train networks without a check")
     parser.add_argument("--data", nargs="+", choices=DATA, default=["adult", "mnist"])
-    parser.add_argument(
-        "--methods", nargs="+", choices=get_args(StudentMethod), default=["auto", "vat"]
-    )
+    parser.add_argument("--methods", nargs="+", choices=methods(), default=["auto", "vat"])
     options = parser.parse_args()
     home = Path(os.environ.get("TERRINE_SHARED_DATA", SHARED))
     for name in options.data:
@@ -160,9 +159,7 @@ def true_labels(name: str, data: Dataset, pool: int, queries: int, seed: int) ->
     return Study(name, data.inputs[:pool], labels, data.labels[:pool], data)
 
 
-def report(
-    study: Study, methods: list[StudentMethod], training: Training, *, checked_too: bool
-) -> None:
+def report(study: Study, methods: list[str], training: Training, *, checked_too: bool) -> None:
     known = study.labels >= 0
     right = (study.labels == study.truth)[known].mean()
     most = np.bincount(study.labels[known]).max() / known.sum()
@@ -173,7 +170,7 @@ def report(
     own = sorted({"supervised", *methods} - {"auto", "kernel"})
     for method in own:
         try:
-            replace(training, method=method).check(study.test.spec)
+            check(replace(training, method=method), study.test.spec)
         except ValueError as error:
             print(f"  {error}")
             methods = [each for each in methods if each != method]
@@ -192,18 +189,18 @@ def report(
         print(f"  {what:34} {accuracy:7.2%}   {stages.finish()}; held-out labels: {tried}")
 
 
-def options_for(study: Study, method: StudentMethod, training: Training) -> dict[str, Any]:
+def options_for(study: Study, method: str, training: Training) -> dict[str, Any]:
     how = replace(training, method=method, students=1 if method == "kernel" else training.students)
     return {"inputs": study.test.spec, "classes": study.test.classes, "training": how}
 
 
-def unchecked(study: Study, method: StudentMethod, training: Training) -> NDArray[np.int64]:
+def unchecked(study: Study, method: str, training: Training) -> NDArray[np.int64]:
     train = partial(train_student, study.public, study.labels)
     student = train(**options_for(study, method, training))
     return student.predict(study.test.inputs[-HELD_OUT:])
 
 
-def checked(study: Study, method: StudentMethod, training: Training, stages: Stages) -> Made:
+def checked(study: Study, method: str, training: Training, stages: Stages) -> Made:
     choose = partial(choose_student, study.public, study.labels, tell=stages.tell)
     return choose(**options_for(study, method, training))
 

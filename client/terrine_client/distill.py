@@ -208,18 +208,16 @@ def _check_labels(held_out: Examples, project: ProjectInfo) -> None:
 def check_training(training: Training, project: ProjectInfo) -> None:
     """Check that such a student can be trained, before anything is bought. Raises DistillError."""
     from terrine_models.data import InputSpec
-    from terrine_models.forest_students import check_forest
+    from terrine_models.methods import check
 
     try:
-        training.check(InputSpec.model_validate(project.ensemble.input.model_dump()))
+        check(training, InputSpec.model_validate(project.ensemble.input.model_dump()))
     except ValueError as error:
         raise DistillError(f"{error} Nothing was asked.") from None
-    if training.method == "forest":
-        check_forest(project.ensemble.input.shape)
     if training.balance and project.mechanism.name == "noisy_votes":
         raise DistillError(
             "A student of noisy counts learns shares of votes, not labels, so there are no classes "
-            "to balance. Leave out --balance. Nothing was asked."
+            "to balance. Leave out balance. Nothing was asked."
         )
 
 

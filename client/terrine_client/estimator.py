@@ -31,7 +31,8 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     from terrine_models.data import InputSpec
-    from terrine_models.learning import StudentMethod
+
+    pass
     from terrine_protocol import ProjectInfo
 
 Array = npt.NDArray[Any]
@@ -126,7 +127,7 @@ class TerrineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self,
         bought: Bought | None = None,
         *,
-        method: StudentMethod = "auto",
+        method: str = "auto",
         steps: int | None = None,
         random_state: int = 0,
     ) -> None:

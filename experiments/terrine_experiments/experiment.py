@@ -28,7 +28,6 @@ from terrine_experiments.owner import open_books, open_study, trained
 from terrine_experiments.results import Result
 from terrine_experiments.setup import GAMMA, Setup, numbered, parts, pool_size, public_part
 from terrine_experiments.sources import Source
-from terrine_models.choice import Candidate
 from terrine_models.choosing import asking_order
 from terrine_models.ensemble import Ensemble
 from terrine_models.store import Manifest, manifest_digest, write_atomically
@@ -97,9 +96,7 @@ class Experiment:
                 for run in runs:
                     found = self._student(setup, run, number, lesson, bought[at][run.number])
                     made[at][run.number].append(found)
-            chosen = Counter[Candidate](
-                each[-1]["chosen"] for of_setup in made for each in of_setup
-            )
+            chosen = Counter[str](each[-1]["chosen"] for of_setup in made for each in of_setup)
             first = bought[0][0].answers
             twins.append(self._twin(number, lesson, chosen.most_common(1)[0][0], first))
         tested = np.concatenate([part.tested for part in self.parts])
@@ -223,9 +220,7 @@ class Experiment:
         found: dict[str, Any] = self._once(directory / "measured.json", asdict(training), train)
         return found
 
-    def _twin(
-        self, number: int, lesson: Lesson, chosen: Candidate, answers: Answers
-    ) -> dict[str, Any]:
+    def _twin(self, number: int, lesson: Lesson, chosen: str, answers: Answers) -> dict[str, Any]:
         """Measure the same student, with the same settings, on true labels; or look it up.
 
         Where students learn from labels, `auto` might choose another for true ones: the twin is of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -183,23 +184,21 @@ def _suited(
     quick: bool,
 ) -> Source:
     """Replace a data set's defaults by what was asked for."""
-    from terrine_models.learning import METHODS
+    from terrine_models.methods import check
     from terrine_models.teachers import Forests
 
+    importlib.import_module("terrine_experiments.students")  # registers its methods
     training = source.training
     if kind is Kind.FOREST:
         source = replace(source, config=Forests(match_prior=False), teachers=FORESTS)
     if quick:
         training = replace(training, steps=min(training.steps, QUICK_STEPS))
     if method is not None:
-        known = next((each for each in METHODS if each == method), None)
-        if known is None:
-            fail(f"--method is one of {', '.join(METHODS)}; not {method!r}.")
-        training = replace(training, method=known)
+        training = replace(training, method=method)
     if steps is not None:
         training = replace(training, steps=steps)
     try:
-        training.check(source.test.spec)
+        check(training, source.test.spec)
     except ValueError as error:
         fail(str(error))
     number = teachers or (min(source.teachers, QUICK_TEACHERS) if quick else source.teachers)

@@ -13,8 +13,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,19 +22,11 @@ from terrine_protocol.tables import TableSchema
 from .closed_form import RidgeFit, RidgeStudents
 from .collapse import Evidence, collapse
 from .data import InputSpec
-from .forest_students import ForestStudents, check_forest
-from .kernel import KernelStudents
-from .learning import Method, StudentMethod, Training, train_student
-from .neighbours import NeighbourStudents
+from .learning import NETWORKS, Training, train_student
+from .methods import MODELS, Model, Task, check
 from .students import Student
 from .workers import side_by_side
 
-Candidate = Literal[
-    "ridge", "supervised", "forest", "kernel", "neighbours", "vat", "gan", "fixmatch"
-]
-"""From the plainest on: of equals, the first is chosen."""
-SINGLE: tuple[Candidate, ...] = ("ridge", "kernel", "neighbours", "forest")
-"""Candidates that are one model, not an average of networks."""
 Tell = Callable[[str], None]
 OnStep = Callable[[int, int], None]
 Ints = NDArray[np.int64]
@@ -66,7 +56,7 @@ SAMPLE = 2000
 class Judged:
     """A candidate, and the share of held-out labels that it predicted."""
 
-    method: Candidate
+    method: str
     agreement: float
 
 
@@ -75,7 +65,7 @@ class Choice:
     """What was tried, what was returned, and why."""
 
     asked: str
-    chosen: Candidate
+    chosen: str
     why: str
     judged: tuple[Judged, ...]
     """In the order of the candidates; empty if there were too few labels to judge by. `auto` does
@@ -86,7 +76,7 @@ class Choice:
     steps: int
     """Steps for which networks were trained to be judged."""
     students: int = 1
-    """How many networks were averaged; 1 for `SINGLE`."""
+    """How many networks were averaged; 1 for any other model."""
 
     @property
     def agreement(self) -> float | None:
@@ -102,7 +92,7 @@ class Made:
     choice: Choice
 
 
-def candidates(method: str, inputs: InputSpec, labels: int) -> tuple[Candidate, ...]:
+def candidates(method: str, inputs: InputSpec, labels: int) -> tuple[str, ...]:
     """What is tried, by public facts alone: the kind of input, and the number of labels.
 
     The plain models always. `auto` adds one that learns from unlabelled inputs, on images: small
@@ -110,9 +100,9 @@ def candidates(method: str, inputs: InputSpec, labels: int) -> tuple[Candidate, 
     not separated by gaps, and the entropy loss then moves everything into the larger class; nor a
     forest: it agrees with more of the labels that teachers agree on, and is right no more often.
     """
-    plain: tuple[Candidate, ...] = ("ridge", "supervised")
+    plain: tuple[str, ...] = ("ridge", "supervised")
     match method:
-        case "vat" | "fixmatch" | "gan" | "kernel" | "neighbours" | "forest":
+        case _ if method not in ("auto", *plain):
             return (*plain, method)
         case "auto" if len(inputs.shape) > 1 and min(inputs.shape[:2]) < LARGE:
             return (*plain, "vat")
@@ -139,7 +129,7 @@ def choose_student(
     wherever it is one: short trainings do not show what it gains. That, and any other method,
     is kept unless its student collapses (`collapse.py`), and then the better plain model is
     returned. tell: called as each stage begins. Raises ValueError when no input has a label, and
-    for what `Training.check` refuses.
+    for what `methods.check` refuses.
     """
     training = training or Training()
     known = np.flatnonzero(labels >= 0)
@@ -147,10 +137,9 @@ def choose_student(
         raise ValueError(f"inputs have shape {x.shape}, expected {(len(labels), *inputs.shape)}")
     if len(known) == 0:
         raise ValueError("there is nothing to learn from: no input has a label")
-    training.check(inputs)
-    if training.method == "forest":
-        check_forest(inputs.shape)
-    trial = _Trial(x, labels, known, inputs, classes, encoding, training, on_step)
+    check(training, inputs)
+    task = Task(x, labels, inputs, classes, encoding, training.seed)
+    trial = _Trial(task, known, training, on_step)
     folds = deal_folds(labels[known], len(classes), training.seed)
     if folds is None:
         return trial.fallback(tell)
@@ -174,22 +163,18 @@ def deal_folds(labels: Ints, classes: int, seed: int) -> Ints | None:
 
 @dataclass(frozen=True, eq=False)
 class _Trial:
-    x: NDArray[np.generic]
-    labels: Ints
+    task: Task
     known: Ints
-    inputs: InputSpec
-    classes: tuple[str, ...]
-    encoding: TableSchema | None
     training: Training
     on_step: OnStep
 
     def fallback(self, tell: Tell) -> Made:
         """The plain model, where nothing can be judged."""
-        chosen: Candidate = "supervised" if self.training.method == "supervised" else "ridge"
+        chosen: str = "supervised" if self.training.method == "supervised" else "ridge"
         tell(f"Training {chosen} …")
         student = self._network("supervised") if chosen == "supervised" else self._ridge(RidgeFit())
         why = (
-            f"{len(self.known)} labels of {len(self.classes)} classes are fewer than "
+            f"{len(self.known)} labels of {len(self.task.classes)} classes are fewer than "
             f"{FEWEST_PER_CLASS} per class, too few to compare methods by: a plain model is used."
         )
         return Made(student, self._choice(chosen, why, {}, 0, 0))
@@ -197,65 +182,54 @@ class _Trial:
     def run(self, folds: Ints, tell: Tell) -> Made:
         """Judge the candidates, train one, and check it."""
         asked = self.training.method
-        tried = candidates(asked, self.inputs, len(self.known))
+        tried = candidates(asked, self.task.inputs, len(self.known))
         tell(f"Comparing {', '.join(tried)} …")
         ridges = self._ridges()
         fit = ridges.judge(folds)
         steps = self._judging_steps()
         sure = asked == "auto" and "fixmatch" in tried
-        networks: list[Method] = [
-            name
-            for name in tried
-            if name != "ridge" and name != "kernel" and name != "neighbours" and name != "forest"
-            if not (sure and name == "fixmatch")
+        networks = [
+            name for name in tried if name in NETWORKS and not (sure and name == "fixmatch")
         ]
         agreements, plain_pool = self._judge(networks, folds, steps)
-        if "kernel" in tried:
-            agreements["kernel"] = self._kernels.judge(self.labels, folds)
-        if "neighbours" in tried:
-            agreements["neighbours"] = self._neighbours.judge(self.labels, folds)
-        if "forest" in tried:
-            agreements["forest"] = self._forests.judge(folds)
+        models = {name: self._model(name) for name in tried if name in MODELS}
+        agreements |= {name: model.judge(folds) for name, model in models.items()}
         agreements = {"ridge": fit.agreement or 0.0, **agreements}
-        plain: Candidate = "ridge"
+        plain: str = "ridge"
         if agreements["supervised"] > agreements["ridge"]:
             plain = "supervised"
         best = max(agreements, key=lambda name: agreements[name])  # the first of equals
-        wanted: Candidate = best if asked == "auto" else asked
+        wanted: str = best if asked == "auto" else asked
         if sure:
             wanted = "fixmatch"
         number = int(folds.max()) + 1
         why = SURE if sure else _reason(asked, plain, agreements)
 
-        def train(name: Candidate) -> Student:
+        def train(name: str) -> Student:
             tell(f"Training {name} …")
             if name == "ridge":
                 return ridges.train(fit)
-            if name == "kernel":
-                return self._kernels.train(self.labels)
-            if name == "neighbours":
-                return self._neighbours.train(self.labels)
-            if name == "forest":
-                return self._forests.train()
-            if len(self.inputs.shape) > 1:
+            if name in models:
+                return models[name].train()
+            if len(self.task.inputs.shape) > 1:
                 return self._network(name)
             # The products of a table's small network are slower on several threads than on one.
             return side_by_side(self._network, [name])[0]
 
         student = train(wanted)
-        if wanted in ("vat", "gan", "fixmatch"):
+        if wanted in NETWORKS and NETWORKS[wanted].unlabelled:
             pools = {"ridge": ridges.train(fit).predict(self._sample()), "supervised": plain_pool}
             other = "supervised" if plain == "ridge" else "ridge"
             fault = collapse(
                 Evidence(
-                    labels=self.labels[self.known],
-                    own=student.predict(self.x[self.known]),
+                    labels=self.task.labels[self.known],
+                    own=student.predict(self.task.x[self.known]),
                     plain_agreement=agreements[plain],
                     pool=student.predict(self._sample()),
                     plain_pool=pools[plain],
                     other_pool=pools[other],
                 ),
-                self.classes,
+                self.task.classes,
             )
             if fault is not None:
                 why = (
@@ -265,9 +239,7 @@ class _Trial:
                 return Made(train(plain), self._choice(plain, why, agreements, number, steps))
         return Made(student, self._choice(wanted, why, agreements, number, steps))
 
-    def _judge(
-        self, networks: list[Method], folds: Ints, steps: int
-    ) -> tuple[dict[Candidate, float], Ints]:
+    def _judge(self, networks: list[str], folds: Ints, steps: int) -> tuple[dict[str, float], Ints]:
         """The agreement of each method, and what supervised ones together predict of the sample."""
         jobs = [(name, fold) for fold in range(int(folds.max()) + 1) for name in networks]
         training = replace(self.training, steps=steps, students=1)
@@ -283,13 +255,13 @@ class _Trial:
                 done += 1
                 self.on_step(done, total)
 
-        def judge(job: tuple[Method, int]) -> tuple[int, NDArray[np.float64] | None]:
+        def judge(job: tuple[str, int]) -> tuple[int, NDArray[np.float64] | None]:
             name, fold = job
             hidden = self.known[folds == fold]
-            labels = self.labels.copy()
+            labels = self.task.labels.copy()
             labels[hidden] = -1
             student = self._network(name, labels, training, on_step)
-            right = int((student.predict(self.x[hidden]) == self.labels[hidden]).sum())
+            right = int((student.predict(self.task.x[hidden]) == self.task.labels[hidden]).sum())
             return right, student.probabilities(sample) if name == "supervised" else None
 
         try:
@@ -297,7 +269,7 @@ class _Trial:
         except BaseException:  # Ctrl-C, too; whatever it is, it is raised again
             halt.set()  # otherwise the program would wait for every training to finish
             raise
-        agreements: dict[Candidate, float] = {
+        agreements: dict[str, float] = {
             name: sum(right for (tried, _), (right, _) in found if tried == name) / len(self.known)
             for name in networks
         }
@@ -306,42 +278,24 @@ class _Trial:
 
     def _judging_steps(self) -> int:
         steps = self.training.steps
-        share = 1 if len(self.inputs.shape) == 1 else OF_IMAGES
+        share = 1 if len(self.task.inputs.shape) == 1 else OF_IMAGES
         if self.training.method == "auto":
             return min(steps, max(LEAST_OF_AUTO, steps // share))
         return min(steps, max(LEAST_OF_ASKED, steps // (share * OF_ASKED)))
 
     def _sample(self) -> NDArray[np.generic]:
-        return self.x[:: -(-len(self.x) // SAMPLE)]
+        return self.task.x[:: -(-len(self.task.x) // SAMPLE)]
 
-    @cached_property
-    def _kernels(self) -> KernelStudents:
-        return KernelStudents(
-            self.x, inputs=self.inputs, classes=self.classes, seed=self.training.seed
-        )
-
-    @cached_property
-    def _neighbours(self) -> NeighbourStudents:
-        return NeighbourStudents(self.x, inputs=self.inputs, classes=self.classes)
-
-    @cached_property
-    def _forests(self) -> ForestStudents:
-        return ForestStudents(
-            self.x,
-            self.labels,
-            inputs=self.inputs,
-            classes=self.classes,
-            encoding=self.encoding,
-            seed=self.training.seed,
-        )
+    def _model(self, name: str) -> Model:
+        return MODELS[name](self.task)
 
     def _ridges(self) -> RidgeStudents:
         return RidgeStudents(
-            self.x,
-            self.labels,
-            inputs=self.inputs,
-            classes=self.classes,
-            encoding=self.encoding,
+            self.task.x,
+            self.task.labels,
+            inputs=self.task.inputs,
+            classes=self.task.classes,
+            encoding=self.task.encoding,
             balance=self.training.balance,
         )
 
@@ -350,30 +304,30 @@ class _Trial:
 
     def _network(
         self,
-        method: Method,
+        method: str,
         labels: Ints | None = None,
         training: Training | None = None,
         on_step: OnStep | None = None,
     ) -> Student:
         return train_student(
-            self.x,
-            self.labels if labels is None else labels,
-            inputs=self.inputs,
-            classes=self.classes,
-            encoding=self.encoding,
+            self.task.x,
+            self.task.labels if labels is None else labels,
+            inputs=self.task.inputs,
+            classes=self.task.classes,
+            encoding=self.task.encoding,
             training=replace(training or self.training, method=method),
             on_step=on_step or self.on_step,
         )
 
     def _choice(
         self,
-        chosen: Candidate,
+        chosen: str,
         why: str,
-        agreements: dict[Candidate, float],
+        agreements: dict[str, float],
         folds: int,
         steps: int,
     ) -> Choice:
-        network = chosen not in SINGLE
+        network = chosen in NETWORKS
         return Choice(
             students=self.training.students if network else 1,
             asked=self.training.method,
@@ -386,7 +340,7 @@ class _Trial:
         )
 
 
-def _reason(asked: StudentMethod, plain: Candidate, agreements: dict[Candidate, float]) -> str:
+def _reason(asked: str, plain: str, agreements: dict[str, float]) -> str:
     """Why a student is returned that did not collapse."""
     if asked == "auto":
         return "No other agrees with more of the held-out labels; of equals, it is the plainest."

@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 from terrine_protocol.tables import TableSchema
 
 from .alignment import MANY, aligned
-from .choice import LARGE, Candidate, Choice, Made, candidates
+from .choice import LARGE, Choice, Made, candidates
 from .closed_form import RidgeFit, RidgeStudents
 from .data import InputSpec
-from .forest_students import ForestStudents
 from .kernel import KernelStudents
-from .learning import Training, train_student
+from .learning import NETWORKS, Training, train_student
+from .methods import MODELS, Task, check
 from .neighbours import NeighbourStudents, suits
 from .shares import FittedShares, fit_shares, noisy_agreement
 from .softmax_shares import fit_many_classes
@@ -122,7 +122,7 @@ class CountedStudents:
     ) -> Made:
         """Train a student on noisy counts [N, m]; see `student_from_counts`."""
         training = training or Training()
-        training.check(self.inputs)
+        check(training, self.inputs)
         if len(counts) != len(self.x):
             raise ValueError(f"{len(counts)} rows of counts, expected {len(self.x)}")
         by_neighbours = suits(self.inputs, len(self.classes), len(self.x))
@@ -155,9 +155,8 @@ class CountedStudents:
         )
         says = " ".join(filter(None, (says, links, suited)))
 
-        def made(chosen: Candidate, why: str) -> Choice:
-            network = chosen not in ("ridge", "kernel")
-            students = training.students if network else 1
+        def made(chosen: str, why: str) -> Choice:
+            students = training.students if chosen in NETWORKS else 1
             return Choice(training.method, chosen, f"{says} {why}", (), clear, 0, 0, students)
 
         wanted = candidates(training.method, self.inputs, clear)[-1]
@@ -175,15 +174,9 @@ class CountedStudents:
         tell(f"Training {wanted} on {int((labels >= 0).sum()):,} rows …")
         if wanted == "kernel":
             student = self.kernels.train(labels, again=not many)
-        elif wanted == "forest":
-            student = ForestStudents(
-                self.x,
-                labels,
-                inputs=self.inputs,
-                classes=self.classes,
-                encoding=self.encoding,
-                seed=training.seed,
-            ).train()
+        elif wanted in MODELS:
+            task = Task(self.x, labels, self.inputs, self.classes, self.encoding, training.seed)
+            student = MODELS[wanted](task).train()
         else:
             student = train_student(
                 self.x,

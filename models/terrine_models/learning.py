@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import Annotated, Literal, get_args
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -26,7 +26,6 @@ from .architectures import prepare
 from .augment import DRAWS, distort
 from .closed_form import class_weights
 from .data import InputSpec
-from .gan import BETAS, Adversary
 from .store import CONFIG
 from .students import (
     MOST_MEMBERS,
@@ -37,16 +36,6 @@ from .students import (
     initialise_student,
 )
 
-Method = Literal["supervised", "vat", "fixmatch", "gan"]
-"""How a network is trained."""
-StudentMethod = Literal[
-    "auto", "ridge", "supervised", "vat", "fixmatch", "gan", "kernel", "neighbours", "forest"
-]
-"""`auto`: several are tried, and the one that suits the labels is chosen (`choice.py`). `ridge`,
-`kernel`, `neighbours` and `forest` are no networks: a regression on public features
-(`closed_form.py`; `counted.py` where counts are noisy), `kernel.py`, `neighbours.py` and
-`forest_students.py`."""
-METHODS: tuple[StudentMethod, ...] = get_args(StudentMethod)
 PROBE = 0.5
 """Length of the step that finds the adversarial direction, in units of the prepared input."""
 
@@ -59,7 +48,8 @@ class Training:
     labels, and learns more from them in the same time.
     """
 
-    method: StudentMethod = "auto"
+    method: str = "auto"
+    """One of `methods.methods()`."""
     steps: Annotated[int, Field(ge=1, description="Training steps of a network.")] = 600
     batch: Annotated[int, Field(ge=1, description="Labelled inputs per step.")] = 64
     unlabelled_batch: Annotated[int, Field(ge=1, description="Unlabelled inputs per step.")] = 128
@@ -97,19 +87,103 @@ class Training:
         bool, Field(description="Whether every class that has labels counts alike.")
     ] = False
 
-    def check(self, inputs: InputSpec) -> None:
-        """Raise ValueError if no student for such inputs can be trained so."""
-        if self.method in ("gan", "kernel", "neighbours") and len(inputs.shape) == 1:
-            raise ValueError(
-                f"{self.method} is for images, and these inputs are tables. Use auto, which "
-                "compares ridge regression with a network, or supervised."
-            )
-        one_model = self.method in ("kernel", "neighbours", "forest")
-        if one_model and (self.students > 1 or self.balance):
-            raise ValueError(
-                f"a {self.method} student is one model, to which every label counts alike. Leave "
-                "out students and balance, or use another method."
-            )
+
+def only_images(method: str, inputs: InputSpec) -> None:
+    """Raise ValueError for tables, of which `method` learns nothing."""
+    if len(inputs.shape) == 1:
+        raise ValueError(
+            f"{method} is for images, and these inputs are tables. Use auto, which compares ridge "
+            "regression with a network, or supervised."
+        )
+
+
+class Objective:
+    """What a network learns from labels and from unlabelled inputs, after it has warmed up.
+
+    `average`: the running mean of its weights. `x`: all prepared inputs.
+    """
+
+    unlabelled = True
+    """Whether it learns from unlabelled inputs, and so may collapse."""
+    momenta = (0.9, 0.999)
+    """Of Adam. Unless they are these, the first is not cycled."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        average: nn.Module,
+        x: torch.Tensor,
+        training: Training,
+        random: torch.Generator,
+    ) -> None:
+        self.network, self.average = network, average
+        self.training, self.random = training, random
+
+    @staticmethod
+    def check(inputs: InputSpec) -> None:
+        """Raise ValueError if nothing is learned so from such inputs."""
+
+    def pool(self) -> int:
+        """Return the number of unlabelled inputs in a step."""
+        return self.training.unlabelled_batch
+
+    def loss(
+        self,
+        x: torch.Tensor,
+        labels: torch.Tensor,
+        weights: torch.Tensor | None,
+        pool: torch.Tensor,
+    ) -> torch.Tensor:
+        """Loss on x [B, …] with `labels` [B], and on unlabelled inputs [U, …], as they are.
+
+        weights: of the classes of the labels [m], if they count differently.
+        """
+        raise NotImplementedError
+
+    def follow(self) -> None:
+        """Do what is done after each step of the network."""
+
+
+class Supervised(Objective):
+    """Labels alone."""
+
+    unlabelled = False
+
+
+class Vat(Objective):
+    """Virtual adversarial training, for small images with few labels."""
+
+    def loss(
+        self,
+        x: torch.Tensor,
+        labels: torch.Tensor,
+        weights: torch.Tensor | None,
+        pool: torch.Tensor,
+    ) -> torch.Tensor:
+        """Cross-entropy, and `vat_loss` on the unlabelled inputs."""
+        known = F.cross_entropy(self.network(augment(x, self.random)), labels, weights)
+        return known + vat_loss(self.network, pool, self.training.radius, self.random)
+
+
+class FixMatch(Objective):
+    """The averaged network's own sure labels of undistorted inputs, for larger images."""
+
+    def loss(
+        self,
+        x: torch.Tensor,
+        labels: torch.Tensor,
+        weights: torch.Tensor | None,
+        pool: torch.Tensor,
+    ) -> torch.Tensor:
+        """Loss of `fixmatch_loss`."""
+        confidence = self.training.confidence
+        return fixmatch_loss(
+            self.network, self.average, x, labels, pool, confidence, self.random, weights
+        )
+
+
+NETWORKS: dict[str, type[Objective]] = {"supervised": Supervised, "vat": Vat, "fixmatch": FixMatch}
+"""By name: how networks learn."""
 
 
 def train_student(
@@ -126,13 +200,13 @@ def train_student(
 
     Images are distorted at random in every step. The student is the running mean of the weights;
     of several, the mean of their probabilities. By default it learns from labels alone. Raises
-    ValueError when no input has a label, for what `Training.check` refuses, and for `auto`,
-    `ridge`, `kernel`, `neighbours` and `forest`, which `choose_student` knows.
+    ValueError when no input has a label, or if no network learns so from such inputs: all other
+    methods `choose_student` knows.
     """
     training = training or Training(method="supervised")
-    training.check(inputs)
-    if training.method in ("auto", "ridge", "kernel", "neighbours", "forest"):
+    if training.method not in NETWORKS:
         raise ValueError(f"{training.method} trains no network: choose_student knows it")
+    NETWORKS[training.method].check(inputs)
     if x.shape != (len(labels), *inputs.shape):
         raise ValueError(f"inputs have shape {x.shape}, expected {(len(labels), *inputs.shape)}")
     known = np.flatnonzero(labels >= 0)
@@ -174,62 +248,36 @@ def _train(
     initialise_student(network, random)
     average = copy.deepcopy(network).eval()
     network.train()
-    adversary, pace, pool_size = None, training.learning_rate, training.unlabelled_batch
-    if training.method == "gan":
-        pool_size = max(2, pool_size // 2)  # as many are generated
-        adversary = Adversary(network, x, random, pace / 2)
+    pace = training.learning_rate
+    objective = NETWORKS[training.method](network, average, x, training, random)
     optimizer = torch.optim.AdamW(
-        network.parameters(),
-        pace,
-        betas=BETAS if adversary else (0.9, 0.999),
-        weight_decay=training.weight_decay,
+        network.parameters(), pace, betas=objective.momenta, weight_decay=training.weight_decay
     )
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer,
         pace,
         total_steps=training.steps,
         pct_start=0.05 if training.steps != 20 else 0.1,  # torch divides by 0.05 * steps - 1
-        cycle_momentum=adversary is None,
+        cycle_momentum=objective.momenta == Objective.momenta,
     )
     labelled, everything = (
         _shuffled(known, training.batch, random),
-        _shuffled(torch.arange(len(x)), pool_size, random),
+        _shuffled(torch.arange(len(x)), objective.pool(), random),
     )
-    warm_up = (
-        training.steps
-        if training.method == "supervised"
-        else (int(training.steps * training.warm_up))
-    )
+    warm_up = int(training.steps * training.warm_up) if objective.unlabelled else training.steps
     for step in range(training.steps):
         batch = next(labelled)
         if step < warm_up:
             loss = F.cross_entropy(network(augment(x[batch], random)), labels[batch], weights)
-        elif adversary is not None:
-            bent = augment(torch.cat([x[batch], x[next(everything)]]), random)
-            loss = adversary.loss(bent[: len(batch)], labels[batch], weights, bent[len(batch) :])
-        elif training.method == "vat":
-            pool = x[next(everything)]
-            loss = F.cross_entropy(network(augment(x[batch], random)), labels[batch], weights)
-            loss = loss + vat_loss(network, pool, training.radius, random)
         else:
-            pool = x[next(everything)]
-            loss = fixmatch_loss(
-                network,
-                average,
-                x[batch],
-                labels[batch],
-                pool,
-                training.confidence,
-                random,
-                weights,
-            )
+            loss = objective.loss(x[batch], labels[batch], weights, x[next(everything)])
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         schedule.step()
         follow(average, network, max(0.01, 1 / (1 + step / 10)))
-        if adversary is not None and step >= warm_up:
-            adversary.follow()
+        if step >= warm_up:
+            objective.follow()
         on_step(step + 1, training.steps)
     return average
 

@@ -13,7 +13,7 @@ post-processing: whoever holds them learns nothing about the private data beyond
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Self
 
@@ -32,22 +32,23 @@ from .data import InputSpec
 from .features import FeatureMap
 from .gradients import oriented_gradients
 from .store import FeatureSpec, StoreError, load_tensors, save_tensors, versions, write_atomically
-from .trees import Trees
 
+NETWORKS = ("edges", "mlp")
+"""Architectures of which several are averaged."""
 MODEL = "model.json"
 WEIGHTS = "model.safetensors"
 SMALL = 16  # images with a side under SMALL pixels are not shrunk before the first convolution
 BLOCK = 512
 MOST_MEMBERS = 20
 """Networks of one student, at most: more are slow to use, and change next to nothing."""
-Kind = Literal["edges", "mlp", "ridge", "forest"]
 
 
 class StudentModel(Record):
     """`model.json`: what is needed to use a student, and how it was made."""
 
     format: Literal["terrine-student-1"] = "terrine-student-1"
-    architecture: Kind
+    architecture: str
+    """One of `ARCHITECTURES`."""
     input: InputSpec
     features: FeatureSpec | None = None
     """Of a ridge model: the map of inputs to features, fitted on public inputs."""
@@ -63,10 +64,8 @@ class StudentModel(Record):
     def _is_coherent(self) -> Self:
         if (self.architecture == "ridge") != (self.features is not None):
             raise ValueError("a ridge model, and no other, states its features")
-        if self.members is not None and self.architecture in ("ridge", "forest"):
-            raise ValueError("ridge models and forests are not averaged")
-        if self.architecture == "forest" and len(self.input.shape) != 1:
-            raise ValueError("a forest is for the rows of a table")
+        if self.members is not None and self.architecture not in NETWORKS:
+            raise ValueError("only networks are averaged")
         return self
 
 
@@ -162,25 +161,6 @@ class Ridge(nn.Module):
         return scores
 
 
-class ForestModel(nn.Module):
-    """A forest, as one of many (`trees.py`). Its scores are the logarithms of its probabilities."""
-
-    def __init__(
-        self, tensors: Mapping[str, torch.Tensor], inputs: InputSpec, classes: int, where: str
-    ) -> None:
-        """Raises StoreError, which begins with `where`, unless `tensors` are one forest's."""
-        super().__init__()
-        self.forest = Trees(tensors, inputs.shape[0], classes, where)
-        if self.forest.forests != 1:
-            raise StoreError(f"{where} holds {self.forest.forests} forests, expected one.")
-        for name, tensor in tensors.items():
-            self.register_buffer(name, tensor)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Scores [B, m] of prepared rows [B, d]."""
-        return torch.from_numpy(self.forest.probabilities(x.numpy())[0]).log()
-
-
 def build_student(
     inputs: InputSpec,
     classes: int,
@@ -264,16 +244,25 @@ class Student:
             where = ".".join(str(part) for part in first["loc"]) or "the document"
             raise StoreError(f"{path} is malformed at {where}: {first['msg']}.") from None
         tensors = load_tensors(Path(directory), WEIGHTS, model.weights_sha256)
-        if model.architecture == "forest":
-            where = str(Path(directory) / WEIGHTS)
-            return cls(ForestModel(tensors, model.input, len(model.classes), where), model)
-        network = build_student(model.input, len(model.classes), model.features, model.members)
+        make = ARCHITECTURES.get(model.architecture)
+        if make is None:
+            raise StoreError(f"{path} is a student of another kind: {model.architecture}.")
         try:
-            network.load_state_dict(tensors)
+            return cls(make(model, tensors, str(Path(directory) / WEIGHTS)), model)
         except RuntimeError as error:
             weights = Path(directory) / WEIGHTS
             raise StoreError(f"{weights} does not fit {path} ({error}).") from None
-        return cls(network, model)
+
+
+def _usual(model: StudentModel, tensors: Mapping[str, torch.Tensor], where: str) -> nn.Module:
+    network = build_student(model.input, len(model.classes), model.features, model.members)
+    network.load_state_dict(tensors)
+    return network
+
+
+Loaded = Callable[[StudentModel, Mapping[str, torch.Tensor], str], nn.Module]
+ARCHITECTURES: dict[str, Loaded] = dict.fromkeys(("edges", "mlp", "ridge"), _usual)
+"""By name: makes a model from its description and its tensors, which are at a place."""
 
 
 def describe(
@@ -283,13 +272,13 @@ def describe(
     encoding: TableSchema | None = None,
     features: FeatureSpec | None = None,
     members: int | None = None,
-    architecture: Kind | None = None,
+    architecture: str | None = None,
 ) -> StudentModel:
     """The `model.json` of a student that is not saved yet.
 
     With `features` it is a ridge model, and a network unless `architecture` says otherwise.
     """
-    network: Kind = "mlp" if len(inputs.shape) == 1 else "edges"
+    network = "mlp" if len(inputs.shape) == 1 else "edges"
     return StudentModel(
         architecture=architecture or (network if features is None else "ridge"),
         input=inputs,

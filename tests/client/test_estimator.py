@@ -25,7 +25,6 @@ from terrine_client.estimator import TerrineClassifier, buy
 from terrine_models.answers import student_from_answers
 from terrine_models.choice import Made
 from terrine_models.data import Dataset, InputSpec
-from terrine_models.learning import StudentMethod
 from terrine_models.tables import load_table
 from terrine_models.teachers import train_ensemble
 from terrine_protocol import Column, EnsembleRegister, ProjectOpen, Role, TableSchema, TokenCreate
@@ -248,7 +247,7 @@ class Buyer(TerrineClassifier):
         self,
         client: Client | None = None,
         *,
-        method: StudentMethod = "auto",
+        method: str = "auto",
         steps: int | None = None,
         random_state: int = 0,
     ) -> None:

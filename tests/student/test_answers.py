@@ -8,17 +8,15 @@ from sklearn.datasets import load_digits
 
 from terrine_models.answers import student_from_answers
 from terrine_models.data import DIGITS, InputSpec
-from terrine_models.learning import StudentMethod, Training
+from terrine_models.learning import Training
 
 SMALL = InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16)
 TABLE = InputSpec(shape=(4,), dtype="float32", low=0, high=1)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 25])
-@pytest.mark.parametrize("method", ["auto", "kernel", "gan", "fixmatch", "vat", "supervised"])
-def test_fewer_inputs_than_a_method_is_made_for_are_enough(
-    method: StudentMethod, rows: int
-) -> None:
+@pytest.mark.parametrize("method", ["auto", "kernel", "fixmatch", "vat", "supervised"])
+def test_fewer_inputs_than_a_method_is_made_for_are_enough(method: str, rows: int) -> None:
     bundle = load_digits()
     x, truth = bundle.images.astype(np.uint8), bundle.target.astype(np.int64)[:rows]
     counts = np.eye(10, dtype=np.int64)[truth] * 100

@@ -16,7 +16,7 @@ from terrine_models import counted
 from terrine_models.counted import CountedStudents, student_from_counts
 from terrine_models.data import Dataset, InputSpec
 from terrine_models.features import PublicData
-from terrine_models.learning import StudentMethod, Training
+from terrine_models.learning import Training
 from terrine_models.students import Student
 from terrine_models.teachers import train_ensemble
 from terrine_protocol import EnsembleRegister, ProjectOpen
@@ -45,7 +45,7 @@ def digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 @pytest.mark.parametrize("method", ["auto", "vat", "supervised"])
 def test_counts_that_show_nothing_by_themselves_make_a_good_student(
-    digits: tuple[NDArray[np.uint8], NDArray[np.int64]], method: StudentMethod
+    digits: tuple[NDArray[np.uint8], NDArray[np.int64]], method: str
 ) -> None:
     x, truth = digits[0][:900], digits[1][:900]
     counts = votes(truth, sigma=400.0, seed=1)

@@ -146,9 +146,10 @@ def train(
       terrine student train census.csv
     """
     from terrine_client.distill import distill
-    from terrine_models.learning import METHODS, Training
+    from terrine_models.learning import Training
+    from terrine_models.methods import methods
 
-    kinds: dict[str, type[Training]] = dict.fromkeys(METHODS, Training)
+    kinds = dict.fromkeys(methods(), Training)
     training = built("--method", method, kinds, method=method.partition(":")[0].strip())
     source = Source(schema, encoding.value)
     source.check(public)
@@ -181,17 +182,18 @@ def train(
         console.print(f"[yellow]Note:[/] {warning}", soft_wrap=True, highlight=False)
 
 
-@app.command()
-def methods(as_json: AsJson = False) -> None:
+@app.command("methods")
+def list_methods(as_json: AsJson = False) -> None:
     """Show the methods of training a student, and their parameters.
 
-    vat, fixmatch and gan learn from unlabelled inputs too, and are replaced by a plain model if
-    they collapse. forest is for tables, and needs scikit-learn.
+    vat and fixmatch learn from unlabelled inputs too, and are replaced by a plain model if they
+    collapse. kernel and neighbours are for images.
     """
-    from terrine_models.learning import METHODS, Training
+    from terrine_models.learning import Training
+    from terrine_models.methods import methods
 
     if not as_json:
-        console.print(f"Methods: {', '.join(METHODS)}.")
+        console.print(f"Methods: {', '.join(methods())}.")
     show_kind(Training, as_json)
 
 

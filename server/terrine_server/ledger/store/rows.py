@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any
 
+from pydantic import ValidationError
 from sqlalchemy import Connection, Row, Select, bindparam, select
 from sqlalchemy.sql.elements import ColumnElement
 
@@ -141,11 +142,19 @@ def ensemble_record(row: Row[Any], seals: Seals) -> EnsembleRecord:
             **{name: fields[name] for name in fields.keys() - {"seal", "logged", "info"}}
             | {
                 "manifest_sha256": fields["manifest_sha256"].hex(),
-                "facts": EnsembleFacts.model_validate_json(fields["info"], strict=True),
+                "facts": _facts(fields["info"]),
             }
         )
         check_ensemble(ensemble)
     return ensemble
+
+
+def _facts(text: str) -> EnsembleFacts:
+    try:
+        return EnsembleFacts.model_validate_json(text)
+    except ValidationError as error:  # whose message has the whole document
+        first = ".".join(map(str, error.errors()[0]["loc"]))
+        raise ValueError(f"{first} is not what was registered") from None
 
 
 def project_record(row: Row[Any], seals: Seals) -> ProjectRecord:

@@ -18,7 +18,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import nn
 
-from .students import EdgeCNN, initialise_student
+from terrine_models.data import InputSpec
+from terrine_models.learning import Objective, Training, augment, only_images
+from terrine_models.students import EdgeCNN, initialise_student
 
 NOISE, HIDDEN = 100, 500
 """Numbers that an image is generated from, and the width of the generator's two layers."""
@@ -98,3 +100,44 @@ class Adversary:
         missed.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.network.requires_grad_(True)
+
+
+class Gan(Objective):
+    """A discriminator of public images and generated ones."""
+
+    momenta = BETAS
+
+    def __init__(
+        self,
+        network: nn.Module,
+        average: nn.Module,
+        x: torch.Tensor,
+        training: Training,
+        random: torch.Generator,
+    ) -> None:
+        super().__init__(network, average, x, training, random)
+        self.adversary = Adversary(network, x, random, training.learning_rate / 2)
+
+    @staticmethod
+    def check(inputs: InputSpec) -> None:
+        """Raise ValueError for tables."""
+        only_images("gan", inputs)
+
+    def pool(self) -> int:
+        """Half as many public images as usual, since as many are generated."""
+        return max(2, self.training.unlabelled_batch // 2)
+
+    def loss(
+        self,
+        x: torch.Tensor,
+        labels: torch.Tensor,
+        weights: torch.Tensor | None,
+        pool: torch.Tensor,
+    ) -> torch.Tensor:
+        """Loss of the discriminator."""
+        images = augment(torch.cat([x, pool]), self.random)
+        return self.adversary.loss(images[: len(x)], labels, weights, images[len(x) :])
+
+    def follow(self) -> None:
+        """One step of the generator."""
+        self.adversary.follow()

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from terrine_experiments.students.forest import Forest
 from terrine_models.choice import choose_student
 from terrine_models.counted import student_from_counts
 from terrine_models.data import DataError, InputSpec
-from terrine_models.forest_students import ForestStudents
 from terrine_models.learning import Training, train_student
+from terrine_models.methods import Task
 from terrine_models.shards import TrainingError
 from terrine_models.store import StoreError, sha256
 from terrine_models.students import MODEL, WEIGHTS, Student
@@ -34,7 +35,7 @@ LABELS = np.where(np.arange(1500) < 900, TRUTH, -1)
 
 @pytest.fixture(scope="module")
 def student() -> Student:
-    return ForestStudents(X, LABELS, inputs=SPEC, classes=CLASSES).train()
+    return Forest(Task(X, LABELS, SPEC, CLASSES, None, 0)).train()
 
 
 def test_a_forest_is_judged_beside_the_plain_models_and_learns_what_they_cannot() -> None:
@@ -121,7 +122,7 @@ def test_what_cannot_be_a_forest_is_refused() -> None:
             training=asked,
         )
     with pytest.raises(ValueError, match="nothing to learn from"):
-        ForestStudents(X, np.full(1500, -1), inputs=SPEC, classes=CLASSES)
+        Forest(Task(X, np.full(1500, -1), SPEC, CLASSES, None, 0))
     with pytest.raises(ValueError, match="trains no network"):
         train_student(X, LABELS, inputs=SPEC, classes=CLASSES, training=asked)
 
