@@ -46,7 +46,7 @@ serve: venv ## Make ./terrine-data if it is not there, then serve on http://127.
 	$(BIN)/terrine init
 	$(BIN)/terrine serve --workers $(REPLICAS) $(ARGS)
 
-reproduce: venv ## Repeat an experiment of the papers (ARGS="mnist DIR --epsilon 0.3"; docs/results.md)
+reproduce: venv ## Repeat an experiment of the papers (ARGS="mnist DIR --epsilon 0.3"; experiments/README.md)
 	$(BIN)/python -m terrine_experiments reproduce $(ARGS)
 
 glyphs: venv ## Draw the pictures of characters for `make reproduce ARGS="glyph DIR"` (ARGS=DIR)
