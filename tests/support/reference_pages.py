@@ -73,8 +73,9 @@ def section(command: Any, path: Names) -> Iterator[str]:
     group = hasattr(command, "commands")
     if path != ("terrine",):
         yield f"\n{'##' if group or len(path) == 2 else '###'} {' '.join(path)}\n"
-    if not group:
-        yield f"\n`{' '.join([*path, *command.collect_usage_pieces(context)])}`\n"
+    arguments = [piece for piece in command.collect_usage_pieces(context) if piece != "[OPTIONS]"]
+    if arguments and not group:
+        yield f"\n`{re.sub(r'\[(\[\w+\])\]', r'\1', ' '.join([*path, *arguments]))}`\n"
     yield f"\n{markdown((command.help or '').partition('[bold]Example')[0])}\n"
     options = [param for param in command.params if not param.name.endswith("_completion")]
     records = [record for param in options if (record := param.get_help_record(context))]
@@ -84,7 +85,7 @@ def section(command: Any, path: Names) -> Iterator[str]:
             about, _, limits = said.removesuffix("]").rpartition("[")
             limits = f" (`{limits}`)"
         yield "" if number else "\n"
-        yield f"- `{name}`: {markdown(about)}{limits}\n"
+        yield f"- `{name.replace(' range>', '>')}`: {markdown(about)}{limits}\n"
 
 
 def markdown(text: str) -> str:
