@@ -75,7 +75,8 @@ def section(command: Any, path: Names) -> Iterator[str]:
         yield f"\n{'##' if group or len(path) == 2 else '###'} {' '.join(path)}\n"
     arguments = [piece for piece in command.collect_usage_pieces(context) if piece != "[OPTIONS]"]
     if arguments and not group:
-        yield f"\n`{re.sub(r'\[(\[\w+\])\]', r'\1', ' '.join([*path, *arguments]))}`\n"
+        usage = re.sub(r"\[(\[\w+\])\]", r"\1", " ".join([*path, *arguments]))
+        yield f"\n`{usage}`\n"
     yield f"\n{markdown((command.help or '').partition('[bold]Example')[0])}\n"
     options = [param for param in command.params if not param.name.endswith("_completion")]
     records = [record for param in options if (record := param.get_help_record(context))]
@@ -91,7 +92,7 @@ def section(command: Any, path: Names) -> Iterator[str]:
 def markdown(text: str) -> str:
     """Return help as Markdown that shows it: paragraphs of one line, names and options as code."""
     text = re.sub(r"\[bold\](\w+)\[/\w*\]", r"`\1`", text.strip())
-    names = r"(`[^`]*`|(?<![\w/])--[\w-]+|\w+_\w+|\[[^\]]*\])"
+    names = r"(`[^`]*`|(?<![\w/])--[\w-]+|\w+_[\w:=,.]*\w|\[[^\]]*\])"
     return "\n\n".join(
         "".join(
             f"`{part}`" if re.fullmatch(names, part) and part[0] != "`" else part
