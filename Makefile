@@ -82,7 +82,7 @@ notebooks: venv ## Run docs/tutorials/*.ipynb against a server of their own, and
 openapi: venv ## Write docs/openapi.json, which the next release is held against
 	$(BIN)/python tests/release/openapi.py docs/openapi.json
 
-reference: venv ## Write docs/commands.md and docs/settings.md from the code
+reference: venv ## Write the pages of commands, settings and problems from the code
 	$(BIN)/python tests/support/reference_pages.py docs
 
 release-check: venv ## Build twice, compare, install the wheel elsewhere and run it (ARGS="--tag v1.2.3")

@@ -40,11 +40,6 @@ def operations(document: Document) -> Iterator[tuple[str, str, Document]]:
             yield method.upper(), path, operation
 
 
-def test_the_reference_lists_exactly_the_problems_that_exist() -> None:
-    rows = re.findall(r"^\| `([a-z-]+)` \| (\d{3}) \| (.+) \|$", reference(), re.MULTILINE)
-    assert rows == [(slug, str(kind.status), kind.meaning) for slug, kind in PROBLEMS.items()]
-
-
 def test_the_table_of_limits_names_every_limit_that_can_be_set() -> None:
     table = OPERATING.read_text().partition("## Who is limited by what")[2].partition("\nThe ")[0]
     limits = {

@@ -1,4 +1,4 @@
-"""The pages of commands and settings are what the code says today."""
+"""The pages of commands, settings and problems are what the code says today."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from terrine_server.cli import app
 from terrine_server.settings import Settings
 
 
-@pytest.mark.parametrize("name", ["commands.md", "settings.md"])
+@pytest.mark.parametrize("name", ["commands.md", "settings.md", "problems.md"])
 def test_the_page_is_current(name: str) -> None:
     written = (REPOSITORY / "docs" / name).read_text(encoding="utf-8")
     assert written == pages()[name], "run `make reference`"

@@ -1,4 +1,4 @@
-"""`make reference`: write the pages of every command and of every setting, from the code.
+"""`make reference`: write the pages of every command, setting and problem, from the code.
 
 python tests/support/reference_pages.py docs
 """
@@ -13,13 +13,14 @@ from typing import Any
 
 import typer
 
+from terrine_protocol import PROBLEMS
 from terrine_server.cli import app
 from terrine_server.settings import Settings
 
 COMMANDS = """# Commands
 
 `terrine COMMAND --help` prints the same, with examples. Settings are environment variables:
-[settings.md](settings.md). `make reference` writes both pages.
+[settings.md](settings.md). `make reference` writes this page.
 """
 SETTINGS = """# Settings
 
@@ -31,13 +32,26 @@ name is nearly a setting's, is an error. `make reference` writes this page.
 """
 
 
+PROBLEMS_PAGE = """# Problems
+
+What `type` in an error of the [HTTP API](api.md#problems) means, as `GET /problems` says, too. `make reference`
+writes this page.
+
+| type | status | meaning |
+|---|---|---|
+"""
+
 Names = tuple[str, ...]
 """The words of a command, such as `terrine`, `project` and `open`."""
 
 
 def pages() -> dict[str, str]:
     """Return the text of each generated page, by its name in docs/."""
-    return {"commands.md": commands_page(), "settings.md": settings_page()}
+    return {
+        "commands.md": commands_page(),
+        "settings.md": settings_page(),
+        "problems.md": problems_page(),
+    }
 
 
 def settings_page() -> str:
@@ -48,6 +62,12 @@ def settings_page() -> str:
         for name, field in Settings.model_fields.items()
     ]
     return SETTINGS + "".join(rows)
+
+
+def problems_page() -> str:
+    """Return a table of every kind of problem: slug, HTTP status, meaning."""
+    rows = [f"| `{slug}` | {kind.status} | {kind.meaning} |\n" for slug, kind in PROBLEMS.items()]
+    return PROBLEMS_PAGE + "".join(rows)
 
 
 def commands_page() -> str:
