@@ -34,8 +34,8 @@ name is nearly a setting's, is an error. `make reference` writes this page.
 
 PROBLEMS_PAGE = """# Problems
 
-What `type` in an error of the [HTTP API](api.md#problems) means, as `GET /problems` says, too. `make reference`
-writes this page.
+What `type` means in an error of the [HTTP API](api.md#problems). `GET /problems` says it, too.
+`make reference` writes this page.
 
 | type | status | meaning |
 |---|---|---|
