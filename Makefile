@@ -12,7 +12,7 @@ INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv tools demo serve reproduce glyphs test test-fast torture simulate mutants lint site notebooks openapi release-check sbom licenses lock audit bench secrets owners owners-demo docker clean
+.PHONY: help venv tools demo serve reproduce glyphs test test-fast torture simulate mutants lint site notebooks openapi reference release-check sbom licenses lock audit bench secrets owners owners-demo docker clean
 
 help: ## Show this help
 	@echo "Terrine: private teachers vote, students learn, the ledger keeps count."
@@ -46,7 +46,7 @@ serve: venv ## Make ./terrine-data if it is not there, then serve on http://127.
 	$(BIN)/terrine init
 	$(BIN)/terrine serve --workers $(REPLICAS) $(ARGS)
 
-reproduce: venv ## Repeat an experiment of the papers (ARGS="mnist DIR --epsilon 0.3"; docs/results.md)
+reproduce: venv ## Repeat an experiment of the papers (ARGS="mnist DIR --epsilon 0.3"; experiments/README.md)
 	$(BIN)/python -m terrine_experiments reproduce $(ARGS)
 
 glyphs: venv ## Draw the pictures of characters for `make reproduce ARGS="glyph DIR"` (ARGS=DIR)
@@ -81,6 +81,9 @@ notebooks: venv ## Run docs/tutorials/*.ipynb against a server of their own, and
 
 openapi: venv ## Write docs/openapi.json, which the next release is held against
 	$(BIN)/python tests/release/openapi.py docs/openapi.json
+
+reference: venv ## Write the pages of commands, settings and problems from the code
+	$(BIN)/python tests/support/reference_pages.py docs
 
 release-check: venv ## Build twice, compare, install the wheel elsewhere and run it (ARGS="--tag v1.2.3")
 	$(BIN)/python tests/release/run.py --torch "$(TORCH)" $(ARGS)

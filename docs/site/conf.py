@@ -25,7 +25,7 @@ extensions = [
     "sphinxcontrib.openapi",
 ]
 root_doc = "docs/index"
-include_patterns = ["*.md", "docs/**"]
+include_patterns = ["*.md", "docs/**", "experiments/*.md", "tests/mutants/*.md"]
 exclude_patterns = [".*", "build", "dist", "docs/site/templates"]
 myst_heading_anchors = 4
 

@@ -129,7 +129,7 @@ def test_too_few_fonts_are_said_and_nothing_is_written(
     out = tmp_path / "out"
     said = experiments("glyphs", out, "--fonts", FONTS).refused
     assert "60 are needed" in said
-    assert "docs/results.md" in said
+    assert "experiments/README.md" in said
     (tmp_path / "empty").mkdir()
     assert "0 font families" in experiments("glyphs", out, "--fonts", tmp_path / "empty").refused
     assert "not a directory" in experiments("glyphs", out, "--fonts", tmp_path / "none").refused

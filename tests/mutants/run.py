@@ -5,7 +5,7 @@ What is altered, and which tests run, is under `[tool.mutmut]` in pyproject.toml
 names of mutants such as `terrine_server.privacy.budget.*`; `--sample 150` runs so many of them,
 chosen at random, always the same ones. What survives the quick tests, or makes them run out of
 time, then meets the slow ones that reach it (`SLOW`), PostgreSQL's among them. Survivors are listed
-at the end; docs/mutants.md has those of the last run, each with its reason.
+at the end; README.md beside it has those of the last run, each with its reason.
 """
 
 from __future__ import annotations

@@ -83,7 +83,11 @@ def test_the_notebook_runs_and_shows_what_it_says(
 def execute(notebook: Any, **variables: str) -> None:
     """Run all cells in a kernel in this directory; their outputs replace those in `notebook`."""
     client = nbclient.NotebookClient(
-        notebook, timeout=120, kernel_name="python3", record_timing=False
+        notebook,
+        timeout=120,
+        kernel_name="python3",
+        record_timing=False,
+        coalesce_streams=True,  # a busy kernel sends what a cell prints in several parts
     )
     client.execute(env=os.environ | variables)
     notebook.metadata.language_info = {"name": "python"}  # without the kernel's version

@@ -67,7 +67,7 @@ def write_glyphs(
         raise DataError(
             f"{where} has {len(families)} font families that can draw the {len(plan.characters)} "
             f"characters, in {len(files)} files; {plan.families} are needed. Install more: "
-            "docs/results.md names packages of Debian and Ubuntu. Or point --fonts at a "
+            "experiments/README.md names packages of Debian and Ubuntu. Or point --fonts at a "
             "directory of .ttf and .otf files."
         )
     own, others = deal(families, PRIVATE_SHARE, plan.seed)

@@ -1,0 +1,28 @@
+"""The pages of commands, settings and problems are what the code says today."""
+
+from __future__ import annotations
+
+import pytest
+import typer
+from reference_pages import pages, walk
+from releasing import REPOSITORY
+
+from terrine_server.cli import app
+from terrine_server.settings import Settings
+
+
+@pytest.mark.parametrize("name", ["commands.md", "settings.md", "problems.md"])
+def test_the_page_is_current(name: str) -> None:
+    written = (REPOSITORY / "docs" / name).read_text(encoding="utf-8")
+    assert written == pages()[name], "run `make reference`"
+
+
+def test_every_command_option_and_setting_is_on_its_page() -> None:
+    commands, settings = pages()["commands.md"], pages()["settings.md"]
+    for command, path in walk(typer.main.get_command(app)):
+        assert path == ("terrine",) or f"# {' '.join(path)}\n" in commands
+        for option in command.params:
+            if option.opts[0].startswith("--") and not option.name.endswith("_completion"):
+                assert f"\n- `{option.opts[0]}" in commands
+    for name in Settings.model_fields:
+        assert f"\n| `TERRINE_{name.upper()}` | " in settings
