@@ -28,17 +28,17 @@ import torch
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
-from terrine_models.choice import choose_student, deal_folds
-from terrine_models.choosing import asking_order
-from terrine_models.closed_form import WIDTH, RidgeStudents
-from terrine_models.counted import student_from_counts
-from terrine_models.data import Dataset
-from terrine_models.ensemble import Ensemble
-from terrine_models.features import PublicData, public_features
-from terrine_models.learning import train_student
-from terrine_models.roles import propose_schema
-from terrine_models.tables import load_table
-from terrine_models.teachers import train_ensemble
+from terrine_models.data.arrays import Dataset
+from terrine_models.features.maps import PublicData, public_features
+from terrine_models.students.asking import asking_order
+from terrine_models.students.networks import train_student
+from terrine_models.students.noisy_counts import student_from_counts
+from terrine_models.students.ridge import WIDTH, RidgeStudents
+from terrine_models.students.selection import choose_student, deal_folds
+from terrine_models.tables.loading import load_table
+from terrine_models.tables.roles import propose_schema
+from terrine_models.teachers.ensemble import Ensemble
+from terrine_models.teachers.training import train_ensemble
 from terrine_server.planning.counts import sigma_for_rows
 from terrine_server.planning.opening import choose, expected_pass_rate, quick_offer
 from terrine_server.privacy import ParameterError, VoteOutcome

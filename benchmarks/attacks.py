@@ -41,7 +41,7 @@ from digits import DigitsEnsemble, train_digits
 from migrated import SECRET_KEY
 from server import installed
 
-from terrine_models.federation import read_token
+from terrine_models.teachers.federation import read_token
 from terrine_protocol import ProjectOpen, Role, TokenCreate
 from terrine_server import aggregator as aggregators
 from terrine_server.labeling import inference, shares

@@ -26,10 +26,10 @@ import torch
 from sklearn.ensemble import RandomForestClassifier
 
 from adult import Material, load
-from terrine_models.ensemble import Ensemble
-from terrine_models.features import PublicData
-from terrine_models.teachers import Forests, Heads, TeacherConfig, deal, train_ensemble
-from terrine_models.trees import DEPTH
+from terrine_models.features.maps import PublicData
+from terrine_models.teachers.ensemble import Ensemble
+from terrine_models.teachers.training import Forests, Heads, TeacherConfig, deal, train_ensemble
+from terrine_models.teachers.trees import DEPTH
 
 KINDS: dict[str, TeacherConfig] = {
     "forests": Forests(match_prior=False),

@@ -70,9 +70,9 @@ def measure(what: str, table: Path, home: Path) -> None:
     import pandas  # noqa: F401 - before it is measured
     import torch  # noqa: F401
 
-    import terrine_models.roles
-    import terrine_models.splitting
-    import terrine_models.teachers  # noqa: F401
+    import terrine_models.tables.roles
+    import terrine_models.teachers.splitting
+    import terrine_models.teachers.training  # noqa: F401
 
     before = memory("VmRSS")
     WORK[what](table, home)
@@ -88,22 +88,22 @@ def memory(name: str) -> int:
 
 
 def propose(table: Path, home: Path) -> None:
-    from terrine_models.roles import propose_schema
+    from terrine_models.tables.roles import propose_schema
 
     schema = propose_schema(table, label="ill").schema.model_copy(update={"fitted_on": None})
     (home / "schema.json").write_text(schema.model_dump_json())
 
 
 def deal(table: Path, home: Path) -> None:
-    from terrine_models.splitting import split
-    from terrine_models.tables import open_table, read_schema
+    from terrine_models.tables.loading import open_table, read_schema
+    from terrine_models.teachers.splitting import split
 
     split(open_table(table, read_schema(home / "schema.json")), home / "shards", 250)
 
 
 def train(table: Path, home: Path) -> None:
-    from terrine_models.tables import load_table, read_schema
-    from terrine_models.teachers import train_ensemble
+    from terrine_models.tables.loading import load_table, read_schema
+    from terrine_models.teachers.training import train_ensemble
 
     private = load_table(table, read_schema(home / "schema.json"))
     train_ensemble(private, home / "ensemble", name="large", teachers=250)

@@ -30,11 +30,11 @@ from terrine_experiments.interval import shown
 from terrine_experiments.owner import trained
 from terrine_experiments.setup import Part, numbered, parts, public_part
 from terrine_experiments.sources import Name, Source, load
-from terrine_models.answers import CERTAIN, true_counts
-from terrine_models.counted import CountedStudents
-from terrine_models.ensemble import Ensemble
-from terrine_models.neighbours import suits
-from terrine_models.students import Student
+from terrine_models.students.answers import CERTAIN, true_counts
+from terrine_models.students.models import Student
+from terrine_models.students.neighbours import suits
+from terrine_models.students.noisy_counts import CountedStudents
+from terrine_models.teachers.ensemble import Ensemble
 from terrine_server.planning.counts import sigma_for_rows
 from terrine_server.privacy.mechanisms.noisy_votes import NoisyVotes
 from terrine_server.privacy.parameters import MIN_SIGMA

@@ -2,8 +2,8 @@
 
 Votes of 250, 1,000 or 2,000 teachers on 10,000 MNIST test images (recorded; read from
 TERRINE_SHARED_DATA, else from ../shared/data beside the repository), with fresh noise. For each ε
-and seed: the regression of `terrine_models.shares` on public features, and the labels that it calls
-clear; beside them what confident_gnmax answers for the same ε, at its best parameters of
+and seed: the regression of `terrine_models.students.shares` on public features, and the labels that
+it calls clear; beside them what confident_gnmax answers for the same ε, at its best parameters of
 `planning.opening` among those of `THRESHOLDS`. The accuracy of the plurality is the teachers' own.
 
     python benchmarks/noisy_votes.py [--teachers 1000] [--seeds 3] [--student]
@@ -21,11 +21,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from terrine_models.counted import student_from_counts
-from terrine_models.data import InputSpec, load_idx
-from terrine_models.features import PublicData, public_features
-from terrine_models.learning import Training
-from terrine_models.shares import fit_shares
+from terrine_models.data.arrays import InputSpec, load_idx
+from terrine_models.features.maps import PublicData, public_features
+from terrine_models.students.networks import Training
+from terrine_models.students.noisy_counts import student_from_counts
+from terrine_models.students.shares import fit_shares
 from terrine_server.planning.counts import sigma_for_rows
 from terrine_server.planning.forecast import Votes, forecast
 from terrine_server.planning.opening import quick_offer

@@ -27,9 +27,9 @@ import numpy as np
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from terrine_models.data import InputSpec
-from terrine_models.ensemble import Ensemble
-from terrine_models.importing import Declared, import_ensemble
+from terrine_models.data.arrays import InputSpec
+from terrine_models.teachers.ensemble import Ensemble
+from terrine_models.teachers.importing import Declared, import_ensemble
 
 SHARE = 10
 """One in so many files is held by the peer with default options."""

@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "suppo
 from digits import train_digits
 from many_owners import choices, many_owners
 
-from terrine_models.ensemble import Ensemble
-from terrine_models.federation import Federation, federation_digest, save_federation
+from terrine_models.teachers.ensemble import Ensemble
+from terrine_models.teachers.federation import Federation, federation_digest, save_federation
 from terrine_server.labeling.remote_voters import RemoteVoters
 from terrine_server.ledger import EnsembleRecord
 

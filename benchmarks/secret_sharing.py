@@ -24,8 +24,13 @@ import httpx
 import numpy as np
 import uvicorn
 
-from terrine_models.data import InputSpec
-from terrine_models.federation import Federation, federation_digest, read_token, save_federation
+from terrine_models.data.arrays import InputSpec
+from terrine_models.teachers.federation import (
+    Federation,
+    federation_digest,
+    read_token,
+    save_federation,
+)
 from terrine_server.aggregator import OWNERS, SERVICE, Aggregator, make
 from terrine_server.labeling import inference, shares
 from terrine_server.labeling.aggregator_terms import TERMS, AggregatorTerms

@@ -28,13 +28,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from teachers import SHARED
-from terrine_models.choice import Made, choose_student
-from terrine_models.choosing import asking_order
-from terrine_models.data import Dataset, load_idx
-from terrine_models.learning import Training, train_student
-from terrine_models.methods import check, methods
-from terrine_models.roles import propose_schema
-from terrine_models.tables import load_table
+from terrine_models.data.arrays import Dataset, load_idx
+from terrine_models.students.asking import asking_order
+from terrine_models.students.methods import check, methods
+from terrine_models.students.networks import Training, train_student
+from terrine_models.students.selection import Made, choose_student
+from terrine_models.tables.loading import load_table
+from terrine_models.tables.roles import propose_schema
 from terrine_server.privacy import VoteOutcome, build_mechanism
 
 ADULT = (

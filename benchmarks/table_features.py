@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from sklearn.datasets import make_classification, make_hastie_10_2
 
 from adult import COLUMNS
-from terrine_models.data import Dataset, InputSpec, row_digests
-from terrine_models.ensemble import Ensemble
-from terrine_models.features import PublicData
-from terrine_models.roles import propose_schema
-from terrine_models.tables import load_table
-from terrine_models.teachers import Heads, train_ensemble
+from terrine_models.data.arrays import Dataset, InputSpec, row_digests
+from terrine_models.features.maps import PublicData
+from terrine_models.tables.loading import load_table
+from terrine_models.tables.roles import propose_schema
+from terrine_models.teachers.ensemble import Ensemble
+from terrine_models.teachers.training import Heads, train_ensemble
 
 ROWS = 12_000
 Table = tuple[NDArray[Any], NDArray[np.int64]]

@@ -22,13 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terrine_experiments.sources import load
-from terrine_models.augment import ELASTIC, ROTATION
-from terrine_models.closed_form import RidgeStudents
-from terrine_models.data import Dataset
-from terrine_models.ensemble import Ensemble
-from terrine_models.features import PublicData
-from terrine_models.shares import fit_shares
-from terrine_models.teachers import Heads, train_ensemble
+from terrine_models.data.arrays import Dataset
+from terrine_models.features.augment import ELASTIC, ROTATION
+from terrine_models.features.maps import PublicData
+from terrine_models.students.ridge import RidgeStudents
+from terrine_models.students.shares import fit_shares
+from terrine_models.teachers.ensemble import Ensemble
+from terrine_models.teachers.training import Heads, train_ensemble
 from terrine_server.planning.counts import sigma_for_rows
 from terrine_server.privacy.mechanisms.noisy_votes import NoisyVotes
 

@@ -22,11 +22,12 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.flop_counter import FlopCounterMode
 
-from terrine_models.architectures import build_network, prepare
-from terrine_models.data import DIGITS, Dataset, InputSpec, load_idx
-from terrine_models.ensemble import Ensemble
-from terrine_models.features import PublicData
-from terrine_models.teachers import Heads, Networks, train_ensemble
+from terrine_models.data.arrays import DIGITS, Dataset, InputSpec, load_idx
+from terrine_models.features.maps import PublicData
+from terrine_models.features.prepared import prepare
+from terrine_models.teachers.architectures import build_network
+from terrine_models.teachers.ensemble import Ensemble
+from terrine_models.teachers.training import Heads, Networks, train_ensemble
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 

@@ -116,7 +116,7 @@ def two_threads() -> Iterator[None]:
     """Two workers compute side by side, as in a server: for tests of just that."""
     import torch
 
-    from terrine_models import workers
+    from terrine_models.data import workers
 
     usual = torch.get_num_threads()
     workers._workers.cache_clear()

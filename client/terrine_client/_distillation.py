@@ -19,11 +19,11 @@ from terrine_client.errors import BudgetExhausted, TerrineError
 from terrine_protocol import ProjectInfo
 
 if TYPE_CHECKING:
-    from terrine_models.choice import Choice
-    from terrine_models.data import InputSpec
-    from terrine_models.learning import Training
-    from terrine_models.sketching import Asking, Saturation, Sketches
-    from terrine_models.students import Student
+    from terrine_models.data.arrays import InputSpec
+    from terrine_models.students.models import Student
+    from terrine_models.students.networks import Training
+    from terrine_models.students.selection import Choice
+    from terrine_models.students.sketching import Asking, Saturation, Sketches
     from terrine_protocol.tables import TableSchema
 
 Array = npt.NDArray[Any]
@@ -73,7 +73,7 @@ class Distillation:
     @property
     def spec(self) -> InputSpec:
         """The kind of input that the project takes."""
-        from terrine_models.data import InputSpec
+        from terrine_models.data.arrays import InputSpec
 
         return InputSpec.model_validate(self.project.ensemble.input.model_dump())
 
@@ -90,7 +90,7 @@ class Distillation:
     @cached_property
     def sketches(self) -> Sketches:
         """What is learned between rounds."""
-        from terrine_models.sketching import Sketches
+        from terrine_models.students.sketching import Sketches
 
         return Sketches(
             self.public,
@@ -103,7 +103,7 @@ class Distillation:
 
     def order(self, seed: int) -> Ints:
         """All inputs in an order of which any beginning represents the whole."""
-        from terrine_models.choosing import asking_order
+        from terrine_models.students.asking import asking_order
 
         return asking_order(self.public, self.spec, seed)
 
@@ -154,7 +154,7 @@ class Distillation:
 
     def finish(self, tell: Callable[[str], None]) -> tuple[Student, Choice]:
         """The student that is returned, and how it was chosen."""
-        from terrine_models.answers import student_from_answers
+        from terrine_models.students.answers import student_from_answers
 
         made = student_from_answers(
             self.public,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from terrine_models.choice import Choice
+    from terrine_models.students.selection import Choice
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ from terrine_client.errors import TerrineError
 from terrine_protocol import ProjectInfo
 
 if TYPE_CHECKING:
-    from terrine_models.learning import Training
-    from terrine_models.students import Student
+    from terrine_models.students.models import Student
+    from terrine_models.students.networks import Training
     from terrine_protocol.tables import TableSchema
 
 __all__ = ["Ask", "DistillError", "Distilled", "Examples", "Report", "Round", "Stop", "distill"]
@@ -89,11 +89,12 @@ def distill(
     tell, on_step: called with each line of progress, and with the steps done and to do.
 
     With noisy_votes all inputs are asked in one round, and the student learns from the counts
-    (`terrine_models.counted`). With interactive_gnmax, the first round sends uniform probabilities,
-    which makes it Confident-GNMax; later rounds send the student's predictions.
+    (`terrine_models.students.noisy_counts`). With interactive_gnmax, the first round sends uniform
+    probabilities, which makes it Confident-GNMax; later rounds send the student's predictions.
 
     The student that is returned is chosen by cross-validation on the bought labels, and checked
-    against a plain model (`terrine_models.choice`); the report says what was tried and why.
+    against a plain model (`terrine_models.students.selection`); the report says what was tried and
+    why.
 
     After an interruption or a failure, the same call continues where it stopped: answers are saved
     in `answers.npz`, and the server repeats those that were paid for but not saved, at no cost.
@@ -101,7 +102,7 @@ def distill(
     Raises DistillError, and what `Client.label` raises except BudgetExhausted; if a forest is asked
     for, what `forest_students.check_forest` raises.
     """
-    from terrine_models.learning import Training
+    from terrine_models.students.networks import Training
 
     training = replace(training or Training(), seed=seed)
     if rounds < 1 or (queries is not None and queries < 1):
@@ -207,8 +208,8 @@ def _check_labels(held_out: Examples, project: ProjectInfo) -> None:
 
 def check_training(training: Training, project: ProjectInfo) -> None:
     """Check that such a student can be trained, before anything is bought. Raises DistillError."""
-    from terrine_models.data import InputSpec
-    from terrine_models.methods import check
+    from terrine_models.data.arrays import InputSpec
+    from terrine_models.students.methods import check
 
     try:
         check(training, InputSpec.model_validate(project.ensemble.input.model_dump()))
@@ -223,7 +224,7 @@ def check_training(training: Training, project: ProjectInfo) -> None:
 
 def _is_settled(history: list[Round], notebook: Notebook) -> bool:
     """Whether the last round taught so little that no other is expected to."""
-    from terrine_models.sketching import Saturation
+    from terrine_models.students.sketching import Saturation
 
     found = history[-1].saturation if history else None
     under_way = (notebook.planned & ~notebook.asked).any()
@@ -242,7 +243,7 @@ def _settled(latest: Round) -> str:
 
 def _check_separate(public: Array, held_out: Array) -> None:
     """Accuracy on training inputs would mean nothing."""
-    from terrine_models.data import row_digests
+    from terrine_models.data.arrays import row_digests
 
     held = np.ascontiguousarray(held_out, dtype=public.dtype)
     shared = int(np.isin(row_digests(held), row_digests(np.ascontiguousarray(public))).sum())

@@ -30,7 +30,7 @@ except ImportError as error:
     ) from error
 
 if TYPE_CHECKING:
-    from terrine_models.data import InputSpec
+    from terrine_models.data.arrays import InputSpec
 
     pass
     from terrine_protocol import ProjectInfo
@@ -91,7 +91,7 @@ def buy(
     Raises what `Client.label` raises, and ValueError for inputs that the project does not take,
     before anything is asked.
     """
-    from terrine_models.choosing import asking_order
+    from terrine_models.students.asking import asking_order
 
     if queries is not None and queries < 1:
         raise ValueError(f"queries must be at least 1 or None, got {queries}.")
@@ -144,8 +144,8 @@ class TerrineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
         Raises ValueError if no input of X was answered.
         """
-        from terrine_models.answers import student_from_answers
-        from terrine_models.learning import Training
+        from terrine_models.students.answers import student_from_answers
+        from terrine_models.students.networks import Training
 
         if self.bought is None:
             raise ValueError(
@@ -202,7 +202,7 @@ class TerrineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
 def _encoded(pool: Any, project: ProjectInfo) -> Array:
     if project.ensemble.encoding is not None and hasattr(pool, "columns"):
-        from terrine_models.tables import encode_frame
+        from terrine_models.tables.loading import encode_frame
 
         return encode_frame(pool, project.ensemble.encoding)
     return np.asarray(pool)
@@ -230,7 +230,7 @@ def _taken(x: Array, project: ProjectInfo) -> Array:
 
 
 def _spec(project: ProjectInfo) -> InputSpec:
-    from terrine_models.data import InputSpec
+    from terrine_models.data.arrays import InputSpec
 
     return InputSpec.model_validate(project.ensemble.input.model_dump())
 

@@ -71,8 +71,8 @@ class EnsembleFacts(Reply):
         TableSchema | None,
         Field(
             exclude_if=absent,
-            description="Of tables: how rows become inputs. `terrine_models.tables` encodes "
-            "them, by `encode_table` and `encode_frame`.",
+            description="Of tables: how rows become inputs, as by `encode_table` and "
+            "`encode_frame` of `terrine_models.tables.loading`.",
         ),
     ] = None
     image: Annotated[
@@ -80,7 +80,7 @@ class EnsembleFacts(Reply):
         Field(
             exclude_if=absent,
             description="Of pictures: how files become inputs, as by "
-            "`terrine_models.images.load_images`.",
+            "`terrine_models.data.images.load_images`.",
         ),
     ] = None
 

@@ -14,10 +14,10 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from terrine_models.csv_files import open_sheet
-from terrine_models.data import DataError, Dataset
-from terrine_models.roles import propose_schema
-from terrine_models.tables import load_table
+from terrine_models.data.arrays import DataError, Dataset
+from terrine_models.tables.csv_files import open_sheet
+from terrine_models.tables.loading import load_table
+from terrine_models.tables.roles import propose_schema
 from terrine_protocol.tables import Column, TableSchema
 
 PATIENT, LABEL = "patient_nbr", "readmitted"

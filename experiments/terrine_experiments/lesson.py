@@ -13,12 +13,12 @@ from rich.console import Console
 
 from terrine_experiments.setup import Part
 from terrine_experiments.sources import Source
-from terrine_models.answers import CERTAIN, student_from_answers, true_counts
-from terrine_models.choice import Made, deal_folds
-from terrine_models.closed_form import RidgeFit
-from terrine_models.counted import CountedStudents
-from terrine_models.learning import Training
-from terrine_models.students import Student
+from terrine_models.students.answers import CERTAIN, student_from_answers, true_counts
+from terrine_models.students.models import Student
+from terrine_models.students.networks import Training
+from terrine_models.students.noisy_counts import CountedStudents
+from terrine_models.students.ridge import RidgeFit
+from terrine_models.students.selection import Made, deal_folds
 from terrine_server.bars import steps_bar
 
 Ints = NDArray[np.int64]

@@ -11,10 +11,10 @@ from rich.console import Console
 
 from terrine_experiments.setup import Setup
 from terrine_experiments.sources import Source
-from terrine_models.data import DataError
-from terrine_models.features import PublicData
-from terrine_models.store import Manifest, load_manifest, manifest_digest
-from terrine_models.teachers import train_ensemble
+from terrine_models.data.arrays import DataError
+from terrine_models.features.maps import PublicData
+from terrine_models.storage.manifests import Manifest, load_manifest, manifest_digest
+from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import EnsembleRegister, ProjectOpen
 from terrine_server.bars import teachers_bar
 from terrine_server.demo.owner import Owner

@@ -184,8 +184,8 @@ def _suited(
     quick: bool,
 ) -> Source:
     """Replace a data set's defaults by what was asked for."""
-    from terrine_models.methods import check
-    from terrine_models.teachers import Forests
+    from terrine_models.students.methods import check
+    from terrine_models.teachers.training import Forests
 
     importlib.import_module("terrine_experiments.students")  # registers its methods
     training = source.training

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terrine_experiments.sources import Source
-from terrine_models.features import PublicData
+from terrine_models.features.maps import PublicData
 from terrine_server.demo.folds import FOLDS, deal_folds
 from terrine_server.planning.counts import sigma_for_rows
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from terrine_experiments.encounters import read_encounters
 from terrine_experiments.glyphs.files import PRIVATE, PUBLIC
-from terrine_models.data import DIGITS, DataError, Dataset, InputSpec, load_idx, load_npz
-from terrine_models.learning import Training
-from terrine_models.teachers import Heads, TeacherConfig
+from terrine_models.data.arrays import DIGITS, DataError, Dataset, InputSpec, load_idx, load_npz
+from terrine_models.students.networks import Training
+from terrine_models.teachers.training import Heads, TeacherConfig
 from terrine_protocol.files import read
 
 Name = Literal["mnist", "fashion", "svhn", "adult", "diabetes", "glyph"]
@@ -168,8 +168,8 @@ def _cropped(found: list[Path]) -> tuple[Dataset, Dataset]:
 
 
 def _adult(found: list[Path]) -> tuple[Dataset, Dataset]:
-    from terrine_models.roles import propose_schema
-    from terrine_models.tables import load_table
+    from terrine_models.tables.loading import load_table
+    from terrine_models.tables.roles import propose_schema
 
     train, test = found
     schema = propose_schema(test, label="income", columns=list(ADULT_COLUMNS)).schema

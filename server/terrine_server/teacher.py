@@ -24,9 +24,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from terrine_models.ensemble import Ensemble
-from terrine_models.onnx_guard import VotingError
-from terrine_models.store import StoreError
+from terrine_models.storage.manifests import StoreError
+from terrine_models.teachers.ensemble import Ensemble
+from terrine_models.teachers.onnx_guard import VotingError
 from terrine_server.labeling import inference, shares
 from terrine_server.labeling.aggregator_terms import TERMS, AggregatorTerms
 from terrine_server.labeling.inference import ProtocolError

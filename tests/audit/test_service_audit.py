@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from terrine_models.ensemble import Ensemble
+from terrine_models.teachers.ensemble import Ensemble
 from terrine_server.audit import service
 from terrine_server.audit.findings import AuditFinding
 from terrine_server.audit.service import SPLIT, audit_service

@@ -22,11 +22,11 @@ from sklearn.utils.validation import validate_data
 
 from terrine_client import Client
 from terrine_client.estimator import TerrineClassifier, buy
-from terrine_models.answers import student_from_answers
-from terrine_models.choice import Made
-from terrine_models.data import Dataset, InputSpec
-from terrine_models.tables import load_table
-from terrine_models.teachers import train_ensemble
+from terrine_models.data.arrays import Dataset, InputSpec
+from terrine_models.students.answers import student_from_answers
+from terrine_models.students.selection import Made
+from terrine_models.tables.loading import load_table
+from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import Column, EnsembleRegister, ProjectOpen, Role, TableSchema, TokenCreate
 from terrine_server.audit.world import serving
 from terrine_server.ledger import Ledger
@@ -141,7 +141,7 @@ def test_inputs_that_were_not_asked_are_learned_from_without_labels(
         given.append((pool, labels))
         return student_from_answers(pool, labels, **others)
 
-    monkeypatch.setattr("terrine_models.answers.student_from_answers", noted)
+    monkeypatch.setattr("terrine_models.students.answers.student_from_answers", noted)
     classifier = TerrineClassifier(bought, method="supervised", steps=10).fit(x)
     ((pool, labels),) = given
     assert np.array_equal(pool, x)

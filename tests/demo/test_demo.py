@@ -18,7 +18,7 @@ import pytest
 from commands import Terrine
 from rich.console import Console
 
-from terrine_models.data import DataError
+from terrine_models.data.arrays import DataError
 from terrine_server.demo.material import choose, mnist
 from terrine_server.demo.process import ServerError, running_server
 

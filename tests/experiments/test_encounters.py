@@ -14,7 +14,7 @@ from commands import Terrine
 from terrine_experiments.encounters import CODES, COLUMNS, UNREAD, read_encounters
 from terrine_experiments.results import FILE
 from terrine_experiments.sources import load
-from terrine_models.data import DataError
+from terrine_models.data.arrays import DataError
 
 PATIENTS = 700
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from terrine_experiments.students.forest import Forest
-from terrine_models.choice import choose_student
-from terrine_models.counted import student_from_counts
-from terrine_models.data import DataError, InputSpec
-from terrine_models.learning import Training, train_student
-from terrine_models.methods import Task
-from terrine_models.shards import TrainingError
-from terrine_models.store import StoreError, sha256
-from terrine_models.students import MODEL, WEIGHTS, Student
+from terrine_models.data.arrays import DataError, InputSpec
+from terrine_models.storage.manifests import StoreError, sha256
+from terrine_models.students.methods import Task
+from terrine_models.students.models import MODEL, WEIGHTS, Student
+from terrine_models.students.networks import Training, train_student
+from terrine_models.students.noisy_counts import student_from_counts
+from terrine_models.students.selection import choose_student
+from terrine_models.teachers.shards import TrainingError
 
 SPEC = InputSpec(shape=(4,), dtype="float32", low=0, high=1)
 CLASSES = ("no", "yes")
@@ -130,6 +130,6 @@ def test_what_cannot_be_a_forest_is_refused() -> None:
 def test_without_scikit_learn_a_forest_is_refused_and_names_the_extra(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("terrine_models.forests.find_spec", lambda name: None)
+    monkeypatch.setattr("terrine_models.teachers.forests.find_spec", lambda name: None)
     with pytest.raises(TrainingError, match=r"pip install .\.\[forest\]"):
         choose_student(X, LABELS, inputs=SPEC, classes=CLASSES, training=Training(method="forest"))

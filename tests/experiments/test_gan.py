@@ -9,12 +9,12 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from sklearn.datasets import load_digits
 
 from terrine_experiments.students.gan import ENTROPY, Adversary
-from terrine_models.choice import choose_student
-from terrine_models.choosing import asking_order
-from terrine_models.data import DIGITS, InputSpec
-from terrine_models.learning import Training, train_student
-from terrine_models.students import EdgeCNN, build_student, initialise_student
-from terrine_models.workers import side_by_side
+from terrine_models.data.arrays import DIGITS, InputSpec
+from terrine_models.data.workers import side_by_side
+from terrine_models.students.asking import asking_order
+from terrine_models.students.models import EdgeCNN, build_student, initialise_student
+from terrine_models.students.networks import Training, train_student
+from terrine_models.students.selection import choose_student
 
 SMALL = InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16)
 TABLE = InputSpec(shape=(4,), dtype="float32", low=0, high=1)

@@ -24,9 +24,9 @@ from terrine_experiments.glyphs.fonts import (
     read_families,
 )
 from terrine_experiments.glyphs.records import CHARACTERS, IMBALANCE, PIXELS, class_counts
-from terrine_models.alignment import MANY
-from terrine_models.counted import CountedStudents
-from terrine_models.data import load_npz
+from terrine_models.data.arrays import load_npz
+from terrine_models.features.discriminant import MANY
+from terrine_models.students.noisy_counts import CountedStudents
 
 FONTS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
 """A handful of families that come with matplotlib."""

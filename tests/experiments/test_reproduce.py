@@ -23,10 +23,10 @@ from terrine_experiments.papers import PAPERS
 from terrine_experiments.results import FILE, Result, draw, keep, picture, table
 from terrine_experiments.setup import parts, pool_size, public_part
 from terrine_experiments.sources import DIGESTS, FILES, RECIPES, UNCOMPARED, check, load
-from terrine_models.data import DataError
-from terrine_models.ensemble import Ensemble
-from terrine_models.learning import Training
-from terrine_models.teachers import Heads, deal
+from terrine_models.data.arrays import DataError
+from terrine_models.students.networks import Training
+from terrine_models.teachers.ensemble import Ensemble
+from terrine_models.teachers.training import Heads, deal
 from terrine_server.demo.owner import Owner
 
 PRIVATE, TEST = 600, 160

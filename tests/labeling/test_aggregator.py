@@ -15,8 +15,8 @@ import pytest
 from many_owners import listening
 from sharing_owners import owner_tokens
 
-from terrine_models.federation import read_token
-from terrine_models.store import StoreError
+from terrine_models.storage.manifests import StoreError
+from terrine_models.teachers.federation import read_token
 from terrine_server.aggregator import SERVICE, Aggregator, Count, Waiting, make
 from terrine_server.labeling import shares
 from terrine_server.labeling.aggregator_terms import TERMS, AggregatorTerms, read_terms

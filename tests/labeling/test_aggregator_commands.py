@@ -14,7 +14,7 @@ from migrated import SECRET_KEY, migrated
 from small_servers import certified, small_server
 
 from terrine_client import Client
-from terrine_models.federation import read_token
+from terrine_models.teachers.federation import read_token
 from terrine_protocol import ProjectOpen, Role, TokenCreate
 from terrine_server.aggregator import Aggregator, Count, make
 from terrine_server.audit.world import serving

@@ -24,13 +24,20 @@ from onnx_made import mlp
 from server import running_server
 from sklearn.datasets import load_digits
 
-from terrine_models.data import DIGITS, Dataset, InputSpec
-from terrine_models.features import PublicData
-from terrine_models.importing import Declared, import_ensemble
-from terrine_models.ray_cluster import INLINE_BYTES, on_node
-from terrine_models.ray_training import on_ray
-from terrine_models.store import load_manifest, load_tensors, manifest_digest
-from terrine_models.teachers import Heads, Networks, TeacherConfig, Trainer, here, train_ensemble
+from terrine_models.data.arrays import DIGITS, Dataset, InputSpec
+from terrine_models.features.maps import PublicData
+from terrine_models.storage.manifests import load_manifest, load_tensors, manifest_digest
+from terrine_models.teachers.importing import Declared, import_ensemble
+from terrine_models.teachers.ray_cluster import INLINE_BYTES, on_node
+from terrine_models.teachers.ray_training import on_ray
+from terrine_models.teachers.training import (
+    Heads,
+    Networks,
+    TeacherConfig,
+    Trainer,
+    here,
+    train_ensemble,
+)
 from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling.local_voters import LocalVoters
 from terrine_server.labeling.ray_voters import RayVoters

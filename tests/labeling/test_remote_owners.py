@@ -20,15 +20,15 @@ from many_owners import FAILING, ManyOwners, choices, many_owners
 from migrated import SECRET_KEY, migrated
 
 from terrine_client import Client
-from terrine_models.ensemble import Ensemble
-from terrine_models.federation import (
+from terrine_models.storage.manifests import StoreError
+from terrine_models.teachers.ensemble import Ensemble
+from terrine_models.teachers.federation import (
     Federation,
     Owner,
     federation_digest,
     load_federation,
     save_federation,
 )
-from terrine_models.store import StoreError
 from terrine_protocol import EnsembleRegister, ProjectOpen, Role, TokenCreate
 from terrine_server.audit.world import serving
 from terrine_server.errors import EnsembleUnavailable

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from scipy.stats import chi2, chi2_contingency
 from sharing_owners import SharingOwners, sharing_owners
 
-from terrine_models.ensemble import Ensemble
-from terrine_models.federation import Federation, federation_digest, save_federation
+from terrine_models.teachers.ensemble import Ensemble
+from terrine_models.teachers.federation import Federation, federation_digest, save_federation
 from terrine_server.aggregator import SERVICE, Aggregator
 from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling import shares
@@ -293,7 +293,7 @@ def test_crude_lies_are_found_and_say_nothing_of_votes(
 def test_the_owners_are_asked_once_when_they_are_gathered(
     tmp_path: Path, record: EnsembleRecord, owners: SharingOwners, aggregator: Aggregator
 ) -> None:
-    from terrine_models.federation import load_federation
+    from terrine_models.teachers.federation import load_federation
 
     before = aggregator.count.released
     owners.behaviour |= {1: "status", 2: "short"}

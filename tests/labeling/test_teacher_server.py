@@ -13,7 +13,7 @@ from commands import Terrine
 from digits import DigitsEnsemble
 from small_servers import certified, small_server
 
-from terrine_models.federation import load_federation
+from terrine_models.teachers.federation import load_federation
 from terrine_server.labeling import inference
 from terrine_server.labeling.remote_voters import probe
 

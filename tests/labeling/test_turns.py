@@ -19,8 +19,8 @@ from many_owners import choices
 from migrated import SECRET_KEY, migrated
 from sharing_owners import sharing_owners
 
-from terrine_models.ensemble import Ensemble
-from terrine_models.federation import Federation, save_federation
+from terrine_models.teachers.ensemble import Ensemble
+from terrine_models.teachers.federation import Federation, save_federation
 from terrine_protocol import EnsembleRegister, ProjectOpen
 from terrine_server.aggregator import SERVICE, Aggregator
 from terrine_server.errors import DatabaseUnavailable

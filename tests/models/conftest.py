@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from terrine_models.data import DIGITS, Dataset, InputSpec
+from terrine_models.data.arrays import DIGITS, Dataset, InputSpec
 
 
 @pytest.fixture(scope="session")

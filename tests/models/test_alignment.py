@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from terrine_models.alignment import aligned, class_biases
-from terrine_models.shares import fit_shares
+from terrine_models.students.alignment import aligned, class_biases
+from terrine_models.students.shares import fit_shares
 
 CLASSES, ROWS, TEACHERS = 40, 4000, 5000
 

@@ -10,11 +10,10 @@ import pytest
 from commands import Terrine
 from onnx import TensorProto, helper, numpy_helper
 
-from terrine_models.backbones import Backbone, check_backbone
-from terrine_models.data import Dataset
-from terrine_models.ensemble import Ensemble
-from terrine_models.features import PublicData
-from terrine_models.store import (
+from terrine_models.data.arrays import Dataset
+from terrine_models.features.backbones import Backbone, check_backbone
+from terrine_models.features.maps import PublicData
+from terrine_models.storage.manifests import (
     BACKBONE,
     StoreError,
     load_manifest,
@@ -22,7 +21,8 @@ from terrine_models.store import (
     sha256,
     verify,
 )
-from terrine_models.teachers import Heads, train_ensemble
+from terrine_models.teachers.ensemble import Ensemble
+from terrine_models.teachers.training import Heads, train_ensemble
 
 WIDTH = 96
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from terrine_models.bins import fit_bins
-from terrine_models.data import Dataset, InputSpec
-from terrine_models.ensemble import Ensemble
-from terrine_models.features import PublicData, public_features
-from terrine_models.store import FeatureSpec, load_manifest, load_tensors
-from terrine_models.teachers import Heads, deal, train_ensemble
+from terrine_models.data.arrays import Dataset, InputSpec
+from terrine_models.features.bins import fit_bins
+from terrine_models.features.maps import PublicData, public_features
+from terrine_models.storage.manifests import FeatureSpec, load_manifest, load_tensors
+from terrine_models.teachers.ensemble import Ensemble
+from terrine_models.teachers.training import Heads, deal, train_ensemble
 
 WIDTH = 150
 

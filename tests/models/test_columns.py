@@ -18,10 +18,16 @@ import pytest
 from hospital import stays
 from pydantic import ValidationError
 
-from terrine_models import reading
-from terrine_models.data import DataError
-from terrine_models.roles import propose_schema
-from terrine_models.tables import check_table, encode_frame, encode_table, load_table, read_schema
+from terrine_models.data import reading
+from terrine_models.data.arrays import DataError
+from terrine_models.tables.loading import (
+    check_table,
+    encode_frame,
+    encode_table,
+    load_table,
+    read_schema,
+)
+from terrine_models.tables.roles import propose_schema
 from terrine_protocol.tables import Column, TableSchema
 
 DAY = {"role": "date", "since": "2020-01-01", "low": 0, "high": 366}

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from terrine_models.csv_files import number, open_sheet
-from terrine_models.data import DataError
-from terrine_models.tables import encode_table, is_table, load_table
+from terrine_models.data.arrays import DataError
+from terrine_models.tables.csv_files import number, open_sheet
+from terrine_models.tables.loading import encode_table, is_table, load_table
 from terrine_protocol.tables import Column, TableSchema
 
 SCHEMA = TableSchema(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from terrine_models.data import (
+from terrine_models.data.arrays import (
     DataError,
     Dataset,
     InputSpec,

@@ -11,16 +11,16 @@ from numpy.typing import NDArray
 from scipy.stats import multivariate_normal
 from sklearn.datasets import load_digits
 
-from terrine_models.choice import choose_student
-from terrine_models.counted import CountedStudents
-from terrine_models.data import DIGITS, DataError, Dataset, InputSpec
-from terrine_models.discriminant import NEVER, discriminant, mean_head
-from terrine_models.ensemble import Ensemble
-from terrine_models.features import PublicData, public_features
-from terrine_models.learning import Training
-from terrine_models.neighbours import NeighbourStudents
-from terrine_models.students import Student
-from terrine_models.teachers import Heads, train_ensemble
+from terrine_models.data.arrays import DIGITS, DataError, Dataset, InputSpec
+from terrine_models.features.discriminant import NEVER, discriminant, mean_head
+from terrine_models.features.maps import PublicData, public_features
+from terrine_models.students.models import Student
+from terrine_models.students.neighbours import NeighbourStudents
+from terrine_models.students.networks import Training
+from terrine_models.students.noisy_counts import CountedStudents
+from terrine_models.students.selection import choose_student
+from terrine_models.teachers.ensemble import Ensemble
+from terrine_models.teachers.training import Heads, train_ensemble
 
 SPEC = InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16)
 TABLE = InputSpec(shape=(3,), dtype="float32", low=0, high=1)

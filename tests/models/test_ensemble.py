@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from terrine_models.data import Dataset
-from terrine_models.ensemble import Ensemble
-from terrine_models.store import (
+from terrine_models.data.arrays import Dataset
+from terrine_models.storage.manifests import (
     StoreError,
     load_manifest,
     manifest_digest,
@@ -25,7 +24,8 @@ from terrine_models.store import (
     sha256,
     verify,
 )
-from terrine_models.teachers import Heads, Networks, train_ensemble
+from terrine_models.teachers.ensemble import Ensemble
+from terrine_models.teachers.training import Heads, Networks, train_ensemble
 
 pytestmark = pytest.mark.usefixtures("two_threads")
 
@@ -149,8 +149,8 @@ import resource, sys
 from pathlib import Path
 import numpy as np
 import torch
-from terrine_models.ensemble import Ensemble
-from terrine_models.workers import side_by_side
+from terrine_models.teachers.ensemble import Ensemble
+from terrine_models.data.workers import side_by_side
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -10,8 +10,8 @@ import pytest
 from commands import Terrine
 from hospital import DEFAULT_ROLES, stays
 
-from terrine_models.data import Dataset
-from terrine_models.store import load_manifest
+from terrine_models.data.arrays import Dataset
+from terrine_models.storage.manifests import load_manifest
 
 
 @pytest.fixture

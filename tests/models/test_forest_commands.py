@@ -10,10 +10,10 @@ import pytest
 from commands import Terrine
 
 from terrine_client import Client
-from terrine_models.data import Dataset
-from terrine_models.ensemble import Ensemble
-from terrine_models.students import Student
-from terrine_models.tables import encode_table
+from terrine_models.data.arrays import Dataset
+from terrine_models.students.models import Student
+from terrine_models.tables.loading import encode_table
+from terrine_models.teachers.ensemble import Ensemble
 from terrine_server.audit.world import serving
 from terrine_server.settings import Settings
 

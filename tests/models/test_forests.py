@@ -15,13 +15,13 @@ import torch
 from numpy.typing import NDArray
 from sklearn.ensemble import RandomForestClassifier
 
-from terrine_models.data import Dataset, InputSpec
-from terrine_models.ensemble import Ensemble
-from terrine_models.features import PublicData
-from terrine_models.forests import Tensors, as_tensors, fit_forest, rounded_down
-from terrine_models.store import StoreError, load_manifest, save_manifest, save_tensors
-from terrine_models.teachers import Forests, TrainingError, deal, train_ensemble
-from terrine_models.trees import DEPTH, Trees
+from terrine_models.data.arrays import Dataset, InputSpec
+from terrine_models.features.maps import PublicData
+from terrine_models.storage.manifests import StoreError, load_manifest, save_manifest, save_tensors
+from terrine_models.teachers.ensemble import Ensemble
+from terrine_models.teachers.forests import Tensors, as_tensors, fit_forest, rounded_down
+from terrine_models.teachers.training import Forests, TrainingError, deal, train_ensemble
+from terrine_models.teachers.trees import DEPTH, Trees
 
 Floats = NDArray[np.float32]
 FEW = Forests(trees=8)
@@ -227,7 +227,7 @@ def test_images_are_refused(out: Path, digits: Dataset) -> None:
 def test_without_scikit_learn_training_says_what_to_install(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("terrine_models.forests.find_spec", lambda name: None)
+    monkeypatch.setattr("terrine_models.teachers.forests.find_spec", lambda name: None)
     with pytest.raises(TrainingError, match=r"pip install .\.\[forest\]"):
         train_ensemble(table(40), out, name="f", teachers=4, config=FEW)
 

@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 from pydantic import ValidationError
 
-from terrine_models.data import DataError
-from terrine_models.images import class_folders, load_image_classes, load_images
+from terrine_models.data.arrays import DataError
+from terrine_models.data.images import class_folders, load_image_classes, load_images
 from terrine_protocol.images import ImageFormat
 
 GREY = ImageFormat(height=4, width=6, grey=True)

@@ -17,13 +17,20 @@ import pyarrow.feather
 import pytest
 from hospital import stays
 
-from terrine_models import csv_files, reading, values
-from terrine_models.blocks import Growing
-from terrine_models.data import DataError, Dataset
-from terrine_models.reading import unchanged
-from terrine_models.roles import propose_schema
-from terrine_models.splitting import split
-from terrine_models.tables import encode_frame, encode_table, encoded_width, load_table, open_table
+from terrine_models.data import reading
+from terrine_models.data.arrays import DataError, Dataset
+from terrine_models.data.blocks import Growing
+from terrine_models.data.reading import unchanged
+from terrine_models.tables import csv_files, values
+from terrine_models.tables.loading import (
+    encode_frame,
+    encode_table,
+    encoded_width,
+    load_table,
+    open_table,
+)
+from terrine_models.tables.roles import propose_schema
+from terrine_models.teachers.splitting import split
 from terrine_protocol.tables import Column, TableSchema
 
 SCHEMA = TableSchema(
@@ -170,9 +177,9 @@ def test_memory_is_that_of_encoded_rows_and_never_of_the_text(
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from terrine_models.roles import propose_schema
-from terrine_models.tables import load_table
-from terrine_models import reading
+from terrine_models.tables.roles import propose_schema
+from terrine_models.tables.loading import load_table
+from terrine_models.data import reading
 reading.FIELDS = 2**14
 status = Path("/proc/self/status").read_text()
 now = int(status.partition("VmData:")[2].split()[0]) * 1024

@@ -16,14 +16,20 @@ from onnx import TensorProto, helper
 from onnx_made import CLASSES, INPUTS, corpus, mlp, model, trees, with_external_data
 from opened import watching
 
-from terrine_models import onnx_check
-from terrine_models.data import DataError, InputSpec
-from terrine_models.ensemble import Ensemble
-from terrine_models.importing import Declared, check_imported, import_ensemble
-from terrine_models.onnx_check import Request
-from terrine_models.onnx_files import findings
-from terrine_models.onnx_models import Model, ModelError, OnnxTeachers
-from terrine_models.store import Manifest, StoreError, load_manifest, manifest_digest, verify
+from terrine_models.data.arrays import DataError, InputSpec
+from terrine_models.storage import onnx_check
+from terrine_models.storage.manifests import (
+    Manifest,
+    StoreError,
+    load_manifest,
+    manifest_digest,
+    verify,
+)
+from terrine_models.storage.onnx_check import Request
+from terrine_models.storage.onnx_files import findings
+from terrine_models.storage.onnx_models import Model, ModelError, OnnxTeachers
+from terrine_models.teachers.ensemble import Ensemble
+from terrine_models.teachers.importing import Declared, check_imported, import_ensemble
 
 CLASS_NAMES = ("a", "b", "c")
 DECLARED = Declared(

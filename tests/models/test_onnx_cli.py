@@ -26,12 +26,12 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from terrine_client import Client
-from terrine_models import convert
-from terrine_models.convert import to_onnx
-from terrine_models.data import Dataset
-from terrine_models.ensemble import Ensemble
-from terrine_models.onnx_check import Request, check, probes
-from terrine_models.onnx_models import Model, ModelError, OnnxTeachers
+from terrine_models.data.arrays import Dataset
+from terrine_models.storage.onnx_check import Request, check, probes
+from terrine_models.storage.onnx_models import Model, ModelError, OnnxTeachers
+from terrine_models.teachers import convert
+from terrine_models.teachers.convert import to_onnx
+from terrine_models.teachers.ensemble import Ensemble
 from terrine_server.audit.world import serving
 from terrine_server.cli.console import opened_ledger
 from terrine_server.labeling.local_voters import LocalVoters

@@ -17,11 +17,11 @@ from onnx import helper
 from onnx_made import CLASSES, INPUTS, mlp, model
 from server import installed
 
-from terrine_models.data import InputSpec
-from terrine_models.ensemble import Ensemble
-from terrine_models.importing import Declared, import_ensemble
-from terrine_models.onnx_guard import GuardedTeachers, VotingError
-from terrine_models.store import StoreError, sha256
+from terrine_models.data.arrays import InputSpec
+from terrine_models.storage.manifests import StoreError, sha256
+from terrine_models.teachers.ensemble import Ensemble
+from terrine_models.teachers.importing import Declared, import_ensemble
+from terrine_models.teachers.onnx_guard import GuardedTeachers, VotingError
 from terrine_protocol import EnsembleRegister, ProjectOpen
 from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling.local_voters import LocalVoters

@@ -10,9 +10,9 @@ import pytest
 from onnx import TensorProto, helper
 from onnx_made import CLASSES, INPUTS, mlp, model
 
-from terrine_models.onnx_check import check_content
-from terrine_models.onnx_models import ModelError
-from terrine_models.onnx_operators import DECIDING
+from terrine_models.storage.onnx_check import check_content
+from terrine_models.storage.onnx_models import ModelError
+from terrine_models.storage.onnx_operators import DECIDING
 
 node = helper.make_node
 SUM = [node("ReduceSum", ["x", "all"], ["total"], keepdims=0), node("Cast", ["total"], ["n"], to=7)]
@@ -132,7 +132,7 @@ def test_every_operator_that_is_known_is_one_of_onnx() -> None:
 
 
 def test_a_file_that_is_refused_says_so_in_one_line(tmp_path: Path) -> None:
-    from terrine_models.onnx_check import Request, check, probes
+    from terrine_models.storage.onnx_check import Request, check, probes
 
     path = tmp_path / "grows.onnx"
     path.write_bytes(made([*BY_VALUE["ConstantOfShape"], *BACK]))

@@ -9,10 +9,10 @@ import pytest
 from commands import Terrine
 from hospital import stays
 
-from terrine_models.data import Dataset, InputSpec
-from terrine_models.ensemble import Ensemble
-from terrine_models.heads import Heads
-from terrine_models.preview import Preview, stand_in
+from terrine_models.data.arrays import Dataset, InputSpec
+from terrine_models.teachers.ensemble import Ensemble
+from terrine_models.teachers.heads import Heads
+from terrine_models.teachers.preview import Preview, stand_in
 
 
 def test_a_preview_is_what_training_deals(plane: Dataset) -> None:

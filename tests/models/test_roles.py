@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from hospital import DEFAULT_ROLES, stays
 
-from terrine_models.data import DataError
-from terrine_models.roles import Guess, propose_schema
+from terrine_models.data.arrays import DataError
+from terrine_models.tables.roles import Guess, propose_schema
 
 ROWS = 200
 REPEATED = [i // 4 for i in range(ROWS)]

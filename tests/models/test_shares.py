@@ -9,9 +9,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from terrine_models.data import load_idx
-from terrine_models.features import PublicData, public_features
-from terrine_models.shares import fit_shares, noisy_agreement
+from terrine_models.data.arrays import load_idx
+from terrine_models.features.maps import PublicData, public_features
+from terrine_models.students.shares import fit_shares, noisy_agreement
 
 TEACHERS = 500
 

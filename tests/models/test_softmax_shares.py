@@ -7,8 +7,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy.special import softmax
 
-from terrine_models.shares import fit_shares
-from terrine_models.softmax_shares import fit_many_classes, fit_softmax
+from terrine_models.students.shares import fit_shares
+from terrine_models.students.softmax_shares import fit_many_classes, fit_softmax
 
 TEACHERS = 500
 Floats = NDArray[np.float64]

@@ -12,12 +12,12 @@ from commands import Terrine
 from hospital import stays
 from onnx_made import mlp
 
-from terrine_models.data import Dataset, load_npz
-from terrine_models.ensemble import Ensemble
-from terrine_models.shards import TrainingError, deal
-from terrine_models.splitting import PARTITION, read_partition, split
-from terrine_models.store import load_manifest
-from terrine_models.teachers import train_ensemble
+from terrine_models.data.arrays import Dataset, load_npz
+from terrine_models.storage.manifests import load_manifest
+from terrine_models.teachers.ensemble import Ensemble
+from terrine_models.teachers.shards import TrainingError, deal
+from terrine_models.teachers.splitting import PARTITION, read_partition, split
+from terrine_models.teachers.training import train_ensemble
 from terrine_server.owner.operations import _facts
 
 

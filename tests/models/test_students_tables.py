@@ -14,9 +14,9 @@ import pandas as pd
 import polars as pl
 import pytest
 
-from terrine_models.data import DataError
-from terrine_models.roles import propose_schema
-from terrine_models.tables import encode_frame, encode_table, load_table
+from terrine_models.data.arrays import DataError
+from terrine_models.tables.loading import encode_frame, encode_table, load_table
+from terrine_models.tables.roles import propose_schema
 from terrine_protocol.tables import TableSchema
 
 SCHEMA = TableSchema.model_validate(
@@ -130,5 +130,5 @@ def test_a_column_with_gaps_is_proposed_with_an_indicator(tmp_path: Path) -> Non
 
 
 def test_encoding_needs_no_torch() -> None:
-    program = "import sys, terrine_models.tables; print('torch' in sys.modules)"
+    program = "import sys, terrine_models.tables.loading; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", program]) == b"False\n"

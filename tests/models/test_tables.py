@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from terrine_models.data import DataError
-from terrine_models.ensemble import Ensemble
-from terrine_models.features import PublicData
-from terrine_models.roles import propose_schema
-from terrine_models.tables import encode_table, encoded_width, load_table, read_schema
-from terrine_models.teachers import TrainingError, train_ensemble
+from terrine_models.data.arrays import DataError
+from terrine_models.features.maps import PublicData
+from terrine_models.tables.loading import encode_table, encoded_width, load_table, read_schema
+from terrine_models.tables.roles import propose_schema
+from terrine_models.teachers.ensemble import Ensemble
+from terrine_models.teachers.training import TrainingError, train_ensemble
 from terrine_protocol.tables import TableSchema
 
 PUBLIC = """age,job,person,income

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from terrine_models.shares import by_folds, fit_shares
-from terrine_models.tanh_shares import fit_tanh, fit_two_classes, matched_bias
+from terrine_models.students.shares import by_folds, fit_shares
+from terrine_models.students.tanh_shares import fit_tanh, fit_two_classes, matched_bias
 
 TEACHERS = 500
 

@@ -17,11 +17,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from terrine_models.data import DataError, Dataset, InputSpec
-from terrine_models.ensemble import Ensemble
-from terrine_models.features import PublicData, public_features
-from terrine_models.store import load_manifest, load_tensors, manifest_digest
-from terrine_models.teachers import Heads, Networks, TrainingError, deal, train_ensemble
+from terrine_models.data.arrays import DataError, Dataset, InputSpec
+from terrine_models.features.maps import PublicData, public_features
+from terrine_models.storage.manifests import load_manifest, load_tensors, manifest_digest
+from terrine_models.teachers.ensemble import Ensemble
+from terrine_models.teachers.training import Heads, Networks, TrainingError, deal, train_ensemble
 
 SMALL = Heads(width=40, copies=1)
 
@@ -219,9 +219,9 @@ import sys, time
 from pathlib import Path
 from sklearn.datasets import load_digits
 import numpy as np
-from terrine_models.data import DIGITS, Dataset
-from terrine_models.data import InputSpec
-from terrine_models.teachers import Heads, train_ensemble
+from terrine_models.data.arrays import DIGITS, Dataset
+from terrine_models.data.arrays import InputSpec
+from terrine_models.teachers.training import Heads, train_ensemble
 
 digits = load_digits()
 data = Dataset(digits.images.astype(np.uint8), digits.target.astype(np.int64), DIGITS,

@@ -18,9 +18,9 @@ from machine import Machine
 from serving import serving, until
 from sklearn.datasets import load_digits
 
-from terrine_models.data import DIGITS, Dataset, InputSpec
-from terrine_models.heads import Heads
-from terrine_models.teachers import train_ensemble
+from terrine_models.data.arrays import DIGITS, Dataset, InputSpec
+from terrine_models.teachers.heads import Heads
+from terrine_models.teachers.training import train_ensemble
 from terrine_server.api.decoding import MAX_JSON
 
 LIMIT = 16 << 20

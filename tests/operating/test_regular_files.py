@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from commands import Terrine
 
-from terrine_models import csv_files
-from terrine_models.data import DataError, load_idx, load_inputs
-from terrine_models.federation import read_token
-from terrine_models.images import load_images
-from terrine_models.reading import sha256
-from terrine_models.splitting import read_partition
-from terrine_models.store import StoreError, verified_bytes
-from terrine_models.students import Student
-from terrine_models.tables import read_schema
+from terrine_models.data.arrays import DataError, load_idx, load_inputs
+from terrine_models.data.images import load_images
+from terrine_models.data.reading import sha256
+from terrine_models.storage.manifests import StoreError, verified_bytes
+from terrine_models.students.models import Student
+from terrine_models.tables import csv_files
+from terrine_models.tables.loading import read_schema
+from terrine_models.teachers.federation import read_token
+from terrine_models.teachers.splitting import read_partition
 from terrine_protocol.files import LARGEST_DOCUMENT, opened, read
 from terrine_protocol.images import ImageFormat
 from terrine_server.cli.votes import load_votes

@@ -20,7 +20,7 @@ from serving import until
 from small_servers import certified
 from starlette.applications import Starlette
 
-from terrine_models.federation import read_token
+from terrine_models.teachers.federation import read_token
 from terrine_server import aggregator as aggregators
 from terrine_server.aggregator import Aggregator
 from terrine_server.labeling import inference, shares

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from terrine_models.answers import student_from_answers
-from terrine_models.data import DIGITS, InputSpec
-from terrine_models.learning import Training
+from terrine_models.data.arrays import DIGITS, InputSpec
+from terrine_models.students.answers import student_from_answers
+from terrine_models.students.networks import Training
 
 SMALL = InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16)
 TABLE = InputSpec(shape=(4,), dtype="float32", low=0, high=1)

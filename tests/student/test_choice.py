@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
-from terrine_models.choice import Made, candidates, choose_student, deal_folds
-from terrine_models.choosing import asking_order
-from terrine_models.closed_form import PENALTIES, RidgeFit, RidgeStudents, ridge_path
-from terrine_models.collapse import Evidence, collapse
-from terrine_models.data import DIGITS, InputSpec
-from terrine_models.learning import Training, train_student
-from terrine_models.roles import propose_schema
-from terrine_models.store import StoreError
-from terrine_models.students import Student
-from terrine_models.tables import load_table
-from terrine_models.workers import side_by_side
+from terrine_models.data.arrays import DIGITS, InputSpec
+from terrine_models.data.workers import side_by_side
+from terrine_models.storage.manifests import StoreError
+from terrine_models.students.asking import asking_order
+from terrine_models.students.collapse import Evidence, collapse
+from terrine_models.students.models import Student
+from terrine_models.students.networks import Training, train_student
+from terrine_models.students.ridge import PENALTIES, RidgeFit, RidgeStudents, ridge_path
+from terrine_models.students.selection import Made, candidates, choose_student, deal_folds
+from terrine_models.tables.loading import load_table
+from terrine_models.tables.roles import propose_schema
 
 SMALL = InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16)
 LARGE = InputSpec(shape=(28, 28), dtype="uint8", low=0, high=255)

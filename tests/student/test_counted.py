@@ -12,13 +12,13 @@ from sklearn.datasets import load_digits
 
 from terrine_client import Client
 from terrine_client.distill import distill
-from terrine_models import counted
-from terrine_models.counted import CountedStudents, student_from_counts
-from terrine_models.data import Dataset, InputSpec
-from terrine_models.features import PublicData
-from terrine_models.learning import Training
-from terrine_models.students import Student
-from terrine_models.teachers import train_ensemble
+from terrine_models.data.arrays import Dataset, InputSpec
+from terrine_models.features.maps import PublicData
+from terrine_models.students import noisy_counts as counted
+from terrine_models.students.models import Student
+from terrine_models.students.networks import Training
+from terrine_models.students.noisy_counts import CountedStudents, student_from_counts
+from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import EnsembleRegister, ProjectOpen
 from terrine_server.owner.operations import open_project, register_ensemble
 

@@ -22,12 +22,12 @@ from terrine_client._picture import draw
 from terrine_client._report import Report, Round
 from terrine_client.distill import DistillError, distill
 from terrine_client.errors import BudgetExhausted, ConfigurationError, ProjectPaused
-from terrine_models.choice import Choice, Judged
-from terrine_models.data import DIGITS, Dataset, InputSpec
-from terrine_models.ensemble import Ensemble
-from terrine_models.learning import Training
-from terrine_models.students import Student
-from terrine_models.teachers import train_ensemble
+from terrine_models.data.arrays import DIGITS, Dataset, InputSpec
+from terrine_models.students.models import Student
+from terrine_models.students.networks import Training
+from terrine_models.students.selection import Choice, Judged
+from terrine_models.teachers.ensemble import Ensemble
+from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import EnsembleRegister, ProjectOpen, ProjectStatus
 from terrine_server.owner.operations import open_project, register_ensemble
 

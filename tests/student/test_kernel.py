@@ -12,17 +12,17 @@ import torch
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
-from terrine_models.augment import DRAWS, distort
-from terrine_models.choice import choose_student
-from terrine_models.data import DIGITS, DataError, Dataset, InputSpec
-from terrine_models.ensemble import Ensemble
-from terrine_models.features import PublicData, public_features
-from terrine_models.kernel import PENALTIES, KernelStudents
-from terrine_models.learning import Training, train_student
-from terrine_models.nystrom import choose_landmarks, nystrom
-from terrine_models.store import MANIFEST
-from terrine_models.students import Student
-from terrine_models.teachers import Heads, train_ensemble
+from terrine_models.data.arrays import DIGITS, DataError, Dataset, InputSpec
+from terrine_models.features.augment import DRAWS, distort
+from terrine_models.features.maps import PublicData, public_features
+from terrine_models.features.nystrom import choose_landmarks, nystrom
+from terrine_models.storage.manifests import MANIFEST
+from terrine_models.students.kernel import PENALTIES, KernelStudents
+from terrine_models.students.models import Student
+from terrine_models.students.networks import Training, train_student
+from terrine_models.students.selection import choose_student
+from terrine_models.teachers.ensemble import Ensemble
+from terrine_models.teachers.training import Heads, train_ensemble
 
 SPEC = InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16)
 TABLE = InputSpec(shape=(3,), dtype="float32", low=0, high=1)

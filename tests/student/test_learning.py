@@ -9,13 +9,13 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits, make_moons
 
-from terrine_models.choosing import asking_order
-from terrine_models.data import DIGITS, InputSpec, read_idx
-from terrine_models.learning import Training, train_student
-from terrine_models.methods import check
-from terrine_models.store import StoreError
-from terrine_models.students import Student
-from terrine_models.workers import side_by_side
+from terrine_models.data.arrays import DIGITS, InputSpec, read_idx
+from terrine_models.data.workers import side_by_side
+from terrine_models.storage.manifests import StoreError
+from terrine_models.students.asking import asking_order
+from terrine_models.students.methods import check
+from terrine_models.students.models import Student
+from terrine_models.students.networks import Training, train_student
 
 PLANE = InputSpec(shape=(2,), dtype="float32", low=-2, high=3)
 SMALL = InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16)

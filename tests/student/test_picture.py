@@ -9,7 +9,7 @@ import pytest
 
 from terrine_client._picture import draw, picture
 from terrine_client._report import Report, Round
-from terrine_models.choice import Choice
+from terrine_models.students.selection import Choice
 
 
 def example(accuracies: list[float | None]) -> Report:

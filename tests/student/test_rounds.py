@@ -14,9 +14,9 @@ from studying import AMPLE, CONFIDENT, INTERACTIVE, QUICK, study
 
 from terrine_client import Client
 from terrine_client.distill import Ask, DistillError, distill
-from terrine_models.ensemble import Ensemble
-from terrine_models.learning import Training
-from terrine_models.sketching import Saturation, Sketches
+from terrine_models.students.networks import Training
+from terrine_models.students.sketching import Saturation, Sketches
+from terrine_models.teachers.ensemble import Ensemble
 
 
 def test_a_study_that_another_round_would_not_help_stops_and_can_be_continued(

@@ -7,10 +7,10 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
-from terrine_models.closed_form import class_weights, ridge_path
-from terrine_models.data import DIGITS, InputSpec
-from terrine_models.learning import Training
-from terrine_models.sketching import Asking, Saturation, Sketches
+from terrine_models.data.arrays import DIGITS, InputSpec
+from terrine_models.students.networks import Training
+from terrine_models.students.ridge import class_weights, ridge_path
+from terrine_models.students.sketching import Asking, Saturation, Sketches
 
 SMALL = InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16)
 PLANE = InputSpec(shape=(2,), dtype="float32", low=-3, high=3)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from terrine_models.data import InputSpec
-from terrine_models.learning import (
+from terrine_models.data.arrays import InputSpec
+from terrine_models.students.models import EdgeCNN
+from terrine_models.students.networks import (
     adversarial_direction,
     divergence,
     frozen_statistics,
     vat_loss,
 )
-from terrine_models.students import EdgeCNN
 
 
 def seeded(seed: int = 0) -> torch.Generator:

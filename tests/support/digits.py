@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
-from terrine_models.data import DIGITS, Dataset, InputSpec
-from terrine_models.features import PublicData
-from terrine_models.store import Manifest
-from terrine_models.teachers import Heads, train_ensemble
+from terrine_models.data.arrays import DIGITS, Dataset, InputSpec
+from terrine_models.features.maps import PublicData
+from terrine_models.storage.manifests import Manifest
+from terrine_models.teachers.training import Heads, train_ensemble
 
 TEACHERS = 40
 PRIVATE, PUBLIC = 1200, 400

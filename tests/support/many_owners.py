@@ -20,8 +20,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from terrine_models.data import InputSpec
-from terrine_models.ensemble import Ensemble
+from terrine_models.data.arrays import InputSpec
+from terrine_models.teachers.ensemble import Ensemble
 from terrine_server.labeling import inference
 
 Labels = Callable[[NDArray[Any]], NDArray[np.int64]]

@@ -16,8 +16,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from terrine_models.data import InputSpec
-from terrine_models.federation import read_token
+from terrine_models.data.arrays import InputSpec
+from terrine_models.teachers.federation import read_token
 from terrine_server.aggregator import OWNERS, Aggregator, make
 from terrine_server.labeling import inference, shares
 from terrine_server.labeling.aggregator_terms import TERMS, AggregatorTerms

@@ -15,7 +15,7 @@ from machine import Machine
 from serving import serving
 from sklearn.linear_model import LogisticRegression
 
-from terrine_models.tables import load_table, read_schema
+from terrine_models.tables.loading import load_table, read_schema
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "student.md"
 POOL = 13_000

@@ -42,8 +42,8 @@ NOT_RUN = {
     "pip install": "takes too long; tests/packaging builds the wheel and looks into it",
     "terrine serve": "does not end; here it runs in a process of its own",
     "terrine student train": "takes a minute; test_hospital.py and test_adult.py run it",
-    "from terrine_models.tables import": "needs a table; test_hospital.py runs them on one",
-    "from terrine_models.images import": "needs a folder of pictures; test_pictures.py has one",
+    "from terrine_models.tables.loading import": "needs a table; test_hospital.py runs them on one",
+    "from terrine_models.data.images": "needs a folder of pictures; test_pictures.py has one",
     "from terrine_client.estimator import": "needs labelled data; tests/client/test_estimator.py",
 }
 """How a line, or a block in Python, begins, and why it is not run."""

@@ -18,8 +18,8 @@ from machine import Machine
 from serving import serving
 
 from terrine_client import Client
-from terrine_models.students import Student
-from terrine_models.tables import encode_frame, encode_table
+from terrine_models.students.models import Student
+from terrine_models.tables.loading import encode_frame, encode_table
 
 PATIENTS, RECORDS, POOL = 6000, 9000, 3000
 

@@ -15,7 +15,7 @@ from serving import serving
 from sklearn.datasets import load_digits
 
 from terrine_client import Client
-from terrine_models.images import load_images
+from terrine_models.data.images import load_images
 
 NAMES = ("zero", "one", "two", "three")
 

@@ -26,8 +26,8 @@ from terrine_experiments.glyphs.records import (
     class_counts,
     make_records,
 )
-from terrine_models.data import DataError
-from terrine_models.store import write_atomically
+from terrine_models.data.arrays import DataError
+from terrine_models.storage.manifests import write_atomically
 
 PRIVATE, PUBLIC, FACTS = "private.npz", "public.npz", "facts.json"
 PRIVATE_SHARE = 2 / 3

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
 
-from terrine_models.data import DataError
+from terrine_models.data.arrays import DataError
 
 if TYPE_CHECKING:
     from PIL import ImageFont

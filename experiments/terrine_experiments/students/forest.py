@@ -9,13 +9,13 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from terrine_models.architectures import prepare
-from terrine_models.data import DataError, InputSpec
-from terrine_models.forests import fit_forest, require_scikit_learn
-from terrine_models.methods import Task
-from terrine_models.store import StoreError
-from terrine_models.students import Student, StudentModel, describe
-from terrine_models.trees import Trees
+from terrine_models.data.arrays import DataError, InputSpec
+from terrine_models.features.prepared import prepare
+from terrine_models.storage.manifests import StoreError
+from terrine_models.students.methods import Task
+from terrine_models.students.models import Student, StudentModel, describe
+from terrine_models.teachers.forests import fit_forest, require_scikit_learn
+from terrine_models.teachers.trees import Trees
 
 TREES = 100
 

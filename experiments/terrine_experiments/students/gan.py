@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import nn
 
-from terrine_models.data import InputSpec
-from terrine_models.learning import Objective, Training, augment, only_images
-from terrine_models.students import EdgeCNN, initialise_student
+from terrine_models.data.arrays import InputSpec
+from terrine_models.students.models import EdgeCNN, initialise_student
+from terrine_models.students.networks import Objective, Training, augment, only_images
 
 NOISE, HIDDEN = 100, 500
 """Numbers that an image is generated from, and the width of the generator's two layers."""

@@ -22,9 +22,9 @@ import torch
 import uvicorn
 from numpy.typing import NDArray
 
-from terrine_models.data import InputSpec
-from terrine_models.features import public_features
-from terrine_models.store import (
+from terrine_models.data.arrays import InputSpec
+from terrine_models.features.maps import public_features
+from terrine_models.storage.manifests import (
     Architecture,
     Manifest,
     Partition,

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from terrine_models.data import Dataset
-    from terrine_models.features import PublicData
+    from terrine_models.data.arrays import Dataset
+    from terrine_models.features.maps import PublicData
     from terrine_protocol.images import ImageFormat
 
 ImageSize = Annotated[
@@ -56,9 +56,9 @@ def load(data: Path, options: Arrays) -> tuple[Dataset, PublicData | None, Datas
 
     The latter twice: as inputs, and with their labels if they have any.
     """
-    from terrine_models.data import DIGITS, load_idx, load_npz
-    from terrine_models.features import PublicData
-    from terrine_models.images import load_image_classes
+    from terrine_models.data.arrays import DIGITS, load_idx, load_npz
+    from terrine_models.data.images import load_image_classes
+    from terrine_models.features.maps import PublicData
 
     names, image = class_names(options.classes), image_format(options.image_size, options.grey)
     if image is not None:
@@ -79,7 +79,7 @@ def load(data: Path, options: Arrays) -> tuple[Dataset, PublicData | None, Datas
 
 def _folders(data: Path, public: Path | None) -> list[str]:
     """Return the classes that the folders of public pictures name."""
-    from terrine_models.images import class_folders
+    from terrine_models.data.images import class_folders
 
     if public is not None and public.is_dir() and (names := class_folders(public)):
         note(f"The classes are the folders of {public}: {', '.join(names)}.")
@@ -94,8 +94,8 @@ def _folders(data: Path, public: Path | None) -> list[str]:
 def _public(
     path: Path, private: Dataset, image: ImageFormat | None
 ) -> tuple[npt.NDArray[np.generic], Dataset | None]:
-    from terrine_models.data import DataError, load_idx, load_inputs, load_labelled
-    from terrine_models.images import load_image_classes, load_images
+    from terrine_models.data.arrays import DataError, load_idx, load_inputs, load_labelled
+    from terrine_models.data.images import load_image_classes, load_images
 
     if path.is_dir():
         if image is not None and not any(each.is_dir() for each in path.iterdir()):

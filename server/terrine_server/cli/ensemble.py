@@ -24,8 +24,8 @@ from terrine_server.cli.specs import SPEC, built, show_kind, show_kinds
 from terrine_server.cli.tables import split
 
 if TYPE_CHECKING:
-    from terrine_models.store import Manifest
-    from terrine_models.teachers import Trainer
+    from terrine_models.storage.manifests import Manifest
+    from terrine_models.teachers.training import Trainer
 
 app = typer.Typer(no_args_is_help=True, help="Train, show, verify and register ensembles.")
 app.command()(evaluate)
@@ -148,9 +148,9 @@ def train(
       terrine ensemble train adult.csv --name income --teachers 250
           --public census-sample.csv --label income --group person
     """
-    from terrine_models.backbones import Backbone
-    from terrine_models.tables import is_table
-    from terrine_models.teachers import KINDS, Heads, train_ensemble
+    from terrine_models.features.backbones import Backbone
+    from terrine_models.tables.loading import is_table
+    from terrine_models.teachers.training import KINDS, Heads, train_ensemble
 
     if out is None:
         from terrine_server.settings import Settings
@@ -197,7 +197,7 @@ def kinds(
     as_json: AsJson = False,
 ) -> None:
     """Show the kinds of teacher that `train` takes, and their parameters."""
-    from terrine_models.teachers import KINDS
+    from terrine_models.teachers.training import KINDS
 
     if name is None:
         show_kinds(KINDS, as_json)
@@ -213,8 +213,8 @@ def show(ensemble: Named) -> None:
 
     [bold]Example[/bold]: terrine ensemble show digits
     """
-    from terrine_models.federation import is_federation, load_federation
-    from terrine_models.store import load_manifest
+    from terrine_models.storage.manifests import load_manifest
+    from terrine_models.teachers.federation import is_federation, load_federation
 
     directory = ensemble_directory(ensemble)
     if is_federation(directory):
@@ -229,8 +229,8 @@ def verify(ensemble: Named) -> None:
 
     [bold]Example[/bold]: terrine ensemble verify digits
     """
-    from terrine_models.ensemble import Ensemble
-    from terrine_models.federation import is_federation, load_federation
+    from terrine_models.teachers.ensemble import Ensemble
+    from terrine_models.teachers.federation import is_federation, load_federation
 
     directory = ensemble_directory(ensemble)
     if is_federation(directory):
@@ -319,8 +319,8 @@ def schema(
 
     [bold]Example[/bold]: terrine ensemble schema census-sample.csv --label income --out schema.json
     """
-    from terrine_models.roles import propose_schema
-    from terrine_models.store import write_atomically
+    from terrine_models.storage.manifests import write_atomically
+    from terrine_models.tables.roles import propose_schema
 
     if out.exists():
         fail(f"{out} already exists; remove it or choose another file.")
@@ -341,7 +341,7 @@ def schema(
 
 
 def _print(directory: Path, manifest: Manifest) -> None:
-    from terrine_models.store import manifest_digest
+    from terrine_models.storage.manifests import manifest_digest
 
     spec, features, partition = manifest.input, manifest.features, manifest.partition
     table = Table(show_header=False, box=None, pad_edge=False)
@@ -389,12 +389,12 @@ def _shortened(text: str) -> str:
 @contextmanager
 def trainer(where: Where) -> Iterator[Trainer]:
     """Yield what trains teachers there; a cluster is left at the end."""
-    from terrine_models.teachers import here
+    from terrine_models.teachers.training import here
 
     if where is Where.HERE:
         yield here
         return
-    from terrine_models.ray_training import on_ray
+    from terrine_models.teachers.ray_training import on_ray
     from terrine_server.settings import Settings
 
     with on_ray(Settings().ray_address) as on_cluster:

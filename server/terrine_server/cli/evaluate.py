@@ -15,16 +15,16 @@ from terrine_server.cli.console import AsJson, console, fail, print_json
 from terrine_server.cli.votes import VotesAre, check_origin
 
 if TYPE_CHECKING:
-    from terrine_models.agreement import Agreement
-    from terrine_models.csv_files import Encoding
-    from terrine_models.data import Dataset
-    from terrine_models.store import Manifest
+    from terrine_models.data.arrays import Dataset
+    from terrine_models.storage.manifests import Manifest
+    from terrine_models.tables.csv_files import Encoding
+    from terrine_models.teachers.agreement import Agreement
 
 
 def ensemble_directory(ensemble: str) -> Path:
     """The directory of an ensemble that is named, or given by path."""
-    from terrine_models.federation import FEDERATION
-    from terrine_models.store import MANIFEST
+    from terrine_models.storage.manifests import MANIFEST
+    from terrine_models.teachers.federation import FEDERATION
     from terrine_server.settings import Settings
 
     path = Path(ensemble)
@@ -74,8 +74,8 @@ def evaluate(
     """
     import numpy as np
 
-    from terrine_models.agreement import Agreement
-    from terrine_models.ensemble import Ensemble
+    from terrine_models.teachers.agreement import Agreement
+    from terrine_models.teachers.ensemble import Ensemble
 
     check_origin(trained_on, acknowledge_leak, "--trained-on")
     if votes is not None and votes.suffix != ".npz":
@@ -102,9 +102,9 @@ def evaluate(
 
 
 def _labelled(path: Path, manifest: Manifest, encoding: Encoding) -> Dataset:
-    from terrine_models.data import load_idx, load_npz
-    from terrine_models.images import load_image_classes
-    from terrine_models.tables import load_table
+    from terrine_models.data.arrays import load_idx, load_npz
+    from terrine_models.data.images import load_image_classes
+    from terrine_models.tables.loading import load_table
 
     if manifest.encoding is not None:
         data = load_table(path, manifest.encoding, tables.note, encoding)

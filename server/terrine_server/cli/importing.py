@@ -17,9 +17,9 @@ from terrine_server.cli.tables import EncodingOption, TextEncoding, note
 if TYPE_CHECKING:
     import numpy as np
 
-    from terrine_models.data import InputSpec, Source
-    from terrine_models.importing import Declared
-    from terrine_models.store import Manifest
+    from terrine_models.data.arrays import InputSpec, Source
+    from terrine_models.storage.manifests import Manifest
+    from terrine_models.teachers.importing import Declared
 
 
 def import_(
@@ -98,7 +98,7 @@ def import_(
       terrine ensemble import models/*.onnx --name ward --partition shards/partition.json
           --disjoint-by "terrine ensemble split by patient; model i knows shard i alone"
     """
-    from terrine_models.importing import import_ensemble
+    from terrine_models.teachers.importing import import_ensemble
 
     if not disjoint_by.strip():
         fail("--disjoint-by is empty. Say how no person's records came to train two teachers.")
@@ -148,8 +148,8 @@ def split_(
     [bold]Example[/bold]: terrine ensemble split patients.csv --teachers 250 --schema schema.json
     --out shards
     """
-    from terrine_models.splitting import PARTITION, split
-    from terrine_models.tables import is_table, open_table, read_schema
+    from terrine_models.tables.loading import is_table, open_table, read_schema
+    from terrine_models.teachers.splitting import PARTITION, split
 
     if is_table(data):
         if labels or classes or image_size:
@@ -184,7 +184,7 @@ def split_(
 
 def parse_input(text: str) -> InputSpec:
     """Parse DTYPE:SHAPE[:LOW..HIGH]. Only bytes have a range by themselves, 0 to 255."""
-    from terrine_models.data import InputSpec
+    from terrine_models.data.arrays import InputSpec
 
     found = re.fullmatch(r"(uint8|float32):(\d+(?:x\d+)*)(?::([^:]+)\.\.([^:]+))?", text)
     try:
@@ -209,7 +209,7 @@ def _declared(
     units: int | None,
     output: str | None,
 ) -> Declared:
-    from terrine_models.importing import Declared
+    from terrine_models.teachers.importing import Declared
 
     if units is None:
         fail("--units is missing: how many records, or people, trained the teachers?")
@@ -226,8 +226,8 @@ def _declared(
 
 
 def _of_table(schema: Path, units: int, disjoint_by: str, output: str | None) -> Declared:
-    from terrine_models.importing import Declared
-    from terrine_models.tables import encoded_input, read_schema
+    from terrine_models.tables.loading import encoded_input, read_schema
+    from terrine_models.teachers.importing import Declared
 
     known = read_schema(schema)
     label = next(column for column in known.columns if column.role == "label")
@@ -235,8 +235,8 @@ def _of_table(schema: Path, units: int, disjoint_by: str, output: str | None) ->
 
 
 def _of_shards(partition: Path, models: int, disjoint_by: str, output: str | None) -> Declared:
-    from terrine_models.importing import Declared
-    from terrine_models.splitting import read_partition
+    from terrine_models.teachers.importing import Declared
+    from terrine_models.teachers.splitting import read_partition
 
     dealt = read_partition(partition)
     if models != dealt.teachers:
@@ -256,8 +256,8 @@ def _of_shards(partition: Path, models: int, disjoint_by: str, output: str | Non
 
 
 def _public(path: Path, declared: Declared) -> np.ndarray:
-    from terrine_models.data import load_inputs
-    from terrine_models.tables import encode_table, is_table
+    from terrine_models.data.arrays import load_inputs
+    from terrine_models.tables.loading import encode_table, is_table
 
     if not is_table(path):
         return load_inputs(path)

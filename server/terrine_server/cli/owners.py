@@ -22,7 +22,7 @@ from terrine_server.cli.serving import (
 )
 
 if TYPE_CHECKING:
-    from terrine_models.federation import Federation
+    from terrine_models.teachers.federation import Federation
     from terrine_server.labeling.aggregator_terms import AggregatorTerms
 
 owners = typer.Typer(no_args_is_help=True, help="Let owners vote who keep their teachers.")
@@ -72,7 +72,7 @@ def check(
 
     [bold]Example[/bold]: terrine owners check wards
     """
-    from terrine_models.federation import load_federation
+    from terrine_models.teachers.federation import load_federation
 
     directory = ensemble_directory(ensemble)
     federation = load_federation(directory)
@@ -141,8 +141,8 @@ def serve(
     [bold]Example[/bold]: terrine teacher serve wards --token-file wards.token --host 0.0.0.0
         --certificate wards.pem --key wards.key
     """
-    from terrine_models.federation import Peer, read_token
-    from terrine_models.store import load_manifest, write_atomically
+    from terrine_models.storage.manifests import load_manifest, write_atomically
+    from terrine_models.teachers.federation import Peer, read_token
     from terrine_server.labeling.aggregator_terms import ask_terms, read_terms
     from terrine_server.labeling.remote_voters import client
     from terrine_server.teacher import AGGREGATOR_SECONDS, LIMITS, Agreed, Teacher

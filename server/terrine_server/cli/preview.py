@@ -9,9 +9,9 @@ from rich.markup import escape
 from terrine_server.cli.console import console
 
 if TYPE_CHECKING:
-    from terrine_models.data import Dataset
-    from terrine_models.preview import Preview
-    from terrine_models.teachers import TeacherConfig
+    from terrine_models.data.arrays import Dataset
+    from terrine_models.teachers.preview import Preview
+    from terrine_models.teachers.training import TeacherConfig
 
 LISTED = 5
 """Classes that are named."""
@@ -23,7 +23,7 @@ AGREE, HALF = 0.8, 0.5
 
 def show(data: Dataset, teachers: int, seed: int) -> Preview:
     """Print what each teacher will see, and what stands against their agreement."""
-    from terrine_models.preview import Preview
+    from terrine_models.teachers.preview import Preview
 
     found = Preview.of(data, teachers, seed)
     people = "" if found.people is None else f" of {found.people:,} people"
@@ -49,7 +49,7 @@ def show(data: Dataset, teachers: int, seed: int) -> Preview:
 
 def show_agreement(public: Dataset, found: Preview, config: TeacherConfig, seed: int) -> None:
     """Train stand-ins on labelled public records, and print how far they agree."""
-    from terrine_models.preview import stand_in
+    from terrine_models.teachers.preview import stand_in
 
     rows = max(1, found.rows[1])
     agreement = stand_in(public, rows, config, seed)

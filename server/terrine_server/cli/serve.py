@@ -184,7 +184,7 @@ def _prepare(settings: Settings, workers: int) -> None:
 
 
 def _prepare_ray(settings: Settings, workers: int) -> None:
-    from terrine_models.ray_cluster import require_ray
+    from terrine_models.teachers.ray_cluster import require_ray
 
     require_ray()
     if settings.device not in (None, "cpu"):

@@ -23,7 +23,7 @@ KeyOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Its privat
 
 def check_tls(host: str, certificate: Path | None, key: Path | None) -> None:
     """Fail unless votes, and shares of them, cross a network over TLS alone."""
-    from terrine_models.federation import LOCAL_HOSTS
+    from terrine_models.teachers.federation import LOCAL_HOSTS
 
     if (certificate is None) != (key is None):
         fail("--certificate and --key come together.")

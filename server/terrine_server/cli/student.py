@@ -146,8 +146,8 @@ def train(
       terrine student train census.csv
     """
     from terrine_client.distill import distill
-    from terrine_models.learning import Training
-    from terrine_models.methods import methods
+    from terrine_models.students.methods import methods
+    from terrine_models.students.networks import Training
 
     kinds = dict.fromkeys(methods(), Training)
     training = built("--method", method, kinds, method=method.partition(":")[0].strip())
@@ -189,8 +189,8 @@ def list_methods(as_json: AsJson = False) -> None:
     vat and fixmatch learn from unlabelled inputs too, and are replaced by a plain model if they
     collapse. kernel and neighbours are for images.
     """
-    from terrine_models.learning import Training
-    from terrine_models.methods import methods
+    from terrine_models.students.methods import methods
+    from terrine_models.students.networks import Training
 
     if not as_json:
         console.print(f"Methods: {', '.join(methods())}.")

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from terrine_client import Client, Labels
     from terrine_client.distill import Examples
-    from terrine_models.csv_files import Encoding
-    from terrine_models.learning import Training
+    from terrine_models.students.networks import Training
+    from terrine_models.tables.csv_files import Encoding
     from terrine_protocol.images import ImageFormat
     from terrine_protocol.tables import TableSchema
 
@@ -32,8 +32,8 @@ class Source:
 
     def check(self, path: Path) -> None:
         """Refuse what cannot be read, before anything else is asked for."""
-        from terrine_models.images import list_images
-        from terrine_models.tables import check_table, is_table
+        from terrine_models.data.images import list_images
+        from terrine_models.tables.loading import check_table, is_table
 
         if path.is_dir():
             list_images(path)
@@ -44,9 +44,9 @@ class Source:
         self, path: Path, client: Client
     ) -> tuple[npt.NDArray[np.generic], TableSchema | None]:
         """Inputs without labels, and the schema of a table."""
-        from terrine_models.data import load_inputs
-        from terrine_models.images import load_images
-        from terrine_models.tables import encode_table, is_table
+        from terrine_models.data.arrays import load_inputs
+        from terrine_models.data.images import load_images
+        from terrine_models.tables.loading import encode_table, is_table
 
         if path.is_dir():
             return load_images(path, self._image(path, client)), None
@@ -57,9 +57,9 @@ class Source:
 
     def held_out(self, path: Path, client: Client) -> Examples:
         """Labelled data, with the class names of the project."""
-        from terrine_models.data import load_idx, load_npz
-        from terrine_models.images import load_image_classes
-        from terrine_models.tables import is_table, load_table
+        from terrine_models.data.arrays import load_idx, load_npz
+        from terrine_models.data.images import load_image_classes
+        from terrine_models.tables.loading import is_table, load_table
 
         ensemble = client.project().ensemble
         classes = ensemble.classes
@@ -74,7 +74,7 @@ class Source:
         return data.inputs, data.labels
 
     def _schema(self, path: Path, client: Client) -> TableSchema:
-        from terrine_models.tables import read_schema
+        from terrine_models.tables.loading import read_schema
 
         served = client.project().ensemble.encoding
         schema = served if self.schema is None else read_schema(self.schema)

@@ -16,10 +16,10 @@ from terrine_server.bars import stages_bar
 from terrine_server.cli.console import console, fail
 
 if TYPE_CHECKING:
-    from terrine_models.csv_files import Encoding
-    from terrine_models.data import Dataset
-    from terrine_models.features import PublicData
-    from terrine_models.roles import Guess, Proposal
+    from terrine_models.data.arrays import Dataset
+    from terrine_models.features.maps import PublicData
+    from terrine_models.tables.csv_files import Encoding
+    from terrine_models.tables.roles import Guess, Proposal
     from terrine_protocol.tables import TableSchema
 
 
@@ -58,9 +58,9 @@ def load(data: Path, choice: Choice) -> tuple[Dataset, PublicData | None, Datase
 
     The latter twice: as inputs, and with their labels if every row has one.
     """
-    from terrine_models.data import DataError
-    from terrine_models.features import PublicData
-    from terrine_models.tables import check_table, encode_table, load_table
+    from terrine_models.data.arrays import DataError
+    from terrine_models.features.maps import PublicData
+    from terrine_models.tables.loading import check_table, encode_table, load_table
 
     check_table(data, choice.encoding)  # before asking for a schema
     schema = _schema(data, choice)
@@ -119,8 +119,8 @@ def split(text: str | None) -> list[str] | None:
 
 
 def _schema(data: Path, choice: Choice) -> TableSchema:
-    from terrine_models.roles import propose_schema
-    from terrine_models.tables import read_schema
+    from terrine_models.tables.loading import read_schema
+    from terrine_models.tables.roles import propose_schema
 
     if choice.schema is not None:
         if choice.label or choice.group or choice.columns:

@@ -18,12 +18,12 @@ from rich.table import Table
 from terrine_client import BudgetExhausted, Client
 from terrine_client._picture import draw
 from terrine_client.distill import Distilled, distill
-from terrine_models.answers import CERTAIN, student_from_answers, true_counts
-from terrine_models.features import PublicData
-from terrine_models.learning import Training, train_student
-from terrine_models.students import Student
-from terrine_models.teachers import train_ensemble
-from terrine_models.workers import side_by_side
+from terrine_models.data.workers import side_by_side
+from terrine_models.features.maps import PublicData
+from terrine_models.students.answers import CERTAIN, student_from_answers, true_counts
+from terrine_models.students.models import Student
+from terrine_models.students.networks import Training, train_student
+from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import ConfidentGNMaxSpec, EnsembleRegister, NoisyVotesSpec, ProjectOpen, Role
 from terrine_server.bars import comparison_bar, steps_bar, teachers_bar
 from terrine_server.demo.folds import FOLDS, deal_folds

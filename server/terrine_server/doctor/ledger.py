@@ -14,8 +14,8 @@ from terrine_server.settings import Settings
 
 def ensembles(ledger: Ledger, settings: Settings) -> Iterator[Finding]:
     """Verify the files of every registered ensemble, and report unregistered directories."""
-    from terrine_models.federation import verified_digest
-    from terrine_models.store import StoreError
+    from terrine_models.storage.manifests import StoreError
+    from terrine_models.teachers.federation import verified_digest
 
     registered = ledger.ensembles()
     for record in registered:

@@ -16,8 +16,8 @@ from typing import Annotated, Self
 import httpx
 from pydantic import Field, ValidationError, model_validator
 
-from terrine_models.federation import first_problem
-from terrine_models.store import Name, StoreError
+from terrine_models.storage.manifests import Name, StoreError
+from terrine_models.teachers.federation import first_problem
 from terrine_protocol.files import read
 from terrine_protocol.tables import Record
 from terrine_server.privacy import NoisyVotes, Terms, quote

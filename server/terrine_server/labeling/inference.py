@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from terrine_models.data import InputSpec
+from terrine_models.data.arrays import InputSpec
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 """With tensors as bytes: how many bytes of the body are JSON."""

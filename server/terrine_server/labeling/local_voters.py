@@ -4,8 +4,8 @@ An ensemble votes only while its files are exactly those that were registered. T
 must match the ledger, and every file's digest the manifest. Both are checked again when a file on
 disk changes.
 
-Imported teachers vote in a guarded process (`terrine_models.onnx_guard`), which each of their
-ensembles has for itself; it ends with the ensemble.
+Imported teachers vote in a guarded process (`terrine_models.teachers.onnx_guard`), which each of
+their ensembles has for itself; it ends with the ensemble.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Protocol
 import numpy as np
 import structlog
 
-from terrine_models.ensemble import ALONE, MEMORY, Ensemble, Place
-from terrine_models.onnx_guard import SECONDS, VotingError
-from terrine_models.store import StoreError, load_manifest, manifest_digest
+from terrine_models.storage.manifests import StoreError, load_manifest, manifest_digest
+from terrine_models.teachers.ensemble import ALONE, MEMORY, Ensemble, Place
+from terrine_models.teachers.onnx_guard import SECONDS, VotingError
 from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling.voters import Voters
 

@@ -24,8 +24,9 @@ import structlog
 import torch
 from numpy.typing import NDArray
 
-from terrine_models.ensemble import MEMORY, Place
-from terrine_models.ray_cluster import (
+from terrine_models.storage.manifests import MANIFEST, Manifest, StoreError, load_manifest
+from terrine_models.teachers.ensemble import MEMORY, Place
+from terrine_models.teachers.ray_cluster import (
     ClusterError,
     connect,
     differing,
@@ -33,7 +34,6 @@ from terrine_models.ray_cluster import (
     on_node,
     software,
 )
-from terrine_models.store import MANIFEST, Manifest, StoreError, load_manifest
 from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling.local_voters import FileStamp, LocalVoters, check_manifest, stamp
 from terrine_server.labeling.voters import Voters

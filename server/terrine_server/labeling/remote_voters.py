@@ -27,14 +27,14 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from terrine_models.store import StoreError
+from terrine_models.storage.manifests import StoreError
 from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling import inference, shares
 from terrine_server.labeling.voters import Voters
 from terrine_server.ledger import EnsembleRecord
 
 if TYPE_CHECKING:
-    from terrine_models.federation import Federation, Owner, Peer
+    from terrine_models.teachers.federation import Federation, Owner, Peer
 
 log = structlog.get_logger("terrine")
 
@@ -149,7 +149,7 @@ class RemoteVoters(Voters):
             return self._loop
 
     def _verified(self, record: EnsembleRecord) -> _Gathered:
-        from terrine_models.federation import federation_digest, load_federation
+        from terrine_models.teachers.federation import federation_digest, load_federation
 
         directory, key = self._data_dir / record.path, (record.name, record.manifest_sha256)
         with self._lock:
@@ -194,7 +194,7 @@ def connected(directory: Path, peer: Peer) -> httpx.AsyncClient:
 
     Raises StoreError.
     """
-    from terrine_models.federation import peer_token
+    from terrine_models.teachers.federation import peer_token
 
     certificate = None if peer.certificate is None else directory / f"{peer.name}.pem"
     return client(peer.url, certificate, peer_token(directory, peer))

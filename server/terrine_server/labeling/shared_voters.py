@@ -35,7 +35,7 @@ from terrine_server.labeling.remote_voters import (
 from terrine_server.ledger import EnsembleRecord
 
 if TYPE_CHECKING:
-    from terrine_models.federation import Aggregator, Federation
+    from terrine_models.teachers.federation import Aggregator, Federation
 
 FAILURE = 1e-12
 """How often, at most, the aggregator's noise alone makes the sum of an input's counts look

@@ -12,7 +12,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from terrine_models.federation import (
+from terrine_models.storage.manifests import StoreError, sha256, write_atomically
+from terrine_models.teachers.federation import (
     Aggregator,
     Federation,
     Owner,
@@ -21,7 +22,6 @@ from terrine_models.federation import (
     peer_token,
     save_federation,
 )
-from terrine_models.store import StoreError, sha256, write_atomically
 from terrine_protocol.files import read
 
 QUORUM = 0.75

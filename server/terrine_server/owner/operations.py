@@ -39,7 +39,7 @@ from terrine_server.privacy.budget.quoting import check_publishable, publication
 from terrine_server.settings import Settings
 
 if TYPE_CHECKING:
-    from terrine_models.store import Manifest
+    from terrine_models.storage.manifests import Manifest
 
 
 def make_directories(settings: Settings) -> None:
@@ -173,10 +173,10 @@ def register_ensemble(
     Raises `StoreError` (its files), `InvalidTerms` (the name or the cap) or `Conflict`
     (it, or one of its imported teachers, is registered already).
     """
-    from terrine_models.backbones import check_backbone
-    from terrine_models.federation import is_federation, verified_digest
-    from terrine_models.importing import check_imported
-    from terrine_models.store import load_manifest
+    from terrine_models.features.backbones import check_backbone
+    from terrine_models.storage.manifests import load_manifest
+    from terrine_models.teachers.federation import is_federation, verified_digest
+    from terrine_models.teachers.importing import check_imported
 
     name, budget = wanted.name, (wanted.epsilon, wanted.delta)
     directory = settings.ensembles_dir / name
@@ -205,8 +205,8 @@ def register_ensemble(
 
 def _facts(directory: Path) -> tuple[int, EnsembleFacts]:
     """Return how many units an ensemble was trained on, and what students see of it."""
-    from terrine_models.federation import is_federation, load_federation
-    from terrine_models.store import load_manifest
+    from terrine_models.storage.manifests import load_manifest
+    from terrine_models.teachers.federation import is_federation, load_federation
 
     if is_federation(directory):
         federation = load_federation(directory)
@@ -236,7 +236,7 @@ def _refuse_teachers_of_others(
     ledger: Ledger, settings: Settings, name: str, manifest: Manifest
 ) -> None:
     """Raise Conflict if an imported teacher is in another ensemble: both caps would be for it."""
-    from terrine_models.store import StoreError, load_manifest
+    from terrine_models.storage.manifests import StoreError, load_manifest
 
     if manifest.foreign is None:
         return

@@ -1,0 +1,382 @@
+"""Private training data from files: MNIST-style IDX, `.npz` and, in `loading.py`, CSV.
+
+The public facts about a data set (its classes, the range of its values, a table's categories) are
+declared, never computed from private rows: everything in the manifest is public.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import math
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from terrine_models.data.blocks import BLOCK, Growing, Numbering, Records
+from terrine_protocol.files import opened, read
+from terrine_protocol.images import ImageFormat
+from terrine_protocol.tables import Record, TableSchema
+
+DIGITS = tuple(str(digit) for digit in range(10))
+LONGEST_CLASS = 200
+"""Characters in the name of a class."""
+
+
+class InputSpec(Record):
+    """What one input looks like: its shape without the batch, and the range of its values."""
+
+    shape: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1, max_length=4)]
+    dtype: Literal["uint8", "float32"]
+    low: float
+    high: float
+
+    @model_validator(mode="after")
+    def _range_is_not_empty(self) -> Self:
+        if not self.low < self.high:
+            raise ValueError(f"low must be below high, got {self.low} and {self.high}")
+        return self
+
+
+class DataError(Exception):
+    """Data cannot be used; the message says which file, where in it, and what was expected."""
+
+
+class Source(Protocol):
+    """Labelled records that are read a block at a time; attributes as in `Dataset`."""
+
+    @property
+    def name(self) -> str:
+        """What they are called in messages."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes."""
+
+    @property
+    def spec(self) -> InputSpec:
+        """What one input looks like."""
+
+    @property
+    def group_column(self) -> str | None:
+        """What names people; None if each record counts as one person."""
+
+    @property
+    def encoding(self) -> TableSchema | None:
+        """How a table's rows were encoded."""
+
+    @property
+    def sha256(self) -> str | None:
+        """Of the records' file, if a schema might have been fitted on it."""
+
+    def blocks(self) -> Iterator[Records]:
+        """Read all records, in order. Raises DataError."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Labelled records. Raises DataError when its parts do not fit together."""
+
+    inputs: NDArray[np.generic]
+    """[N, *shape], uint8 or float32, as `spec` says."""
+    labels: NDArray[np.int64]
+    """[N], indices into `classes`."""
+    classes: tuple[str, ...]
+    spec: InputSpec
+    groups: NDArray[np.int64] | None = None
+    """[N], the number of each record's person; None if each record counts as one person."""
+    group_column: str | None = None
+    encoding: TableSchema | None = None
+    image: ImageFormat | None = None
+    """How pictures were converted, if the inputs were made from some."""
+    name: str = "data"
+    sha256: str | None = None
+    """Of the records' file, if a schema might have been fitted on it."""
+
+    def __post_init__(self) -> None:
+        inputs, rows = self.inputs, len(self.labels)
+        if rows == 0:
+            raise DataError(f"{self.name} holds no records.")
+        if inputs.shape != (rows, *self.spec.shape) or inputs.dtype != self.spec.dtype:
+            raise DataError(
+                f"{self.name}: inputs are {inputs.dtype} {inputs.shape}, expected "
+                f"{self.spec.dtype} {(rows, *self.spec.shape)}: one input per label."
+            )
+        check_classes(self.classes, self.name)
+        unknown = np.flatnonzero((self.labels < 0) | (self.labels >= len(self.classes)))
+        if len(unknown):
+            raise DataError(
+                f"{self.name}: label {self.labels[unknown[0]]} of record {unknown[0]} is not one "
+                f"of 0..{len(self.classes) - 1}; are the classes declared correctly?"
+            )
+        odd = outside(inputs, self.spec)
+        if len(odd):
+            record = odd[0]
+            raise DataError(
+                f"{self.name}: record {record} has values outside the declared range "
+                f"[{self.spec.low:g}, {self.spec.high:g}]."
+            )
+        if self.groups is not None and self.groups.shape != (rows,):
+            raise DataError(f"{self.name}: expected one group for each of the {rows} records.")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @classmethod
+    def of(cls, source: Source) -> Dataset:
+        """Load all records of a source. Raises DataError."""
+        spec, grouped = source.spec, source.group_column is not None
+        inputs = Growing(spec.shape, np.dtype(spec.dtype).type)
+        labels, groups = Growing((), np.int64), Growing((), np.int64)
+        for block in source.blocks():
+            inputs.add(block.inputs)
+            labels.add(block.labels)
+            if block.groups is not None:
+                groups.add(block.groups)
+        return cls(
+            inputs.array(),
+            labels.array(),
+            source.classes,
+            spec,
+            groups=groups.array() if grouped else None,
+            group_column=source.group_column,
+            encoding=source.encoding,
+            name=source.name,
+            sha256=source.sha256,
+        )
+
+    def blocks(self) -> Iterator[Records]:
+        """The records, a block at a time."""
+        for at in _slices(len(self)):
+            groups = None if self.groups is None else self.groups[at]
+            yield Records(self.inputs[at], self.labels[at], groups)
+
+    def digest(self) -> str:
+        """Return the SHA-256 of all records. Never stored: it would identify them."""
+        digest = hashlib.sha256(f"{self.spec!r}{self.classes!r}".encode())
+        for part in (self.inputs, self.labels, self.groups):
+            if part is not None:
+                for at in _slices(len(part)):
+                    digest.update(np.ascontiguousarray(part[at]).tobytes())
+        return digest.hexdigest()
+
+
+def load_idx(
+    images: Path, labels: Path | None = None, *, classes: Sequence[str] = DIGITS
+) -> Dataset:
+    """Load MNIST-style images and labels, each plain or `.gz`.
+
+    `images` is a file, or a directory with MNIST's `train-images*` and `train-labels*`.
+    """
+    images = Path(images)
+    if not images.exists():
+        raise DataError(f"{images} does not exist.")
+    if labels is None:
+        folder = images if images.is_dir() else images.parent
+        if images.is_dir():
+            images = _one_file(folder, "train-images")
+        start, marker, _ = images.name.partition("images")
+        if not marker:
+            raise DataError(f"{images}: which file holds its labels? Pass --labels.")
+        labels = _one_file(folder, f"{start}labels")
+    pixels = read_idx(images)
+    if pixels.ndim not in (3, 4):
+        raise DataError(f"{images}: expected images, found an array of shape {pixels.shape}.")
+    marks = read_idx(Path(labels))
+    if marks.ndim != 1 or len(marks) != len(pixels):
+        raise DataError(
+            f"{labels}: expected {len(pixels)} labels, one for each image of {images.name}, "
+            f"found an array of shape {marks.shape}."
+        )
+    spec = InputSpec(shape=pixels.shape[1:], dtype="uint8", low=0, high=255)
+    return Dataset(pixels, marks.astype(np.int64), tuple(classes), spec, name=str(images))
+
+
+def read_idx(path: Path) -> NDArray[np.uint8]:
+    """Read the array of bytes in an IDX file, plain or `.gz`. Raises DataError."""
+    path = Path(path)
+    try:
+        data = read(path, None)
+        if path.suffix == ".gz":
+            data = gzip.decompress(data)
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{path} cannot be read: {reason}.") from None
+    if len(data) < 4 or data[:3] != b"\x00\x00\x08" or not 1 <= data[3] <= 4:
+        raise DataError(
+            f"{path} is not an IDX file of bytes: it starts with {data[:4].hex(' ') or 'nothing'}, "
+            "expected 00 00 08 and the number of dimensions, 1 to 4."
+        )
+    start = 4 + 4 * data[3]
+    if len(data) < start:
+        raise DataError(f"{path} is truncated: its header alone needs {start} bytes.")
+    shape = tuple(int(size) for size in np.frombuffer(data[4:start], ">u4"))
+    expected = start + math.prod(shape)
+    if len(data) != expected:
+        raise DataError(
+            f"{path} is {'truncated' if len(data) < expected else 'too long'}: its header declares "
+            f"shape {shape}, {expected} bytes in all, but it has {len(data)}."
+        )
+    return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
+
+
+def load_npz(path: Path, *, classes: Sequence[str] | None = None) -> Dataset:
+    """Load an `.npz` archive with `x` [N, …], `y` [N] and optionally `group` [N].
+
+    `y` holds indices into `classes`, which is an argument or an array in the archive. `x` is uint8,
+    or floating point with the range of its values declared as `low` and `high`.
+    """
+    path = Path(path)
+    arrays = _read_npz(path)
+    for key in ("x", "y"):
+        if key not in arrays:
+            raise DataError(f"{path} has no array {key}; it has {', '.join(arrays) or 'none'}.")
+    x, y = arrays["x"], arrays["y"]
+    if classes is None and "classes" not in arrays:
+        raise DataError(
+            f"{path}: the classes are public and must be declared: pass --classes, or store an "
+            "array `classes` with their names."
+        )
+    names = tuple(str(name) for name in (classes or arrays["classes"].ravel().tolist()))
+    if y.ndim != 1 or y.dtype.kind not in "iu":
+        raise DataError(f"{path}: y must have one integer per record, found {y.dtype} {y.shape}.")
+    group = arrays.get("group")
+    if group is not None and group.shape != y.shape:
+        raise DataError(f"{path}: group has shape {group.shape}, expected {y.shape}.")
+    inputs, spec = _declared_inputs(path, x, arrays)
+    return Dataset(
+        inputs,
+        y.astype(np.int64),
+        names,
+        spec,
+        groups=None if group is None else Numbering().of(group.tolist()),
+        group_column=None if group is None else "group",
+        name=str(path),
+    )
+
+
+def load_inputs(path: Path) -> NDArray[np.generic]:
+    """Load inputs without labels: IDX images, `.npy`, or the `x` of an `.npz`."""
+    path = Path(path)
+    if path.suffix == ".npz":
+        arrays = _read_npz(path)
+        if "x" not in arrays:
+            raise DataError(f"{path} has no array x; it has {', '.join(arrays) or 'none'}.")
+        return _as_input(arrays["x"])
+    if path.suffix == ".npy":
+        try:
+            with opened(path) as file:
+                return _as_input(np.load(file, allow_pickle=False))
+        except (OSError, ValueError, EOFError) as error:
+            raise DataError(f"{path} cannot be read as a plain .npy array ({error}).") from None
+    return read_idx(path)
+
+
+def load_labelled(path: Path, like: Dataset) -> Dataset:
+    """Load the `x` and `y` of an `.npz` that has the classes and the range of `like`.
+
+    Raises DataError, also if it has no labels or names other classes.
+    """
+    arrays = _read_npz(path)
+    y = arrays.get("y")
+    if y is None or "x" not in arrays:
+        raise DataError(f"{path} has no array {'x' if y is not None else 'y'}.")
+    if "classes" in arrays:
+        names = tuple(str(name) for name in arrays["classes"].ravel().tolist())
+        if names != like.classes:
+            raise DataError(f"{path} names other classes, or in another order, than {like.name}.")
+    if y.ndim != 1 or y.dtype.kind not in "iu":
+        raise DataError(f"{path}: y must have one integer per record, found {y.dtype} {y.shape}.")
+    labels = y.astype(np.int64)
+    return Dataset(_as_input(arrays["x"]), labels, like.classes, like.spec, name=str(path))
+
+
+def row_digests(inputs: NDArray[np.generic]) -> NDArray[np.void]:
+    """Return a 128-bit digest of each row [N], to find rows that two arrays share."""
+    digests = bytearray()
+    for row in inputs:
+        digests += hashlib.blake2b(row.tobytes(), digest_size=16).digest()
+    return np.frombuffer(digests, dtype="V16")
+
+
+def _read_npz(path: Path) -> dict[str, NDArray[np.generic]]:
+    try:
+        with opened(path) as file, np.load(file, allow_pickle=False) as archive:
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise DataError(f"{path} is not an .npz archive.")
+            return {key: archive[key] for key in archive.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path} cannot be read as an .npz of plain arrays ({error}).") from None
+
+
+def _declared_inputs(
+    path: Path, x: NDArray[np.generic], arrays: dict[str, NDArray[np.generic]]
+) -> tuple[NDArray[np.generic], InputSpec]:
+    inputs = _as_input(x)
+    if inputs.ndim < 2:
+        raise DataError(f"{path}: x must be [N, …], found shape {x.shape}.")
+    if inputs.dtype == np.uint8:
+        return inputs, InputSpec(shape=inputs.shape[1:], dtype="uint8", low=0, high=255)
+    try:
+        low, high = (float(arrays[key].item()) for key in ("low", "high"))
+    except (KeyError, ValueError, TypeError):
+        raise DataError(
+            f"{path}: x is {x.dtype}, so the range of its values must be declared: store numbers "
+            "`low` and `high`. They become public; do not compute them from private records."
+        ) from None
+    return inputs, InputSpec(shape=inputs.shape[1:], dtype="float32", low=low, high=high)
+
+
+def check_classes(classes: Sequence[str], what: str) -> None:
+    """Each answer names its class, so names are told apart and short."""
+    if len(classes) < 2:
+        raise DataError(f"{what}: at least two classes are needed.")
+    if len(set(classes)) < len(classes):
+        twice = next(name for name in classes if list(classes).count(name) > 1)
+        raise DataError(f"{what}: two classes are named {twice!r}; each needs another name.")
+    for name in classes:
+        if not name.strip() or len(name) > LONGEST_CLASS:
+            raise DataError(
+                f"{what}: a class is named {name[:50]!r}, {len(name):,} characters; expected 1 to "
+                f"{LONGEST_CLASS}, not all of them blank."
+            )
+
+
+def outside(inputs: NDArray[Any], spec: InputSpec) -> NDArray[np.int64]:
+    """Return the records with a value outside the range, or NaN."""
+    inside = np.empty(len(inputs), bool)
+    for at in _slices(len(inputs)):
+        block = inputs[at]
+        inside[at] = ((block >= spec.low) & (block <= spec.high)).reshape(len(block), -1).all(1)
+    return np.flatnonzero(~inside)
+
+
+def _slices(rows: int) -> Iterator[slice]:
+    """All rows, some at a time: what is made of them need not be held for all at once."""
+    return (slice(start, start + BLOCK) for start in range(0, rows, BLOCK))
+
+
+def _as_input(x: NDArray[np.generic]) -> NDArray[np.generic]:
+    if x.dtype.kind not in "buif":
+        raise DataError(f"Inputs must be numbers, found dtype {x.dtype}.")
+    return x if x.dtype == np.uint8 else x.astype(np.float32)
+
+
+def _one_file(folder: Path, start: str) -> Path:
+    found = sorted(
+        p for p in folder.glob(f"{start}*") if p.suffix in (".gz", "") or "idx" in p.name
+    )
+    if not found:
+        raise DataError(
+            f"{folder} has no file {start}*; expected MNIST-style IDX files there, or, with the "
+            "size that pictures are converted to, folders of PNG and JPEG files. Of other data, "
+            "name the file, not its directory."
+        )
+    return found[0]

@@ -1,0 +1,148 @@
+"""Folders of PNG and JPEG files: one folder a class for labelled data, a flat folder for a pool.
+
+Owner and students convert by the same `ImageFormat`, so that the same picture is the same input.
+Needs Pillow, which is in the extras student and server.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from terrine_models.data.arrays import DataError, Dataset, InputSpec
+from terrine_protocol.files import opened
+from terrine_protocol.images import ImageFormat
+
+SUFFIXES = {".png", ".jpg", ".jpeg"}
+MOST_PIXELS = 50_000_000
+"""A picture with more is not unpacked: a small file may hold a very large one."""
+BROKEN = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error)
+"""What Pillow raises for files that are none, or not whole."""
+
+
+def class_folders(folder: Path) -> list[str]:
+    """Return the names of the folders in a folder of public pictures, sorted.
+
+    Of private pictures they are not public: one person's alone may have made a folder.
+    """
+    return sorted(path.name for path in _visible(Path(folder)) if path.is_dir())
+
+
+def load_image_classes(folder: Path, image: ImageFormat, *, classes: Sequence[str]) -> Dataset:
+    """Load pictures from one folder for each class.
+
+    `classes`: all classes, in their order; they become public. Raises DataError, which names the
+    file.
+    """
+    folder, names = Path(folder), tuple(classes)
+    folders = {path.name: path for path in _visible(folder) if path.is_dir()}
+    unknown = sorted(folders.keys() - set(names))
+    if not folders or unknown:
+        found = f"the folder {unknown[0]!r}" if unknown else "no folders"
+        expected = ", ".join(names)
+        raise DataError(
+            f"{folder} holds {found}; expected folders named after classes: {expected}."
+        )
+    if loose := [path for path in _visible(folder) if not path.is_dir()]:
+        raise DataError(f"{loose[0]} is in no class: move it to the folder of one.")
+    files = [
+        (path, label)
+        for label, name in enumerate(names)
+        if name in folders
+        for path in _pictures(folders[name])
+    ]
+    if not files:
+        raise DataError(f"{folder} holds no pictures, in folders named after classes.")
+    return Dataset(
+        _converted([path for path, _ in files], image),
+        np.array([label for _, label in files], dtype=np.int64),
+        names,
+        InputSpec(shape=image.shape, dtype="uint8", low=0, high=255),
+        image=image,
+        name=str(folder),
+    )
+
+
+def load_images(folder: Path, image: ImageFormat) -> NDArray[np.uint8]:
+    """Load the pictures of a flat folder, ordered by name, as inputs [N, H, W] or [N, H, W, 3].
+
+    `client.project().ensemble.image` is the format that a project expects. Raises DataError, which
+    names the file.
+    """
+    return _converted(list_images(folder), image)
+
+
+def list_images(folder: Path) -> list[Path]:
+    """The files that `load_images` reads, in their order. Raises DataError."""
+    folder = Path(folder)
+    below = [path for path in _visible(folder) if path.is_dir()]
+    if below:
+        raise DataError(
+            f"{folder} holds the folder {below[0].name!r}; unlabelled pictures are expected in one "
+            "flat folder."
+        )
+    files = _pictures(folder)
+    if not files:
+        raise DataError(f"{folder} holds no pictures (PNG or JPEG).")
+    return files
+
+
+def _visible(folder: Path) -> list[Path]:
+    try:
+        found = sorted(folder.iterdir())
+    except OSError as error:
+        raise DataError(f"{folder} cannot be read: {error.strerror}.") from None
+    return [path for path in found if path.name[0] != "." and path.name != "Thumbs.db"]
+
+
+def _pictures(folder: Path) -> list[Path]:
+    for path in (files := _visible(folder)):
+        if path.suffix.lower() not in SUFFIXES:
+            raise DataError(f"{path}: expected only files named .png, .jpg or .jpeg here.")
+    return files
+
+
+def _converted(files: Sequence[Path], image: ImageFormat) -> NDArray[np.uint8]:
+    try:
+        import PIL.Image
+    except ImportError:
+        raise DataError(
+            f"{files[0]} is a picture; reading it needs Pillow. In a checkout: "
+            "pip install '.[student]'"
+        ) from None
+    inputs = np.empty((len(files), *image.shape), dtype=np.uint8)
+    for row, path in enumerate(files):
+        inputs[row] = _picture(PIL.Image, path, image)
+    return inputs
+
+
+def _picture(library: Any, path: Path, image: ImageFormat) -> NDArray[np.uint8]:
+    from PIL import ImageOps
+
+    try:
+        with opened(path) as file, library.open(file, formats=("PNG", "JPEG")) as picture:
+            if picture.width * picture.height > MOST_PIXELS:
+                raise DataError(
+                    f"{path} unpacks to {picture.width} × {picture.height} pixels, more than "
+                    f"{MOST_PIXELS:,}. Make it smaller first."
+                )
+            picture = ImageOps.exif_transpose(picture)
+            if picture.mode.startswith("I"):  # 16 bits, of which converting would keep the low ones
+                high = np.asarray(picture).astype(np.int64) >> 8
+                picture = library.fromarray(high.clip(0, 255).astype(np.uint8))
+            if picture.has_transparency_data:
+                picture = picture.convert("RGBA")
+                white = library.new("RGBA", picture.size, "white")
+                picture = library.alpha_composite(white, picture)
+            picture = picture.convert("L" if image.grey else "RGB")
+            size, scale = (image.width, image.height), library.Resampling.BILINEAR
+            return np.asarray(picture.resize(size, scale))
+    except (*BROKEN, library.DecompressionBombError) as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise DataError(f"{path} cannot be read as a PNG or JPEG picture: {reason}.") from None

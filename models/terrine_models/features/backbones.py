@@ -1,0 +1,88 @@
+"""Public backbones: ONNX models that turn inputs into embeddings, the same for all teachers.
+
+A backbone is declared public by its owner: anybody may have it, and no private record trained it.
+Then it is like any other public feature map (`maps.py`), and costs no privacy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from terrine_models.data.arrays import InputSpec
+from terrine_models.storage.manifests import (
+    BACKBONE,
+    Manifest,
+    PublicModel,
+    StoreError,
+    sha256,
+    verified_bytes,
+)
+from terrine_models.storage.onnx_check import Request
+from terrine_models.storage.onnx_files import checked
+from terrine_models.storage.onnx_models import Model, ModelError
+from terrine_protocol.files import read
+
+
+@dataclass(frozen=True, eq=False)
+class Backbone:
+    """A checked model, with the bytes of its file. Make one with `declare` or `load`."""
+
+    data: bytes
+    model: Model
+    source: PublicModel
+
+    @classmethod
+    def declare(cls, path: Path, inputs: InputSpec) -> Backbone:
+        """State that the ONNX model at `path` is public, and check it in a process of its own.
+
+        It takes inputs [B, *shape] and has one output [B, D] in floating point. Raises StoreError.
+        """
+        path = Path(path)
+        (found,) = checked(_request(path, inputs))
+        data = read(path, None)
+        if sha256(data) != found.sha256:
+            raise StoreError(f"{path} changed while it was checked.")
+        return cls(
+            data,
+            Model(data),
+            PublicModel(name=path.name, sha256=found.sha256, width=found.width),
+        )
+
+    @classmethod
+    def load(cls, directory: Path, source: PublicModel) -> Backbone:
+        """The backbone of a trained ensemble. Raises StoreError if its file is altered."""
+        data = verified_bytes(directory, BACKBONE, source.sha256)
+        try:
+            return cls(data, Model(data), source)
+        except ModelError as error:
+            raise StoreError(f"{directory / BACKBONE} cannot be used: {error}.") from None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Embeddings [B, D] in float32 of inputs [B, *shape]; 0 for what is not finite."""
+        found = np.asarray(self.model(x.cpu().numpy()), np.float32)
+        return torch.from_numpy(np.nan_to_num(found, posinf=0.0, neginf=0.0)).to(x.device)
+
+
+def check_backbone(directory: Path, manifest: Manifest) -> None:
+    """Check an ensemble's backbone once more, in a process of its own. Raises StoreError."""
+    if manifest.features is None or manifest.features.backbone is None:
+        return
+    verified_bytes(directory, BACKBONE, manifest.features.backbone.sha256)
+    (found,) = checked(_request(directory / BACKBONE, manifest.input))
+    if found.sha256 != manifest.features.backbone.sha256:
+        raise StoreError(f"{directory / BACKBONE} changed while it was checked.")
+
+
+def _request(path: Path, inputs: InputSpec) -> Request:
+    return Request(
+        paths=[str(path)],
+        shape=list(inputs.shape),
+        dtype=inputs.dtype,
+        low=inputs.low,
+        high=inputs.high,
+        role="backbone",
+    )

@@ -1,0 +1,381 @@
+"""Public feature maps: data-independent, or fitted on data that its owner declared public.
+
+Nothing in this module is fitted on a private data set. A map can only be fitted on `PublicData`,
+and the only way to make one is to give public data a name: `PublicData.declare`.
+Teachers' heads on top of such a map are private; the map is not, and so it costs no privacy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
+from numpy.typing import NDArray
+
+from terrine_models.data.arrays import DataError, Dataset, InputSpec, outside, row_digests
+from terrine_models.data.workers import side_by_side
+from terrine_models.features import bins
+from terrine_models.features.augment import distorted, draws_for
+from terrine_models.features.backbones import Backbone
+from terrine_models.features.discriminant import COMPONENTS, COPIES, discriminant
+from terrine_models.features.gradients import oriented_gradients
+from terrine_models.features.graph import embed, extend
+from terrine_models.features.nystrom import choose_landmarks, nystrom
+from terrine_models.features.pixels import to_images, to_unit
+from terrine_models.storage.manifests import FeatureSpec
+from terrine_protocol.tables import PublicSource
+
+Base = Literal["oriented_gradients", "identity", "bins", "backbone"]
+Kind = Literal["graph", "fine_graph", "nystrom", "discriminant"]
+"""What is fitted on public images: components and graph coordinates, a kernel's landmarks, or
+directions in which classes differ (`discriminant.py`)."""
+KERNEL_COMPONENTS = 150
+"""Principal components among which a kernel measures distances."""
+FINE = 0.5
+"""Power of `graph.embed` for a fine graph. Chosen, with its width, on Fashion-MNIST's training
+images: 100 coordinates with this power 84.1 % right at ε = 1, 50 with a power of 1 83.7 %."""
+HOG: Base = "oriented_gradients"
+BLOCK = 128
+"""Images turned into features at a time: few enough to stay in a processor's cache."""
+MOST_ROWS = 100_000
+"""The most public rows of a table on which bins are fitted: of more, every second, third, ….
+Quantiles of that many are near enough, and bins take several times the memory of the columns."""
+FEWEST_POINTS, MOST_POINTS = 200, 10_000
+"""The fewest public inputs for which there is a graph, and the most that it contains."""
+
+
+@dataclass(frozen=True)
+class PublicData:
+    """Inputs [N, *shape] that anyone may see. Make one with `declare`."""
+
+    inputs: NDArray[Any]
+    source: PublicSource
+
+    @classmethod
+    def declare(cls, name: str, inputs: NDArray[np.generic]) -> PublicData:
+        """State that `inputs` [N, *shape] are public, under a name that the manifest will show."""
+        if not name.strip():
+            raise DataError("Public data needs a name, so that its use can be checked later.")
+        if inputs.ndim < 2 or len(inputs) == 0:
+            raise DataError(f"Public data {name} holds no inputs; its shape is {inputs.shape}.")
+        inputs = np.ascontiguousarray(inputs)
+        digest = hashlib.sha256(f"{inputs.dtype.str}{inputs.shape}".encode())
+        digest.update(inputs.data)
+        source = PublicSource(name=name, sha256=digest.hexdigest(), records=len(inputs))
+        return cls(inputs, source)
+
+    def check_disjoint(self, private: Dataset) -> None:
+        """Refuse public data that contains private rows: two files were mixed up.
+
+        Rows of a table may coincide by chance, so 1 % is allowed there; images may not.
+        """
+        if self.inputs.shape[1:] != private.inputs.shape[1:]:
+            raise DataError(
+                f"Public data {self.source.name} has inputs of shape {self.inputs.shape[1:]}, "
+                f"the private data of shape {private.inputs.shape[1:]}."
+            )
+        if self.inputs.dtype != private.inputs.dtype:
+            raise DataError(
+                f"Public data {self.source.name} has dtype {self.inputs.dtype}, the private "
+                f"data {private.inputs.dtype}."
+            )
+        if len(outside(self.inputs, private.spec)):
+            raise DataError(
+                f"Public data {self.source.name} has values outside the declared range "
+                f"[{private.spec.low:g}, {private.spec.high:g}]."
+            )
+        shared = int(np.isin(row_digests(self.inputs), row_digests(private.inputs)).sum())
+        by_chance = len(self.inputs) // 100 if private.encoding is not None else 0
+        if shared > by_chance:
+            raise DataError(
+                f"{shared} of {len(self.inputs)} rows of the public data {self.source.name} "
+                "are rows of the private data. Nothing may be fitted on private rows: use data "
+                "that is really public, or none."
+            )
+
+
+class FeatureMap:
+    """Turns inputs [B, *shape] into features [B, width]."""
+
+    def __init__(
+        self,
+        spec: FeatureSpec,
+        inputs: InputSpec,
+        tensors: dict[str, torch.Tensor],
+        backbone: Backbone | None = None,
+    ) -> None:
+        self.spec = spec
+        self.inputs = inputs
+        self.backbone = backbone
+        self.tensors = tensors
+        """`mean` [D] and `basis` [D, components] of a projection; of a graph also `points`
+        [N, components], `scales` [N] and `coordinates` [N, coordinates]; of nystrom also
+        `landmarks` [L, components] and `whitening` [L, L]; of discriminant also `between`
+        [components]; of bins, `bins.Bins`."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Features [B, width] in float32 of inputs [B, *shape] in any dtype."""
+        return self.of_base(_base(self.spec.base, self.backbone, x, self.inputs))
+
+    def of_base(self, base: torch.Tensor, *, skip: int = 0) -> torch.Tensor:
+        """Features [B, width] of the data-independent ones [B, D] (`base_features`).
+
+        `skip` as in `graph.extend`.
+        """
+        if self.spec.projection == "none":
+            return base
+        if self.spec.projection == "nystrom":
+            points = (base - self.tensors["mean"]) @ self.tensors["basis"]
+            gamma = self.spec.gamma or 0.0
+            return nystrom(points, self.tensors["landmarks"], self.tensors["whitening"], gamma)
+        if self.spec.projection == "discriminant":
+            return (base - self.tensors["mean"]) @ self.tensors["basis"]
+        if self.spec.base == "bins":
+            binned = bins.Bins(self.tensors)(base)
+            return (binned - self.tensors["mean"]) @ self.tensors["basis"]
+        points = _project(base, self.tensors)
+        if self.spec.projection != "graph":
+            return points
+        known = (self.tensors[name] for name in ("points", "scales", "coordinates"))
+        return torch.cat([points, extend(points, *known, skip=skip)], 1)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes that the tensors must have."""
+        if self.spec.projection == "none":
+            return {}
+        spec = self.spec
+        if spec.base == "bins":
+            return bins.shapes(spec.steps, spec.ranks, spec.components)
+        size = spec.backbone.width if spec.backbone else _base_size(spec.base, self.inputs)
+        shapes: dict[str, tuple[int, ...]] = {"mean": (size,), "basis": (size, spec.components)}
+        if spec.projection == "graph":
+            shapes["points"] = (spec.points, spec.components)
+            shapes["scales"] = (spec.points,)
+            shapes["coordinates"] = (spec.points, spec.coordinates)
+        if spec.projection == "discriminant":
+            shapes["between"] = (spec.components,)
+        if spec.projection == "nystrom":
+            shapes["landmarks"] = (spec.landmarks, spec.components)
+            shapes["whitening"] = (spec.landmarks, spec.landmarks)
+        return shapes
+
+    def to(self, device: str) -> FeatureMap:
+        """The same map on another device."""
+        moved = {name: tensor.to(device) for name, tensor in self.tensors.items()}
+        return FeatureMap(self.spec, self.inputs, moved, self.backbone)
+
+
+def _base(
+    base: Base, backbone: Backbone | None, x: torch.Tensor, inputs: InputSpec
+) -> torch.Tensor:
+    return base_features(base, x, inputs) if backbone is None else backbone(x)
+
+
+def base_features(base: Base, x: torch.Tensor, inputs: InputSpec) -> torch.Tensor:
+    """The data-independent part of a map: [B, *shape] to [B, D]. A backbone has its own."""
+    if base == "backbone":
+        raise ValueError("the features of a backbone need its model")
+    unit = to_unit(x, inputs)
+    if base != "oriented_gradients":
+        return unit.flatten(1) * 2 - 1
+    return oriented_gradients(to_images(unit).mean(1))
+
+
+def _base_size(base: Base, inputs: InputSpec) -> int:
+    return base_features(base, torch.zeros((1, *inputs.shape)), inputs).shape[1]
+
+
+def public_features(
+    inputs: InputSpec,
+    public: PublicData | None,
+    width: int,
+    kind: Kind = "graph",
+    *,
+    whiten: bool = False,
+    backbone: Backbone | None = None,
+) -> FeatureMap:
+    """The feature map for inputs of this kind, with at most `width` numbers per input.
+
+    Images get oriented gradients. With public data these are reduced to principal components, and a
+    third of the width are coordinates on its neighbourhood graph; or, with the kind `nystrom`, they
+    are compared with `width` public landmarks by a Gaussian kernel. A `fine_graph` has twice as
+    many coordinates, beyond the width, and the less smooth ones count for more. With the kind
+    `discriminant` they are the directions in which classes seem to differ. Without public data
+    oriented gradients are reduced by a random orthogonal projection to four times the width: it is
+    data-independent and needs more dimensions. Tables get bins at the quantiles of public rows
+    (`bins.fit_bins`, which explains `whiten`). Without public rows, or with too few, tables keep
+    their encoded columns.
+    With a backbone, its embeddings replace oriented gradients, of images and of tables; without
+    public data they are kept as they are. Raises DataError for `nystrom` and `discriminant` without
+    public images, and for `discriminant` with a backbone.
+    """
+    if kind == "discriminant":
+        return _discriminant(inputs, public, width, backbone)
+    if backbone is not None and public is None and kind != "nystrom":
+        spec = FeatureSpec(
+            base="backbone",
+            projection="none",
+            components=backbone.source.width,
+            backbone=backbone.source,
+        )
+        return FeatureMap(spec, inputs, {}, backbone)
+    if len(inputs.shape) == 1 and backbone is None:
+        if kind == "nystrom":
+            raise DataError("A Nyström map is for images; tables have bins.")
+        return _of_tables(inputs, public, width, whiten)
+    if public is None:
+        if kind == "nystrom":
+            raise DataError("A Nyström map needs public inputs for its landmarks.")
+        return _random_projection(inputs, 4 * width)
+    every = -(-len(public.inputs) // MOST_POINTS)
+    blocks = [torch.tensor(block) for block in _blocks(public.inputs[::every])]
+    name: Base = "oriented_gradients" if backbone is None else "backbone"
+    base = torch.cat(side_by_side(lambda block: _base(name, backbone, block, inputs), blocks))
+    if kind == "nystrom":
+        return _landmarks(inputs, base, public.source, width, backbone)
+    tensors = _principal_components(base, width - width // 3)
+    tensors["basis"] = tensors["basis"] * tensors.pop("deviations") ** -0.5
+    spec = FeatureSpec(
+        base=name,
+        projection="pca",
+        components=tensors["basis"].shape[1],
+        fitted_on=public.source,
+        backbone=None if backbone is None else backbone.source,
+    )
+    if len(base) >= FEWEST_POINTS:
+        points = _project(base, tensors)
+        fine = kind == "fine_graph"
+        count, power = (2 * (width // 3), FINE) if fine else (width // 3, 1.0)
+        coordinates, scales = embed(points, count, power)
+        tensors |= {"points": points, "scales": scales, "coordinates": coordinates}
+        spec = spec.model_copy(
+            update={"projection": "graph", "coordinates": count, "points": len(points)}
+        )
+    return FeatureMap(spec, inputs, tensors, backbone)
+
+
+def _discriminant(
+    inputs: InputSpec, public: PublicData | None, width: int, backbone: Backbone | None
+) -> FeatureMap:
+    """The map to at most `width` directions in which public images of other classes differ."""
+    if public is None or len(public.inputs) < FEWEST_POINTS or len(inputs.shape) == 1 or backbone:
+        raise DataError(
+            f"Discriminant features need at least {FEWEST_POINTS} public images, and no backbone."
+        )
+    plain = torch.from_numpy(public.inputs[:: -(-len(public.inputs) // MOST_POINTS)])
+    rows = torch.split(torch.arange(len(plain)), BLOCK)
+    base = torch.cat(side_by_side(lambda own: _base(HOG, None, plain[own], inputs), rows))
+    tensors = _principal_components(base, COMPONENTS)
+    del tensors["deviations"]
+
+    def components(of: torch.Tensor) -> torch.Tensor:
+        return (of - tensors["mean"]) @ tensors["basis"]
+
+    def changed(copy: int) -> torch.Tensor:
+        draws = draws_for(0, copy, len(plain))
+
+        def compute(own: torch.Tensor) -> torch.Tensor:
+            bent = distorted(plain[own].float(), draws[own], inputs)
+            return components(_base(HOG, None, bent, inputs))
+
+        return torch.cat(side_by_side(compute, rows))
+
+    directions, between = discriminant(components(base), [changed(i) for i in range(COPIES)], width)
+    tensors["basis"] = (tensors["basis"] @ directions).contiguous()
+    spec = FeatureSpec(
+        base=HOG, projection="discriminant", components=len(between), fitted_on=public.source
+    )
+    return FeatureMap(spec, inputs, tensors | {"between": between})
+
+
+def _landmarks(
+    inputs: InputSpec,
+    base: torch.Tensor,
+    source: PublicSource,
+    width: int,
+    backbone: Backbone | None,
+) -> FeatureMap:
+    """The map to similarities with at most `width` of the public points."""
+    tensors = _principal_components(base, KERNEL_COMPONENTS)
+    del tensors["deviations"]
+    points = (base - tensors["mean"]) @ tensors["basis"]
+    found, gamma = choose_landmarks(points, width)
+    spec = FeatureSpec(
+        base="oriented_gradients" if backbone is None else "backbone",
+        projection="nystrom",
+        components=points.shape[1],
+        landmarks=len(found["landmarks"]),
+        gamma=gamma,
+        fitted_on=source,
+        backbone=None if backbone is None else backbone.source,
+    )
+    return FeatureMap(spec, inputs, tensors | found, backbone)
+
+
+def _of_tables(
+    inputs: InputSpec, public: PublicData | None, width: int, whiten: bool
+) -> FeatureMap:
+    if public is not None:
+        every = -(-len(public.inputs) // MOST_ROWS)
+        rows = base_features("bins", torch.from_numpy(public.inputs[::every]), inputs)
+        tensors = bins.fit_bins(rows, width, whiten=whiten)
+        if tensors is not None:
+            spec = FeatureSpec(
+                base="bins",
+                projection="whitened" if whiten else "scaled",
+                components=tensors["basis"].shape[1],
+                steps=len(tensors["steps"]),
+                ranks=len(tensors["knots"]),
+                fitted_on=public.source,
+            )
+            return FeatureMap(spec, inputs, tensors)
+    spec = FeatureSpec(base="identity", projection="none", components=inputs.shape[0])
+    return FeatureMap(spec, inputs, {})
+
+
+def _principal_components(base: torch.Tensor, width: int) -> dict[str, torch.Tensor]:
+    """Mean [D], orthonormal basis [D, C] and the components' standard deviations [C]."""
+    mean = base.mean(0)
+    centred = base - mean
+    keep = min(width, *base.shape)
+    # Subspace iteration (Halko, Martinsson and Tropp, SIAM Review 2011): exact to far below what
+    # matters to a teacher, and many times faster than a full decomposition.
+    subspace = _random_directions(base.shape[1], min(keep + 20, *base.shape), seed=0)
+    for _ in range(6):
+        subspace, _ = torch.linalg.qr(centred.T @ (centred @ subspace))
+    _, deviations, directions = torch.linalg.svd(centred @ subspace, full_matrices=False)
+    variances = deviations[:keep] ** 2 / len(base)
+    return {
+        "mean": mean,
+        "basis": (subspace @ directions[:keep].T).contiguous(),
+        "deviations": variances.clamp(min=1e-9).sqrt(),
+    }
+
+
+def _project(base: torch.Tensor, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    return F.normalize((base - tensors["mean"]) @ tensors["basis"], dim=1)
+
+
+def _blocks(inputs: NDArray[Any]) -> list[NDArray[Any]]:
+    return np.array_split(inputs, -(-len(inputs) // BLOCK))
+
+
+def _random_projection(inputs: InputSpec, width: int, seed: int = 0) -> FeatureMap:
+    size = _base_size("oriented_gradients", inputs)
+    basis = _random_directions(size, min(width, size), seed)
+    spec = FeatureSpec(
+        base="oriented_gradients", projection="random", components=basis.shape[1], seed=seed
+    )
+    return FeatureMap(spec, inputs, {"mean": torch.zeros(size), "basis": basis})
+
+
+def _random_directions(size: int, count: int, seed: int) -> torch.Tensor:
+    """An orthonormal basis [size, count] of a uniformly random subspace."""
+    random = np.random.Generator(np.random.Philox(seed))
+    gaussian = torch.from_numpy(random.standard_normal((size, count), dtype=np.float32))
+    basis: torch.Tensor = torch.linalg.qr(gaussian)[0]
+    return basis

@@ -1,0 +1,301 @@
+"""What an ONNX file must be before the service loads it. Run in a process of its own.
+
+    python -m terrine_models.storage.onnx_check     # a `Request` on stdin, a `Finding` per file on
+    stdout
+
+Native code parses these files, and a malformed one may bring it down, so this process may die over
+a file and nothing else is harmed (`onnx_files.py` starts it). It first reads the file as a protocol
+buffer, refuses what may reach beyond it or does not compute the same every time, and only then
+gives it to onnxruntime and lets it answer a probe.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from terrine_models.storage.onnx_limits import LOADING, VOTING, confine, limit_memory, memory_for
+from terrine_models.storage.onnx_models import (
+    Model,
+    ModelError,
+    block_of,
+    chosen,
+    first_line,
+    indices,
+)
+from terrine_models.storage.onnx_operators import check_operators
+from terrine_protocol.files import opened
+
+LARGEST = 512 * 2**20
+"""Bytes of one file."""
+PARSING = LOADING + 8 * LARGEST
+"""Bytes of address space that the check may take, but for what the model does with inputs."""
+PROBES = 32
+READY = "ready"
+"""The first line on stdout."""
+DOMAINS = {"": "ai.onnx", "ai.onnx": "ai.onnx", "ai.onnx.ml": "ai.onnx.ml"}
+OLDEST = 7
+"""Opset of ai.onnx from which onnxruntime promises to run models."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """Which files to check, and as what."""
+
+    paths: list[str]
+    shape: list[int]
+    dtype: str
+    low: float
+    high: float
+    role: Literal["teacher", "backbone"] = "teacher"
+    classes: list[str] = field(default_factory=list)
+    output: str | None = None
+    probe: str | None = None
+    """An .npy file of public inputs [P, *shape] to ask as well."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a file is; or, in `refused`, why it is not taken."""
+
+    path: str
+    refused: str | None
+    sha256: str = ""
+    output: str = ""
+    values: Literal["scores", "labels"] = "scores"
+    opsets: dict[str, int] = field(default_factory=dict)
+    width: int = 0
+    """Numbers in each output; 1 for a label."""
+
+
+def main() -> None:
+    """Check the files that stdin asks for."""
+    import onnx  # noqa: F401 - now, and not in the time of the first file
+    import onnxruntime  # noqa: F401
+
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # native code prints where it likes
+    request = Request(**json.load(sys.stdin))
+    confine()
+    limit_memory(PARSING)
+    probe = probes(request)
+    print(READY, file=answers, flush=True)
+    for path in request.paths:
+        try:
+            found = check(Path(path), request, probe)
+        except (ModelError, OSError) as error:
+            found = Finding(path, printable(getattr(error, "strerror", None) or str(error)))
+        except MemoryError:
+            found = Finding(path, f"it needs more than {VOTING // 2**30} GiB beside its weights")
+        except Exception as error:  # of libraries that did not expect such a file
+            found = Finding(path, f"it cannot be checked: {printable(first_line(error))}")
+        print(json.dumps(asdict(found)), file=answers, flush=True)
+
+
+def printable(text: str) -> str:
+    """A text with names from a file in it, as a terminal may show it."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in text[:400])
+
+
+def check(path: Path, request: Request, probe: NDArray[np.generic]) -> Finding:
+    """What the file is. Raises ModelError, or OSError if it cannot be read."""
+    data = read(path)
+    opsets = check_content(data)
+    model = Model(data, request.output)
+    _check_input(model, request)
+    values, width = _check_answers(model, request, probe)
+    digest = hashlib.sha256(data).hexdigest()
+    return Finding(str(path), None, digest, model.output, values, opsets, width)
+
+
+def read(path: Path) -> bytes:
+    """The bytes of a regular file of at most `LARGEST`. Raises ModelError or OSError."""
+    with opened(path) as file:
+        found = os.fstat(file.fileno())
+        if found.st_size > LARGEST:
+            raise ModelError(f"it has {found.st_size:,} bytes, at most {LARGEST:,} are taken")
+        data = file.read(LARGEST + 1)
+        if len(data) > LARGEST:
+            raise ModelError(f"it has more than {LARGEST:,} bytes")
+        return data
+
+
+def check_content(data: bytes) -> dict[str, int]:
+    """Refuse what a teacher has no need of; return the opset of each domain. Raises ModelError."""
+    import onnx
+    from google.protobuf.message import DecodeError
+    from onnx import defs
+
+    try:
+        model = onnx.ModelProto.FromString(data)
+    except DecodeError:
+        raise ModelError("it is not an ONNX file") from None
+    if not model.HasField("graph") or not model.opset_import:
+        raise ModelError("it is not an ONNX file: it has no graph or no operator set")
+    if model.functions or model.training_info:
+        raise ModelError(
+            "it defines functions or training of its own; inline the functions with "
+            "onnx.inliner.inline_local_functions"
+        )
+    for message in _messages(model):
+        _check_message(message)
+    opsets: dict[str, int] = {}
+    newest = {"ai.onnx": defs.onnx_opset_version(), "ai.onnx.ml": defs.onnx_ml_opset_version()}
+    for each in model.opset_import:
+        domain = _domain(each.domain)
+        if not (OLDEST if domain == "ai.onnx" else 1) <= each.version <= newest[domain]:
+            raise ModelError(
+                f"it uses opset {each.version} of {domain}; {OLDEST} to {newest['ai.onnx']} of "
+                f"ai.onnx and 1 to {newest['ai.onnx.ml']} of ai.onnx.ml are known here"
+            )
+        opsets[domain] = each.version
+    for node in model.graph.node:
+        domain = _domain(node.domain)
+        version = opsets.get(domain, 0)
+        if not defs.has(node.op_type, version, "" if domain == "ai.onnx" else domain):
+            raise ModelError(f"it uses {node.op_type}, which is not in opset {version} of {domain}")
+    try:
+        onnx.checker.check_model(model, full_check=True)
+    except Exception as error:  # the checker's own, protobuf's, or of a file that neither expected
+        raise ModelError(f"it is not a valid model: {first_line(error)}") from None
+    check_operators(model.graph)
+    return opsets
+
+
+def _messages(message: Any) -> Iterator[Any]:
+    """A protocol buffer message and all those in it."""
+    yield message
+    for kind, value in message.ListFields():
+        if kind.message_type is not None:
+            for each in [value] if hasattr(value, "ListFields") else value:
+                yield from _messages(each)
+
+
+def _check_message(message: Any) -> None:
+    from google.protobuf.unknown_fields import UnknownFieldSet
+
+    if len(UnknownFieldSet(message)):
+        raise ModelError(
+            "it holds fields that the installed onnx does not know; a newer onnx may: "
+            "pip install --upgrade onnx"
+        )
+    match type(message).__name__:
+        case "TensorProto" if message.data_location != 0 or message.external_data:
+            raise ModelError(
+                "its weights are in another file (external data). Put them into this one: "
+                "onnx.save_model(onnx.load(path), path), or export with external_data=False"
+            )
+        case "AttributeProto" if message.HasField("g") or message.graphs:
+            raise ModelError(
+                "it has control flow (a graph inside an operator, as of If, Loop or Scan): "
+                "the time that it takes would depend on the input"
+            )
+
+
+def _domain(name: str) -> str:
+    if name not in DOMAINS:
+        raise ModelError(
+            f"it uses operators of the domain {name!r}; only those of ai.onnx and ai.onnx.ml are "
+            "taken"
+        )
+    return DOMAINS[name]
+
+
+def probes(request: Request) -> NDArray[np.generic]:
+    """Inputs [P, *shape] to ask: the ends and the middle of the range, draws from it, public ones.
+
+    Raises OSError or ValueError if the public ones cannot be read.
+    """
+    draws = np.random.default_rng(0).uniform(0, 1, (PROBES, *request.shape))
+    draws[0], draws[1], draws[2] = 0, 1, 0.5
+    made = request.low + draws * (request.high - request.low)
+    if request.dtype == "uint8":
+        made = np.round(made)
+    found = np.clip(made, request.low, request.high).astype(request.dtype)
+    if request.probe is None:
+        return found
+    return np.concatenate([found, np.load(request.probe, allow_pickle=False)])
+
+
+def _check_input(model: Model, request: Request) -> None:
+    if not model.shape:
+        raise ModelError("it does not say which shape its input has")
+    fixed = model.shape[0]
+    if isinstance(fixed, int) and fixed != 1:
+        raise ModelError(
+            f"it takes {fixed} rows at a time; export it with a batch of any size, or of 1"
+        )
+    fits = len(model.shape) == 1 + len(request.shape) and all(
+        not isinstance(size, int) or size == expected
+        for size, expected in zip(model.shape[1:], request.shape, strict=True)
+    )
+    if not fits:
+        raise ModelError(
+            f"its input has shape {list(model.shape)}, expected [batch, "
+            f"{', '.join(map(str, request.shape))}]"
+        )
+
+
+def _check_answers(
+    model: Model, request: Request, probe: NDArray[np.generic]
+) -> tuple[Literal["scores", "labels"], int]:
+    """Ask the probe, twice, and half of it beside other rows: only the row itself may matter."""
+    half = len(probe) // 2
+    beside = probe.copy()
+    beside[half:] = probe[0]
+    block = np.resize(probe, (block_of(request.shape), *request.shape))
+    try:
+        with memory_for(VOTING):
+            model(block)
+            first, again = np.asarray(model(probe)), np.asarray(model(probe))
+            other = np.asarray(model(beside))
+    except MemoryError:
+        raise
+    except Exception as error:  # onnxruntime's errors have no class in common
+        if "alloc" in str(error):
+            raise MemoryError from None
+        raise ModelError(f"it fails on inputs of this kind: {first_line(error)}") from None
+    if first.dtype.kind not in "fiuOU":
+        raise ModelError(
+            f"its output {model.output} is {model.output_type}; expected scores (floating point) "
+            "or labels. Of scikit-learn's, convert with the option zipmap=False"
+        )
+    scores = first.dtype.kind == "f"
+    if request.role == "backbone":
+        if not scores or first.ndim != 2 or first.shape[0] != len(probe) or not first.shape[1]:
+            raise ModelError(f"its output is {first.dtype} {list(first.shape)}, expected [B, D]")
+    else:
+        chosen(first, len(probe), request.classes)
+    if scores and not np.isfinite(first).all():
+        row = int(np.flatnonzero(~np.isfinite(first).all(1))[0])
+        which = f"public input {row - PROBES}" if row >= PROBES else f"probe {row}"
+        raise ModelError(f"its output is not finite on {which}; are range and dtype right?")
+    if not scores:
+        known = indices(first.ravel(), request.classes)
+        odd = first.ravel()[(known < 0) | (known >= len(request.classes))]
+        if len(odd):
+            raise ModelError(
+                f"it gives the label {odd[0]!r}, which is none of the classes: their numbers, 0 "
+                f"to {len(request.classes) - 1}, or their names are expected"
+            )
+    ours, theirs = first[:half], other[:half]
+    same = np.allclose(ours, theirs, 1e-3, 1e-4) if scores else bool((ours == theirs).all())
+    if not np.array_equal(first, again) or not same:
+        raise ModelError(
+            "it answers the same input differently, by chance or by what is asked beside it; "
+            "export it for inference"
+        )
+    return ("scores" if scores else "labels"), (first.shape[1] if scores else 1)
+
+
+if __name__ == "__main__":
+    main()

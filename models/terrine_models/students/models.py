@@ -1,0 +1,298 @@
+"""A student: one small model that learns from bought labels, and may be published.
+
+    from terrine_models.students.networks import Training, train_student
+
+    student = train_student(x, labels, inputs=spec, classes=names)   # labels: -1 where unknown
+    student.save(Path("student"))
+    Student.load(Path("student")).probabilities(x_new)               # [B, m]
+
+A student has seen public inputs and private answers that were paid for, so its weights are
+post-processing: whoever holds them learns nothing about the private data beyond the budget.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
+from numpy.typing import NDArray
+from pydantic import Field, ValidationError, model_validator
+from torch import nn
+
+from terrine_models.data.arrays import InputSpec
+from terrine_models.features.gradients import oriented_gradients
+from terrine_models.features.maps import FeatureMap
+from terrine_models.features.prepared import MLP, prepare
+from terrine_models.storage.manifests import (
+    FeatureSpec,
+    StoreError,
+    load_tensors,
+    save_tensors,
+    versions,
+    write_atomically,
+)
+from terrine_protocol.files import read
+from terrine_protocol.tables import Record, Sha256, TableSchema
+
+NETWORKS = ("edges", "mlp")
+"""Architectures of which several are averaged."""
+MODEL = "model.json"
+WEIGHTS = "model.safetensors"
+SMALL = 16  # images with a side under SMALL pixels are not shrunk before the first convolution
+BLOCK = 512
+MOST_MEMBERS = 20
+"""Networks of one student, at most: more are slow to use, and change next to nothing."""
+
+
+class StudentModel(Record):
+    """`model.json`: what is needed to use a student, and how it was made."""
+
+    format: Literal["terrine-student-1"] = "terrine-student-1"
+    architecture: str
+    """One of `ARCHITECTURES`."""
+    input: InputSpec
+    features: FeatureSpec | None = None
+    """Of a ridge model: the map of inputs to features, fitted on public inputs."""
+    members: int | None = Field(default=None, ge=2, le=MOST_MEMBERS)
+    """How many networks are averaged; None for one model."""
+    encoding: TableSchema | None = None
+    classes: tuple[str, ...]
+    training: dict[str, int | float | str]
+    versions: dict[str, str]
+    weights_sha256: Sha256
+
+    @model_validator(mode="after")
+    def _is_coherent(self) -> Self:
+        if (self.architecture == "ridge") != (self.features is not None):
+            raise ValueError("a ridge model, and no other, states its features")
+        if self.members is not None and self.architecture not in NETWORKS:
+            raise ValueError("only networks are averaged")
+        return self
+
+
+class Edges(nn.Module):
+    """Fixed first layer: the strength of edges in each of 8 directions, near each position.
+
+    Nothing here is learned, so that a few hundred labels suffice. After the simple and
+    complex cells of Hubel and Wiesel, by way of oriented-gradient histograms.
+    """
+
+    DIRECTIONS = 8
+    filters: torch.Tensor
+
+    def __init__(self, stride: int) -> None:
+        super().__init__()
+        self.stride = stride
+        angles = torch.arange(self.DIRECTIONS) * (2 * math.pi / self.DIRECTIONS)
+        across = torch.tensor([[1.0, 0, -1], [2, 0, -2], [1, 0, -1]]) / 8  # Sobel
+        steered = angles.cos()[:, None, None] * across + angles.sin()[:, None, None] * across.T
+        self.register_buffer("filters", steered.unsqueeze(1), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, C, H, W] to [B, 8 C, H / stride, W / stride]."""
+        colours = x.shape[1]
+        edges = F.conv2d(x, self.filters.repeat(colours, 1, 1, 1), padding=1, groups=colours)
+        near = F.avg_pool2d(F.relu(edges), 3, self.stride, padding=1)
+        return torch.sqrt(near + 1e-4)
+
+
+class EdgeCNN(nn.Module):
+    """Edges, two convolutions, one dense layer: for images."""
+
+    def __init__(self, inputs: InputSpec, classes: int) -> None:
+        super().__init__()
+        height, width = inputs.shape[:2]
+        colours = inputs.shape[2] if len(inputs.shape) == 3 else 1
+        stride = 1 if min(height, width) < SMALL else 2
+        channels = Edges.DIRECTIONS * colours
+        self.edges = nn.Sequential(Edges(stride), nn.BatchNorm2d(channels))
+        self.layers = nn.Sequential(_convolution(channels, 48), _convolution(48, 96))
+        with torch.no_grad():
+            size = self.layers(self.edges(torch.zeros(1, colours, height, width))).numel()
+        self.scores = nn.Linear(size, classes)
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        """What the scores are linear in, [B, d], of prepared images [B, C, H, W]."""
+        features: torch.Tensor = self.layers(self.edges(x)).flatten(1)
+        return features
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scores [B, m] of prepared images [B, C, H, W]."""
+        scores: torch.Tensor = self.scores(self.features(x))
+        return scores
+
+
+class Average(nn.Module):
+    """Several networks of one kind: the scores are logarithms of their mean probabilities."""
+
+    def __init__(self, members: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scores [B, m] of prepared inputs [B, …]; their softmax is the mean probability."""
+        scores = torch.stack([member(x).log_softmax(1) for member in self.members])
+        return scores.logsumexp(0)
+
+
+def _convolution(channels: int, filters: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(channels, filters, 3, padding=1, bias=False),
+        nn.BatchNorm2d(filters),
+        nn.LeakyReLU(0.1),
+        nn.MaxPool2d(2, ceil_mode=True),
+    )
+
+
+class Ridge(nn.Module):
+    """Linear scores on public features. `ridge.py` computes the weights."""
+
+    def __init__(self, inputs: InputSpec, classes: int, features: FeatureSpec) -> None:
+        super().__init__()
+        self.inputs, self.features = inputs, features
+        for name, shape in FeatureMap(features, inputs, {}).shapes().items():
+            self.register_buffer(name, torch.zeros(shape))
+        self.scores = nn.Linear(features.width, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scores [B, m] of prepared inputs [B, d] or [B, C, H, W]."""
+        base = x if x.ndim == 2 else oriented_gradients(x.mean(1))
+        known = FeatureMap(self.features, self.inputs, dict(self.named_buffers()))
+        scores: torch.Tensor = self.scores(known.of_base(base))
+        return scores
+
+
+def build_student(
+    inputs: InputSpec,
+    classes: int,
+    features: FeatureSpec | None = None,
+    members: int | None = None,
+) -> nn.Module:
+    """A model for inputs of this kind, not initialised: with `features`, a ridge model.
+
+    With `members`, the average of so many networks.
+    """
+    if features is not None:
+        return Ridge(inputs, classes, features)
+    if members is not None:
+        return Average([build_student(inputs, classes) for _ in range(members)])
+    if len(inputs.shape) == 1:
+        return MLP(inputs, classes, (64, 32))
+    return EdgeCNN(inputs, classes)
+
+
+def initialise_student(network: nn.Module, generator: torch.Generator) -> None:
+    """He initialisation from `generator`, so that students may be trained in parallel."""
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_uniform_(module.weight, nonlinearity="relu", generator=generator)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
+class Student:
+    """A trained student. Make one with `choose_student`, `train_student` or `load`."""
+
+    def __init__(self, network: nn.Module, model: StudentModel) -> None:
+        self.network = network.eval()
+        self.model = model
+
+    def probabilities(self, x: NDArray[np.generic]) -> NDArray[np.float64]:
+        """Class probabilities [B, m] of inputs [B, *shape]; rows sum to 1 up to rounding."""
+        if x.shape[1:] != self.model.input.shape:
+            raise ValueError(
+                f"Inputs have shape {list(x.shape)}, expected "
+                f"[B, {', '.join(map(str, self.model.input.shape))}]."
+            )
+        out = np.empty((len(x), len(self.model.classes)))
+        with torch.inference_mode():
+            for at in range(0, len(x), BLOCK):
+                block = torch.from_numpy(np.asarray(x[at : at + BLOCK], dtype=np.float32))
+                scores = self.network(prepare(block, self.model.input))
+                out[at : at + BLOCK] = scores.double().softmax(1).numpy()
+        return out
+
+    def predict(self, x: NDArray[np.generic]) -> NDArray[np.int64]:
+        """The most probable class [B] of inputs [B, *shape]."""
+        best: NDArray[np.int64] = self.probabilities(x).argmax(1)
+        return best
+
+    def accuracy(self, x: NDArray[np.generic], labels: NDArray[np.int64]) -> float:
+        """Share of inputs [B, *shape] that are classified as `labels` [B]."""
+        return float((self.predict(x) == labels).mean())
+
+    def save(self, directory: Path) -> None:
+        """Write `model.safetensors` and `model.json`; each replaces an existing file atomically."""
+        directory.mkdir(parents=True, exist_ok=True)
+        digest = save_tensors(directory / WEIGHTS, dict(self.network.state_dict()))
+        self.model = self.model.model_copy(update={"weights_sha256": digest})
+        text = self.model.model_dump_json(indent=2, exclude_none=True)
+        write_atomically(directory / MODEL, text.encode() + b"\n")
+
+    @classmethod
+    def load(cls, directory: Path) -> Student:
+        """Load a student. Raises StoreError when a file is missing, altered or malformed."""
+        path = Path(directory) / MODEL
+        try:
+            model = StudentModel.model_validate_json(read(path))
+        except OSError as error:
+            raise StoreError(
+                f"{path} cannot be read ({error.strerror}); expected the directory of a student, "
+                "as made by `terrine student train`."
+            ) from None
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(str(part) for part in first["loc"]) or "the document"
+            raise StoreError(f"{path} is malformed at {where}: {first['msg']}.") from None
+        tensors = load_tensors(Path(directory), WEIGHTS, model.weights_sha256)
+        make = ARCHITECTURES.get(model.architecture)
+        if make is None:
+            raise StoreError(f"{path} is a student of another kind: {model.architecture}.")
+        try:
+            return cls(make(model, tensors, str(Path(directory) / WEIGHTS)), model)
+        except RuntimeError as error:
+            weights = Path(directory) / WEIGHTS
+            raise StoreError(f"{weights} does not fit {path} ({error}).") from None
+
+
+def _usual(model: StudentModel, tensors: Mapping[str, torch.Tensor], where: str) -> nn.Module:
+    network = build_student(model.input, len(model.classes), model.features, model.members)
+    network.load_state_dict(tensors)
+    return network
+
+
+Loaded = Callable[[StudentModel, Mapping[str, torch.Tensor], str], nn.Module]
+ARCHITECTURES: dict[str, Loaded] = dict.fromkeys(("edges", "mlp", "ridge"), _usual)
+"""By name: makes a model from its description and its tensors, which are at a place."""
+
+
+def describe(
+    inputs: InputSpec,
+    classes: tuple[str, ...],
+    training: dict[str, int | float | str],
+    encoding: TableSchema | None = None,
+    features: FeatureSpec | None = None,
+    members: int | None = None,
+    architecture: str | None = None,
+) -> StudentModel:
+    """The `model.json` of a student that is not saved yet.
+
+    With `features` it is a ridge model, and a network unless `architecture` says otherwise.
+    """
+    network = "mlp" if len(inputs.shape) == 1 else "edges"
+    return StudentModel(
+        architecture=architecture or (network if features is None else "ridge"),
+        input=inputs,
+        features=features,
+        members=members,
+        encoding=encoding,
+        classes=classes,
+        training=training,
+        versions=versions(),
+        weights_sha256="0" * 64,
+    )

@@ -1,0 +1,330 @@
+"""Clues in a column's name and values: people, identifiers, dates, text or numbers."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+import operator
+import re
+from dataclasses import dataclass
+from datetime import date
+from functools import cached_property
+from pathlib import Path
+
+from terrine_models.tables.columns import date_orders, read_date
+from terrine_models.tables.csv_files import DECIMAL_COMMA, number
+from terrine_models.tables.values import Values
+from terrine_protocol.tables import DateOrder
+
+FEW = 20
+"""A column with at most this many distinct values is not taken for names, text or identifiers."""
+LONG_WORDS, LONG_LENGTH = 5, 40
+"""From this average number of words or characters on, values are prose."""
+
+_PERSON = (
+    r"(patient(en)?|pat|pid|mrn|medicalrecord|person(en)?|subject|subjekt|proband(en)?|individual|"
+    r"participant|teilnehmer|versicherten?|insured|member|customer|client|kunden?|user|employee|"
+    r"student|pupil|citizen|ssn|nhs)"
+)
+_ID = r"(id|identifier|key|uuid|guid)"
+_NUMBER = r"(nr|no|number|nummer)"
+_PERSON_NAME = re.compile(rf"(id|nr)?{_PERSON}({_ID}|{_NUMBER}|num|code|hash|pseudonym|kennung)*")
+_BARE_PERSON_NAME = re.compile(_PERSON)
+_STAY_NAME = re.compile(
+    rf"(case|record|encounter|admission|hadm|visit|stay|icustay|episode|account|row)?{_ID}|"
+    rf"(case|record|encounter|admission|account|fall){_NUMBER}"
+)
+_LAST_WORD_ID = re.compile(rf"(.*[^a-z])?({_ID}|{_NUMBER})")
+_CONTACT_NAME = re.compile(
+    rf"{_PERSON}?(first|last|sur|family|full|given|middle|vor|nach|familien)?name|"
+    r"e?mail(address)?|(tele|mobile)?phone(number)?|telefon(nummer)?|(street|home|post)?address|"
+    r"stra(ss|ß)e|street|adresse|anschrift"
+)
+
+_MONTH = r"(jan|feb|m[aä]r|mrz|apr|ma[iy]|jun|jul|aug|sep|o[ck]t|nov|de[cz])\w*\.?"
+_CLOCK = r"\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[ap]m)?(z|[+-]\d{2}:?\d{2})?"
+_DAY = (
+    r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3(\d{4}|\d{2})|"
+    r"(19|20)\d{2}(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])|"
+    rf"\d{{1,2}}\.?[- ]?{_MONTH}[- ,]*\d{{2,4}}|{_MONTH} \d{{1,2}},? \d{{4}})"
+)
+_DATE = re.compile(rf"{_DAY}([t ]{_CLOCK})?|(?=\d\d:){_CLOCK}", re.IGNORECASE)
+SCALES = (
+    (
+        "no",
+        "none",
+        "minimal",
+        "slight",
+        "mild",
+        "some",
+        "moderate",
+        "much",
+        "severe",
+        "very severe",
+    ),
+    ("keine", "gering", "leicht", "mäßig", "mittel", "schwer", "sehr schwer"),
+    ("never", "rarely", "sometimes", "often", "usually", "always"),
+    ("nie", "selten", "manchmal", "oft", "häufig", "immer"),
+    ("very low", "low", "below normal", "normal", "medium", "above normal", "high", "very high"),
+    ("sehr niedrig", "niedrig", "normal", "mittel", "hoch", "sehr hoch"),
+    ("very poor", "poor", "fair", "good", "very good", "excellent"),
+    ("xs", "s", "m", "l", "xl", "xxl"),
+    ("small", "medium", "large"),
+    ("i", "ii", "iii", "iv", "v", "vi"),
+)
+"""Words that are levels, from least to most, in lower case."""
+_BAND = re.compile(
+    r"(?P<only>\d+)|[\[(]?(?P<low>\d+)( ?[-–] ?| to | bis |, ?)(?P<high>\d+)[\])]?|"
+    r"(<|under|below|unter) ?=?(?P<below>\d+)|"
+    r"(>|over|above|über|≥) ?=?(?P<above>\d+)|(?P<least>\d+) ?(\+|and over|or more|und mehr)",
+    re.IGNORECASE,
+)
+_THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+")
+_HEX = re.compile(r"[0-9a-f-]{16,}", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Clues:
+    """A column of a table, and the clues in it."""
+
+    path: Path
+    name: str
+    values: Values
+
+    @cached_property
+    def distinct(self) -> list[str]:
+        """The distinct values that were counted, sorted."""
+        return sorted(self.values.counts)
+
+    @property
+    def different(self) -> str:
+        """How many distinct values there are, for people."""
+        return f"{'' if self.complete else 'more than '}{len(self.distinct):,}"
+
+    @property
+    def complete(self) -> bool:
+        """Whether all distinct values were counted."""
+        return self.values.rest is None
+
+    @property
+    def gaps(self) -> int:
+        """Rows without a value."""
+        return self.values.rows - self.values.given
+
+    @cached_property
+    def low(self) -> float:
+        """The least number, of a numeric column."""
+        rest = self.values.rest
+        return min([*self._numbers.values(), *([rest.low] if rest else [])])
+
+    @cached_property
+    def high(self) -> float:
+        """The greatest number, of a numeric column."""
+        rest = self.values.rest
+        return max([*self._numbers.values(), *([rest.high] if rest else [])])
+
+    @property
+    def median(self) -> float:
+        """The median of a numeric column."""
+        ordered = sorted((self._numbers[text], rows) for text, rows in self.values.counts.items())
+        ends = list(itertools.accumulate(rows for _, rows in ordered))
+        middle = ((ends[-1] - 1) // 2, ends[-1] // 2)
+        low, high = (ordered[bisect.bisect_right(ends, place)][0] for place in middle)
+        return low if low == high else (low + high) / 2
+
+    @cached_property
+    def words(self) -> int:
+        """Rows whose value is no number."""
+        counts, rest = self.values.counts, self.values.rest
+        words = sum(counts[text] for text, value in self._numbers.items() if math.isnan(value))
+        if rest is None:
+            return words
+        return words + rest.words + (rest.points if self.values.decimal_commas else 0)
+
+    @property
+    def numeric(self) -> bool:
+        """Whether the values are quantities, not codes such as 00417."""
+        return self._all_numbers and not self._coded
+
+    @property
+    def whole(self) -> bool:
+        """Whether all numbers are integers."""
+        return all(value.is_integer() for value in self._numbers.values())
+
+    @property
+    def decimal_commas(self) -> bool:
+        """Whether numbers are written as 3,5 in a file where that is not read as a number."""
+        decimal = [text for text in self.distinct if DECIMAL_COMMA.fullmatch(text)]
+        numbers = sum(not math.isnan(value) for value in self._numbers.values())
+        every = len(decimal) + numbers == len(self.distinct)
+        return not self._all_numbers and bool(decimal) and every
+
+    @property
+    def thousands(self) -> bool:
+        """Whether commas read as decimal signs may be thousands separators, as in 1,234."""
+        commas = [text for text in self.distinct if "," in text]
+        decimal = self.values.decimal_commas and bool(commas)
+        return decimal and all(_THOUSANDS.fullmatch(text) for text in commas)
+
+    @property
+    def unique(self) -> bool:
+        """Whether all rows have different values."""
+        return not self.gaps and len(self.distinct) == self._counted
+
+    @property
+    def counts_rows(self) -> bool:
+        """Whether the values are consecutive integers, each once."""
+        rows, span = self.values.rows, self.high - self.low
+        return self.unique and self.whole and rows > FEW and span == rows - 1
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all values have one form with four or more digits, as P-00417, or are hex."""
+        forms = {re.sub(r"\d", "9", re.sub(r"[^\W\d_]", "a", value)) for value in self.distinct}
+        alike = len(forms) == 1 and forms.pop().count("9") >= 4
+        return alike or all(map(_HEX.fullmatch, self.distinct))
+
+    @property
+    def rare(self) -> bool:
+        """Whether values repeat too rarely to learn from; uniform values must repeat more often."""
+        rows = 5 if self.uniform else 2
+        return len(self.distinct) > FEW and rows * len(self.distinct) > self._counted
+
+    @property
+    def prose(self) -> bool:
+        """Whether the values are long or have line breaks, and rarely repeat."""
+        counts, rows = self.values.counts, self._counted
+        words = sum(len(text.split()) * counts[text] for text in counts)
+        length = sum(len(text) * counts[text] for text in counts)
+        long = words >= LONG_WORDS * rows or length >= LONG_LENGTH * rows
+        broken = any("\n" in text or "\r" in text for text in counts)
+        return (long or broken) and 5 * len(counts) > rows
+
+    @cached_property
+    def dates(self) -> bool:
+        """Whether nine of ten distinct values are dates or times."""
+        found = sum(_DATE.fullmatch(value) is not None for value in self.distinct)
+        return bool(found) and found * 10 >= len(self.distinct) * 9
+
+    @property
+    def days(self) -> bool:
+        """Whether there are dates among them, and not times of day alone."""
+        return any(re.match(_DAY, value, re.IGNORECASE) for value in self.distinct)
+
+    @cached_property
+    def date_order(self) -> DateOrder | None:
+        """The order of year, month and day, if all values are dates and it is unambiguous."""
+        if not self.dates:
+            return None
+        rest = self.values.rest
+        orders = date_orders(self.distinct) if rest is None else rest.orders
+        return orders[0] if len(orders) == 1 or "year-month-day" in orders else None
+
+    def span(self, order: DateOrder) -> tuple[date, date]:
+        """The first and the last day, of dates in this order."""
+        days = [day for text in self.distinct if (day := read_date(text, order))]
+        if rest := self.values.rest:
+            days += [ends[order] for ends in (rest.first, rest.last) if order in ends]
+        return min(days), max(days)
+
+    @property
+    def boolean(self) -> bool:
+        """Whether the values are true and false, however they are written."""
+        return {value.lower() for value in self.distinct} == {"true", "false"}
+
+    @property
+    def levels(self) -> tuple[str, ...] | None:
+        """The values from least to most, if they are three or more known levels, or bands."""
+        if len(self.distinct) < 3 or self._all_numbers:
+            return None
+        words = [value.lower() for value in self.distinct]
+        for scale in SCALES:
+            if set(words) <= set(scale) and len(set(words)) == len(words):
+                return tuple(sorted(self.distinct, key=lambda value: scale.index(value.lower())))
+        bands = [_BAND.fullmatch(word) for word in words]
+        spans = {
+            value: _span(band) for value, band in zip(self.distinct, bands, strict=True) if band
+        }
+        if len(spans) < len(words) or not _disjoint(list(spans.values())):
+            return None
+        return tuple(sorted(spans, key=spans.__getitem__))
+
+    @property
+    def names_people(self) -> bool:
+        """Whether the name is one for people; yes and no under "patient" are not people."""
+        bare = _BARE_PERSON_NAME.fullmatch(self._letters) is not None
+        answer = bare and len(self.distinct) <= 2 and not self.unique
+        return bool(self.distinct) and not answer and bool(_PERSON_NAME.fullmatch(self._letters))
+
+    @property
+    def may_be_a_category_of_people(self) -> bool:
+        """Whether the name is a bare noun such as "subject", and the values are few."""
+        few = len(self.distinct) <= FEW < self.values.rows
+        return few and _BARE_PERSON_NAME.fullmatch(self._letters) is not None
+
+    @property
+    def names_repeated_stays(self) -> bool:
+        """Whether the name is one for cases or stays, or just "id", and values repeat."""
+        repeats = FEW < len(self.distinct) < self._counted
+        return repeats and _STAY_NAME.fullmatch(self._letters) is not None
+
+    @property
+    def names_identifier(self) -> bool:
+        """Whether the last word of the name is "id" or similar; PatientID is two words."""
+        words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", self.name).lower().strip(" _-.#")
+        return bool(_LAST_WORD_ID.fullmatch(words) or _STAY_NAME.fullmatch(self._letters))
+
+    @property
+    def names_contact(self) -> bool:
+        """Whether the name is one for names or contact details, and there are many values."""
+        many = len(self.distinct) > FEW or self.unique
+        return many and _CONTACT_NAME.fullmatch(self._letters) is not None
+
+    @property
+    def _letters(self) -> str:
+        return re.sub(r"[\W_]", "", self.name).lower()
+
+    @property
+    def _all_numbers(self) -> bool:
+        return self.values.given > 0 and not self.words
+
+    @property
+    def _counted(self) -> int:
+        """Rows that have one of the values that were counted."""
+        return self.values.counts.total()
+
+    @cached_property
+    def _numbers(self) -> dict[str, float]:
+        """The counted values as numbers; NaN for those that are not finite numbers."""
+        comma = self.values.decimal_commas
+        found = {text: number(text, decimal_comma=comma) for text in self.distinct}
+        return {text: v if math.isfinite(v) else math.nan for text, v in found.items()}
+
+    @property
+    def _coded(self) -> bool:
+        lengths = {len(text) for text in self.distinct}
+        zero = any(text.startswith("0") for text in self.distinct)
+        return zero and len(lengths) == 1 and lengths != {1} and self.whole
+
+
+def _span(band: re.Match[str]) -> tuple[float, float]:
+    """The numbers that a band such as 18-29, <18, 65+ or 0 covers."""
+    only, low, high, below, above, least = (
+        None if text is None else float(text)
+        for text in band.group("only", "low", "high", "below", "above", "least")
+    )
+    if only is not None:
+        return only, only
+    if low is not None and high is not None:
+        return low, high
+    if below is not None:
+        return -math.inf, below
+    return above or least or 0, math.inf
+
+
+def _disjoint(spans: list[tuple[float, float]]) -> bool:
+    """Whether bands may touch, but do not overlap."""
+    ordered = sorted(spans)
+    starts, ends = [low for low, _ in ordered], [high for _, high in ordered]
+    return all(map(operator.le, starts, ends)) and all(map(operator.le, ends[:-1], starts[1:]))

@@ -1,0 +1,350 @@
+"""Propose a role for each column of a public table, and say why.
+
+Names, forms and counts of values are clues, not proof, so doubts are reported. A column that
+identifies people becomes the group; columns that identify rows or cannot be learned from are
+ignored.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from terrine_models.data.arrays import DataError
+from terrine_models.data.reading import Progress, sha256, unchanged, unseen
+from terrine_models.tables import arrow_files
+from terrine_models.tables.clues import FEW, Clues
+from terrine_models.tables.csv_files import Encoding, Note, Row, columns_of, open_sheet, silent
+from terrine_models.tables.values import Values, most
+from terrine_protocol.tables import Column, DateOrder, DatePart, PublicSource, TableSchema
+
+MOST_CATEGORIES = 1000
+COMMON = 100
+"""Categories that are kept where there are more than that."""
+WORTH = 0.5
+"""Share of the rows that these have at least."""
+PARTS: tuple[DatePart, ...] = ("days", "month", "weekday")
+MOST_CLASSES = 100
+
+
+@dataclass(frozen=True)
+class Guess:
+    """The role proposed for a column."""
+
+    column: Column
+    why: str
+    doubt: str | None = None
+    """What the owner should check."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A schema, and the reason for the role of each column."""
+
+    schema: TableSchema
+    guesses: tuple[Guess, ...]
+
+    def to_json(self) -> str:
+        """The schema as a file to be edited, with what was guessed and why beside each column."""
+        written = self.schema.model_dump(mode="json", exclude_none=True)
+        for column, guess in zip(written["columns"], self.guesses, strict=True):
+            column["why"] = guess.why
+            if guess.doubt is not None:
+                column["check"] = guess.doubt
+        return json.dumps(written, indent=2, ensure_ascii=False) + "\n"
+
+
+def propose_schema(
+    path: Path,
+    *,
+    label: str,
+    group: str | None = None,
+    columns: Sequence[str] | None = None,
+    ignore: Sequence[str] = (),
+    keep: Sequence[str] = (),
+    note: Note = silent,
+    encoding: Encoding = "utf-8",
+    progress: Progress = unseen,
+) -> Proposal:
+    """Propose a schema with the categories, classes and ranges of a public table.
+
+    Its values are counted in one pass and in bounded memory (`values.py`). Every distinct value of
+    a categorical column becomes public. `columns` names the columns of a file without a header;
+    `encoding` is that of text that is not UTF-8. `group`, `ignore` and `keep` (as a feature)
+    overrule the guesses. Raises DataError.
+    """
+    path = Path(path)
+    with unchanged(path):
+        digest = sha256(path)
+        table = _table(path, label, columns, note, encoding, progress)
+    records = table[0].values.rows
+    _check_names([column.name for column in table], path, [label, *ignore, *keep, group])
+    decide: dict[str, Callable[[Clues], Guess]] = {label: _label}
+    decide |= dict.fromkeys(ignore, _ignored) | dict.fromkeys(keep, _feature)
+    if group is not None:
+        decide[group] = _named_group
+    elif found := _group([column for column in table if column.name not in decide]):
+        group = found.name
+        decide[group] = _guessed_group
+    guesses = list[Guess]()
+    while table:  # what was counted of a column is not kept once its role is known
+        column = table.pop(0)
+        decided = decide.get(column.name)
+        guesses.append(decided(column) if decided else _guess(column, group))
+    source = PublicSource(name=path.name, sha256=digest, records=records)
+    try:
+        schema = TableSchema(columns=tuple(guess.column for guess in guesses), fitted_on=source)
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise DataError(f"{path}: {reason}.") from None
+    return Proposal(schema, tuple(guesses))
+
+
+def _table(
+    path: Path,
+    label: str,
+    columns: Sequence[str] | None,
+    note: Note,
+    encoding: Encoding,
+    progress: Progress,
+) -> list[Clues]:
+    """Count the values of all columns."""
+
+    def fits(first: Sequence[str]) -> bool:
+        return label in first if columns is None else len(first) == len(columns)
+
+    if not arrow_files.is_arrow(path):
+        sheet = open_sheet(path, fits, note, encoding)
+        return _counted(path, sheet.delimiter, columns, sheet.blocks(progress))
+    if columns is not None:
+        raise DataError(f"{path} names its columns itself: leave out --columns.")
+    names = arrow_files.check(path)
+    counted = {name: Values(",", most(len(names))) for name in names}
+    for block in arrow_files.blocks(path, names, progress):
+        for name, texts in block.items():
+            counted[name].add(texts)
+    return _clues(path, counted)
+
+
+def _counted(
+    path: Path, delimiter: str, columns: Sequence[str] | None, blocks: Iterator[list[Row]]
+) -> list[Clues]:
+    first = next(blocks, [])
+    if not first:
+        raise DataError(f"{path} is empty.")
+    names = first.pop(0)[1] if columns is None else columns
+    if twice := sorted({name for name in names if list(names).count(name) > 1}):
+        raise DataError(
+            f"{path} has two columns named {twice[0]!r}; every column needs a different name."
+        )
+    counted = {name: Values(delimiter, most(len(names))) for name in names}
+    for block in itertools.chain([first], blocks):
+        if block:
+            for name, texts in columns_of(path, block, names)[0].items():
+                counted[name].add(texts)
+    return _clues(path, counted)
+
+
+def _clues(path: Path, counted: dict[str, Values]) -> list[Clues]:
+    found = [Clues(path, name, values) for name, values in counted.items()]
+    if not found or not found[0].values.rows:
+        raise DataError(f"{path} has no rows below its header.")
+    return found
+
+
+def _check_names(columns: Sequence[str], path: Path, wanted: Sequence[str | None]) -> None:
+    for name in wanted:
+        if name is None:
+            continue
+        if name not in columns:
+            raise DataError(f"{path} has no column {name}; it has {', '.join(columns)}.")
+        if wanted.count(name) > 1:
+            raise DataError(f"Column {name} is named twice; it can have only one role.")
+
+
+def _group(columns: Sequence[Clues]) -> Clues | None:
+    """Return the column that identifies people; if several do, the one with fewest people."""
+    people = [column for column in columns if column.names_people]
+    stays = [column for column in columns if column.names_repeated_stays]
+    return min(people or stays, key=lambda column: len(column.distinct), default=None)
+
+
+def _label(column: Clues) -> Guess:
+    classes = column.distinct
+    if not column.complete:
+        raise DataError(
+            f"{column.path}: column {column.name} has {column.different} different values: it "
+            "names no classes."
+        )
+    if classes and all(value.endswith(".") for value in classes):  # as in UCI Adult's test part
+        classes = [value[:-1] for value in classes]
+    unlabelled = column.gaps
+    doubt = None
+    if len(classes) > MOST_CLASSES:
+        doubt = "Is this a quantity? Terrine predicts classes."
+    elif unlabelled:
+        doubt = f"Without a label: {_rows(unlabelled)}. Training refuses these rows."
+    described = Column(name=column.name, role="label", values=tuple(classes))
+    return Guess(described, f"to be predicted, as specified: {len(classes):,} classes", doubt)
+
+
+def _named_group(column: Clues) -> Guess:
+    return _as_group(column, "as specified")
+
+
+def _guessed_group(column: Clues) -> Guess:
+    if not column.names_people:
+        doubt = "The name does not suggest people. Does another column identify them?"
+        return _as_group(column, "an identifier that repeats", doubt)
+    doubt = f"So few people? If not, use --keep {column.name}."
+    few = column.may_be_a_category_of_people
+    return _as_group(column, "identifies people, by its name", doubt if few else None)
+
+
+def _as_group(column: Clues, why: str, doubt: str | None = None) -> Guess:
+    missing = column.gaps
+    if missing and doubt is None:
+        doubt = f"Without a value: {_rows(missing)}, treated as rows of one person."
+    count = f"{column.different} in {_rows(column.values.rows)}"
+    return Guess(Column(name=column.name, role="group"), f"{why}: {count}", doubt)
+
+
+def _ignored(column: Clues) -> Guess:
+    return _ignore(column, "as specified")
+
+
+def _ignore(column: Clues, why: str, doubt: str | None = None) -> Guess:
+    return Guess(Column(name=column.name, role="ignored"), why, doubt)
+
+
+def _feature(column: Clues, doubt: str | None = None) -> Guess:
+    """Describe the column as a feature, whatever else it might be."""
+    count = len(column.distinct)
+    if order := column.date_order:
+        return _dates(column, order, doubt)
+    if column.numeric:
+        low, high = column.low, column.high
+        high = high if high > low else low + 1
+        why, missing = f"numbers from {low:,.12g} to {high:,.12g}", None
+        if column.gaps:
+            missing = column.median
+            why += (
+                f"; missing in {_rows(column.gaps)}: an indicator, and the median {missing:,.12g}"
+            )
+        described = Column(name=column.name, role="numeric", low=low, high=high, missing=missing)
+        return Guess(described, why, doubt)
+    if column.boolean:
+        return Guess(Column(name=column.name, role="boolean"), "true or false", doubt)
+    if (levels := column.levels) and count <= MOST_CATEGORIES:
+        why = f"levels, from least to most: {levels[0]} … {levels[-1]}"
+        doubt = doubt or "Is this their order? If they have none, make the role categorical."
+        return Guess(Column(name=column.name, role="ordinal", values=levels), why, doubt)
+    if not count or (count > MOST_CATEGORIES and column.rare):
+        raise DataError(
+            f"{column.path}: column {column.name} cannot be kept. It has {column.different} "
+            f"different values; a categorical column has at least one, and more than "
+            f"{MOST_CATEGORIES:,} only if they repeat."
+        )
+    if count > MOST_CATEGORIES:
+        return _common(column, doubt)
+    described = Column(name=column.name, role="categorical", values=tuple(column.distinct))
+    return Guess(described, f"{count:,} categories" if count > 1 else "one category", doubt)
+
+
+def _dates(column: Clues, order: DateOrder, doubt: str | None) -> Guess:
+    first, last = column.span(order)
+    described = Column(
+        name=column.name,
+        role="date",
+        order=order,
+        since=first,
+        low=0,
+        high=max((last - first).days, 1),
+        parts=PARTS,
+    )
+    why = f"dates from {first} to {last}: days since the first, month and weekday"
+    return Guess(described, why, doubt)
+
+
+def _most_common(column: Clues) -> tuple[list[str], float]:
+    """The most common values, and the share of the rows that have one of them."""
+    counts = column.values.counts
+    most = sorted(counts, key=lambda value: (-counts[value], value))[:COMMON]
+    return most, sum(counts[value] for value in most) / column.values.given
+
+
+def _common(column: Clues, doubt: str | None = None) -> Guess:
+    most, share = _most_common(column)
+    described = Column(name=column.name, role="categorical", values=tuple(most))
+    count = f"{column.different} categories"
+    why = f"the {COMMON} most common of {count}, in {share:.0%} of the rows"
+    return Guess(described, why, doubt)
+
+
+def _guess(column: Clues, group: str | None) -> Guess:
+    """Guess the role of a column for which the owner specified none and that is not the group."""
+    name, rows, count = column.name, column.values.rows, len(column.distinct)
+    keep = f"If this is wrong, use --keep {name}"
+    keep_or_group = f"{keep}, or --group {name} if it identifies people."
+    if not count:
+        return _ignore(column, "empty in every row")
+    if column.names_people:
+        return _ignore(column, f"identifies people, as {group} does", f"{keep} or --group {name}.")
+    if column.names_contact:
+        return _ignore(column, "identifies people, by its name")
+    if column.date_order:
+        return _feature(column)
+    if column.dates:
+        doubt = "To learn from dates, write them as 2020-01-31." if column.days else None
+        return _ignore(column, "dates or times", doubt)
+    if column.names_identifier and column.unique and rows > 2:
+        return _ignore(column, "an identifier by its name, and different in every row")
+    if column.numeric:
+        return _guess_number(column, keep_or_group)
+    if column.decimal_commas:
+        why = "numbers with decimal commas, in a file whose fields are separated by commas"
+        return _ignore(
+            column, why, "To learn from it, write 3.5, or separate fields with semicolons."
+        )
+    if column.prose:
+        return _ignore(column, "free text")
+    if count > FEW and 0 < column.words * 5 <= column.values.given:
+        doubt = "To learn from it, leave all values that are not numbers empty."
+        return _ignore(column, f"numbers, except in {_rows(column.words)}", doubt)
+    if column.unique and rows > FEW:
+        return _ignore(column, "different in every row", f"{keep}.")
+    if column.rare:
+        why = f"{column.different} different values in {_rows(rows)}: too rare to learn from"
+        return _ignore(column, why, keep_or_group)
+    if count > MOST_CATEGORIES:
+        share = _most_common(column)[1]
+        if share >= WORTH:
+            return _common(column, f"If this is no category, use --ignore {name}.")
+        most = f"the {COMMON} most common in {share:.0%} of the rows"
+        why = f"{column.different} different values, {most}"
+        return _ignore(column, why, keep_or_group)
+    doubt = f"Different in every row. If it identifies rows, use --ignore {name}."
+    return _feature(column, doubt if column.unique and rows > 4 else None)
+
+
+def _guess_number(column: Clues, keep_or_group: str) -> Guess:
+    name, count = column.name, len(column.distinct)
+    if column.counts_rows:
+        return _ignore(column, "numbers the rows", keep_or_group)
+    if column.names_identifier and column.rare:
+        why = f"an identifier by its name: {column.different} in {_rows(column.values.rows)}"
+        return _ignore(column, why, keep_or_group)
+    if column.thousands:
+        return _feature(column, "Are the commas thousands separators? 1,234 is read as 1.234.")
+    odd = column.whole and count > FEW and (column.unique or column.uniform)
+    doubt = f"If it is an identifier, use --ignore {name} or --group {name}."
+    return _feature(column, doubt if odd else None)
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count:,} rows"

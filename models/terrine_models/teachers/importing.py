@@ -1,0 +1,208 @@
+"""Importing an ensemble: teachers that were trained elsewhere, as ONNX files.
+
+    from terrine_models.teachers.importing import Declared, import_ensemble
+
+    declared = Declared(
+        spec=InputSpec(shape=(20,), dtype="float32", low=0, high=1),
+        classes=("home", "ward"),
+        units=30_000,
+        disjoint_by="one model per hospital; no patient is in two",
+    )
+    import_ensemble(sorted(Path("models").glob("*.onnx")), Path("ensembles/ward"), "ward", declared)
+
+What privacy rests on, that no person's records are in two teachers' training data, cannot be seen
+in the files. Their owner declares it, and the manifest keeps the declaration.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from terrine_models.data.arrays import DataError, InputSpec
+from terrine_models.storage.manifests import (
+    Architecture,
+    Foreign,
+    Manifest,
+    Partition,
+    StoreError,
+    TeacherTraining,
+    save_manifest,
+    sha256,
+    sync_directory,
+    verified_bytes,
+    versions,
+)
+from terrine_models.storage.onnx_check import Finding, Request, read
+from terrine_models.storage.onnx_files import checked, refuse
+from terrine_models.storage.onnx_models import ModelError
+from terrine_models.teachers.shards import TrainingError
+from terrine_protocol.tables import TableSchema
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What the owner says of teachers that were trained elsewhere. All of it becomes public."""
+
+    spec: InputSpec
+    classes: tuple[str, ...]
+    units: int
+    """Training records of all teachers together, or people where one has several."""
+    disjoint_by: str
+    """How it is sure that no person is in two teachers' training data."""
+    encoding: TableSchema | None = None
+    output: str | None = None
+    """The output to use, of models with several."""
+    dealt: Partition | None = None
+    """Of shards that `splitting.split` wrote."""
+
+
+def import_ensemble(
+    paths: Sequence[Path],
+    out: Path,
+    name: str,
+    declared: Declared,
+    public: NDArray[np.generic] | None = None,
+) -> Manifest:
+    """Check the files, copy them into directory `out` and write its manifest, or do nothing.
+
+    The teachers are asked a synthetic probe, and `public` inputs [P, *shape] as well. Raises
+    StoreError (files that cannot be used, by name), TrainingError (`out` exists) and DataError
+    (`public` does not fit).
+    """
+    out = Path(out)
+    if out.exists():
+        raise TrainingError(f"{out} exists already. Remove it or choose another directory.")
+    if public is not None:
+        _check_public(public, declared.spec)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))  # closed to others
+    try:
+        files = _copy(paths, work)
+        probe = None
+        if public is not None:
+            probe = work / "probe.npy"
+            np.save(probe, public)
+        copies = [str(work / name) for name in files]
+        found = checked(_request(copies, declared, probe), paths)
+        if probe is not None:
+            probe.unlink()
+        manifest = _manifest(name, declared, files, found)
+        save_manifest(work, manifest)
+        sync_directory(work)
+        work.rename(out)
+        sync_directory(out.parent)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return manifest
+
+
+def check_imported(directory: Path, manifest: Manifest) -> None:
+    """Check an imported ensemble's files once more, in a process of their own. Raises StoreError.
+
+    Of any other ensemble, nothing: its files are no programs.
+    """
+    if manifest.foreign is None:
+        return
+    for name in manifest.teacher_files:
+        verified_bytes(directory, name, manifest.files[name])
+    declared = Declared(
+        manifest.input,
+        manifest.classes,
+        manifest.units,
+        manifest.foreign.disjoint_by,
+        output=manifest.foreign.output,
+    )
+    found = checked(_request([str(directory / f) for f in manifest.teacher_files], declared, None))
+    for name, each in zip(manifest.teacher_files, found, strict=True):
+        if each.sha256 != manifest.files[name]:
+            raise StoreError(f"{directory / name} changed while it was checked.")
+
+
+def _copy(paths: Sequence[Path], work: Path) -> dict[str, str]:
+    """Copy the files; their new names, in order, with their digests."""
+    files: dict[str, str] = {}
+    why: dict[Path, str] = {}
+    first: dict[str, Path] = {}
+    for i, path in enumerate(paths):
+        try:
+            data = read(Path(path))
+        except (ModelError, OSError) as error:
+            why[path] = getattr(error, "strerror", None) or str(error)
+            continue
+        digest = sha256(data)
+        if digest in first:
+            why[path] = f"it is the same file as {first[digest]}: each teacher votes once"
+        first.setdefault(digest, path)
+        name = f"teachers-{i:05d}.onnx"
+        files[name] = digest
+        handle = os.open(work / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    refuse(why, len(paths))
+    return files
+
+
+def _manifest(
+    name: str, declared: Declared, files: dict[str, str], found: Sequence[Finding]
+) -> Manifest:
+    opsets = [each.opsets for each in found]
+    return Manifest(
+        name=name,
+        kind="onnx",
+        architecture=Architecture(name="onnx"),
+        features=None,
+        input=declared.spec,
+        encoding=declared.encoding,
+        classes=declared.classes,
+        teachers=len(files),
+        units=declared.units,
+        partition=declared.dealt,
+        training=TeacherTraining(),
+        foreign=Foreign(
+            disjoint_by=declared.disjoint_by,
+            output=declared.output,
+            opsets={d: max(o.get(d, 0) for o in opsets) for o in opsets for d in o},
+            salt=secrets.token_hex(32),
+        ),
+        versions=versions("onnx", "onnxruntime"),
+        files=files,
+    )
+
+
+def _check_public(public: NDArray[Any], spec: InputSpec) -> None:
+    if public.shape[1:] != spec.shape or public.dtype != spec.dtype or len(public) == 0:
+        raise DataError(
+            f"The public inputs are {public.dtype} {list(public.shape)}, expected {spec.dtype} "
+            f"[P, {', '.join(map(str, spec.shape))}]."
+        )
+    if not ((public >= spec.low) & (public <= spec.high)).all():
+        raise DataError(
+            f"The public inputs have values outside the declared range [{spec.low:g}, "
+            f"{spec.high:g}]."
+        )
+
+
+def _request(copies: list[str], declared: Declared, probe: Path | None) -> Request:
+    spec = declared.spec
+    return Request(
+        paths=copies,
+        shape=list(spec.shape),
+        dtype=spec.dtype,
+        low=spec.low,
+        high=spec.high,
+        classes=list(declared.classes),
+        output=declared.output,
+        probe=None if probe is None else str(probe),
+    )

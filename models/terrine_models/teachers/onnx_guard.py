@@ -1,0 +1,181 @@
+"""Imported teachers, each ensemble in a guarded process of its own: the parent of `onnx_voting.py`.
+
+Their code is somebody else's. It computes where neither the server's memory nor its time is at
+stake: a process that takes too much of either ends, and the next vote starts another.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import weakref
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+from numpy.typing import NDArray
+
+from terrine_models.data.arrays import InputSpec
+from terrine_models.storage.manifests import StoreError, verified_bytes
+from terrine_models.storage.onnx_limits import VOTING
+from terrine_models.storage.onnx_models import Ints, ModelError, require_onnx
+from terrine_models.teachers.onnx_voting import EXHAUSTED, Order, receive, send
+
+LOADING_SECONDS = 600.0
+"""How long a process may take to start, and to load one model."""
+SECONDS = 60.0
+"""How long the teachers may take for a block of inputs, unless told otherwise."""
+
+
+class VotingError(Exception):
+    """Imported teachers did not vote within their limits; the message says which, and of whom."""
+
+
+class GuardedTeachers:
+    """n models that each choose one of m classes. Threads may share it; they take turns."""
+
+    def __init__(
+        self,
+        directory: Path,
+        files: Mapping[str, str],
+        output: str | None,
+        classes: tuple[str, ...],
+        spec: InputSpec,
+        threads: int,
+        seconds: float = SECONDS,
+    ) -> None:
+        """Verify the files against their digests, and load them. Raises StoreError.
+
+        `threads` models compute at a time; `seconds` are for a block of inputs.
+        """
+        self._directory, self._files, self._seconds = directory, dict(files), seconds
+        self._order = Order(
+            files=len(files),
+            size=sum(_size(directory / name) for name in files),
+            output=output,
+            classes=list(classes),
+            dtype=np.dtype(spec.dtype).str,
+            shape=list(spec.shape),
+            threads=threads,
+        )
+        self._turn = Lock()
+        self._process: _Process | None = self._started()
+
+    def choices(self, x: NDArray[np.generic]) -> Ints:
+        """Every teacher's choice [b, n] on rows [b, *shape]. Raises VotingError or StoreError.
+
+        The process is gone then, whatever the others of it would have said.
+        """
+        with self._turn:
+            process, self._process = self._process, None
+            if process is None or process.ended():
+                process = self._started()
+            try:
+                found = process.ask(np.ascontiguousarray(x).tobytes(), self._seconds)
+            except TimeoutError:
+                process.end()
+                raise VotingError(self._why(f"took longer than {self._seconds:g} s")) from None
+            except (OSError, EOFError):
+                raise VotingError(self._why(self._said(process.end()))) from None
+            self._process = process
+        return np.frombuffer(found, "<i4").reshape(len(x), -1).astype(np.int64)
+
+    def _why(self, said: str) -> str:
+        return (
+            f"The imported teachers in {self._directory} {said} on a block of inputs, and their "
+            "process was ended."
+        )
+
+    def _said(self, code: int) -> str:
+        if code == EXHAUSTED:
+            return f"wanted more than {VOTING * self._order.threads // 2**30} GiB of memory"
+        return f"ended with {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"
+
+    def _started(self) -> _Process:
+        try:
+            require_onnx()
+        except ModelError as error:
+            raise StoreError(f"{self._directory} cannot be used: {error}.") from None
+        process = _Process()
+        where = self._directory
+        try:
+            process.tell(json.dumps(asdict(self._order)).encode(), LOADING_SECONDS)
+            for name, digest in self._files.items():
+                where = self._directory / name
+                refused = process.ask(
+                    verified_bytes(self._directory, name, digest), LOADING_SECONDS
+                )
+                if refused:
+                    raise StoreError(f"{where} cannot be used: {refused.decode()}.")
+            refused = process.hear(LOADING_SECONDS)
+        except (OSError, EOFError) as error:
+            late = isinstance(error, TimeoutError)
+            said = "took too long" if late else self._said(process.end())
+            raise StoreError(f"{where} cannot be loaded: its process {said}.") from None
+        if refused:
+            raise StoreError(f"{self._directory} cannot be used: {refused.decode()}.")
+        return process
+
+
+class _Process:
+    """One process. It ends with this object, or with this process, however that ends."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        paths = os.pathsep.join(path for path in sys.path if path)
+        with theirs:
+            process = subprocess.Popen(  # noqa: S603 - this very interpreter, and a constant
+                [sys.executable, "-m", "terrine_models.teachers.onnx_voting", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,  # native code prints where it likes
+                stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+            )
+        self._process, self._socket = process, ours
+        self.pid = process.pid
+        self._end = weakref.finalize(self, _end, process, ours)
+
+    def ended(self) -> bool:
+        """Whether it is gone, whoever ended it."""
+        return self._process.poll() is not None
+
+    def tell(self, message: bytes, seconds: float) -> None:
+        """Send a message. Raises OSError."""
+        send(self._socket, message, seconds)
+
+    def hear(self, seconds: float) -> bytes:
+        """Return the next message. Raises OSError or EOFError."""
+        return receive(self._socket, seconds)
+
+    def ask(self, message: bytes, seconds: float) -> bytes:
+        """Send a message, and return the next one. Raises OSError or EOFError."""
+        self.tell(message, seconds)
+        return self.hear(seconds)
+
+    def end(self) -> int:
+        """End it, and return its exit code."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(1)  # it hung up: its own code says why
+        self._end()
+        return self._process.wait()
+
+
+def _end(process: subprocess.Popen[bytes], ours: socket.socket) -> None:
+    ours.close()
+    process.kill()
+    process.wait()
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}") from None

@@ -1,0 +1,98 @@
+"""What teachers will see, before they are trained, and how far stand-ins agree on public data.
+
+`Preview` is computed from private records, outside every guarantee: it is for their owner's eyes.
+`stand_in` uses labelled public data alone.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from terrine_models.data.arrays import Dataset, row_digests
+from terrine_models.features.maps import PublicData
+from terrine_models.teachers.agreement import Agreement
+from terrine_models.teachers.ensemble import Ensemble
+from terrine_models.teachers.shards import deal, unit_count
+
+if TYPE_CHECKING:
+    from terrine_models.teachers.training import TeacherConfig
+
+MOST, LEAST = 40, 5
+"""Stand-ins that are trained."""
+MOST_ROWS = 2000
+"""Public rows on which they vote."""
+NAME = "stand-in"
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What each teacher would be trained on. Private."""
+
+    records: int
+    people: int | None
+    """None if each record counts as one person."""
+    rows: tuple[int, int, int]
+    """In the smallest, the middle and the largest shard."""
+    classes: tuple[int, int, int]
+    """Classes that occur, likewise."""
+    lacking: dict[str, int]
+    """Teachers without a record of a class, where there are any."""
+
+    @classmethod
+    def of(cls, data: Dataset, teachers: int, seed: int) -> Preview:
+        """Deal the records as training will. Raises TrainingError, as it does."""
+        shards, _ = deal(data, teachers, seed)
+        seen = np.array([np.bincount(data.labels[s], minlength=len(data.classes)) for s in shards])
+        lacking = (seen == 0).sum(axis=0).tolist()
+        return cls(
+            records=len(data),
+            people=None if data.groups is None else unit_count(data),
+            rows=_spread(seen.sum(axis=1)),
+            classes=_spread((seen > 0).sum(axis=1)),
+            lacking={name: n for name, n in zip(data.classes, lacking, strict=True) if n},
+        )
+
+
+def stand_in(public: Dataset, rows: int, config: TeacherConfig, seed: int) -> Agreement | None:
+    """How far teachers of `rows` public records each agree on other public records.
+
+    One half of the records is dealt to at most 40 teachers. They vote on the other half, and the
+    feature map is fitted on those of it that differ from theirs. None if there are not enough
+    records for five teachers, or no others.
+    """
+    order = np.random.default_rng(seed).permutation(len(public))
+    teachers = min(MOST, len(public) // 2 // rows)
+    if teachers < LEAST:
+        return None
+    own, others = order[: teachers * rows], order[len(public) // 2 :][:MOST_ROWS]
+    sample = Dataset(
+        public.inputs[own], public.labels[own], public.classes, public.spec, name=public.name
+    )
+    inputs = public.inputs[others]
+    fresh = inputs[~np.isin(row_digests(inputs), row_digests(sample.inputs))]
+    if not len(fresh):
+        return None
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch) / NAME
+        _train(sample, out, teachers, config, PublicData.declare(NAME, fresh), seed)
+        votes = Ensemble.load(out, device="cpu").votes(inputs)
+    return Agreement.of(votes, public.labels[others], public.classes)
+
+
+def _train(
+    sample: Dataset, out: Path, teachers: int, config: TeacherConfig, public: PublicData, seed: int
+) -> None:
+    from terrine_models.teachers.training import train_ensemble
+
+    train_ensemble(
+        sample, out, name=NAME, teachers=teachers, config=config, public=public, seed=seed
+    )
+
+
+def _spread(values: np.ndarray) -> tuple[int, int, int]:
+    return int(values.min()), int(np.median(values)), int(values.max())

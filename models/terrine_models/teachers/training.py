@@ -1,0 +1,196 @@
+"""Training an ensemble: deal the records to disjoint shards and train one teacher on each.
+
+    from terrine_models.data.arrays import load_idx
+    from terrine_models.features.maps import PublicData
+    from terrine_models.teachers.training import Heads, train_ensemble
+
+    private = load_idx(Path("mnist"))                      # 60,000 labelled training images
+    public = PublicData.declare("MNIST test 0-8999", pool)  # [9000, 28, 28], unlabelled
+    manifest = train_ensemble(
+        private, Path("ensembles/mnist"), name="mnist", teachers=1000, public=public
+    )
+
+Each teacher is a function of its own shard, its number, the seed and public settings, and of
+nothing else: the privacy of the vote rests on that. An interrupted training continues where it
+stopped when it is called again with the same arguments.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from terrine_models.data.arrays import Dataset
+from terrine_models.features.maps import FeatureMap, PublicData
+from terrine_models.storage.manifests import (
+    BACKBONE,
+    FEATURES,
+    EnsemblePlan,
+    Manifest,
+    load_tensors,
+    save_manifest,
+    save_tensors,
+    sync_directory,
+    verified_bytes,
+    versions,
+    write_atomically,
+)
+from terrine_models.teachers.forests import Forests
+from terrine_models.teachers.heads import Heads
+from terrine_models.teachers.networks import Networks
+from terrine_models.teachers.shards import Shards, TrainingError, check_encoding, deal, unit_count
+
+__all__ = [
+    "Forests",
+    "Heads",
+    "Networks",
+    "TeacherConfig",
+    "TrainingError",
+    "deal",
+    "train_ensemble",
+]
+
+PROGRESS = "training.json"
+TeacherConfig = Heads | Networks | Forests
+"""The settings of one kind of teacher."""
+KINDS: Mapping[str, type[TeacherConfig]] = {each.kind: each for each in (Heads, Networks, Forests)}
+"""The kinds of teacher that can be trained, by name."""
+Trained = dict[str, torch.Tensor]
+"""The tensors of a run of teachers."""
+
+
+class Trainer(Protocol):
+    """Trains runs of teachers, and yields the tensors of each run, in order."""
+
+    def __call__(
+        self, config: TeacherConfig, shards: Shards, runs: Sequence[range]
+    ) -> Generator[Trained]: ...
+
+
+def here(config: TeacherConfig, shards: Shards, runs: Sequence[range]) -> Generator[Trained]:
+    """Train in this process, on all its processors."""
+    for run in runs:
+        yield config.train(shards, run)
+
+
+def train_ensemble(
+    data: Dataset,
+    out: Path,
+    *,
+    name: str,
+    teachers: int,
+    config: TeacherConfig | None = None,
+    public: PublicData | None = None,
+    seed: int = 0,
+    on_trained: Callable[[int], None] | None = None,
+    trainer: Trainer = here,
+) -> Manifest:
+    """Train `teachers` teachers on disjoint shards of `data` and save them in directory `out`.
+
+    `public` is what the feature map of heads may be fitted on, and on what teachers of tables match
+    their prior; without it the map is data-independent. `on_trained` is called with the number of
+    trained teachers: with 0, and after every file. `trainer` says where they are trained, and
+    changes nothing else. During training the files are in `<out>.partial`, which becomes `out` at
+    the end.
+
+    Raises TrainingError (n larger than the records or people, `out` exists, settings differ from
+    those of an interrupted training) and DataError (public data unfit).
+    """
+    config, out = config or Heads(), Path(out)
+    if out.exists():
+        raise TrainingError(f"{out} exists already. Remove it or choose another directory.")
+    check_encoding(data)
+    if public is not None:
+        public.check_disjoint(data)
+    rows, partition = deal(data, teachers, seed)
+    architecture = config.architecture(data.spec)
+    features = config.feature_map(data, public)
+    known = features.spec if features else None
+    plan = EnsemblePlan(
+        name=name,
+        kind=config.kind,
+        architecture=architecture,
+        features=known,
+        input=data.spec,
+        encoding=data.encoding,
+        image=data.image,
+        classes=data.classes,
+        teachers=teachers,
+        units=unit_count(data),
+        partition=partition,
+        training=config.training(data, seed, known, public),
+        versions=versions(*config.packages),
+    )
+    work, of_data = out.with_name(f"{out.name}.partial"), data.digest()
+    files = _begin_or_resume(work, plan, of_data)
+    if features and features.backbone and BACKBONE not in files:
+        write_atomically(work / BACKBONE, features.backbone.data)
+        files[BACKBONE] = features.backbone.source.sha256
+        _note(work, plan, of_data, files)
+    if features and FEATURES in files:
+        tensors = load_tensors(work, FEATURES, files[FEATURES])
+        features = FeatureMap(features.spec, data.spec, tensors, features.backbone)
+    elif features and features.tensors:
+        files[FEATURES] = save_tensors(work / FEATURES, features.tensors)
+        _note(work, plan, of_data, files)
+    shards = Shards(data, dict(enumerate(rows)), plan, features, public)
+    report = on_trained or (lambda done: None)
+    report(0)
+    starts = range(0, teachers, config.per_file)
+    runs = {
+        f"teachers-{number:05d}.safetensors": range(at, min(at + config.per_file, teachers))
+        for number, at in enumerate(starts)
+    }
+    missing = [run for file, run in runs.items() if file not in files]
+    with closing(trainer(config, shards, missing)) as trained:
+        for file, run in runs.items():
+            if file not in files:
+                files[file] = save_tensors(work / file, next(trained))
+                _note(work, plan, of_data, files)
+            report(run.stop)
+    return _finish(work, out, Manifest(**dict(plan), files=dict(sorted(files.items()))))
+
+
+def _begin_or_resume(work: Path, plan: EnsemblePlan, of_data: str) -> dict[str, str]:
+    """Files that an earlier, interrupted call completed, with their digests."""
+    work.mkdir(parents=True, exist_ok=True)
+    note = work / PROGRESS
+    if not note.exists():
+        _note(work, plan, of_data, {})
+        return {}
+    try:
+        found = json.loads(note.read_bytes())
+        files: dict[str, str] = found["files"]
+        earlier, now = found["plan"], plan.model_dump(mode="json")
+        changed = sorted(key for key in now.keys() | earlier if now.get(key) != earlier.get(key))
+        if found["data"] != of_data:
+            changed.append("the training data")
+    except (ValueError, KeyError, AttributeError):
+        raise TrainingError(f"{note} is damaged. Remove {work} and start again.") from None
+    if changed:
+        raise TrainingError(
+            f"{work} holds an interrupted training with other settings: {', '.join(changed)} "
+            f"differ. Use the same settings to continue, or remove {work} to start again."
+        )
+    for name, digest in files.items():
+        verified_bytes(work, name, digest)
+    return files
+
+
+def _note(work: Path, plan: EnsemblePlan, of_data: str, files: dict[str, str]) -> None:
+    state = {"plan": plan.model_dump(mode="json"), "data": of_data, "files": files}
+    write_atomically(work / PROGRESS, json.dumps(state).encode())
+
+
+def _finish(work: Path, out: Path, manifest: Manifest) -> Manifest:
+    save_manifest(work, manifest)
+    (work / PROGRESS).unlink()  # it identifies the training data
+    sync_directory(work)
+    work.rename(out)
+    sync_directory(out.parent)
+    return manifest
