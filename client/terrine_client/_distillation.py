@@ -237,7 +237,7 @@ class Distillation:
         return (
             f"{share:.1%} of the {len(bought):,} labels are {name}: teachers agree most there. "
             "A student of such labels tends to say so too often; look at the accuracy by class."
-            + ("" if self.training.balance else " --balance makes all classes count alike.")
+            + ("" if self.training.balance else " balance=yes makes all classes count alike.")
         )
 
     def _by_class(self, student: Student, x: Array, truth: Ints) -> list[ClassFigures]:

@@ -209,7 +209,7 @@ def _mat(path: Path) -> Dataset:
 
 
 # Teachers and students have the defaults of `terrine ensemble train` and `terrine student train`,
-# but for the number of teachers, which has none, and for glyphs, of which `--copies 0` makes none.
+# but for the number of teachers, which has none, and for glyphs, of which `copies=0` makes none.
 RECIPES: Mapping[str, _Recipe] = {
     "mnist": _Recipe("MNIST", _idx, 1e-5, 2000),
     "fashion": _Recipe("Fashion-MNIST", lambda found: _idx(found, CLOTHES), 1e-5, 500),
