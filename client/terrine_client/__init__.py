@@ -9,7 +9,8 @@ a tree.
 """
 
 from terrine_client._labels import NO_COUNT, Labels
-from terrine_client.client import AsyncClient, Client
+from terrine_client.async_client import AsyncClient
+from terrine_client.client import Client
 from terrine_client.errors import (
     BudgetExhausted,
     CapExceeded,

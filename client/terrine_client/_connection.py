@@ -7,7 +7,7 @@ import os
 import ssl
 from abc import ABC, abstractmethod
 from functools import cache
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import httpx
 import numpy.typing as npt
@@ -66,6 +66,10 @@ class Connection(ABC, Generic[Http]):
     @staticmethod
     @abstractmethod
     def _open(**options: Any) -> Http: ...
+
+    def __deepcopy__(self, _: object) -> Self:
+        """A copy is the connection itself: estimators that hold it are cloned."""
+        return self
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._url}>"

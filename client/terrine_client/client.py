@@ -1,8 +1,8 @@
-"""The two clients: the same methods, synchronous and asynchronous."""
+"""The synchronous client, made of `async_client.py` by `make client`: edit that one."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -66,10 +66,6 @@ class Client(Connection[httpx.Client]):
         return httpx.Client(**options)
 
     def __enter__(self) -> Self:
-        return self
-
-    def __deepcopy__(self, _: object) -> Self:
-        """A copy is the connection itself: estimators that hold it are cloned."""
         return self
 
     def __exit__(
@@ -230,152 +226,3 @@ class Client(Connection[httpx.Client]):
             if page.next is None:
                 return
             page = self._send(call.at(page.next))
-
-
-class AsyncClient(Connection[httpx.AsyncClient]):
-    """`Client` for asyncio: the same arguments and methods, awaited."""
-
-    @staticmethod
-    def _open(**options: Any) -> httpx.AsyncClient:
-        return httpx.AsyncClient(**options)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self._http.aclose()
-
-    async def label(
-        self,
-        x: npt.ArrayLike,
-        probabilities: npt.ArrayLike | None = None,
-        *,
-        idempotency_key: str | None = None,
-        progress: bool = False,
-    ) -> Labels:
-        """As `Client.label`."""
-        with progress_bar(progress) as report:
-            return await self._run(self._label_batches(x, probabilities, idempotency_key, report))
-
-    async def estimate(self, queries: int) -> Estimate:
-        """As `Client.estimate`."""
-        return await self._send(_calls.estimate(queries))
-
-    async def budget(self) -> Budget:
-        """As `Client.budget`."""
-        return await self._send(_calls.budget())
-
-    async def project(self, name: str | None = None) -> ProjectInfo:
-        """As `Client.project`."""
-        return await self._send(_calls.project(name))
-
-    async def request_project(
-        self,
-        title: str,
-        purpose: str,
-        epsilon: float,
-        *,
-        delta: float | None = None,
-        mechanism: MechanismSpec | None = None,
-    ) -> RequestInfo:
-        """As `Client.request_project`."""
-        return await self._send(_calls.make_request(title, purpose, epsilon, delta, mechanism))
-
-    def requests(
-        self, status: RequestStatus | str | None = None
-    ) -> AsyncIterator[RequestAccount | RequestInfo]:
-        """As `Client.requests`, for `async for`."""
-        return self._pages(_calls.requests(status))
-
-    async def request(self, request_id: str) -> RequestAccount | RequestInfo:
-        """As `Client.request`."""
-        return await self._send(_calls.request(request_id))
-
-    async def approve_request(self, request_id: str, approval: RequestApprove) -> RequestApproved:
-        """As `Client.approve_request`."""
-        return await self._send(_calls.approve_request(request_id, approval))
-
-    async def refuse_request(self, request_id: str, reason: str) -> RequestInfo:
-        """As `Client.refuse_request`."""
-        return await self._send(_calls.refuse_request(request_id, reason))
-
-    async def ensembles(self) -> list[EnsembleAccount | EnsembleInfo]:
-        """As `Client.ensembles`."""
-        return await self._send(_calls.ensembles())
-
-    def ledger(self) -> AsyncIterator[Budget]:
-        """As `Client.ledger`, for `async for`."""
-        return self._pages(_calls.ledger())
-
-    def charges(
-        self,
-        project: str,
-        *,
-        outcome: Outcome | str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-    ) -> AsyncIterator[Charge]:
-        """As `Client.charges`, for `async for`."""
-        return self._pages(_calls.charges(project, outcome, since, until))
-
-    async def verify(self, project: str) -> Verification:
-        """As `Client.verify`."""
-        return await self._send(_calls.verify(project))
-
-    async def open_project(self, terms: ProjectOpen) -> ProjectInfo:
-        """As `Client.open_project`."""
-        return await self._send(_calls.open_project(terms))
-
-    async def set_status(self, project: str, status: ProjectStatus) -> ProjectInfo:
-        """As `Client.set_status`."""
-        return await self._send(_calls.set_status(project, status))
-
-    async def create_token(self, request: TokenCreate) -> TokenCreated:
-        """As `Client.create_token`."""
-        return await self._send(_calls.create_token(request))
-
-    async def tokens(self) -> list[TokenInfo]:
-        """As `Client.tokens`."""
-        return [token async for token in self._pages(_calls.tokens())]
-
-    async def revoke_token(self, token_id: str) -> TokenInfo:
-        """As `Client.revoke_token`."""
-        return await self._send(_calls.revoke_token(token_id))
-
-    async def _send(self, call: Call[T]) -> T:
-        async for attempt in self._attempts(call):
-            with attempt, transport_errors():
-                return call.read(await self._http.send(call.request(self._http)))
-        raise AssertionError("stamina raises after the last attempt")
-
-    async def _run(self, plan: BatchPlan) -> Labels:
-        try:
-            call = next(plan)
-            while True:
-                try:
-                    reply = await self._send(call)
-                except TerrineError as error:
-                    call = plan.throw(error)
-                else:
-                    call = plan.send(reply)
-        except StopIteration as done:
-            labels: Labels = done.value
-            return labels
-
-    async def _pages(self, call: Call[Page]) -> AsyncIterator[Any]:
-        page = await self._send(call)
-        while True:
-            for item in page.items:
-                yield item
-            if page.next is None:
-                return
-            page = await self._send(call.at(page.next))

@@ -42,7 +42,8 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import TYPE_CHECKING, ClassVar
 
-from terrine_protocol import Problem
+from terrine_protocol import PROBLEMS, Problem
+from terrine_protocol.problems import slug_of
 
 if TYPE_CHECKING:
     from terrine_client._labels import Labels
@@ -97,6 +98,10 @@ class ProblemError(ReplyError):
 
     slug: ClassVar[str] = ""
 
+    def __init_subclass__(cls) -> None:
+        cls.slug = slug_of(cls.__name__)
+        cls.__doc__ = PROBLEMS[cls.slug].meaning
+
     def __init__(self, problem: Problem, retry_after: float | None = None):
         super().__init__(problem, retry_after)
         self.problem = problem
@@ -130,148 +135,74 @@ def _described(error: object) -> str:
     return str(error)
 
 
-class MalformedHttp(ProblemError):
-    """The server could not read the request as HTTP: check any proxy in between."""
+# Named after the types of problems, which `terrine_protocol.PROBLEMS` documents.
+class MalformedHttp(ProblemError): ...
 
-    slug = "malformed-http"
 
+class InvalidRequest(ProblemError): ...
 
-class InvalidRequest(ProblemError):
-    """A field is missing, unknown or out of range."""
 
-    slug = "invalid-request"
+class InvalidQuery(ProblemError): ...
 
 
-class InvalidQuery(ProblemError):
-    """Shape, dtype, finiteness or range of the inputs or probabilities is wrong."""
+class InvalidTerms(ProblemError): ...
 
-    slug = "invalid-query"
 
+class UnsupportedMediaType(ProblemError): ...
 
-class InvalidTerms(ProblemError):
-    """A project cannot be opened with this mechanism, ε or δ."""
 
-    slug = "invalid-terms"
+class PayloadTooLarge(ProblemError): ...
 
 
-class UnsupportedMediaType(ProblemError):
-    """The server does not read this content type."""
+class RequestTimeout(ProblemError): ...
 
-    slug = "unsupported-media-type"
 
+class Unauthorized(ProblemError): ...
 
-class PayloadTooLarge(ProblemError):
-    """Even a single input exceeds the server's limits; larger batches are split automatically."""
 
-    slug = "payload-too-large"
+class Forbidden(ProblemError): ...
 
 
-class RequestTimeout(ProblemError):
-    """The inputs took longer to arrive than the server waits: send fewer at once."""
+class NotFound(ProblemError): ...
 
-    slug = "request-timeout"
 
+class MethodNotAllowed(ProblemError): ...
 
-class Unauthorized(ProblemError):
-    """The token is missing, unknown, expired or revoked: ask the data owner for a new one."""
 
-    slug = "unauthorized"
+class Conflict(ProblemError): ...
 
 
-class Forbidden(ProblemError):
-    """The token's role or project does not cover the request."""
+class IdempotencyConflict(ProblemError): ...
 
-    slug = "forbidden"
 
+class CapExceeded(ProblemError): ...
 
-class NotFound(ProblemError):
-    """The named project, ensemble, token or request does not exist."""
 
-    slug = "not-found"
+class BudgetExhausted(ProblemError): ...
 
 
-class MethodNotAllowed(ProblemError):
-    """The path exists, but not with this method: client and server differ in version."""
+class ProjectPaused(ProblemError): ...
 
-    slug = "method-not-allowed"
 
+class ProjectClosed(ProblemError): ...
 
-class Conflict(ProblemError):
-    """A name is taken, a status cannot be changed that way, or too many requests are open."""
 
-    slug = "conflict"
+class RateLimited(ProblemError): ...
 
 
-class IdempotencyConflict(ProblemError):
-    """The idempotency key was used before, for other inputs."""
+class Overloaded(ProblemError): ...
 
-    slug = "idempotency-conflict"
 
+class EnsembleUnavailable(ProblemError): ...
 
-class CapExceeded(ProblemError):
-    """The ensemble's cap, which its projects share, does not allow this budget."""
 
-    slug = "cap-exceeded"
+class DatabaseUnavailable(ProblemError): ...
 
 
-class BudgetExhausted(ProblemError):
-    """No new query fits the project's budget. Earlier answers can be repeated at no cost.
+class LedgerCorrupted(ProblemError): ...
 
-    `Client.request_project` asks the data owner for another project.
-    """
 
-    slug = "budget-exhausted"
-
-
-class ProjectPaused(ProblemError):
-    """The data owner has paused the project: try again later."""
-
-    slug = "project-paused"
-
-
-class ProjectClosed(ProblemError):
-    """The data owner has closed the project: it will not answer again."""
-
-    slug = "project-closed"
-
-
-class RateLimited(ProblemError):
-    """The token has used its requests for this minute; `retry_after` says how long to wait."""
-
-    slug = "rate-limited"
-
-
-class Overloaded(ProblemError):
-    """The server accepts no more requests for now; `retry_after` says how long to wait."""
-
-    slug = "overloaded"
-
-
-class EnsembleUnavailable(ProblemError):
-    """The ensemble's files are missing or altered: tell the data owner."""
-
-    slug = "ensemble-unavailable"
-
-
-class DatabaseUnavailable(ProblemError):
-    """The server cannot reach its ledger, so it does not answer: try again later."""
-
-    slug = "database-unavailable"
-
-
-class LedgerCorrupted(ProblemError):
-    """The server's ledger contradicts itself, and asking again does not help: tell the data owner.
-
-    Nothing was charged.
-    """
-
-    slug = "ledger-corrupted"
-
-
-class InternalError(ProblemError):
-    """A defect in the server: give the data owner the request id, which is in the log."""
-
-    slug = "internal"
+class InternalError(ProblemError): ...
 
 
 _KINDS = {kind.slug: kind for kind in ProblemError.__subclasses__()}

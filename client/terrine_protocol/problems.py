@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -175,3 +176,9 @@ PROBLEMS: dict[str, ProblemType] = {
         ),
     ]
 }
+
+
+def slug_of(name: str) -> str:
+    """Return the type of problem that a class is named after, such as `BudgetExhausted`."""
+    slug = re.sub(r"(?<=.)(?=[A-Z])", "-", name).lower()
+    return slug.removesuffix("-error")

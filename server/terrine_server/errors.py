@@ -25,8 +25,8 @@
         ├── NotSealed           its rows are sealed with another secret key
         └── LedgerCorrupted         a balance, number or hash does not match its charges
 
-Each class names one entry of `terrine_protocol.PROBLEMS`; the API turns any of them into an
-RFC 9457 problem in one place, and the command line into one line on stderr.
+Those named after an entry of `terrine_protocol.PROBLEMS` are documented there. The API turns any of
+them into an RFC 9457 problem in one place, and the command line into one line on stderr.
 """
 
 # ruff: noqa: N818 - named after the problem types, without the suffix Error
@@ -34,6 +34,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from typing import Any, ClassVar
+
+from terrine_protocol.problems import PROBLEMS, slug_of
 
 
 class TerrineError(Exception):
@@ -45,40 +47,31 @@ class TerrineError(Exception):
 
     problem: ClassVar[str] = "internal"
 
+    def __init_subclass__(cls) -> None:
+        slug = slug_of(cls.__name__)
+        if slug in PROBLEMS:
+            cls.problem = slug
+            cls.__doc__ = cls.__doc__ or PROBLEMS[slug].meaning
+
     def __init__(self, detail: str, **extras: Any) -> None:
         super().__init__(detail)
         self.detail = detail
         self.extras = extras
 
 
-class InvalidQuery(TerrineError):
-    """The inputs, probabilities or idempotency key do not match what is expected."""
-
-    problem = "invalid-query"
+class InvalidQuery(TerrineError): ...
 
 
-class InvalidTerms(TerrineError):
-    """The terms of a project or cap cannot be proved or make no sense."""
-
-    problem = "invalid-terms"
+class InvalidTerms(TerrineError): ...
 
 
-class UnsupportedMediaType(TerrineError):
-    """The content type is not supported."""
-
-    problem = "unsupported-media-type"
+class UnsupportedMediaType(TerrineError): ...
 
 
-class PayloadTooLarge(TerrineError):
-    """The body or the batch exceeds a limit."""
-
-    problem = "payload-too-large"
+class PayloadTooLarge(TerrineError): ...
 
 
-class Unauthorized(TerrineError):
-    """The token is missing, unknown, expired or revoked."""
-
-    problem = "unauthorized"
+class Unauthorized(TerrineError): ...
 
 
 class TokenChanged(Unauthorized):
@@ -89,74 +82,41 @@ class TokenChanged(Unauthorized):
         self.tokens = tokens
 
 
-class Forbidden(TerrineError):
-    """The token's role or project does not cover the request."""
-
-    problem = "forbidden"
+class Forbidden(TerrineError): ...
 
 
-class NotFound(TerrineError):
-    """The named project, ensemble or token does not exist."""
-
-    problem = "not-found"
+class NotFound(TerrineError): ...
 
 
-class Conflict(TerrineError):
-    """A name is taken, or a status cannot be changed that way."""
-
-    problem = "conflict"
+class Conflict(TerrineError): ...
 
 
 class ConcurrentUpdate(Conflict):
     """Another request paid for one of the queries while they were voted on: vote again."""
 
 
-class IdempotencyConflict(TerrineError):
-    """The same Idempotency-Key was used before with a different body."""
-
-    problem = "idempotency-conflict"
+class IdempotencyConflict(TerrineError): ...
 
 
-class CapExceeded(TerrineError):
-    """The ensemble's cap does not allow this budget."""
-
-    problem = "cap-exceeded"
+class CapExceeded(TerrineError): ...
 
 
-class BudgetExhausted(TerrineError):
-    """No new query fits the project's budget."""
-
-    problem = "budget-exhausted"
+class BudgetExhausted(TerrineError): ...
 
 
-class ProjectPaused(TerrineError):
-    """The data owner has paused the project."""
-
-    problem = "project-paused"
+class ProjectPaused(TerrineError): ...
 
 
-class ProjectClosed(TerrineError):
-    """The data owner has closed the project for good."""
-
-    problem = "project-closed"
+class ProjectClosed(TerrineError): ...
 
 
-class RateLimited(TerrineError):
-    """The token has used its requests for this minute."""
-
-    problem = "rate-limited"
+class RateLimited(TerrineError): ...
 
 
-class Overloaded(TerrineError):
-    """Too many requests are waiting; nothing was looked at."""
-
-    problem = "overloaded"
+class Overloaded(TerrineError): ...
 
 
-class EnsembleUnavailable(TerrineError):
-    """The ensemble's files are missing, altered, or not the ones that were registered."""
-
-    problem = "ensemble-unavailable"
+class EnsembleUnavailable(TerrineError): ...
 
 
 class DatabaseUnavailable(TerrineError):
@@ -164,8 +124,6 @@ class DatabaseUnavailable(TerrineError):
 
     `detail` is public; `str(error)` adds the database's own message, for the server's operator.
     """
-
-    problem = "database-unavailable"
 
     def __init__(self, detail: str, cause: str = "", **extras: Any) -> None:
         super().__init__(detail, **extras)
@@ -193,8 +151,6 @@ class LedgerCorrupted(DatabaseUnavailable):
     `found` is a sentence that anyone may read: it names what does not agree, and quotes no label,
     no path and no text of the database. `project` is the one to verify, where one is known.
     """
-
-    problem = "ledger-corrupted"
 
     def __init__(self, found: str, project: str = "all", cause: str = "") -> None:
         super().__init__(

@@ -1,0 +1,229 @@
+"""The asynchronous client, of which `make client` makes the synchronous one, `client.py`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx
+import numpy.typing as npt
+
+from terrine_client import _calls
+from terrine_client._batches import BatchPlan
+from terrine_client._calls import Call, transport_errors
+from terrine_client._connection import Connection
+from terrine_client._labels import Labels
+from terrine_client._progress import progress_bar
+from terrine_client.errors import TerrineError
+from terrine_protocol import (
+    Budget,
+    BudgetPage,
+    Charge,
+    EnsembleAccount,
+    EnsembleInfo,
+    Estimate,
+    LedgerPage,
+    MechanismSpec,
+    Outcome,
+    ProjectInfo,
+    ProjectOpen,
+    ProjectStatus,
+    RequestAccount,
+    RequestApprove,
+    RequestApproved,
+    RequestInfo,
+    RequestPage,
+    RequestStatus,
+    TokenCreate,
+    TokenCreated,
+    TokenInfo,
+    TokenPage,
+    Verification,
+)
+
+T = TypeVar("T")
+Page = TypeVar("Page", LedgerPage, BudgetPage, TokenPage, RequestPage)
+
+
+class AsyncClient(Connection[httpx.AsyncClient]):
+    """A connection to a Terrine server. Close it, or use `async with`.
+
+    url: the server's, such as `https://labels.example.org`; a path prefix is kept.
+    token: the bearer token; by default the environment variable TERRINE_TOKEN.
+    timeout: seconds to wait for the connection, and for each part of a reply.
+    retries: further attempts after a lost connection, a time-out or a 429, 502, 503 or 504.
+    batch_size: inputs per request; larger arrays are split.
+    transport: "binary" sends NumPy's own format; "json" is readable and several times larger.
+    insecure: allow plain http to another machine; anyone on the network path can read the token.
+
+    The constructor raises ConfigurationError; every method may raise any TerrineError.
+    """
+
+    @staticmethod
+    def _open(**options: Any) -> httpx.AsyncClient:
+        return httpx.AsyncClient(**options)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def label(
+        self,
+        x: npt.ArrayLike,
+        probabilities: npt.ArrayLike | None = None,
+        *,
+        idempotency_key: str | None = None,
+        progress: bool = False,
+    ) -> Labels:
+        """Request labels for x [B, …], at no more than the price that `estimate` quotes.
+
+        probabilities: [B, m], the student's own, rows summing to 1; for interactive_gnmax only.
+        idempotency_key: identifies this call; a repetition of it is answered from the record.
+        progress: draw a progress bar on standard error.
+
+        Inputs are sent in batches, in order. Those that the budget does not cover come back
+        `refused`. Raises BudgetExhausted when it covers none, ValueError when x is not an array
+        of numbers with one row per input, and TerrineError otherwise. An error after the first
+        batch carries the answers until then in `partial`; sending the inputs again returns them
+        at no cost.
+        """
+        with progress_bar(progress) as report:
+            return await self._run(self._label_batches(x, probabilities, idempotency_key, report))
+
+    async def estimate(self, queries: int) -> Estimate:
+        """The most that so many new queries can cost. Uses no input and charges nothing."""
+        return await self._send(_calls.estimate(queries))
+
+    async def budget(self) -> Budget:
+        """The account of the token's project."""
+        return await self._send(_calls.budget())
+
+    async def project(self, name: str | None = None) -> ProjectInfo:
+        """A project's terms: mechanism, prices, input format; by default the token's project."""
+        return await self._send(_calls.project(name))
+
+    async def request_project(
+        self,
+        title: str,
+        purpose: str,
+        epsilon: float,
+        *,
+        delta: float | None = None,
+        mechanism: MechanismSpec | None = None,
+    ) -> RequestInfo:
+        """Ask the data owner for a new project on the same ensemble, also for more budget.
+
+        title, purpose: what it is to be called, and what its labels are for.
+        epsilon: its own budget, besides that of the token's project, which does not change.
+        delta, mechanism: by default those of the token's project.
+
+        The same request again, while it is open, is the same one. Raises Conflict when too many
+        are open. For students.
+        """
+        return await self._send(_calls.make_request(title, purpose, epsilon, delta, mechanism))
+
+    def requests(
+        self, status: RequestStatus | str | None = None
+    ) -> AsyncIterator[RequestAccount | RequestInfo]:
+        """The requests of this token, oldest first; for auditors and admins, everybody's."""
+        return self._pages(_calls.requests(status))
+
+    async def request(self, request_id: str) -> RequestAccount | RequestInfo:
+        """What has become of a request; for admins, with what approving it would mean."""
+        return await self._send(_calls.request(request_id))
+
+    async def approve_request(self, request_id: str, approval: RequestApprove) -> RequestApproved:
+        """Open the project that was asked for, as it was or with other terms. For admins."""
+        return await self._send(_calls.approve_request(request_id, approval))
+
+    async def refuse_request(self, request_id: str, reason: str) -> RequestInfo:
+        """Refuse a request; whoever made it reads the reason. For admins."""
+        return await self._send(_calls.refuse_request(request_id, reason))
+
+    async def ensembles(self) -> list[EnsembleAccount | EnsembleInfo]:
+        """The ensembles that the token may see; with their caps for auditors and admins."""
+        return await self._send(_calls.ensembles())
+
+    def ledger(self) -> AsyncIterator[Budget]:
+        """Every project's account, by name. For auditors and admins."""
+        return self._pages(_calls.ledger())
+
+    def charges(
+        self,
+        project: str,
+        *,
+        outcome: Outcome | str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> AsyncIterator[Charge]:
+        """A project's charges, oldest first, fetched as they are read. For auditors and admins.
+
+        since, until: from this instant, and before this one; without a time zone, local time.
+        """
+        return self._pages(_calls.charges(project, outcome, since, until))
+
+    async def verify(self, project: str) -> Verification:
+        """Have the server recompute a project's hash chain and balances."""
+        return await self._send(_calls.verify(project))
+
+    async def open_project(self, terms: ProjectOpen) -> ProjectInfo:
+        """Open a project on terms that never change. For admins."""
+        return await self._send(_calls.open_project(terms))
+
+    async def set_status(self, project: str, status: ProjectStatus) -> ProjectInfo:
+        """Pause, resume or, for good, close a project. For admins."""
+        return await self._send(_calls.set_status(project, status))
+
+    async def create_token(self, request: TokenCreate) -> TokenCreated:
+        """Create a token; its secret is returned only here. For admins."""
+        return await self._send(_calls.create_token(request))
+
+    async def tokens(self) -> list[TokenInfo]:
+        """Every token, without its secret. For admins."""
+        return [token async for token in self._pages(_calls.tokens())]
+
+    async def revoke_token(self, token_id: str) -> TokenInfo:
+        """Revoke a token at once. For admins."""
+        return await self._send(_calls.revoke_token(token_id))
+
+    async def _send(self, call: Call[T]) -> T:
+        async for attempt in self._attempts(call):
+            with attempt, transport_errors():
+                return call.read(await self._http.send(call.request(self._http)))
+        raise AssertionError("stamina raises after the last attempt")
+
+    async def _run(self, plan: BatchPlan) -> Labels:
+        try:
+            call = next(plan)
+            while True:
+                try:
+                    reply = await self._send(call)
+                except TerrineError as error:
+                    call = plan.throw(error)
+                else:
+                    call = plan.send(reply)
+        except StopIteration as done:
+            labels: Labels = done.value
+            return labels
+
+    async def _pages(self, call: Call[Page]) -> AsyncIterator[Any]:
+        page = await self._send(call)
+        while True:
+            for item in page.items:
+                yield item
+            if page.next is None:
+                return
+            page = await self._send(call.at(page.next))
