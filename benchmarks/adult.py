@@ -50,9 +50,21 @@ from terrine_server.privacy.mechanisms.noisy_votes import NoisyVotes
 from terrine_server.privacy.parameters import MIN_SIGMA
 
 COLUMNS = (
-    *("age", "workclass", "fnlwgt", "education", "education_num", "marital_status"),
-    *("occupation", "relationship", "race", "sex", "capital_gain", "capital_loss"),
-    *("hours_per_week", "native_country", "income"),
+    "age",
+    "workclass",
+    "fnlwgt",
+    "education",
+    "education_num",
+    "marital_status",
+    "occupation",
+    "relationship",
+    "race",
+    "sex",
+    "capital_gain",
+    "capital_loss",
+    "hours_per_week",
+    "native_country",
+    "income",
 )
 DELTA, FOLDS, CLASSES = 1e-5, 5, 2
 BUDGETS = (0.5, 1.0)

@@ -38,9 +38,21 @@ from terrine_models.tables.roles import propose_schema
 from terrine_server.privacy import VoteOutcome, build_mechanism
 
 ADULT = (
-    *("age", "workclass", "fnlwgt", "education", "education_num", "marital_status"),
-    *("occupation", "relationship", "race", "sex", "capital_gain", "capital_loss"),
-    *("hours_per_week", "native_country", "income"),
+    "age",
+    "workclass",
+    "fnlwgt",
+    "education",
+    "education_num",
+    "marital_status",
+    "occupation",
+    "relationship",
+    "race",
+    "sex",
+    "capital_gain",
+    "capital_loss",
+    "hours_per_week",
+    "native_country",
+    "income",
 )
 AGREEMENT, SIGMA1, SIGMA2 = 0.7, 0.15, 0.1
 """Threshold and noise of Confident-GNMax, as shares of the teachers."""

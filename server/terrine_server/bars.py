@@ -74,7 +74,10 @@ def _bar(
     disable: bool = False,
 ) -> Progress:
     return Progress(
-        *(TextColumn(title), BarColumn(), *columns, TimeRemainingColumn()),
+        TextColumn(title),
+        BarColumn(),
+        *columns,
+        TimeRemainingColumn(),
         console=console,
         transient=transient,
         disable=disable,

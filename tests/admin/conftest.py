@@ -25,7 +25,7 @@ def house(
     directory = tmp_path_factory.mktemp("house")
     url = f"sqlite:///{directory / 'terrine.sqlite'}"
     settings, engine = installed(
-        *(directory / "data", url, digits_ensemble), requests_per_minute=100_000
+        directory / "data", url, digits_ensemble, requests_per_minute=100_000
     )
     with InProcess() as send:
         made = House(create_app(settings), Ledger(engine, SECRET_KEY), send, digits_ensemble)

@@ -25,8 +25,12 @@ from terrine_server.owner.sessions import IDLE, LONGEST
 
 SESSION = "__Host-terrine-session"
 ACTS = (
-    *("/open", "/tokens", "/projects/study/pause", "/projects/study/resume"),
-    *("/projects/study/close", "/tokens/0123456789abcdef/revoke"),
+    "/open",
+    "/tokens",
+    "/projects/study/pause",
+    "/projects/study/resume",
+    "/projects/study/close",
+    "/tokens/0123456789abcdef/revoke",
 )
 
 

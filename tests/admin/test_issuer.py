@@ -114,8 +114,12 @@ def test_the_claim_decides_the_role_and_without_one_nobody_gets_in(
     assert "auditor" in text_of(sign_in(visitor))
     assert visitor.post("/admin/projects/study/pause").status_code == 403
     chosen: tuple[list[Any] | None, ...] = (
-        *(None, [], ["everybody"], [""]),
-        *(["privacy-admins, owners"], [{"a": 1}, None, 3]),
+        None,
+        [],
+        ["everybody"],
+        [""],
+        ["privacy-admins, owners"],
+        [{"a": 1}, None, 3],
     )
     for groups in chosen:
         issuer.groups, visitor.cookies = groups, {}
@@ -330,8 +334,10 @@ def test_tokens_made_by_them_last_no_longer_than_ninety_days(visitor: Visitor) -
 )
 def test_half_a_set_up_is_none(changed: dict[str, Any], says: str) -> None:
     complete: dict[str, Any] = {
-        **{"oidc_issuer": "https://issuer.example", "oidc_client_id": "terrine"},
-        **{"oidc_public_url": PUBLIC, "oidc_admins": "owners"},
+        "oidc_issuer": "https://issuer.example",
+        "oidc_client_id": "terrine",
+        "oidc_public_url": PUBLIC,
+        "oidc_admins": "owners",
     }
     assert Settings(**complete).oidc_issuer
     with pytest.raises(ValidationError, match=says):

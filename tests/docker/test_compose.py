@@ -153,7 +153,11 @@ def test_the_server_has_only_the_rights_that_it_needs(compose: Composition) -> N
 
 def test_the_image_has_no_compiler_and_no_cuda(compose: Composition) -> None:
     compose.succeed(
-        *("exec", "--no-TTY", "server", "sh", "-c"),
+        "exec",
+        "--no-TTY",
+        "server",
+        "sh",
+        "-c",
         "! command -v gcc && ! command -v cc && ! command -v g++ && ! command -v curl",
     )
     cuda = "import torch; print(torch.version.cuda)"

@@ -59,8 +59,18 @@ def owners(composition: Composition, made: Path) -> Composition:
     composition.succeed("--profile", "owners", *UP)
     given = f"{made / 'owners' / 'for-the-service'}:/owners:ro"
     said = composition.succeed(
-        *("run", "--rm", "--no-TTY", "--no-deps", "--volume", given, "server"),
-        *("owners", "gather", "/owners/owners.toml", "--name", "districts"),
+        "run",
+        "--rm",
+        "--no-TTY",
+        "--no-deps",
+        "--volume",
+        given,
+        "server",
+        "owners",
+        "gather",
+        "/owners/owners.toml",
+        "--name",
+        "districts",
     )
     assert "did not answer" not in said
     composition.terrine("ensemble", "register", "districts", "--epsilon", "20", "--delta", "1e-4")

@@ -76,7 +76,10 @@ def aggregator_and_service(
         ledger = Ledger(migrated(database_url), SECRET_KEY)
         register_ensemble(ledger, settings, EnsembleRegister(name="ward", epsilon=20.0, delta=1e-6))
         terms = {
-            **{"name": "shares", "ensemble": "ward", "epsilon": 10.0, "delta": 1e-7},
+            "name": "shares",
+            "ensemble": "ward",
+            "epsilon": 10.0,
+            "delta": 1e-7,
             "mechanism": {"name": "noisy_votes", "sigma": 12.0},
         }
         open_project(ledger, ProjectOpen.model_validate(terms))

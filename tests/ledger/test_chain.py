@@ -32,13 +32,25 @@ def test_the_genesis_covers_everything_fixed_at_opening() -> None:
         "ensemble_id",  # bound by the ensemble's own columns
         "genesis",
         # what charging and closing may change, and the balances bind
-        *("status", "closed_at", "spent", "delta_spent", "cap_spent"),
-        *("charges", "published", "head"),
+        "status",
+        "closed_at",
+        "spent",
+        "delta_spent",
+        "cap_spent",
+        "charges",
+        "published",
+        "head",
         "seal",  # over the row, with all of these
-        *("title", "purpose"),  # words for people, which the administrative log vouches for
+        "title",
+        "purpose",  # words for people, which the administrative log vouches for
     }
     of_ensemble = {column.name for column in ensembles.columns} - {
-        *("id", "path", "registered_at", "reserved", "delta_reserved", "seal")
+        "id",
+        "path",
+        "registered_at",
+        "reserved",
+        "delta_reserved",
+        "seal",
     }
     assert set(TERMS_FIELDS) == fixed | {f"ensemble__{name}" for name in of_ensemble}
 
@@ -74,8 +86,13 @@ def test_the_fast_hash_is_the_hash(
 ) -> None:
     charge: dict[str, Any] = {
         **dict.fromkeys(CHARGE_FIELDS, cost),
-        **{"project_id": 3, "seq": seq, "created_at": created_at, "outcome": outcome},
-        **{"query_digest": digests[0], "input_digest": digests[1], "label": label},
+        "project_id": 3,
+        "seq": seq,
+        "created_at": created_at,
+        "outcome": outcome,
+        "query_digest": digests[0],
+        "input_digest": digests[1],
+        "label": label,
     }
     kind = frame(*(charge[name] for name in KIND_FIELDS))
     fast = hasher(3)(digests[2], seq, iso(created_at), digests[0], digests[1], kind)
@@ -85,8 +102,12 @@ def test_the_fast_hash_is_the_hash(
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "infinity", "2026-01-01T00:00:00Z", "2026-01-01 00:00:00.000000Z"),
-        *("2026-02-30T00:00:00.000000Z", "2026-01-01T24:00:00.000000Z"),
+        "",
+        "infinity",
+        "2026-01-01T00:00:00Z",
+        "2026-01-01 00:00:00.000000Z",
+        "2026-02-30T00:00:00.000000Z",
+        "2026-01-01T24:00:00.000000Z",
         "2026-01-01T00:00:00.000000+00:00",
     ],
 )

@@ -166,7 +166,10 @@ def edited(lines: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
         found[f"{place} doubled"] = [*lines[:place], lines[place], *lines[place:]]
         if place + 1 < len(lines):
             found[f"{place} swapped"] = [
-                *(*lines[:place], lines[place + 1], lines[place], *lines[place + 2 :])
+                *lines[:place],
+                lines[place + 1],
+                lines[place],
+                *lines[place + 2 :],
             ]
     return found
 

@@ -172,6 +172,13 @@ def test_terms_altered_under_a_running_server_make_nothing_cheaper(database_url:
 def test_what_is_read_again_for_a_charge_is_all_that_may_change() -> None:
     """All else is remembered under the genesis, which covers it."""
     assert set(searches.ACCOUNT) - {"id", "name", "genesis"} == {
-        *("status", "closed_at", "spent", "delta_spent", "cap_spent"),
-        *("charges", "published", "head", "seal"),
+        "status",
+        "closed_at",
+        "spent",
+        "delta_spent",
+        "cap_spent",
+        "charges",
+        "published",
+        "head",
+        "seal",
     }

@@ -40,8 +40,10 @@ def test_each_request_of_a_group_gets_its_own_receipt(ledger: Ledger, database_u
     )
     assert [numbers(fate) for fate in fates] == [[1, 2], [2, 3], [1]]
     assert [r.replayed for fate in fates for r in fate.results] == [  # type: ignore[union-attr]
-        *(False, False),
-        *(True, False),
+        False,
+        False,
+        True,
+        False,
         True,
     ]
     assert ledger.project("study").charges == 3
@@ -69,8 +71,12 @@ def test_what_is_wrong_with_one_request_does_not_touch_the_others(
         ],
     )
     assert [type(fate) for fate in fates] == [
-        *(IdempotencyConflict, InvalidQuery, InvalidQuery),
-        *(Receipt, Receipt, BudgetExhausted),
+        IdempotencyConflict,
+        InvalidQuery,
+        InvalidQuery,
+        Receipt,
+        Receipt,
+        BudgetExhausted,
     ]
     assert numbers(fates[4]) == [2]
     assert ledger.project("study").charges == 2

@@ -122,7 +122,7 @@ def test_filters_find_what_reading_everything_finds(
             and (until is None or e.created_at < until)
         ]
         found = ledger.charges(
-            *("study", after, limit, outcome, since, until), before_seq=before, newest=newest
+            "study", after, limit, outcome, since, until, before_seq=before, newest=newest
         )
         assert [e.seq for e in found] == (expected[::-1] if newest else expected)[:limit]
 

@@ -50,8 +50,10 @@ def between(before: int, last: int) -> str:
 
 
 EDITED = (
-    *(between(1, 2), between(1, 1)),  # answered, as if it had been refused
-    *(between(1, 4), between(4, 4)),  # with a charge that is not there
+    between(1, 2),
+    between(1, 1),  # answered, as if it had been refused
+    between(1, 4),
+    between(4, 4),  # with a charge that is not there
     "[2,-1,-2,3]",  # of another form
 )
 """What is made of `between(1, 3)`."""
@@ -64,8 +66,10 @@ def test_a_retry_is_answered_from_charges_by_their_numbers(
     project = open_project(ledger, 4)
     ledger.charge(project.id, [answered("before", 1)])
     batch = [
-        *(answered("new", 2), answered("before", 9)),
-        *(answered("view", 9, given="new"), answered("last", 3)),
+        answered("new", 2),
+        answered("before", 9),
+        answered("view", 9, given="new"),
+        answered("last", 3),
     ]
     first = ledger.charge(project.id, batch, KEY).results
     assert seqs(first) == [(2, False), (1, True), (2, True), (3, False)]
@@ -196,22 +200,25 @@ def test_an_altered_answer_names_the_project_to_verify_and_its_cause(
 @pytest.mark.parametrize(
     "text",
     [
-        *(
-            "",
-            "7",
-            "null",
-            '"text"',
-            "{}",
-            '{"1": 1}',
-            "[]",
-            "[0]",
-            "[1.0]",
-            "[true]",
-            "[[1]]",
-            "[3,-1,0]",
-        ),
-        *('{"before":1}', '{"before":1,"last":2,"more":3}', '{"before":1,"last":2.0}'),
-        *('{"before":true,"last":2}', between(2, 1), between(-1, 1), between(0, 0)),
+        "",
+        "7",
+        "null",
+        '"text"',
+        "{}",
+        '{"1": 1}',
+        "[]",
+        "[0]",
+        "[1.0]",
+        "[true]",
+        "[[1]]",
+        "[3,-1,0]",
+        '{"before":1}',
+        '{"before":1,"last":2,"more":3}',
+        '{"before":1,"last":2.0}',
+        '{"before":true,"last":2}',
+        between(2, 1),
+        between(-1, 1),
+        between(0, 0),
     ],
 )
 def test_only_what_was_ever_written_is_read(text: str) -> None:

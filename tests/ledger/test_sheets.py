@@ -24,7 +24,15 @@ from terrine_server.privacy import cap
 
 HOSTILE = [
     '=HYPERLINK("http://attacker.example";"ok")',
-    *("+1", "-1+cmd|' /C calc'!A0", "@SUM(1)", "\t=1", "\r=1", "\n=1", "\uff1d1", "plain", "a=b"),
+    "+1",
+    "-1+cmd|' /C calc'!A0",
+    "@SUM(1)",
+    "\t=1",
+    "\r=1",
+    "\n=1",
+    "\uff1d1",
+    "plain",
+    "a=b",
 ]
 SAFE = [f"'{name}" for name in HOSTILE[:8]] + HOSTILE[8:]
 

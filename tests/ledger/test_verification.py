@@ -222,12 +222,15 @@ NAMED = {
     "delta_reserved": "ensemble ",
 }
 NOT_IN_THE_BOOKS = {
-    *("id", "ensemble_id"),  # references, which the database itself keeps right
+    "id",
+    "ensemble_id",  # references, which the database itself keeps right
     "status",  # an anchor tells whether a closed project was opened again
-    *("closed_at", "registered_at"),  # nothing follows from them
+    "closed_at",
+    "registered_at",  # nothing follows from them
     "path",  # the files there are compared with the digest when they are used
     "seal",  # this forger makes its own
-    *("title", "purpose"),  # only the administrative log, which this forger writes anew, has them
+    "title",
+    "purpose",  # only the administrative log, which this forger writes anew, has them
 }
 
 

@@ -81,7 +81,9 @@ def test_a_head_scores_what_the_density_of_a_class_is_worth() -> None:
     repeated = mean_head(
         torch.from_numpy(np.tile(rows, (3, 1))),
         torch.from_numpy(np.tile(labels, 3)),
-        *(4, torch.from_numpy(between), 3),
+        4,
+        torch.from_numpy(between),
+        3,
     )
     torch.testing.assert_close(repeated, (weights, biases))
 

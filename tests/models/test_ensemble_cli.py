@@ -28,8 +28,17 @@ def files(tmp_path: Path, digits: Dataset) -> Path:
 
 def test_train_show_verify(terrine: Terrine, files: Path) -> None:
     trained = terrine(
-        *("ensemble", "train", files / "private.npz", "--name", "digits", "--teachers", 20),
-        *("--public", files / "pool.npy", "--kind", "heads:copies=1,ridge=0.03"),
+        "ensemble",
+        "train",
+        files / "private.npz",
+        "--name",
+        "digits",
+        "--teachers",
+        20,
+        "--public",
+        files / "pool.npy",
+        "--kind",
+        "heads:copies=1,ridge=0.03",
     )
     assert trained.code == 0, trained.err
     directory = files / "data" / "ensembles" / "digits"
@@ -49,34 +58,31 @@ def test_train_show_verify(terrine: Terrine, files: Path) -> None:
 def test_a_table_without_public_encoding_is_refused(terrine: Terrine, files: Path) -> None:
     (files / "private.csv").write_text("age,income\n1,low\n2,high\n")
     refused = terrine(
-        *(
-            "ensemble",
-            "train",
-            files / "private.csv",
-            "--name",
-            "t",
-            "--teachers",
-            2,
-            "--label",
-            "income",
-        ),
+        "ensemble",
+        "train",
+        files / "private.csv",
+        "--name",
+        "t",
+        "--teachers",
+        2,
+        "--label",
+        "income",
     )
     assert refused.code == 1
     assert "cannot be taken from it" in refused.err
     assert "Traceback" not in refused.err
     accident = terrine(
-        *(
-            "ensemble",
-            "train",
-            files / "private.csv",
-            "--name",
-            "t",
-            "--teachers",
-            2,
-            "--label",
-            "income",
-        ),
-        *("--public", files / "private.csv"),
+        "ensemble",
+        "train",
+        files / "private.csv",
+        "--name",
+        "t",
+        "--teachers",
+        2,
+        "--label",
+        "income",
+        "--public",
+        files / "private.csv",
     )
     assert accident.code == 1
     assert "private" in accident.err
@@ -186,8 +192,15 @@ def test_without_people_the_owner_hears_what_is_guaranteed(
 def test_a_schema_of_the_private_table_does_not_train(terrine: Terrine, hospital: Path) -> None:
     assert terrine("ensemble", "schema", "stays.csv", "--label", "readmitted").fine
     refused = terrine(
-        *("ensemble", "train", "stays.csv", "--name", "t", "--teachers", 20),
-        *("--schema", "schema.json"),
+        "ensemble",
+        "train",
+        "stays.csv",
+        "--name",
+        "t",
+        "--teachers",
+        20,
+        "--schema",
+        "schema.json",
     )
     assert refused.code == 1
     assert "fitted on the private data itself" in refused.err

@@ -167,7 +167,10 @@ def test_a_vote_that_fails_is_charged_to_nobody(
     ledger = Ledger(engine, settings.secret_key_path.read_bytes())
     register_ensemble(ledger, settings, EnsembleRegister(name="ward", epsilon=20.0, delta=1e-5))
     terms = {
-        **{"name": "study", "ensemble": "ward", "epsilon": 5.0, "delta": 1e-5},
+        "name": "study",
+        "ensemble": "ward",
+        "epsilon": 5.0,
+        "delta": 1e-5,
         "mechanism": {"name": "gnmax", "sigma": 4.0},
     }
     open_project(ledger, ProjectOpen.model_validate(terms))

@@ -35,9 +35,24 @@ def guess(tmp_path: Path, name: str, values: Sequence[object], delimiter: str = 
 @pytest.mark.parametrize(
     "name",
     [
-        *("patient", "patient_id", "PatientID", "Patient No.", "patient-number", "PATIENT", "mrn"),
-        *("person", "subject_id", "id_patient", "Patientennummer", "Patienten-ID", "pat_id"),
-        *("customer_id", "user", "member number", "patient_id_hash", "pid"),
+        "patient",
+        "patient_id",
+        "PatientID",
+        "Patient No.",
+        "patient-number",
+        "PATIENT",
+        "mrn",
+        "person",
+        "subject_id",
+        "id_patient",
+        "Patientennummer",
+        "Patienten-ID",
+        "pat_id",
+        "customer_id",
+        "user",
+        "member number",
+        "patient_id_hash",
+        "pid",
     ],
 )
 def test_a_column_of_people_becomes_the_group(tmp_path: Path, name: str) -> None:
@@ -128,8 +143,14 @@ def test_what_cannot_be_learned_from_is_ignored_and_it_is_said_why(
 @pytest.mark.parametrize(
     "form",
     [
-        *("2024-03-{:02d}", "2024-03-{:02d} 08:15", "2024-03-{:02d}T08:15:30Z", "{:02d}.03.2024"),
-        *("03/{:02d}/2024", "2024/03/{:02d}", "202403{:02d}", "2024-03-{:02d}T08:15:30.123+01:00"),
+        "2024-03-{:02d}",
+        "2024-03-{:02d} 08:15",
+        "2024-03-{:02d}T08:15:30Z",
+        "{:02d}.03.2024",
+        "03/{:02d}/2024",
+        "2024/03/{:02d}",
+        "202403{:02d}",
+        "2024-03-{:02d}T08:15:30.123+01:00",
     ],
 )
 def test_dates_of_one_order_become_numbers(tmp_path: Path, form: str) -> None:

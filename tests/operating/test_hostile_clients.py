@@ -100,7 +100,8 @@ def test_those_who_never_read_from_one_address_keep_nobody_else_out(
         with client(server, "127.0.1.1") as neighbour:
             until(lambda: neighbour.get("/problems").status_code, lambda status: status == 200, 20)
         assert {entry.get("problem") for entry in server.entries("^request$")} <= {
-            *(None, "overloaded")
+            None,
+            "overloaded",
         }
 
 

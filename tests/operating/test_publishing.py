@@ -25,8 +25,17 @@ pytestmark = pytest.mark.slow
 CLASSES, WORST_CASE = 4, 171
 """Queries that ε = 2 and δ = 1e-6 pay for at σ = 50 in the worst case (Gaussian DP)."""
 OPEN = (
-    *("project", "open", "study", "--ensemble", "blobs", "--mechanism", "gnmax:sigma=50"),
-    *("--epsilon", "2", "--delta", "1e-6"),
+    "project",
+    "open",
+    "study",
+    "--ensemble",
+    "blobs",
+    "--mechanism",
+    "gnmax:sigma=50",
+    "--epsilon",
+    "2",
+    "--delta",
+    "1e-6",
 )
 PUBLISHING = ("--accounting", "data_dependent", "--consensus", "0.95:9,0.6:1")
 
@@ -54,8 +63,17 @@ def thousand(machine: Machine, private: Path) -> Machine:
     """A thousand teachers, registered with a Rényi order."""
     machine.run("init").fine  # noqa: B018 - asserts
     trained = machine.run(
-        *("ensemble", "train", private / "private.npz", "--name", "blobs", "--teachers", 1000),
-        *("--public", private / "pool.npy", "--classes", CLASSES),
+        "ensemble",
+        "train",
+        private / "private.npz",
+        "--name",
+        "blobs",
+        "--teachers",
+        1000,
+        "--public",
+        private / "pool.npy",
+        "--classes",
+        CLASSES,
     )
     assert trained.code == 0, trained.err
     cap = ("--epsilon", "6", "--delta", "2e-5", "--order", "12")

@@ -77,7 +77,10 @@ def test_migrations_run_from_the_installed_wheel(wheel: Path, tmp_path: Path) ->
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     program = "import terrine_server.cli as cli; print(cli.__file__, flush=True); cli.main()"
     said = succeed(
-        *(sys.executable, "-c", program, "init"),
+        sys.executable,
+        "-c",
+        program,
+        "init",
         PYTHONPATH=str(tmp_path / "site"),
         TERRINE_DATA_DIR=str(tmp_path / "data"),
     )

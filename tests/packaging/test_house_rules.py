@@ -10,7 +10,16 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DATA = {
-    *(".csv", ".gz", ".idx", ".ipynb", ".json", ".npy", ".npz", ".onnx", ".png", ".safetensors"),
+    ".csv",
+    ".gz",
+    ".idx",
+    ".ipynb",
+    ".json",
+    ".npy",
+    ".npz",
+    ".onnx",
+    ".png",
+    ".safetensors",
     ".svg",
 }
 MAX_DATA_BYTES = 2_000_000

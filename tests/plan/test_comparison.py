@@ -21,7 +21,12 @@ def test_each_mechanism_takes_part_with_its_own_best_plan() -> None:
     found = compare([VOTES], delta=1e-5, epsilon=2.0, student_accuracy=0.8, rows=Rows(500, 20))
     plans = {str(each.plan.chosen.spec["name"]): each for each in found}
     assert set(plans) == {
-        *("confident_gnmax", "interactive_gnmax", "gnmax", "lnmax", "stable", "noisy_votes"),
+        "confident_gnmax",
+        "interactive_gnmax",
+        "gnmax",
+        "lnmax",
+        "stable",
+        "noisy_votes",
     }
     for name in ("gnmax", "confident_gnmax"):
         assert plans[name].plan.chosen == plan(name, [VOTES], delta=1e-5, epsilon=2.0).chosen
@@ -52,7 +57,8 @@ def test_a_plan_for_certain_queries_chooses_one_price_for_both_outcomes() -> Non
     assert certain.chosen.queries > 2 * expected.offers[0].considered.queries
     opened = choose(
         build_mechanism(certain.chosen.spec, teachers=100, classes=10),
-        *(2.0, 1e-5),
+        2.0,
+        1e-5,
         cap_rule=Rule("rdp", cap_order(2.0, 1e-5)),
     )
     assert opened.terms.affordable(Account()) >= certain.chosen.queries

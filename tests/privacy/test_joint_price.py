@@ -81,7 +81,11 @@ def test_no_baseline_costs_more_than_the_price_for_the_least_of_them(
         for least in {0, min(own)}:
             for threshold in (0, teachers // 2, teachers):
                 event = release(
-                    *(teachers, classes, threshold, 1.5, 2.0),
+                    teachers,
+                    classes,
+                    threshold,
+                    1.5,
+                    2.0,
                     share=0.4,
                     low=-teachers,
                     baseline=least,

@@ -164,14 +164,19 @@ SPECS: tuple[Mapping[str, Any], ...] = (
     {"name": "confident_gnmax", "threshold": 30, "sigma1": 10.0, "sigma2": 6.0},
     {"name": "confident_gnmax", "threshold": 30, "sigma1": 10.0, "sigma2": 6.0, "answer_share": 1},
     {
-        **{"name": "interactive_gnmax", "threshold": 10, "sigma1": 10.0, "sigma2": 6.0},
+        "name": "interactive_gnmax",
+        "threshold": 10,
+        "sigma1": 10.0,
+        "sigma2": 6.0,
         "confidence": 0.9,
     },
     {"name": "immutable", "c": 2, "gamma": 0.3},
     {"name": "stable", "sigma": 1.5, "delta_per_query": 1e-6},
     {"name": "noisy_votes", "sigma": 6.0},
     {
-        **{"name": "stable_svt", "epsilon_per_epoch": 3.0, "delta_per_query": 1e-6},
+        "name": "stable_svt",
+        "epsilon_per_epoch": 3.0,
+        "delta_per_query": 1e-6,
         "answers_per_epoch": 4,
     },
 )
@@ -182,7 +187,10 @@ def terms(mechanism: Mapping[str, Any], limit: Any) -> list[float]:
     quoted = quote(built, 9.0, 1e-4, cap_rule=limit.rule)
     prices = [*quoted.prices.values(), *([quoted.opening] if quoted.opening else [])]
     return [
-        *(quoted.budget, quoted.delta_budget, quoted.cap_budget, quoted.affordable(Account())),
+        quoted.budget,
+        quoted.delta_budget,
+        quoted.cap_budget,
+        quoted.affordable(Account()),
         *(part for price in prices for part in (price.cost, price.delta, price.cap_cost)),
         quoted.epsilon_spent(quoted.budget // 3),
     ]

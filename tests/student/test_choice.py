@@ -28,9 +28,21 @@ SMALL = InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16)
 LARGE = InputSpec(shape=(28, 28), dtype="uint8", low=0, high=255)
 TABLE = InputSpec(shape=(4,), dtype="float32", low=0, high=1)
 ADULT = (
-    *("age", "workclass", "fnlwgt", "education", "education_num", "marital_status"),
-    *("occupation", "relationship", "race", "sex", "capital_gain", "capital_loss"),
-    *("hours_per_week", "native_country", "income"),
+    "age",
+    "workclass",
+    "fnlwgt",
+    "education",
+    "education_num",
+    "marital_status",
+    "occupation",
+    "relationship",
+    "race",
+    "sex",
+    "capital_gain",
+    "capital_loss",
+    "hours_per_week",
+    "native_country",
+    "income",
 )
 POOL = 500
 BOTH: tuple[str, ...] = ("vat", "supervised")

@@ -129,7 +129,13 @@ def test_answers_of_other_mechanisms_are_kept_as_they_were(
     with np.load(tmp_path / "s" / "answers.npz", allow_pickle=False) as kept:
         names = set(kept.files)
     assert names == {
-        *("about", "outcomes", "labels", "planned", "beliefs", "spending", "rounds"),
+        "about",
+        "outcomes",
+        "labels",
+        "planned",
+        "beliefs",
+        "spending",
+        "rounds",
     }
 
 

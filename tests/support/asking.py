@@ -117,7 +117,11 @@ def read(response: httpx.Response, queries: Sequence[int]) -> Answers:
     assert response.status_code == 200, response.text
     return tuple(
         Answer(
-            *(query, result["outcome"], result["label"], result["charge"], result["replayed"]),
+            query,
+            result["outcome"],
+            result["label"],
+            result["charge"],
+            result["replayed"],
             _counts(result),
         )
         for query, result in zip(queries, response.json()["results"], strict=True)

@@ -166,8 +166,10 @@ def reseal(connection: Connection) -> Seals:
     connection.execute(delete(administrative_log))
     log.set_head(connection, seals, 0, START)
     for action in (
-        *(Action.ENSEMBLE_REGISTERED, Action.PROJECT_OPENED),
-        *(Action.TOKEN_CREATED, Action.REQUEST_MADE),
+        Action.ENSEMBLE_REGISTERED,
+        Action.PROJECT_OPENED,
+        Action.TOKEN_CREATED,
+        Action.REQUEST_MADE,
     ):
         for row in _readable(connection, rows_of(action.partition("-")[0])):
             with suppress(*UNREADABLE):

@@ -62,9 +62,20 @@ class Composition:
         np.savez(file, x=images[:1200], y=data.target[:1200], classes=names)
         file.chmod(0o444)
         self.succeed(
-            *("run", "--rm", "--no-TTY", "--no-deps"),
-            *("--volume", f"{file}:/input/digits.npz:ro", "server"),
-            *("ensemble", "train", "/input/digits.npz", "--name", "digits", "--teachers", "20"),
+            "run",
+            "--rm",
+            "--no-TTY",
+            "--no-deps",
+            "--volume",
+            f"{file}:/input/digits.npz:ro",
+            "server",
+            "ensemble",
+            "train",
+            "/input/digits.npz",
+            "--name",
+            "digits",
+            "--teachers",
+            "20",
         )
         self.terrine("ensemble", "register", "digits", "--epsilon", "20", "--delta", "1e-4")
         unseen: np.ndarray = images[1200:]
@@ -73,8 +84,17 @@ class Composition:
     def student(self, project: str, ensemble: str) -> httpx.Client:
         """Open a project; return what its student asks with, through the proxy."""
         self.terrine(
-            *("project", "open", project, "--ensemble", ensemble, "--mechanism", "gnmax:sigma=4"),
-            *("--epsilon", "8", "--delta", "1e-5"),
+            "project",
+            "open",
+            project,
+            "--ensemble",
+            ensemble,
+            "--mechanism",
+            "gnmax:sigma=4",
+            "--epsilon",
+            "8",
+            "--delta",
+            "1e-5",
         )
         made = self.terrine("token", "create", "--role", "student", "--project", project)
         headers = {"Authorization": f"Bearer {made.strip()}"}

@@ -10,8 +10,18 @@ import numpy as np
 
 WARDS = ("cardiology", "geriatrics", "neurology", "surgery")
 COLUMNS = (
-    *("stay_id", "patient_id", "ward", "age", "temperature", "admitted", "discharged"),
-    *("diagnosis", "note", "smoker", "room", "readmitted"),
+    "stay_id",
+    "patient_id",
+    "ward",
+    "age",
+    "temperature",
+    "admitted",
+    "discharged",
+    "diagnosis",
+    "note",
+    "smoker",
+    "room",
+    "readmitted",
 )
 DEFAULT_ROLES = {
     "stay_id": "ignored",

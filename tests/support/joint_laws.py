@@ -29,7 +29,7 @@ def release(
 ) -> ConfidentMax:
     least = -(-teachers // classes) if low is None else low
     return ConfidentMax(
-        *(teachers, classes, threshold, sigma1, sigma2, least, baseline, share), answered=True
+        teachers, classes, threshold, sigma1, sigma2, least, baseline, share, answered=True
     )
 
 

@@ -143,8 +143,14 @@ class LocalIssuer:
             return 400, {"error": "invalid_grant"}
         now = int(time.time())
         claims: Claims = {
-            **{"iss": self.url, "sub": self.subject, "aud": CLIENT, "nonce": asked["nonce"]},
-            **{"iat": now, "exp": now + 300, "name": self.name, "groups": self.groups},
+            "iss": self.url,
+            "sub": self.subject,
+            "aud": CLIENT,
+            "nonce": asked["nonce"],
+            "iat": now,
+            "exp": now + 300,
+            "name": self.name,
+            "groups": self.groups,
         }
         said = {name: each for name, each in (claims | self.changed).items() if each is not None}
         token = (self.token or self.signer.token)(said)

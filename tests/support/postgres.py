@@ -206,8 +206,14 @@ class Postgres:
             return subprocess.Popen(
                 [
                     self._setup.bin_path / "postgres",
-                    *("-D", self._setup.pgdata, "-k", self._sockets),
-                    *("-c", "listen_addresses=", "-c", "max_connections=200"),
+                    "-D",
+                    self._setup.pgdata,
+                    "-k",
+                    self._sockets,
+                    "-c",
+                    "listen_addresses=",
+                    "-c",
+                    "max_connections=200",
                     *more,
                 ],
                 stdout=log,

@@ -19,8 +19,13 @@ from typing import Any
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(
     [
-        *("terrine_server.ledger", "terrine_server.app", "terrine_server.cli"),
-        *("terrine_server.doctor", "terrine_models.teachers.ensemble", "uvicorn.main", "psycopg"),
+        "terrine_server.ledger",
+        "terrine_server.app",
+        "terrine_server.cli",
+        "terrine_server.doctor",
+        "terrine_models.teachers.ensemble",
+        "uvicorn.main",
+        "psycopg",
     ]
 )
 

@@ -15,8 +15,16 @@ KEY = re.compile(r'name="form_key" value="([0-9a-f]{64})"')
 ONCE = re.compile(r'name="once" value="([0-9a-f]{32})"')
 ORIGIN = "http://terrine"
 SCREENS = (
-    *("", "/open", "/open?ensemble=digits&mechanism=immutable", "/projects/study"),
-    *("/projects/study/close", "/requests", "/tokens", "/ensembles", "/log", "/audit"),
+    "",
+    "/open",
+    "/open?ensemble=digits&mechanism=immutable",
+    "/projects/study",
+    "/projects/study/close",
+    "/requests",
+    "/tokens",
+    "/ensembles",
+    "/log",
+    "/audit",
 )
 """Paths of all screens, below /admin, where there is a study called study."""
 

@@ -191,9 +191,17 @@ def test_a_program_of_the_client_page_runs(study: Study, program: str) -> None:
     with Client(study.url, study.student) as client:
         names: dict[str, Any] = {
             **{name: getattr(terrine_client, name) for name in terrine_client.__all__},
-            **{"np": np, "asyncio": asyncio, "model": OF_IMAGES},
-            **{"url": study.url, "token": study.student, "auditor_token": study.auditor},
-            **{"client": client, "labels": client.label(x), "x": x, "a": x[:3], "b": x[3:]},
+            "np": np,
+            "asyncio": asyncio,
+            "model": OF_IMAGES,
+            "url": study.url,
+            "token": study.student,
+            "auditor_token": study.auditor,
+            "client": client,
+            "labels": client.label(x),
+            "x": x,
+            "a": x[:3],
+            "b": x[3:],
             "features": x.reshape(len(x), -1) / 16,
         }
         run(program.replace(EXAMPLE, study.url), names)

@@ -58,8 +58,19 @@ def test_owner_student_and_auditor(
     assert re.search(r"admitted\s*│ date\s*│ dates from 2019", said)
     assert "an indicator, and the median" in said
     trained = terrine(
-        *("ensemble", "train", export, "--name", "stays", "--teachers", 400),
-        *("--public", published, "--schema", "schema.json", "--encoding", "windows-1252"),
+        "ensemble",
+        "train",
+        export,
+        "--name",
+        "stays",
+        "--teachers",
+        400,
+        "--public",
+        published,
+        "--schema",
+        "schema.json",
+        "--encoding",
+        "windows-1252",
     ).fine
     assert "export.csv is not UTF-8 (line 3); it is read as windows-1252." in trained
     assert "separated by semicolons" in trained
@@ -68,14 +79,31 @@ def test_owner_student_and_auditor(
     register = ("ensemble", "register", "stays", "--epsilon", 2.2, "--delta", 1e-5)
     assert "ε = 2.2" in terrine(*register, "--rule", "gdp").fine
     planned = terrine(
-        *("plan", "noisy_votes", "--teachers", 400, "--classes", 2),
-        *("--epsilon", 2, "--rows", POOL),
+        "plan",
+        "noisy_votes",
+        "--teachers",
+        400,
+        "--classes",
+        2,
+        "--epsilon",
+        2,
+        "--rows",
+        POOL,
     ).fine
     sigma = re.search(r"noisy_votes:sigma=(\S+)", planned)
     assert sigma is not None
     opened = terrine(
-        *("project", "open", "readmission", "--ensemble", "stays"),
-        *("--mechanism", f"noisy_votes:sigma={sigma[1]}", "--epsilon", 2, "--delta", 1e-5),
+        "project",
+        "open",
+        "readmission",
+        "--ensemble",
+        "stays",
+        "--mechanism",
+        f"noisy_votes:sigma={sigma[1]}",
+        "--epsilon",
+        2,
+        "--delta",
+        1e-5,
     )
     assert opened.code == 0, opened.err
     student = token(terrine, "--role", "student", "--project", "readmission")
@@ -95,14 +123,26 @@ def test_owner_student_and_auditor(
             x = encode_table(pool, schema)
             assert np.array_equal(encode_frame(everything, schema), x)
         dry = terrine(
-            *("student", "train", pool, *held_out, "--dry-run", "--url", server.url),
+            "student",
+            "train",
+            pool,
+            *held_out,
+            "--dry-run",
+            "--url",
+            server.url,
             TERRINE_TOKEN=student,
         ).fine
         assert f"all {POOL:,} fit the budget" in dry
         assert "ε spent   0 of 2" in dry
         learned = terrine(
-            *("student", "train", pool, *held_out, "--out", "student"),
-            *("--url", server.url),
+            "student",
+            "train",
+            pool,
+            *held_out,
+            "--out",
+            "student",
+            "--url",
+            server.url,
             TERRINE_TOKEN=student,
         ).fine
         assert "own.csv is not UTF-8 (line 3); it is read as latin-1." in learned

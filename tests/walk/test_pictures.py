@@ -61,8 +61,17 @@ def test_a_student_s_folder_is_converted_as_the_owner_s_was(
     assert re.search(r"pictures\s+8 × 8, grey", trained)
     terrine("ensemble", "register", "digits", "--epsilon", 50, "--delta", 1e-5).fine  # noqa: B018
     opened = terrine(
-        *("project", "open", "study", "--ensemble", "digits", "--mechanism", "gnmax:sigma=2"),
-        *("--epsilon", 49, "--delta", 1e-6),
+        "project",
+        "open",
+        "study",
+        "--ensemble",
+        "digits",
+        "--mechanism",
+        "gnmax:sigma=2",
+        "--epsilon",
+        49,
+        "--delta",
+        1e-6,
     )
     assert opened.code == 0, opened.err
     created = terrine("token", "create", "--role", "student", "--project", "study").fine
@@ -80,8 +89,19 @@ def test_a_student_s_folder_is_converted_as_the_owner_s_was(
             "expected in one flat folder" in terrine("student", "train", "own", **variables).refused
         )
         learned = terrine(
-            *("student", "train", "pool", "--held-out", "own", "--out", "student"),
-            *("--queries", 60, "--rounds", 1, "--method", "ridge:steps=10"),
+            "student",
+            "train",
+            "pool",
+            "--held-out",
+            "own",
+            "--out",
+            "student",
+            "--queries",
+            60,
+            "--rounds",
+            1,
+            "--method",
+            "ridge:steps=10",
             **variables,
         )
         assert learned.code == 0, learned.err

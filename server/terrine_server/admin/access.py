@@ -113,7 +113,7 @@ async def fields(request: Request, key: str) -> dict[str, str]:
     try:
         text = (await request.body()).decode("ascii")
         pairs = parse_qsl(
-            *(text, True, True), encoding="utf-8", errors="strict", max_num_fields=MOST_FIELDS
+            text, True, True, encoding="utf-8", errors="strict", max_num_fields=MOST_FIELDS
         )
     except ValueError:
         raise InvalidQuery("The form cannot be read.") from None

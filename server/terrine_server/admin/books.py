@@ -30,7 +30,7 @@ def ensembles(request: Request, services: ServicesDep, reader: Reader) -> Respon
         (cap, views.ensemble_account(cap.ensemble, services.available(cap.ensemble)))
         for cap in caps(services.ledger)
     ]
-    return page(*(request, "ensembles.html", reader), ensembles=found)
+    return page(request, "ensembles.html", reader, ensembles=found)
 
 
 @router.get("/log")
@@ -43,7 +43,9 @@ def administrative_log(
     """Show who did what, newest first."""
     found = services.ledger.log(limit=ROWS + 1, newest=True, before_seq=before)[::-1]
     return page(
-        *(request, "log.html", reader),
+        request,
+        "log.html",
+        reader,
         entries=[views.log_entry(entry) for entry in found[:ROWS]],
         next=found[ROWS - 1].seq if len(found) > ROWS else None,
         before=before,
@@ -57,7 +59,9 @@ def audit(
     """Show where every chain stands now, and offer to verify it."""
     found = services.ledger.projects(cursor or None, ROWS + 1)
     return page(
-        *(request, "audit.html", reader),
+        request,
+        "audit.html",
+        reader,
         projects=found[:ROWS],
         next=found[ROWS - 1].name if len(found) > ROWS else None,
         first=not cursor,
@@ -70,7 +74,9 @@ def verify_log(request: Request, services: ServicesDep, sent: Checked) -> Respon
     """Recompute the administrative log, and hold the rows of today against it."""
     found = verification.verify_log(services.ledger)
     return page(
-        *(request, "verified.html", sent.session),
+        request,
+        "verified.html",
+        sent.session,
         name=None,
         found=views.log_verification(found),
         anchor=None if found.anchor is None else write_anchors([], None, found.anchor),
@@ -88,7 +94,9 @@ def compare(request: Request, services: ServicesDep, sent: Checked) -> Response:
     ledger, anchors = services.ledger, {each.project: each for each in read.anchors}
     there = ledger.project_names()
     return page(
-        *(request, "compared.html", sent.session),
+        request,
+        "compared.html",
+        sent.session,
         gone=[anchor for name, anchor in anchors.items() if name not in there],
         later=[name for name in there if name not in anchors],
         found=[

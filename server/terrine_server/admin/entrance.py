@@ -79,7 +79,8 @@ def form(
     """Return the sign-in page. `why`: what was wrong."""
     tie = access.visit(request) or secrets.token_hex(16)
     response = page(
-        *(request, "sign-in.html"),
+        request,
+        "sign-in.html",
         status=status,
         why=why,
         issuer=services.sessions.issuer and services.sessions.issuer.host,

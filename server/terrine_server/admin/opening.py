@@ -155,7 +155,9 @@ def terms_form(ledger: Ledger, done: Tried) -> dict[str, Any]:
 
 def _form(request: Request, services: Services, reader: Session, done: Tried) -> Response:
     return page(
-        *(request, "open.html", reader),
+        request,
+        "open.html",
+        reader,
         status=done.status,
         ensembles=[each.name for each in services.ledger.ensembles()],
         **terms_form(services.ledger, done),

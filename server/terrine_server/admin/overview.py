@@ -79,7 +79,9 @@ def overview(
     found = services.ledger.projects(cursor or None, ROWS + 1, ensemble=ensemble, status=status)
     shown = found[:ROWS]
     return page(
-        *(request, "overview.html", reader),
+        request,
+        "overview.html",
+        reader,
         caps=list(caps(services.ledger)),
         waiting=len(services.ledger.list_requests(status=RequestStatus.OPEN, limit=ROWS)),
         most=ROWS,

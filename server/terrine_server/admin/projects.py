@@ -54,7 +54,12 @@ def project(
     ledger = services.ledger
     record = ledger.project(name)
     found = ledger.charges(
-        *(name, 0, CHARGES + 1, outcome, _start(since), _start(until, 1)),
+        name,
+        0,
+        CHARGES + 1,
+        outcome,
+        _start(since),
+        _start(until, 1),
         before_seq=before,
         newest=True,
     )
@@ -64,7 +69,9 @@ def project(
         if value is not None
     }
     return page(
-        *(request, "project.html", reader),
+        request,
+        "project.html",
+        reader,
         **_shown(record),
         info=views.project(record, services.available(record.ensemble)),
         history=ledger.history(name),
@@ -115,7 +122,7 @@ def resume(request: Request, services: ServicesDep, sent: ByAdmin, name: Name) -
 def closing(request: Request, services: ServicesDep, reader: Admin, name: Name) -> Response:
     """Say what closing a project will mean, and ask whether it is meant."""
     record = services.ledger.project(name)
-    return page(*(request, "close.html", reader), **_shown(record))
+    return page(request, "close.html", reader, **_shown(record))
 
 
 @router.post("/{name}/close")
@@ -131,7 +138,9 @@ def verify(request: Request, services: ServicesDep, sent: Checked, name: Name) -
     found = verify_project(services.ledger, name)
     anchor = None if found.anchor is None else write_anchors([found.anchor], None, None)
     return page(
-        *(request, "verified.html", sent.session),
+        request,
+        "verified.html",
+        sent.session,
         name=name,
         found=views.verification(found),
         anchor=anchor,

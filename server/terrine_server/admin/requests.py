@@ -40,7 +40,9 @@ def list_requests(
     """Show what waits for a decision, or what was decided."""
     found = services.ledger.list_requests(None, status, cursor or None, ROWS + 1)
     return page(
-        *(request, "requests.html", reader),
+        request,
+        "requests.html",
+        reader,
         requests=found[:ROWS],
         next=found[ROWS - 1].id if len(found) > ROWS else None,
         first=not cursor,
@@ -89,14 +91,18 @@ def decide(
         ).token_expires_in_days
         session = sent.session
         done = requests.approve(
-            *(services.ledger, services.tokens, request_id, wanted, days),
+            services.ledger,
+            services.tokens,
+            request_id,
+            wanted,
+            days,
             by=session.actor,
             until=session.expires_at,
         )
         if done.token is None:
             return see_other(request, f"/projects/{done.project.name}", session)
         url = str(request.base_url).rstrip("/")
-        return page(*(request, "token.html", session), made=done.token, url=url)
+        return page(request, "token.html", session, made=done.token, url=url)
 
     found = tried(services.ledger, given, approve)
     if isinstance(found, Response):
@@ -130,7 +136,9 @@ def _page(
     reason: str = "",
 ) -> Response:
     return page(
-        *(request, "request.html", reader),
+        request,
+        "request.html",
+        reader,
         status=done.status,
         record=record,
         holder=services.ledger.find_token(record.token),

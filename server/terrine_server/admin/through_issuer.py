@@ -55,7 +55,10 @@ async def answered(request: Request, services: ServicesDep) -> Response:
     try:
         made = await run_in_threadpool(
             services.sessions.sign_in_through_issuer,
-            *(issuer, request.cookies.get(access.FLOW), answer, request.state.request_id),
+            issuer,
+            request.cookies.get(access.FLOW),
+            answer,
+            request.state.request_id,
         )
     except IssuerError as error:
         response = _unavailable(request, services, error)
@@ -64,7 +67,7 @@ async def answered(request: Request, services: ServicesDep) -> Response:
         request.state.problem = error.problem
         response = form(request, services, error.detail, 403)
     else:
-        response = page(*(request, "signed-in.html"), who=made.who, role=made.role)
+        response = page(request, "signed-in.html", who=made.who, role=made.role)
         access.keep_session(response, services, made)
     access.forget_flow(response)
     return response

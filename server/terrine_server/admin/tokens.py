@@ -67,7 +67,7 @@ def create(request: Request, services: ServicesDep, sent: ByAdmin) -> Response:
     except TerrineError as error:
         return _list(request, services, sent.session, given, problems=[error.detail], status=422)
     return page(
-        *(request, "token.html", sent.session), made=made, url=str(request.base_url).rstrip("/")
+        request, "token.html", sent.session, made=made, url=str(request.base_url).rstrip("/")
     )
 
 
@@ -77,7 +77,7 @@ def revoking(request: Request, services: ServicesDep, reader: Admin, token_id: T
     record = services.ledger.find_token(token_id)
     if record is None:
         raise NotFound(f"There is no token {token_id}.")
-    return page(*(request, "revoke.html", reader), token=views.token(record))
+    return page(request, "revoke.html", reader, token=views.token(record))
 
 
 @router.post("/{token_id}/revoke")
@@ -98,7 +98,9 @@ def _list(
 ) -> Response:
     found: list[TokenRecord] = services.ledger.list_tokens(after=cursor, limit=ROWS + 1)
     return page(
-        *(request, "tokens.html", reader),
+        request,
+        "tokens.html",
+        reader,
         status=status,
         tokens=[views.token(each) for each in found[:ROWS]],
         next=found[ROWS - 1].id if len(found) > ROWS else None,

@@ -35,8 +35,12 @@ log = structlog.get_logger("terrine")
 SMALL_BODY = 64 * 1024
 """Maximum bytes of a body, except for `POST /label`."""
 SINGLE = (
-    *(b"authorization", b"content-type", b"content-encoding", b"idempotency-key"),
-    *(b"cookie", b"origin"),
+    b"authorization",
+    b"content-type",
+    b"content-encoding",
+    b"idempotency-key",
+    b"cookie",
+    b"origin",
 )
 """Headers that may appear only once: of two, a proxy might use one and we the other."""
 ALIVE = "/healthz"

@@ -98,7 +98,11 @@ def approve_request(
     """
     terms = requests.as_opened(services.ledger.find_request(request_id), approval)
     done = requests.approve(
-        *(services.ledger, services.tokens, request_id, terms, approval.token_expires_in_days),
+        services.ledger,
+        services.tokens,
+        request_id,
+        terms,
+        approval.token_expires_in_days,
         by=holder.actor,
         until=holder.expires_at,
     )

@@ -326,8 +326,14 @@ def _proposal(digest: QueryDigest, draw: Draw | None) -> Proposal:
     if draw is None:
         return Proposal(digest.query, digest.input, None, None)
     return Proposal(
-        *(digest.query, digest.input, draw.outcome, draw.label),
-        *(draw.places, draw.epoch, draw.counts, draw.baseline),
+        digest.query,
+        digest.input,
+        draw.outcome,
+        draw.label,
+        draw.places,
+        draw.epoch,
+        draw.counts,
+        draw.baseline,
     )
 
 

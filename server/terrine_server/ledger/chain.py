@@ -121,8 +121,18 @@ def hasher(project_id: int) -> Callable[[bytes, int, str, bytes, bytes, bytes], 
         number, instant = str(seq).encode(), created_at.encode()
         length = lengths[len(number)]
         parts = (
-            *(start, previous, owner, length, number, time, instant),
-            *(digest, query, digest, input, kind),
+            start,
+            previous,
+            owner,
+            length,
+            number,
+            time,
+            instant,
+            digest,
+            query,
+            digest,
+            input,
+            kind,
         )
         return sha256(join(parts)).digest()
 

@@ -59,8 +59,14 @@ class Kinds:
             recorded = canonical_json(entry_event(self._events, outcome, opens, baseline))
             self._recorded[outcome, opens, baseline] = recorded
         return (
-            *(str(outcome), label, figure, price.cost, price.delta, price.cap_cost),
-            *(self._mechanism, recorded),
+            str(outcome),
+            label,
+            figure,
+            price.cost,
+            price.delta,
+            price.cap_cost,
+            self._mechanism,
+            recorded,
         )
 
 

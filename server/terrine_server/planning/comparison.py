@@ -61,7 +61,8 @@ def compare(
     for name, votes in entrants:
         try:
             best = plan(
-                *(name, votes),
+                name,
+                votes,
                 delta=delta,
                 epsilon=epsilon,
                 accuracy=accuracy,

@@ -37,7 +37,7 @@ def propose(
         check_counts(given[1])
     outlook = Outlook.of(spec, votes, delta)
     worst_case = outlook.queries(enforced(outlook.shares, delta, epsilon), epsilon)
-    found = offers(*(outlook.mechanism, epsilon, delta), cap_rule=Rule("rdp", order), pass_rate=1.0)
+    found = offers(outlook.mechanism, epsilon, delta, cap_rule=Rule("rdp", order), pass_rate=1.0)
     apart = [offer.considered.queries for offer in found if offer.answer_share is None]
     worst_case = min(outlook.most, max([worst_case, *apart]))
     model = outlook.data_dependent(votes, delta, orders=(order,))

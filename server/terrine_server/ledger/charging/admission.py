@@ -106,7 +106,9 @@ def admit(
         results.append(result)
         entries.append(
             NewEntry(
-                *(account.charges, outcome, price),
+                account.charges,
+                outcome,
+                price,
                 proposal=proposal,
                 opens=opens,
                 baseline=baseline,

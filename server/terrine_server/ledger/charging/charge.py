@@ -133,7 +133,7 @@ def _entries(
             query = input = publication_digest(project.genesis, len(published))
             published.append((new.seq, new.figure))
         kind = kinds.fields(
-            *(new.outcome, new.price, new.opens, label, new.figure), baseline=new.baseline
+            new.outcome, new.price, new.opens, label, new.figure, baseline=new.baseline
         )
         framed = frame_kind(*kind) + frame_counts(counts)
         head = hashed(head, new.seq, time, query, input, framed)

@@ -79,9 +79,7 @@ def look_up(
     recorded = Recorded(by_query, by_input)
     answers = [
         key
-        and _recall(
-            *(account, accounts.seals, *key, by_key.get(key[0])), asked, recorded, paid.times
-        )
+        and _recall(account, accounts.seals, *key, by_key.get(key[0]), asked, recorded, paid.times)
         for key, asked in zip(keys, digests, strict=True)
     ]
     return OnRecord(account, answers, recorded)
@@ -141,8 +139,10 @@ class _Paid:
             framed = [
                 frame_kind(
                     *kinds.fields(
-                        *(outcome, terms.price(VoteOutcome(outcome), *variant)),
-                        *(variant[0], label),
+                        outcome,
+                        terms.price(VoteOutcome(outcome), *variant),
+                        variant[0],
+                        label,
                         baseline=variant[1],
                     )
                 )

@@ -181,7 +181,9 @@ def _summed(
     part, published, day = ((entry.seq - 1) // length, since.label("published"), at.label("day"))
     return (
         select(
-            *(published, day, entry.outcome),
+            published,
+            day,
+            entry.outcome,
             func.max(entry.seq).label("seq"),
             func.min(entry.created_at, type_=entry.created_at.type).label("first"),
             func.max(entry.created_at, type_=entry.created_at.type).label("last"),

@@ -22,8 +22,15 @@ RIGHTS: dict[str, dict[str, tuple[str, ...]]] = {
         "SELECT": (),
         "INSERT": (),
         "UPDATE": (
-            *("status", "closed_at", "spent", "delta_spent", "cap_spent"),
-            *("charges", "published", "head", "seal"),
+            "status",
+            "closed_at",
+            "spent",
+            "delta_spent",
+            "cap_spent",
+            "charges",
+            "published",
+            "head",
+            "seal",
         ),
     },
     "requests": {

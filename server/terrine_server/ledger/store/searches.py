@@ -23,15 +23,35 @@ QUERY, INPUT, LAST, KEY = range(4)
 charge that the account counts, or a later one; what is kept of a request with a key."""
 
 ACCOUNT = (
-    *("id", "name", "genesis", "status", "spent", "delta_spent", "cap_spent"),
-    *("charges", "published", "head", "closed_at", "seal"),
+    "id",
+    "name",
+    "genesis",
+    "status",
+    "spent",
+    "delta_spent",
+    "cap_spent",
+    "charges",
+    "published",
+    "head",
+    "closed_at",
+    "seal",
 )
 """The columns of a project that may change, and those that identify it."""
 _FOUND = {
-    **{"kind": "int", "seq": "bigint", "hash": "bytea"},
-    **{"query_digest": "bytea", "input_digest": "bytea", "created_at": "timestamptz"},
-    **{"outcome": "text", "label": "bigint", "counts": "text", "previous": "bytea"},
-    **{"key": "text", "body_digest": "bytea", "results": "text", "key_seal": "bytea"},
+    "kind": "int",
+    "seq": "bigint",
+    "hash": "bytea",
+    "query_digest": "bytea",
+    "input_digest": "bytea",
+    "created_at": "timestamptz",
+    "outcome": "text",
+    "label": "bigint",
+    "counts": "text",
+    "previous": "bytea",
+    "key": "text",
+    "body_digest": "bytea",
+    "results": "text",
+    "key_seal": "bytea",
 }
 FOUND = tuple(_FOUND)
 """Columns of the rows found. A charge has all but the last four. A key has only those, and its
@@ -147,8 +167,14 @@ def _search(form: _Form, keys: bool) -> str:
 
 
 _CHARGE = (
-    *("seq", "hash", "query_digest", "input_digest", "created_at"),
-    *("outcome", "label", "counts"),
+    "seq",
+    "hash",
+    "query_digest",
+    "input_digest",
+    "created_at",
+    "outcome",
+    "label",
+    "counts",
 )
 
 

@@ -18,8 +18,12 @@ from terrine_server.ledger.epochs import OPENING
 from terrine_server.ledger.records import EnsembleRecord, ProjectRecord
 
 UNREADABLE = (
-    *(ValueError, TypeError, AttributeError, LookupError),
-    *(ArithmeticError, RecursionError),
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+    RecursionError,
 )
 """The errors that reading an altered or damaged value may raise."""
 

@@ -29,8 +29,15 @@ LOG_FORMAT = "terrine-log/1"
 ACCOUNT_FIELDS = (
     "id",
     *TERMS_FIELDS,
-    *("status", "closed_at", "spent", "delta_spent", "cap_spent", "charges", "published"),
-    *("genesis", "head"),
+    "status",
+    "closed_at",
+    "spent",
+    "delta_spent",
+    "cap_spent",
+    "charges",
+    "published",
+    "genesis",
+    "head",
 )
 _DIGESTS = {"ensemble__manifest_sha256", "genesis", "head"}
 _TIMES = {"opened_at", "closed_at"}

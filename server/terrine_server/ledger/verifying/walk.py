@@ -224,7 +224,11 @@ class _Walk:
                     and len(query) == len(input) == 32
                     and kind.framed is not None
                     and hashed(
-                        *(head, seq, created_at, query, input),
+                        head,
+                        seq,
+                        created_at,
+                        query,
+                        input,
                         kind.framed + frame_counts(counts),
                     )
                     == hash

@@ -18,8 +18,14 @@ from terrine_server.privacy.parameters import ParameterError
 MECHANISMS: Mapping[str, Callable[..., Mechanism]] = {
     kind.name: kind
     for kind in (
-        *(LNMax, GNMax, NoisyVotes, ConfidentGNMax, InteractiveGNMax),
-        *(Immutable, StableArgmax, StableSVT),
+        LNMax,
+        GNMax,
+        NoisyVotes,
+        ConfidentGNMax,
+        InteractiveGNMax,
+        Immutable,
+        StableArgmax,
+        StableSVT,
     )
 }
 

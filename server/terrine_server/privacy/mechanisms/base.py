@@ -119,7 +119,7 @@ def threshold_events(
         test = GaussianThreshold(sigma1, threshold, low=low, high=teachers)
         return test, Composition((test, GaussianNoisyMax(sigma2)))
     whole = ConfidentMax(
-        *(teachers, classes, threshold, sigma1, sigma2, low, baseline, answer_share), answered=True
+        teachers, classes, threshold, sigma1, sigma2, low, baseline, answer_share, answered=True
     )
     return replace(whole, answered=False), whole
 

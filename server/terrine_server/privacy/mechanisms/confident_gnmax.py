@@ -59,7 +59,11 @@ class ConfidentGNMax:
         # The votes add up to the number of teachers, so some class has at least their mean.
         mean = -(-self.teachers // self.classes)
         test, answer = threshold_events(
-            *(self.teachers, self.classes, self.threshold, self.sigma1, self.sigma2),
+            self.teachers,
+            self.classes,
+            self.threshold,
+            self.sigma1,
+            self.sigma2,
             low=0 if self.answer_share is None else mean,
             answer_share=self.answer_share,
         )

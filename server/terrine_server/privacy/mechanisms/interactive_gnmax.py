@@ -82,7 +82,11 @@ class InteractiveGNMax:
         `baseline`: b_j is at least this for every class.
         """
         test, answer = threshold_events(
-            *(self.teachers, self.classes, self.threshold, self.sigma1, self.sigma2),
+            self.teachers,
+            self.classes,
+            self.threshold,
+            self.sigma1,
+            self.sigma2,
             low=-self.teachers,
             answer_share=self.answer_share,
             baseline=baseline,
