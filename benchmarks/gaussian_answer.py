@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import time
 
-from terrine_server.planning.opening import Offer, choose
+from terrine_server.planning.opening import Quote, choose
 from terrine_server.privacy import ParameterError, Rule, build_mechanism, cap_order, rdp
 from terrine_server.privacy.accounting import gaussian
 
@@ -29,7 +29,7 @@ CITED = {  # reserve, limit
 }
 
 
-def opened(sigma: float, epsilon: float, cap_rule: Rule, name: str) -> Offer | None:
+def opened(sigma: float, epsilon: float, cap_rule: Rule, name: str) -> Quote | None:
     spec = {"name": name, "sigma": sigma}
     mechanism = build_mechanism(spec, teachers=2000, classes=10)
     try:

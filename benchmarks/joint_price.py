@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from terrine_server.planning.forecast import Votes, forecast
-from terrine_server.planning.opening import Offer, choose, offers
+from terrine_server.planning.opening import Quote, choose, offers
 from terrine_server.privacy import Rule, VoteOutcome, build_mechanism, cap_order, quote
 from terrine_server.privacy.mechanisms.confident_gnmax import ConfidentGNMax
 from terrine_server.privacy.parameters import ParameterError
@@ -75,10 +75,10 @@ def candidates(votes: Votes, right: float) -> list[tuple[ConfidentGNMax, float]]
 
 def best(
     found: list[tuple[ConfidentGNMax, float]], epsilon: float
-) -> list[tuple[str, Offer, float]]:
+) -> list[tuple[str, Quote, float]]:
     """Return the best mechanism priced apart, and the best one priced jointly."""
     order = cap_order(epsilon, DELTA)
-    priced: dict[str, tuple[str, Offer, float]] = {}
+    priced: dict[str, tuple[str, Quote, float]] = {}
     for mechanism, rate in found:
         try:
             cap_rule = Rule("rdp", order)
@@ -93,7 +93,7 @@ def best(
 
 
 def simulated(
-    offer: Offer, counts: np.ndarray, labels: np.ndarray, runs: int
+    offer: Quote, counts: np.ndarray, labels: np.ndarray, runs: int
 ) -> tuple[float, float]:
     """Return the mean number of answers until the price list refuses, and how many are right."""
     source, terms = np.random.default_rng(3), offer.terms

@@ -48,7 +48,7 @@ from terrine_server.privacy import (
 )
 from terrine_server.privacy.noise import discrete_gaussian
 from terrine_server.privacy.published.noisy_max import gnmax_rdp, lnmax_rdp
-from terrine_server.privacy.published.release import BoundRelease, SecretSpend, gnss_rdp
+from terrine_server.privacy.published.release import ActualCost, BoundRelease, gnss_rdp
 
 SHARED = Path(
     os.environ.get("TERRINE_SHARED_DATA", Path(__file__).resolve().parents[2] / "shared" / "data")
@@ -188,14 +188,14 @@ def choose_publication(row: Row, rehearsal: Votes, scale: float) -> BoundRelease
         for share in (0.05, 0.1, 0.15, 0.2, 0.25):
             beta = share / order
             spend = secret_spend(transcript, teachers=teachers, order=order, beta=beta)
-            larger = SecretSpend(spend.cost * scale, spend.smooth_sensitivity * scale)
+            larger = ActualCost(spend.cost * scale, spend.smooth_sensitivity * scale)
             for sigma in np.geomspace(2, 500, 40):
                 publication = BoundRelease(order, beta, float(sigma), z)
                 found.append((epsilon_with(publication, larger, row.delta), publication))
     return min(found, key=lambda item: item[0])[1]
 
 
-def epsilon_with(publication: BoundRelease, spend: SecretSpend, delta: float) -> float:
+def epsilon_with(publication: BoundRelease, spend: ActualCost, delta: float) -> float:
     """ε of the median publication and its own price, at δ less its chance of failure."""
     median = spend.cost + spend.smooth_sensitivity * publication.sigma * publication.z
     return epsilon_from_rdp(

@@ -42,7 +42,7 @@ from terrine_server.privacy.accounting.events import (
     LaplaceNoisyMax,
     StabilityTest,
 )
-from terrine_server.privacy.published.release import SecretSpend, check_beta
+from terrine_server.privacy.published.release import ActualCost, check_beta
 from terrine_server.privacy.published.statistics import bit_table, statistic_of, statistic_range
 from terrine_server.privacy.published.tally import FLOOR
 
@@ -58,7 +58,7 @@ class Charged:
 
 def secret_spend(
     transcript: Sequence[Charged], *, teachers: int, order: float, beta: float
-) -> SecretSpend:
+) -> ActualCost:
     """Return the cost of a transcript at its votes, and how much it can change (Theorem 7).
 
     Raises `ParameterError` unless every row of votes sums to `teachers`, order > 1 and beta > 0.
@@ -73,7 +73,7 @@ def secret_spend(
         walks += _walks(charged.event, votes, charged.baselines, float(alpha[0]))
     total = _sum_of_walks(walks, teachers)
     ceiling = np.array([sum(walk.ceiling * walk.weights.sum() for walk in walks)])
-    return SecretSpend(cost, float(smooth_sensitivity(total, ceiling, beta)[0]) + FLOOR)
+    return ActualCost(cost, float(smooth_sensitivity(total, ceiling, beta)[0]) + FLOOR)
 
 
 def smooth_sensitivity(walk: Iterator[Floats], ceiling: float | Floats, beta: float) -> Floats:

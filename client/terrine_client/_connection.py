@@ -26,7 +26,7 @@ def _tls() -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
-class Connection(ABC, Generic[Http]):
+class BaseClient(ABC, Generic[Http]):
     """Base of the two clients, which document its arguments."""
 
     _http: Http

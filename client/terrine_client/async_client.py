@@ -13,7 +13,7 @@ import numpy.typing as npt
 from terrine_client import _calls
 from terrine_client._batches import BatchPlan
 from terrine_client._calls import Call, transport_errors
-from terrine_client._connection import Connection
+from terrine_client._connection import BaseClient
 from terrine_client._labels import Labels
 from terrine_client._progress import progress_bar
 from terrine_client.errors import TerrineError
@@ -47,7 +47,7 @@ T = TypeVar("T")
 Page = TypeVar("Page", LedgerPage, BudgetPage, TokenPage, RequestPage)
 
 
-class AsyncClient(Connection[httpx.AsyncClient]):
+class AsyncClient(BaseClient[httpx.AsyncClient]):
     """A connection to a Terrine server. Close it, or use `async with`.
 
     url: the server's, such as `https://labels.example.org`; a path prefix is kept.

@@ -17,7 +17,7 @@ from terrine_models.storage.manifests import Manifest, load_manifest, manifest_d
 from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import EnsembleRegister, ProjectOpen
 from terrine_server.bars import teachers_bar
-from terrine_server.demo.owner import Owner
+from terrine_server.demo.owner import DemoOwner
 from terrine_server.errors import NotFound
 from terrine_server.ledger import Ledger, ProjectRecord
 from terrine_server.owner.operations import open_project, register_ensemble
@@ -66,12 +66,12 @@ def trained(
     return manifest
 
 
-def open_books(data: Path, teachers: Path, setup: Setup) -> tuple[Owner, Ledger]:
+def open_books(data: Path, teachers: Path, setup: Setup) -> tuple[DemoOwner, Ledger]:
     """Prepare a service on a directory of its own and register the teachers there, once.
 
     Raises DataError if it holds others.
     """
-    owner = Owner.of(data)
+    owner = DemoOwner.of(data)
     ledger = owner.prepare()
     directory = owner.settings.ensembles_dir / ENSEMBLE
     if directory.exists():

@@ -188,17 +188,17 @@ def charge(record: ledger.ChargeRecord, ensemble: ledger.EnsembleRecord) -> Char
     return Charge.model_validate({**vars(record), "label_name": name})
 
 
-def verification(found: ledger.Verification) -> Verification:
+def verification(found: ledger.VerificationRecord) -> Verification:
     """Return whether a project's books are whole."""
     return Verification.model_validate(found)
 
 
-def log_entry(record: ledger.LogEntry) -> LogEntry:
+def log_entry(record: ledger.LogRecord) -> LogEntry:
     """Return one entry of the administrative log."""
     return LogEntry.model_validate(record)
 
 
-def log_verification(found: ledger.LogVerification) -> LogVerification:
+def log_verification(found: ledger.LogVerificationRecord) -> LogVerification:
     """Return whether the administrative log is whole, and the rows as it says."""
     return LogVerification.model_validate(found)
 

@@ -26,9 +26,9 @@ from terrine_protocol import InputSpec
 from terrine_server.api.decoding import (
     CONTENT_TYPES,
     MAX_JSON,
+    BodyLimits,
     Decoded,
     Expected,
-    Limits,
     check_length,
 )
 from terrine_server.api.decoding import decode as decode_body
@@ -89,7 +89,7 @@ def test_an_archive_may_have_probabilities() -> None:
 
 
 def decode(kind: str, body: bytes, limit: int, expected: Expected = PAIRS) -> Decoded:
-    return decode_body(kind, body, expected, Limits(limit, batch=10**6))
+    return decode_body(kind, body, expected, BodyLimits(limit, batch=10**6))
 
 
 def test_json_may_have_nested_lists() -> None:
@@ -249,7 +249,7 @@ def lying(body: bytes, declared: int) -> bytes:
 )
 def test_a_bomb_is_refused_before_it_is_unpacked(body: bytes, error: type[TerrineError]) -> None:
     """Of 16 MiB, its header is unpacked, though the limits allow twice as many."""
-    expected, limits = expecting(4, classes=2), Limits(body=2 * UNPACKED, batch=4096)
+    expected, limits = expecting(4, classes=2), BodyLimits(body=2 * UNPACKED, batch=4096)
     assert len(body) < UNPACKED / 500
 
     def refuse() -> None:
@@ -260,7 +260,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(body: bytes, error: type[Terrin
 
 
 def test_no_body_may_be_longer_than_the_largest_batch_is() -> None:
-    limits = Limits(body=UNPACKED, batch=100)
+    limits = BodyLimits(body=UNPACKED, batch=100)
     largest = npz(inputs=np.zeros((100, 4)), probabilities=np.full((100, 2), 0.5))
     check_length(NPZ, len(largest), expecting(4, classes=2), limits)
     with pytest.raises(PayloadTooLarge, match="100 inputs, the most in a request") as refused:
@@ -378,7 +378,7 @@ def test_no_json_takes_much_memory(kind: str) -> None:
 
         def refuse(body: bytes = body) -> None:
             with pytest.raises((InvalidQuery, RequestValidationError, PayloadTooLarge)):
-                decode_body(JSON, body, PAIRS, Limits(LIMIT, batch=4096))
+                decode_body(JSON, body, PAIRS, BodyLimits(LIMIT, batch=4096))
 
         assert most_memory(refuse) < 32 << 20
 
@@ -389,13 +389,13 @@ def test_rows_that_are_not_there_take_no_memory() -> None:
 
     def refuse() -> None:
         with pytest.raises(InvalidQuery, match="Expected `array`"):
-            decode_body(JSON, body, expecting(1000, 1000), Limits(LIMIT, batch=4096))
+            decode_body(JSON, body, expecting(1000, 1000), BodyLimits(LIMIT, batch=4096))
 
     assert most_memory(refuse) < 1 << 20
 
 
 def test_more_json_than_allowed_is_refused_before_it_is_read() -> None:
-    body, limits = b'{"inputs": [[1, 2]]}'.ljust(MAX_JSON), Limits(body=LIMIT, batch=9)
+    body, limits = b'{"inputs": [[1, 2]]}'.ljust(MAX_JSON), BodyLimits(body=LIMIT, batch=9)
     assert len(decode_body(JSON, body, PAIRS, limits).inputs) == 1
     with pytest.raises(PayloadTooLarge, match="application/x-npy"):
         decode_body(JSON, body + b" ", PAIRS, limits)

@@ -351,7 +351,7 @@ class TestTheNoiseItself:
             return NoiseTable(table.words[table.reach - 32 : table.reach + 32])
 
         defective = [
-            noise.Noise(kind.title, partial(short, kind.table()), kind.weight)
+            noise.NoiseAudit(kind.title, partial(short, kind.table()), kind.weight)
             for kind in noise.NOISES
         ]
         monkeypatch.setattr(noise, "NOISES", defective)  # 8σ: once in 10¹⁵ draws

@@ -17,6 +17,6 @@ def test_the_synchronous_client_is_made_of_the_other(tmp_path: Path) -> None:
     shutil.copy(PACKAGE / "async_client.py", tmp_path)
     script = REPOSITORY / "tests" / "release" / "sync_client.py"
     subprocess.run([sys.executable, script, tmp_path], check=True)
-    ruff = ["ruff", "format", "--quiet", "--config", REPOSITORY / "pyproject.toml"]
-    subprocess.run([sys.executable, "-m", *ruff, tmp_path / "client.py"], check=True)
+    ruff = ["ruff", "format", "--quiet", "--config", str(REPOSITORY / "pyproject.toml")]
+    subprocess.run([sys.executable, "-m", *ruff, str(tmp_path / "client.py")], check=True)
     assert (tmp_path / "client.py").read_text() == (PACKAGE / "client.py").read_text()

@@ -27,7 +27,7 @@ from terrine_models.data.arrays import DataError
 from terrine_models.students.networks import Training
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.training import Heads, deal
-from terrine_server.demo.owner import Owner
+from terrine_server.demo.owner import DemoOwner
 
 PRIVATE, TEST = 600, 160
 
@@ -121,7 +121,7 @@ def test_an_experiment_is_repeated_continued_and_compared(
     home = next(out.glob("mnist-folds-noisy-votes-*"))
     first_run, second_run = (home / f"run-{number}" for number in (0, 1))
     for run in (first_run, second_run):
-        ledger = Owner.of(run / "terrine-data").prepare()
+        ledger = DemoOwner.of(run / "terrine-data").prepare()
         assert ledger.project("study").account.queries == TEST
     lost = second_run / "student-3" / "measured.json"
     lost.unlink()

@@ -36,7 +36,7 @@ from terrine_server.ledger.store.tables import charges, projects, secret_spends
 from terrine_server.ledger.verifying.walk import verify_project
 from terrine_server.owner.operations import open_project
 from terrine_server.privacy import Account, Terms, VoteOutcome, build_mechanism, quote
-from terrine_server.privacy.published.release import SecretSpend
+from terrine_server.privacy.published.release import ActualCost
 from terrine_server.privacy.published.tally import Meter
 
 TERMS = published_terms()
@@ -187,7 +187,7 @@ def test_the_secret_is_read_only_to_publish(
     looked: list[int] = []
     spend = Meter.spend
 
-    def watched(self: Meter, tally: np.ndarray, beta: float) -> SecretSpend:
+    def watched(self: Meter, tally: np.ndarray, beta: float) -> ActualCost:
         looked.append(1)
         return spend(self, tally, beta)
 

@@ -42,7 +42,7 @@ from sqlalchemy import Connection, Table, select, update
 
 from terrine_protocol import ProjectStatus
 from terrine_server.errors import DatabaseUnavailable, NotFound
-from terrine_server.ledger import Ledger, Verification, connect
+from terrine_server.ledger import Ledger, VerificationRecord, connect
 from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store.tables import charges, ensembles, projects
 from terrine_server.ledger.verifying.walk import verify_project
@@ -73,7 +73,9 @@ def forger(ledger: Ledger, database_url: str) -> Iterator[Connection]:
         yield connection
 
 
-def verified(forger: Connection, forge: Callable[[Connection], object], name: str) -> Verification:
+def verified(
+    forger: Connection, forge: Callable[[Connection], object], name: str
+) -> VerificationRecord:
     """What `verify` says of the books after a forgery, which is then undone."""
     forge(forger)
     reseal(forger)

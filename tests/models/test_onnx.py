@@ -25,9 +25,9 @@ from terrine_models.storage.manifests import (
     manifest_digest,
     verify,
 )
-from terrine_models.storage.onnx_check import Request
+from terrine_models.storage.onnx_check import CheckRequest
 from terrine_models.storage.onnx_files import findings
-from terrine_models.storage.onnx_models import Model, ModelError, OnnxTeachers
+from terrine_models.storage.onnx_models import ModelError, OnnxModel, OnnxTeachers
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.importing import Declared, check_imported, import_ensemble
 
@@ -48,11 +48,13 @@ def written(directory: Path, *models: onnx.ModelProto) -> list[Path]:
     return paths
 
 
-def asked(*paths: Path) -> Request:
-    return Request([str(p) for p in paths], [INPUTS], "float32", 0, 1, classes=list(CLASS_NAMES))
+def asked(*paths: Path) -> CheckRequest:
+    return CheckRequest(
+        [str(p) for p in paths], [INPUTS], "float32", 0, 1, classes=list(CLASS_NAMES)
+    )
 
 
-def refusal(path: Path, request: Request | None = None) -> str:
+def refusal(path: Path, request: CheckRequest | None = None) -> str:
     """Why a file is refused, checked in this process."""
     made = request or asked(path)
     with pytest.raises((ModelError, OSError)) as refused:
@@ -197,7 +199,7 @@ def test_labels_are_numbers_or_names_of_classes(tmp_path: Path) -> None:
             assert "label 'z', which is none of the classes" in refusal(path, request)
             continue
         assert onnx_check.check(path, request, onnx_check.probes(request)).values == "labels"
-        teachers = OnnxTeachers([Model(path.read_bytes(), "label")], CLASS_NAMES)
+        teachers = OnnxTeachers([OnnxModel(path.read_bytes(), "label")], CLASS_NAMES)
         assert teachers.choices(x)[:, 0].tolist() == labels
 
 
@@ -240,7 +242,7 @@ def test_a_teacher_that_fails_votes_for_the_first_class(batch: str | int) -> Non
     ]
     table = np.array([[0, 0, 1], [np.nan, 1, 0]], np.float32)
     weights = {"table": table, "zero": np.array([0]), "one": np.array([1])}
-    failing = Model(model(gather, weights, batch=batch).SerializeToString())
+    failing = OnnxModel(model(gather, weights, batch=batch).SerializeToString())
     x = np.array([[0.0], [1], [99], [0]], np.float32).repeat(INPUTS, 1)
     teachers = OnnxTeachers([failing], CLASS_NAMES)
     assert teachers.choices(x)[:, 0].tolist() == [2, 0, 0, 2]
@@ -250,8 +252,8 @@ def test_sessions_start_no_threads() -> None:
     def running() -> int:
         return len(os.listdir("/proc/self/task"))
 
-    Model(mlp().SerializeToString())
+    OnnxModel(mlp().SerializeToString())
     before = running()
-    teachers = OnnxTeachers([Model(mlp(i).SerializeToString()) for i in range(50)], CLASS_NAMES)
+    teachers = OnnxTeachers([OnnxModel(mlp(i).SerializeToString()) for i in range(50)], CLASS_NAMES)
     teachers.choices(np.zeros((4, INPUTS), np.float32))
     assert running() <= before + 1, "one thread in which all teachers compute"

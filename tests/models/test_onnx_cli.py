@@ -27,8 +27,8 @@ from sklearn.preprocessing import StandardScaler
 
 from terrine_client import Client
 from terrine_models.data.arrays import Dataset
-from terrine_models.storage.onnx_check import Request, check, probes
-from terrine_models.storage.onnx_models import Model, ModelError, OnnxTeachers
+from terrine_models.storage.onnx_check import CheckRequest, check, probes
+from terrine_models.storage.onnx_models import ModelError, OnnxModel, OnnxTeachers
 from terrine_models.teachers import convert
 from terrine_models.teachers.convert import to_onnx
 from terrine_models.teachers.ensemble import Ensemble
@@ -177,9 +177,9 @@ def test_converted_classifiers_choose_as_they_predict(
     model.fit(x[:300][rare], digits.labels[:300][rare])
     path = tmp_path / "model.onnx"
     to_onnx(model, path, shape=64)
-    request = Request([str(path)], [64], "float32", 0, 16, classes=list(digits.classes))
+    request = CheckRequest([str(path)], [64], "float32", 0, 16, classes=list(digits.classes))
     assert check(path, request, probes(request)).values == "labels"
-    teachers = OnnxTeachers([Model(path.read_bytes())], digits.classes)
+    teachers = OnnxTeachers([OnnxModel(path.read_bytes())], digits.classes)
     assert (teachers.choices(x)[:, 0] == model.predict(x)).all()
 
 

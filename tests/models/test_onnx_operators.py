@@ -132,10 +132,10 @@ def test_every_operator_that_is_known_is_one_of_onnx() -> None:
 
 
 def test_a_file_that_is_refused_says_so_in_one_line(tmp_path: Path) -> None:
-    from terrine_models.storage.onnx_check import Request, check, probes
+    from terrine_models.storage.onnx_check import CheckRequest, check, probes
 
     path = tmp_path / "grows.onnx"
     path.write_bytes(made([*BY_VALUE["ConstantOfShape"], *BACK]))
-    request = Request([str(path)], [INPUTS], "float32", 0.0, 1.0, classes=["a", "b", "c"])
+    request = CheckRequest([str(path)], [INPUTS], "float32", 0.0, 1.0, classes=["a", "b", "c"])
     with pytest.raises(ModelError, match="ConstantOfShape makes a tensor whose size"):
         check(path, request, probes(request))

@@ -12,14 +12,14 @@ import pytest
 from hospital import DEFAULT_ROLES, stays
 
 from terrine_models.data.arrays import DataError
-from terrine_models.tables.roles import Guess, propose_schema
+from terrine_models.tables.roles import RoleGuess, propose_schema
 
 ROWS = 200
 REPEATED = [i // 4 for i in range(ROWS)]
 """Fifty values, four times each."""
 
 
-def guess(tmp_path: Path, name: str, values: Sequence[object], delimiter: str = ",") -> Guess:
+def guess(tmp_path: Path, name: str, values: Sequence[object], delimiter: str = ",") -> RoleGuess:
     """What a column is taken for, beside one that is certainly a feature."""
     rows = [
         delimiter.join((f'"{value}"', f"{i % 7}.5", "ny"[i % 2])) for i, value in enumerate(values)

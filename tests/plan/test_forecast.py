@@ -11,7 +11,7 @@ import pytest
 
 from terrine_server.planning.forecast import (
     Consensus,
-    Noise,
+    NoiseModel,
     Votes,
     forecast,
     gaussian,
@@ -90,7 +90,7 @@ def test_small_votes_agree_with_exact_enumeration_ties_included(kind: str) -> No
     assert wins(votes, noise) == pytest.approx(chances, abs=1e-6)
 
 
-def at_every_vote(noise: Noise) -> Noise:
+def at_every_vote(noise: NoiseModel) -> NoiseModel:
     """The same noise, integrated over every integer."""
     return replace(
         noise,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from terrine_server.privacy import ParameterError
-from terrine_server.privacy.published.release import GRID, BoundRelease, SecretSpend, gnss_rdp
+from terrine_server.privacy.published.release import GRID, ActualCost, BoundRelease, gnss_rdp
 
 PARAMETERS = [
     (order, share / order, sigma)
@@ -20,7 +20,7 @@ PARAMETERS = [
     for share in (0.05, 0.25, 0.33, 0.45)
     for sigma in (1.0, 6.0, 30.0)
 ]
-SPEND = SecretSpend(cost=0.5, smooth_sensitivity=2e-3)
+SPEND = ActualCost(cost=0.5, smooth_sensitivity=2e-3)
 WORST = 10**13
 
 
@@ -120,7 +120,7 @@ def test_publications_at_the_ends_of_the_range_are_allowed() -> None:
 @pytest.mark.parametrize(("cost", "smooth"), [(math.nan, 1.0), (-1.0, 1.0), (1.0, 0.0)])
 def test_malformed_spends_are_refused(cost: float, smooth: float) -> None:
     with pytest.raises(ParameterError, match="smooth sensitivity > 0"):
-        BoundRelease(6, 0.025, 31.2, 4.75).release(SecretSpend(cost, smooth), WORST)
+        BoundRelease(6, 0.025, 31.2, 4.75).release(ActualCost(cost, smooth), WORST)
 
 
 def release(publication: BoundRelease, uniform: int, worst: int = WORST) -> int:
@@ -151,7 +151,7 @@ def test_even_the_rarest_draw_is_within_range() -> None:
 
 def test_every_release_draws_fresh_randomness() -> None:
     publication = BoundRelease(6, 0.025, 31.2, 4.75)
-    wide = SecretSpend(500.0, 2.0)
+    wide = ActualCost(500.0, 2.0)
     assert len({publication.release(wide, 10**16) for _ in range(20)}) > 15
     requests: list[int] = []
 

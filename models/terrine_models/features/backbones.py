@@ -21,9 +21,9 @@ from terrine_models.storage.manifests import (
     sha256,
     verified_bytes,
 )
-from terrine_models.storage.onnx_check import Request
+from terrine_models.storage.onnx_check import CheckRequest
 from terrine_models.storage.onnx_files import checked
-from terrine_models.storage.onnx_models import Model, ModelError
+from terrine_models.storage.onnx_models import ModelError, OnnxModel
 from terrine_protocol.files import read
 
 
@@ -32,7 +32,7 @@ class Backbone:
     """A checked model, with the bytes of its file. Make one with `declare` or `load`."""
 
     data: bytes
-    model: Model
+    model: OnnxModel
     source: PublicModel
 
     @classmethod
@@ -48,7 +48,7 @@ class Backbone:
             raise StoreError(f"{path} changed while it was checked.")
         return cls(
             data,
-            Model(data),
+            OnnxModel(data),
             PublicModel(name=path.name, sha256=found.sha256, width=found.width),
         )
 
@@ -57,7 +57,7 @@ class Backbone:
         """The backbone of a trained ensemble. Raises StoreError if its file is altered."""
         data = verified_bytes(directory, BACKBONE, source.sha256)
         try:
-            return cls(data, Model(data), source)
+            return cls(data, OnnxModel(data), source)
         except ModelError as error:
             raise StoreError(f"{directory / BACKBONE} cannot be used: {error}.") from None
 
@@ -77,8 +77,8 @@ def check_backbone(directory: Path, manifest: Manifest) -> None:
         raise StoreError(f"{directory / BACKBONE} changed while it was checked.")
 
 
-def _request(path: Path, inputs: InputSpec) -> Request:
-    return Request(
+def _request(path: Path, inputs: InputSpec) -> CheckRequest:
+    return CheckRequest(
         paths=[str(path)],
         shape=list(inputs.shape),
         dtype=inputs.dtype,

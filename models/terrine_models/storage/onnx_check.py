@@ -1,7 +1,7 @@
 """What an ONNX file must be before the service loads it. Run in a process of its own.
 
-    python -m terrine_models.storage.onnx_check     # a `Request` on stdin, a `Finding` per file on
-    stdout
+    python -m terrine_models.storage.onnx_check     # a `CheckRequest` on stdin, a `FileFinding` per
+    file on stdout
 
 Native code parses these files, and a malformed one may bring it down, so this process may die over
 a file and nothing else is harmed (`onnx_files.py` starts it). It first reads the file as a protocol
@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from terrine_models.storage.onnx_limits import LOADING, VOTING, confine, limit_memory, memory_for
 from terrine_models.storage.onnx_models import (
-    Model,
     ModelError,
+    OnnxModel,
     block_of,
     chosen,
     first_line,
@@ -48,7 +48,7 @@ OLDEST = 7
 
 
 @dataclass(frozen=True)
-class Request:
+class CheckRequest:
     """Which files to check, and as what."""
 
     paths: list[str]
@@ -64,7 +64,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Finding:
+class FileFinding:
     """What a file is; or, in `refused`, why it is not taken."""
 
     path: str
@@ -84,7 +84,7 @@ def main() -> None:
 
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # native code prints where it likes
-    request = Request(**json.load(sys.stdin))
+    request = CheckRequest(**json.load(sys.stdin))
     confine()
     limit_memory(PARSING)
     probe = probes(request)
@@ -93,11 +93,13 @@ def main() -> None:
         try:
             found = check(Path(path), request, probe)
         except (ModelError, OSError) as error:
-            found = Finding(path, printable(getattr(error, "strerror", None) or str(error)))
+            found = FileFinding(path, printable(getattr(error, "strerror", None) or str(error)))
         except MemoryError:
-            found = Finding(path, f"it needs more than {VOTING // 2**30} GiB beside its weights")
+            found = FileFinding(
+                path, f"it needs more than {VOTING // 2**30} GiB beside its weights"
+            )
         except Exception as error:  # of libraries that did not expect such a file
-            found = Finding(path, f"it cannot be checked: {printable(first_line(error))}")
+            found = FileFinding(path, f"it cannot be checked: {printable(first_line(error))}")
         print(json.dumps(asdict(found)), file=answers, flush=True)
 
 
@@ -106,15 +108,15 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else "\ufffd" for c in text[:400])
 
 
-def check(path: Path, request: Request, probe: NDArray[np.generic]) -> Finding:
+def check(path: Path, request: CheckRequest, probe: NDArray[np.generic]) -> FileFinding:
     """What the file is. Raises ModelError, or OSError if it cannot be read."""
     data = read(path)
     opsets = check_content(data)
-    model = Model(data, request.output)
+    model = OnnxModel(data, request.output)
     _check_input(model, request)
     values, width = _check_answers(model, request, probe)
     digest = hashlib.sha256(data).hexdigest()
-    return Finding(str(path), None, digest, model.output, values, opsets, width)
+    return FileFinding(str(path), None, digest, model.output, values, opsets, width)
 
 
 def read(path: Path) -> bytes:
@@ -210,7 +212,7 @@ def _domain(name: str) -> str:
     return DOMAINS[name]
 
 
-def probes(request: Request) -> NDArray[np.generic]:
+def probes(request: CheckRequest) -> NDArray[np.generic]:
     """Inputs [P, *shape] to ask: the ends and the middle of the range, draws from it, public ones.
 
     Raises OSError or ValueError if the public ones cannot be read.
@@ -226,7 +228,7 @@ def probes(request: Request) -> NDArray[np.generic]:
     return np.concatenate([found, np.load(request.probe, allow_pickle=False)])
 
 
-def _check_input(model: Model, request: Request) -> None:
+def _check_input(model: OnnxModel, request: CheckRequest) -> None:
     if not model.shape:
         raise ModelError("it does not say which shape its input has")
     fixed = model.shape[0]
@@ -246,7 +248,7 @@ def _check_input(model: Model, request: Request) -> None:
 
 
 def _check_answers(
-    model: Model, request: Request, probe: NDArray[np.generic]
+    model: OnnxModel, request: CheckRequest, probe: NDArray[np.generic]
 ) -> tuple[Literal["scores", "labels"], int]:
     """Ask the probe, twice, and half of it beside other rows: only the row itself may matter."""
     half = len(probe) // 2

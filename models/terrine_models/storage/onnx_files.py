@@ -15,7 +15,7 @@ from threading import Thread
 from typing import IO
 
 from terrine_models.storage.manifests import StoreError
-from terrine_models.storage.onnx_check import READY, Finding, Request
+from terrine_models.storage.onnx_check import READY, CheckRequest, FileFinding
 from terrine_models.storage.onnx_models import ModelError, require_onnx
 
 STARTING = 120.0
@@ -26,7 +26,7 @@ SHOWN = 5
 """Refusals that an error names."""
 
 
-def findings(request: Request, seconds: float = SECONDS) -> list[Finding]:
+def findings(request: CheckRequest, seconds: float = SECONDS) -> list[FileFinding]:
     """What each file is, in order. A file that kills the check, or outlasts it, is refused.
 
     Raises StoreError if the check itself cannot run: onnx or onnxruntime is missing.
@@ -35,14 +35,14 @@ def findings(request: Request, seconds: float = SECONDS) -> list[Finding]:
         require_onnx()
     except ModelError as error:
         raise StoreError(f"{error}.") from None
-    found: list[Finding] = []
+    found: list[FileFinding] = []
     while len(found) < len(request.paths):
         rest = request.paths[len(found) :]
         found += _run(replace(request, paths=rest), seconds)
     return found
 
 
-def checked(request: Request, names: Sequence[Path] | None = None) -> list[Finding]:
+def checked(request: CheckRequest, names: Sequence[Path] | None = None) -> list[FileFinding]:
     """As `findings`. Raises StoreError unless all are taken; `names` are the user's."""
     found = findings(request)
     called = [Path(each.path) for each in found] if names is None else names
@@ -64,7 +64,7 @@ def refuse(why: Mapping[Path, str], count: int) -> None:
     raise StoreError("\n".join([f"{len(why)} of {count} files cannot be used:", *named, *more]))
 
 
-def _run(request: Request, seconds: float) -> list[Finding]:
+def _run(request: CheckRequest, seconds: float) -> list[FileFinding]:
     """Findings of the first files, up to and including one that ended the process."""
     command = [sys.executable, "-m", "terrine_models.storage.onnx_check"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
@@ -80,14 +80,14 @@ def _run(request: Request, seconds: float) -> list[Finding]:
         raise StoreError("The check of ONNX files has no pipes.")
     lines: SimpleQueue[str] = SimpleQueue()
     Thread(target=_read, args=(process.stdout, lines), daemon=True).start()
-    found: list[Finding] = []
+    found: list[FileFinding] = []
     try:
         with process.stdin as asked:
             json.dump(asdict(request), asked)
         if lines.get(timeout=STARTING).strip() != READY:
             raise StoreError("The check of ONNX files cannot start; is onnx installed whole?")
         while len(found) < len(request.paths) and (line := lines.get(timeout=seconds)):
-            found.append(Finding(**json.loads(line)))
+            found.append(FileFinding(**json.loads(line)))
         why = "" if len(found) == len(request.paths) else _ended(process.wait())
     except Empty:
         why = f"its check took longer than {seconds:g} s"
@@ -98,7 +98,7 @@ def _run(request: Request, seconds: float) -> list[Finding]:
         process.wait()
         process.stdout.close()
     if why:
-        found.append(Finding(request.paths[len(found)], refused=why))
+        found.append(FileFinding(request.paths[len(found)], refused=why))
     return found
 
 

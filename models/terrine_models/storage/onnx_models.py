@@ -38,7 +38,7 @@ class ModelError(Exception):
     """A model cannot be used; the message says why and what to do, and does not name the file."""
 
 
-class Model:
+class OnnxModel:
     """One model with one input, and the output of it that is used. Threads may share it."""
 
     def __init__(self, data: bytes, output: str | None = None) -> None:
@@ -84,7 +84,9 @@ class OnnxTeachers:
     Where they are imported, that is the process of `onnx_voting.py` and no other.
     """
 
-    def __init__(self, models: Sequence[Model], classes: Sequence[str], threads: int = 1) -> None:
+    def __init__(
+        self, models: Sequence[OnnxModel], classes: Sequence[str], threads: int = 1
+    ) -> None:
         """`threads` of the models compute at a time."""
         self.models, self.classes = list(models), tuple(classes)
         self._threads = ThreadPoolExecutor(threads, "terrine-models")
@@ -105,14 +107,14 @@ class OnnxTeachers:
             pass
         return found
 
-    def _choices(self, model: Model, x: NDArray[np.generic]) -> Ints:
+    def _choices(self, model: OnnxModel, x: NDArray[np.generic]) -> Ints:
         try:
             return chosen(model(x), len(x), self.classes)
         except Exception as error:  # whatever it raises must not show; each row as if asked alone
             _pass_on_exhaustion(error)
             return np.array([self._alone(model, row, len(x)) for row in x], dtype=np.int64)
 
-    def _alone(self, model: Model, row: NDArray[np.generic], size: int) -> int:
+    def _alone(self, model: OnnxModel, row: NDArray[np.generic], size: int) -> int:
         try:
             return int(chosen(model(np.repeat(row[None], size, 0)), size, self.classes)[0])
         except Exception as error:  # see `choices`: it votes all the same

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from terrine_models.tables.columns import date_orders, read_date
 from terrine_models.tables.csv_files import DECIMAL_COMMA, number
-from terrine_models.tables.values import Values
+from terrine_models.tables.values import ColumnStats
 from terrine_protocol.tables import DateOrder
 
 FEW = 20
@@ -90,7 +90,7 @@ class Clues:
 
     path: Path
     name: str
-    values: Values
+    values: ColumnStats
 
     @cached_property
     def distinct(self) -> list[str]:

@@ -62,7 +62,7 @@ def silent(sentence: str) -> None:
 
 
 @dataclass(frozen=True)
-class Sheet:
+class CsvFile:
     """A file of records, including any header."""
 
     path: Path
@@ -85,7 +85,7 @@ def open_sheet(
     fits: Callable[[Sequence[str]], bool],
     note: Note = silent,
     encoding: Encoding = "utf-8",
-) -> Sheet:
+) -> CsvFile:
     """Open a file with fields separated by commas, semicolons, tabs or bars.
 
     `fits` says whether a first row is as expected, which resolves most ambiguities. A delimiter
@@ -101,7 +101,7 @@ def open_sheet(
             f"{path}: fields are separated by {DELIMITERS[delimiter]}; in numbers a comma is read "
             "as the decimal sign."
         )
-    return Sheet(path, codec, delimiter)
+    return CsvFile(path, codec, delimiter)
 
 
 def check(path: Path, note: Note = silent, encoding: Encoding = "utf-8") -> Encoding:

@@ -20,7 +20,7 @@ from terrine_models.data.reading import Progress, sha256, unchanged, unseen
 from terrine_models.tables import arrow_files
 from terrine_models.tables.clues import FEW, Clues
 from terrine_models.tables.csv_files import Encoding, Note, Row, columns_of, open_sheet, silent
-from terrine_models.tables.values import Values, most
+from terrine_models.tables.values import ColumnStats, most
 from terrine_protocol.tables import Column, DateOrder, DatePart, PublicSource, TableSchema
 
 MOST_CATEGORIES = 1000
@@ -33,7 +33,7 @@ MOST_CLASSES = 100
 
 
 @dataclass(frozen=True)
-class Guess:
+class RoleGuess:
     """The role proposed for a column."""
 
     column: Column
@@ -43,11 +43,11 @@ class Guess:
 
 
 @dataclass(frozen=True)
-class Proposal:
+class SchemaProposal:
     """A schema, and the reason for the role of each column."""
 
     schema: TableSchema
-    guesses: tuple[Guess, ...]
+    guesses: tuple[RoleGuess, ...]
 
     def to_json(self) -> str:
         """The schema as a file to be edited, with what was guessed and why beside each column."""
@@ -70,7 +70,7 @@ def propose_schema(
     note: Note = silent,
     encoding: Encoding = "utf-8",
     progress: Progress = unseen,
-) -> Proposal:
+) -> SchemaProposal:
     """Propose a schema with the categories, classes and ranges of a public table.
 
     Its values are counted in one pass and in bounded memory (`values.py`). Every distinct value of
@@ -84,14 +84,14 @@ def propose_schema(
         table = _table(path, label, columns, note, encoding, progress)
     records = table[0].values.rows
     _check_names([column.name for column in table], path, [label, *ignore, *keep, group])
-    decide: dict[str, Callable[[Clues], Guess]] = {label: _label}
+    decide: dict[str, Callable[[Clues], RoleGuess]] = {label: _label}
     decide |= dict.fromkeys(ignore, _ignored) | dict.fromkeys(keep, _feature)
     if group is not None:
         decide[group] = _named_group
     elif found := _group([column for column in table if column.name not in decide]):
         group = found.name
         decide[group] = _guessed_group
-    guesses = list[Guess]()
+    guesses = list[RoleGuess]()
     while table:  # what was counted of a column is not kept once its role is known
         column = table.pop(0)
         decided = decide.get(column.name)
@@ -102,7 +102,7 @@ def propose_schema(
     except ValidationError as error:
         reason = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise DataError(f"{path}: {reason}.") from None
-    return Proposal(schema, tuple(guesses))
+    return SchemaProposal(schema, tuple(guesses))
 
 
 def _table(
@@ -124,7 +124,7 @@ def _table(
     if columns is not None:
         raise DataError(f"{path} names its columns itself: leave out --columns.")
     names = arrow_files.check(path)
-    counted = {name: Values(",", most(len(names))) for name in names}
+    counted = {name: ColumnStats(",", most(len(names))) for name in names}
     for block in arrow_files.blocks(path, names, progress):
         for name, texts in block.items():
             counted[name].add(texts)
@@ -142,7 +142,7 @@ def _counted(
         raise DataError(
             f"{path} has two columns named {twice[0]!r}; every column needs a different name."
         )
-    counted = {name: Values(delimiter, most(len(names))) for name in names}
+    counted = {name: ColumnStats(delimiter, most(len(names))) for name in names}
     for block in itertools.chain([first], blocks):
         if block:
             for name, texts in columns_of(path, block, names)[0].items():
@@ -150,7 +150,7 @@ def _counted(
     return _clues(path, counted)
 
 
-def _clues(path: Path, counted: dict[str, Values]) -> list[Clues]:
+def _clues(path: Path, counted: dict[str, ColumnStats]) -> list[Clues]:
     found = [Clues(path, name, values) for name, values in counted.items()]
     if not found or not found[0].values.rows:
         raise DataError(f"{path} has no rows below its header.")
@@ -174,7 +174,7 @@ def _group(columns: Sequence[Clues]) -> Clues | None:
     return min(people or stays, key=lambda column: len(column.distinct), default=None)
 
 
-def _label(column: Clues) -> Guess:
+def _label(column: Clues) -> RoleGuess:
     classes = column.distinct
     if not column.complete:
         raise DataError(
@@ -190,14 +190,14 @@ def _label(column: Clues) -> Guess:
     elif unlabelled:
         doubt = f"Without a label: {_rows(unlabelled)}. Training refuses these rows."
     described = Column(name=column.name, role="label", values=tuple(classes))
-    return Guess(described, f"to be predicted, as specified: {len(classes):,} classes", doubt)
+    return RoleGuess(described, f"to be predicted, as specified: {len(classes):,} classes", doubt)
 
 
-def _named_group(column: Clues) -> Guess:
+def _named_group(column: Clues) -> RoleGuess:
     return _as_group(column, "as specified")
 
 
-def _guessed_group(column: Clues) -> Guess:
+def _guessed_group(column: Clues) -> RoleGuess:
     if not column.names_people:
         doubt = "The name does not suggest people. Does another column identify them?"
         return _as_group(column, "an identifier that repeats", doubt)
@@ -206,23 +206,23 @@ def _guessed_group(column: Clues) -> Guess:
     return _as_group(column, "identifies people, by its name", doubt if few else None)
 
 
-def _as_group(column: Clues, why: str, doubt: str | None = None) -> Guess:
+def _as_group(column: Clues, why: str, doubt: str | None = None) -> RoleGuess:
     missing = column.gaps
     if missing and doubt is None:
         doubt = f"Without a value: {_rows(missing)}, treated as rows of one person."
     count = f"{column.different} in {_rows(column.values.rows)}"
-    return Guess(Column(name=column.name, role="group"), f"{why}: {count}", doubt)
+    return RoleGuess(Column(name=column.name, role="group"), f"{why}: {count}", doubt)
 
 
-def _ignored(column: Clues) -> Guess:
+def _ignored(column: Clues) -> RoleGuess:
     return _ignore(column, "as specified")
 
 
-def _ignore(column: Clues, why: str, doubt: str | None = None) -> Guess:
-    return Guess(Column(name=column.name, role="ignored"), why, doubt)
+def _ignore(column: Clues, why: str, doubt: str | None = None) -> RoleGuess:
+    return RoleGuess(Column(name=column.name, role="ignored"), why, doubt)
 
 
-def _feature(column: Clues, doubt: str | None = None) -> Guess:
+def _feature(column: Clues, doubt: str | None = None) -> RoleGuess:
     """Describe the column as a feature, whatever else it might be."""
     count = len(column.distinct)
     if order := column.date_order:
@@ -237,13 +237,13 @@ def _feature(column: Clues, doubt: str | None = None) -> Guess:
                 f"; missing in {_rows(column.gaps)}: an indicator, and the median {missing:,.12g}"
             )
         described = Column(name=column.name, role="numeric", low=low, high=high, missing=missing)
-        return Guess(described, why, doubt)
+        return RoleGuess(described, why, doubt)
     if column.boolean:
-        return Guess(Column(name=column.name, role="boolean"), "true or false", doubt)
+        return RoleGuess(Column(name=column.name, role="boolean"), "true or false", doubt)
     if (levels := column.levels) and count <= MOST_CATEGORIES:
         why = f"levels, from least to most: {levels[0]} … {levels[-1]}"
         doubt = doubt or "Is this their order? If they have none, make the role categorical."
-        return Guess(Column(name=column.name, role="ordinal", values=levels), why, doubt)
+        return RoleGuess(Column(name=column.name, role="ordinal", values=levels), why, doubt)
     if not count or (count > MOST_CATEGORIES and column.rare):
         raise DataError(
             f"{column.path}: column {column.name} cannot be kept. It has {column.different} "
@@ -253,10 +253,10 @@ def _feature(column: Clues, doubt: str | None = None) -> Guess:
     if count > MOST_CATEGORIES:
         return _common(column, doubt)
     described = Column(name=column.name, role="categorical", values=tuple(column.distinct))
-    return Guess(described, f"{count:,} categories" if count > 1 else "one category", doubt)
+    return RoleGuess(described, f"{count:,} categories" if count > 1 else "one category", doubt)
 
 
-def _dates(column: Clues, order: DateOrder, doubt: str | None) -> Guess:
+def _dates(column: Clues, order: DateOrder, doubt: str | None) -> RoleGuess:
     first, last = column.span(order)
     described = Column(
         name=column.name,
@@ -268,7 +268,7 @@ def _dates(column: Clues, order: DateOrder, doubt: str | None) -> Guess:
         parts=PARTS,
     )
     why = f"dates from {first} to {last}: days since the first, month and weekday"
-    return Guess(described, why, doubt)
+    return RoleGuess(described, why, doubt)
 
 
 def _most_common(column: Clues) -> tuple[list[str], float]:
@@ -278,16 +278,17 @@ def _most_common(column: Clues) -> tuple[list[str], float]:
     return most, sum(counts[value] for value in most) / column.values.given
 
 
-def _common(column: Clues, doubt: str | None = None) -> Guess:
+def _common(column: Clues, doubt: str | None = None) -> RoleGuess:
     most, share = _most_common(column)
     described = Column(name=column.name, role="categorical", values=tuple(most))
     count = f"{column.different} categories"
     why = f"the {COMMON} most common of {count}, in {share:.0%} of the rows"
-    return Guess(described, why, doubt)
+    return RoleGuess(described, why, doubt)
 
 
-def _guess(column: Clues, group: str | None) -> Guess:
-    """Guess the role of a column for which the owner specified none and that is not the group."""
+def _guess(column: Clues, group: str | None) -> RoleGuess:
+    """Guess the role of a column for which the owner specified none and that is not the
+    group."""
     name, rows, count = column.name, column.values.rows, len(column.distinct)
     keep = f"If this is wrong, use --keep {name}"
     keep_or_group = f"{keep}, or --group {name} if it identifies people."
@@ -332,7 +333,7 @@ def _guess(column: Clues, group: str | None) -> Guess:
     return _feature(column, doubt if column.unique and rows > 4 else None)
 
 
-def _guess_number(column: Clues, keep_or_group: str) -> Guess:
+def _guess_number(column: Clues, keep_or_group: str) -> RoleGuess:
     name, count = column.name, len(column.distinct)
     if column.counts_rows:
         return _ignore(column, "numbers the rows", keep_or_group)

@@ -24,7 +24,7 @@ OF_ALL, LEAST = 5_000_000, 2_000
 
 
 @dataclass
-class Rest:
+class Overflow:
     """What is known of the values that are not counted."""
 
     orders: list[DateOrder] = field(default_factory=list)
@@ -64,7 +64,7 @@ def most(columns: int) -> int:
 
 
 @dataclass
-class Values:
+class ColumnStats:
     """The values of a column of a table whose fields `delimiter` separates."""
 
     delimiter: str
@@ -75,7 +75,7 @@ class Values:
     rows: int = 0
     given: int = 0
     """Rows with a value."""
-    rest: Rest | None = None
+    rest: Overflow | None = None
     """None if all values are counted."""
     _characters: int = 0
 
@@ -92,7 +92,7 @@ class Values:
                 self.counts[text] = rows
                 self._characters += len(text)
             else:
-                self.rest = self.rest or Rest(date_orders(self.counts))
+                self.rest = self.rest or Overflow(date_orders(self.counts))
                 self.rest.add(text, rows, self.delimiter != ",")
 
     @property

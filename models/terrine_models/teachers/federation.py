@@ -68,7 +68,7 @@ class Owner(Peer):
     """Whether inputs are sent as bytes (the protocol's binary extension), which is faster."""
 
 
-class Aggregator(Peer):
+class AggregatorAddress(Peer):
     """The second server, which another party runs: with it, nobody sees a vote."""
 
     name: Name = "aggregator"
@@ -93,7 +93,7 @@ class Federation(Record):
     """An owner whose answer has not come by then casts no vote on that batch."""
     quorum: Annotated[int, Field(ge=1)]
     """Owners that must answer; with fewer, nothing is answered and nothing charged."""
-    aggregator: Aggregator | None = None
+    aggregator: AggregatorAddress | None = None
     """With it, owners split their votes: docs/privacy/secret-sharing.md."""
     salt: Sha256
     """Random. Students see the federation's digest, and must not find out addresses by guessing."""

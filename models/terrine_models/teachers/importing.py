@@ -42,7 +42,7 @@ from terrine_models.storage.manifests import (
     verified_bytes,
     versions,
 )
-from terrine_models.storage.onnx_check import Finding, Request, read
+from terrine_models.storage.onnx_check import CheckRequest, FileFinding, read
 from terrine_models.storage.onnx_files import checked, refuse
 from terrine_models.storage.onnx_models import ModelError
 from terrine_models.teachers.shards import TrainingError
@@ -155,7 +155,7 @@ def _copy(paths: Sequence[Path], work: Path) -> dict[str, str]:
 
 
 def _manifest(
-    name: str, declared: Declared, files: dict[str, str], found: Sequence[Finding]
+    name: str, declared: Declared, files: dict[str, str], found: Sequence[FileFinding]
 ) -> Manifest:
     opsets = [each.opsets for each in found]
     return Manifest(
@@ -194,9 +194,9 @@ def _check_public(public: NDArray[Any], spec: InputSpec) -> None:
         )
 
 
-def _request(copies: list[str], declared: Declared, probe: Path | None) -> Request:
+def _request(copies: list[str], declared: Declared, probe: Path | None) -> CheckRequest:
     spec = declared.spec
-    return Request(
+    return CheckRequest(
         paths=copies,
         shape=list(spec.shape),
         dtype=spec.dtype,

@@ -23,7 +23,7 @@ from threading import Thread
 import numpy as np
 
 from terrine_models.storage.onnx_limits import LOADING, VOTING, confine, limit_memory
-from terrine_models.storage.onnx_models import Model, ModelError, OnnxTeachers
+from terrine_models.storage.onnx_models import ModelError, OnnxModel, OnnxTeachers
 
 SERVERS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Sent to all processes of a terminal or a service. The server first answers what waits."""
@@ -76,7 +76,7 @@ def _loaded(order: Order, parent: socket.socket) -> OnnxTeachers:
     limit_memory(LOADING + 8 * order.size)
     models = []
     for _ in range(order.files):
-        models.append(Model(receive(parent), order.output))
+        models.append(OnnxModel(receive(parent), order.output))
         send(parent, b"")
     return OnnxTeachers(models, order.classes, order.threads)
 

@@ -20,7 +20,7 @@ from terrine_models.data.arrays import Dataset
 from terrine_models.features.backbones import Backbone
 from terrine_models.features.maps import FeatureMap, PublicData
 from terrine_models.storage.manifests import EnsemblePlan
-from terrine_models.storage.onnx_models import Model
+from terrine_models.storage.onnx_models import OnnxModel
 from terrine_models.teachers.heads import Heads
 from terrine_models.teachers.ray_cluster import (
     ClusterError,
@@ -139,7 +139,7 @@ def _task(
         tensors = {name: torch.tensor(array) for name, array in known.features.items()}
         source, backbone = known.plan.features.backbone, None
         if known.backbone is not None and source is not None:
-            backbone = Backbone(known.backbone, Model(known.backbone), source)
+            backbone = Backbone(known.backbone, OnnxModel(known.backbone), source)
         features = FeatureMap(known.plan.features, known.plan.input, tensors, backbone)
     shards = Shards(data, rows, known.plan, features, known.public)
     try:

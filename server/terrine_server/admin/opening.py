@@ -14,7 +14,7 @@ from starlette.responses import Response
 from terrine_protocol import MechanismSpec, ProjectOpen
 from terrine_server.admin.access import Admin, ByAdmin, Fields
 from terrine_server.admin.forms import lines, number, spoken
-from terrine_server.admin.overview import Cap, caps
+from terrine_server.admin.overview import CapUse, caps
 from terrine_server.admin.rendering import ROOT, page, see_other
 from terrine_server.api.services import Services, ServicesDep
 from terrine_server.errors import InvalidTerms, NotFound, TerrineError
@@ -60,7 +60,7 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Preview:
+class TermsPreview:
     """What a project would be: its terms, what they are expected to buy, and the cap afterwards.
 
     `answered`, `right`: the expected share of queries that get a label, and of labels that agree
@@ -68,7 +68,7 @@ class Preview:
     """
 
     would: Outlook
-    cap: Cap
+    cap: CapUse
     most: int | None
     answered: float | None
     right: float | None
@@ -79,7 +79,7 @@ class Tried:
     """A form that is shown again: what was entered or proposed, its price, and what is wrong."""
 
     given: Fields
-    preview: Preview | None = None
+    preview: TermsPreview | None = None
     problems: Sequence[str] = ()
     status: int = 200
 
@@ -197,7 +197,7 @@ def _expected(given: Fields) -> Sequence[Consensus]:
     return Consensus.parse(text) if text else DEFAULT_CONSENSUS
 
 
-def _preview(ledger: Ledger, wanted: ProjectOpen, consensus: Sequence[Consensus]) -> Preview:
+def _preview(ledger: Ledger, wanted: ProjectOpen, consensus: Sequence[Consensus]) -> TermsPreview:
     would = outlook(ledger, wanted)
     mechanism, ensemble, terms = would.priced.mechanism, would.priced.ensemble, would.priced.terms
     cap = next(c for c in caps(ledger) if c.ensemble.id == ensemble.id)
@@ -205,9 +205,9 @@ def _preview(ledger: Ledger, wanted: ProjectOpen, consensus: Sequence[Consensus]
     if mechanism.opening is None:
         expected = forecast(mechanism, _votes(ensemble, wanted.mechanism.name, consensus))
         answered, right = expected.answered, expected.accuracy
-    return Preview(
+    return TermsPreview(
         would,
-        Cap(cap.ensemble, cap.spent, terms.cap_budget),
+        CapUse(cap.ensemble, cap.spent, terms.cap_budget),
         most_queries(terms, Account()),
         answered,
         right,

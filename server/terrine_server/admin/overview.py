@@ -25,7 +25,7 @@ ROWS = 40
 
 
 @dataclass(frozen=True)
-class Cap:
+class CapUse:
     """An ensemble's cap, in units of 1e-12 of its rule's quantity.
 
     `spent` is what the projects on it have used. `reserved` is what open projects hold besides.
@@ -53,7 +53,7 @@ class Cap:
 
 
 @dataclass(frozen=True)
-class Shown:
+class ShownProject:
     """A project as the overview shows it. `most`: how many queries fit at the most, if limited."""
 
     record: ProjectRecord
@@ -61,7 +61,7 @@ class Shown:
     most: int | None
 
     @classmethod
-    def of(cls, record: ProjectRecord) -> Shown:
+    def of(cls, record: ProjectRecord) -> ShownProject:
         """Return a project's public account, as the API returns it, and what is left."""
         return cls(record, views.budget(record), most_queries(record.terms, record.account))
 
@@ -85,7 +85,7 @@ def overview(
         caps=list(caps(services.ledger)),
         waiting=len(services.ledger.list_requests(status=RequestStatus.OPEN, limit=ROWS)),
         most=ROWS,
-        projects=[Shown.of(record) for record in shown],
+        projects=[ShownProject.of(record) for record in shown],
         next=shown[-1].name if len(found) > ROWS else None,
         first=not cursor,
         ensemble=ensemble,
@@ -94,8 +94,8 @@ def overview(
     )
 
 
-def caps(ledger: Ledger) -> Iterator[Cap]:
+def caps(ledger: Ledger) -> Iterator[CapUse]:
     """Yield the cap of each ensemble."""
     spent = ledger.spent_of_caps()
     for ensemble in ledger.ensembles():
-        yield Cap(ensemble, spent.get(ensemble.id, 0))
+        yield CapUse(ensemble, spent.get(ensemble.id, 0))

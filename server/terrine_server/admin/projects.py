@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 from terrine_protocol import Name, Outcome, ProjectStatus
 from terrine_server import views
 from terrine_server.admin.access import Admin, ByAdmin, Checked, Reader
-from terrine_server.admin.overview import Shown
+from terrine_server.admin.overview import ShownProject
 from terrine_server.admin.rendering import ROOT, page, see_other
 from terrine_server.api.ledger import CSV, csv_lines
 from terrine_server.api.services import ServicesDep
@@ -149,7 +149,7 @@ def verify(request: Request, services: ServicesDep, sent: Checked, name: Name) -
 
 
 def _shown(record: ProjectRecord) -> dict[str, Any]:
-    return {"record": record, "project": Shown.of(record)}
+    return {"record": record, "project": ShownProject.of(record)}
 
 
 def _start(day: date | None, later: int = 0) -> datetime | None:

@@ -77,7 +77,7 @@ class Expected:
 
 
 @dataclass(frozen=True)
-class Limits:
+class BodyLimits:
     """The most bytes of a request's arrays, unpacked and as they are used; the most inputs."""
 
     body: int
@@ -95,7 +95,7 @@ MEMBERS = msgspec.json.Decoder(Members)
 """Also checks the syntax of all the rest."""
 
 
-def check_length(content_type: str, size: int, expected: Expected, limits: Limits) -> None:
+def check_length(content_type: str, size: int, expected: Expected, limits: BodyLimits) -> None:
     """Refuse a body by its length alone, before it is there. Raises `PayloadTooLarge`."""
     if _kind(content_type) == "application/json":
         if size > MAX_JSON:
@@ -115,7 +115,7 @@ def check_length(content_type: str, size: int, expected: Expected, limits: Limit
         )
 
 
-def decode(content_type: str, body: bytes, expected: Expected, limits: Limits) -> Decoded:
+def decode(content_type: str, body: bytes, expected: Expected, limits: BodyLimits) -> Decoded:
     """Decode `body` according to its content type into arrays of the shapes that are `expected`.
 
     Raises `UnsupportedMediaType`, `RequestValidationError` (malformed JSON, unknown fields),
@@ -140,7 +140,7 @@ def _kind(content_type: str) -> str:
     return content_type.partition(";")[0].strip().lower()
 
 
-def decode_json(body: bytes, expected: Expected, limits: Limits) -> Decoded:
+def decode_json(body: bytes, expected: Expected, limits: BodyLimits) -> Decoded:
     """Decode the JSON form of `LabelRequest`, a row at a time: other threads run in between."""
     shape = tuple(expected.input.shape)
     arrays = (
@@ -198,7 +198,7 @@ def _malformed(problem: str) -> RequestValidationError:
     return RequestValidationError([{"type": "json_invalid", "loc": place, "msg": problem}])
 
 
-def decode_npz(body: bytes, expected: Expected, limits: Limits) -> Decoded:
+def decode_npz(body: bytes, expected: Expected, limits: BodyLimits) -> Decoded:
     """Decode an `.npz` archive of `inputs` and, for Interactive, `probabilities`.
 
     Of each member, its start is unpacked first; the rest if its header is of an array that the
@@ -258,7 +258,7 @@ class Header:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def _checked_header(name: str, start: bytes, expected: Expected, limits: Limits) -> Header:
+def _checked_header(name: str, start: bytes, expected: Expected, limits: BodyLimits) -> Header:
     """Read the header at the start of a `.npy` file, and hold it against what is taken.
 
     Raises `InvalidQuery` or `PayloadTooLarge`.

@@ -18,7 +18,7 @@ from terrine_protocol import (
 )
 from terrine_server import views
 from terrine_server.api import openapi
-from terrine_server.api.decoding import Expected, Limits, check_length, decode
+from terrine_server.api.decoding import BodyLimits, Expected, check_length, decode
 from terrine_server.api.negotiation import JsonBody
 from terrine_server.api.services import (
     LABEL,
@@ -57,7 +57,7 @@ async def label(request: Request, services: ServicesDep, project: OwnProject) ->
     content_type = request.headers.get("content-type", "")
     found = await CHECKING.run(holder.token_id, services.labeling.expected, project)
     expected, settings = Expected(*found), services.settings
-    limits = Limits(settings.max_body_bytes, settings.max_batch)
+    limits = BodyLimits(settings.max_body_bytes, settings.max_batch)
     body = await _body(request, content_type, expected, limits)
     asked = (services, project, content_type, body, expected, limits, key, holder.record)
     ask = await CHECKING.run(holder.token_id, _ask, *asked)
@@ -67,7 +67,9 @@ async def label(request: Request, services: ServicesDep, project: OwnProject) ->
     return Response(answered.body, media_type="application/json")
 
 
-async def _body(request: Request, content_type: str, expected: Expected, limits: Limits) -> bytes:
+async def _body(
+    request: Request, content_type: str, expected: Expected, limits: BodyLimits
+) -> bytes:
     """Return the body. One that is too long for its project is refused by what its head says, or
     once so much is there."""
     declared = request.headers.get("content-length", "0")  # digits: the envelope has looked
@@ -93,7 +95,7 @@ def _ask(
     content_type: str,
     body: bytes,
     expected: Expected,
-    limits: Limits,
+    limits: BodyLimits,
     key: str | None,
     token: TokenRecord | None,
 ) -> Ask:

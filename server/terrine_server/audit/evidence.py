@@ -80,21 +80,21 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Limits:
+class ConfidenceLimits:
     """Pr[S | one] ≥ p and Pr[S | other] ≤ q, both with confidence 1 − level together."""
 
     p: float
     q: float
 
 
-def limits(one: Sample, other: Sample, event: Sequence[Hashable], level: float) -> Limits:
+def limits(one: Sample, other: Sample, event: Sequence[Hashable], level: float) -> ConfidenceLimits:
     """Return Clopper-Pearson limits (1934); each is wrong with probability at most level/2."""
     hits, other_hits = one.hits(event), other.hits(event)
     p = float(beta.ppf(level / 2, hits, one.size - hits + 1)) if hits else 0.0
     q = 1.0
     if other_hits < other.size:
         q = float(beta.isf(level / 2, other_hits + 1, other.size - other_hits))
-    return Limits(p, q)
+    return ConfidenceLimits(p, q)
 
 
 def events(outcomes: Iterable[Hashable]) -> Iterator[tuple[Hashable, ...]]:

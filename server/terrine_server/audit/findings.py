@@ -53,7 +53,7 @@ class AuditFinding:
 
 
 @dataclass(frozen=True)
-class Report:
+class AuditReport:
     """All findings of a run. `confidence`: the probability that no sound part fails by chance."""
 
     confidence: float

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terrine_server.audit.cases import CASES, Case, Request
-from terrine_server.audit.evidence import Limits, Promise, Sample, events, limits
+from terrine_server.audit.evidence import ConfidenceLimits, Promise, Sample, events, limits
 from terrine_server.audit.findings import AuditFinding
 from terrine_server.privacy import (
     GaussianArgmax,
@@ -235,7 +235,7 @@ def _judge(
     seen: dict[Request, Counter[Seen]],
     level: float,
 ) -> AuditFinding:
-    def proven(suspect: Suspicion) -> tuple[float, Suspicion, Limits]:
+    def proven(suspect: Suspicion) -> tuple[float, Suspicion, ConfidenceLimits]:
         one, other = _viewed(aspect, seen[suspect.one]), _viewed(aspect, seen[suspect.other])
         found = limits(one, other, suspect.event, level / len(suspects))
         return aspect.promise.loss(found.p, found.q), suspect, found
@@ -263,7 +263,7 @@ def _viewed(aspect: Aspect, counter: Counter[Seen]) -> Sample:
     return Sample(viewed)
 
 
-def _evidence(aspect: Aspect, suspect: Suspicion, found: Limits) -> str:
+def _evidence(aspect: Aspect, suspect: Suspicion, found: ConfidenceLimits) -> str:
     promise, event = aspect.promise, aspect.named(suspect.event)
     one, other = (
         ", ".join("-".join(map(str, votes)) for votes in request)

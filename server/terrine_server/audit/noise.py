@@ -26,7 +26,7 @@ AT_A_TIME = 1_000_000
 
 
 @dataclass(frozen=True)
-class Noise:
+class NoiseAudit:
     """A distribution: the production sampler, and its unnormalised definition.
 
     `draw` returns so many draws, or a few more, int64; None: those of the sampler.
@@ -54,17 +54,17 @@ def _released(draws: int) -> NDArray[np.int64]:
 
 
 NOISES = (
-    Noise(
+    NoiseAudit(
         "discrete Gaussian, σ = 4",
         lambda: discrete_gaussian(4.0),
         lambda k: np.exp(-(k**2) / (2 * 4.0**2)),
     ),
-    Noise(
+    NoiseAudit(
         "discrete Laplace, γ = 0.5",
         lambda: discrete_laplace(0.5),
         lambda k: np.exp(-0.5 * np.abs(k)),
     ),
-    Noise(
+    NoiseAudit(
         "counts of noisy_votes less the votes, σ = 4",
         lambda: discrete_gaussian(4.0),
         lambda k: np.exp(-(k**2) / (2 * 4.0**2)),
@@ -85,7 +85,7 @@ def audit_noise(draws: int, level: float) -> Iterator[AuditFinding]:
         )
 
 
-def _ends(noise: Noise) -> Iterator[str]:
+def _ends(noise: NoiseAudit) -> Iterator[str]:
     table = noise.table()
     lowest, highest = (int(table.sample((1,), entropy)[0]) for entropy in (_zeros, _ones))
     if (lowest, highest) != (-table.reach, table.reach):
@@ -103,7 +103,7 @@ def _ones(count: int) -> bytes:
     return b"\xff" * count
 
 
-def _tails(noise: Noise, draws: int, level: float) -> Iterator[str]:
+def _tails(noise: NoiseAudit, draws: int, level: float) -> Iterator[str]:
     """Compare the tails of both sides with their definition; yield one misfit per side at most."""
     reach = noise.table().reach
     weights = noise.weight(np.arange(-reach, reach + 1, dtype=np.float64))

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from terrine_server.audit.findings import AuditFinding, Report
+from terrine_server.audit.findings import AuditFinding, AuditReport
 
 KEPT, BROKEN, CLAIM = "#2f6f8f", "#b3261e", "#c77700"
 
 
-def draw(report: Report, path: Path) -> None:
+def draw(report: AuditReport, path: Path) -> None:
     """Write a PNG of the measured lower bounds; the line at 1 is the price."""
     shown = [f for f in report.findings if f.measured is not None and f.price]
     figure = Figure(figsize=(9, 1.2 + 0.5 * len(shown)), layout="constrained")

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from terrine_server.audit.findings import AuditFinding, Report
+from terrine_server.audit.findings import AuditFinding, AuditReport
 from terrine_server.audit.ledger import audit_books
 from terrine_server.audit.mechanisms import audit_mechanisms
 from terrine_server.audit.noise import audit_noise
@@ -44,7 +44,7 @@ def audit(
     seed: int,
     ledger: Ledger | None,
     on_finding: Callable[[AuditFinding], None] = lambda finding: None,
-) -> Report:
+) -> AuditReport:
     """Audit the subjects; pass each finding to `on_finding` as it comes.
 
     `confidence`: the probability that nothing sound is convicted by chance, in all parts together.
@@ -55,7 +55,7 @@ def audit(
     for finding in _findings(subjects, effort, (1 - confidence) / STATISTICAL, seed, ledger):
         findings.append(finding)
         on_finding(finding)
-    return Report(confidence, seed, time.monotonic() - start, findings)
+    return AuditReport(confidence, seed, time.monotonic() - start, findings)
 
 
 def _findings(

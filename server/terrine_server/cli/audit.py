@@ -13,7 +13,7 @@ from rich.markup import escape
 from terrine_server.cli.console import console, fail
 
 if TYPE_CHECKING:
-    from terrine_server.audit.findings import AuditFinding, Report
+    from terrine_server.audit.findings import AuditFinding, AuditReport
     from terrine_server.ledger import Ledger
 
 
@@ -128,7 +128,7 @@ def _report(finding: AuditFinding) -> None:
     console.print(f"[dim]{'':31}{escape(finding.evidence)}[/]", highlight=False, soft_wrap=True)
 
 
-def _conclude(report: Report) -> None:
+def _conclude(report: AuditReport) -> None:
     failed = [finding for finding in report.findings if not finding.passed]
     summary = (
         f"{len(report.findings)} findings in {report.seconds:.0f} s, "

@@ -162,7 +162,7 @@ def train(
     if is_table(data):
         if labels or classes or image_size:
             fail("--labels, --classes and --image-size are for images; a table has a schema.")
-        choice = tables.Choice(public, schema, label, group, split(columns), encoding.value)
+        choice = tables.TableOptions(public, schema, label, group, split(columns), encoding.value)
         private, named_public, labelled = tables.load(data, choice)
     else:
         if schema or label or group or columns:

@@ -23,7 +23,7 @@ ASSUMED_ROWS = 10_000
 """Public rows, if nothing is said. What a share is worth after fitting does not depend on them."""
 
 
-class Count(StrEnum):
+class Criterion(StrEnum):
     """What a plan makes as large as it can."""
 
     EXPECTED = "expected"
@@ -50,12 +50,12 @@ def plan(
         int | None, typer.Option(min=1, help="Answers wanted; finds the smallest ε for them.")
     ] = None,
     by: Annotated[
-        Count,
+        Criterion,
         typer.Option(
             help="Choose by the answers that --epsilon is expected to buy, or by the queries that "
             "are certain to fit, whatever their outcomes."
         ),
-    ] = Count.EXPECTED,
+    ] = Criterion.EXPECTED,
     accuracy: Annotated[
         float | None,
         typer.Option(
@@ -160,7 +160,7 @@ def plan(
             delta=delta,
             epsilon=epsilon,
             accuracy=accuracy,
-            certain=by is Count.CERTAIN,
+            certain=by is Criterion.CERTAIN,
             student_accuracy=student_accuracy,
             rows=Rows(rows or ASSUMED_ROWS, features),
         )
@@ -191,7 +191,7 @@ def plan(
         answers=answers,
         accuracy=accuracy,
         grid=values,
-        certain=by is Count.CERTAIN,
+        certain=by is Criterion.CERTAIN,
     )
     if picture is not None:
         from terrine_server.cli.picture import draw

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Line:
+class PriceLine:
     """The result of one accounting method: ε of a ledger's entries, queries for its budget."""
 
     rule: str
@@ -47,7 +47,7 @@ class Books:
     delta: float
     enforced: Method | None
     order: float | None
-    published: Line | None = None
+    published: PriceLine | None = None
 
 
 def price(
@@ -99,7 +99,7 @@ def _from_ledger(name: str) -> Books:
     tally, outcomes = _count((e.event, e.outcome) for e in ledger.stream_charges(name))
     published = None
     if terms.schedule is not None:
-        published = Line(
+        published = PriceLine(
             DATA_DEPENDENT,
             sound=True,
             enforced=True,
@@ -177,11 +177,11 @@ def _spent(books: Books) -> float:
     return accountant.epsilon(accountant.total(books.tally))
 
 
-def _lines(books: Books, budget: float) -> list[Line]:
+def _lines(books: Books, budget: float) -> list[PriceLine]:
     from terrine_server.planning.accountants import reprice
 
     lines = [
-        Line(
+        PriceLine(
             each.method.value, each.sound, each.method is books.enforced, each.epsilon, each.queries
         )
         for each in reprice(books.tally, books.delta, budget, books.order)
@@ -189,7 +189,7 @@ def _lines(books: Books, budget: float) -> list[Line]:
     return lines if books.published is None else [*lines, books.published]
 
 
-def _show(books: Books, budget: float, lines: list[Line]) -> None:
+def _show(books: Books, budget: float, lines: list[PriceLine]) -> None:
     from terrine_server.privacy import GaussianArgmax, GaussianNoisyCounts
 
     made = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(books.outcomes.items()))
@@ -216,7 +216,7 @@ def _show(books: Books, budget: float, lines: list[Line]) -> None:
         console.print(ANSWER_ALONE, highlight=False, soft_wrap=True)
 
 
-def _document(books: Books, budget: float, lines: list[Line]) -> dict[str, Any]:
+def _document(books: Books, budget: float, lines: list[PriceLine]) -> dict[str, Any]:
     return {
         "project": books.project,
         "charges": sum(books.outcomes.values()),

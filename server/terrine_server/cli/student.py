@@ -14,7 +14,7 @@ from terrine_protocol.files import read
 from terrine_server.bars import steps_bar
 from terrine_server.cli.console import AsJson, console, errors, fail, output
 from terrine_server.cli.specs import SPEC, built, show_kind
-from terrine_server.cli.student_data import Source, rehearse, save_labels
+from terrine_server.cli.student_data import StudentFiles, rehearse, save_labels
 from terrine_server.cli.student_report import class_figures, summary
 from terrine_server.cli.tables import EncodingOption, TextEncoding
 
@@ -57,7 +57,7 @@ Schema = Annotated[
 ]
 
 
-class Ask(StrEnum):
+class AskOption(StrEnum):
     """Which inputs are asked from the second round on."""
 
     AUTO = "auto"
@@ -108,12 +108,12 @@ def train(
         ),
     ] = "auto",
     ask: Annotated[
-        Ask,
+        AskOption,
         typer.Option(
             help="Inputs to ask from the second round on: those that represent the whole, those "
             "that a student is least sure of, or those on which two plain models disagree."
         ),
-    ] = Ask.AUTO,
+    ] = AskOption.AUTO,
     stop: Annotated[
         Stop,
         typer.Option(
@@ -151,7 +151,7 @@ def train(
 
     kinds = dict.fromkeys(methods(), Training)
     training = built("--method", method, kinds, method=method.partition(":")[0].strip())
-    source = Source(schema, encoding.value)
+    source = StudentFiles(schema, encoding.value)
     source.check(public)
     with connect(url, token_file, insecure) as client:
         inputs, described = source.public(public, client)
@@ -222,7 +222,7 @@ def label(
     """
     if out.suffix not in (".npz", ".csv"):
         fail(f"--out must end in .npz or .csv; {out} does not.")
-    source = Source(schema, encoding.value)
+    source = StudentFiles(schema, encoding.value)
     source.check(public)
     with connect(url, token_file, insecure) as client:
         inputs, _ = source.public(public, client)

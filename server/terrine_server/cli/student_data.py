@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Source:
+class StudentFiles:
     """How a student's files are read: what the command line says of it."""
 
     schema: Path | None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from terrine_models.data.arrays import Dataset
     from terrine_models.features.maps import PublicData
     from terrine_models.tables.csv_files import Encoding
-    from terrine_models.tables.roles import Guess, Proposal
+    from terrine_models.tables.roles import RoleGuess, SchemaProposal
     from terrine_protocol.tables import TableSchema
 
 
@@ -42,7 +42,7 @@ EncodingOption = Annotated[
 
 
 @dataclass(frozen=True)
-class Choice:
+class TableOptions:
     """The options that choose the schema of a private table."""
 
     public: Path | None
@@ -53,7 +53,7 @@ class Choice:
     encoding: Encoding
 
 
-def load(data: Path, choice: Choice) -> tuple[Dataset, PublicData | None, Dataset | None]:
+def load(data: Path, choice: TableOptions) -> tuple[Dataset, PublicData | None, Dataset | None]:
     """Return the private records of a table, and if --public is given the public ones.
 
     The latter twice: as inputs, and with their labels if every row has one.
@@ -83,7 +83,7 @@ def load(data: Path, choice: Choice) -> tuple[Dataset, PublicData | None, Datase
     return private, PublicData.declare(choice.public.name, public), None
 
 
-def show(proposal: Proposal, public: Path, out: Path) -> None:
+def show(proposal: SchemaProposal, public: Path, out: Path) -> None:
     """Print each column's role and why, and what the schema makes public."""
     _print(proposal.guesses)
     schema = proposal.schema
@@ -118,7 +118,7 @@ def split(text: str | None) -> list[str] | None:
     return None if text is None else [part.strip() for part in text.split(",")]
 
 
-def _schema(data: Path, choice: Choice) -> TableSchema:
+def _schema(data: Path, choice: TableOptions) -> TableSchema:
     from terrine_models.tables.loading import read_schema
     from terrine_models.tables.roles import propose_schema
 
@@ -149,7 +149,7 @@ def _schema(data: Path, choice: Choice) -> TableSchema:
     return proposal.schema
 
 
-def _print(guesses: Iterable[Guess]) -> None:
+def _print(guesses: Iterable[RoleGuess]) -> None:
     table = Table("column", "role", "why", "check")
     for guess in guesses:
         texts = (guess.column.name, guess.column.role, guess.why, guess.doubt or "")

@@ -11,7 +11,7 @@ from terrine_server.bars import entries_bar
 from terrine_server.cli.console import console, errors, fail, opened_ledger, writing
 
 if TYPE_CHECKING:
-    from terrine_server.ledger import LogVerification, Verification
+    from terrine_server.ledger import LogVerificationRecord, VerificationRecord
     from terrine_server.ledger.anchors import Anchor, AnchorFile, LogAnchor
 
 Project = Annotated[str | None, typer.Argument(help="A project, or `all`.", show_default="all")]
@@ -157,7 +157,7 @@ def _verify_ledger(
     return intact
 
 
-def report_log(found: LogVerification) -> bool:
+def report_log(found: LogVerificationRecord) -> bool:
     """Print whether the administrative log is intact, and return it."""
     verdict = "[green]intact[/]" if found.ok else "[bold red]NOT INTACT[/]"
     line = f"administrative log: {verdict}, {found.entries} entries"
@@ -168,7 +168,7 @@ def report_log(found: LogVerification) -> bool:
     return found.ok
 
 
-def _report(found: Verification) -> bool:
+def _report(found: VerificationRecord) -> bool:
     verdict = "[green]intact[/]" if found.ok else "[bold red]NOT INTACT[/]"
     vouched = f", the first {found.vouched} trusted to the anchor" if found.vouched else ""
     line = f"{found.project}: {verdict}, {found.charges} charges{vouched}"

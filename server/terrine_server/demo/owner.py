@@ -13,13 +13,13 @@ from terrine_server.settings import Settings
 
 
 @dataclass(frozen=True)
-class Owner:
+class DemoOwner:
     """A data directory, and what its owner does there without a server."""
 
     settings: Settings
 
     @classmethod
-    def of(cls, data: Path) -> Owner:
+    def of(cls, data: Path) -> DemoOwner:
         """The owner of a directory, whatever TERRINE_* variables say."""
         return cls(
             Settings(

@@ -28,7 +28,7 @@ from terrine_protocol import ConfidentGNMaxSpec, EnsembleRegister, NoisyVotesSpe
 from terrine_server.bars import comparison_bar, steps_bar, teachers_bar
 from terrine_server.demo.folds import FOLDS, deal_folds
 from terrine_server.demo.material import DELTA, Material
-from terrine_server.demo.owner import Owner
+from terrine_server.demo.owner import DemoOwner
 from terrine_server.demo.process import running_server
 from terrine_server.owner.operations import open_project, register_ensemble
 from terrine_server.privacy import Terms
@@ -99,7 +99,7 @@ class Demo:
         self.material = material
         self.out = out
         self.console = console
-        self.owner = Owner.of(out / "terrine-data")
+        self.owner = DemoOwner.of(out / "terrine-data")
         self.settings = self.owner.settings
         self.steps = 0
         self.began = time.monotonic()

@@ -27,7 +27,7 @@ THREADS = 16
 """Groups of all projects at the same time."""
 
 
-class Request(Protocol):
+class QueuedRequest(Protocol):
     """One request in the queue."""
 
     def __len__(self) -> int:
@@ -38,7 +38,7 @@ class Request(Protocol):
         """Its idempotency key; a group never has two requests with the same key."""
 
 
-R = TypeVar("R", bound=Request)
+R = TypeVar("R", bound=QueuedRequest)
 T = TypeVar("T")
 
 

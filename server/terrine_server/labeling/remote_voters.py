@@ -62,7 +62,7 @@ class _Loop:
 
 
 @dataclass(frozen=True)
-class Request:
+class VoteRequest:
     """What one owner is sent, and the most bytes of a response that are read."""
 
     sent: Mapping[str, Any]
@@ -71,7 +71,7 @@ class Request:
 
 def requests_for(
     owners: Iterable[Owner], x: NDArray[np.generic], classes: int, of_round: str | None = None
-) -> Iterator[Request]:
+) -> Iterator[VoteRequest]:
     """Yield the request for each owner; owners who are asked alike share its body.
 
     `of_round`: name of the round whose shares they are asked for, in place of their votes.
@@ -85,7 +85,7 @@ def requests_for(
             url = f"v2/models/{owner.model}/share"
             headers = {**headers, shares.ROUND: of_round}
         sent = {"url": url, "content": body, "headers": headers}
-        yield Request(sent, REPLY_BYTES + VALUE_BYTES * len(x) * classes)
+        yield VoteRequest(sent, REPLY_BYTES + VALUE_BYTES * len(x) * classes)
 
 
 @dataclass(frozen=True)
@@ -296,7 +296,7 @@ class _Transport(httpx.AsyncHTTPTransport):
         )
 
 
-async def ask(http: httpx.AsyncClient, request: Request, seconds: float) -> bytes | str:
+async def ask(http: httpx.AsyncClient, request: VoteRequest, seconds: float) -> bytes | str:
     """Ask one owner; return the body of the response, or why there is none in time.
 
     They are asked once more if the connection ends: many servers end idle ones after 5 s, and a
@@ -316,7 +316,7 @@ async def ask(http: httpx.AsyncClient, request: Request, seconds: float) -> byte
         return f"{type(error).__name__}: {error}"
 
 
-async def _exchanged(http: httpx.AsyncClient, request: Request) -> bytes | str:
+async def _exchanged(http: httpx.AsyncClient, request: VoteRequest) -> bytes | str:
     """Return the body of the response, or why there is none.
 
     Raises TooLong, httpx.HTTPError, OSError.
@@ -386,7 +386,7 @@ def stand_in(owner: str, inputs: np.ndarray, classes: int) -> NDArray[np.int64]:
 
 
 async def ask_all(
-    asked: Sequence[_Asked], requests: Sequence[Request], seconds: float
+    asked: Sequence[_Asked], requests: Sequence[VoteRequest], seconds: float
 ) -> list[bytes | str]:
     """Ask every owner at once; return what `ask` returns, for each."""
     return await asyncio.gather(

@@ -23,7 +23,7 @@ from terrine_server.labeling.aggregator_terms import ask_terms
 from terrine_server.labeling.remote_voters import (
     REPLY_BYTES,
     RemoteVoters,
-    Request,
+    VoteRequest,
     ask,
     ask_all,
     check_quorum,
@@ -35,7 +35,7 @@ from terrine_server.labeling.remote_voters import (
 from terrine_server.ledger import EnsembleRecord
 
 if TYPE_CHECKING:
-    from terrine_models.teachers.federation import Aggregator, Federation
+    from terrine_models.teachers.federation import AggregatorAddress, Federation
 
 FAILURE = 1e-12
 """How often, at most, the aggregator's noise alone makes the sum of an input's counts look
@@ -106,7 +106,7 @@ class SharedVoters(RemoteVoters):
         body = msgspec.json.encode({"owners": present, "rows": shape[0]})
         sent = {"url": f"v1/rounds/{name}", "content": body}
         most = REPLY_BYTES + shares.WIDTH * shape[0] * shape[1]
-        reply = self._running().run(ask(aggregator, Request(sent, most), seconds))
+        reply = self._running().run(ask(aggregator, VoteRequest(sent, most), seconds))
         if reply == "status 403":
             raise EnsembleUnavailable(
                 f"The aggregator of {record.name} has released all that its budget pays for. "
@@ -133,7 +133,9 @@ def _implausible(record: EnsembleRecord) -> EnsembleUnavailable:
     )
 
 
-def probe_aggregator(directory: Path, federation: Federation, aggregator: Aggregator) -> str | None:
+def probe_aggregator(
+    directory: Path, federation: Federation, aggregator: AggregatorAddress
+) -> str | None:
     """Ask the aggregator of a federation for its terms; return what is wrong with it, or None.
 
     Raises StoreError for a certificate or token in `directory` that cannot be used.

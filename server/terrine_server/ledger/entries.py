@@ -11,7 +11,7 @@ from terrine_server.errors import NotFound
 from terrine_server.ledger.anchors import Anchor
 from terrine_server.ledger.charging import tallies
 from terrine_server.ledger.handle import Handle
-from terrine_server.ledger.records import ChargeRecord, History, SecretAccount, Verification
+from terrine_server.ledger.records import ChargeRecord, History, SecretAccount, VerificationRecord
 from terrine_server.ledger.store import rows
 from terrine_server.ledger.store.database import reading, snapshot
 from terrine_server.ledger.store.tables import charges, projects
@@ -126,7 +126,7 @@ class Entries(Handle):
         anchor: Anchor | None = None,
         resume: bool = False,
         progress: Progress | None = None,
-    ) -> Verification:
+    ) -> VerificationRecord:
         """Recompute a project's ledger from its charges, in constant memory. Raises NotFound.
 
         With an `anchor`, its entry must still exist, unchanged. `resume` trusts the anchor for all

@@ -14,10 +14,10 @@ SecretAccount       that spend, for the data owner only
 ChargeRecord        one entry
 TokenRecord         a token without its secret
 RequestRecord       what somebody asks the data owner for, and what was decided
-LogEntry            one entry of the administrative log
-LogVerification     whether that log is intact
+LogRecord            one entry of the administrative log
+LogVerificationRecord     whether that log is intact
 History             how a project's budget was spent over its entries and days
-Verification        whether a project's ledger is intact
+VerificationRecord        whether a project's ledger is intact
 """
 
 from __future__ import annotations
@@ -337,7 +337,7 @@ class RequestRecord:
 
 
 @dataclass(frozen=True)
-class LogEntry:
+class LogRecord:
     """One entry of the administrative log; hash in hex. See `administration`."""
 
     seq: int
@@ -351,7 +351,7 @@ class LogEntry:
 
 
 @dataclass(frozen=True)
-class LogVerification:
+class LogVerificationRecord:
     """Whether the administrative log is intact, and the rows as it says.
 
     `anchor`: its end, if so.
@@ -369,7 +369,7 @@ class LogVerification:
 
 
 @dataclass(frozen=True)
-class Verification:
+class VerificationRecord:
     """Whether a project's ledger is intact. `problems`: what is not, first finding first.
 
     `vouched`: how many entries were not checked because an anchor vouches for them. `anchor`: a

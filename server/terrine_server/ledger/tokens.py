@@ -36,7 +36,7 @@ class NewToken:
     expires_at: datetime
 
 
-class Tokens(Handle):
+class StoredTokens(Handle):
     """The tokens of a ledger."""
 
     def find_token(self, id: str) -> TokenRecord | None:
@@ -85,7 +85,7 @@ class Tokens(Handle):
 
 
 def create_token(tx: Transaction, new: NewToken) -> TokenRecord:
-    """Do what `Tokens.create_token` does, in a transaction that does more."""
+    """Do what `StoredTokens.create_token` does, in a transaction that does more."""
     owner = new.project and rows.fetch_project(
         tx.connection, tx.seals, projects.c.name == new.project, f"called {new.project}"
     )

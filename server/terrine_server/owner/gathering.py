@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from terrine_models.storage.manifests import StoreError, sha256, write_atomically
 from terrine_models.teachers.federation import (
-    Aggregator,
+    AggregatorAddress,
     Federation,
     Owner,
     Peer,
@@ -48,7 +48,7 @@ def gather(file: Path, name: str, directory: Path) -> Federation:
         made = [_copied(Owner, file, directory, dict(each)) for each in owners]
         if aggregator is not None:
             document["aggregator"] = _copied(
-                Aggregator, file, directory, {"name": "aggregator", **aggregator}
+                AggregatorAddress, file, directory, {"name": "aggregator", **aggregator}
             )
         given = {
             "name": name,

@@ -214,7 +214,7 @@ def forecast(mechanism: Mechanism, votes: Votes) -> Forecast:
 
 
 @dataclass(frozen=True, eq=False)
-class Noise:
+class NoiseModel:
     """Discrete noise in double precision: its cdf over [−reach, reach] and integration nodes."""
 
     reach: int
@@ -233,30 +233,30 @@ class Noise:
 
 
 @lru_cache(maxsize=64)
-def gaussian(sigma: float) -> Noise:
+def gaussian(sigma: float) -> NoiseModel:
     """Return N_Z(0, sigma²)."""
     support = np.arange(-math.ceil(9 * sigma), math.ceil(9 * sigma) + 1)
     return _noise(support, -(support.astype(np.float64) ** 2) / (2 * sigma**2), sigma)
 
 
 @lru_cache(maxsize=64)
-def laplace(gamma: float) -> Noise:
+def laplace(gamma: float) -> NoiseModel:
     """Return the discrete Laplace noise of scale 1/gamma."""
     support = np.arange(-math.ceil(37 / gamma), math.ceil(37 / gamma) + 1)
     return _noise(support, -gamma * np.abs(support), 1 / gamma)
 
 
-def _noise(support: NDArray[np.int64], log_mass: Floats, scale: float) -> Noise:
+def _noise(support: NDArray[np.int64], log_mass: Floats, scale: float) -> NoiseModel:
     mass = np.exp(log_mass)
     cdf = np.concatenate([[0.0], np.cumsum(mass) / mass.sum(), [1.0]])
     reach = len(support) // 2
     stride = max(1, int(scale / NODES))
     picked = (support % stride == 0) & (mass > 1e-12)
-    return Noise(reach, cdf, support[picked], mass[picked] / mass[picked].sum())
+    return NoiseModel(reach, cdf, support[picked], mass[picked] / mass[picked].sum())
 
 
 @lru_cache(maxsize=64)
-def wins(votes: Votes, noise: Noise, boost: int = 0) -> Floats:
+def wins(votes: Votes, noise: NoiseModel, boost: int = 0) -> Floats:
     """Return Pr[the labelled class is the noisy maximum], float[B]; ties go to the lowest class.
 
     `boost`: votes added to the winner before the noise.

@@ -29,7 +29,7 @@ from terrine_server.privacy.accounting.joint import (
 from terrine_server.privacy.accounting.units import COST_UNITS
 from terrine_server.privacy.budget.quoting import cap_order, quote, split_delta
 from terrine_server.privacy.budget.rules import Rule, search_order
-from terrine_server.privacy.budget.terms import Account, Choice, Considered, Terms
+from terrine_server.privacy.budget.terms import Account, Considered, RuleChoice, Terms
 from terrine_server.privacy.mechanisms.base import Mechanism, VoteOutcome
 from terrine_server.privacy.mechanisms.confident_gnmax import ConfidentGNMax
 from terrine_server.privacy.mechanisms.interactive_gnmax import InteractiveGNMax
@@ -63,7 +63,7 @@ Thresholded = ConfidentGNMax | InteractiveGNMax
 
 
 @dataclass(frozen=True)
-class Offer:
+class Quote:
     """A mechanism with the terms that it can be opened under. `answers`: how many are expected."""
 
     mechanism: Mechanism
@@ -95,7 +95,7 @@ def choose(
     *,
     cap_rule: Rule,
     pass_rate: float | None = None,
-) -> Offer:
+) -> Quote:
     """Return the best of the `offers`, with all of them in its terms.
 
     `pass_rate`: by default what `DEFAULT_CONSENSUS` makes of the mechanism.
@@ -105,7 +105,7 @@ def choose(
         pass_rate = within("expected_pass_rate", pass_rate, 1e-6, 1, why)
     rate = expected_pass_rate(mechanism) if pass_rate is None else pass_rate
     found = offers(mechanism, epsilon, delta, cap_rule=cap_rule, pass_rate=rate)
-    choice = Choice(rate, tuple(offer.considered for offer in found))
+    choice = RuleChoice(rate, tuple(offer.considered for offer in found))
     return replace(found[0], terms=replace(found[0].terms, choice=choice))
 
 
@@ -117,7 +117,7 @@ def offers(
     cap_rule: Rule,
     pass_rate: float,
     order: float | None = None,
-) -> list[Offer]:
+) -> list[Quote]:
     """Return the sound ways to open a project, the most expected answers first.
 
     `pass_rate`: the share of queries that are expected to be answered, a public guess. `order`: the
@@ -131,7 +131,7 @@ def offers(
         except ParameterError as error:
             problem = error
         else:
-            found.append(Offer(variant, terms, expected_answers(terms, pass_rate)))
+            found.append(Quote(variant, terms, expected_answers(terms, pass_rate)))
     if not found:
         raise problem
     # With as many answers, the one that is certain of more queries; then the first.
@@ -164,7 +164,7 @@ class Division:
     queries: int
 
 
-def divisions(offer: Offer, pass_rate: float) -> tuple[Division, ...]:
+def divisions(offer: Quote, pass_rate: float) -> tuple[Division, ...]:
     """Return what other shares of an answer would do to an offer's price; none if it has no share.
 
     Cheap answers make expensive abstentions: more answers if the expectation holds, fewer queries
@@ -214,7 +214,7 @@ def needed_epsilon(mechanism: Mechanism, delta: float, pass_rate: float, answers
     return math.exp(brentq(missing, low, high, xtol=1e-3))
 
 
-def quick_offer(mechanism: Mechanism, epsilon: float, delta: float, pass_rate: float) -> Offer:
+def quick_offer(mechanism: Mechanism, epsilon: float, delta: float, pass_rate: float) -> Quote:
     """Return the best offer at one order alone, which suits any Gaussian noise, for comparisons."""
     order = _quick_order(epsilon, delta)
     cap_rule = Rule("rdp", order)

@@ -17,7 +17,7 @@ from terrine_server.planning.forecast import Votes
 from terrine_server.planning.grid import Grid, Spec, specifications
 from terrine_server.planning.opening import (
     Division,
-    Offer,
+    Quote,
     divisions,
     needed_epsilon,
     offers,
@@ -68,7 +68,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Line:
+class PlanLine:
     """The result of one accounting method for the chosen parameters.
 
     `name`: a `Method`, `JOINT`, or `DATA_DEPENDENT` with the plan's publications. `sound`: whether
@@ -101,11 +101,11 @@ class Plan:
     delta: float
     wanted: int
     labelled: bool
-    lines: Sequence[Line]
+    lines: Sequence[PlanLine]
     publishing: PublishingPlan | None
     candidates: Sequence[Candidate]
     pass_rate: float
-    offers: Sequence[Offer]
+    offers: Sequence[Quote]
     divisions: Sequence[Division]
     certain: bool
 
@@ -295,7 +295,7 @@ def _account(
     best, accountant = next((look, each) for _, look, each, binds in ways if binds)
     wanted = answers or max(1, math.floor(best.queries(accountant, planned) * answered))
     lines = [
-        Line(
+        PlanLine(
             name=name,
             enforced=binds,
             sound=each.method in FILTERS,
@@ -309,7 +309,7 @@ def _account(
     publishing = None if model is None else model.plan(planned)
     if model is not None and publishing is not None:
         lines.append(
-            Line(
+            PlanLine(
                 name=DATA_DEPENDENT,
                 enforced=False,
                 sound=True,
@@ -337,7 +337,7 @@ def _account(
 
 def _ways(
     outlook: Outlook,
-    found: Sequence[Offer],
+    found: Sequence[Quote],
     votes: Votes,
     spec: Spec,
     delta: float,

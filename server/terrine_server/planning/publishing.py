@@ -29,7 +29,7 @@ from terrine_server.privacy.budget.quoting import publication_z, split_delta
 from terrine_server.privacy.mechanisms.base import Mechanism
 from terrine_server.privacy.mechanisms.interactive_gnmax import InteractiveGNMax
 from terrine_server.privacy.parameters import MAX_EPSILON
-from terrine_server.privacy.published.release import GRID, BoundRelease, SecretSpend
+from terrine_server.privacy.published.release import GRID, ActualCost, BoundRelease
 from terrine_server.privacy.published.tally import FLOOR, Meter
 
 Floats = NDArray[np.float64]
@@ -248,7 +248,7 @@ def _price(publication: BoundRelease) -> float:
     return publication.cost
 
 
-def _choice(publication: BoundRelease, times: int, spend: SecretSpend) -> _Choice:
+def _choice(publication: BoundRelease, times: int, spend: ActualCost) -> _Choice:
     return _Choice(
         publication, times, _price(publication), spend.cost, spend.smooth_sensitivity - FLOOR
     )

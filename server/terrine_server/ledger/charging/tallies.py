@@ -21,7 +21,7 @@ from terrine_server.ledger.store.database import write
 from terrine_server.ledger.store.soundness import UNREADABLE
 from terrine_server.ledger.store.tables import secret_spends
 from terrine_server.privacy import BoundRelease, PublishedBound, VoteOutcome, event_from_json
-from terrine_server.privacy.published.release import SecretSpend
+from terrine_server.privacy.published.release import ActualCost
 from terrine_server.privacy.published.tally import Meter, Tally
 
 _COUNTS = np.dtype("<u4")
@@ -48,7 +48,7 @@ class SecretTally:
         """Draw a figure from the spend (except with a probability that δ covers) up to `bound`."""
         return self._publication.release(self.spend(), bound)
 
-    def spend(self) -> SecretSpend:
+    def spend(self) -> ActualCost:
         """Return the actual cost of the counted queries, given their votes."""
         return self._meter.spend(self.tally, self._publication.beta)
 

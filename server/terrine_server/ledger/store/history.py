@@ -40,7 +40,7 @@ Days = Mapping[date, Mapping[Outcome, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Segment:
     """Sums over entries that follow each other. `seq`: the number of the last of them.
 
     `first`, `last`: the earliest and the latest of their times. `paid`: their cost, but of
@@ -61,7 +61,7 @@ class Sums:
     """What a project's first `entries` entries add up to. `head`: the hash of the last of them."""
 
     head: bytes
-    parts: Sequence[Part] = ()
+    parts: Sequence[Segment] = ()
     days: Days | None = None
 
     @property
@@ -153,7 +153,7 @@ def _extended(connection: Connection, project: ProjectRecord, known: Sums) -> Su
             raise TypeError("a time is no time")
         outcome = Outcome(row.outcome)
         counts = tuple(row.entries if each is outcome else 0 for each in Outcome)
-        parts.append(Part(row.seq, row.first, row.last, int(row.paid), row.published, counts))
+        parts.append(Segment(row.seq, row.first, row.last, int(row.paid), row.published, counts))
         day = days.setdefault(date.fromisoformat(str(row.day)), {})
         day[outcome] = day.get(outcome, 0) + row.entries
     parts.sort(key=lambda part: part.seq)
@@ -203,17 +203,17 @@ def _length(entries: int, most: int) -> int:
     return 1 << (max(-(-entries // most), 1) - 1).bit_length()
 
 
-def _merged(parts: Iterable[Part], length: int) -> list[Part]:
+def _merged(parts: Iterable[Segment], length: int) -> list[Segment]:
     """Return parts of this many entries, or fewer before a publication and at the end."""
 
-    def place(part: Part) -> tuple[int, int]:
+    def place(part: Segment) -> tuple[int, int]:
         return (part.seq - 1) // length, part.published
 
     return [_joined(list(group)) for _, group in groupby(parts, place)]
 
 
-def _joined(parts: Sequence[Part]) -> Part:
-    return Part(
+def _joined(parts: Sequence[Segment]) -> Segment:
+    return Segment(
         parts[-1].seq,
         min(part.first for part in parts),
         max(part.last for part in parts),
@@ -223,7 +223,7 @@ def _joined(parts: Sequence[Part]) -> Part:
     )
 
 
-def _reached(parts: Iterable[Part], project: ProjectRecord) -> Iterator[Reached]:
+def _reached(parts: Iterable[Segment], project: ProjectRecord) -> Iterator[Reached]:
     """Yield where the account stood after each part.
 
     A published figure replaces what its queries had cost at their worst case.

@@ -18,7 +18,7 @@ from terrine_server.errors import LedgerCorrupted, NotSealed
 from terrine_server.ledger.administration import ABOUT, START, facts, log_hash
 from terrine_server.ledger.anchors import LogAnchor
 from terrine_server.ledger.chain import canonical_json, iso
-from terrine_server.ledger.records import LogVerification
+from terrine_server.ledger.records import LogVerificationRecord
 from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store import log, rows
 from terrine_server.ledger.store.soundness import UNREADABLE, check_types
@@ -64,13 +64,13 @@ def rows_of(kind: str) -> Select[Any]:
 
 def verify_log(
     connection: Connection, seals: Seals, anchor: LogAnchor | None = None
-) -> LogVerification:
+) -> LogVerificationRecord:
     """See `Log.verify_log`. The connection's transaction must read one snapshot throughout."""
     walk = _Walk(anchor)
     problems = list(islice(_findings(connection, seals, walk), MOST_PROBLEMS))
     head = walk.head.hex()
     made = None if problems else LogAnchor(iso(datetime.now(UTC)), walk.last, head)
-    return LogVerification(walk.last, head, problems, made)
+    return LogVerificationRecord(walk.last, head, problems, made)
 
 
 def _findings(connection: Connection, seals: Seals, walk: _Walk) -> Iterator[str]:

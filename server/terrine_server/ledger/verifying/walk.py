@@ -19,7 +19,7 @@ from sqlalchemy import Connection
 from terrine_server.errors import LedgerCorrupted, NotFound
 from terrine_server.ledger.anchors import Anchor
 from terrine_server.ledger.chain import KIND_FIELDS, frame, frame_counts, hasher, iso
-from terrine_server.ledger.records import Verification
+from terrine_server.ledger.records import VerificationRecord
 from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store import rows
 from terrine_server.ledger.store.soundness import UNREADABLE
@@ -55,7 +55,7 @@ def verify_project(
     anchor: Anchor | None = None,
     resume: bool = False,
     progress: Progress | None = None,
-) -> Verification:
+) -> VerificationRecord:
     """See `Ledger.verify`. The connection's transaction must read one snapshot throughout."""
     row = connection.execute(rows.select_projects().where(projects.c.name == name)).one_or_none()
     if row is None:
@@ -84,7 +84,7 @@ def verify_export(
     anchors: Mapping[str, Anchor],
     resume: bool = False,
     progress: Progress | None = None,
-) -> Verification:
+) -> VerificationRecord:
     """Verify an export from the file alone: all but what is stored outside a project's own ledger.
 
     Raises ArchiveError when the file is not an export.
@@ -121,7 +121,9 @@ class _Walk:
         """Entries up to this number are not read: the signed anchor vouches for them."""
         return self._start.entries - 1 if self._start is not None else None
 
-    def verified(self, pages: Pages, check_rest: Callable[[Rules], Iterable[str]]) -> Verification:
+    def verified(
+        self, pages: Pages, check_rest: Callable[[Rules], Iterable[str]]
+    ) -> VerificationRecord:
         """Check the entries of `pages`, then call `check_rest` for what is stored outside them."""
         project, rules, found = self._project, None, list[str]()
         try:
@@ -137,7 +139,7 @@ class _Walk:
             except UNREADABLE as error:
                 found.append(f"account: a value is not of the kind that was written ({error})")
         head = project["head"]
-        return Verification(
+        return VerificationRecord(
             project=project["name"],
             charges=whole(project["charges"]),
             head=head.hex() if isinstance(head, bytes) else str(head),

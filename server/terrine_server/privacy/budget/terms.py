@@ -88,7 +88,7 @@ class Considered:
 
 
 @dataclass(frozen=True)
-class Choice:
+class RuleChoice:
     """Why the project has this rule: it buys the most of those considered, which come first.
 
     `pass_rate`: the public expectation of the share of queries that are answered.
@@ -130,7 +130,7 @@ class Terms:
     cap_budget: int
     schedule: Schedule | None = None
     opening: Price | None = None
-    choice: Choice | None = None
+    choice: RuleChoice | None = None
     by_baseline: tuple[BaselinePrices, ...] = ()
 
     @cached_property
@@ -308,9 +308,9 @@ def _schedule(data: Mapping[str, Any]) -> Schedule:
     )
 
 
-def _choice(data: Mapping[str, Any]) -> Choice:
+def _choice(data: Mapping[str, Any]) -> RuleChoice:
     considered = (each | {"rule": Rule(**each["rule"])} for each in data["considered"])
-    return Choice(data["pass_rate"], tuple(Considered(**each) for each in considered))
+    return RuleChoice(data["pass_rate"], tuple(Considered(**each) for each in considered))
 
 
 def _prices(data: Mapping[str, Any]) -> dict[VoteOutcome, Price]:

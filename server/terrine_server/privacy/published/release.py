@@ -36,7 +36,7 @@ PRECISION = BITS + 64
 
 
 @dataclass(frozen=True)
-class SecretSpend:
+class ActualCost:
     """The data-dependent cost of a transcript and its β-smooth sensitivity. Both are secret."""
 
     cost: float
@@ -93,7 +93,7 @@ class BoundRelease:
         """The probability η that U < f, rounded up. It adds to δ."""
         return float(ndtr(-self.z)) * (1 + SLACK)
 
-    def release(self, spend: SecretSpend, worst: int, entropy: Entropy = os.urandom) -> int:
+    def release(self, spend: ActualCost, worst: int, entropy: Entropy = os.urandom) -> int:
         """Draw U, in units of 1e-12, as a multiple of the public grid or `worst` itself.
 
         `worst`: the public worst-case cost of the same transcript, in units of 1e-12. One 256-bit

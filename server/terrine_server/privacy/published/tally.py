@@ -54,7 +54,7 @@ from terrine_server.privacy.published.noisy_max import (
     lnmax_rdp,
     union_bound,
 )
-from terrine_server.privacy.published.release import SecretSpend, check_beta
+from terrine_server.privacy.published.release import ActualCost, check_beta
 from terrine_server.privacy.published.statistics import bit_table, statistic_of, statistic_range
 
 FURTHEST = 40.0
@@ -129,13 +129,11 @@ class Meter:
         """Return the highest cost at which a query with this outcome is counted."""
         return sum(float(part.costs.max()) for _, part in self._of[outcome])
 
-    def spend(self, tally: NDArray[np.int64] | Floats, beta: float) -> SecretSpend:
+    def spend(self, tally: NDArray[np.int64] | Floats, beta: float) -> ActualCost:
         """Return the cost of a tally's queries and its β-smooth sensitivity. Secret."""
         return self.spends(tally, [beta])[0]
 
-    def spends(
-        self, tally: NDArray[np.int64] | Floats, betas: Sequence[float]
-    ) -> list[SecretSpend]:
+    def spends(self, tally: NDArray[np.int64] | Floats, betas: Sequence[float]) -> list[ActualCost]:
         """Return the spend of a tally for each β. Secret."""
         rates = np.array([check_beta(beta) for beta in betas])
         # From here on, the largest change that any votes allow stands for all larger distances. It
@@ -147,7 +145,7 @@ class Meter:
         if reach < self.teachers:
             smooth = np.maximum(smooth, np.exp(-rates * reach) * self._largest_change(tally))
         smooth *= 1 + MARGIN
-        return [SecretSpend(cost * (1 + MARGIN), float(each) + FLOOR) for each in smooth]
+        return [ActualCost(cost * (1 + MARGIN), float(each) + FLOOR) for each in smooth]
 
     def local_sensitivities(self, tally: NDArray[np.int64] | Floats, reach: int) -> Floats:
         """Return Σ LS(k, d) over the queries of a tally, float[reach], for d = 0, 1, …"""
