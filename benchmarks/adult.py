@@ -40,7 +40,7 @@ from terrine_models.tables.roles import propose_schema
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.training import train_ensemble
 from terrine_server.planning.counts import sigma_for_rows
-from terrine_server.planning.opening import choose, expected_pass_rate, quick_offer
+from terrine_server.planning.opening import choose, expected_pass_rate, quick_quote
 from terrine_server.privacy import ParameterError, VoteOutcome
 from terrine_server.privacy.budget.quoting import cap_order, quote
 from terrine_server.privacy.budget.rules import Rule
@@ -233,16 +233,18 @@ def bought(material: Material, counts: Ints, epsilon: float, seeds: int) -> None
     """Print the accuracy of students from labels that confident_gnmax sells for as much."""
     pool, teachers = material.pool, int(counts[0].sum())
     mechanism = most_answers(teachers, epsilon)
-    offer = choose(mechanism, epsilon, DELTA, cap_rule=Rule("rdp", cap_order(epsilon, DELTA)))
+    quoted = choose(mechanism, epsilon, DELTA, cap_rule=Rule("rdp", cap_order(epsilon, DELTA)))
     found, labels_bought, started, chosen = [], [], time.perf_counter(), ""
     for seed in range(seeds):
         order = asking_order(pool.inputs, pool.spec, seed)
-        released = offer.mechanism.release(counts[order], entropy=np.random.default_rng(seed).bytes)
+        released = quoted.mechanism.release(
+            counts[order], entropy=np.random.default_rng(seed).bytes
+        )
         labels, account = np.full(len(pool), -1), Account()
         for row, outcome, label in zip(order, released.outcomes, released.labels, strict=True):
-            if not offer.terms.admits(account, opens=False):
+            if not quoted.terms.admits(account, opens=False):
                 break
-            account = account.plus(offer.terms.price(VoteOutcome(outcome), opens=False))
+            account = account.plus(quoted.terms.price(VoteOutcome(outcome), opens=False))
             if outcome == VoteOutcome.ANSWERED:
                 labels[row] = label
         labels_bought.append(int((labels >= 0).sum()))
@@ -276,11 +278,11 @@ def most_answers(teachers: int, epsilon: float) -> ConfidentGNMax:
             sigma = spread * teachers
             tried = ConfidentGNMax(teachers, CLASSES, round(share * teachers), sigma, sigma)
             try:
-                offer = quick_offer(tried, epsilon, DELTA, expected_pass_rate(tried))
+                quoted = quick_quote(tried, epsilon, DELTA, expected_pass_rate(tried))
             except ParameterError:
                 continue
-            if best is None or offer.answers > best[0]:
-                best = offer.answers, tried
+            if best is None or quoted.answers > best[0]:
+                best = quoted.answers, tried
     if best is None:
         raise SystemExit(f"ε = {epsilon:g} does not pay for one label of {teachers} teachers.")
     return best[1]

@@ -65,7 +65,7 @@ if __name__ == "__main__":
             start = time.perf_counter()
             new = opened(sigma, epsilon, in_rdp, "gnmax")
             seconds = time.perf_counter() - start
-            before, now = (int(offer.answers) if offer else 0 for offer in (old, new))
+            before, now = (int(quoted.answers) if quoted else 0 for quoted in (old, new))
             order = new.terms.rule.order if new else None
             share = math.nan
             if new and order:

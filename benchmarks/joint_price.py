@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from terrine_server.planning.forecast import Votes, forecast
-from terrine_server.planning.opening import Quote, choose, offers
+from terrine_server.planning.opening import Quote, choose, quotes
 from terrine_server.privacy import Rule, VoteOutcome, build_mechanism, cap_order, quote
 from terrine_server.privacy.mechanisms.confident_gnmax import ConfidentGNMax
 from terrine_server.privacy.parameters import ParameterError
@@ -49,14 +49,15 @@ def main() -> None:
         votes = Votes.observed(counts, labels, teachers=teachers)
         found = candidates(votes, right)
         for epsilon in budgets:
-            for name, offer, rate in best(found, epsilon):
-                answers, share = simulated(offer, counts, labels, runs)
-                m = offer.mechanism
+            for name, quoted, rate in best(found, epsilon):
+                answers, share = simulated(quoted, counts, labels, runs)
+                m = quoted.mechanism
                 assert isinstance(m, ConfidentGNMax)
                 print(
-                    f"{teachers:8,}  {right:.0%}  {epsilon:4g}   {name:9}  {offer.answers:8,.0f}   "
+                    f"{teachers:8,}  {right:.0%}  {epsilon:4g}   {name:9}  "
+                    f"{quoted.answers:8,.0f}   "
                     f"{answers:8,.0f} (mean of {runs})  {share:6.2%}  T {m.threshold}, "
-                    f"σ₁ {m.sigma1:g}, σ₂ {m.sigma2:g}, {rate:.1%} pass, {offer.terms.rule}",
+                    f"σ₁ {m.sigma1:g}, σ₂ {m.sigma2:g}, {rate:.1%} pass, {quoted.terms.rule}",
                     flush=True,
                 )
 
@@ -82,27 +83,27 @@ def best(
     for mechanism, rate in found:
         try:
             cap_rule = Rule("rdp", order)
-            both = offers(mechanism, epsilon, DELTA, cap_rule=cap_rule, pass_rate=rate, order=order)
+            both = quotes(mechanism, epsilon, DELTA, cap_rule=cap_rule, pass_rate=rate, order=order)
         except ParameterError:
             continue
-        for offer in both:
-            name = "apart" if offer.answer_share is None else "jointly"
-            if name not in priced or offer.answers > priced[name][1].answers:
-                priced[name] = (name, offer, rate)
+        for quoted in both:
+            name = "apart" if quoted.answer_share is None else "jointly"
+            if name not in priced or quoted.answers > priced[name][1].answers:
+                priced[name] = (name, quoted, rate)
     return [priced[name] for name in ("apart", "jointly") if name in priced]
 
 
 def simulated(
-    offer: Quote, counts: np.ndarray, labels: np.ndarray, runs: int
+    quoted: Quote, counts: np.ndarray, labels: np.ndarray, runs: int
 ) -> tuple[float, float]:
     """Return the mean number of answers until the price list refuses, and how many are right."""
-    source, terms = np.random.default_rng(3), offer.terms
+    source, terms = np.random.default_rng(3), quoted.terms
     answers = right = 0
     for _ in range(runs):
         spent, refused = 0, False
         while not refused:
             order = source.permutation(len(counts))
-            released = offer.mechanism.release(counts[order])
+            released = quoted.mechanism.release(counts[order])
             costs = np.array([terms.prices[outcome].cost for outcome in released.outcomes])
             before = spent + np.concatenate([[0], np.cumsum(costs)[:-1]])
             paid = before + terms.worst.cost <= terms.budget

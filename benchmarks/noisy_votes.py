@@ -28,7 +28,7 @@ from terrine_models.students.noisy_counts import student_from_counts
 from terrine_models.students.shares import fit_shares
 from terrine_server.planning.counts import sigma_for_rows
 from terrine_server.planning.forecast import Votes, forecast
-from terrine_server.planning.opening import quick_offer
+from terrine_server.planning.opening import quick_quote
 from terrine_server.privacy import ParameterError, VoteOutcome
 from terrine_server.privacy.mechanisms.confident_gnmax import ConfidentGNMax
 
@@ -93,11 +93,11 @@ def labels_bought(counts: np.ndarray, truth: np.ndarray, n: int, epsilon: float)
             expected = forecast(mechanism, votes)
             rate = expected.shares[VoteOutcome.ANSWERED]
             try:
-                offer = quick_offer(mechanism, epsilon, DELTA, max(rate, 1e-6))
+                quoted = quick_quote(mechanism, epsilon, DELTA, max(rate, 1e-6))
             except ParameterError:
                 continue
             if expected.accuracy >= 0.97:
-                best = max(best, (offer.answers, expected.accuracy))
+                best = max(best, (quoted.answers, expected.accuracy))
     return f"{best[0]:,.0f}, {best[1]:.2%}"
 
 

@@ -72,7 +72,7 @@ class Recorded:
         self.spec = spec
         opened = build_mechanism(spec, teachers=n, classes=m)
         cap = Rule("rdp", cap_order(self.epsilon, DELTA))
-        self.offer = choose(opened, self.epsilon, DELTA, cap_rule=cap)
+        self.quoted = choose(opened, self.epsilon, DELTA, cap_rule=cap)
         self.rows = {row.tobytes(): i for i, row in enumerate(self.data.inputs)}
 
     def project(self) -> Any:
@@ -95,7 +95,7 @@ class Recorded:
         )
 
     def budget(self) -> Any:
-        terms = self.offer.terms
+        terms = self.quoted.terms
         return SimpleNamespace(
             epsilon=self.epsilon,
             delta=DELTA,
@@ -106,7 +106,7 @@ class Recorded:
 
     def label(self, x: NDArray[Any], beliefs: NDArray[np.float64] | None) -> Labels:
         rows = np.array([self.rows[row.tobytes()] for row in x])
-        mechanism, terms = self.offer.mechanism, self.offer.terms
+        mechanism, terms = self.quoted.mechanism, self.quoted.terms
         if beliefs is None:
             released = mechanism.release(self.counts[rows])
         else:

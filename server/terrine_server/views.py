@@ -32,7 +32,7 @@ from terrine_protocol import (
     Verification,
 )
 from terrine_server import ledger
-from terrine_server.owner.requests import Outlook
+from terrine_server.owner.operations import ProjectQuote
 
 
 class _Result(TypedDict):
@@ -214,28 +214,28 @@ def request(record: ledger.RequestRecord) -> RequestInfo:
 
 
 def request_account(
-    record: ledger.RequestRecord, would: Outlook | None = None, cannot: str | None = None
+    record: ledger.RequestRecord, quoted: ProjectQuote | None = None, cannot: str | None = None
 ) -> RequestAccount:
     """Return a request as its owner sees it, with what `examine` found of it."""
     return RequestAccount.model_validate(
         {
             **vars(record),
             **record.asked,
-            "approval": None if would is None else _approval(would),
+            "approval": None if quoted is None else _approval(quoted),
             "cannot_be_opened": cannot,
         }
     )
 
 
-def _approval(would: Outlook) -> ApprovalInfo:
-    ensemble, terms = would.priced.ensemble, would.priced.terms
+def _approval(quoted: ProjectQuote) -> ApprovalInfo:
+    ensemble, terms = quoted.ensemble, quoted.terms
     return ApprovalInfo(
         prices=terms.prices,
-        affordable=would.affordable,
-        reserved=would.reserved,
+        affordable=quoted.affordable,
+        reserved=quoted.reserved,
         cap=ensemble.cap,
-        delta_reserved=would.delta_reserved,
+        delta_reserved=quoted.delta_reserved,
         delta_cap=ensemble.delta_cap,
-        fits=would.fits,
-        warning=would.warning,
+        fits=quoted.fits,
+        warning=quoted.warning,
     )

@@ -54,7 +54,7 @@ def test_a_plan_for_certain_queries_chooses_one_price_for_both_outcomes() -> Non
     certain = plan("confident_gnmax", [VOTES], delta=1e-5, epsilon=2.0, certain=True)
     assert certain.chosen.spec["answer_share"] == 1.0
     assert certain.chosen.queries is not None
-    assert certain.chosen.queries > 2 * expected.offers[0].considered.queries
+    assert certain.chosen.queries > 2 * expected.quotes[0].considered.queries
     opened = choose(
         build_mechanism(certain.chosen.spec, teachers=100, classes=10),
         2.0,

@@ -18,7 +18,7 @@ from terrine_server.planning.opening import (
     divisions,
     expected_pass_rate,
     needed_epsilon,
-    quick_offer,
+    quick_quote,
 )
 from terrine_server.privacy import (
     GDP,
@@ -46,10 +46,10 @@ def confident(teachers: int = 2000, **parameters: Any) -> Mechanism:
 
 
 def test_the_joint_price_buys_five_times_the_answers_of_a_large_ensemble() -> None:
-    offer = choose(confident(), 1.0, DELTA, cap_rule=CAP, pass_rate=0.7)
-    assert offer.terms.choice is not None
-    best, apart = offer.terms.choice.considered
-    assert best.rule == offer.terms.rule
+    quoted = choose(confident(), 1.0, DELTA, cap_rule=CAP, pass_rate=0.7)
+    assert quoted.terms.choice is not None
+    best, apart = quoted.terms.choice.considered
+    assert best.rule == quoted.terms.rule
     assert best.rule.order == pytest.approx(17.5, abs=1)
     assert (apart.rule, apart.answer_share) == (GDP, None)
     assert apart.answers == pytest.approx(2306, rel=0.01)
@@ -58,25 +58,25 @@ def test_the_joint_price_buys_five_times_the_answers_of_a_large_ensemble() -> No
 
 
 def test_a_small_budget_of_few_teachers_keeps_the_old_rule() -> None:
-    offer = choose(confident(250), 0.15, DELTA, cap_rule=CAP, pass_rate=0.7)
-    assert offer.terms.rule == GDP
-    assert offer.answer_share is None
-    assert offer.terms.prices == quote(confident(250), 0.15, DELTA, cap_rule=CAP).prices
+    quoted = choose(confident(250), 0.15, DELTA, cap_rule=CAP, pass_rate=0.7)
+    assert quoted.terms.rule == GDP
+    assert quoted.answer_share is None
+    assert quoted.terms.prices == quote(confident(250), 0.15, DELTA, cap_rule=CAP).prices
 
 
 def test_a_cap_in_gaussian_dp_has_no_joint_price() -> None:
-    offer = choose(confident(), 1.0, DELTA, cap_rule=GDP, pass_rate=0.7)
-    assert replace(offer.terms, choice=None) == quote(confident(), 1.0, DELTA)
-    assert offer.terms.choice is not None
-    assert len(offer.terms.choice.considered) == 1
+    quoted = choose(confident(), 1.0, DELTA, cap_rule=GDP, pass_rate=0.7)
+    assert replace(quoted.terms, choice=None) == quote(confident(), 1.0, DELTA)
+    assert quoted.terms.choice is not None
+    assert len(quoted.terms.choice.considered) == 1
 
 
 def test_a_requested_share_is_kept() -> None:
     mechanism = confident(answer_share=0.3)
     for cap_rule in (CAP, GDP):
-        offer = choose(mechanism, 1.0, DELTA, cap_rule=cap_rule, pass_rate=0.7)
-        assert offer.mechanism == mechanism
-        assert offer.terms.rule.name == "rdp"
+        quoted = choose(mechanism, 1.0, DELTA, cap_rule=cap_rule, pass_rate=0.7)
+        assert quoted.mechanism == mechanism
+        assert quoted.terms.rule.name == "rdp"
 
 
 @pytest.mark.parametrize("rate", [0.0, -0.5, 1.5, float("nan")])
@@ -91,14 +91,14 @@ def test_any_expectation_leaves_a_third_of_the_queries_certain(
     rate: float, threshold: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of those that one price buys if an answer is charged for all noisy counts."""
-    offer = choose(confident(threshold=threshold), 1.0, DELTA, cap_rule=CAP, pass_rate=rate)
-    certain = offer.terms.affordable(Account())
-    if offer.terms.rule.order is None:
-        assert offer.terms.prices == quote(confident(threshold=threshold), 1.0, DELTA).prices
+    quoted = choose(confident(threshold=threshold), 1.0, DELTA, cap_rule=CAP, pass_rate=rate)
+    certain = quoted.terms.affordable(Account())
+    if quoted.terms.rule.order is None:
+        assert quoted.terms.prices == quote(confident(threshold=threshold), 1.0, DELTA).prices
         return
     monkeypatch.setattr(joint, "gaussian_argmax_rdp", lambda sigma, order: math.inf)
     flat = confident(threshold=threshold, answer_share=1.0)
-    one_price = quote(flat, 1.0, DELTA, cap_rule=CAP, rule=offer.terms.rule)
+    one_price = quote(flat, 1.0, DELTA, cap_rule=CAP, rule=quoted.terms.rule)
     assert certain >= int(one_price.affordable(Account()) / DEAREST)
 
 
@@ -134,18 +134,18 @@ def test_what_a_lower_price_of_labels_buys(
 def test_a_low_threshold_gains_little_and_is_still_sound() -> None:
     """At half of the votes a tie passes the test; the worst of both is the worst of each."""
     low = confident(threshold=900, sigma1=50.0)
-    offer = choose(low, 1.0, DELTA, cap_rule=CAP, pass_rate=0.7)
-    assert offer.terms.choice is not None
-    answers = [each.answers for each in offer.terms.choice.considered]
+    quoted = choose(low, 1.0, DELTA, cap_rule=CAP, pass_rate=0.7)
+    assert quoted.terms.choice is not None
+    answers = [each.answers for each in quoted.terms.choice.considered]
     assert answers == sorted(answers, reverse=True)
 
 
 def test_stable_is_opened_where_its_bit_is_cheapest() -> None:
     spec = {"name": "stable", "sigma": 60.0, "delta_per_query": 1e-10}
     stable = build_mechanism(spec, teachers=1000, classes=10)
-    offer = choose(stable, 2.0, DELTA, cap_rule=CAP, pass_rate=0.63)
-    assert offer.terms.rule.name == "rdp"
-    assert offer.answers > 1.3 * 0.63 * quote(stable, 2.0, DELTA).affordable(Account())
+    quoted = choose(stable, 2.0, DELTA, cap_rule=CAP, pass_rate=0.63)
+    assert quoted.terms.rule.name == "rdp"
+    assert quoted.answers > 1.3 * 0.63 * quote(stable, 2.0, DELTA).affordable(Account())
 
 
 @pytest.mark.parametrize(
@@ -173,13 +173,13 @@ def test_stable_is_opened_where_its_bit_is_cheapest() -> None:
 )
 def test_every_mechanism_is_opened_at_what_its_terms_say(spec: dict[str, Any]) -> None:
     mechanism = build_mechanism(spec, teachers=1000, classes=10)
-    offer = choose(mechanism, 2.0, DELTA, cap_rule=CAP)
-    terms = offer.terms
+    quoted = choose(mechanism, 2.0, DELTA, cap_rule=CAP)
+    terms = quoted.terms
     assert terms.choice is not None
     assert 0 < terms.choice.pass_rate <= 1
-    assert terms.choice.considered[0] == offer.considered
+    assert terms.choice.considered[0] == quoted.considered
     assert Terms.from_json(terms.to_json()) == terms
-    for outcome, event in offer.mechanism.events().items():
+    for outcome, event in quoted.mechanism.events().items():
         assert terms.prices[outcome] == price(event, terms.rule, CAP)
 
 
@@ -192,9 +192,9 @@ def test_paying_for_a_gaussian_answer_buys_a_third_more(
 ) -> None:
     old, new = gaussian("noisy_votes", sigma), gaussian("gnmax", sigma)
     assert int(choose(old, epsilon, DELTA, cap_rule=CAP).answers) == before
-    offer = choose(new, epsilon, DELTA, cap_rule=CAP)
-    assert (int(offer.answers), offer.terms.rule.name) == (now, "rdp")
-    order = offer.terms.rule.order or 0.0
+    quoted = choose(new, epsilon, DELTA, cap_rule=CAP)
+    assert (int(quoted.answers), quoted.terms.rule.name) == (now, "rdp")
+    order = quoted.terms.rule.order or 0.0
     for nearby in (0.85, 0.95, 1.05, 1.15):
         terms = quote(new, epsilon, DELTA, cap_rule=CAP, rule=Rule("rdp", order * nearby))
         assert terms.affordable(Account()) <= now * 1.01 + 1, "no other order buys more"
@@ -230,22 +230,22 @@ def test_what_is_chosen_buys_the_most_of_what_was_considered(
 ) -> None:
     mechanism = confident(teachers)
     try:
-        offer = choose(mechanism, epsilon, DELTA, cap_rule=CAP, pass_rate=rate)
+        quoted = choose(mechanism, epsilon, DELTA, cap_rule=CAP, pass_rate=rate)
     except ParameterError:
         with pytest.raises(ParameterError, match="does not pay for a single query"):
             quote(mechanism, epsilon, DELTA)
         return
-    assert offer.terms.choice is not None
-    answers = [each.answers for each in offer.terms.choice.considered]
+    assert quoted.terms.choice is not None
+    answers = [each.answers for each in quoted.terms.choice.considered]
     assert answers == sorted(answers, reverse=True)
-    worst = offer.terms.worst.cost
-    assert worst <= offer.terms.budget
+    worst = quoted.terms.worst.cost
+    assert worst <= quoted.terms.budget
 
 
 def test_expected_answers_are_what_students_get() -> None:
     """Random outcomes at the planned rate, admitted by the real terms."""
-    offer = choose(confident(), 1.0, DELTA, cap_rule=CAP, pass_rate=0.7)
-    terms, source = offer.terms, np.random.default_rng(1)
+    quoted = choose(confident(), 1.0, DELTA, cap_rule=CAP, pass_rate=0.7)
+    terms, source = quoted.terms, np.random.default_rng(1)
     answers = []
     for _ in range(20):
         passed = source.random(40_000) < 0.7
@@ -253,23 +253,23 @@ def test_expected_answers_are_what_students_get() -> None:
         costs = np.where(passed, prices[0].cost, prices[1].cost)
         admitted = np.concatenate([[0], np.cumsum(costs)[:-1]]) + terms.worst.cost <= terms.budget
         answers.append(int((passed & admitted).sum()))
-    assert np.mean(answers) == pytest.approx(offer.answers, rel=0.01)
+    assert np.mean(answers) == pytest.approx(quoted.answers, rel=0.01)
 
 
 def test_a_planned_epsilon_buys_what_was_wanted() -> None:
     mechanism = confident()
     epsilon = needed_epsilon(mechanism, DELTA, 0.7, 3000)
-    assert quick_offer(mechanism, epsilon * 1.01, DELTA, 0.7).answers >= 3000
-    assert quick_offer(mechanism, epsilon * 0.98, DELTA, 0.7).answers < 3000
+    assert quick_quote(mechanism, epsilon * 1.01, DELTA, 0.7).answers >= 3000
+    assert quick_quote(mechanism, epsilon * 0.98, DELTA, 0.7).answers < 3000
     assert needed_epsilon(mechanism, DELTA, 0.7, 1e12) == float("inf")
 
 
 def test_divisions_show_that_cheap_answers_make_dear_abstentions() -> None:
-    offer = choose(confident(), 1.0, DELTA, cap_rule=CAP, pass_rate=0.7)
-    shown = divisions(offer, 0.7)
+    quoted = choose(confident(), 1.0, DELTA, cap_rule=CAP, pass_rate=0.7)
+    shown = divisions(quoted, 0.7)
     assert [each.answer for each in shown] == sorted((e.answer for e in shown), reverse=True)
     assert all(a.abstention <= b.abstention for a, b in pairwise(shown))
-    chosen = next(each for each in shown if each.answer == offer.answer_share)
+    chosen = next(each for each in shown if each.answer == quoted.answer_share)
     assert chosen.answers == max(each.answers for each in shown)
     assert divisions(choose(confident(250), 0.15, DELTA, cap_rule=CAP, pass_rate=0.7), 0.7) == ()
 

@@ -49,7 +49,7 @@ def test_a_planned_project_answers_as_planned(name: str) -> None:
     if name == "interactive_gnmax":
         votes = votes.with_student(0.8)
     found = plan(name, [votes], delta=DELTA, epsilon=2.0)
-    mechanism, terms = found.offers[0].mechanism, found.offers[0].terms
+    mechanism, terms = found.quotes[0].mechanism, found.quotes[0].terms
 
     # Students query in random order until the real price list refuses the next query.
     line = next(line for line in found.lines if line.enforced)

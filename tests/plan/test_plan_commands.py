@@ -88,11 +88,11 @@ def test_project_open_accepts_the_recommended_command(terrine: Terrine) -> None:
         spec = request.mechanism.model_dump(exclude_none=True)
         built = build_mechanism(spec, teachers=500, classes=10)
         cap_rule = Rule("rdp", cap_order(epsilon, delta))
-        offer = choose(
+        quoted = choose(
             built, epsilon, delta, cap_rule=cap_rule, pass_rate=request.expected_pass_rate
         )
         # What was planned is what is bought: as many answers as were wanted.
-        assert offer.answers >= 40
+        assert quoted.answers >= 40
 
 
 def test_json_and_table_agree_and_the_json_is_valid(terrine: Terrine) -> None:

@@ -19,8 +19,7 @@ from terrine_server.admin.rendering import ROOT, page, see_other
 from terrine_server.api.services import Services, ServicesDep
 from terrine_server.errors import InvalidTerms, NotFound, TerrineError
 from terrine_server.ledger import EnsembleRecord, Ledger
-from terrine_server.owner.operations import open_project
-from terrine_server.owner.requests import Outlook, outlook
+from terrine_server.owner.operations import ProjectQuote, open_project, quote_project
 from terrine_server.owner.sessions import Session
 from terrine_server.planning.forecast import DEFAULT_CONSENSUS, Consensus, Votes, forecast
 from terrine_server.planning.opening import EXPECTED_STUDENT
@@ -67,7 +66,7 @@ class TermsPreview:
     with most teachers; None where there is no forecast.
     """
 
-    would: Outlook
+    quote: ProjectQuote
     cap: CapUse
     most: int | None
     answered: float | None
@@ -198,15 +197,15 @@ def _expected(given: Fields) -> Sequence[Consensus]:
 
 
 def _preview(ledger: Ledger, wanted: ProjectOpen, consensus: Sequence[Consensus]) -> TermsPreview:
-    would = outlook(ledger, wanted)
-    mechanism, ensemble, terms = would.priced.mechanism, would.priced.ensemble, would.priced.terms
+    quoted = quote_project(ledger, wanted)
+    mechanism, ensemble, terms = quoted.mechanism, quoted.ensemble, quoted.terms
     cap = next(c for c in caps(ledger) if c.ensemble.id == ensemble.id)
     answered = right = None
     if mechanism.opening is None:
         expected = forecast(mechanism, _votes(ensemble, wanted.mechanism.name, consensus))
         answered, right = expected.answered, expected.accuracy
     return TermsPreview(
-        would,
+        quoted,
         CapUse(cap.ensemble, cap.spent, terms.cap_budget),
         most_queries(terms, Account()),
         answered,

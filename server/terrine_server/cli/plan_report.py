@@ -90,7 +90,7 @@ def show_contenders(contenders: Sequence[Contender], rows: int, features: int) -
             f"{chosen.answered:.1%}",
             f"{chosen.accuracy:.2%}" if noise is None else f"± {noise:.2%}",
             f"{chosen.answers:,.0f}",
-            f"{each.plan.offers[0].considered.queries:,}",
+            f"{each.plan.quotes[0].considered.queries:,}",
         )
     console.print(table)
     for each in contenders:
@@ -136,7 +136,7 @@ def _show_divisions(found: Plan) -> None:
     table = Table("an answer costs", "an abstention", "answers", "queries at least")
     for column in table.columns:
         column.justify = "right"
-    share = found.offers[0].answer_share
+    share = found.quotes[0].answer_share
     for each in found.divisions:
         chosen = each.answer == share
         answer = f"{each.answer:.3g}"
@@ -228,9 +228,9 @@ def document(found: Plan, votes: str) -> dict[str, Any]:
 
 
 def _fields(found: Plan) -> dict[str, Any]:
-    """A plan's fields; of its offers what a project keeps of them."""
-    considered = [asdict(offer.considered) for offer in found.offers]
-    return asdict(replace(found, offers=())) | {"offers": considered}
+    """A plan's fields; of its quotes what a project keeps of them."""
+    considered = [asdict(quoted.considered) for quoted in found.quotes]
+    return asdict(replace(found, quotes=())) | {"quotes": considered}
 
 
 def _plain(value: Any) -> Any:

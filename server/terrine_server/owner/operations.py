@@ -24,7 +24,9 @@ from terrine_server.owner.tokens import load_secret_key
 from terrine_server.planning.forecast import DEFAULT_CONSENSUS, Consensus, Votes
 from terrine_server.planning.opening import choose
 from terrine_server.planning.proposal import propose
+from terrine_server.planning.remaining import too_few
 from terrine_server.privacy import (
+    Account,
     BoundRelease,
     Mechanism,
     NoisyVotes,
@@ -58,13 +60,40 @@ def open_ledger(settings: Settings) -> Ledger:
 
 
 @dataclass(frozen=True)
-class Priced:
-    """What a project would be opened with: its mechanism, its specification and its terms."""
+class ProjectQuote:
+    """What a project would be opened with, and what that would mean as of now."""
 
     ensemble: EnsembleRecord
     mechanism: Mechanism
     spec: Mapping[str, object]
+    """The mechanism's specification, with what was chosen for it."""
     terms: Terms
+
+    @property
+    def affordable(self) -> int:
+        """How many queries are certain to fit."""
+        return self.terms.affordable(Account())
+
+    @property
+    def reserved(self) -> int:
+        """Of the ensemble's cap, by all its projects and this one."""
+        return self.ensemble.reserved + self.terms.cap_budget
+
+    @property
+    def delta_reserved(self) -> int:
+        """Likewise of the additive δ."""
+        return self.ensemble.delta_reserved + self.terms.delta_budget
+
+    @property
+    def fits(self) -> bool:
+        """Whether the cap has room for it."""
+        cap = self.ensemble
+        return self.reserved <= cap.cap and self.delta_reserved <= cap.delta_cap
+
+    @property
+    def warning(self) -> str | None:
+        """That it buys too few answers."""
+        return too_few(self.terms, len(self.ensemble.facts.classes))
 
     def project(self, request: ProjectOpen) -> NewProject:
         """Return the project that a request asks for."""
@@ -78,7 +107,7 @@ class Priced:
         )
 
 
-def price_project(ledger: Ledger, request: ProjectOpen) -> Priced:
+def quote_project(ledger: Ledger, request: ProjectOpen) -> ProjectQuote:
     """Price a project, and do nothing else.
 
     Of the sound rules, it takes the one that is expected to buy the most answers. Raises
@@ -94,25 +123,24 @@ def price_project(ledger: Ledger, request: ProjectOpen) -> Priced:
         publishing = _publishing(request, spec, mechanism, ensemble)
         budget = request.epsilon, request.delta
         if publishing is None:
-            offer = choose(
+            quoted = choose(
                 mechanism, *budget, cap_rule=ensemble.rule, pass_rate=request.expected_pass_rate
             )
-            terms, spec = offer.terms, offer.specification(spec)
-            mechanism = offer.mechanism
+            terms, spec = quoted.terms, quoted.specification(spec)
+            mechanism = quoted.mechanism
         else:
             terms = quote(mechanism, *budget, cap_rule=ensemble.rule, publishing=publishing)
     except ParameterError as error:
         raise InvalidTerms(str(error)) from error
-    return Priced(ensemble, mechanism, spec, terms)
+    return ProjectQuote(ensemble, mechanism, spec, terms)
 
 
 def open_project(ledger: Ledger, request: ProjectOpen, by: Actor | None = None) -> ProjectRecord:
-    """Price a project and reserve its budget under its ensemble's cap; see `price_project`.
+    """Price a project and reserve its budget under its ensemble's cap; see `quote_project`.
 
     Also raises `Conflict` (name taken) and `CapExceeded`.
     """
-    priced = price_project(ledger, request)
-    return ledger.open_project(priced.project(request), by)
+    return ledger.open_project(quote_project(ledger, request).project(request), by)
 
 
 def _check_shared(ensemble: EnsembleRecord, mechanism: Mechanism) -> None:

@@ -21,10 +21,9 @@ from terrine_protocol import (
 )
 from terrine_server.errors import Forbidden, InvalidTerms
 from terrine_server.ledger import Actor, Ledger, ProjectRecord, RequestRecord
-from terrine_server.owner.operations import Priced, price_project
+from terrine_server.owner.operations import ProjectQuote, quote_project
 from terrine_server.owner.tokens import Principal, Tokens, shown_once
-from terrine_server.planning.remaining import too_few
-from terrine_server.privacy import Account, ParameterError, build_mechanism
+from terrine_server.privacy import ParameterError, build_mechanism
 
 
 @dataclass(frozen=True)
@@ -34,27 +33,6 @@ class Approved:
     request: RequestRecord
     project: ProjectRecord
     token: TokenCreated | None
-
-
-@dataclass(frozen=True)
-class Outlook:
-    """What opening a project would mean, as of now: its price, and its ensemble's cap afterwards.
-
-    `affordable`: how many queries are certain to fit. `reserved` and `delta_reserved`: of the cap,
-    by all projects together. `warning`: that it buys too few answers.
-    """
-
-    priced: Priced
-    affordable: int
-    reserved: int
-    delta_reserved: int
-    warning: str | None
-
-    @property
-    def fits(self) -> bool:
-        """Whether the cap has room for it."""
-        ensemble = self.priced.ensemble
-        return self.reserved <= ensemble.cap and self.delta_reserved <= ensemble.delta_cap
 
 
 def make(ledger: Ledger, wanted: RequestCreate, holder: Principal) -> tuple[RequestRecord, bool]:
@@ -119,7 +97,7 @@ def approve(
     another ensemble, and what `open_project` and `Tokens.create` raise.
     """
     request = ledger.find_request(id)
-    priced, new, secret = price_project(ledger, terms), None, ""
+    quoted, new, secret = quote_project(ledger, terms), None, ""
     if days is not None:
         holder = ledger.find_token(request.token)
         wanted = TokenCreate(
@@ -133,30 +111,18 @@ def approve(
         "title": terms.title or request.title,
         "purpose": terms.purpose or request.purpose,
     }
-    project = priced.project(terms.model_copy(update=words))
+    project = quoted.project(terms.model_copy(update=words))
     decided, opened, made = ledger.approve_request(id, project, new, by)
     return Approved(decided, opened, None if made is None else shown_once(made, secret))
 
 
-def outlook(ledger: Ledger, terms: ProjectOpen) -> Outlook:
-    """Return what opening a project would mean. Raises what `price_project` does."""
-    priced = price_project(ledger, terms)
-    ensemble, quoted = priced.ensemble, priced.terms
-    return Outlook(
-        priced,
-        quoted.affordable(Account()),
-        ensemble.reserved + quoted.cap_budget,
-        ensemble.delta_reserved + quoted.delta_budget,
-        too_few(quoted, len(ensemble.facts.classes)),
-    )
-
-
-def examine(ledger: Ledger, request: RequestRecord) -> tuple[Outlook | None, str | None]:
+def examine(ledger: Ledger, request: RequestRecord) -> tuple[ProjectQuote | None, str | None]:
     """Return what approving an open request as it was made would mean, or why it is impossible."""
     if request.status is not RequestStatus.OPEN:
         return None, None
     try:
         # Its name decides nothing about its price.
-        return outlook(ledger, as_opened(request, RequestApprove(name=request.id))), None
+        unnamed = as_opened(request, RequestApprove(name=request.id))
+        return quote_project(ledger, unnamed), None
     except InvalidTerms as error:
         return None, error.detail

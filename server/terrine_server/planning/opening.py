@@ -78,7 +78,7 @@ class Quote:
 
     @property
     def considered(self) -> Considered:
-        """What is kept of the offer."""
+        """What is kept of the quote."""
         certain = self.terms.affordable(Account())
         return Considered(self.terms.rule, self.answer_share, int(self.answers), certain)
 
@@ -96,7 +96,7 @@ def choose(
     cap_rule: Rule,
     pass_rate: float | None = None,
 ) -> Quote:
-    """Return the best of the `offers`, with all of them in its terms.
+    """Return the best of the `quotes`, with all of them in its terms.
 
     `pass_rate`: by default what `DEFAULT_CONSENSUS` makes of the mechanism.
     """
@@ -104,12 +104,12 @@ def choose(
         why = "it is the share of queries that are expected to be answered"
         pass_rate = within("expected_pass_rate", pass_rate, 1e-6, 1, why)
     rate = expected_pass_rate(mechanism) if pass_rate is None else pass_rate
-    found = offers(mechanism, epsilon, delta, cap_rule=cap_rule, pass_rate=rate)
-    choice = RuleChoice(rate, tuple(offer.considered for offer in found))
+    found = quotes(mechanism, epsilon, delta, cap_rule=cap_rule, pass_rate=rate)
+    choice = RuleChoice(rate, tuple(quoted.considered for quoted in found))
     return replace(found[0], terms=replace(found[0].terms, choice=choice))
 
 
-def offers(
+def quotes(
     mechanism: Mechanism,
     epsilon: float,
     delta: float,
@@ -164,13 +164,13 @@ class Division:
     queries: int
 
 
-def divisions(offer: Quote, pass_rate: float) -> tuple[Division, ...]:
-    """Return what other shares of an answer would do to an offer's price; none if it has no share.
+def divisions(quoted: Quote, pass_rate: float) -> tuple[Division, ...]:
+    """Return what other shares of an answer would do to a quote's price; none if it has no share.
 
     Cheap answers make expensive abstentions: more answers if the expectation holds, fewer queries
     if all of them abstain.
     """
-    mechanism, terms = offer.mechanism, offer.terms
+    mechanism, terms = quoted.mechanism, quoted.terms
     if not isinstance(mechanism, Thresholded) or mechanism.answer_share is None:
         return ()
     found = []
@@ -201,7 +201,7 @@ def needed_epsilon(mechanism: Mechanism, delta: float, pass_rate: float, answers
     def missing(log_epsilon: float) -> float:
         epsilon = min(math.exp(log_epsilon), MAX_EPSILON)
         try:
-            best = quick_offer(mechanism, epsilon, delta, pass_rate)
+            best = quick_quote(mechanism, epsilon, delta, pass_rate)
         except ParameterError:
             return -math.log(answers) - 1
         return math.log(max(best.answers, 0.5) / answers)
@@ -214,11 +214,11 @@ def needed_epsilon(mechanism: Mechanism, delta: float, pass_rate: float, answers
     return math.exp(brentq(missing, low, high, xtol=1e-3))
 
 
-def quick_offer(mechanism: Mechanism, epsilon: float, delta: float, pass_rate: float) -> Quote:
-    """Return the best offer at one order alone, which suits any Gaussian noise, for comparisons."""
+def quick_quote(mechanism: Mechanism, epsilon: float, delta: float, pass_rate: float) -> Quote:
+    """Return the best quote at one order alone, which suits any Gaussian noise, for comparisons."""
     order = _quick_order(epsilon, delta)
     cap_rule = Rule("rdp", order)
-    found = offers(mechanism, epsilon, delta, cap_rule=cap_rule, pass_rate=pass_rate, order=order)
+    found = quotes(mechanism, epsilon, delta, cap_rule=cap_rule, pass_rate=pass_rate, order=order)
     return found[0]
 
 

@@ -20,8 +20,8 @@ from terrine_server.planning.opening import (
     Quote,
     divisions,
     needed_epsilon,
-    offers,
-    quick_offer,
+    quick_quote,
+    quotes,
 )
 from terrine_server.planning.outlook import Outlook
 from terrine_server.planning.publishing import PublishingPlan
@@ -89,7 +89,7 @@ class Plan:
 
     `epsilon` is the requested ε, or else the ε of the wanted answers. `labelled`: whether accuracy
     is measured against the truth or against the plurality. `by_teachers`: the best candidate
-    of each ensemble, by the same measure as `chosen`. `offers`: the rules that the project can be
+    of each ensemble, by the same measure as `chosen`. `quotes`: the rules that the project can be
     opened under, on an ensemble whose cap is in Rényi DP; the first buys most. `pass_rate`: the
     expectation that they rest on. `divisions`: other ways to divide the first one's price.
     `certain`: whether candidates were compared by the queries that fit whatever their outcomes.
@@ -105,7 +105,7 @@ class Plan:
     publishing: PublishingPlan | None
     candidates: Sequence[Candidate]
     pass_rate: float
-    offers: Sequence[Quote]
+    quotes: Sequence[Quote]
     divisions: Sequence[Division]
     certain: bool
 
@@ -204,7 +204,7 @@ def curves(found: Plan, votes: Votes) -> list[Curve]:
     """Return a curve for each line of a plan; `votes` are the votes of the chosen ensemble."""
     outlook = Outlook.of(found.chosen.spec, votes, found.delta)
     answered = outlook.expected.answered
-    ways = _ways(outlook, found.offers, votes, found.chosen.spec, found.delta, found.epsilon)
+    ways = _ways(outlook, found.quotes, votes, found.chosen.spec, found.delta, found.epsilon)
     reach = 1.25 * max(line.answers for line in found.lines)
     answers = np.unique(np.ceil(np.linspace(1, max(2, reach), 48)))
     drawn = []
@@ -231,7 +231,7 @@ def _candidate(
     queries = need = None
     rate, answered = _pass_rate(outlook), outlook.expected.answered
     if epsilon is not None:
-        best = quick_offer(outlook.mechanism, epsilon, delta, rate)
+        best = quick_quote(outlook.mechanism, epsilon, delta, rate)
         fit = best.considered.queries if certain else int(best.answers / rate)
         queries = min(outlook.most, fit)
     if answers is not None:
@@ -290,7 +290,7 @@ def _account(
     planned = epsilon if epsilon is not None else _ceiling(chosen.epsilon or MAX_EPSILON)
     rate = _pass_rate(outlook)
     cap_rule = Rule("rdp", cap_order(planned, delta))
-    found = offers(outlook.mechanism, planned, delta, cap_rule=cap_rule, pass_rate=rate)
+    found = quotes(outlook.mechanism, planned, delta, cap_rule=cap_rule, pass_rate=rate)
     ways = _ways(outlook, found, votes, chosen.spec, delta, planned)
     best, accountant = next((look, each) for _, look, each, binds in ways if binds)
     wanted = answers or max(1, math.floor(best.queries(accountant, planned) * answered))
@@ -329,7 +329,7 @@ def _account(
         publishing=publishing,
         candidates=tuple(candidates),
         pass_rate=rate,
-        offers=tuple(found),
+        quotes=tuple(found),
         divisions=divisions(found[0], rate),
         certain=certain,
     )
@@ -345,20 +345,20 @@ def _ways(
 ) -> list[tuple[str, Outlook, Accountant, bool]]:
     """Return every accounting method by name, with the outlook that it prices, and if it binds."""
     best = found[0]
-    apart = [offer for offer in found if offer.answer_share is None]
-    fixed = next((offer.terms.rule.order for offer in apart if offer.terms.rule.order), None)
+    apart = [quoted for quoted in found if quoted.answer_share is None]
+    fixed = next((quoted.terms.rule.order for quoted in apart if quoted.terms.rule.order), None)
     binding = Method.GDP if best.terms.rule.order is None else Method.FIXED_ORDER
     ways = [
         (each.method.value, outlook, each, best.answer_share is None and each.method is binding)
         for each in accountants(outlook.shares, delta, epsilon, fixed)
     ]
-    for offer in found:
-        if offer.answer_share is not None:
-            look = Outlook.of(offer.specification(spec), votes, delta)
+    for quoted in found:
+        if quoted.answer_share is not None:
+            look = Outlook.of(quoted.specification(spec), votes, delta)
             each = Accountant(
-                Method.FIXED_ORDER, offer.terms.split.conversion, offer.terms.rule.order
+                Method.FIXED_ORDER, quoted.terms.split.conversion, quoted.terms.rule.order
             )
-            ways.append((JOINT, look, each, offer is best))
+            ways.append((JOINT, look, each, quoted is best))
     return ways
 
 

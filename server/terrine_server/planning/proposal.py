@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from terrine_server.planning.accountants import enforced
 from terrine_server.planning.forecast import Votes
 from terrine_server.planning.grid import Spec
-from terrine_server.planning.opening import offers
+from terrine_server.planning.opening import quotes
 from terrine_server.planning.outlook import Outlook
 from terrine_server.privacy.budget.quoting import check_counts
 from terrine_server.privacy.budget.rules import Rule
@@ -37,8 +37,8 @@ def propose(
         check_counts(given[1])
     outlook = Outlook.of(spec, votes, delta)
     worst_case = outlook.queries(enforced(outlook.shares, delta, epsilon), epsilon)
-    found = offers(outlook.mechanism, epsilon, delta, cap_rule=Rule("rdp", order), pass_rate=1.0)
-    apart = [offer.considered.queries for offer in found if offer.answer_share is None]
+    found = quotes(outlook.mechanism, epsilon, delta, cap_rule=Rule("rdp", order), pass_rate=1.0)
+    apart = [quoted.considered.queries for quoted in found if quoted.answer_share is None]
     worst_case = min(outlook.most, max([worst_case, *apart]))
     model = outlook.data_dependent(votes, delta, orders=(order,))
     best = model.plan(epsilon) if given is None else model.follow(*given, epsilon)
