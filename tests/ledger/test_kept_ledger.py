@@ -1,0 +1,53 @@
+"""The ledger of the first release verifies, byte by byte, with the code of today."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from kept_ledger import ANCHORS, DATABASE
+from migrated import SECRET_KEY
+from releasing import REPOSITORY
+
+from terrine_server.ledger import Ledger, check_definitions, check_schema, connect, upgrade
+from terrine_server.ledger.verifying.walk import verify_export
+
+KEPT = json.loads(ANCHORS.read_text())
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
+    path = tmp_path_factory.mktemp("kept") / "terrine.sqlite"
+    path.write_bytes(gzip.decompress(DATABASE.read_bytes()))
+    engine = connect(f"sqlite:///{path}")
+    upgrade(engine, SECRET_KEY)
+    check_schema(engine)
+    check_definitions(engine)
+    return Ledger(engine, SECRET_KEY)
+
+
+@pytest.mark.parametrize("name", sorted(KEPT["projects"]))
+def test_every_project_verifies_and_is_exported_as_it_was(ledger: Ledger, name: str) -> None:
+    found = ledger.verify(name)
+    assert (found.problems, found.head) == ([], KEPT["projects"][name]["head"])
+    assert list(ledger.export(name)) == KEPT["projects"][name]["export"]
+
+
+def test_the_log_verifies_and_is_exported_as_it_was(ledger: Ledger) -> None:
+    ledger.check_sealed()
+    assert ledger.verify_log().problems == []
+    assert list(ledger.export_log()) == KEPT["log"]
+
+
+@pytest.mark.parametrize("name", sorted(KEPT["projects"]))
+def test_exports_of_then_verify_today(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "export.json"
+    lines = (json.dumps(line) + "\n" for line in KEPT["projects"][name]["export"])
+    path.write_text("".join(lines))
+    assert verify_export(path, {}).problems == []
+    checker = [sys.executable, REPOSITORY / "docs" / "check_chain.py", path]
+    assert subprocess.run(checker, capture_output=True, check=False).returncode == 0

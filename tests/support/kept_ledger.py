@@ -1,0 +1,59 @@
+"""A ledger that is kept from the first release on: every later version must still verify it.
+
+    PYTHONPATH=tests/support python tests/support/kept_ledger.py
+
+writes `tests/fixtures/ledger-1.0.0.sqlite.gz` and the exports and anchors beside it. It is never
+written again: a version that changes what is stored adds a ledger of its own.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sqlite3
+import tempfile
+from contextlib import closing
+from pathlib import Path
+
+from books import COUNTED, EPOCHS, abstained, answered, counted, open_project
+from migrated import SECRET_KEY
+from tampering import World
+
+from terrine_server.ledger import Ledger
+
+FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
+DATABASE = FIXTURES / "ledger-1.0.0.sqlite.gz"
+ANCHORS = FIXTURES / "ledger-1.0.0.json"
+
+
+def main() -> None:
+    """Write the ledger, and what its anchors and exports were."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "terrine.sqlite"
+        world = World(f"sqlite:///{path}")
+        ledger = Ledger(world.engine, SECRET_KEY)
+        counts = open_project(ledger, 5, COUNTED, name="counts")
+        ledger.charge(counts.id, [counted(number) for number in range(3)])
+        epochs = open_project(ledger, 5, EPOCHS, name="epochs")
+        ledger.charge(
+            epochs.id, [answered(1, epoch=0), abstained(2, epoch=0), answered(3, epoch=1)]
+        )
+        kept = {
+            "projects": {
+                name: {
+                    "head": ledger.project(name).head,
+                    "export": list(ledger.export(name)),
+                }
+                for name in ledger.project_names()
+            },
+            "log": list(ledger.export_log()),
+        }
+        world.engine.dispose()
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        DATABASE.write_bytes(gzip.compress(path.read_bytes(), mtime=0))
+        ANCHORS.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    main()
