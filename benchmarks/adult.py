@@ -2,7 +2,7 @@
 
 The training file is private. The rows of the test file, without their labels, are the public pool,
 and they are asked once, in one study, through the mechanisms and prices of the server. They are
-dealt into five folds: each is judged by a student that learned from the answers for the other
+split into five folds: each is judged by a student that learned from the answers for the other
 four, so an accuracy is over all test rows. `±` is the standard deviation over noise seeds.
 
     python benchmarks/adult.py [DIR] [--seeds 3] [--teachers 1000] [--tune]
@@ -34,7 +34,7 @@ from terrine_models.students.asking import asking_order
 from terrine_models.students.networks import train_student
 from terrine_models.students.noisy_counts import student_from_counts
 from terrine_models.students.ridge import WIDTH, RidgeStudents
-from terrine_models.students.selection import choose_student, deal_folds
+from terrine_models.students.selection import assign_folds, choose_student
 from terrine_models.tables.loading import load_table
 from terrine_models.tables.roles import propose_schema
 from terrine_models.teachers.ensemble import Ensemble
@@ -151,7 +151,7 @@ def without_privacy(material: Material) -> None:
 
     def ridge(own: NDArray[np.bool_]) -> Ints:
         ridges = RidgeStudents(inputs, np.where(own, -1, labels), **about)
-        folds = deal_folds(labels[~own], CLASSES, 0)
+        folds = assign_folds(labels[~own], CLASSES, 0)
         assert folds is not None
         return ridges.train(ridges.judge(folds)).predict(inputs[own])
 

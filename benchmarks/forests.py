@@ -28,7 +28,13 @@ from sklearn.ensemble import RandomForestClassifier
 from adult import Material, load
 from terrine_models.features.maps import PublicData
 from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.training import Forests, Heads, TeacherConfig, deal, train_ensemble
+from terrine_models.teachers.training import (
+    Forests,
+    Heads,
+    TeacherConfig,
+    partition_records,
+    train_ensemble,
+)
 from terrine_models.teachers.trees import DEPTH
 
 KINDS: dict[str, TeacherConfig] = {
@@ -98,7 +104,7 @@ def report(name: str, config: TeacherConfig, material: Material, teachers: int) 
 def by_scikit_learn(material: Material, teachers: int, compared: int) -> float:
     """Seconds in which scikit-learn's own forests vote on all rows."""
     data, x = material.private, np.asarray(material.pool.inputs, np.float32)
-    shards, _ = deal(data, teachers, 0)
+    shards, _ = partition_records(data, teachers, 0)
     took = 0.0
     for number, rows in enumerate(shards[:compared]):
         state = int(np.random.SeedSequence([0, number]).generate_state(1)[0])

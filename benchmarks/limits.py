@@ -1,11 +1,11 @@
 """What limits a student of noisy votes: the teachers, the noise, or what it learns with.
 
 Data, teachers and students are those of `make reproduce`, and its folds and runs: each
-deals the private records anew and trains its own teachers. They vote; then the server's mechanism
-draws noise for each ε (seeded here, unlike a service's). Students learn from true labels and from
-the winners of the votes, as if these were counts without noise; from the counts without noise; and
-from noisy counts. Where they are kernel students, which learn from what a regression makes of
-counts, the same model without the regression stands beside them; beside those that go by
+partitions the private records anew and trains its own teachers. They vote; then the server's
+mechanism draws noise for each ε (seeded here, unlike a service's). Students learn from true labels
+and from the winners of the votes, as if these were counts without noise; from the counts without
+noise; and from noisy counts. Where they are kernel students, which learn from what a regression
+makes of counts, the same model without the regression stands beside them; beside those that go by
 neighbours, the same of labels as they are. Each fold is judged by a student that has not seen it.
 `±` is the interval of a new run, as in `make reproduce`; true labels are the same in every run.
 

@@ -1,8 +1,8 @@
 """What binned columns and matched priors do for teachers of tables, beside the columns as they are.
 
-A third of each table is public, the rest is dealt to the teachers; the plurality is measured on the
-public third. Adult's training file is read from TERRINE_SHARED_DATA, else from ../shared/data; the
-other tables are drawn by scikit-learn, or by formulas.
+A third of each table is public, the rest is partitioned among the teachers; the plurality is
+measured on the public third. Adult's training file is read from TERRINE_SHARED_DATA, else from
+../shared/data; the other tables are drawn by scikit-learn, or by formulas.
 
     python benchmarks/table_features.py
 """

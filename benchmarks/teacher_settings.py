@@ -37,9 +37,9 @@ TEACHERS = 1_667
 USUAL = Heads()
 SETTINGS: dict[str, tuple[int, Heads]] = {
     "the defaults": (TEACHERS, USUAL),
-    "no copies": (TEACHERS, replace(USUAL, copies=0)),
-    "one copy": (TEACHERS, replace(USUAL, copies=1)),
-    "four copies": (TEACHERS, replace(USUAL, copies=4)),
+    "no copies": (TEACHERS, replace(USUAL, augmentations=0)),
+    "one copy": (TEACHERS, replace(USUAL, augmentations=1)),
+    "four copies": (TEACHERS, replace(USUAL, augmentations=4)),
     "half the rotation": (TEACHERS, replace(USUAL, rotation=ROTATION / 2)),
     "half the elastic": (TEACHERS, replace(USUAL, elastic=ELASTIC / 2)),
     "width 100": (TEACHERS, replace(USUAL, width=100)),

@@ -20,5 +20,5 @@ everything = material.private
 mine = replace(
     everything, inputs=everything.inputs[number::owners], labels=everything.labels[number::owners]
 )
-train_ensemble(mine, out, name="teacher", teachers=5, how=material.heads)
+train_ensemble(mine, out, name="teacher", teachers=5, config=material.heads)
 print(f"Owner {number + 1} of {owners}: a teacher of {len(mine)} images.")

@@ -1,6 +1,6 @@
 """UCI's "Diabetes 130-US hospitals for years 1999-2008": hospital stays, several of one patient.
 
-The file has no test part, so patients are dealt into private and public ones. Of a public patient
+The file has no test part, so patients are split into private and public ones. Of a public patient
 one stay is kept: otherwise a student would be measured on patients that it has seen.
 """
 

@@ -1,9 +1,9 @@
 """One experiment: runs, each with teachers and projects of its own, and what they measure.
 
-A run deals the private records anew, trains its own teachers, and opens a project for each budget,
-which is served over the real API. Everything is kept under one directory as it is made, so an
-interrupted experiment continues: answers that were paid for are not paid for again, and a student
-that was trained is not trained again.
+A run partitions the private records anew, trains its own teachers, and opens a project for each
+budget, which is served over the real API. Everything is kept under one directory as it is made, so
+an interrupted experiment continues: answers that were paid for are not paid for again, and a
+student that was trained is not trained again.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from terrine_models.students.models import Student
 from terrine_models.students.networks import Training
 from terrine_models.students.noisy_counts import CountedStudents
 from terrine_models.students.ridge import RidgeFit
-from terrine_models.students.selection import Made, deal_folds
+from terrine_models.students.selection import Made, assign_folds
 from terrine_server.bars import steps_bar
 
 Ints = NDArray[np.int64]
@@ -108,7 +108,7 @@ class Lesson:
         known = labels >= 0
         students.labels = labels[known]
         students.features, students.as_new = students.features[known], students.as_new[known]
-        folds = deal_folds(students.labels, len(students.classes), 0)
+        folds = assign_folds(students.labels, len(students.classes), 0)
         return students.train(RidgeFit() if folds is None else students.judge(folds))
 
     def right(self, student: Student) -> int:

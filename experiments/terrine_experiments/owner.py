@@ -1,4 +1,4 @@
-"""The data owner of a run: deals the private data, trains teachers, opens a project."""
+"""The data owner of a run: partitions the private data, trains teachers, opens a project."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def trained(
 ) -> Manifest:
     """Train a run's teachers into `directory`, or return the manifest of those that are there.
 
-    The private records are dealt by the run's number, so no two runs have the same partition.
+    The private records are partitioned by the run's number, so no two runs have the same partition.
     Raises DataError if there are others, and what `train_ensemble` raises.
     """
     if not directory.exists():

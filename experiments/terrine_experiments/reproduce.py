@@ -89,7 +89,7 @@ def reproduce(
         typer.Option(
             min=1,
             max=100,
-            help="Each deals the private data anew, trains its own teachers and opens its own "
+            help="Each partitions the private data anew, trains its own teachers and opens its own "
             "projects.",
         ),
     ] = 3,

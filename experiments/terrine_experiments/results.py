@@ -50,7 +50,7 @@ class Result:
     answers: int
     """Of the last run."""
     partitions: list[int]
-    """The seed by which each run dealt the private records."""
+    """The seed by which each run partitioned the private records."""
     accuracies: list[float]
     """Of each run's students."""
     plain: list[float]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from terrine_experiments.sources import Source
 from terrine_models.features.maps import PublicData
-from terrine_server.demo.folds import FOLDS, deal_folds
+from terrine_server.demo.folds import FOLDS, assign_folds
 from terrine_server.planning.counts import sigma_for_rows
 
 Protocol = Literal["folds", "last-1000", "rest"]
@@ -100,5 +100,5 @@ def parts(protocol: Protocol, source: Source, queries: int = QUERIES) -> list[Pa
     rows, pool = np.arange(len(source.test)), pool_size(protocol, source, queries)
     if protocol != "folds":
         return [Part(rows[:pool], rows[pool:])]
-    fold = deal_folds(len(rows))
+    fold = assign_folds(len(rows))
     return [Part(rows[fold != k], rows[fold == k]) for k in range(FOLDS)]

@@ -229,14 +229,15 @@ def _mat(path: Path) -> Dataset:
 
 
 # Teachers and students have the defaults of `terrine ensemble train` and `terrine student train`,
-# but for the number of teachers, which has none, and for glyphs, of which `copies=0` makes none.
+# but for the number of teachers, which has none, and for glyphs, of which `augmentations=0` makes
+# none.
 RECIPES: Mapping[str, _Recipe] = {
     "mnist": _Recipe("MNIST", _idx, 1e-5, 2000),
     "fashion": _Recipe("Fashion-MNIST", lambda found: _idx(found, CLOTHES), 1e-5, 500),
     "svhn": _Recipe("SVHN", _cropped, 1e-6, 250),
     "adult": _Recipe("Adult", _adult, 1e-5, 1000),
     "diabetes": _Recipe("Diabetes", lambda found: read_encounters(found[0]), 1e-5, 500),
-    "glyph": _Recipe("Glyph", _glyph, 1e-8, 4000, Heads(copies=0)),
+    "glyph": _Recipe("Glyph", _glyph, 1e-8, 4000, Heads(augmentations=0)),
 }
 
 

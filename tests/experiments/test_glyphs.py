@@ -17,11 +17,11 @@ from terrine_experiments.glyphs.fonts import (
     LETTERS,
     SIDE,
     Family,
-    deal,
     designs,
     draw_face,
     find_fonts,
     read_families,
+    split_families,
 )
 from terrine_experiments.glyphs.records import CHARACTERS, IMBALANCE, PIXELS, class_counts
 from terrine_models.data.arrays import load_npz
@@ -88,7 +88,9 @@ def test_one_design_is_never_on_both_sides(families: list[Family]) -> None:
     names = [{each.name for each in group} for group in designs([*families, copy])]
     assert any({"Another Name", families[-1].name} <= group for group in names)
     for seed in range(20):
-        own, others = ({each.name for each in side} for side in deal(families, 2 / 3, seed))
+        own, others = (
+            {each.name for each in side} for side in split_families(families, 2 / 3, seed)
+        )
         assert own
         assert not own & others
         assert ("DejaVu Sans" in own) == ("DejaVu Sans Mono" in own)

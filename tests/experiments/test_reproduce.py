@@ -26,7 +26,7 @@ from terrine_experiments.sources import DIGESTS, FILES, RECIPES, UNCOMPARED, che
 from terrine_models.data.arrays import DataError
 from terrine_models.students.networks import Training
 from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.training import Heads, deal
+from terrine_models.teachers.training import Heads, partition_records
 from terrine_server.demo.owner import DemoOwner
 
 PRIVATE, TEST = 600, 160
@@ -136,14 +136,18 @@ def test_an_experiment_is_repeated_continued_and_compared(
 def test_every_run_deals_the_records_anew_and_trains_its_own_teachers(
     idx: Path, tmp_path: Path
 ) -> None:
-    source = replace(load("mnist", idx), teachers=20, config=Heads(copies=0))
+    source = replace(load("mnist", idx), teachers=20, config=Heads(augmentations=0))
     console, public = Console(quiet=True), public_part(source)
     directories = [tmp_path / f"run-{number}" for number in (0, 1)]
     made = [
         trained(source, public, directory, number, console)
         for number, directory in enumerate(directories)
     ]
-    shards = [deal(source.private, 20, each.partition.seed)[0] for each in made if each.partition]
+    shards = [
+        partition_records(source.private, 20, each.partition.seed)[0]
+        for each in made
+        if each.partition
+    ]
     assert len(shards) == 2
     for ours, theirs in zip(*shards, strict=True):
         assert set(ours.tolist()) != set(theirs.tolist())
@@ -226,7 +230,7 @@ def test_the_last_inputs_measure_a_student_of_all_others(
     usual = Heads()
     assert found["heads"] == {
         "seed": 0,
-        "copies": usual.copies,
+        "augmentations": usual.augmentations,
         "rotation": usual.rotation,
         "elastic": usual.elastic,
         "ridge": 0.1,
@@ -318,7 +322,7 @@ def test_files_that_do_not_fit_are_refused(
 @pytest.mark.parametrize("name", sorted(FILES))
 def test_teachers_and_students_have_the_defaults_of_the_commands(name: str) -> None:
     config = RECIPES[name].config
-    assert config == (Heads(copies=0) if name == "glyph" else Heads())
+    assert config == (Heads(augmentations=0) if name == "glyph" else Heads())
 
 
 def example(epsilon: float, accuracies: list[float]) -> Result:

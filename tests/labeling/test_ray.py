@@ -165,7 +165,7 @@ def test_a_training_without_a_cluster_is_refused_at_once(terrine: Terrine, tmp_p
 def test_heads_of_a_cluster_are_those_of_this_process_bit_for_bit(
     cluster: Trainer, two_threads: None, tmp_path: Path
 ) -> None:
-    config = Heads(width=60, copies=1)
+    config = Heads(width=60, augmentations=1)
     local = trained(tmp_path / "local", config, 70)
     remote = trained(tmp_path / "remote", config, 70, cluster)
     assert tensors(remote) == tensors(local)

@@ -49,5 +49,5 @@ def test_exports_of_then_verify_today(tmp_path: Path, name: str) -> None:
     lines = (json.dumps(line) + "\n" for line in KEPT["projects"][name]["export"])
     path.write_text("".join(lines))
     assert verify_export(path, {}).problems == []
-    checker = [sys.executable, REPOSITORY / "docs" / "check_chain.py", path]
+    checker = [sys.executable, str(REPOSITORY / "docs" / "check_chain.py"), str(path)]
     assert subprocess.run(checker, capture_output=True, check=False).returncode == 0

@@ -59,7 +59,7 @@ def test_heads_vote_on_the_embeddings(
         digits.inputs[:900], digits.labels[:900], digits.classes, digits.spec, name="half"
     )
     known = PublicData.declare("pool", digits.inputs[900:1500]) if public else None
-    config = Heads(copies=0, width=60, backbone=Backbone.declare(path, digits.spec))
+    config = Heads(augmentations=0, width=60, backbone=Backbone.declare(path, digits.spec))
     manifest = train_ensemble(private, out, name="d", teachers=5, config=config, public=known)
     assert manifest.features is not None
     assert manifest.features.base == "backbone"
@@ -103,7 +103,7 @@ def test_a_backbone_on_the_command_line(terrine: Terrine, digits: Dataset, tmp_p
     assert "encoder.onnx, SHA-256" in terrine("ensemble", "show", "d").fine
     assert terrine("init").fine
     assert terrine("ensemble", "register", "d", "--epsilon", 4, "--delta", 1e-4).fine
-    assert load_manifest(tmp_path / "data" / "ensembles" / "d").training.copies == 2
+    assert load_manifest(tmp_path / "data" / "ensembles" / "d").training.augmentations == 2
 
 
 def test_what_is_no_backbone_is_refused(digits: Dataset, tmp_path: Path) -> None:

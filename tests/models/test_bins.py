@@ -15,7 +15,7 @@ from terrine_models.features.bins import fit_bins
 from terrine_models.features.maps import PublicData, public_features
 from terrine_models.storage.manifests import FeatureSpec, load_manifest, load_tensors
 from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.training import Heads, deal, train_ensemble
+from terrine_models.teachers.training import Heads, partition_records, train_ensemble
 
 WIDTH = 150
 
@@ -118,7 +118,7 @@ def test_heads_say_yes_as_often_as_their_shard_does(out: Path) -> None:
     assert manifest.training.match_prior is True
     assert manifest.features is not None
     assert manifest.features.projection == "whitened"
-    shards, _ = deal(data, 40, 0)
+    shards, _ = partition_records(data, 40, 0)
     said = head_votes(out, public.inputs).mean(1)
     np.testing.assert_allclose(said, [data.labels[s].mean() for s in shards], atol=0.01)
     votes = Ensemble.load(out).votes(public.inputs)
@@ -138,7 +138,7 @@ def test_small_shards_that_match_their_prior_know_more_together(tmp_path: Path) 
 
 def test_changing_one_record_changes_one_head_on_bins_too(tmp_path: Path) -> None:
     data = dataset(400, 5)
-    shards, _ = deal(data, 20, 0)
+    shards, _ = partition_records(data, 20, 0)
     labels = data.labels.copy()
     labels[shards[7][0]] = 1 - labels[shards[7][0]]
     train_ensemble(data, tmp_path / "a", name="a", teachers=20, public=pool())

@@ -34,7 +34,12 @@ pytestmark = pytest.mark.usefixtures("two_threads")
 def heads(tmp_path_factory: pytest.TempPathFactory, digits: Dataset) -> Path:
     directory = tmp_path_factory.mktemp("models") / "heads"
     train_ensemble(
-        digits, directory, name="heads", teachers=60, config=Heads(width=50, copies=1), seed=1
+        digits,
+        directory,
+        name="heads",
+        teachers=60,
+        config=Heads(width=50, augmentations=1),
+        seed=1,
     )
     return directory
 

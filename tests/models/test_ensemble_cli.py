@@ -38,7 +38,7 @@ def test_train_show_verify(terrine: Terrine, files: Path) -> None:
         "--public",
         files / "pool.npy",
         "--kind",
-        "heads:copies=1,ridge=0.03",
+        "heads:augmentations=1,ridge=0.03",
     )
     assert trained.code == 0, trained.err
     directory = files / "data" / "ensembles" / "digits"

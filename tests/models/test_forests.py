@@ -20,7 +20,12 @@ from terrine_models.features.maps import PublicData
 from terrine_models.storage.manifests import StoreError, load_manifest, save_manifest, save_tensors
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.forests import Tensors, as_tensors, fit_forest, rounded_down
-from terrine_models.teachers.training import Forests, TrainingError, deal, train_ensemble
+from terrine_models.teachers.training import (
+    Forests,
+    TrainingError,
+    partition_records,
+    train_ensemble,
+)
 from terrine_models.teachers.trees import DEPTH, Trees
 
 Floats = NDArray[np.float32]
@@ -135,7 +140,7 @@ def forests(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_votes_are_those_of_scikit_learns_forests(out: Path) -> None:
     data = table(300, classes=4)
     train_ensemble(data, out, name="f", teachers=30, config=FEW, seed=5)
-    shards, _ = deal(data, 30, 5)
+    shards, _ = partition_records(data, 30, 5)
     x = np.asarray(table(500, seed=3).inputs, np.float32)
     expected = np.zeros((500, 4), np.int64)
     for number, rows in enumerate(shards):
@@ -163,7 +168,7 @@ def test_blocks_and_memory_change_no_vote(forests: Path) -> None:
 def test_changing_one_record_changes_one_forest(tmp_path: Path) -> None:
     data = table(240)
     public = PublicData.declare("rows", table(300, seed=9).inputs)
-    shards, _ = deal(data, 8, seed=3)
+    shards, _ = partition_records(data, 8, seed=3)
     changed = replace(data, inputs=data.inputs.copy(), labels=data.labels.copy())
     changed.inputs[shards[5][2]] = 1 - changed.inputs[shards[5][2]]
     changed.labels[shards[5]] = 1 - changed.labels[shards[5]]

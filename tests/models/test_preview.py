@@ -89,7 +89,7 @@ def test_public_arrays_with_labels_say_how_far_teachers_agree(
         "--teachers",
         20,
         "--kind",
-        "heads:copies=0",
+        "heads:augmentations=0",
         "--public",
     )
     said = terrine(*train, "labelled.npz", "--name", "told").fine

@@ -15,7 +15,7 @@ from onnx_made import mlp
 from terrine_models.data.arrays import Dataset, load_npz
 from terrine_models.storage.manifests import load_manifest
 from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.shards import TrainingError, deal
+from terrine_models.teachers.shards import TrainingError, partition_records
 from terrine_models.teachers.splitting import PARTITION, read_partition, split
 from terrine_models.teachers.training import train_ensemble
 from terrine_server.owner.operations import _facts
@@ -23,12 +23,12 @@ from terrine_server.owner.operations import _facts
 
 def test_shards_are_disjoint_and_whole_people(plane: Dataset, tmp_path: Path) -> None:
     out = tmp_path / "shards"
-    dealt = split(plane, out, teachers=8, seed=3)
-    assert read_partition(out / PARTITION) == dealt
-    assert (dealt.partition.recipe, dealt.partition.group_column) == ("groups", "person")
+    sharded = split(plane, out, teachers=8, seed=3)
+    assert read_partition(out / PARTITION) == sharded
+    assert (sharded.partition.recipe, sharded.partition.group_column) == ("groups", "person")
     files = sorted(out.glob("*.npz"))
     assert len(files) == 8
-    rows, _ = deal(plane, 8, 3)
+    rows, _ = partition_records(plane, 8, 3)
     assert plane.groups is not None
     people = [set(plane.groups[shard].tolist()) for shard in rows]
     assert sum(map(len, people)) == len(set().union(*people)) == 40
@@ -58,10 +58,10 @@ def test_how_many_rows_a_person_has_is_in_no_public_document(
     shown, registered = [], []
     for data in (plane, fewer):
         at = tmp_path / str(len(data))
-        dealt = split(data, at / "shards", teachers=8)
+        sharded = split(data, at / "shards", teachers=8)
         manifest = train_ensemble(data, at / "plane", name="plane", teachers=8)
         # Digests of the teachers' files are those of salted files: they differ in every training.
-        shown.append((dealt, manifest.model_dump_json(exclude={"files"}), set(manifest.files)))
+        shown.append((sharded, manifest.model_dump_json(exclude={"files"}), set(manifest.files)))
         registered.append(_facts(at / "plane"))
     assert shown[0] == shown[1]
     assert registered[0] == registered[1]

@@ -21,9 +21,15 @@ from terrine_models.data.arrays import DataError, Dataset, InputSpec
 from terrine_models.features.maps import PublicData, public_features
 from terrine_models.storage.manifests import load_manifest, load_tensors, manifest_digest
 from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.training import Heads, Networks, TrainingError, deal, train_ensemble
+from terrine_models.teachers.training import (
+    Heads,
+    Networks,
+    TrainingError,
+    partition_records,
+    train_ensemble,
+)
 
-SMALL = Heads(width=40, copies=1)
+SMALL = Heads(width=40, augmentations=1)
 
 
 def teachers_in(directory: Path) -> dict[str, torch.Tensor]:
@@ -50,9 +56,9 @@ def blank(rows: int, groups: list[int] | None = None) -> Dataset:
 def test_every_row_goes_to_exactly_one_teacher(rows: int, teachers: int, seed: int) -> None:
     if teachers > rows:
         with pytest.raises(TrainingError, match="at least one of its own"):
-            deal(blank(rows), teachers, seed)
+            partition_records(blank(rows), teachers, seed)
         return
-    shards, partition = deal(blank(rows), teachers, seed)
+    shards, partition = partition_records(blank(rows), teachers, seed)
     assert sorted(np.concatenate(shards).tolist()) == list(range(rows))
     sizes = {len(shard) for shard in shards}
     assert sizes == {partition.smallest, partition.largest}
@@ -68,9 +74,9 @@ def test_all_rows_of_one_person_go_to_one_teacher(
     data = blank(len(people), [names[person] for person in people])
     if teachers > len(names):
         with pytest.raises(TrainingError, match="people"):
-            deal(data, teachers, seed)
+            partition_records(data, teachers, seed)
         return
-    shards, partition = deal(data, teachers, seed)
+    shards, partition = partition_records(data, teachers, seed)
     assert partition.recipe == "groups"
     assert sorted(np.concatenate(shards).tolist()) == list(range(len(people)))
     owners = [{people[row] for row in shard} for shard in shards]
@@ -84,7 +90,7 @@ def test_how_many_rows_a_person_has_moves_nobody_else() -> None:
     many = [0, 1, 1, 1, 1, 1, 1, 2, 3, 4, 5]
 
     def companions(people: list[int]) -> list[set[int]]:
-        shards, _ = deal(blank(len(people), people), 3, seed=7)
+        shards, _ = partition_records(blank(len(people), people), 3, seed=7)
         return [{people[row] for row in shard} for shard in shards]
 
     assert companions(few) == companions(many)
@@ -95,7 +101,7 @@ def test_changing_one_record_changes_one_teacher(
     tmp_path: Path, digits: Dataset, config: Heads | Networks
 ) -> None:
     data = rows_of(digits, slice(0, 240))
-    shards, _ = deal(data, 8, seed=3)
+    shards, _ = partition_records(data, 8, seed=3)
     changed = data.inputs.copy()
     changed[shards[5][2]] = 16 - changed[shards[5][2]]
     train_ensemble(data, tmp_path / "a", name="a", teachers=8, config=config, seed=3)
@@ -226,7 +232,8 @@ from terrine_models.teachers.training import Heads, train_ensemble
 digits = load_digits()
 data = Dataset(digits.images.astype(np.uint8), digits.target.astype(np.int64), DIGITS,
                InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16), name="digits")
-train_ensemble(data, Path(sys.argv[1]), name="a", teachers=170, config=Heads(width=40, copies=1),
+train_ensemble(data, Path(sys.argv[1]), name="a", teachers=170, config=Heads(width=40,
+augmentations=1),
                seed=5,
                on_trained=lambda done: (print(done, flush=True), time.sleep(60 * (done > 0))))
 """
@@ -266,7 +273,7 @@ def test_training_continues_after_a_kill(
     for changed in (
         {"seed": 6},
         {"teachers": 171},
-        {"config": Heads(width=41, copies=1)},
+        {"config": Heads(width=41, augmentations=1)},
         {"name": "b"},
     ):
         with pytest.raises(TrainingError, match="interrupted training with other settings"):

@@ -138,7 +138,7 @@ def pages(machine: Machine) -> dict[str, str]:
         machine.data / "ensembles" / "pages",
         name="pages",
         teachers=4,
-        config=Heads(width=10, copies=0),
+        config=Heads(width=10, augmentations=0),
     )
     cap = ("--epsilon", "20", "--delta", "1e-4")
     machine.run("ensemble", "register", "pages", *cap).fine  # noqa: B018

@@ -28,7 +28,7 @@ def test_teachers_trained_before_init_and_all_that_follows_are_private(
     draws = np.random.default_rng(0)
     inputs = draws.integers(0, 256, (60, 8, 8), dtype=np.uint8)
     np.savez(records, x=inputs, y=np.arange(60) % 3, classes=["a", "b", "c"])
-    train = ("--name", "digits", "--teachers", 5, "--copies", 1)
+    train = ("--name", "digits", "--teachers", 5, "--kind", "heads:augmentations=1")
     trained = terrine("ensemble", "train", records, *train)
     assert trained.code == 0, trained.err
     assert open_to_others(data) == {}

@@ -20,7 +20,7 @@ from terrine_models.students.collapse import Evidence, collapse
 from terrine_models.students.models import Student
 from terrine_models.students.networks import Training, train_student
 from terrine_models.students.ridge import PENALTIES, RidgeFit, RidgeStudents, ridge_path
-from terrine_models.students.selection import Made, candidates, choose_student, deal_folds
+from terrine_models.students.selection import Made, assign_folds, candidates, choose_student
 from terrine_models.tables.loading import load_table
 from terrine_models.tables.roles import propose_schema
 
@@ -293,7 +293,7 @@ def test_candidates_follow_from_public_facts(
 @given(labels=st.lists(st.integers(0, 3), min_size=8, max_size=60), seed=st.integers(0, 5))
 def test_folds_are_even_in_size_and_in_every_class(labels: list[int], seed: int) -> None:
     marks = np.array(labels)
-    folds = deal_folds(marks, 4, seed)
+    folds = assign_folds(marks, 4, seed)
     assert folds is not None
     number = int(folds.max()) + 1
     assert number == min(5, len(labels) // 4)
@@ -304,8 +304,8 @@ def test_folds_are_even_in_size_and_in_every_class(labels: list[int], seed: int)
 
 
 def test_there_are_no_folds_for_fewer_than_two_labels_per_class() -> None:
-    assert deal_folds(np.zeros(7, dtype=np.int64), 4, 0) is None
-    assert deal_folds(np.zeros(8, dtype=np.int64), 4, 0) is not None
+    assert assign_folds(np.zeros(7, dtype=np.int64), 4, 0) is None
+    assert assign_folds(np.zeros(8, dtype=np.int64), 4, 0) is not None
 
 
 LABELS = np.repeat([0, 1, 2], [60, 30, 10])

@@ -145,9 +145,9 @@ def test_a_manifest_from_before_distortions_were_recorded_keeps_its_meaning(
     x, truth = digits
     private = Dataset(x[POOL:], truth[POOL:], DIGITS, SPEC)
     public = PublicData.declare("pool", x[:POOL])
-    usual, less = Heads(width=30, copies=1), Heads(width=30, copies=1, rotation=0.0)
+    usual, less = Heads(width=30, augmentations=1), Heads(width=30, augmentations=1, rotation=0.0)
     votes = {}
-    for name, how in (("usual", usual), ("less", less), ("plain", replace(less, copies=0))):
+    for name, how in (("usual", usual), ("less", less), ("plain", replace(less, augmentations=0))):
         train_ensemble(private, tmp_path / name, name=name, teachers=12, config=how, public=public)
         votes[name] = Ensemble.load(tmp_path / name).votes(x[:POOL])
     assert (votes["usual"] != votes["less"]).any()

@@ -48,7 +48,7 @@ def train_digits(directory: Path) -> DigitsEnsemble:
         directory,
         name="digits",
         teachers=TEACHERS,
-        config=Heads(width=60, copies=4),
+        config=Heads(width=60, augmentations=4),
         public=PublicData.declare("digits 1200-1599", images[public]),
     )
     return DigitsEnsemble(

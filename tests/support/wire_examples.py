@@ -179,7 +179,19 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "budget": BUDGET,
     },
     "InputSpec": INPUT,
+    "EnsembleFacts": {
+        key: value
+        for key, value in ENSEMBLE.items()
+        if key not in ("name", "manifest_sha256", "available")
+    },
     "EnsembleInfo": ENSEMBLE,
+    "EnsembleRegister": {
+        "name": "digits",
+        "epsilon": 4.0,
+        "delta": 1e-5,
+        "rule": "rdp",
+        "order": 12.5,
+    },
     "EnsembleAccount": ENSEMBLE
     | {
         "epsilon": 2.0,

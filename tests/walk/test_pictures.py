@@ -56,7 +56,7 @@ def test_a_student_s_folder_is_converted_as_the_owner_s_was(
     assert f"--classes '{','.join(sorted(NAMES))}'" in " ".join(unnamed.split())
     order = ",".join(NAMES)
     trained = terrine(
-        *given, "--public", "pool", "--classes", order, "--kind", "heads:copies=0"
+        *given, "--public", "pool", "--classes", order, "--kind", "heads:augmentations=0"
     ).fine
     assert re.search(r"pictures\s+8 × 8, grey", trained)
     terrine("ensemble", "register", "digits", "--epsilon", 50, "--delta", 1e-5).fine  # noqa: B018

@@ -14,9 +14,9 @@ import numpy as np
 from terrine_experiments.glyphs.fonts import (
     FEWEST,
     Family,
-    deal,
     find_fonts,
     read_families,
+    split_families,
 )
 from terrine_experiments.glyphs.records import (
     CHARACTERS,
@@ -45,7 +45,7 @@ class Plan:
     characters: str = CHARACTERS
     seed: int = 0
     tuning: bool = False
-    """Leave the public families out and deal the private ones once more."""
+    """Leave the public families out and split the private ones once more."""
 
 
 def write_glyphs(
@@ -70,9 +70,9 @@ def write_glyphs(
             "experiments/README.md names packages of Debian and Ubuntu. Or point --fonts at a "
             "directory of .ttf and .otf files."
         )
-    own, others = deal(families, PRIVATE_SHARE, plan.seed)
+    own, others = split_families(families, PRIVATE_SHARE, plan.seed)
     if plan.tuning:
-        own, others = deal(own, PRIVATE_SHARE, plan.seed)
+        own, others = split_families(own, PRIVATE_SHARE, plan.seed)
     for name, side in (("private", own), ("public", others)):
         _check(name, side, plan)
     random = np.random.Generator(np.random.Philox(plan.seed))

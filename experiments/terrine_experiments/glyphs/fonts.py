@@ -1,8 +1,8 @@
-"""Font families that can draw the characters, and how they are dealt to two sides.
+"""Font families that can draw the characters, and how they are split into two sides.
 
 Families that share a design may not stand on both sides, or the private fonts would be known in
 public. Many fonts are drawn after another or are sold under several names; so families that draw
-nearly the same shapes, or whose name begins with that of another family, are dealt as one.
+nearly the same shapes, or whose name begins with that of another family, are split as one.
 """
 
 from __future__ import annotations
@@ -139,7 +139,9 @@ def draw(font: ImageFont.FreeTypeFont, character: str) -> Picture:
     return np.asarray(image)
 
 
-def deal(families: Sequence[Family], share: float, seed: int) -> tuple[list[Family], list[Family]]:
+def split_families(
+    families: Sequence[Family], share: float, seed: int
+) -> tuple[list[Family], list[Family]]:
     """Deal designs at random: families with about `share` of all, and the others."""
     groups = designs(families)
     order = np.random.Generator(np.random.Philox(seed)).permutation(len(groups))

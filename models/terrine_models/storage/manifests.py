@@ -98,7 +98,7 @@ class FeatureSpec(Record):
 
 
 class Partition(Record):
-    """How records were dealt to teachers (see `shards.deal`)."""
+    """How records were partitioned among teachers (see `shards.partition_records`)."""
 
     recipe: Literal["rows", "groups"]
     seed: Annotated[int, Field(ge=0)]
@@ -135,13 +135,13 @@ class TeacherTraining(Record):
     """Settings under which every teacher was trained; none are known of those trained elsewhere."""
 
     seed: Annotated[int, Field(ge=0)] | None = None
-    copies: Annotated[int, Field(ge=0)] | None = None
+    augmentations: Annotated[int, Field(ge=0)] | None = None
     """Heads: distorted copies in addition to each original."""
     rotation: Annotated[float, Field(ge=0, le=180)] | None = None
-    """Heads with copies: the largest angle, in degrees. Without a value, 15."""
+    """Heads with augmentations: the largest angle, in degrees. Without a value, 15."""
     elastic: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Heads with copies: the largest elastic displacement, as a share of half the side. Without a
-    value, 0.036."""
+    """Heads with augmentations: the largest elastic displacement, as a share of half the side.
+    Without a value, 0.036."""
     ridge: Annotated[float, Field(gt=0)] | None = None
     match_prior: bool | None = None
     """Heads and forests: whether each says yes to the share of public rows that its shard does."""
@@ -169,7 +169,7 @@ class EnsemblePlan(Record):
     image: Annotated[ImageFormat | None, Field(exclude_if=absent)] = None
     classes: Annotated[tuple[str, ...], Field(min_length=2, max_length=10_000)]
     teachers: Annotated[int, Field(ge=1, le=1_000_000)]
-    units: Annotated[int, Field(ge=1, description="Units dealt: rows, or people if grouped.")]
+    units: Annotated[int, Field(ge=1, description="Units in all: rows, or people if grouped.")]
     partition: Partition | None
     training: TeacherTraining
     foreign: Foreign | None = None
@@ -192,7 +192,7 @@ class EnsemblePlan(Record):
         if (self.kind == "onnx") != (self.foreign is not None):
             raise ValueError("onnx, and no other kind, says how its files are read")
         if self.partition is None and self.kind != "onnx":
-            raise ValueError("only of onnx may it be unknown how records were dealt")
+            raise ValueError("only of onnx may it be unknown how records were partitioned")
         if (self.kind == "onnx") != (self.training.seed is None):
             raise ValueError("onnx, and no other kind, was trained without a known seed")
         return self

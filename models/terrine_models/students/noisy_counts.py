@@ -47,7 +47,7 @@ SETTLED = 0.97
 labels of which some are wrong better than to have none where inputs are hard."""
 FEWEST = 100
 """Rows below which there are too few for a kernel."""
-APART = 0.05
+KERNEL_TOLERANCE = 0.05
 """By how much less of the teachers may agree with a kernel student than with the regression. It
 cannot collapse as a network can, and it leaves the teachers where inputs are hard and most of them
 are wrong: on MNIST's training images 98.6 % of its predictions were right and 97.8 % of theirs."""
@@ -192,7 +192,7 @@ class CountedStudents:
         differ = int((predicted != fitted.winners).sum())
         doubt = DOUBT * sigma / teachers * np.sqrt(2 * differ) / len(self.x)
         fault = None
-        if own < share - doubt - (APART if wanted == "kernel" else 0):
+        if own < share - doubt - (KERNEL_TOLERANCE if wanted == "kernel" else 0):
             fault = f"With the {wanted} student only {own:.1%} do"
         elif (~np.isin(fitted.winners, predicted)).mean() > (LOST if many else 0):
             missing = len(np.setdiff1d(fitted.winners, predicted))

@@ -35,7 +35,7 @@ FEWEST_PER_CLASS = 2
 """With fewer labels than this per class on average, there is nothing to judge by."""
 LARGE = 20
 """Side in pixels from which distorted images teach more than small perturbations."""
-HUNDREDS = 100
+FIXMATCH_LABELS = 100
 """Labels from which `auto` tries `fixmatch` on large images."""
 OF_IMAGES, OF_ASKED = 4, 3
 """To be judged, networks for images are trained for a quarter of the steps, and for a third of what
@@ -43,7 +43,7 @@ they are otherwise where a method was asked for, as less depends on it. Tables t
 `auto` judges after all steps."""
 LEAST_OF_AUTO, LEAST_OF_ASKED = 100, 25
 """Steps below which that is not shortened."""
-SURE = (
+FIXMATCH_REASON = (
     "On images of this size, with this many labels, it learns most from unlabelled ones; it did "
     "not collapse."
 )
@@ -105,7 +105,7 @@ def candidates(method: str, inputs: InputSpec, labels: int) -> tuple[str, ...]:
             return (*plain, method)
         case "auto" if len(inputs.shape) > 1 and min(inputs.shape[:2]) < LARGE:
             return (*plain, "vat")
-        case "auto" if len(inputs.shape) > 1 and labels >= HUNDREDS:
+        case "auto" if len(inputs.shape) > 1 and labels >= FIXMATCH_LABELS:
             return (*plain, "fixmatch")
         case _:
             return plain
@@ -139,13 +139,13 @@ def choose_student(
     check(training, inputs)
     task = Task(x, labels, inputs, classes, encoding, training.seed)
     trial = _Trial(task, known, training, on_step)
-    folds = deal_folds(labels[known], len(classes), training.seed)
+    folds = assign_folds(labels[known], len(classes), training.seed)
     if folds is None:
         return trial.fallback(tell)
     return trial.run(folds, tell)
 
 
-def deal_folds(labels: Ints, classes: int, seed: int) -> Ints | None:
+def assign_folds(labels: Ints, classes: int, seed: int) -> Ints | None:
     """The fold of each of `labels` [K]: FOLDS, fewer if labels are few, each with all classes.
 
     None if there are fewer than FEWEST_PER_CLASS labels per class on average.
@@ -202,7 +202,7 @@ class _Trial:
         if sure:
             wanted = "fixmatch"
         number = int(folds.max()) + 1
-        why = SURE if sure else _reason(asked, plain, agreements)
+        why = FIXMATCH_REASON if sure else _reason(asked, plain, agreements)
 
         def train(name: str) -> Student:
             tell(f"Training {name} …")

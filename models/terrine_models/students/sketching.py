@@ -22,7 +22,7 @@ from terrine_models.features.maps import FeatureMap
 from terrine_models.students.models import Student
 from terrine_models.students.networks import Training, train_student
 from terrine_models.students.ridge import RidgeFit, RidgeStudents, features_of, ridge_features
-from terrine_models.students.selection import deal_folds
+from terrine_models.students.selection import assign_folds
 from terrine_protocol.tables import TableSchema
 
 Asking = Literal["representative", "uncertain", "disagreement"]
@@ -100,7 +100,7 @@ class Sketches:
         if asking == "uncertain":
             return 1 - np.asarray(beliefs.max(axis=1))
         ridges = self._ridges(labels)
-        folds = deal_folds(ridges.labels, len(self.classes), self.training.seed)
+        folds = assign_folds(ridges.labels, len(self.classes), self.training.seed)
         fit = RidgeFit() if folds is None else ridges.judge(folds)
         scores = fit.scale * self._scores(ridges.solve(fit))
         odds = np.exp(scores - scores.max(axis=1, keepdims=True))
@@ -114,7 +114,7 @@ class Sketches:
         model that never predicts a class that there are labels of.
         """
         bought = labels[labels >= 0]
-        folds = deal_folds(bought, len(self.classes), self.training.seed)
+        folds = assign_folds(bought, len(self.classes), self.training.seed)
         if folds is None or len(bought) < 4 * len(self.classes):
             return None
         ridges, half = self._ridges(labels), _half(bought, self.training.seed)

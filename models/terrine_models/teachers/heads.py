@@ -62,7 +62,7 @@ class Heads:
             "on the whitened features of a table with public rows. Class means have none.",
         ),
     ] = None
-    copies: Annotated[
+    augmentations: Annotated[
         int,
         Field(
             ge=0,
@@ -105,14 +105,14 @@ class Heads:
         self, data: Dataset, seed: int, features: FeatureSpec | None, public: PublicData | None
     ) -> TeacherTraining:
         """What the manifest records."""
-        copies = self.copies if len(data.spec.shape) > 1 else 0
+        augmentations = self.augmentations if len(data.spec.shape) > 1 else 0
         whitened = features is not None and features.projection == "whitened"
         means = features is not None and features.projection == "discriminant"
         return TeacherTraining(
             seed=seed,
-            copies=copies,
-            rotation=self.rotation if copies else None,
-            elastic=self.elastic if copies else None,
+            augmentations=augmentations,
+            rotation=self.rotation if augmentations else None,
+            elastic=self.elastic if augmentations else None,
             ridge=None if means else self.ridge or (OF_WHITENED if whitened else USUAL),
             match_prior=(whitened and self.match_prior and len(data.classes) == 2) or None,
         )
@@ -141,21 +141,21 @@ class Heads:
         if features is None:
             raise ValueError("heads need a feature map")
         settings = plan.training
-        copies, ridge = settings.copies or 0, settings.ridge or 0.0
+        augmentations, ridge = settings.augmentations or 0, settings.ridge or 0.0
         rotation = ROTATION if settings.rotation is None else settings.rotation
         elastic = ELASTIC if settings.elastic is None else settings.elastic
         between = features.tensors.get("between")
 
         def train(teacher: int) -> tuple[torch.Tensor, torch.Tensor]:
             x, y = shards.of(teacher)
-            if copies:
-                draws = draws_for(settings.seed or 0, teacher, len(x) * copies)
-                repeated = x.repeat_interleave(copies, 0)
+            if augmentations:
+                draws = draws_for(settings.seed or 0, teacher, len(x) * augmentations)
+                repeated = x.repeat_interleave(augmentations, 0)
                 x = torch.cat([x, distorted(repeated, draws, plan.input, rotation, elastic)])
-                y = torch.cat([y, y.repeat_interleave(copies)])
+                y = torch.cat([y, y.repeat_interleave(augmentations)])
             known = torch.cat([features(block) for block in torch.split(x, BLOCK)])
             if between is not None:
-                return mean_head(known, y, len(plan.classes), between, 1 + copies)
+                return mean_head(known, y, len(plan.classes), between, 1 + augmentations)
             return ridge_head(known, y, len(plan.classes), ridge)
 
         trained = side_by_side(train, run)

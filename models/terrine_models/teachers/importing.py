@@ -62,7 +62,7 @@ class Declared:
     encoding: TableSchema | None = None
     output: str | None = None
     """The output to use, of models with several."""
-    dealt: Partition | None = None
+    sharded: Partition | None = None
     """Of shards that `splitting.split` wrote."""
 
 
@@ -168,7 +168,7 @@ def _manifest(
         classes=declared.classes,
         teachers=len(files),
         units=declared.units,
-        partition=declared.dealt,
+        partition=declared.sharded,
         training=TeacherTraining(),
         foreign=Foreign(
             disjoint_by=declared.disjoint_by,

@@ -17,7 +17,7 @@ from terrine_models.data.arrays import Dataset, row_digests
 from terrine_models.features.maps import PublicData
 from terrine_models.teachers.agreement import Agreement
 from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.shards import deal, unit_count
+from terrine_models.teachers.shards import partition_records, unit_count
 
 if TYPE_CHECKING:
     from terrine_models.teachers.training import TeacherConfig
@@ -46,7 +46,7 @@ class Preview:
     @classmethod
     def of(cls, data: Dataset, teachers: int, seed: int) -> Preview:
         """Deal the records as training will. Raises TrainingError, as it does."""
-        shards, _ = deal(data, teachers, seed)
+        shards, _ = partition_records(data, teachers, seed)
         seen = np.array([np.bincount(data.labels[s], minlength=len(data.classes)) for s in shards])
         lacking = (seen == 0).sum(axis=0).tolist()
         return cls(
@@ -61,9 +61,9 @@ class Preview:
 def stand_in(public: Dataset, rows: int, config: TeacherConfig, seed: int) -> Agreement | None:
     """How far teachers of `rows` public records each agree on other public records.
 
-    One half of the records is dealt to at most 40 teachers. They vote on the other half, and the
-    feature map is fitted on those of it that differ from theirs. None if there are not enough
-    records for five teachers, or no others.
+    One half of the records is partitioned among at most 40 teachers. They vote on the other half,
+    and the feature map is fitted on those of it that differ from theirs. None if there are not
+    enough records for five teachers, or no others.
     """
     order = np.random.default_rng(seed).permutation(len(public))
     teachers = min(MOST, len(public) // 2 // rows)

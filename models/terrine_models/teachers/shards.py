@@ -1,4 +1,5 @@
-"""Disjoint shards: how records are dealt to teachers, and what one teacher may see of them."""
+"""Disjoint shards: how records are partitioned among teachers, and what one teacher may see of
+them."""
 
 from __future__ import annotations
 
@@ -73,7 +74,7 @@ def check_encoding(data: Source) -> None:
 
 
 class Units(Protocol):
-    """Records that are dealt: how many there are, and whose they are; as in `Dataset`."""
+    """Records to be partitioned: how many there are, and whose they are; as in `Dataset`."""
 
     @property
     def groups(self) -> NDArray[np.int64] | None:
@@ -88,15 +89,17 @@ class Units(Protocol):
 
 
 def unit_count(data: Units) -> int:
-    """Return how many rows, or people where the data has groups, are dealt.
+    """Return how many rows, or people where the data has groups, are partitioned.
 
     This is published in place of the number of rows, which tells how many rows one person has.
     """
     return len(data) if data.groups is None else int(data.groups.max()) + 1
 
 
-def deal(data: Units, teachers: int, seed: int) -> tuple[list[NDArray[np.int64]], Partition]:
-    """Deal records to disjoint shards: the row numbers of each, and the recipe.
+def partition_records(
+    data: Units, teachers: int, seed: int
+) -> tuple[list[NDArray[np.int64]], Partition]:
+    """Partition records into disjoint shards: the row numbers of each, and the recipe.
 
     Units (rows, or people where the data has groups) are shuffled by `seed` and cut into runs
     whose lengths differ by at most one. Units are numbered by where they first appear, and each

@@ -25,17 +25,22 @@ from terrine_models.data.arrays import DataError, InputSpec, Source
 from terrine_models.data.blocks import Growing
 from terrine_models.data.reading import Progress, unseen
 from terrine_models.storage.manifests import Partition, sync_directory, write_atomically
-from terrine_models.teachers.shards import TrainingError, check_encoding, deal, unit_count
+from terrine_models.teachers.shards import (
+    TrainingError,
+    check_encoding,
+    partition_records,
+    unit_count,
+)
 from terrine_protocol.files import opened
 from terrine_protocol.tables import Record, TableSchema
 
 PARTITION = "partition.json"
 LARGEST = 16 * 2**20
 HELD = 16 * 2**20
-"""Bytes of inputs that are dealt at a time."""
+"""Bytes of inputs that are written at a time."""
 
 
-class Dealt(Record):
+class PartitionFile(Record):
     """`partition.json`: into what private data were split. It holds none of the data."""
 
     format: Literal["terrine-partition-1"] = "terrine-partition-1"
@@ -50,10 +55,10 @@ class Dealt(Record):
 
 def split(
     data: Source, out: Path, teachers: int, seed: int = 0, progress: Progress = unseen
-) -> Dealt:
+) -> PartitionFile:
     """Write `teachers` disjoint shards of `data` into directory `out`, completely or not at all.
 
-    Records are dealt as `terrine ensemble train` deals them. They are read once, and wait in a file
+    Records are partitioned as by `terrine ensemble train`. They are read once, and wait in a file
     beside `out` until it is known how many there are. What is held is a block of them, one shard
     and some 60 bytes a record. `progress` is told how many shards are written. Raises TrainingError
     (`out` exists, or fewer units than teachers) and DataError (a schema fitted on the private data,
@@ -67,8 +72,8 @@ def split(
     work = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))  # closed to others
     try:
         waiting = _read(data, work / "waiting")
-        rows, partition = deal(waiting, teachers, seed)
-        dealt = Dealt(
+        rows, partition = partition_records(waiting, teachers, seed)
+        sharded = PartitionFile(
             teachers=teachers,
             units=unit_count(waiting),
             partition=partition,
@@ -82,12 +87,12 @@ def split(
             with _private(work / f"{i:05d}.npz", "xb") as file:
                 np.savez(file, x=inputs, y=waiting.labels[shard], classes=data.classes)
             progress(i + 1, teachers)
-        write_atomically(work / PARTITION, dealt.model_dump_json(indent=2).encode() + b"\n")
+        write_atomically(work / PARTITION, sharded.model_dump_json(indent=2).encode() + b"\n")
         work.rename(out)
         sync_directory(out.parent)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    return dealt
+    return sharded
 
 
 @dataclass(frozen=True)
@@ -147,11 +152,11 @@ def _private(path: Path, mode: Literal["xb", "ab"]) -> IO[bytes]:
     return open(path, mode, opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
-def read_partition(path: Path) -> Dealt:
+def read_partition(path: Path) -> PartitionFile:
     """Read `partition.json`. Raises DataError."""
     try:
         with opened(path) as file:
-            return Dealt.model_validate_json(file.read(LARGEST))
+            return PartitionFile.model_validate_json(file.read(LARGEST))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Training an ensemble: deal the records to disjoint shards and train one teacher on each.
+"""Training an ensemble: partition the records into disjoint shards and train one teacher on each.
 
     from terrine_models.data.arrays import load_idx
     from terrine_models.features.maps import PublicData
@@ -43,7 +43,13 @@ from terrine_models.storage.manifests import (
 from terrine_models.teachers.forests import Forests
 from terrine_models.teachers.heads import Heads
 from terrine_models.teachers.networks import Networks
-from terrine_models.teachers.shards import Shards, TrainingError, check_encoding, deal, unit_count
+from terrine_models.teachers.shards import (
+    Shards,
+    TrainingError,
+    check_encoding,
+    partition_records,
+    unit_count,
+)
 
 __all__ = [
     "Forests",
@@ -51,7 +57,7 @@ __all__ = [
     "Networks",
     "TeacherConfig",
     "TrainingError",
-    "deal",
+    "partition_records",
     "train_ensemble",
 ]
 
@@ -107,7 +113,7 @@ def train_ensemble(
     check_encoding(data)
     if public is not None:
         public.check_disjoint(data)
-    rows, partition = deal(data, teachers, seed)
+    rows, partition = partition_records(data, teachers, seed)
     architecture = config.architecture(data.spec)
     features = config.feature_map(data, public)
     known = features.spec if features else None

@@ -99,7 +99,7 @@ def save_world(directory: Path, world: World, name: str) -> None:
         teachers=TEACHERS,
         units=TEACHERS,
         partition=Partition(recipe="rows", seed=0, smallest=1, largest=1),
-        training=TeacherTraining(seed=0, copies=0, ridge=1.0),
+        training=TeacherTraining(seed=0, augmentations=0, ridge=1.0),
         versions=versions(),
         files={file: digest},
     )

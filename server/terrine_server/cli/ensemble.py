@@ -140,7 +140,7 @@ def train(
       terrine ensemble train mnist/ --name digits --teachers 1000 --public pool.npy
 
       terrine ensemble train clothes/ --name clothes --teachers 500 --public pool.npy
-          --kind heads:copies=0,ridge=0.03
+          --kind heads:augmentations=0,ridge=0.03
 
       terrine ensemble train patients.csv --name wards --teachers 100 --kind forest
           --schema schema.json

@@ -168,8 +168,8 @@ def split_(
         else:
             options = arrays.Arrays(None, labels, classes, image_size, grey)
             private, _, _ = arrays.load(data, options)
-        dealt = split(private, out, teachers, seed, writing)
-    parts = dealt.partition
+        sharded = split(private, out, teachers, seed, writing)
+    parts = sharded.partition
     unit = "people" if parts.recipe == "groups" else "records"
     console.print(
         f"{out}: {teachers:,} shards of {parts.smallest:,} to {parts.largest:,} {unit}. They are "
@@ -238,20 +238,21 @@ def _of_shards(partition: Path, models: int, disjoint_by: str, output: str | Non
     from terrine_models.teachers.importing import Declared
     from terrine_models.teachers.splitting import read_partition
 
-    dealt = read_partition(partition)
-    if models != dealt.teachers:
+    sharded = read_partition(partition)
+    if models != sharded.teachers:
         fail(
-            f"{partition} has {dealt.teachers:,} shards, and {models:,} models are given: expected "
+            f"{partition} has {sharded.teachers:,} shards, and {models:,} models are given: "
+            "expected "
             "one for each shard."
         )
     return Declared(
-        dealt.input,
-        dealt.classes,
-        dealt.units,
+        sharded.input,
+        sharded.classes,
+        sharded.units,
         disjoint_by,
-        dealt.encoding,
+        sharded.encoding,
         output,
-        dealt.partition,
+        sharded.partition,
     )
 
 

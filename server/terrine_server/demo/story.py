@@ -26,7 +26,7 @@ from terrine_models.students.networks import Training, train_student
 from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import ConfidentGNMaxSpec, EnsembleRegister, NoisyVotesSpec, ProjectOpen, Role
 from terrine_server.bars import comparison_bar, steps_bar, teachers_bar
-from terrine_server.demo.folds import FOLDS, deal_folds
+from terrine_server.demo.folds import FOLDS, assign_folds
 from terrine_server.demo.material import DELTA, Material
 from terrine_server.demo.owner import DemoOwner
 from terrine_server.demo.process import running_server
@@ -288,7 +288,7 @@ class Demo:
         m = self.material
         images = np.concatenate([m.public, m.held_out])
         truth = np.concatenate([m.truth, m.held_out_labels])
-        fold = deal_folds(len(images))
+        fold = assign_folds(len(images))
         seen = np.flatnonzero(fold[: len(m.public)] != number)
         student = self._learn(m.public[seen], labels[seen], m.training, on_step)
         tested = fold == number

@@ -40,18 +40,20 @@ from terrine_server.privacy.parameters import (
     within,
 )
 
-DEAREST = 3.0
+MOST_EXPENSIVE = 3.0
 """The most that any outcome costs, in prices for all outcomes if an answer told all noisy counts.
 
-The cheaper answers are, the dearer abstentions, and the fewer queries are certain if all of them
-abstain: at least a third of those that one price for all, at that of all noisy counts, would buy.
-It is not a multiple of what is charged: then a better bound on what a label tells, by which every
-pair of prices that was sound remains so, would forbid some of them, and buy fewer answers.
+The cheaper answers are, the more expensive abstentions, and the fewer queries are certain if all of
+them abstain: at least a third of those that one price for all, at that of all noisy counts, would
+buy. It is not a multiple of what is charged: then a better bound on what a label tells, by which
+every pair of prices that was sound remains so, would forbid some of them, and buy fewer answers.
 """
 
 TYPICAL_SHARES = (1.0, 0.5, 0.2, 0.05, 0.01, 0.001)
 
-SHARES = tuple(float(f"{share:.3g}") for share in np.geomspace(DEAREST, MIN_ANSWER_SHARE, 36))
+SHARES = tuple(
+    float(f"{share:.3g}") for share in np.geomspace(MOST_EXPENSIVE, MIN_ANSWER_SHARE, 36)
+)
 
 EXPECTED_STUDENT = 0.9
 """The accuracy of the student that Interactive-GNMax is expected to serve, if nothing is said."""
@@ -327,8 +329,8 @@ def _best_share(
 
 @lru_cache(maxsize=1024)
 def _most(mechanism: Thresholded, order: float) -> float:
-    """Return the most that an outcome may cost at an order: see `DEAREST`."""
+    """Return the most that an outcome may cost at an order: see `MOST_EXPENSIVE`."""
     event = replace(mechanism, answer_share=1.0).events()[VoteOutcome.ANSWERED]
     if not isinstance(event, ConfidentMax):
         raise TypeError(f"{mechanism.name} has no joint price.")
-    return DEAREST * release_cells(event, order, counts_excess(event.sigma2, order)).flat()
+    return MOST_EXPENSIVE * release_cells(event, order, counts_excess(event.sigma2, order)).flat()
