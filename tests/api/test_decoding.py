@@ -22,13 +22,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from terrine_protocol import InputSpec
+from terrine_protocol import EnsembleFacts, InputSpec
 from terrine_server.api.decoding import (
     CONTENT_TYPES,
     MAX_JSON,
     BodyLimits,
     Decoded,
-    Expected,
     check_length,
 )
 from terrine_server.api.decoding import decode as decode_body
@@ -41,8 +40,11 @@ NPY, NPZ, JSON = "application/x-npy", "application/x-npz", "application/json"
 
 def expecting(
     *shape: int, classes: int = 1, dtype: Literal["uint8", "float32"] = "float32"
-) -> Expected:
-    return Expected(InputSpec(shape=list(shape), dtype=dtype, low=0, high=255), classes)
+) -> EnsembleFacts:
+    spec = InputSpec(shape=list(shape), dtype=dtype, low=0, high=255)
+    return EnsembleFacts.model_construct(
+        kind="heads", input=spec, classes=["a class"] * classes, teachers=2
+    )
 
 
 PAIRS = expecting(2)
@@ -88,7 +90,7 @@ def test_an_archive_may_have_probabilities() -> None:
     np.testing.assert_array_equal(decoded.probabilities, probabilities)
 
 
-def decode(kind: str, body: bytes, limit: int, expected: Expected = PAIRS) -> Decoded:
+def decode(kind: str, body: bytes, limit: int, expected: EnsembleFacts = PAIRS) -> Decoded:
     return decode_body(kind, body, expected, BodyLimits(limit, batch=10**6))
 
 

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 from fastapi.exceptions import RequestValidationError
 
-from terrine_protocol import InputSpec
+from terrine_protocol import EnsembleFacts
 from terrine_server.errors import InvalidQuery, PayloadTooLarge, UnsupportedMediaType
 from terrine_server.labeling.queries import check_batch, check_shape
 
@@ -69,14 +69,6 @@ class Decoded:
 
 
 @dataclass(frozen=True)
-class Expected:
-    """What a project takes: inputs of this format, probabilities of so many classes."""
-
-    input: InputSpec
-    classes: int
-
-
-@dataclass(frozen=True)
 class BodyLimits:
     """The most bytes of a request's arrays, unpacked and as they are used; the most inputs."""
 
@@ -95,7 +87,7 @@ MEMBERS = msgspec.json.Decoder(Members)
 """Also checks the syntax of all the rest."""
 
 
-def check_length(content_type: str, size: int, expected: Expected, limits: BodyLimits) -> None:
+def check_length(content_type: str, size: int, expected: EnsembleFacts, limits: BodyLimits) -> None:
     """Refuse a body by its length alone, before it is there. Raises `PayloadTooLarge`."""
     if _kind(content_type) == "application/json":
         if size > MAX_JSON:
@@ -105,7 +97,7 @@ def check_length(content_type: str, size: int, expected: Expected, limits: BodyL
                 limit=MAX_JSON,
             )
         return
-    values = limits.batch * (math.prod(expected.input.shape) + expected.classes)
+    values = limits.batch * (math.prod(expected.input.shape) + len(expected.classes))
     most = values * WIDEST + values * WIDEST // 1000 + 4 * MAX_HEADER  # deflate may add a little
     if size > most:
         raise PayloadTooLarge(
@@ -115,7 +107,7 @@ def check_length(content_type: str, size: int, expected: Expected, limits: BodyL
         )
 
 
-def decode(content_type: str, body: bytes, expected: Expected, limits: BodyLimits) -> Decoded:
+def decode(content_type: str, body: bytes, expected: EnsembleFacts, limits: BodyLimits) -> Decoded:
     """Decode `body` according to its content type into arrays of the shapes that are `expected`.
 
     Raises `UnsupportedMediaType`, `RequestValidationError` (malformed JSON, unknown fields),
@@ -140,12 +132,12 @@ def _kind(content_type: str) -> str:
     return content_type.partition(";")[0].strip().lower()
 
 
-def decode_json(body: bytes, expected: Expected, limits: BodyLimits) -> Decoded:
+def decode_json(body: bytes, expected: EnsembleFacts, limits: BodyLimits) -> Decoded:
     """Decode the JSON form of `LabelRequest`, a row at a time: other threads run in between."""
     shape = tuple(expected.input.shape)
     arrays = (
         f"Inputs are numbers of shape [{', '.join(map(str, ['B', *shape]))}], "
-        f"probabilities of shape [B, {expected.classes}]."
+        f"probabilities of shape [B, {len(expected.classes)}]."
     )
     try:
         sent = MEMBERS.decode(body)
@@ -162,7 +154,7 @@ def decode_json(body: bytes, expected: Expected, limits: BodyLimits) -> Decoded:
     inputs, probabilities = _rows("inputs", sent.inputs, shape, arrays), None
     if sent.probabilities is not msgspec.UNSET and sent.probabilities is not None:
         check_batch(len(sent.probabilities), limits.batch)
-        classes = (expected.classes,)
+        classes = (len(expected.classes),)
         probabilities = _rows("probabilities", sent.probabilities, classes, arrays)
     members = 1 + (sent.probabilities is not msgspec.UNSET)
     if body.count(b'"') != 2 * members:  # the only texts in it are the members' names
@@ -198,7 +190,7 @@ def _malformed(problem: str) -> RequestValidationError:
     return RequestValidationError([{"type": "json_invalid", "loc": place, "msg": problem}])
 
 
-def decode_npz(body: bytes, expected: Expected, limits: BodyLimits) -> Decoded:
+def decode_npz(body: bytes, expected: EnsembleFacts, limits: BodyLimits) -> Decoded:
     """Decode an `.npz` archive of `inputs` and, for Interactive, `probabilities`.
 
     Of each member, its start is unpacked first; the rest if its header is of an array that the
@@ -258,7 +250,7 @@ class Header:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def _checked_header(name: str, start: bytes, expected: Expected, limits: BodyLimits) -> Header:
+def _checked_header(name: str, start: bytes, expected: EnsembleFacts, limits: BodyLimits) -> Header:
     """Read the header at the start of a `.npy` file, and hold it against what is taken.
 
     Raises `InvalidQuery` or `PayloadTooLarge`.
@@ -276,7 +268,7 @@ def _checked_header(name: str, start: bytes, expected: Expected, limits: BodyLim
     row, used = (
         (tuple(expected.input.shape), np.dtype(expected.input.dtype))
         if name == "inputs"
-        else ((expected.classes,), np.dtype(np.float64))
+        else ((len(expected.classes),), np.dtype(np.float64))
     )
     check_shape(name, shape, row, limits.batch)
     if math.prod(shape) * used.itemsize > limits.body:

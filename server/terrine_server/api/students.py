@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from terrine_protocol import (
     Budget,
+    EnsembleFacts,
     Estimate,
     EstimateRequest,
     LabelResponse,
@@ -18,7 +19,7 @@ from terrine_protocol import (
 )
 from terrine_server import views
 from terrine_server.api import openapi
-from terrine_server.api.decoding import BodyLimits, Expected, check_length, decode
+from terrine_server.api.decoding import BodyLimits, check_length, decode
 from terrine_server.api.negotiation import JsonBody
 from terrine_server.api.services import (
     LABEL,
@@ -55,8 +56,8 @@ async def label(request: Request, services: ServicesDep, project: OwnProject) ->
     holder = request.state.principal
     services.replays.take(holder.token_id)
     content_type = request.headers.get("content-type", "")
-    found = await CHECKING.run(holder.token_id, services.labeling.expected, project)
-    expected, settings = Expected(*found), services.settings
+    known = await CHECKING.run(holder.token_id, services.ledger.remembered, project)
+    expected, settings = known.ensemble.facts, services.settings
     limits = BodyLimits(settings.max_body_bytes, settings.max_batch)
     body = await _body(request, content_type, expected, limits)
     asked = (services, project, content_type, body, expected, limits, key, holder.record)
@@ -68,7 +69,7 @@ async def label(request: Request, services: ServicesDep, project: OwnProject) ->
 
 
 async def _body(
-    request: Request, content_type: str, expected: Expected, limits: BodyLimits
+    request: Request, content_type: str, expected: EnsembleFacts, limits: BodyLimits
 ) -> bytes:
     """Return the body. One that is too long for its project is refused by what its head says, or
     once so much is there."""
@@ -94,7 +95,7 @@ def _ask(
     project: str,
     content_type: str,
     body: bytes,
-    expected: Expected,
+    expected: EnsembleFacts,
     limits: BodyLimits,
     key: str | None,
     token: TokenRecord | None,

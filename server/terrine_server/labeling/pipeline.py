@@ -11,13 +11,12 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, islice
 
 import numpy as np
 
-from terrine_protocol import InputSpec
 from terrine_server.errors import (
     ConcurrentUpdate,
     DatabaseUnavailable,
@@ -46,7 +45,6 @@ from terrine_server.ledger import (
     check_active,
 )
 from terrine_server.ledger.charging.tallies import meter_of
-from terrine_server.ledger.counts import Counts
 from terrine_server.metrics import Metrics
 from terrine_server.privacy import (
     Account,
@@ -55,25 +53,8 @@ from terrine_server.privacy import (
     NoisyVotes,
     Released,
     Terms,
-    VoteOutcome,
     build_mechanism,
 )
-
-
-@dataclass(frozen=True)
-class Draw:
-    """What the mechanism released for one query. It is not paid yet, so it must not be sent yet.
-
-    `epoch`: None if the mechanism has no epochs. `places`: where a tally counts the query; secret.
-    `counts`: noisy counts, if the mechanism releases them. `baseline`: see `Proposal`.
-    """
-
-    outcome: VoteOutcome
-    label: int | None
-    places: tuple[int, ...] = field(repr=False)
-    epoch: int | None
-    counts: Counts | None = field(repr=False)
-    baseline: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,19 +82,6 @@ class Ask:
         return None if self.key is None else self.key[0]
 
 
-@dataclass(frozen=True)
-class _Fixed:
-    """What never changes in a project, as its requests are checked by it."""
-
-    input: InputSpec
-    classes: int
-    mechanism: Mechanism
-
-
-MOST_FIXED = 1024
-"""How many projects are kept in this form."""
-
-
 class Labeling:
     """Answers queries of projects. Each answer is paid before it is sent."""
 
@@ -122,23 +90,6 @@ class Labeling:
         self._voters = voters
         self._metrics = metrics
         self._max_batch = max_batch
-        self._by_genesis: dict[str, _Fixed] = {}
-
-    def expected(self, project_name: str) -> tuple[InputSpec, int]:
-        """Return the format of inputs and the number of classes. Raises NotFound."""
-        fixed = self._fixed(self._ledger.remembered(project_name))
-        return fixed.input, fixed.classes
-
-    def _fixed(self, project: ProjectRecord) -> _Fixed:
-        found = self._by_genesis.get(project.genesis)
-        if found is None:
-            facts = project.ensemble.facts
-            spec, classes = facts.input, len(facts.classes)
-            found = _Fixed(spec, classes, mechanism_of(project))
-            if len(self._by_genesis) >= MOST_FIXED:
-                self._by_genesis.clear()
-            self._by_genesis[project.genesis] = found
-        return found
 
     def check(
         self,
@@ -154,11 +105,10 @@ class Labeling:
         request only.
         """
         project = self._ledger.remembered(project_name)
-        fixed = self._fixed(project)
-        mechanism = fixed.mechanism
-        queries = canonical_inputs(inputs, fixed.input, self._max_batch)
+        facts, mechanism = project.ensemble.facts, mechanism_of(project)
+        queries = canonical_inputs(inputs, facts.input, self._max_batch)
         checked = check_probabilities(
-            probabilities, mechanism.needs_probabilities, len(queries), fixed.classes
+            probabilities, mechanism.needs_probabilities, len(queries), len(facts.classes)
         )
         baselines = None
         if isinstance(mechanism, InteractiveGNMax) and checked is not None:
@@ -227,9 +177,10 @@ class Labeling:
                 turn.enter_context(self._ledger.turn(project.id))
                 own_turn = True
                 continue
-            drawn = self._drawn(project, group, chosen)
+            drawn = self._drawn(project, group, digests, chosen)
             proposals = iter(
-                _proposal(digest, drawn.get(index)) for index, digest in enumerate(digests)
+                drawn.get(index) or Proposal(digest.query, digest.input, None, None)
+                for index, digest in enumerate(digests)
             )
             batches = [Batch(list(islice(proposals, len(ask))), ask.key) for ask in group]
             # If another request came first, the draws are discarded unsent. More is recorded
@@ -259,12 +210,19 @@ class Labeling:
             self._metrics.queries(outcome, str(replayed).lower()).inc(times)
 
     def _drawn(
-        self, project: ProjectRecord, asks: Sequence[Ask], chosen: Sequence[int]
-    ) -> dict[int, Draw]:
-        """Let the teachers vote on the chosen queries of a group, and draw the outcomes."""
+        self,
+        project: ProjectRecord,
+        asks: Sequence[Ask],
+        digests: Sequence[QueryDigest],
+        chosen: Sequence[int],
+    ) -> dict[int, Proposal]:
+        """Let the teachers vote on the chosen queries of a group, and draw the outcomes.
+
+        They are not paid yet, so they must not be sent yet.
+        """
         if not chosen:
             return {}
-        mechanism = self._fixed(project).mechanism
+        mechanism = mechanism_of(project)
         queries = _joined([ask.queries for ask in asks])[chosen]
         probabilities = _rows([ask.probabilities for ask in asks], chosen)
         baselines = _rows([ask.baselines for ask in asks], chosen)
@@ -284,12 +242,22 @@ class Labeling:
                     counted = meter_of(project).places(outcome, votes[rows], theirs)
                     for row, place in zip(rows, counted, strict=True):
                         places[row] = place
-            nothing = [None] * len(queries)
-            epochs = nothing if released.epochs is None else released.epochs.tolist()
-            counts = nothing if released.counts is None else map(tuple, released.counts.tolist())
-            least = [0] * len(queries) if baselines is None else baselines.min(axis=1).tolist()
-        draws = map(Draw, released.outcomes, labels, places, epochs, counts, least)
-        return dict(zip(chosen, draws, strict=True))
+            epochs = released.epochs
+            return {
+                index: Proposal(
+                    query_digest=digests[index].query,
+                    input_digest=digests[index].input,
+                    outcome=released.outcomes[row],
+                    label=labels[row],
+                    places=places[row],
+                    epoch=None if epochs is None else int(epochs[row]),
+                    counts=None
+                    if released.counts is None
+                    else tuple(released.counts[row].tolist()),
+                    baseline=0 if baselines is None else int(baselines[row].min()),
+                )
+                for row, index in enumerate(chosen)
+            }
 
     def _payable(
         self, project: ProjectRecord, digests: list[QueryDigest], recorded: Recorded
@@ -320,21 +288,6 @@ def released_shared(mechanism: Mechanism, sums: np.ndarray) -> Released:
             "projects with noisy_votes alone. Nothing was charged."
         )
     return mechanism.release_shared(sums)
-
-
-def _proposal(digest: QueryDigest, draw: Draw | None) -> Proposal:
-    if draw is None:
-        return Proposal(digest.query, digest.input, None, None)
-    return Proposal(
-        digest.query,
-        digest.input,
-        draw.outcome,
-        draw.label,
-        draw.places,
-        draw.epoch,
-        draw.counts,
-        draw.baseline,
-    )
 
 
 def _rows(arrays: Sequence[np.ndarray | None], chosen: Sequence[int]) -> np.ndarray | None:
