@@ -1,6 +1,6 @@
 """Noise that is the same each time, for tests that are not about noise.
 
-In this process by a fixture, in processes that a test starts by `REPEATED` in their environment.
+In this process by `seed_noise`, in processes that a test starts by `REPEATED` in their environment.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import pytest
 
 from terrine_server.privacy import noise
 
-REPEATED = {"PYTHONPATH": str(Path(__file__).parent / "seeded")}
+SEED = "TESTS_NOISE_SEED"
+REPEATED = {SEED: "0", "PYTHONPATH": str(Path(__file__).parent / "seeded")}
 """Environment of a process whose noise, and that of the processes it starts, is repeated."""
 
 
