@@ -30,6 +30,7 @@ from terrine_server.privacy.budget.prices import price
 Call = Callable[..., Caller]
 COUNTED = {"name": "noisy_votes", "sigma": 4.0}
 FALSE_ALARM = 1e-9
+"""Of each side of the test of the noise's width; half the noise, or none, is found."""
 
 
 def results(reply: httpx.Response) -> list[dict[str, Any]]:
@@ -48,6 +49,7 @@ def votes_on(server: RunningServer, inputs: NDArray[Any]) -> NDArray[np.int64]:
     return LocalVoters(server.settings.data_dir).votes(record, inputs)
 
 
+@pytest.mark.statistical
 def test_counts_are_the_votes_with_noise_and_the_label_is_the_largest(
     terrine_server: RunningServer, call: Call
 ) -> None:
@@ -61,7 +63,8 @@ def test_counts_are_the_votes_with_noise_and_the_label_is_the_largest(
     assert [result.label for result in told.results] == counts.argmax(axis=1).tolist()
     assert (counts < 0).any(), "they are not cut off"
     noise = counts - votes_on(terrine_server, inputs)
-    assert noise.any(axis=1).all()
+    # A row without noise comes of right code once in 10¹⁰ times, two of 60 once in 10¹⁶.
+    assert (~noise.any(axis=1)).sum() <= 1
     spread = float((noise**2).sum()) / 4.0**2
     assert chi2.sf(spread, noise.size) > FALSE_ALARM
     assert chi2.cdf(spread, noise.size) > FALSE_ALARM

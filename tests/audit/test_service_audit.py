@@ -20,8 +20,8 @@ from terrine_server.privacy import Mechanism, Terms, quote
 from terrine_server.privacy.noise import NoiseTable
 
 
-def findings(students: int, level: float = 1e-6) -> list[AuditFinding]:
-    return list(audit_service(students, level, np.random.default_rng()))
+def findings(students: int, level: float = 1e-9) -> list[AuditFinding]:
+    return list(audit_service(students, level, np.random.default_rng(0)))
 
 
 def test_the_worlds_differ_in_one_teacher_on_every_input(tmp_path: Path) -> None:
@@ -35,6 +35,7 @@ def test_the_worlds_differ_in_one_teacher_on_every_input(tmp_path: Path) -> None
         assert there.votes(inputs).tolist() == [[TEACHERS - votes - 1, votes + 1]] * 20
 
 
+@pytest.mark.statistical
 @pytest.mark.slow
 def test_the_service_keeps_its_budget_and_its_books() -> None:
     attack, books = findings(students=12)
@@ -72,6 +73,7 @@ def little_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(NoiseTable, "sample", shrunk)
 
 
+@pytest.mark.statistical
 @pytest.mark.slow
 @pytest.mark.usefixtures("little_noise")
 def test_too_little_noise_in_the_service_is_caught() -> None:

@@ -8,8 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -17,6 +15,8 @@ import numpy as np
 import pytest
 from commands import Terrine
 from rich.console import Console
+from seeded_noise import REPEATED
+from serving import until
 
 from terrine_models.data.arrays import DataError
 from terrine_server.demo.material import choose, mnist
@@ -29,6 +29,7 @@ def start(*arguments: str | Path, cwd: Path) -> subprocess.Popen[str]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TERRINE_")}
     # The demo must not touch what an owner has set for a real server.
     environment["TERRINE_DATABASE_URL"] = f"sqlite:///{cwd / 'precious.sqlite'}"
+    environment |= REPEATED
     return subprocess.Popen(
         [*TERRINE, *map(str, arguments)],
         cwd=cwd,
@@ -53,27 +54,20 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_for(condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
-
-
 @pytest.mark.slow
 def test_the_quick_demo_runs_every_step(terrine: Terrine, tmp_path: Path) -> None:
     demo = start("demo", "--quick", "--out", "made", cwd=tmp_path)
-    out, err = demo.communicate(timeout=280)
+    out, err = demo.communicate(timeout=280)  # of a hang alone
     assert demo.returncode == 0, err
     made = tmp_path / "made"
     figures = json.loads((made / "demo.json").read_text())
     assert figures["epsilon"] * 0.9 < figures["epsilon_spent"] <= figures["epsilon"]
-    # The noise leaves 84 to 92 %. A student that collapsed has 10 %, and so has a single answer
-    # without votes.
-    assert figures["student"] > 0.8
+    # The noise is seeded, and so are the trainings. With other noise the student is right for 84
+    # to 92 %, where its answers are for 40 to 50 %. One that collapsed has 10 %, and so has one
+    # whose answers came without votes.
+    assert figures["student"] > figures["labels_right"] + 0.2 > 0.4
     assert figures["folds"] is None
-    assert figures["without_privacy"] > 0.93
-    assert 0.2 < figures["labels_right"] < 0.7
+    assert figures["without_privacy"] > figures["labels_right"] + 0.2
     assert figures["ledger_intact"]
     assert figures["answered"] + figures["abstained"] == figures["asked"]
     for expected in (
@@ -97,7 +91,7 @@ def test_the_quick_demo_runs_every_step(terrine: Terrine, tmp_path: Path) -> Non
 def test_an_interrupted_demo_leaves_no_process_behind(tmp_path: Path, stop: signal.Signals) -> None:
     demo = start("demo", "--quick", cwd=tmp_path)
     try:
-        wait_for(lambda: bool(children(demo)) or demo.poll() is not None, 300)
+        until(lambda: bool(children(demo)) or demo.poll() is not None, bool, 120)
         servers = children(demo)
         assert servers
         demo.send_signal(stop)
@@ -108,7 +102,7 @@ def test_an_interrupted_demo_leaves_no_process_behind(tmp_path: Path, stop: sign
     assert demo.returncode in (130, -signal.SIGINT)
     assert "Interrupted. The server is stopped" in err
     assert "Traceback" not in err
-    wait_for(lambda: not any(alive(pid) for pid in servers), 10)
+    until(lambda: any(alive(pid) for pid in servers), lambda running: not running)
     assert (tmp_path / "terrine-demo").is_dir()
 
 

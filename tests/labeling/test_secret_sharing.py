@@ -202,6 +202,7 @@ def telling(labels: NDArray[np.int64], classes: int, entropy: Any = os.urandom) 
     return ours, aggregators | shares.one_hot(labels, classes)
 
 
+@pytest.mark.statistical
 @pytest.mark.parametrize(
     ("split", "sound"), [(shares.split, True), (stale, False), (narrow, False), (telling, False)]
 )
@@ -216,6 +217,7 @@ def test_neither_share_says_anything_of_the_vote(split: Split, sound: bool) -> N
     assert ((zero[0] + zero[1])[:, 0] == 1).all() or not sound
 
 
+@pytest.mark.statistical
 def test_both_servers_views_of_a_round_are_uniform_and_never_the_same(
     tmp_path: Path, record: EnsembleRecord, owners: SharingOwners, digits_ensemble: DigitsEnsemble
 ) -> None:
@@ -262,6 +264,7 @@ def test_an_absent_owner_costs_no_privacy_and_below_the_quorum_an_answer(
     assert aggregator.count.released == before
 
 
+@pytest.mark.statistical
 def test_crude_lies_are_found_and_say_nothing_of_votes(
     tmp_path: Path,
     record: EnsembleRecord,
@@ -302,6 +305,7 @@ def test_the_owners_are_asked_once_when_they_are_gathered(
     assert aggregator.count.released == before
 
 
+@pytest.mark.statistical
 def test_noise_comes_before_decoding() -> None:
     """An aggregator shifts a count to where numbers wrap: "more than 7 votes" must not become
     2³²."""

@@ -30,7 +30,7 @@ def connection(server: Serving, source: str = "127.0.0.1", buffer: int = 4096) -
     """Connect from an address of this machine, with a receive buffer of about this many bytes."""
     made = socket.socket()
     made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
-    made.settimeout(20)
+    made.settimeout(120)
     made.bind((source, 0))
     url = urlsplit(server.url)
     assert url.hostname is not None
@@ -57,7 +57,7 @@ def never_reading(
 
 def client(server: Serving, source: str, headers: dict[str, str] | None = None) -> httpx.Client:
     transport = httpx.HTTPTransport(local_address=source)
-    return httpx.Client(base_url=server.url, transport=transport, headers=headers, timeout=20)
+    return httpx.Client(base_url=server.url, transport=transport, headers=headers, timeout=120)
 
 
 def take_all(
@@ -67,7 +67,7 @@ def take_all(
 
     While they still ask, one whose slot was taken in between is refused and closed: others follow.
     """
-    deadline = time.monotonic() + 50
+    deadline = time.monotonic() + 120
     while not refused():
         assert time.monotonic() < deadline
         open_.enter_context(never_reading(server, 4, sources, more))
@@ -92,13 +92,12 @@ def test_those_who_never_read_from_one_address_keep_nobody_else_out(
         never_reading(server, SEATS, 1),
     ):
         with client(server, "127.0.2.1") as stranger, client(server, "127.0.1.1", headers) as own:
-            began = time.monotonic()
-            while time.monotonic() - began < 2:
+            for _ in range(40):
                 assert stranger.get("/openapi.json").status_code == 200
                 assert own.get("/budget").status_code == 200
             assert own.post("/label", json=question(1)).status_code == 200
         with client(server, "127.0.1.1") as neighbour:
-            until(lambda: neighbour.get("/problems").status_code, lambda status: status == 200, 20)
+            until(lambda: neighbour.get("/problems").status_code, lambda status: status == 200)
         assert {entry.get("problem") for entry in server.entries("^request$")} <= {
             None,
             "overloaded",
@@ -124,7 +123,7 @@ def test_those_who_never_read_from_many_addresses_keep_no_student_out(
             assert stranger.get("/healthz").status_code == 200
             assert own.get("/budget").status_code == 200
         assert own.post("/label", json=question(1)).status_code == 200
-        until(lambda: stranger.get("/problems").status_code, lambda status: status == 200, 20)
+        until(lambda: stranger.get("/problems").status_code, lambda status: status == 200)
 
 
 @SQLITE
@@ -195,7 +194,7 @@ def test_a_proxy_that_is_trusted_says_whose_share_a_request_counts_in(
         def seen(by: httpx.Client, address: str) -> int:
             return by.get("/problems", headers={"X-Forwarded-For": address}).status_code
 
-        until(lambda: seen(proxy, "10.0.0.9"), lambda status: status == 503, 10)
+        until(lambda: seen(proxy, "10.0.0.9"), lambda status: status == 503)
         assert seen(proxy, "10.0.0.8") == 200
         assert seen(liar, "10.0.0.9") == 200
 
@@ -208,7 +207,7 @@ def test_idle_connections_give_way_to_new_ones(served_machine: Machine) -> None:
         host, port = urlsplit(server.url).hostname, urlsplit(server.url).port
         assert host is not None
         own, stranger = (
-            HTTPConnection(host, port, source_address=(source, 0), timeout=20)
+            HTTPConnection(host, port, source_address=(source, 0), timeout=120)
             for source in ("127.0.2.1", "127.0.2.2")
         )
         for one in (own, stranger):

@@ -6,8 +6,7 @@ import json
 import os
 import signal
 import socket
-import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 from enrolled import question, student
 from machine import Machine
 from postgres import Postgres
-from serving import serving
+from serving import serving, until
 
 SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
@@ -79,18 +78,23 @@ def test_trusting_everybody_to_name_an_address_is_warned_of(served_machine: Mach
     assert warning["setting"] == "TERRINE_FORWARDED_ALLOW_IPS"
 
 
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_a_server_waits_for_a_postgresql_that_recovers(
     served_machine: Machine, postgres: Postgres
 ) -> None:
-    """A standby without connections, until it is promoted."""
-    if served_machine.database_url.startswith("sqlite"):
-        pytest.skip("PostgreSQL only")
+    """A standby without connections, which is promoted once it has turned the server away."""
+    before = postgres.turned_away()
     with postgres.recovering():
-        threading.Timer(4, postgres.promote).start()
-        began = time.monotonic()
-        with serving(served_machine) as server:
-            assert time.monotonic() - began > 4
-            assert httpx.get(f"{server.url}/readyz").status_code == 200
+
+        def promote() -> None:
+            until(postgres.turned_away, lambda count: count > before)
+            postgres.promote()
+
+        with ThreadPoolExecutor(1) as pool:
+            promoted = pool.submit(promote)
+            with serving(served_machine) as server:
+                promoted.result()
+                assert httpx.get(f"{server.url}/readyz", timeout=60).status_code == 200
 
 
 @SQLITE
@@ -109,7 +113,7 @@ def test_a_stopping_server_announces_the_close_and_never_fails_bare(
         url = httpx.URL(server.url)
         finishing, cut = (socket.create_connection((url.host, url.port)) for _ in range(2))
         for one in (finishing, cut):
-            one.settimeout(20)
+            one.settimeout(120)
             one.sendall(head)
             assert one.recv(65536).startswith(b"HTTP/1.1 100")
             one.sendall(body[:5])

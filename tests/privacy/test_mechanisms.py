@@ -75,6 +75,7 @@ def build(spec: Spec) -> Mechanism:
     return build_mechanism(spec, teachers=10, classes=3)
 
 
+@pytest.mark.statistical
 @pytest.mark.parametrize("spec", SPECS, ids=str)  # test_stable_svt.py tests the other one
 @pytest.mark.parametrize("votes", VOTES, ids=str)
 def test_releases_follow_the_exact_law(spec: Spec, votes: tuple[int, ...]) -> None:

@@ -165,10 +165,12 @@ def test_an_exhausted_source_of_randomness_is_an_error() -> None:
         pytest.param(discrete_laplace(2.0), id="laplace-2"),
     ],
 )
+@pytest.mark.statistical
 def test_draws_from_the_operating_system_follow_the_exact_law(table: NoiseTable) -> None:
     assert chi_square_p(table.sample((400_000,)), table) > FALSE_ALARM
 
 
+@pytest.mark.statistical
 def test_the_chi_square_test_notices_wrong_noise() -> None:
     table = discrete_gaussian(5.0)
     generator = np.random.default_rng(1)

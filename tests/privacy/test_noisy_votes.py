@@ -72,6 +72,7 @@ def fits(seen: NDArray[np.int64], expected: NDArray[np.float64]) -> bool:
 # --------------------------------------------------------------------------------- what it releases
 
 
+@pytest.mark.statistical
 @pytest.mark.parametrize("sigma", [0.5, 3.0])
 @pytest.mark.parametrize("votes", [[5, 4, 1], [0, 0, 10]], ids=str)
 def test_each_count_is_its_votes_and_a_discrete_gaussian(sigma: float, votes: list[int]) -> None:
@@ -83,6 +84,7 @@ def test_each_count_is_its_votes_and_a_discrete_gaussian(sigma: float, votes: li
         assert fits(np.bincount(column + reach, minlength=len(pmf)), pmf)
 
 
+@pytest.mark.statistical
 def test_the_noise_of_the_classes_is_independent() -> None:
     pmf = gaussian_pmf(1.0)
     reach, width = len(pmf) // 2, len(pmf)

@@ -7,11 +7,16 @@ from pathlib import Path
 
 import pytest
 from digits import DigitsEnsemble
+from seeded_noise import seed_noise
 from server import RunningServer, running_server
 
 
 @pytest.fixture
-def server(tmp_path: Path, digits_ensemble: DigitsEnsemble) -> Iterator[RunningServer]:
+def server(
+    tmp_path: Path, digits_ensemble: DigitsEnsemble, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[RunningServer]:
+    """With the same noise each time: what a student learns is then the same, too."""
+    seed_noise(monkeypatch)
     url = f"sqlite:///{tmp_path / 'terrine.sqlite'}"
     with running_server(tmp_path / "data", url, digits_ensemble) as running:
         yield running

@@ -66,7 +66,7 @@ def _until_waiting(engine: Engine, sessions: int) -> None:
         "SELECT count(*) FROM pg_stat_activity "
         "WHERE datname = current_database() AND wait_event_type = 'Lock'"
     )
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 60
     while True:
         with engine.connect() as connection:
             if connection.execute(waiting).scalar_one() == sessions:

@@ -149,6 +149,12 @@ class Postgres:
             self.promote()
             self.start()
 
+    def turned_away(self) -> int:
+        """Count the connections that it has refused so far because it was recovering."""
+        log = (self._directory / "log").read_text()
+        reasons = ("is starting up", "is not accepting connections")
+        return sum(log.count(f"FATAL:  the database system {reason}") for reason in reasons)
+
     def promote(self) -> None:
         """End the recovery."""
         subprocess.run(

@@ -16,6 +16,9 @@ from multiprocessing.process import BaseProcess
 from types import FrameType, FunctionType
 from typing import Any
 
+import pytest
+from seeded_noise import SEED, seed_noise
+
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(
     [
@@ -71,6 +74,8 @@ def command(
     os.environ.clear()  # it is of the test that started the first process
     os.environ.update(environment)
     sys.argv = ["terrine", *arguments]
+    if SEED in environment:
+        seed_noise(pytest.MonkeyPatch(), int(environment[SEED]))
     main()
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from commands import Terrine
 from machine import Machine
+from seeded_noise import SEED
 from serving import serving
 from sklearn.linear_model import LogisticRegression
 
@@ -38,6 +39,7 @@ def test_the_documented_commands_make_a_student_that_beats_plain_baselines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terrine: Terrine, shared_data: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(SEED, "0")
     adult = shared_data / "adult"
     (tmp_path / "adult.data.gz").write_bytes((adult / "adult.data.gz").read_bytes())
     rows = gzip.decompress((adult / "adult.test.gz").read_bytes()).decode().splitlines()[1:]

@@ -15,6 +15,7 @@ import pytest
 from commands import Terrine
 from hospital import stays
 from machine import Machine
+from seeded_noise import SEED
 from serving import serving
 
 from terrine_client import Client
@@ -49,6 +50,7 @@ def test_owner_student_and_auditor(
     published: Path,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(SEED, "0")
     data = tmp_path / "data"
     machine = Machine(data, f"sqlite:///{data / 'terrine.sqlite'}", terrine)
     # ------------------------------------------------------------------------------- the owner
@@ -189,6 +191,7 @@ def test_a_stand_in_says_how_far_teachers_agree_and_feeds_the_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terrine: Terrine, published: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(SEED, "0")
     terrine("ensemble", "schema", published, "--label", "readmitted").fine  # noqa: B018
     schema = ("--schema", "schema.json")
     train = ("ensemble", "train", published, "--name", "stand-in", "--teachers", 40, *schema)

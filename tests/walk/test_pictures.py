@@ -11,6 +11,7 @@ import pytest
 from commands import Terrine
 from machine import Machine
 from PIL import Image
+from seeded_noise import SEED
 from serving import serving
 from sklearn.datasets import load_digits
 
@@ -42,6 +43,7 @@ def test_a_student_s_folder_is_converted_as_the_owner_s_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terrine: Terrine
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(SEED, "0")
     folders(tmp_path)
     data = tmp_path / "data"
     machine = Machine(data, f"sqlite:///{data / 'terrine.sqlite'}", terrine)
