@@ -2,7 +2,7 @@
 
     PYTHONPATH=tests/support python tests/support/kept_ledger.py
 
-writes `tests/fixtures/ledger-1.0.0.sqlite.gz` and the exports and anchors beside it. It is never
+writes `tests/fixtures/ledger-1.0.0.database.gz` and the exports and anchors beside it. It is never
 written again: a version that changes what is stored adds a ledger of its own.
 """
 
@@ -22,7 +22,7 @@ from tampering import World
 from terrine_server.ledger import Ledger
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
-DATABASE = FIXTURES / "ledger-1.0.0.sqlite.gz"
+DATABASE = FIXTURES / "ledger-1.0.0.database.gz"
 ANCHORS = FIXTURES / "ledger-1.0.0.json"
 
 
