@@ -12,7 +12,7 @@ INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv tools demo serve reproduce glyphs test test-fast torture simulate mutants lint site notebooks client openapi reference release-check sbom licenses lock audit bench secrets owners owners-demo docker clean
+.PHONY: help venv tools demo serve reproduce glyphs test test-fast test-sure torture simulate mutants lint site notebooks client openapi reference release-check sbom licenses lock audit bench secrets owners owners-demo docker clean
 
 help: ## Show this help
 	@echo "Terrine: private teachers vote, students learn, the ledger keeps count."
@@ -57,6 +57,12 @@ test: venv ## Run every test, three at a time (ARGS="-n 0": one)
 
 test-fast: venv ## Run the quick tests of every room, within 90 seconds: no server, no PostgreSQL
 	$(BIN)/pytest -n 2 --dist worksteal -m 'not slow and not docker' $(ARGS)
+
+test-sure: venv ## Show that no test fails by chance: statistical ones 200 times, all ten times and five beside load
+	for i in $$(seq 200); do $(BIN)/pytest -n 3 --dist worksteal -q -m statistical || exit 1; done
+	for i in $$(seq 10); do $(BIN)/pytest -n 3 --dist worksteal -q || exit 1; done
+	for i in 1 2; do (while kill -0 $$$$ 2> /dev/null; do :; done) & done; \
+	for i in $$(seq 5); do $(BIN)/pytest -n 3 --dist worksteal -q || exit 1; done
 
 torture: venv ## Kill servers and databases 1,000 times under load, then audit (ARGS="--seed N")
 	$(BIN)/pytest tests/torture --kills 1000 $(ARGS)

@@ -15,6 +15,7 @@ from commands import Terrine
 from digits import PRIVATE
 from server import RunningServer
 from sklearn.datasets import load_digits
+from sklearn.neighbors import NearestCentroid
 from studying import AMPLE, CONFIDENT, INTERACTIVE, QUICK, study
 
 from terrine_client import NO_COUNT, Client
@@ -31,6 +32,9 @@ from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import EnsembleRegister, ProjectOpen, ProjectStatus
 from terrine_server.owner.operations import open_project, register_ensemble
 
+LITTLE = Training(steps=8, batch=32, unlabelled_batch=64)
+VAT = Training("vat", steps=60, batch=32, unlabelled_batch=64)
+
 
 @pytest.mark.slow
 def test_a_student_queries_until_it_is_refused_and_trains(
@@ -39,17 +43,20 @@ def test_a_student_queries_until_it_is_refused_and_trains(
     server.open_project(mechanism=CONFIDENT, epsilon=8.0)
     lines: list[str] = []
     with Client(server.url, server.token()) as client:
-        made = study(server, client, tmp_path / "s", Training("vat", steps=60), tell=lines.append)
+        made = study(server, client, tmp_path / "s", VAT, tell=lines.append)
         with pytest.raises(BudgetExhausted):
             client.label(server.ensemble.public[made.outcomes == ""][:1])
-    report, bought = made.report, made.labels >= 0
+    report, bought, digits = made.report, made.labels >= 0, server.ensemble
     assert report.refused
     assert report.epsilon * 0.9 < report.epsilon_spent <= report.epsilon
     assert len(report.rounds) == 3
     assert sum(entry.asked for entry in report.rounds) == report.charges
     assert (made.labels == server.ensemble.public_labels)[bought].mean() > 0.85
+    public, unseen = (each.reshape(len(each), -1) for each in (digits.public, digits.unseen))
+    plain = NearestCentroid().fit(public[bought], made.labels[bought])
     assert report.accuracy is not None
-    assert report.accuracy > 0.75
+    # The noise is seeded: 87 % of 197, where the plain model of the same answers has 82 %.
+    assert report.accuracy > plain.score(unseen, digits.unseen_labels)
     assert report.accuracy == made.student.accuracy(
         server.ensemble.unseen, server.ensemble.unseen_labels
     )
@@ -297,7 +304,7 @@ def test_the_command_ends_on_images_of_ordinary_size(
     np.savez(tmp_path / "own.npz", x=enlarged(digits.unseen), y=digits.unseen_labels)
     said = terrine(
         "student", "train", tmp_path / "pool.npy", "--url", server.url,
-        "--queries", "160", "--method", "auto:steps=60",
+        "--queries", "160", "--method", "auto:steps=15",
         "--held-out", tmp_path / "own.npz", "--out", tmp_path / "student",
         TERRINE_TOKEN=server.token(project="large"),
     ).fine  # fmt: skip
@@ -393,8 +400,8 @@ def test_the_choice_uses_bought_labels_and_public_inputs_only(
     made = []
     with Client(server.url, server.token()) as client:
         for name, held_out in (("a", (digits.unseen, digits.unseen_labels)), ("b", wrong)):
-            options: dict[str, Any] = {"held_out": held_out, "rounds": 1, "queries": 60}
-            out, training = tmp_path / name, Training(steps=40)
+            options: dict[str, Any] = {"held_out": held_out, "rounds": 1, "queries": 40}
+            out, training = tmp_path / name, LITTLE
             made.append(distill(client, digits.public, out, training=training, **options))
     first, second = made
     assert first.report.choice == second.report.choice
@@ -407,7 +414,7 @@ def test_a_study_that_is_interrupted_while_methods_are_compared_continues(
     server: RunningServer, tmp_path: Path
 ) -> None:
     server.open_project(mechanism=CONFIDENT, epsilon=AMPLE)
-    training = Training(steps=40)
+    training = LITTLE
 
     def interrupt(line: str) -> None:
         if line.startswith("Comparing"):
