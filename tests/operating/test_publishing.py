@@ -7,7 +7,6 @@ import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
@@ -157,10 +156,6 @@ def test_more_queries_are_answered_and_the_secret_spend_stays_with_the_owner(
         assert str(figure)[:8] not in seen
     assert "secret-spend" not in seen
     assert thousand.run("ledger", "verify").code == 0
-    assert "data-dependent, enforced" in thousand.run("price", "study").fine
-    repriced: dict[str, Any] = json.loads(thousand.run("--json", "price", "study").fine)
-    assert repriced["enforced"] == "data-dependent"
-    assert repriced["rules"][-1]["queries"] >= paid.sum()
     assert "≤" in thousand.run("ledger", "show", "study", "--last", "1000").fine
     assert thousand.run("audit", "ledger").code == 0
 

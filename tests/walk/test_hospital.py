@@ -203,7 +203,6 @@ def test_a_stand_in_says_how_far_teachers_agree_and_feeds_the_plan(
     own.write_text(stays(800, 800, seed=6))
     evaluate = ("ensemble", "evaluate", "stand-in", own)
     assert "--trained-on public" in terrine(*evaluate).refused
-    assert "--acknowledge-leak" in terrine(*evaluate, "--trained-on", "private").refused
     said = terrine(*evaluate, "--trained-on", "public", "--votes", "votes.npz").fine
     assert "40 teachers of stand-in on 800 records" in said
     assert re.search(r"│ yes\s*│", said)

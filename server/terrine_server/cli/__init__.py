@@ -19,7 +19,6 @@ from terrine_server.cli import (
     mechanism,
     owners,
     plan,
-    price,
     project,
     request,
     serve,
@@ -39,7 +38,6 @@ app.command()(serve.init)
 app.command()(serve.serve)
 app.command()(doctor.doctor)
 app.command()(plan.plan)
-app.command()(price.price)
 app.command()(audit.audit)
 app.command()(demo.demo)
 app.add_typer(ensemble.app, name="ensemble")

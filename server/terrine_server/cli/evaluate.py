@@ -51,10 +51,6 @@ def evaluate(
     trained_on: Annotated[
         VotesAre | None, typer.Option(help="What the teachers were trained on.")
     ] = None,
-    acknowledge_leak: Annotated[
-        bool,
-        typer.Option("--acknowledge-leak", help="Look at private votes, outside every guarantee."),
-    ] = False,
     votes: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Also save the votes, as `terrine plan --votes` reads."),
@@ -77,7 +73,7 @@ def evaluate(
     from terrine_models.teachers.agreement import Agreement
     from terrine_models.teachers.ensemble import Ensemble
 
-    check_origin(trained_on, acknowledge_leak, "--trained-on")
+    check_origin(trained_on, "--trained-on")
     if votes is not None and votes.suffix != ".npz":
         fail(f"--votes must end in .npz; {votes} does not.")
     loaded = Ensemble.load(ensemble_directory(ensemble))

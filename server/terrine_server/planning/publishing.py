@@ -12,7 +12,6 @@ released at counts of charges that are fixed beforehand (`published.release`). T
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,7 +24,8 @@ from terrine_server.privacy.accounting.conversions import rdp_budget
 from terrine_server.privacy.accounting.curves import rdp
 from terrine_server.privacy.accounting.events import CostEvent
 from terrine_server.privacy.accounting.units import COST_UNITS
-from terrine_server.privacy.budget.quoting import publication_z, split_delta
+from terrine_server.privacy.budget.quoting import publication_z, quote, split_delta
+from terrine_server.privacy.budget.rules import GDP
 from terrine_server.privacy.mechanisms.base import Mechanism
 from terrine_server.privacy.mechanisms.interactive_gnmax import InteractiveGNMax
 from terrine_server.privacy.parameters import MAX_EPSILON
@@ -86,8 +86,7 @@ class _Choice:
 class DataDependent:
     """Data-dependent accounting of one mechanism on the expected votes.
 
-    `most`: the number of queries that δ allows, whatever they cost. `orders`, `publications`: the
-    orders and numbers of publications to choose from.
+    `orders`, `publications`: the orders and numbers of publications to choose from.
     """
 
     def __init__(
@@ -97,12 +96,12 @@ class DataDependent:
         forecast: Forecast,
         *,
         delta: float,
-        most: int,
         publications: Sequence[int] = PUBLICATIONS,
         orders: Sequence[float] = ORDERS,
     ) -> None:
         events = mechanism.events()
-        self.delta, self.most = delta, most
+        terms = quote(mechanism, MAX_EPSILON, delta, rule=GDP)  # for its δ, which has no rule
+        self.delta, self.most = delta, terms.delta_budget // terms.worst.delta
         self.publications, self.orders = publications, orders
         self.conversion = split_delta(events.values(), delta, publishing=True).conversion
         self.shares: dict[CostEvent, float] = {}
@@ -138,25 +137,6 @@ class DataDependent:
         meter, tally = self._expected(publication.order)
         choice = _choice(publication, len(schedule), meter.spend(tally, publication.beta))
         return self._best([choice], self._budget(publication.order, epsilon), schedule)
-
-    def reach(self, epsilon: float) -> int:
-        """Return how many queries (ε, δ) reaches, with or without publications."""
-        found = self.plan(epsilon)
-        return self._unpublished(self._budgets(epsilon)) if found is None else found.queries
-
-    def epsilon(self, queries: float) -> float:
-        """Return the smallest ε (to 0.1 %) that reaches this many queries; infinite above 100."""
-        if queries > self.most:
-            return math.inf
-        low, high = 0.0, 1.0
-        while self.reach(high) < queries:
-            low, high = high, 2 * high
-            if low > MAX_EPSILON:
-                return math.inf
-        while high - low > 1e-3 * high:
-            middle = (low + high) / 2
-            low, high = (low, middle) if self.reach(middle) >= queries else (middle, high)
-        return high
 
     def _budget(self, order: float, epsilon: float) -> float:
         return float(rdp_budget(order, epsilon, self.conversion))
