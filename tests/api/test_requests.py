@@ -180,8 +180,7 @@ def test_the_commands_do_what_the_api_does(
         made = [student.request_project(f"[b]{n}[/b]", "To learn", 2.0) for n in range(3)]
         listed = json.loads(terrine("--json", "request", "list").fine)
         assert listed == [each.model_dump(mode="json") for each in admin.requests()]
-        assert "[b]1[/b]" in terrine("request", "list", "--status", "open").fine
-        assert "--status is one of" in terrine("request", "list", "--status", "lost").refused
+        assert "[b]1[/b]" in terrine("request", "list").fine
         shown = json.loads(terrine("--json", "request", "show", made[0].id).fine)
         assert shown == admin.request(made[0].id).model_dump(mode="json")
         assert "of the cap is reserved in all" in terrine("request", "show", made[0].id).fine

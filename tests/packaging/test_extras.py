@@ -122,7 +122,7 @@ def test_a_student_s_program_needs_no_extra() -> None:
         (("ledger", "show"), "auditor"),
         (("log", "export"), "auditor"),
         (("audit", "ledger"), "auditor"),
-        (("audit", "ledger", "--picture", "audit.png"), "server"),
+        (("audit", "--quick"), "server"),
         (("student", "train", "pool.npy", "--url", "http://127.0.0.1:9"), "student"),
     ],
 )

@@ -204,9 +204,8 @@ def _extra(words: list[str]) -> str:
     match [word for word in words if word != "--json" and not word.startswith("--data-dir=")]:
         case ["student", *_]:
             return "student"
-        case ["audit", *subjects]:  # attacks on a server need one, and pictures matplotlib
-            served = any(word.startswith(("service", "--all", "--picture")) for word in subjects)
-            return "server" if served else "auditor"
+        case ["audit", *words] if {"mechanisms", "ledger"} & {*words} and "service" not in words:
+            return "auditor"  # attacks on a server need one
         case ["ledger" | "log", *_]:
             return "auditor"
         case _:

@@ -55,9 +55,7 @@ def open_project(request: ProjectOpen) -> None:
 
 @app.command("list")
 @with_json
-def list_projects(
-    ensemble: Annotated[str | None, typer.Option(help="Only projects on this ensemble.")] = None,
-) -> None:
+def list_projects() -> None:
     """List all projects."""
     from terrine_server.owner.operations import open_ledger
     from terrine_server.settings import Settings
@@ -66,7 +64,7 @@ def list_projects(
     settings = Settings()
     ledger = open_ledger(settings)
     records: list[ProjectRecord] = []
-    while page := ledger.projects(records[-1].name if records else None, 100, ensemble=ensemble):
+    while page := ledger.projects(records[-1].name if records else None, 100):
         records += page
     accounts = [budget(record) for record in records]
     output(

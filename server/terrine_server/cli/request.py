@@ -11,7 +11,6 @@ from terrine_server.cli.console import (
     as_json,
     console,
     errors,
-    fail,
     opened_ledger,
     output,
     print_json,
@@ -29,17 +28,11 @@ Id = Annotated[str, typer.Argument(metavar="ID", help="Id of the request.")]
 
 @app.command("list")
 @with_json
-def list_requests(
-    status: Annotated[str | None, typer.Option(help="open, approved or refused.")] = None,
-) -> None:
+def list_requests() -> None:
     """List requests, oldest first."""
-    from terrine_protocol import RequestStatus
     from terrine_server import views
 
-    if status is not None and status not in set(RequestStatus):
-        fail(f"--status is one of {', '.join(RequestStatus)}; not {status!r}.")
-    chosen = None if status is None else RequestStatus(status)
-    found = opened_ledger().list_requests(status=chosen)
+    found = opened_ledger().list_requests()
     output(
         [views.request_account(each) for each in found],
         [
@@ -89,9 +82,12 @@ def show(request_id: Id) -> None:
 
 @app.command()
 @with_json
-@takes(RequestApprove)
+@takes(RequestApprove, only=("name", "epsilon", "mechanism", "token_expires_in_days"))
 def approve(approval: RequestApprove, request_id: Id) -> None:
-    """Open the project that was asked for. A token is printed once, alone on stdout."""
+    """Open the project that was asked for. A token is printed once, alone on stdout.
+
+    Other terms can be given on the page of the request, or to the API.
+    """
     from terrine_protocol import RequestApproved
     from terrine_server import views
     from terrine_server.labeling.any_voters import AnyVoters
