@@ -324,15 +324,15 @@ def owner(home: Path, ensemble: DigitsEnsemble) -> Iterator[Target]:
 
     own = {"TERRINE_TEACHER_TOKEN_FILE": str(home / "token"), "TERRINE_TEACHER_MODEL": "digits"}
     with command("teacher", "serve", ensemble.directory, **own) as port:
-        stranger = asked(4096, "no-token-of-this-teacher")
+        unknown = asked(4096, "no-token-of-this-teacher")
         yield Target(
             "owner, 2 rows",
             port,
             lambda: lambda: asked(2, token),
             {
-                "unauthenticated bodies": (repeat, [stranger]),
-                "unauthenticated half-sent bodies": (hold, stranger[:60_000]),
-                "half-sent heads": (hold, stranger[:40]),
+                "unauthenticated bodies": (repeat, [unknown]),
+                "unauthenticated half-sent bodies": (hold, unknown[:60_000]),
+                "half-sent heads": (hold, unknown[:40]),
                 "idle connections": (hold, b""),
             },
         )

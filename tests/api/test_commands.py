@@ -195,14 +195,14 @@ def test_mechanisms_are_listed_shown_and_stated(terrine: Terrine) -> None:
     from terrine_server.privacy.mechanisms import MECHANISMS
 
     assert set(MECHANISM_SPECS) == set(MECHANISMS)
-    listed = terrine("mechanism", "list").fine
+    listed = terrine("mechanisms").fine
     for name, spec in MECHANISM_SPECS.items():
         assert name in listed
-        shown = terrine("mechanism", "show", name).fine
+        shown = terrine("mechanisms", name).fine
         assert all(parameter in shown for parameter in spec.model_fields if parameter != "name")
-        assert json.loads(terrine("--json", "mechanism", "show", name).fine)[0]["parameter"]
-    assert len(json.loads(terrine("--json", "mechanism", "list").fine)) == len(MECHANISM_SPECS)
-    assert "There is no mechanism 'votes'" in terrine("mechanism", "show", "votes").refused
+        assert json.loads(terrine("--json", "mechanisms", name).fine)[0]["parameter"]
+    assert len(json.loads(terrine("--json", "mechanisms").fine)) == len(MECHANISM_SPECS)
+    assert "There is no mechanism 'votes'" in terrine("mechanisms", "votes").refused
     stable: dict[str, object] = {"name": "stable", "sigma": 60, "delta_per_query": 1e-10}
     assert parse_mechanism(mechanism_text(stable)) == stable
     assert parse_mechanism("stable: sigma=60, delta-per-query=1e-10") == stable

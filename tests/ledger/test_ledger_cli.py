@@ -44,21 +44,6 @@ def as_json(*arguments: str) -> str:
     return CliRunner().invoke(app, ["--json", "ledger", *arguments]).output
 
 
-def test_show_lists_every_account(ledger: Ledger) -> None:
-    shown = terrine("show").output
-    [study] = [line for line in shown.splitlines() if "study" in line]
-    [other] = [line for line in shown.splitlines() if line.startswith("│ other")]
-    assert "│ 5 " in study
-    assert "│ 2 " in other
-
-
-def test_show_lists_accounts_as_json(ledger: Ledger) -> None:
-    shown = json.loads(as_json("show"))
-    assert [project["project"] for project in shown["projects"]] == ["other", "study"]
-    assert shown["projects"][1]["spent"] == ledger.project("study").spent
-    assert shown["ensembles"][0]["reserved"] == ledger.ensemble("mnist").reserved
-
-
 def test_show_gives_a_project_and_its_last_entries(ledger: Ledger) -> None:
     shown = terrine("show", "study", "--last", "2").output
     assert ledger.project("study").head in shown

@@ -215,7 +215,6 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "ChoiceInfo": CHOICE,
     "ConsideredInfo": CONSIDERED,
     "ConsensusLevel": {"agreement": 0.9, "share": 3.0},
-    "PublishingRequest": PUBLISHING,
     "PublishingTerms": PROJECT["publishing"],
     "SecretSpend": {
         "secret": True,

@@ -260,7 +260,7 @@ def _refusal(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
 def malformed(metrics: Metrics) -> Response:
     """Answer malformed HTTP with a problem, log and count it: no route ever sees it.
 
-    Its text is the stranger's, so it is left out.
+    Its text is the client's, so it is left out.
     """
     slug, request_id = "malformed-http", uuid4().hex
     log.info("request", method="(other)", route="(none)", status=400, problem=slug)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 from rich.markup import escape
@@ -42,15 +42,49 @@ class Format(StrEnum):
 @app.command()
 @with_json
 def show(
-    project: Annotated[str | None, typer.Argument(help="Only this project.")] = None,
+    project: Annotated[str, typer.Argument(help="The project.")],
     last: Annotated[int, typer.Option(min=0, max=1000, help="Number of entries to show.")] = LAST,
 ) -> None:
-    """Show all accounts, or one project's account and its last entries."""
+    """Show a project's account and its last entries. `terrine project list` has all accounts."""
+    from terrine_server import views
+    from terrine_server.ledger.verifying.archive import entry_line
+
     ledger = opened_ledger()
-    if project is None:
-        _show_accounts(ledger)
-    else:
-        _show_project(ledger, project, last)
+    record = ledger.project(project)
+    account = views.budget(record)
+    entries = ledger.charges(project, after_seq=max(0, record.charges - last), limit=last)
+    if as_json():
+        print_json(
+            {
+                "account": account,
+                "genesis": record.genesis,
+                "head": record.head,
+                "last_charges": [entry_line(entry) for entry in entries],
+            }
+        )
+        return
+    console.print(
+        f"[bold]{project}[/] on {record.ensemble.name}, {record.status}\n"
+        f"ε spent {account.epsilon_spent:.6g} of {account.epsilon:g} at δ = {account.delta:g}: "
+        f"{account.spent} of {account.budget} units ({account.spent / account.budget:.1%})\n"
+        f"{account.charges} charges, at least {account.affordable} more queries fit\n"
+        f"head {record.head}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    table = Table("#", "when (UTC)", "outcome", "label", "cost", "δ", "query")
+    for entry in entries:
+        table.add_row(
+            str(entry.seq),
+            f"{entry.created_at:%Y-%m-%d %H:%M:%S}",
+            entry.outcome,
+            _result(entry, record),
+            str(entry.cost),
+            str(entry.delta),
+            entry.query_digest[:12],
+        )
+    if entries:
+        console.print(table)
 
 
 @app.command()
@@ -85,100 +119,11 @@ def export(
         console.print(f"Wrote {count} entries to {output}.", highlight=False, soft_wrap=True)
 
 
-def _show_accounts(ledger: Ledger) -> None:
-    from terrine_server import views
-
-    ensembles = ledger.ensembles()
-    projects = [ledger.project(name) for name in ledger.project_names()]
-    if as_json():
-        print_json(
-            {
-                "ensembles": [_cap(ensemble) for ensemble in ensembles],
-                "projects": [views.budget(p) for p in projects],
-            }
-        )
-        return
-    caps = Table("ensemble", "cap ε", "cap δ", "reserved", "δ reserved")
-    for ensemble in ensembles:
-        caps.add_row(
-            ensemble.name,
-            f"{ensemble.epsilon:g}",
-            f"{ensemble.delta:g}",
-            _share(ensemble.reserved, ensemble.cap),
-            _share(ensemble.delta_reserved, ensemble.delta_cap),
-        )
-    accounts = Table("project", "ensemble", "status", "ε", "ε spent", "spent", "charges", "left")
-    for project in projects:
-        account = views.budget(project)
-        accounts.add_row(
-            project.name,
-            project.ensemble.name,
-            project.status,
-            f"{account.epsilon:g}",
-            f"{account.epsilon_spent:.4g}",
-            _share(account.spent, account.budget),
-            str(account.charges),
-            f"≥ {account.affordable}",
-        )
-    console.print(caps)
-    console.print(accounts)
-
-
-def _show_project(ledger: Ledger, name: str, last: int) -> None:
-    from terrine_server import views
-    from terrine_server.ledger.verifying.archive import entry_line
-
-    project = ledger.project(name)
-    account = views.budget(project)
-    entries = ledger.charges(name, after_seq=max(0, project.charges - last), limit=last)
-    if as_json():
-        print_json(
-            {
-                "account": account,
-                "genesis": project.genesis,
-                "head": project.head,
-                "last_charges": [entry_line(entry) for entry in entries],
-            }
-        )
-        return
-    console.print(
-        f"[bold]{name}[/] on {project.ensemble.name}, {project.status}\n"
-        f"ε spent {account.epsilon_spent:.6g} of {account.epsilon:g} at δ = {account.delta:g}: "
-        f"{account.spent} of {account.budget} units ({_share(account.spent, account.budget)})\n"
-        f"{account.charges} charges, at least {account.affordable} more queries fit\n"
-        f"head {project.head}",
-        highlight=False,
-        soft_wrap=True,
-    )
-    table = Table("#", "when (UTC)", "outcome", "label", "cost", "δ", "query")
-    for entry in entries:
-        table.add_row(
-            str(entry.seq),
-            f"{entry.created_at:%Y-%m-%d %H:%M:%S}",
-            entry.outcome,
-            _result(entry, project),
-            str(entry.cost),
-            str(entry.delta),
-            entry.query_digest[:12],
-        )
-    if entries:
-        console.print(table)
-
-
 def _result(entry: ChargeRecord, project: ProjectRecord) -> str:
     if entry.figure is not None:
         return f"≤ {entry.figure}"
     label = "" if entry.label is None else str(entry.label)
     return escape(project.ensemble.class_names.get(entry.label, label))
-
-
-def _cap(ensemble: Any) -> dict[str, Any]:
-    names = ("name", "manifest_sha256", "epsilon", "delta", "cap", "reserved")
-    return {name: getattr(ensemble, name) for name in (*names, "delta_cap", "delta_reserved")}
-
-
-def _share(part: int, whole: int) -> str:
-    return f"{part / whole:.1%}" if whole else "–"
 
 
 def _write_csv(ledger: Ledger, project: str, file: TextIO) -> int:

@@ -23,7 +23,7 @@ def plan(
         str | None,
         typer.Argument(
             metavar=f"[{SPEC}]",
-            help="A mechanism of `terrine mechanism list`; parameters that are not stated are "
+            help="A mechanism of `terrine mechanisms`; parameters that are not stated are "
             "searched for. Without one, the best plans of all are compared.",
         ),
     ] = None,

@@ -27,7 +27,7 @@ Name = Annotated[str, typer.Argument(help="Name of the project.")]
 def open_project(request: ProjectOpen) -> None:
     """Open a project. Its mechanism, prices and budget can never change.
 
-    `terrine mechanism list` names the mechanisms, `terrine plan` proposes one.
+    `terrine mechanisms` names the mechanisms, `terrine plan` proposes one.
 
     [bold]Example[/bold]
 

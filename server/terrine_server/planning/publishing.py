@@ -130,14 +130,6 @@ class DataDependent:
                 best, most = found, found.queries
         return best
 
-    def follow(
-        self, publication: BoundRelease, schedule: Sequence[int], epsilon: float
-    ) -> PublishingPlan | None:
-        """Return what a given schedule reaches within (ε, δ); None if nothing is published."""
-        meter, tally = self._expected(publication.order)
-        choice = _choice(publication, len(schedule), meter.spend(tally, publication.beta))
-        return self._best([choice], self._budget(publication.order, epsilon), schedule)
-
     def _budget(self, order: float, epsilon: float) -> float:
         return float(rdp_budget(order, epsilon, self.conversion))
 
@@ -176,15 +168,13 @@ class DataDependent:
             np.add.at(tally, places, (probability * self.forecast.weights)[:, None])
         return meter, tally
 
-    def _best(
-        self, choices: Sequence[_Choice], budget: float, counts: Sequence[int] | None = None
-    ) -> PublishingPlan | None:
-        """Simulate publishing at the given counts, or else when a query might leave no room.
+    def _best(self, choices: Sequence[_Choice], budget: float) -> PublishingPlan | None:
+        """Simulate publishing when a query might leave no room.
 
         Returns the result of the choice that reaches the most queries, None if none can publish.
         """
         order = choices[0].publication.order
-        worst = self.worst.get(order) or _worst(self.shares, order)
+        worst = self.worst[order]
         price, secret = _column(c.price for c in choices), _column(c.secret for c in choices)
         sensitivity = _column(c.sensitivity for c in choices)
         noise = _column(c.publication.sigma * c.publication.z for c in choices)
@@ -195,8 +185,6 @@ class DataDependent:
         bounds: list[Floats] = []
         for index in range(max(c.times for c in choices)):
             more = worst.fitting(budget - bound - paid - price)
-            if counts is not None:
-                more = np.minimum(more, np.maximum(0, counts[index] - charged))
             going &= (more > 0) & (index < times)
             charged = charged + np.where(going, more, 0)
             paid = paid + np.where(going, price, 0)
