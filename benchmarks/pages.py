@@ -2,8 +2,8 @@
 
 Each page is asked for in turn, through the whole application but its socket; beside it the API's
 list of all projects, in the same rounds. All projects but the last share `--charges`; the last one
-has `--large` more to itself. The first round is shown apart: a process sums a project's charges when
-it first shows it. Before every other round the large project gets new charges, which it must add.
+has `--large` more to itself. The first round is shown apart: a process sums a project's charges
+when it first shows it. Before every other round the large one gets new charges, which it must add.
 
     python benchmarks/pages.py [--projects 200] [--charges 1000000] [--large 1000000] [--rounds 30]
         [--postgresql]

@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from commands import Terrine
+from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from terrine_server.audit.run import QUICK, Effort
@@ -23,10 +25,12 @@ SMALL = Effort(draws=5_000, noise=50_000, students=3)
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("terrine_server.audit.run.QUICK", SMALL)
     # The command runs in this process, where its log settings would outlive it.
     monkeypatch.setattr("terrine_server.logs.configure", lambda level: None)
+    with capture_logs():  # else it would be among what the command prints
+        yield
 
 
 def test_a_ledger_that_is_named_and_missing_is_an_error(terrine: Terrine) -> None:

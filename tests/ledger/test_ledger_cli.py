@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import subprocess
 import sys
@@ -110,18 +108,6 @@ def test_an_export_holds_all_that_the_hashes_cover(ledger: Ledger, tmp_path: Pat
         )
         assert head.hex() == line["hash"]
     assert head.hex() == ledger.project("study").head
-
-
-def test_an_export_as_csv_has_the_same_entries(ledger: Ledger, tmp_path: Path) -> None:
-    file = tmp_path / "study.csv"
-    result = terrine("export", "study", "--format", "csv", "--output", str(file))
-    assert "5 entries" in result.output
-    entries = list(csv.DictReader(io.StringIO(file.read_text())))
-    _, *lines = [json.loads(line) for line in terrine("export", "study").output.splitlines()]
-    assert [entry["hash"] for entry in entries] == [line["hash"] for line in lines]
-    assert [json.loads(entry["event"]) for entry in entries] == [line["event"] for line in lines]
-    assert [entry["label"] for entry in entries] == ["", "1", "2", "3", "4"]
-    assert list(tmp_path.glob("*.partial")) == []
 
 
 def test_an_unknown_project_is_refused_and_leaves_no_file(ledger: Ledger, tmp_path: Path) -> None:

@@ -210,7 +210,6 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "delta": 1e-5,
         "accounting": "data_dependent",
         "consensus": [{"agreement": 0.9, "share": 3.0}],
-        "publishing": PUBLISHING,
     },
     "ChoiceInfo": CHOICE,
     "ConsideredInfo": CONSIDERED,
@@ -237,7 +236,6 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "name": "more",
         "accounting": "worst_case",
         "consensus": None,
-        "publishing": None,
         "token_expires_in_days": 30.0,
     },
     "RequestApproved": {

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -22,7 +21,7 @@ from terrine_server.cli.console import (
 )
 
 if TYPE_CHECKING:
-    from terrine_server.ledger import ChargeRecord, Ledger, ProjectRecord
+    from terrine_server.ledger import ChargeRecord, ProjectRecord
 
 app = typer.Typer(no_args_is_help=True, help="Show, verify, anchor and export the ledger.")
 app.command()(verify.verify)
@@ -30,13 +29,6 @@ app.command()(verify.anchor)
 app.command()(seal.seal)
 
 LAST = 20
-
-
-class Format(StrEnum):
-    """Format of an export."""
-
-    JSON = "json"
-    CSV = "csv"
 
 
 @app.command()
@@ -90,31 +82,22 @@ def show(
 @app.command()
 def export(
     project: Annotated[str, typer.Argument(help="The project.")],
-    format: Annotated[
-        Format,
-        typer.Option(
-            help="json: the account, then the entries, one JSON object per line; csv: the entries."
-        ),
-    ] = Format.JSON,
     output: Annotated[
         Path | None, typer.Option(help="File to write; default: standard output.")
     ] = None,
 ) -> None:
-    """Export a project's ledger, with everything that its hashes cover.
+    """Export a project's ledger: the account, then the entries, one JSON object per line.
 
-    `terrine ledger verify --file` verifies a JSON export without the database.
+    It has everything that the hashes cover: `terrine ledger verify --file` verifies an export
+    without the database. The project's page and the API have its charges as CSV.
     """
     from terrine_server.owner import operations
 
     ledger, count = opened_ledger(), 0
     ledger.project(project)  # fails for an unknown name, before a file is made
     with writing(output) as file:
-        if format is Format.CSV:
-            operations.record_export(ledger, project)
-            count = _write_csv(ledger, project, file)
-        else:
-            for count, line in enumerate(operations.export(ledger, project)):  # noqa: B007 - the account is 0
-                file.write(json.dumps(line) + "\n")
+        for count, line in enumerate(operations.export(ledger, project)):  # noqa: B007 - the account is 0
+            file.write(json.dumps(line) + "\n")
     if output is not None:
         console.print(f"Wrote {count} entries to {output}.", highlight=False, soft_wrap=True)
 
@@ -124,31 +107,3 @@ def _result(entry: ChargeRecord, project: ProjectRecord) -> str:
         return f"≤ {entry.figure}"
     label = "" if entry.label is None else str(entry.label)
     return escape(project.ensemble.class_names.get(entry.label, label))
-
-
-def _write_csv(ledger: Ledger, project: str, file: TextIO) -> int:
-    from dataclasses import fields
-
-    from terrine_server.ledger import ChargeRecord
-    from terrine_server.ledger.chain import canonical_json
-    from terrine_server.ledger.verifying.archive import entry_line
-    from terrine_server.sheets import Sheet
-
-    columns = [field.name for field in fields(ChargeRecord)]
-    record = ledger.project(project)
-    names = record.ensemble.class_names
-    if names:
-        columns.insert(columns.index("label") + 1, "label_name")
-    if record.noise_sigma is None:
-        columns.remove("counts")
-    sheet = Sheet(file)
-    sheet.row(columns)
-    count = 0
-    for entry in map(entry_line, ledger.stream_charges(project)):
-        documents = {"mechanism", "event", "counts"} & entry.keys()
-        named = {"label_name": names.get(entry["label"])} if names else {}
-        texts = {name: canonical_json(entry[name]) for name in documents}
-        line = entry | named | texts
-        sheet.row(line.get(column) for column in columns)
-        count += 1
-    return count

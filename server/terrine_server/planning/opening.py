@@ -132,7 +132,7 @@ def quotes(
     if not found:
         raise problem
     # With as many answers, the one that is certain of more queries; then the first.
-    return sorted(found, key=lambda o: (-int(o.answers), -o.terms.affordable(Account())))
+    return sorted(found, key=lambda each: (-int(each.answers), -each.terms.affordable(Account())))
 
 
 def expected_answers(terms: Terms, pass_rate: float) -> float:
