@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="See, approve and refuse requests for projects.")
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="Id of the request.")]
+ELSEWHERE = ("delta", "accounting", "consensus", "expected_pass_rate", "title", "purpose")
+"""Terms that are as requested, or given to the API or on the request's page."""
 
 
 @app.command("list")
@@ -82,7 +84,7 @@ def show(request_id: Id) -> None:
 
 @app.command()
 @with_json
-@takes(RequestApprove, only=("name", "epsilon", "mechanism", "token_expires_in_days"))
+@takes(RequestApprove, without=ELSEWHERE)
 def approve(approval: RequestApprove, request_id: Id) -> None:
     """Open the project that was asked for. A token is printed once, alone on stdout.
 
