@@ -167,7 +167,7 @@ def test_impossible_terms_are_refused_with_an_alternative(thousand: Machine) -> 
     said = run(*OPEN[:5], *wasteful, *PUBLISHING).refused
     assert "Publishing cannot pay for itself here" in said
     assert 'accounting "worst_case"' in said
-    assert "go with accounting" in run(*OPEN, "--consensus", "0.9").refused
+    assert "goes with accounting" in run(*OPEN, "--consensus", "0.9").refused
     assert "such as 0.9 or" in run(*OPEN, *PUBLISHING[:3], "high").refused
     assert "agreement" in run(*OPEN, *PUBLISHING[:3], "1.5").refused
     counts = ("--mechanism", "noisy_votes:sigma=40", "--epsilon", "2", "--delta", "1e-6")

@@ -73,6 +73,7 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     _: Annotated[
         bool,
         typer.Option("--version", callback=_version, is_eager=True, help="Show the version."),
@@ -88,7 +89,8 @@ def _options(
         bool, typer.Option("--json", help="Print JSON, of a command that shows something.")
     ] = False,
 ) -> None:
-    ask_for_json(as_json)
+    if as_json:
+        ask_for_json(context)
     if data_dir is not None:
         os.environ["TERRINE_DATA_DIR"] = data_dir
 

@@ -59,9 +59,10 @@ def fail(message: str) -> NoReturn:
     raise CommandError(message)
 
 
-def ask_for_json(wanted: bool) -> None:
-    """Let the command that follows print JSON, or not."""
-    _as_json.set(wanted)
+def ask_for_json(context: typer.Context) -> None:
+    """Let the command of this context print JSON."""
+    _as_json.set(True)
+    context.call_on_close(lambda: _as_json.set(False))
 
 
 def as_json() -> bool:
