@@ -1,7 +1,7 @@
 """Students of UCI Adult at ε = 0.5 and 1, beside what limits them. Worst-case ε, δ = 1e-5.
 
 The training file is private. The rows of the test file, without their labels, are the public pool,
-and they are asked once, in one study, through the mechanisms and prices of the server. They are
+and they are asked once, in one project, through the mechanisms and prices of the server. They are
 split into five folds: each is judged by a student that learned from the answers for the other
 four, so an accuracy is over all test rows. `±` is the standard deviation over noise seeds.
 

@@ -350,6 +350,7 @@ def served(command: list[str], settings: Settings, log_name: str = "server.log")
         "TERRINE_DATA_DIR": str(settings.data_dir),
         "TERRINE_DATABASE_URL": settings.database,
         "TERRINE_REQUESTS_PER_MINUTE": "1000000000",
+        "TERRINE_VOTERS": settings.voters,
     }
     log = settings.data_dir / log_name
     with log.open("w") as file, subprocess.Popen(command, stderr=file, env=environment) as server:

@@ -66,7 +66,6 @@ from terrine_protocol.projects import (
     ProjectOpen,
     ProjectPage,
     ProjectUpdate,
-    PublishingRequest,
     PublishingTerms,
     SecretSpend,
 )
@@ -132,7 +131,6 @@ __all__ = [
     "ProjectUpdate",
     "PublicSource",
     "PublicationInfo",
-    "PublishingRequest",
     "PublishingTerms",
     "Reply",
     "RequestAccount",

@@ -23,6 +23,7 @@ from rich.markup import escape
 
 from terrine_client import Client
 from terrine_client.errors import BudgetExhausted
+from terrine_experiments.accountants import FINE_ORDERS, Accountant, Method, reprice
 from terrine_experiments.lesson import Answers, Bought, Lesson, truth
 from terrine_experiments.owner import open_books, open_study, trained
 from terrine_experiments.results import Result
@@ -33,7 +34,6 @@ from terrine_models.students.asking import asking_order
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_protocol import Role
 from terrine_server.audit.world import serving
-from terrine_server.planning.accountants import FINE_ORDERS, Accountant, Method, reprice
 from terrine_server.privacy import VoteOutcome, build_mechanism
 from terrine_server.privacy.published.noisy_max import laplace_log_tails, lnmax_rdp, union_bound
 

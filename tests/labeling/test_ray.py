@@ -145,7 +145,7 @@ def test_what_a_cluster_cannot_do_is_refused_at_the_start(
     terrine: Terrine, options: list[str], variables: dict[str, str], said: str
 ) -> None:
     terrine("init")
-    refused = terrine("serve", "--port", "0", "--voters", "ray", *options, **variables).refused
+    refused = terrine("serve", "--port", "0", *options, TERRINE_VOTERS="ray", **variables).refused
     assert said in refused
 
 

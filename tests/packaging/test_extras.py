@@ -119,10 +119,10 @@ def test_a_student_s_program_needs_no_extra() -> None:
         (("plan", "gnmax", "--teachers", "100"), "server"),
         (("--data-dir", "data", "token", "create", "--role", "auditor"), "server"),
         (("--data-dir=data", "ledger", "verify", "--file", "x"), "auditor"),
-        (("ledger", "show"), "auditor"),
+        (("ledger", "show", "study"), "auditor"),
         (("log", "export"), "auditor"),
         (("audit", "ledger"), "auditor"),
-        (("audit", "ledger", "--picture", "audit.png"), "server"),
+        (("audit", "--quick"), "server"),
         (("student", "train", "pool.npy", "--url", "http://127.0.0.1:9"), "student"),
     ],
 )

@@ -210,12 +210,10 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "delta": 1e-5,
         "accounting": "data_dependent",
         "consensus": [{"agreement": 0.9, "share": 3.0}],
-        "publishing": PUBLISHING,
     },
     "ChoiceInfo": CHOICE,
     "ConsideredInfo": CONSIDERED,
     "ConsensusLevel": {"agreement": 0.9, "share": 3.0},
-    "PublishingRequest": PUBLISHING,
     "PublishingTerms": PROJECT["publishing"],
     "SecretSpend": {
         "secret": True,
@@ -238,7 +236,6 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "name": "more",
         "accounting": "worst_case",
         "consensus": None,
-        "publishing": None,
         "token_expires_in_days": 30.0,
     },
     "RequestApproved": {

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 from pathlib import Path
@@ -159,9 +157,6 @@ def test_owner_student_and_auditor(
             paid = {entry.seq: entry.label_name for entry in entries}
             assert asked.names.tolist() == [("no", "yes")[label] for label in asked.labels]
             assert asked.names.tolist() == [paid[charge] for charge in asked.charges]
-    exported = terrine("ledger", "export", "readmission", "--format", "csv").fine
-    listed = csv.DictReader(io.StringIO(exported))
-    assert [entry["label_name"] for entry in listed] == [entry.label_name for entry in entries]
     report: dict[str, Any] = json.loads((tmp_path / "student" / "report.json").read_text())
     assert report["outcomes"] == {"answered": POOL}
     assert report["epsilon_spent"] <= 2
@@ -203,12 +198,11 @@ def test_a_stand_in_says_how_far_teachers_agree_and_feeds_the_plan(
     own.write_text(stays(800, 800, seed=6))
     evaluate = ("ensemble", "evaluate", "stand-in", own)
     assert "--trained-on public" in terrine(*evaluate).refused
-    assert "--acknowledge-leak" in terrine(*evaluate, "--trained-on", "private").refused
     said = terrine(*evaluate, "--trained-on", "public", "--votes", "votes.npz").fine
     assert "40 teachers of stand-in on 800 records" in said
     assert re.search(r"│ yes\s*│", said)
     assert "terrine plan --votes votes.npz --votes-are public" in said
-    counted = json.loads(terrine(*evaluate, "--trained-on", "public", "--json").fine)
+    counted = json.loads(terrine("--json", *evaluate, "--trained-on", "public").fine)
     with np.load(tmp_path / "votes.npz") as file:
         right = (file["counts"].argmax(axis=1) == file["labels"]).mean()
         top = file["counts"].max(axis=1) / 40

@@ -16,7 +16,7 @@ from rich.table import Table
 from terrine_protocol import EnsembleRegister
 from terrine_server.bars import stages_bar, teachers_bar
 from terrine_server.cli import arrays, preview, tables
-from terrine_server.cli.console import AsJson, console, fail, output, print_json
+from terrine_server.cli.console import as_json, console, fail, output, print_json, with_json
 from terrine_server.cli.derived import takes
 from terrine_server.cli.evaluate import ensemble_directory, evaluate
 from terrine_server.cli.importing import import_, split_
@@ -190,24 +190,25 @@ def train(
 
 
 @app.command()
+@with_json
 def kinds(
     name: Annotated[
         str | None, typer.Argument(metavar="[KIND]", help="Show this one's parameters.")
     ] = None,
-    as_json: AsJson = False,
 ) -> None:
     """Show the kinds of teacher that `train` takes, and their parameters."""
     from terrine_models.teachers.training import KINDS
 
     if name is None:
-        show_kinds(KINDS, as_json)
+        show_kinds(KINDS)
     elif name in KINDS:
-        show_kind(KINDS[name], as_json)
+        show_kind(KINDS[name])
     else:
         fail(f"There is no kind {name!r}, but {', '.join(KINDS)}.")
 
 
 @app.command()
+@with_json
 def show(ensemble: Named) -> None:
     """Show an ensemble's manifest.
 
@@ -264,7 +265,8 @@ def register(wanted: EnsembleRegister) -> None:
 
 
 @app.command("list")
-def list_ensembles(as_json: AsJson = False) -> None:
+@with_json
+def list_ensembles() -> None:
     """List the registered ensembles, their caps, and the share that projects have reserved."""
     from terrine_server import views
     from terrine_server.labeling.any_voters import AnyVoters
@@ -273,7 +275,7 @@ def list_ensembles(as_json: AsJson = False) -> None:
 
     settings = Settings()
     records = open_ledger(settings).ensembles()
-    if as_json:
+    if as_json():
         voters = AnyVoters(settings)
         print_json([views.ensemble_account(record, voters.available(record)) for record in records])
         return
@@ -289,7 +291,7 @@ def list_ensembles(as_json: AsJson = False) -> None:
         }
         for record in records
     ]
-    output(None, people, as_json)
+    output(None, people)
 
 
 @app.command()

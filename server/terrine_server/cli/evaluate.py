@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from terrine_server.cli import tables
-from terrine_server.cli.console import AsJson, console, fail, print_json
+from terrine_server.cli.console import as_json, console, fail, print_json, with_json
 from terrine_server.cli.votes import VotesAre, check_origin
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def ensemble_directory(ensemble: str) -> Path:
     return named if named.exists() else path
 
 
+@with_json
 def evaluate(
     ensemble: Annotated[
         str, typer.Argument(metavar="ENSEMBLE", help="Name or directory of an ensemble.")
@@ -50,15 +51,10 @@ def evaluate(
     trained_on: Annotated[
         VotesAre | None, typer.Option(help="What the teachers were trained on.")
     ] = None,
-    acknowledge_leak: Annotated[
-        bool,
-        typer.Option("--acknowledge-leak", help="Look at private votes, outside every guarantee."),
-    ] = False,
     votes: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Also save the votes, as `terrine plan --votes` reads."),
     ] = None,
-    as_json: AsJson = False,
 ) -> None:
     """Measure how far teachers agree, and how often they are right, by class.
 
@@ -77,7 +73,7 @@ def evaluate(
     from terrine_models.teachers.agreement import Agreement
     from terrine_models.teachers.ensemble import Ensemble
 
-    check_origin(trained_on, acknowledge_leak, "--trained-on")
+    check_origin(trained_on, "--trained-on")
     if votes is not None and votes.suffix != ".npz":
         fail(f"--votes must end in .npz; {votes} does not.")
     loaded = Ensemble.load(ensemble_directory(ensemble))
@@ -87,7 +83,7 @@ def evaluate(
     found = Agreement.of(counts, labelled.labels, manifest.classes)
     if votes is not None:
         np.savez_compressed(votes, counts=counts, labels=labelled.labels)
-    if as_json:
+    if as_json():
         print_json(asdict(found))
         return
     _show(found, manifest, data)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -68,45 +68,22 @@ def init(
 
 
 def serve(
-    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0 chooses a free one.")
     ] = None,
     workers: Annotated[
         int, typer.Option(min=1, max=64, help="Processes that share the port and the ledger.")
     ] = 1,
-    voters: Annotated[
-        str | None,
-        typer.Option(
-            metavar="here|ray",
-            help="Where teachers vote; by default TERRINE_VOTERS.",
-        ),
-    ] = None,
 ) -> None:
     """Serve the HTTP API until interrupted.
 
-    Environment variables set everything else; docs/api.md explains each one.
-    Places: TERRINE_DATA_DIR, TERRINE_DATABASE_URL, TERRINE_DATABASE_PASSWORD_FILE,
-    TERRINE_SECRET_KEY_FILE, TERRINE_HOST, TERRINE_PORT, TERRINE_FORWARDED_ALLOW_IPS,
-    TERRINE_DEVICE, TERRINE_VOTERS, TERRINE_RAY_ADDRESS, TERRINE_RAY_ACTORS.
-    Limits: TERRINE_MAX_BATCH, TERRINE_MAX_WAITING, TERRINE_MAX_BODY_BYTES,
-    TERRINE_MAX_HELD_BYTES, TERRINE_REQUESTS_PER_MINUTE,
-    TERRINE_REPLAYS_PER_MINUTE, TERRINE_FAILED_LOGINS_PER_MINUTE, TERRINE_MAX_CONNECTIONS,
-    TERRINE_MAX_PER_TOKEN, TERRINE_MAX_UNAUTHENTICATED, TERRINE_MAX_PER_ADDRESS,
-    TERRINE_KEEP_ALIVE_SECONDS, TERRINE_BODY_SECONDS, TERRINE_WRITE_SECONDS,
-    TERRINE_DATABASE_SECONDS, TERRINE_VOTING_SECONDS, TERRINE_SHUTDOWN_SECONDS.
-    Signing in through an issuer: TERRINE_OIDC_ISSUER, TERRINE_OIDC_CLIENT_ID,
-    TERRINE_OIDC_CLIENT_SECRET_FILE, TERRINE_OIDC_PUBLIC_URL, TERRINE_OIDC_SCOPES,
-    TERRINE_OIDC_ROLE_CLAIM, TERRINE_OIDC_ADMINS, TERRINE_OIDC_AUDITORS, TERRINE_OIDC_PLAIN_HTTP.
-    Log: TERRINE_LOG_LEVEL.
-    For students: TERRINE_CONTACT.
+    Environment variables set everything else: docs/settings.md.
     """
-    given: dict[str, Any] = {"host": host, "port": port, "voters": voters}
     with _refusing(), ExitStack() as stack:
         from terrine_server.serving import listening
         from terrine_server.settings import Settings
 
-        settings = Settings(**{name: value for name, value in given.items() if value is not None})
+        settings = Settings() if port is None else Settings(port=port)
         sockets = listening.bind(settings.host, settings.port)  # before anything that takes time
         for own in sockets:
             stack.enter_context(own)
@@ -124,7 +101,6 @@ def serve(
         else:
             shared = TemporaryDirectory(prefix="terrine-metrics-")
             os.environ[SHARED_DIR] = stack.enter_context(shared)
-            os.environ["TERRINE_VOTERS"] = settings.voters  # workers know no options
             listening.serve_with_workers(
                 WORKER, sockets, settings.limits, workers, proxies=settings.forwarded_allow_ips
             )

@@ -37,7 +37,7 @@ from terrine_server.privacy import (
     cap_order,
     quote,
 )
-from terrine_server.privacy.budget.quoting import check_publishable, publication_z
+from terrine_server.privacy.budget.quoting import check_publishable
 from terrine_server.settings import Settings
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def _check_shared(ensemble: EnsembleRecord, mechanism: Mechanism) -> None:
 def _publishing(
     request: ProjectOpen, spec: Mapping[str, object], mechanism: Mechanism, ensemble: EnsembleRecord
 ) -> tuple[BoundRelease, Sequence[int]] | None:
-    """Choose how a data-dependent project publishes, or check what was requested.
+    """Choose how a data-dependent project publishes.
 
     Uses the expected consensus only: no vote is looked at.
     """
@@ -175,19 +175,8 @@ def _publishing(
         teachers=ensemble.facts.teachers,
         classes=len(ensemble.facts.classes),
     )
-    given, requested = None, request.publishing
-    if requested is not None:
-        z = publication_z(request.delta, len(requested.schedule))
-        release = BoundRelease(ensemble.rdp_order, requested.beta, requested.sigma, z)
-        given = release, requested.schedule
-    return propose(
-        spec,
-        votes,
-        epsilon=request.epsilon,
-        delta=request.delta,
-        order=ensemble.rdp_order,
-        given=given,
-    )
+    budget = {"epsilon": request.epsilon, "delta": request.delta}
+    return propose(spec, votes, **budget, order=ensemble.rdp_order)
 
 
 def register_ensemble(

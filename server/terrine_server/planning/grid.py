@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 
-from terrine_server.planning.accountants import conversion_delta
+from terrine_server.privacy.budget.quoting import split_delta
 from terrine_server.privacy.mechanisms import MECHANISMS
 from terrine_server.privacy.parameters import (
     MAX_GAMMA,
@@ -40,7 +40,7 @@ def default_grid(name: str, teachers: int, delta: float) -> dict[str, Sequence[f
             }
             return grid if name == "confident_gnmax" else grid | {"confidence": [0.9]}
         case "stable":
-            each = [conversion_delta([], delta) / 20 / queries for queries in (50, 500, 5000)]
+            each = [split_delta([], delta).conversion / 20 / queries for queries in (50, 500, 5000)]
             return {"sigma": sigmas, "delta_per_query": _distinct(each)}
         case "stable_svt":
             raise ParameterError(
@@ -61,6 +61,8 @@ def specifications(name: str, teachers: int, delta: float, given: Grid) -> list[
     if name == "immutable" and "gamma" in given:
         del grid["sigma"]
         grid["gamma"] = []
+    if "threshold" in grid and "answer_share" in given:
+        grid["answer_share"] = []
     if unknown := given.keys() - grid.keys():
         raise ParameterError(
             f"{name} has no parameter {', '.join(sorted(unknown))}; it has {', '.join(grid)}."

@@ -11,7 +11,7 @@ from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from terrine_server.planning.accountants import (
+from terrine_experiments.accountants import (
     FINE_ORDERS,
     Accountant,
     Method,
