@@ -30,15 +30,28 @@ import pyarrow.parquet
 from hospital import stays
 
 from terrine_models.data.arrays import DataError
-from terrine_models.tables.loading import encode_frame, encode_table, load_table
+from terrine_models.tables.loading import encode_table, load_table
 from terrine_models.tables.roles import propose_schema
 from terrine_protocol.tables import TableSchema
 
 RECORDED = Path(__file__).resolve().parent.parent / "fixtures" / "tables.json"
-ADULT = (
-    "age,workclass,fnlwgt,education,education-num,marital-status,occupation,relationship,race,sex,"
-    "capital-gain,capital-loss,hours-per-week,native-country,income"
-).split(",")
+ADULT = [
+    "age",
+    "workclass",
+    "fnlwgt",
+    "education",
+    "education-num",
+    "marital-status",
+    "occupation",
+    "relationship",
+    "race",
+    "sex",
+    "capital-gain",
+    "capital-loss",
+    "hours-per-week",
+    "native-country",
+    "income",
+]
 CLINIC = TableSchema.model_validate(
     {
         "columns": [
@@ -317,7 +330,9 @@ def _columns() -> Iterator[Case]:
     }
     for name, values in many.items():
         label = [("no", "yes")[i % 2] for i in range(len(values))]
-        content = pd.DataFrame({name: values, "dose": [i % 7 + 0.5 for i in range(rows)], "y": label})
+        content = pd.DataFrame(
+            {name: values, "dose": [i % 7 + 0.5 for i in range(rows)], "y": label}
+        )
         for delimiter in ",;":
             body = content.to_csv(index=False, sep=delimiter).encode()
             how = {"label": "y"}
@@ -389,7 +404,9 @@ def _adult(folder: Path) -> Iterator[Case]:
     yield Case("adult propose", "adult.test.gz", content, "propose", None, options)
     yield Case("adult test", "adult.test.gz", content, "load", schema)
     yield Case("adult", "adult.data.gz", (folder / "adult.data.gz").read_bytes(), "load", schema)
-    yield Case("adult pool", "adult.data.gz", (folder / "adult.data.gz").read_bytes(), "encode", schema)
+    yield Case(
+        "adult pool", "adult.data.gz", (folder / "adult.data.gz").read_bytes(), "encode", schema
+    )
 
 
 def read(case: Case, folder: Path) -> dict[str, Any]:
@@ -453,7 +470,9 @@ def main() -> None:
         for case in cases(Path(shared) if shared else None):
             assert case.name not in found, case.name
             found[case.name] = read(case, Path(folder))
-    lines = (f"{json.dumps(n)}: {json.dumps(each, ensure_ascii=False)}" for n, each in found.items())
+    lines = (
+        f"{json.dumps(n)}: {json.dumps(each, ensure_ascii=False)}" for n, each in found.items()
+    )
     RECORDED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 

@@ -7,20 +7,18 @@ ignored.
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from terrine_models.data.arrays import DataError
-from terrine_models.data.reading import Progress, sha256, unchanged, unseen
-from terrine_models.tables import arrow_files
-from terrine_models.tables.clues import FEW, Clues
-from terrine_models.tables.csv_files import Encoding, Note, Row, columns_of, open_sheet, silent
-from terrine_models.tables.values import ColumnStats, most
+from terrine_models.data.reading import Progress, unseen
+from terrine_models.tables.clues import FEW, Clues, ColumnStats, most
+from terrine_models.tables.columns import check_names
+from terrine_models.tables.loading import Note, opened_table, warn
 from terrine_protocol.tables import Column, DateOrder, DatePart, PublicSource, TableSchema
 
 MOST_CATEGORIES = 1000
@@ -29,6 +27,7 @@ COMMON = 100
 WORTH = 0.5
 """Share of the rows that these have at least."""
 PARTS: tuple[DatePart, ...] = ("days", "month", "weekday")
+"""Of dates; and the hour, if there is a time of day."""
 MOST_CLASSES = 100
 
 
@@ -67,21 +66,17 @@ def propose_schema(
     columns: Sequence[str] | None = None,
     ignore: Sequence[str] = (),
     keep: Sequence[str] = (),
-    note: Note = silent,
-    encoding: Encoding = "utf-8",
+    note: Note = warn,
     progress: Progress = unseen,
 ) -> SchemaProposal:
     """Propose a schema with the categories, classes and ranges of a public table.
 
-    Its values are counted in one pass and in bounded memory (`values.py`). Every distinct value of
-    a categorical column becomes public. `columns` names the columns of a file without a header;
-    `encoding` is that of text that is not UTF-8. `group`, `ignore` and `keep` (as a feature)
-    overrule the guesses. Raises DataError.
+    Its values are counted in one pass and in bounded memory (`clues.py`). Every distinct value of
+    a categorical column becomes public. `columns` names the columns of a file without a header.
+    `group`, `ignore` and `keep` (as a feature) overrule the guesses. Raises DataError.
     """
     path = Path(path)
-    with unchanged(path):
-        digest = sha256(path)
-        table = _table(path, label, columns, note, encoding, progress)
+    table, digest = _counted(path, label, columns, note, progress)
     records = table[0].values.rows
     _check_names([column.name for column in table], path, [label, *ignore, *keep, group])
     decide: dict[str, Callable[[Clues], RoleGuess]] = {label: _label}
@@ -105,56 +100,36 @@ def propose_schema(
     return SchemaProposal(schema, tuple(guesses))
 
 
-def _table(
+def _counted(
     path: Path,
     label: str,
     columns: Sequence[str] | None,
     note: Note,
-    encoding: Encoding,
     progress: Progress,
-) -> list[Clues]:
-    """Count the values of all columns."""
+) -> tuple[list[Clues], str]:
+    """Count the values of all columns; and the SHA-256 of the file."""
 
     def fits(first: Sequence[str]) -> bool:
         return label in first if columns is None else len(first) == len(columns)
 
-    if not arrow_files.is_arrow(path):
-        sheet = open_sheet(path, fits, note, encoding)
-        return _counted(path, sheet.delimiter, columns, sheet.blocks(progress))
-    if columns is not None:
-        raise DataError(f"{path} names its columns itself: leave out --columns.")
-    names = arrow_files.check(path)
-    counted = {name: ColumnStats(",", most(len(names))) for name in names}
-    for block in arrow_files.blocks(path, names, progress):
-        for name, texts in block.items():
-            counted[name].add(texts)
-    return _clues(path, counted)
+    with opened_table(path, fits=fits, note=note) as file:
+        from terrine_models.tables.rows import coded
 
-
-def _counted(
-    path: Path, delimiter: str, columns: Sequence[str] | None, blocks: Iterator[list[Row]]
-) -> list[Clues]:
-    first = next(blocks, [])
-    if not first:
-        raise DataError(f"{path} is empty.")
-    names = first.pop(0)[1] if columns is None else columns
-    if twice := sorted({name for name in names if list(names).count(name) > 1}):
-        raise DataError(
-            f"{path} has two columns named {twice[0]!r}; every column needs a different name."
-        )
-    counted = {name: ColumnStats(delimiter, most(len(names))) for name in names}
-    for block in itertools.chain([first], blocks):
-        if block:
-            for name, texts in columns_of(path, block, names)[0].items():
-                counted[name].add(texts)
-    return _clues(path, counted)
-
-
-def _clues(path: Path, counted: dict[str, ColumnStats]) -> list[Clues]:
-    found = [Clues(path, name, values) for name, values in counted.items()]
-    if not found or not found[0].values.rows:
-        raise DataError(f"{path} has no rows below its header.")
-    return found
+        if file.delimiter is None and columns is not None:
+            raise DataError(f"{path} names its columns itself: leave out --columns.")
+        if not file.first:
+            raise DataError(f"{path} is empty.")
+        names = file.first if columns is None else columns
+        check_names(names, [], str(path))
+        counted = {name: ColumnStats(file.delimiter or ",", most(len(names))) for name in names}
+        rows = 0
+        for batch in file.batches(names, columns is None, progress):
+            for name, array in zip(names, batch.columns, strict=True):
+                counted[name].add(coded(file, name, array, rows))
+            rows += batch.num_rows
+        if not rows:
+            raise DataError(f"{path} has no rows below its header.")
+        return [Clues(path, name, each) for name, each in counted.items()], file.sha256()
 
 
 def _check_names(columns: Sequence[str], path: Path, wanted: Sequence[str | None]) -> None:
@@ -258,6 +233,7 @@ def _feature(column: Clues, doubt: str | None = None) -> RoleGuess:
 
 def _dates(column: Clues, order: DateOrder, doubt: str | None) -> RoleGuess:
     first, last = column.span(order)
+    parts = (*PARTS, "hour") if column.hours(order) else PARTS
     described = Column(
         name=column.name,
         role="date",
@@ -265,9 +241,10 @@ def _dates(column: Clues, order: DateOrder, doubt: str | None) -> RoleGuess:
         since=first,
         low=0,
         high=max((last - first).days, 1),
-        parts=PARTS,
+        parts=parts,
     )
-    why = f"dates from {first} to {last}: days since the first, month and weekday"
+    taken = "month, weekday and hour" if "hour" in parts else "month and weekday"
+    why = f"dates from {first} to {last}: days since the first, {taken}"
     return RoleGuess(described, why, doubt)
 
 
