@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from typing import Any
@@ -57,10 +57,6 @@ class Coded:
         places = [index.setdefault(value, len(index)) for value in values]
         return cls(list(index), np.array(places, dtype=np.intp))
 
-    def taken(self, each: Sequence[Any], dtype: Any) -> NDArray[Any]:
-        """What was found for each value, for each row [N]."""
-        return np.array(each, dtype=dtype)[self.places]
-
 
 Values = NDArray[Any] | Coded
 """Of a column: float64 [N], NaN where a number is missing; datetime64 [N], NaT where one is; or
@@ -84,7 +80,7 @@ class Block:
 
 
 class ClippedError(DataError):
-    """More of a column than a tenth is clipped to the schema's range, or missing."""
+    """More than a tenth of a column is clipped to the schema's range, or missing."""
 
 
 @dataclass
@@ -106,19 +102,20 @@ class Encoder:
     """
 
     def __init__(self, schema: TableSchema, what: str) -> None:
-        self.what, self._named = what, True
-        self._columns = [column for column in schema.columns if column.role in FEATURES]
-        self._tallies = {column.name: Tally() for column in self._columns}
+        self._what, self._named = what, True
+        self._columns = [
+            (column, Tally(), width(column)) for column in schema.columns if column.role in FEATURES
+        ]
+        self.width = sum(width for _, _, width in self._columns)
 
     def encode(self, block: Block) -> NDArray[np.float32]:
         """Encode rows as [N, width]. Raises DataError, which names row and column."""
+        encoded, start = np.zeros((block.rows, self.width), dtype=np.float32), 0
+        for column, tally, wide in self._columns:
+            tally.rows += block.rows
+            _ENCODE[column.role](column, block, encoded[:, start : start + wide], tally)
+            start += wide
         self._named = block.named
-        encoded = np.zeros((block.rows, sum(map(width, self._columns))), dtype=np.float32)
-        start = 0
-        for column in self._columns:
-            end = start + width(column)
-            encode(column, block, encoded[:, start:end], self._tallies[column.name])
-            start = end
         return encoded
 
     def finish(self, note: Callable[[str], object], accept_clipped: bool = True) -> None:
@@ -127,52 +124,39 @@ class Encoder:
         Raises ClippedError if that is much of a column's numbers and not accepted, and DataError if
         nothing of a column is known and there is no header.
         """
-        for column in self._columns:
-            tally = self._tallies[column.name]
-            given = tally.rows - tally.missing
+        much = []
+        for column, tally, _ in self._columns:
+            name, given = column.name, tally.rows - tally.missing
             if tally.other == given >= FEW and not self._named:
                 raise DataError(
-                    f"{self.what} has no header, and none of the {given:,} values of column "
-                    f"{column.name} is in the schema. Are the columns in its order? Add a header "
-                    "that names them."
+                    f"{self._what} has no header, and none of the {given:,} values of column "
+                    f"{name} is in the schema. Are the columns in its order? Add a header that "
+                    "names them."
                 )
-        for sentence in self._sentences():
-            note(sentence)
-        much = [column.name for column in self._columns if self._share(column) > MUCH]
-        if much and not accept_clipped:
-            raise ClippedError(
-                f"{self.what}: of column {', '.join(much)} more than a tenth is outside the "
-                "schema's range or missing, and was not so for the teachers: labels of such rows "
-                "may be bought for nothing. Are its units those of the schema? To go on as it is: "
-                "--accept-clipped, in Python accept_clipped=True."
-            )
-
-    def _share(self, column: Column) -> float:
-        """The rows that say something else than what is sent, where the schema has no such rows."""
-        tally = self._tallies[column.name]
-        unforeseen = column.role == "numeric" and column.missing is None
-        return (tally.outside + (tally.missing if unforeseen else 0)) / max(1, tally.rows)
-
-    def _sentences(self) -> Iterator[str]:
-        for column in self._columns:
-            tally = self._tallies[column.name]
-            start, given = f"{self.what}: column {column.name}:", tally.rows - tally.missing
+            start, of = f"{self._what}: column {name}:", f"of {given:,} values are"
             if tally.other:
-                yield (
-                    f"{start} {tally.other:,} of {given:,} values are not in the schema; they "
-                    "count as other."
-                )
+                note(f"{start} {tally.other:,} {of} not in the schema; they count as other.")
             if tally.outside:
-                low, high = _ends(column)
-                yield (
-                    f"{start} {tally.outside:,} of {given:,} values are outside the schema's "
-                    f"range, {low} to {high}, and clipped to it."
+                ends = f", {column.low:g} to {column.high:g}," if column.since is None else ""
+                note(
+                    f"{start} {tally.outside:,} {of} outside the schema's range{ends} and clipped "
+                    "to it."
                 )
             if tally.missing and column.role == "numeric":
-                yield (
+                note(
                     f"{start} {tally.missing:,} of {tally.rows:,} values are missing; "
                     f"{_instead(column):g} stands for them."
                 )
+            foreseen = column.role != "numeric" or column.missing is not None
+            if tally.outside + (0 if foreseen else tally.missing) > MUCH * tally.rows:
+                much.append(name)
+        if much and not accept_clipped:
+            raise ClippedError(
+                f"{self._what}: of column {', '.join(much)} more than a tenth is outside the "
+                "schema's range, or missing where the schema knows no gaps: labels of such rows "
+                "may be bought for nothing. Is it in the schema's units? To go on as it is: "
+                "--accept-clipped, in Python accept_clipped=True."
+            )
 
 
 def width(column: Column) -> int:
@@ -195,50 +179,54 @@ def width(column: Column) -> int:
             return 0
 
 
-def encode(column: Column, block: Block, out: NDArray[np.float32], tally: Tally) -> None:
-    """Encode a column into zeros [N, width], and count. Raises DataError, which names the row."""
-    tally.rows += block.rows
-    match column.role:
-        case "categorical":
-            _categories(column, block, out, tally)
-        case "numeric":
-            _numbers(column, block, out, tally)
-        case "date":
-            _dates(column, block, out, tally)
-        case "ordinal":
-            _levels(column, block, out, tally)
-        case _:
-            _booleans(column, block, out, tally)
-
-
 def class_indices(column: Column, block: Block) -> NDArray[np.int64]:
     """The classes of rows [N] by the label's column. Raises DataError for one that has none."""
     index = {value: k for k, value in enumerate(column.values or ())}
     index |= {f"{value}.": k for value, k in index.items() if f"{value}." not in index}
-    coded = texts(column, block)  # a full stop: in UCI Adult's test
-    found = coded.taken([index.get(text, -1) for text in coded.values], np.int64)
-    _check(column, block, found < 0, f"one of {', '.join(column.values or ())}.")
+    values, places = texts(column, block)  # a full stop: in UCI Adult's test
+    found = np.array([index.get(text, -1) for text in values], dtype=np.int64)[places]
+    if (found < 0).any():
+        raise _unexpected(column, block, found < 0, f"one of {', '.join(column.values or ())}.")
     return found
 
 
-def texts(column: Column, block: Block) -> Coded:
-    """A column's values as they are written in a CSV file and in the schema: 1.0 and True as 1 and
-    true."""
+def texts(column: Column, block: Block) -> tuple[list[str], NDArray[np.intp]]:
+    """A column's values as a CSV file and the schema have them, each once, and each row's [N]."""
     values = block.columns[column.name]
     coded = values if isinstance(values, Coded) else Coded.of(values.tolist())
-    return Coded([_spelled(value, column) for value in coded.values], coded.places)
+    return [written(value, column.values) for value in coded.values], coded.places
 
 
-def written(value: object) -> str:
-    """A value as a CSV file would hold it: 1, true, 2020-01-31, and nothing for null and NaN."""
+def written(value: object, known: Collection[str] | None = None) -> str:
+    """A value as a CSV file would hold it: 1, true, 2020-01-31, and nothing for null and NaN.
+
+    What is no text is found among the values that are `known` however it is written there.
+    """
     if isinstance(value, str):
         return value.strip()
-    if value is None or str(value) in ("nan", "NaT", "<NA>"):
+    text = str(value).strip()
+    if text in ("None", "nan", "NaT", "<NA>"):
         return ""
-    if isinstance(value, bool | np.bool_):
-        return str(value).lower()
-    whole = isinstance(value, float) and value.is_integer()
-    return str(int(value)) if whole and isinstance(value, float) else str(value).strip()
+    if text in ("True", "False"):
+        text = text.lower()
+    elif isinstance(value, float) and value.is_integer():
+        text = str(int(value))
+    if known is None or text in known:
+        return text
+    ways = (text.removesuffix(".0"), f"{text}.0", text.capitalize(), text.upper())
+    return next((way for way in ways if way in known), text)
+
+
+def check_names(names: Sequence[str], needed: Sequence[str], what: str) -> None:
+    """Raise DataError unless all columns that are needed are there, and no name is there twice."""
+    absent = [name for name in needed if name not in names]
+    if absent:
+        raise DataError(
+            f"{what} has no column {', '.join(absent)}; it has {', '.join(map(str, names))}."
+        )
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if list(names).count(name) > 1)
+        raise DataError(f"{what} has two columns named {twice!r}.")
 
 
 def number(text: str, *, decimal_comma: bool = False) -> float:
@@ -289,151 +277,111 @@ def date_orders(texts: Iterable[str]) -> list[DateOrder]:
     return orders
 
 
-def check_names(names: Sequence[str], needed: Sequence[str], what: str) -> None:
-    """Raise DataError unless all columns that are needed are there, and no name is there twice."""
-    absent = [name for name in needed if name not in names]
-    if absent:
-        raise DataError(
-            f"{what} has no column {', '.join(absent)}; it has {', '.join(map(str, names))}."
-        )
-    if len(set(names)) != len(names):
-        twice = next(name for name in names if list(names).count(name) > 1)
-        raise DataError(f"{what} has two columns named {twice!r}.")
-
-
-def _spelled(value: object, column: Column) -> str:
-    """A value that is no text is found among the schema's values however they are written."""
-    text = written(value)
-    if isinstance(value, str) or column.values is None or text in column.values:
-        return text
-    ways = (f"{text}.0", text.capitalize(), text.upper())
-    return next((way for way in ways if way in column.values), text)
-
-
-def _categories(column: Column, block: Block, out: NDArray[np.float32], tally: Tally) -> None:
-    coded, index = texts(column, block), {v: k for k, v in enumerate(column.values or ())}
-    places = coded.taken([index.get(text, len(index)) for text in coded.values], np.intp)
-    out[np.arange(block.rows), places] = 1
-    _count_texts(coded, index, tally)
-
-
-def _levels(column: Column, block: Block, out: NDArray[np.float32], tally: Tally) -> None:
-    coded, values = texts(column, block), column.values or ()
-    index = {value: k / (len(values) - 1) for k, value in enumerate(values)}
-    known = [text in index for text in coded.values]
-    out[:, 0] = coded.taken([index.get(text, 0.5) for text in coded.values], np.float32)
-    out[:, 1] = ~coded.taken(known, bool)
-    _count_texts(coded, index, tally)
+def _listed(column: Column, block: Block, out: NDArray[np.float32], tally: Tally) -> None:
+    """Categories: a one in their place. Levels: from 0 to 1, and whether there is none."""
+    values, places = texts(column, block)
+    index = {value: k for k, value in enumerate(column.values or ())}
+    found = np.array([index.get(text, -1) for text in values], dtype=np.intp)[places]
+    if column.role == "categorical":
+        out[np.arange(block.rows), np.where(found < 0, len(index), found)] = 1
+    else:
+        out[:, 0] = np.where(found < 0, 0.5, found / (len(index) - 1))
+        out[:, 1] = found < 0
+    missing = np.array([text in MISSING for text in values], dtype=bool)[places]
+    tally.missing += int(missing.sum())
+    tally.other += int(((found < 0) & ~missing).sum())
 
 
 def _booleans(column: Column, block: Block, out: NDArray[np.float32], tally: Tally) -> None:
-    coded = texts(column, block)
-    lower = [text.lower() for text in coded.values]
-    missing = coded.taken([text in MISSING for text in coded.values], bool)
-    true, false = (coded.taken([t in ways for t in lower], bool) for ways in (TRUE, FALSE))
-    ways = f"one of {', '.join(TRUE)}, {', '.join(FALSE)}, or nothing."
-    _check(column, block, ~(true | false | missing), ways)
-    out[:, 0], out[:, 1] = np.where(missing, 0.5, true), missing
-    tally.missing += int(missing.sum())
+    values, places = texts(column, block)
+    known = {"": 0.5, **dict.fromkeys(MISSING, 0.5), **dict.fromkeys(TRUE, 1.0)}
+    known |= dict.fromkeys(FALSE, 0.0)
+    ways = [text if text in MISSING else text.lower() for text in values]
+    found = np.array([known.get(way, math.nan) for way in ways], dtype=np.float64)[places]
+    if np.isnan(found).any():
+        expected = f"one of {', '.join(TRUE)}, {', '.join(FALSE)}, or nothing."
+        raise _unexpected(column, block, np.isnan(found), expected)
+    out[:, 0], out[:, 1] = found, found == 0.5
+    tally.missing += int((found == 0.5).sum())
 
 
 def _numbers(column: Column, block: Block, out: NDArray[np.float32], tally: Tally) -> None:
-    values = block.columns[column.name]
-    if isinstance(values, Coded):
-        coded, comma = texts(column, block), column.name in block.commas
-        missing = coded.taken([text in MISSING for text in coded.values], bool)
-        values = coded.taken([number(t, decimal_comma=comma) for t in coded.values], np.float64)
+    numbers, low, high = block.columns[column.name], column.low or 0.0, column.high or 0.0
+    if isinstance(numbers, Coded):
+        values, places = texts(column, block)
+        comma = column.name in block.commas
+        missing = np.array([text in MISSING for text in values], dtype=bool)[places]
+        numbers = np.array([number(text, decimal_comma=comma) for text in values])[places]
     else:
-        missing = np.isnan(values)
-    low, high = _range(column)
+        missing = np.isnan(numbers)
     if missing.any():
         tally.missing += int(missing.sum())
-        values = np.where(missing, _instead(column), values)
-    if not (low <= values.min(initial=low) and values.max(initial=high) <= high):
-        _check(column, block, ~np.isfinite(values), "a finite number.")
-        tally.outside += int(((values < low) | (values > high)).sum())
-        values = np.clip(values, low, high)
-    out[:, 0] = (values - low) / (high - low)
+        numbers = np.where(missing, _instead(column), numbers)
+    if not (low <= numbers.min(initial=low) and numbers.max(initial=high) <= high):
+        if not np.isfinite(numbers).all():
+            raise _unexpected(column, block, ~np.isfinite(numbers), "a finite number.")
+        tally.outside += int(((numbers < low) | (numbers > high)).sum())
+        numbers = np.clip(numbers, low, high)
+    out[:, 0] = (numbers - low) / (high - low)
     if column.missing is not None:
         out[:, 1] = missing
 
 
 def _dates(column: Column, block: Block, out: NDArray[np.float32], tally: Tally) -> None:
-    values, order = block.columns[column.name], column.order or "year-month-day"
-    if isinstance(values, Coded):
-        coded = texts(column, block)
-        missing = coded.taken([text in MISSING for text in coded.values], bool)
-        moments = coded.taken([read_date(t, order) for t in coded.values], "datetime64[s]")
+    moments, order = block.columns[column.name], column.order or "year-month-day"
+    if isinstance(moments, Coded):
+        values, places = texts(column, block)
+        missing = np.array([text in MISSING for text in values], dtype=bool)[places]
+        days_of = [read_date(text, order) for text in values]
+        moments = np.array(days_of, dtype="datetime64[s]")[places]
     else:
-        moments, missing = values, np.isnat(values)
-    expected = f"a date written as {order}, with four digits a year."
-    _check(column, block, np.isnat(moments) & ~missing, expected)
-    since, (low, high) = column.since or date.min, _range(column)
+        missing = np.isnat(moments)
+    if (np.isnat(moments) & ~missing).any():
+        expected = f"a date written as {order}, with four digits a year."
+        raise _unexpected(column, block, np.isnat(moments) & ~missing, expected)
+    since, low, high = column.since or date.min, column.low or 0.0, column.high or 0.0
     moments = np.where(missing, np.datetime64(since), moments)
     day = moments.astype("datetime64[D]")
     days = (day - np.datetime64(since)).astype(np.float64)
     first, last = since + timedelta(days=low), since + timedelta(days=high)
-    years = day.astype("datetime64[Y]").astype(np.int64) + 1970
+    year, most = day.astype("datetime64[Y]").astype(np.int64) + 1970, max(last.year, first.year + 1)
+    taken = {
+        "days": np.clip((days - low) / (high - low), 0, 1),
+        "year": np.clip((year - first.year) / (most - first.year), 0, 1),
+        "month": day.astype("datetime64[M]").astype(np.int64) % 12 / 11,
+        "weekday": (day.astype(np.int64) + 3) % 7 / 6,
+        "hour": (moments - day).astype("timedelta64[h]").astype(np.int64) / 23,
+    }
     for place, part in enumerate(column.parts or ()):
-        match part:
-            case "days":
-                taken = _between(days, low, high)
-            case "year":
-                taken = _between(years, first.year, max(last.year, first.year + 1))
-            case "month":
-                taken = day.astype("datetime64[M]").astype(np.int64) % 12 / 11
-            case "weekday":
-                taken = (day.astype(np.int64) + 3) % 7 / 6
-            case "hour":
-                taken = (moments - day).astype("timedelta64[h]").astype(np.int64) / 23
-        out[:, place] = np.where(missing, 0.5, taken)
+        out[:, place] = np.where(missing, 0.5, taken[part])
     out[:, -1] = missing
     tally.missing += int(missing.sum())
     if {"days", "year"} & set(column.parts or ()):
-        tally.outside += int(((days < low) | (days > high))[~missing].sum())
+        tally.outside += int((((days < low) | (days > high)) & ~missing).sum())
 
 
-def _count_texts(coded: Coded, known: Mapping[str, object], tally: Tally) -> None:
-    rows = np.bincount(coded.places, minlength=len(coded.values))
-    for text, count in zip(coded.values, rows.tolist(), strict=True):
-        if text in MISSING:
-            tally.missing += count
-        elif text not in known:
-            tally.other += count
+_ENCODE: dict[str, Callable[[Column, Block, NDArray[np.float32], Tally], None]] = {
+    "categorical": _listed,
+    "ordinal": _listed,
+    "boolean": _booleans,
+    "numeric": _numbers,
+    "date": _dates,
+}
+"""Each encodes a column into zeros [N, width], and counts. They raise DataError."""
 
 
-def _check(column: Column, block: Block, odd: NDArray[np.bool_], expected: str) -> None:
-    """Raise DataError for the first row that is odd."""
-    rows = np.flatnonzero(odd)
-    if not len(rows):
-        return
-    row, values = int(rows[0]), block.columns[column.name]
+def _unexpected(column: Column, block: Block, odd: NDArray[np.bool_], expected: str) -> DataError:
+    """What is wrong in the first row that is odd."""
+    row, values = int(np.flatnonzero(odd)[0]), block.columns[column.name]
     value = values.values[values.places[row]] if isinstance(values, Coded) else values[row].item()
     text = written(value)
     more = f" {block.hint(column.name, text)}".rstrip() if column.role == "numeric" else ""
-    raise DataError(
+    return DataError(
         f"{block.where(row)}: column {column.name} holds {text!r}, expected {expected}{more}"
     )
 
 
-def _range(column: Column) -> tuple[float, float]:
-    return column.low or 0.0, column.high or 0.0
-
-
-def _ends(column: Column) -> tuple[object, object]:
-    """The range, for people."""
-    low, high = _range(column)
-    if column.since is None:
-        return f"{low:g}", f"{high:g}"
-    return column.since + timedelta(days=low), column.since + timedelta(days=high)
-
-
 def _instead(column: Column) -> float:
     """What stands for a missing number."""
-    low, high = _range(column)
-    return (low + high) / 2 if column.missing is None else column.missing
-
-
-def _between(values: NDArray[Any], low: float, high: float) -> NDArray[np.float64]:
-    found: NDArray[np.float64] = np.clip((values - low) / (high - low), 0.0, 1.0)
-    return found
+    middle = ((column.low or 0.0) + (column.high or 0.0)) / 2
+    return middle if column.missing is None else column.missing

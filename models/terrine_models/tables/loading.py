@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -42,10 +41,9 @@ from terrine_protocol.tables import Column, TableSchema
 if TYPE_CHECKING:
     from terrine_models.tables.files import TableFile
 
-SUFFIXES = frozenset(
-    (".csv", ".tsv", ".tab", ".txt", ".data", ".test", ".xlsx", ".xls", ".ods")
-    + (".parquet", ".pq", ".arrow", ".feather", ".ipc")
-)
+TEXT, FOREIGN = {".csv", ".tsv", ".tab", ".txt", ".data", ".test"}, {".xlsx", ".xls", ".ods"}
+TYPED = {".parquet", ".pq", ".arrow", ".feather", ".ipc"}
+"""Ends of the names of tables, readable or not."""
 Note = Callable[[str], object]
 """Receives a sentence for the user about how a table was read."""
 
@@ -63,7 +61,8 @@ class Frame(Protocol):
 
 def is_table(path: Path) -> bool:
     """Whether a file's name says that it is a table, readable or not."""
-    return not SUFFIXES.isdisjoint(suffix.lower() for suffix in Path(path).suffixes)
+    known = TEXT | FOREIGN | TYPED
+    return not known.isdisjoint(suffix.lower() for suffix in Path(path).suffixes)
 
 
 def check_table(path: Path) -> None:
@@ -86,59 +85,34 @@ def opened_table(path: Path, **options: Any) -> Iterator[TableFile]:
         yield file
 
 
-@dataclass
 class Table:
-    """The labelled records of a file, encoded by a schema, a block at a time."""
+    """The labelled records of a file, encoded by a schema, a block at a time: a `Source`."""
 
-    path: Path
-    encoding: TableSchema
-    note: Note = warn
-    progress: Progress = unseen
-    sha256: str | None = field(default=None, init=False)
-    """Of the file, once it has been read, if the schema was fitted on one."""
-
-    @property
-    def name(self) -> str:
-        """The file."""
-        return str(self.path)
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """What the schema lists."""
-        return self._label.values or ()
-
-    @property
-    def spec(self) -> InputSpec:
-        """What an encoded row looks like."""
-        return encoded_input(self.encoding)
-
-    @property
-    def group_column(self) -> str | None:
-        """The column that names people."""
-        return next((c.name for c in self.encoding.columns if c.role == "group"), None)
+    def __init__(
+        self, path: Path, schema: TableSchema, note: Note = warn, progress: Progress = unseen
+    ) -> None:
+        self._path, self._note, self._progress = Path(path), note, progress
+        by_role = {column.role: column for column in schema.columns}
+        self._label, self._group = by_role["label"], by_role.get("group")
+        self.name, self.classes, self.encoding = str(path), self._label.values or (), schema
+        self.spec, self.group_column = encoded_input(schema), self._group and self._group.name
+        self.sha256: str | None = None
 
     def blocks(self) -> Iterator[Records]:
         """Read all records. Raises DataError, which names line and column."""
-        schema, label, group, people = self.encoding, self._label, self._group, Numbering()
-        needed = [*schema.features, label.name, *([group.name] if group else [])]
-        encoder, fitted = Encoder(schema, self.name), schema.fitted_on is not None
-        with _opened(self.path, schema, needed, self.note, fitted) as file:
-            for block in _read(file, schema, needed, self.note, self.progress):
-                inputs, labels, groups = encoder.encode(block), class_indices(label, block), None
-                if group is not None:
-                    coded = texts(group, block)
-                    groups = people.of(coded.values)[coded.places]
-                yield Records(inputs, labels, groups)
-            self.sha256 = file.sha256() if fitted else None
-        encoder.finish(self.note)
-
-    @property
-    def _label(self) -> Column:
-        return next(column for column in self.encoding.columns if column.role == "label")
-
-    @property
-    def _group(self) -> Column | None:
-        return next((column for column in self.encoding.columns if column.role == "group"), None)
+        schema, people, fitted = self.encoding, Numbering(), self.encoding.fitted_on is not None
+        encoder = Encoder(schema, self.name)
+        needed = [*schema.features, *(c.name for c in (self._label, self._group) if c is not None)]
+        with _opened(self._path, schema, needed, self._note, fitted) as (file, read_blocks):
+            for block in read_blocks(file, schema, needed, self._note, self._progress):
+                inputs, labels = encoder.encode(block), class_indices(self._label, block)
+                if self._group is None:
+                    yield Records(inputs, labels, None)
+                else:
+                    names, places = texts(self._group, block)
+                    yield Records(inputs, labels, people.of(names)[places])
+            self.sha256 = file.sha256 or None
+        encoder.finish(self._note)
 
 
 def open_table(
@@ -181,8 +155,9 @@ def encode_table(
     """
     path, encoded = Path(path), Growing((encoded_width(schema),), np.float32)
     encoder = Encoder(schema, str(path))
-    with _opened(path, schema, schema.features, note, digest=False) as file:
-        for block in _read(file, schema, schema.features, note, progress):
+    needed = schema.features
+    with _opened(path, schema, needed, note, digest=False) as (file, read_blocks):
+        for block in read_blocks(file, schema, needed, note, progress):
             encoded.add(encoder.encode(block))
     encoder.finish(note, accept_clipped)
     return encoded.array()
@@ -239,23 +214,20 @@ def read_schema(path: Path) -> TableSchema:
         raise DataError(f"{path} is not a table schema: at {where}: {first['msg']}.") from None
 
 
+@contextmanager
 def _opened(
     path: Path, schema: TableSchema, needed: Sequence[str], note: Note, digest: bool
-) -> AbstractContextManager[TableFile]:
+) -> Iterator[tuple[TableFile, Callable[..., Iterator[Block]]]]:
+    """Open a file whose rows are read by a schema; and what reads it, which needs pyarrow."""
     widths = {len(needed), len(schema.columns)}
 
     def fits(first: Sequence[str]) -> bool:
         return len(first) in widths or set(needed) <= set(first)
 
-    return opened_table(path, fits=fits, note=note, digest=digest)
+    with opened_table(path, fits=fits, note=note, digest=digest) as file:
+        from terrine_models.tables.rows import read_blocks
 
-
-def _read(
-    file: TableFile, schema: TableSchema, needed: Sequence[str], note: Note, progress: Progress
-) -> Iterator[Block]:
-    from terrine_models.tables.rows import read_blocks
-
-    return read_blocks(file, schema, needed, note, progress)
+        yield file, read_blocks
 
 
 def _row(start: int, row: int) -> str:

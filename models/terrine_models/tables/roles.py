@@ -129,7 +129,7 @@ def _counted(
             rows += batch.num_rows
         if not rows:
             raise DataError(f"{path} has no rows below its header.")
-        return [Clues(path, name, each) for name, each in counted.items()], file.sha256()
+        return [Clues(path, name, each) for name, each in counted.items()], file.sha256
 
 
 def _check_names(columns: Sequence[str], path: Path, wanted: Sequence[str | None]) -> None:

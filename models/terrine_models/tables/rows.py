@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -22,29 +21,42 @@ from terrine_protocol.tables import Column, TableSchema
 def read_blocks(
     file: TableFile, schema: TableSchema, needed: Sequence[str], note: Note, progress: Progress
 ) -> Iterator[Block]:
-    """Read the columns that are needed, some rows at a time. Raises DataError."""
-    names: Sequence[str] = file.first
-    named = file.delimiter is None or _is_header(file.first, schema)
+    """Read the columns that are needed, some rows at a time. Raises DataError.
+
+    A column with decimal commas in some rows and points in others is refused, in whichever rows
+    they come first.
+    """
+    names, every = file.first, [column.name for column in schema.columns]
+    named = file.delimiter is None or _is_header(names, schema)
     if named:
         check_names(names, needed, str(file.path))
     else:
-        every = [column.name for column in schema.columns]
-        names = {len(order): order for order in (needed, every)}.get(len(names), every)
+        names = list({len(order): order for order in (needed, every)}.get(len(names), every))
     described = [column for column in schema.columns if column.name in needed]
     numeric = [column.name for column in described if column.role == "numeric"]
-    commas = _Commas(file, [] if file.delimiter in (None, ",") else numeric)
-    start = 0
-    for batch in file.batches(needed if file.delimiter is None else names, named, progress):
+    mixed = [] if file.delimiter in (None, ",") else numeric
+    start, commas, points = 0, set[str](), dict[str, tuple[int, str]]()
+    for batch in file.batches(names if file.delimiter else needed, named, progress):
         if not start and not named:
             note(
                 f"{file.path} has no header; its columns are taken to be {', '.join(names)}, in "
                 "this order."
             )
-        found = commas.of(batch, start)
-        columns = {c.name: _values(file, c, batch.column(c.name), start, found) for c in described}
-        where = partial(_where, file, start)
-        hint = partial(_hint, file.delimiter, found)
-        yield Block(columns, batch.num_rows, where, named, found, hint)
+        for name in mixed:
+            texts = batch.column(name)
+            if name not in commas and _first(texts, ",") is not None:
+                commas.add(name)
+                if name in points:
+                    record, text = points[name]
+                    raise DataError(
+                        f"{file.where(record)}: column {name} holds {text!r}, expected a finite "
+                        f"number. {_hint(file.delimiter, commas, name, text)}"
+                    )
+            elif name not in {*commas, *points} and (row := _first(texts, ".")) is not None:
+                points[name] = (start + row, texts[row].as_py().strip())
+        columns = {c.name: _values(file, c, batch.column(c.name), start, commas) for c in described}
+        where, hint = partial(_where, file, start), partial(_hint, file.delimiter, commas)
+        yield Block(columns, batch.num_rows, where, named, frozenset(commas), hint)
         start += batch.num_rows
     if not start:
         raise DataError(f"{file.path} holds no records.")
@@ -60,91 +72,53 @@ def coded(file: TableFile, name: str, array: Any, start: int) -> Coded:
     array = _moments(array) if pa.types.is_timestamp(kind) else array
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
-    array = array.dictionary_encode()  # by the order in which they first appear
+    array = array.dictionary_encode()  # in the order in which they first appear
     found = array.dictionary.to_pylist()
     places = array.indices.fill_null(len(found)).to_numpy(zero_copy_only=False).astype(np.intp)
     if file.delimiter is not None:
         for place, text in enumerate(found):
             if text[:1] == " " and text.lstrip()[:1] == '"':
-                row = int(np.flatnonzero(places == place)[0])
+                record = start + int(np.flatnonzero(places == place)[0])
                 raise DataError(
-                    f"{file.where(start + row)}: column {name} holds {text!r}: a quote after a "
-                    "space does not open a field. Leave out the space."
+                    f"{file.where(record)}: column {name} holds {text!r}: a quote after a space "
+                    "does not open a field. Leave out the space."
                 )
-        found = [text.strip() for text in found]
     return Coded([*found, None] if array.null_count else found, places)
 
 
 def _values(
-    file: TableFile, column: Column, array: Any, start: int, commas: frozenset[str]
+    file: TableFile, column: Column, array: Any, start: int, commas: Collection[str]
 ) -> Values:
-    kind, role, found = array.type, column.role, None
-    if role == "numeric" and file.delimiter is not None and column.name not in commas:
-        found = _parsed(array)
-    elif role == "numeric" and (pa.types.is_floating(kind) or pa.types.is_integer(kind)):
-        found = array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-    elif role == "date" and (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
-        found = _moments(array).to_numpy(zero_copy_only=False).astype("datetime64[s]")
-    return coded(file, column.name, array, start) if found is None else found
-
-
-def _parsed(array: Any) -> NDArray[np.float64] | None:
-    """Texts as numbers, NaN where one is missing; None if one is no finite number, or written in a
-    way that only `columns.number` reads."""
-    text = array
-    for trimmed in (False, True):
-        if trimmed:
-            text = compute.utf8_trim_whitespace(array)
-            missing = compute.is_in(text, value_set=pa.array(sorted(MISSING)))
-            text = compute.if_else(missing, None, text)
-        try:
-            numbers = text.cast(pa.float64())
-        except pa.ArrowInvalid:
-            continue
-        found: NDArray[np.float64] = numbers.to_numpy(zero_copy_only=False)
-        if len(found) - np.isfinite(found).sum() == numbers.null_count:
-            return found
-    return None
+    kind, text = array.type, file.delimiter is not None
+    if column.role == "numeric" and text and column.name not in commas:
+        for trimmed in (False, True):
+            numbers = array
+            if trimmed:
+                numbers = compute.utf8_trim_whitespace(array)
+                missing = compute.is_in(numbers, value_set=pa.array(sorted(MISSING)))
+                numbers = compute.if_else(missing, None, numbers)
+            try:
+                numbers = numbers.cast(pa.float64())
+            except pa.ArrowInvalid:
+                continue
+            found: NDArray[np.float64] = numbers.to_numpy(zero_copy_only=False)
+            if len(found) - np.count_nonzero(np.isfinite(found)) == numbers.null_count:
+                return found
+        # Else one is no finite number, or written in a way that only `columns.number` reads.
+    elif column.role == "numeric" and (pa.types.is_floating(kind) or pa.types.is_integer(kind)):
+        return array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    elif column.role == "date" and (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+        return _moments(array).to_numpy(zero_copy_only=False).astype("datetime64[s]")
+    return coded(file, column.name, array, start)
 
 
 def _moments(array: Any) -> Any:
-    """Dates and times as they are written where they were taken, in microseconds."""
+    """Dates, and times as they are written where they were taken, in microseconds."""
     if pa.types.is_timestamp(array.type):
         array = compute.local_timestamp(array) if array.type.tz else array
         array = compute.floor_temporal(array, unit="microsecond")
         return array.cast(pa.timestamp("us"), safe=False)
     return array
-
-
-@dataclass
-class _Commas:
-    """Which columns have decimal commas. A column with commas in some rows and points in others
-    is refused, in whichever rows they come first."""
-
-    file: TableFile
-    numeric: Sequence[str]
-    found: set[str] = field(default_factory=set)
-    points: dict[str, tuple[int, str]] = field(default_factory=dict)
-    """In which record a column has a number with a point, and which."""
-
-    def of(self, batch: Any, start: int) -> frozenset[str]:
-        """The columns that have decimal commas so far."""
-        for name in self.numeric:
-            texts = batch.column(name)
-            if name not in self.found and _first(texts, ",") is not None:
-                self.found.add(name)
-                if name in self.points:
-                    record, text = self.points[name]
-                    hint = _hint(self.file.delimiter, self.found, name, text)
-                    raise DataError(
-                        f"{self.file.where(record)}: column {name} holds {text!r}, expected a "
-                        f"finite number. {hint}"
-                    )
-            elif name not in self.found and name not in self.points:
-                row = _first(texts, ".")
-                if row is not None:
-                    self.points[name] = (start + row, texts[row].as_py().strip())
-        return frozenset(self.found)
 
 
 def _first(texts: Any, character: str) -> int | None:
