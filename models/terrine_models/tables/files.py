@@ -257,7 +257,7 @@ def _sniffed(path: Path, lines: list[str], fits: Fits, whole: bool) -> tuple[str
     possible = [d for d, rows in starts.items() if rows and fits(rows[0][1])]
     possible = possible or [d for d, rows in starts.items() if rows and len(rows[0][1]) > 1]
     even = [d for d in possible if len({len(fields) for _, fields in starts[d]}) == 1]
-    chosen = even or possible or [","]
+    chosen = [d for d in even or possible if len(starts[d][0][1]) > 1] or [","]
     if len(chosen) > 1:
         ways = (f"{DELIMITERS[d]} ({len(starts[d][0][1])} columns)" for d in chosen)
         raise DataError(
