@@ -1,4 +1,4 @@
-"""Numbers outside the schema's range, or missing, are said, and confirmed before they are charged."""
+"""Numbers outside the schema's range, or missing, are said, and confirmed before any is charged."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def ways(frame: pd.DataFrame, tmp_path: Path) -> list[tuple[Any, Any]]:
         ),
         ("hour", [-1.0] * 6 + [np.nan] * 5, "6 of 95 values are outside"),
         ("hour", [np.nan] * 11, "11 of 100 values are missing; 11.5 stands for them"),
-        ("wind", [60.0] * 11, "11 of 100 values are outside the schema's range, 0 to 50, and clip"),
+        ("wind", [60.0] * 11, "11 of 100 values are outside the schema's range, 0 to 50, and"),
         ("day", ["2030-01-01"] * 11, "11 of 100 values are outside the schema's range and clipped"),
     ],
 )
