@@ -4,8 +4,8 @@
     python benchmarks/tables.py --memory [ROWS ...]  # beside pandas, which holds the table whole
 
 Of time: 500,000 rows of two columns of numbers, a category and a label; the quickest of some runs
-by turns. Of memory: the peak of a process of its own (Linux), less what it had before it read, of 20
-columns of numbers, 8 of categories, people and a label. All are drawn by a seed.
+by turns. Of memory: the peak of a process of its own (Linux), less what it had before it read, of
+20 columns of numbers, 8 of categories, people and a label. All are drawn by a seed.
 """
 
 from __future__ import annotations

@@ -86,6 +86,7 @@ def test_pandas_reads_categories_as_numbers_and_they_are_found(tmp_path: Path) -
         ({"age": [1], "pulse": [2], "ward": ["1"]}, "no column smoker; it has age, pulse, ward"),
         ({**ONES, "pulse": ["fast"]}, "row 0: column pulse holds 'fast'"),
         ({**ONES, "pulse": [1, 2]}, "not equally long"),
+        (pd.DataFrame({**ONES, "ward": [{"a": 1}]}), "column ward holds lists or the like"),
         ({name: [] for name in FEATURES}, "holds no rows"),
         ([1, 2], "A list is not a data frame"),
         (pd.DataFrame([[1, 1, 1, 1, 1]], columns=[*FEATURES, "age"]), "two columns named 'age'"),

@@ -252,4 +252,10 @@ def _values(array: NDArray[Any], column: Column) -> Values:
         if column.role == "date":
             return array.astype("datetime64[s]")
         array = np.datetime_as_string(array)
-    return Coded.of(array.tolist())
+    try:
+        return Coded.of(array.tolist())
+    except TypeError:  # not hashable
+        raise DataError(
+            f"The data frame: column {column.name} holds lists or the like; expected numbers, text "
+            "or dates."
+        ) from None

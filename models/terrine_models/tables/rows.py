@@ -55,7 +55,8 @@ def read_blocks(
             elif name not in {*commas, *points} and (row := _first(texts, ".")) is not None:
                 points[name] = (start + row, texts[row].as_py().strip())
         columns = {c.name: _values(file, c, batch.column(c.name), start, commas) for c in described}
-        where, hint = partial(_where, file, start), partial(_hint, file.delimiter, commas)
+        where = partial(lambda start, row: file.where(start + row), start)
+        hint = partial(_hint, file.delimiter, commas)
         yield Block(columns, batch.num_rows, where, named, frozenset(commas), hint)
         start += batch.num_rows
     if not start:
@@ -125,10 +126,6 @@ def _first(texts: Any, character: str) -> int | None:
     """The first row with this character."""
     row = compute.index(compute.match_substring(texts, character), True).as_py()
     return None if row < 0 else row
-
-
-def _where(file: TableFile, start: int, row: int) -> str:
-    return file.where(start + row)
 
 
 def _is_header(first: Sequence[str], schema: TableSchema) -> bool:

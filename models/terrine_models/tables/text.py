@@ -8,7 +8,7 @@ import hashlib
 import io
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -77,7 +77,7 @@ class Text(io.RawIOBase):
             if not self._place:
                 text = text.removeprefix(codecs.BOM_UTF8)
             self._place += len(chunk)
-            self.quotes += np.count_nonzero(np.frombuffer(text, np.uint8) == ord('"'))
+            self.quotes += int(np.count_nonzero(np.frombuffer(text, np.uint8) == ord('"')))
             self.ready += text
         found, self.ready = self.ready[:size], self.ready[size:]
         return found
@@ -112,7 +112,7 @@ class Text(io.RawIOBase):
         """The line of a byte of those that are being decoded; the file is read again for it."""
         place = self._place - len(self._tail) + start
         with opened(self._path) as file:
-            text: Any = gzip.GzipFile(fileobj=file) if self._gzip else file
+            text: IO[bytes] = gzip.GzipFile(fileobj=file) if self._gzip else file
             parts = (text.read(min(BLOCK, place - at)) for at in range(0, place, BLOCK))
             return 1 + sum(part.count(b"\n") for part in parts)
 
