@@ -47,7 +47,7 @@ class ArrowFile:
 
     def __init__(self, path: Path, file: io.BufferedReader, digest: bool) -> None:
         self.path = path
-        self.sha256 = hashlib.file_digest(file, "sha256").hexdigest() if digest else ""  # type: ignore[arg-type]
+        self.sha256 = hashlib.file_digest(file, "sha256").hexdigest() if digest else ""
         file.seek(0)
         self._parquet = file.read(4) == b"PAR1"
         file.seek(0)

@@ -95,8 +95,9 @@ class Table:
         by_role = {column.role: column for column in schema.columns}
         self._label, self._group = by_role["label"], by_role.get("group")
         self.name, self.classes, self.encoding = str(path), self._label.values or (), schema
-        self.spec, self.group_column = encoded_input(schema), self._group and self._group.name
+        self.spec = encoded_input(schema)
         self.sha256: str | None = None
+        self.group_column = None if self._group is None else self._group.name
 
     def blocks(self) -> Iterator[Records]:
         """Read all records. Raises DataError, which names line and column."""

@@ -107,9 +107,11 @@ def _values(
                 return found
         # Else one is no finite number, or written in a way that only `columns.number` reads.
     elif column.role == "numeric" and (pa.types.is_floating(kind) or pa.types.is_integer(kind)):
-        return array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+        whole: Values = array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+        return whole
     elif column.role == "date" and (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
-        return _moments(array).to_numpy(zero_copy_only=False).astype("datetime64[s]")
+        moments: Values = _moments(array).to_numpy(zero_copy_only=False).astype("datetime64[s]")
+        return moments
     return coded(file, column.name, array, start)
 
 
