@@ -80,6 +80,7 @@ def buy(
     queries: int | None = None,
     random_state: int = 0,
     progress: bool = False,
+    accept_clipped: bool = False,
 ) -> Bought:
     """Ask for labels of a pool of public inputs, in one round; what was paid before is free.
 
@@ -87,16 +88,18 @@ def buy(
     queries: the most inputs that are asked, of which any part stands for the whole; by default all,
         as far as the budget reaches. Interactive projects are sent uniform probabilities.
     random_state: seed of the order in which they are asked.
+    accept_clipped: buy although more than a tenth of a table's column is outside the schema's
+        range, or missing.
 
-    Raises what `Client.label` raises, and ValueError for inputs that the project does not take,
-    before anything is asked.
+    Raises what `Client.label` raises, and before anything is asked ValueError for inputs that the
+    project does not take, and what `encode_frame` raises.
     """
     from terrine_models.students.asking import asking_order
 
     if queries is not None and queries < 1:
         raise ValueError(f"queries must be at least 1 or None, got {queries}.")
     project = client.project()
-    x = _taken(_encoded(pool, project), project)
+    x = _taken(_encoded(pool, project, accept_clipped), project)
     rows = asking_order(x, _spec(project), random_state)[:queries]
     beliefs = None
     if project.mechanism.name == "interactive_gnmax":
@@ -195,16 +198,16 @@ class TerrineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """X as the student takes it; a table's data frame is encoded by the project's schema."""
         if project.ensemble.encoding is not None and hasattr(X, "columns"):
             validate_data(self, X, reset=reset, skip_check_array=True)
-            return _encoded(X, project)
+            return _encoded(X, project, accept_clipped=True)  # nothing is charged for it
         x: Array = validate_data(self, X, reset=reset, allow_nd=True, dtype="numeric")
         return x
 
 
-def _encoded(pool: Any, project: ProjectInfo) -> Array:
+def _encoded(pool: Any, project: ProjectInfo, accept_clipped: bool) -> Array:
     if project.ensemble.encoding is not None and hasattr(pool, "columns"):
         from terrine_models.tables.loading import encode_frame
 
-        return encode_frame(pool, project.ensemble.encoding)
+        return encode_frame(pool, project.ensemble.encoding, accept_clipped=accept_clipped)
     return np.asarray(pool)
 
 

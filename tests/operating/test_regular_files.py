@@ -18,8 +18,7 @@ from terrine_models.data.images import load_images
 from terrine_models.data.reading import sha256
 from terrine_models.storage.manifests import StoreError, verified_bytes
 from terrine_models.students.models import Student
-from terrine_models.tables import csv_files
-from terrine_models.tables.loading import read_schema
+from terrine_models.tables.loading import check_table, read_schema
 from terrine_models.teachers.federation import read_token
 from terrine_models.teachers.splitting import read_partition
 from terrine_protocol.files import LARGEST_DOCUMENT, opened, read
@@ -59,7 +58,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
         "1.png",
         lambda path: load_images(path.parent, ImageFormat(height=2, width=2, grey=True)),
     ),
-    "a table": ("table.csv", csv_files.check),
+    "a table": ("table.csv", check_table),
     "a table's digest": ("table.csv", sha256),
     "a schema": ("schema.json", read_schema),
     "a partition": ("partition.json", read_partition),

@@ -69,8 +69,6 @@ def test_owner_student_and_auditor(
         published,
         "--schema",
         "schema.json",
-        "--encoding",
-        "windows-1252",
     ).fine
     assert "export.csv is not UTF-8 (line 3); it is read as windows-1252." in trained
     assert "separated by semicolons" in trained
@@ -115,7 +113,7 @@ def test_owner_student_and_auditor(
     everything.drop(columns=["patient_id", "readmitted"]).to_parquet(pool)
     own = tmp_path / "own.csv"
     own.write_bytes(stays(2000, 2000, seed=4).encode("latin-1"))
-    held_out = ("--held-out", own, "--encoding", "latin-1")
+    held_out = ("--held-out", own)
     with serving(machine) as server:
         with Client(server.url, student) as client:
             schema = client.project().ensemble.encoding
@@ -145,7 +143,7 @@ def test_owner_student_and_auditor(
             server.url,
             TERRINE_TOKEN=student,
         ).fine
-        assert "own.csv is not UTF-8 (line 3); it is read as latin-1." in learned
+        assert "own.csv is not UTF-8 (line 3); it is read as windows-1252." in learned
         # --------------------------------------------------------------------------- the auditor
         with Client(server.url, auditor) as client:
             distinct = len(np.unique(x, axis=0))

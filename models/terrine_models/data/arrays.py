@@ -74,7 +74,7 @@ class Source(Protocol):
 
     @property
     def sha256(self) -> str | None:
-        """Of the records' file, if a schema might have been fitted on it."""
+        """Of the records' file, once all were read, if a schema might have been fitted on it."""
 
     def blocks(self) -> Iterator[Records]:
         """Read all records, in order. Raises DataError."""

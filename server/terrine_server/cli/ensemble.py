@@ -35,10 +35,6 @@ app.command("split")(split_)
 Named = Annotated[
     str, typer.Argument(metavar="ENSEMBLE", help="Name of an ensemble, or its directory.")
 ]
-Columns = Annotated[
-    str | None,
-    typer.Option(metavar="A,B,…", help="Names of the columns of a CSV file without a header."),
-]
 Group = Annotated[
     str | None,
     typer.Option(metavar="COLUMN", help="Column that names the person a row belongs to."),
@@ -103,15 +99,13 @@ def train(
         str | None, typer.Option(metavar="COLUMN", help="Column of a CSV file to predict.")
     ] = None,
     group: Group = None,
-    columns: Columns = None,
     schema: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Public schema of a CSV file, instead of --public, --label, --group, --columns.",
+            help="Public schema of a CSV file, instead of --public, --label, --group.",
         ),
     ] = None,
-    encoding: tables.EncodingOption = tables.TextEncoding.UTF_8,
     image_size: arrays.ImageSize = None,
     grey: arrays.Grey = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed for the partition and the training.")] = 0,
@@ -162,11 +156,11 @@ def train(
     if is_table(data):
         if labels or classes or image_size:
             fail("--labels, --classes and --image-size are for images; a table has a schema.")
-        choice = tables.TableOptions(public, schema, label, group, split(columns), encoding.value)
+        choice = tables.TableOptions(public, schema, label, group)
         private, named_public, labelled = tables.load(data, choice)
     else:
-        if schema or label or group or columns:
-            fail("--schema, --label, --group and --columns are for tables only.")
+        if schema or label or group:
+            fail("--schema, --label and --group are for tables only.")
         options = arrays.Arrays(public, labels, classes, image_size, grey)
         private, named_public, labelled = arrays.load(data, options)
     if backbone is not None and isinstance(config, Heads):
@@ -303,7 +297,6 @@ def schema(
     out: Annotated[
         Path, typer.Option(metavar="FILE", help="Where to write the schema (JSON).")
     ] = Path("schema.json"),
-    encoding: tables.EncodingOption = tables.TextEncoding.UTF_8,
     group: Group = None,
     ignore: Annotated[
         list[str] | None,
@@ -313,7 +306,10 @@ def schema(
         list[str] | None,
         typer.Option(metavar="COLUMN", help="Column to use as a feature. May be repeated."),
     ] = None,
-    columns: Columns = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,…", help="Names of the columns of a CSV file without a header."),
+    ] = None,
 ) -> None:
     """Propose a schema for a public table, explain it, and write it to a file you can edit.
 
@@ -335,7 +331,6 @@ def schema(
             ignore=ignore or (),
             keep=keep or (),
             note=tables.note,
-            encoding=encoding.value,
             progress=progress,
         )
     write_atomically(out, proposal.to_json().encode(), public=True)

@@ -17,7 +17,6 @@ from terrine_server.cli.votes import VotesAre, check_origin
 if TYPE_CHECKING:
     from terrine_models.data.arrays import Dataset
     from terrine_models.storage.manifests import Manifest
-    from terrine_models.tables.csv_files import Encoding
     from terrine_models.teachers.agreement import Agreement
 
 
@@ -47,7 +46,6 @@ def evaluate(
             ".npz with x and y, a table, or a folder of pictures for each class.",
         ),
     ],
-    encoding: tables.EncodingOption = tables.TextEncoding.UTF_8,
     trained_on: Annotated[
         VotesAre | None, typer.Option(help="What the teachers were trained on.")
     ] = None,
@@ -78,7 +76,7 @@ def evaluate(
         fail(f"--votes must end in .npz; {votes} does not.")
     loaded = Ensemble.load(ensemble_directory(ensemble))
     manifest = loaded.manifest
-    labelled = _labelled(data, manifest, encoding.value)
+    labelled = _labelled(data, manifest)
     counts = loaded.votes(labelled.inputs)
     found = Agreement.of(counts, labelled.labels, manifest.classes)
     if votes is not None:
@@ -97,13 +95,13 @@ def evaluate(
     )
 
 
-def _labelled(path: Path, manifest: Manifest, encoding: Encoding) -> Dataset:
+def _labelled(path: Path, manifest: Manifest) -> Dataset:
     from terrine_models.data.arrays import load_idx, load_npz
     from terrine_models.data.images import load_image_classes
     from terrine_models.tables.loading import load_table
 
     if manifest.encoding is not None:
-        data = load_table(path, manifest.encoding, tables.note, encoding)
+        data = load_table(path, manifest.encoding, tables.note)
     elif manifest.image is not None and path.is_dir():
         data = load_image_classes(path, manifest.image, classes=manifest.classes)
     elif path.suffix == ".npz":

@@ -12,7 +12,7 @@ from terrine_server.bars import stages_bar
 from terrine_server.cli import arrays
 from terrine_server.cli.arrays import class_names
 from terrine_server.cli.console import console, fail
-from terrine_server.cli.tables import EncodingOption, TextEncoding, note
+from terrine_server.cli.tables import note
 
 if TYPE_CHECKING:
     import numpy as np
@@ -138,7 +138,6 @@ def split_(
     ] = None,
     image_size: arrays.ImageSize = None,
     grey: arrays.Grey = False,
-    encoding: EncodingOption = TextEncoding.UTF_8,
     seed: Annotated[int, typer.Option(min=0, help="Seed for the partition.")] = 0,
 ) -> None:
     """Split private data into disjoint shards (.npz), to train a teacher on each with anything.
@@ -164,7 +163,7 @@ def split_(
     with stages_bar(console, f"Reading {data.name}", "Writing shards") as (reading, writing):
         private: Source
         if schema is not None:
-            private = open_table(data, read_schema(schema), note, encoding.value, reading)
+            private = open_table(data, read_schema(schema), note, reading)
         else:
             options = arrays.Arrays(None, labels, classes, image_size, grey)
             private, _, _ = arrays.load(data, options)
@@ -264,7 +263,7 @@ def _public(path: Path, declared: Declared) -> np.ndarray:
         return load_inputs(path)
     if declared.encoding is None:
         fail(f"{path} is a table: to try its rows, give the --schema that encodes them.")
-    return encode_table(path, declared.encoding)
+    return encode_table(path, declared.encoding, note, accept_clipped=True)
 
 
 def _say(out: Path, manifest: Manifest) -> None:

@@ -16,7 +16,7 @@ from terrine_server.cli.console import as_json, console, errors, fail, output, w
 from terrine_server.cli.specs import SPEC, built, show_kind
 from terrine_server.cli.student_data import StudentFiles, rehearse, save_labels
 from terrine_server.cli.student_report import class_figures, summary
-from terrine_server.cli.tables import EncodingOption, TextEncoding
+from terrine_server.cli.tables import AcceptClipped
 
 if TYPE_CHECKING:
     from terrine_client import Client
@@ -83,7 +83,7 @@ def train(
     token_file: TokenFile = None,
     insecure: Insecure = False,
     schema: Schema = None,
-    encoding: EncodingOption = TextEncoding.UTF_8,
+    accept_clipped: AcceptClipped = False,
     held_out: Annotated[
         Path | None,
         typer.Option(
@@ -151,7 +151,7 @@ def train(
 
     kinds = dict.fromkeys(methods(), Training)
     training = built("--method", method, kinds, method=method.partition(":")[0].strip())
-    source = StudentFiles(schema, encoding.value)
+    source = StudentFiles(schema, accept_clipped)
     source.check(public)
     with connect(url, token_file, insecure) as client:
         inputs, described = source.public(public, client)
@@ -206,7 +206,7 @@ def label(
     token_file: TokenFile = None,
     insecure: Insecure = False,
     schema: Schema = None,
-    encoding: EncodingOption = TextEncoding.UTF_8,
+    accept_clipped: AcceptClipped = False,
 ) -> None:
     """Request labels for inputs and save them, in the order of the inputs.
 
@@ -223,7 +223,7 @@ def label(
     """
     if out.suffix not in (".npz", ".csv"):
         fail(f"--out must end in .npz or .csv; {out} does not.")
-    source = StudentFiles(schema, encoding.value)
+    source = StudentFiles(schema, accept_clipped)
     source.check(public)
     with connect(url, token_file, insecure) as client:
         inputs, _ = source.public(public, client)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,25 +17,16 @@ from terrine_server.cli.console import console, fail
 if TYPE_CHECKING:
     from terrine_models.data.arrays import Dataset
     from terrine_models.features.maps import PublicData
-    from terrine_models.tables.csv_files import Encoding
     from terrine_models.tables.roles import RoleGuess, SchemaProposal
     from terrine_protocol.tables import TableSchema
 
 
-class TextEncoding(StrEnum):
-    """Encoding of tables that are not UTF-8."""
-
-    UTF_8 = "utf-8"
-    LATIN_1 = "latin-1"
-    WINDOWS_1252 = "windows-1252"
-
-
-EncodingOption = Annotated[
-    TextEncoding,
+AcceptClipped = Annotated[
+    bool,
     typer.Option(
-        "--encoding",
-        help="Encoding of CSV files that are not UTF-8; windows-1252 is what older Windows "
-        "programs write.",
+        "--accept-clipped",
+        help="Go on although more than a tenth of a table's column is outside the range of the "
+        "schema, or missing. Labels of such rows are charged as any other.",
     ),
 ]
 
@@ -49,8 +39,6 @@ class TableOptions:
     schema: Path | None
     label: str | None
     group: str | None
-    columns: list[str] | None
-    encoding: Encoding
 
 
 def load(data: Path, choice: TableOptions) -> tuple[Dataset, PublicData | None, Dataset | None]:
@@ -60,25 +48,24 @@ def load(data: Path, choice: TableOptions) -> tuple[Dataset, PublicData | None, 
     """
     from terrine_models.data.arrays import DataError
     from terrine_models.features.maps import PublicData
-    from terrine_models.tables.loading import check_table, encode_table, load_table
+    from terrine_models.tables.loading import encode_table, load_table
 
-    check_table(data, choice.encoding)  # before asking for a schema
     schema = _schema(data, choice)
     with stages_bar(console, f"Reading {data.name}") as (progress,):
-        private = load_table(data, schema, note, choice.encoding, progress)
+        private = load_table(data, schema, note, progress)
     if choice.public is None:
         return private, None, None
     with stages_bar(console, f"Reading {choice.public.name}") as (progress,):
         said = list[str]()
         try:
-            labelled = load_table(choice.public, schema, said.append, choice.encoding, progress)
+            labelled = load_table(choice.public, schema, said.append, progress)
         except DataError as error:  # of the labels, or of the features, too
             reason = error
         else:
             for sentence in said:
                 note(sentence)
             return private, PublicData.declare(choice.public.name, labelled.inputs), labelled
-        public = encode_table(choice.public, schema, note, choice.encoding, progress)
+        public = encode_table(choice.public, schema, note, progress, accept_clipped=True)
     note(f"How far teachers will agree is not estimated, without public labels: {reason}")
     return private, PublicData.declare(choice.public.name, public), None
 
@@ -119,13 +106,14 @@ def split(text: str | None) -> list[str] | None:
 
 
 def _schema(data: Path, choice: TableOptions) -> TableSchema:
-    from terrine_models.tables.loading import read_schema
+    from terrine_models.tables.loading import check_table, read_schema
     from terrine_models.tables.roles import propose_schema
 
     if choice.schema is not None:
-        if choice.label or choice.group or choice.columns:
-            fail("--schema already describes the columns; drop --label, --group, --columns.")
+        if choice.label or choice.group:
+            fail("--schema already describes the columns; drop --label and --group.")
         return read_schema(choice.schema)
+    check_table(data)  # before asking for a schema, and before a public table is read for it
     if choice.public is None or choice.label is None:
         fail(
             f"{data} is a private table. Categories and ranges become public, so they "
@@ -137,9 +125,7 @@ def _schema(data: Path, choice: TableOptions) -> TableSchema:
             choice.public,
             label=choice.label,
             group=choice.group,
-            columns=choice.columns,
             note=note,
-            encoding=choice.encoding,
             progress=progress,
         )
     surprises = [g for g in proposal.guesses if g.doubt or g.column.role in ("group", "ignored")]
