@@ -1,0 +1,5 @@
+"""The transparency log: one Merkle tree over all entries of the ledger, for everybody to check.
+
+tree      its leaves and nodes in the database, and the keys of its leaves
+log       grows it, and keeps the last checkpoint that was signed
+"""
