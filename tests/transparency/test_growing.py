@@ -175,7 +175,7 @@ def test_processes_that_charge_grow_and_die_log_every_entry_once(
     growers = [start(grow_until, database_url, str(stop), 7) for _ in range(3)]
     for round in range(4):
         size, deadline = ledger.grow_tree(), time.monotonic() + 60
-        while ledger.grow_tree() < size + 50 and time.monotonic() < deadline:
+        while ledger.grow_tree() < size + 20 and time.monotonic() < deadline:
             pass
         for processes, work in ((growers, None), (chargers, round)):
             victim = processes.pop(0)

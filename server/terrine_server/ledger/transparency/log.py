@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 from sqlalchemy import Connection, Update, insert, select, update
 
@@ -32,18 +33,19 @@ class Transparency(Handle):
         """
         while True:
             with snapshot(self._engine) as connection:
-                head, size = tree.head(connection), tree.size(connection)
-                blinding = secrets.token_bytes(32) if head is None else head.blinding
-                added = tree.waiting(connection, blinding, BATCH)
-            if not added:
-                return size
-            with writing(self._engine) as connection:
-                turns.exclude_others(connection)
-                if (tree.head(connection), tree.size(connection)) != (head, size):
-                    continue  # another process was sooner
-                if head is None:
-                    write(connection, insert(tree_head).values(id=1, blinding=blinding))
-                tree.append(connection, size, added)
+                plan = _plan(connection)
+            if plan.added:
+                with writing(self._engine) as connection:
+                    turns.exclude_others(connection)
+                    if tree.size(connection) != plan.size:
+                        plan = _plan(connection)  # another process was sooner
+                    if plan.begins:
+                        first = insert(tree_head).values(id=1, blinding=plan.blinding)
+                        write(connection, first)
+                    if plan.added:
+                        tree.append(connection, plan.size, plan.added)
+            if len(plan.added) < BATCH:
+                return plan.size + len(plan.added)
 
     def growing(self) -> AbstractContextManager[bool]:
         """Whether this process may grow the tree and sign its root now: no other does."""
@@ -134,6 +136,27 @@ class Transparency(Handle):
         if row is None:
             raise NotFound(f"There is no project called {project}.")
         return tree.Source(row.id, row.genesis, 0)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is to be appended to a tree of `size` leaves; `begins`: nothing ever was."""
+
+    size: int
+    begins: bool
+    blinding: bytes
+    added: list[tree.Waiting]
+
+
+def _plan(connection: Connection) -> _Plan:
+    head = tree.head(connection)
+    blinding = secrets.token_bytes(32) if head is None else head.blinding
+    return _Plan(
+        size=tree.size(connection),
+        begins=head is None,
+        blinding=blinding,
+        added=tree.waiting(connection, blinding, BATCH),
+    )
 
 
 def _kept(note: str, before: str | None) -> Update:
