@@ -31,10 +31,13 @@ from terrine_protocol.labeling import (
 from terrine_protocol.ledger import (
     BudgetPage,
     Charge,
+    EntryReceipt,
     LedgerPage,
     LogEntry,
     LogPage,
     LogVerification,
+    Ready,
+    ReceiptPage,
     Verification,
 )
 from terrine_protocol.mechanisms import (
@@ -101,6 +104,7 @@ __all__ = [
     "EnsembleFacts",
     "EnsembleInfo",
     "EnsembleRegister",
+    "EntryReceipt",
     "Estimate",
     "EstimateRequest",
     "GNMaxSpec",
@@ -134,6 +138,8 @@ __all__ = [
     "PublicationInfo",
     "PublishingRequest",
     "PublishingTerms",
+    "Ready",
+    "ReceiptPage",
     "Reply",
     "RequestAccount",
     "RequestApprove",

@@ -28,14 +28,23 @@ def init(
             "them.",
         ),
     ] = None,
+    origin: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="What the transparency log is called, such as labels.example.org; by default, a "
+            "name that nobody else has. It is fixed with the log's key.",
+        ),
+    ] = None,
 ) -> None:
-    """Create the data directory, the secret key and the tables; migrate older tables.
+    """Create the data directory, the keys and the tables; migrate older tables.
 
     Safe to repeat: existing files and data are kept.
     """
     from terrine_server.errors import NotSealed
     from terrine_server.ledger import Ledger, connect, upgrade
     from terrine_server.ledger.store.roles import grant
+    from terrine_server.owner.checkpoints import load_checkpoint_key, make_checkpoint_key
     from terrine_server.owner.operations import make_directories
     from terrine_server.owner.tokens import load_secret_key, make_secret_key
     from terrine_server.settings import Settings
@@ -44,6 +53,8 @@ def init(
     make_directories(settings)
     made = make_secret_key(settings.secret_key_path)
     key = load_secret_key(settings.secret_key_path)
+    signing = make_checkpoint_key(settings.checkpoint_key_path, origin)
+    signer = load_checkpoint_key(settings.checkpoint_key_path)
     engine = connect(settings.database, settings.database_password())
     if service_role is not None and engine.dialect.name != "postgresql":
         fail("--service-role is for PostgreSQL; SQLite has no roles.")
@@ -51,6 +62,10 @@ def init(
     if service_role is not None:
         grant(engine, service_role)
     console.print(f"{'Created' if made else 'Kept'} the secret key {settings.secret_key_path}.")
+    if signer is not None:
+        kept = f"{'Created' if signing else 'Kept'} the key of the transparency log"
+        console.print(f"{kept} {settings.checkpoint_key_path}.", highlight=False, soft_wrap=True)
+        console.print(f"log {signer.verifier}", highlight=False, soft_wrap=True, markup=False)
     if restored:
         console.print(
             f"Restored in the ledger's tables: {'; '.join(restored)}. Nothing guarded what was "
@@ -87,14 +102,16 @@ def serve(
 
     Environment variables set everything else; docs/api.md explains each one.
     Places: TERRINE_DATA_DIR, TERRINE_DATABASE_URL, TERRINE_DATABASE_PASSWORD_FILE,
-    TERRINE_SECRET_KEY_FILE, TERRINE_HOST, TERRINE_PORT, TERRINE_FORWARDED_ALLOW_IPS,
-    TERRINE_DEVICE, TERRINE_VOTERS, TERRINE_RAY_ADDRESS, TERRINE_RAY_ACTORS.
+    TERRINE_SECRET_KEY_FILE, TERRINE_CHECKPOINT_KEY_FILE, TERRINE_LOG_POLICY_FILE, TERRINE_HOST,
+    TERRINE_PORT, TERRINE_FORWARDED_ALLOW_IPS, TERRINE_DEVICE, TERRINE_VOTERS, TERRINE_RAY_ADDRESS,
+    TERRINE_RAY_ACTORS.
     Limits: TERRINE_MAX_BATCH, TERRINE_MAX_WAITING, TERRINE_MAX_BODY_BYTES,
     TERRINE_MAX_HELD_BYTES, TERRINE_REQUESTS_PER_MINUTE,
     TERRINE_REPLAYS_PER_MINUTE, TERRINE_FAILED_LOGINS_PER_MINUTE, TERRINE_MAX_CONNECTIONS,
     TERRINE_MAX_PER_TOKEN, TERRINE_MAX_UNAUTHENTICATED, TERRINE_MAX_PER_ADDRESS,
     TERRINE_KEEP_ALIVE_SECONDS, TERRINE_BODY_SECONDS, TERRINE_WRITE_SECONDS,
-    TERRINE_DATABASE_SECONDS, TERRINE_VOTING_SECONDS, TERRINE_SHUTDOWN_SECONDS.
+    TERRINE_DATABASE_SECONDS, TERRINE_VOTING_SECONDS, TERRINE_CHECKPOINT_SECONDS,
+    TERRINE_SHUTDOWN_SECONDS.
     Signing in through an issuer: TERRINE_OIDC_ISSUER, TERRINE_OIDC_CLIENT_ID,
     TERRINE_OIDC_CLIENT_SECRET_FILE, TERRINE_OIDC_PUBLIC_URL, TERRINE_OIDC_SCOPES,
     TERRINE_OIDC_ROLE_CLAIM, TERRINE_OIDC_ADMINS, TERRINE_OIDC_AUDITORS, TERRINE_OIDC_PLAIN_HTTP.
