@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, Update, insert, select, update
 
 from terrine_protocol.transparency import trees
+from terrine_protocol.transparency.policies import Policy
 from terrine_protocol.transparency.tiles import HEIGHT, Tile
 from terrine_server.errors import DatabaseUnavailable, NotFound
 from terrine_server.ledger.handle import Handle
@@ -17,6 +18,7 @@ from terrine_server.ledger.store import turns
 from terrine_server.ledger.store.database import reading, snapshot, write, writing
 from terrine_server.ledger.store.tables import projects, tree_head, tree_leaves
 from terrine_server.ledger.transparency import tree
+from terrine_server.ledger.transparency.checking import LogCheck, check
 
 BATCH = 5000
 """Leaves appended in one transaction. On SQLite, charges wait for it."""
@@ -127,6 +129,13 @@ class Transparency(Handle):
                     raise NotFound(f"Leaf {after + 1} is missing.")
                 after = row.position
                 yield row.source, row.seq, row.entry
+
+    def check_tree(self, policy: Policy, earlier: Mapping[str, str]) -> LogCheck:
+        """Hold the tree against the ledger's entries, its checkpoint and `earlier` ones."""
+        with snapshot(self._engine) as connection:
+            head = tree.head(connection)
+            current = None if head is None else head.checkpoint
+            return check(connection, policy, current, earlier)
 
     def _source(self, connection: Connection, project: str | None) -> tree.Source:
         if project is None:
