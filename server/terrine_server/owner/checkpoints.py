@@ -52,9 +52,13 @@ class CheckpointError(Exception):
 
 
 def make_checkpoint_key(path: Path, origin: str | None = None) -> bool:
-    """Write a new key for the log `origin`; by default, one whose name nobody else has."""
+    """Write a new key for the log `origin`; by default, one whose name nobody else has.
+
+    Return False if there is one. Raises NoteError for a name that no key may have.
+    """
     name = origin or f"terrine.invalid/{secrets.token_hex(8)}"
     key = SignerKey(name, Kind.ED25519, secrets.token_bytes(32))
+    SignerKey.parse(key.secret)  # refuses a name that is none
     return write_secret(path, key.secret + "\n")
 
 
