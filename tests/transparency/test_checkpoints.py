@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 from books import NOISY, answered, open_ledger, open_project, unguarded
 from commands import Terrine
+from forging import cut
 from logged import LOG, RunningWitness, policy_of, publisher, witnessing
 from migrated import SECRET_KEY
-from sqlalchemy import text, update
+from sqlalchemy import Connection, text, update
 
 from terrine_protocol.transparency.checkpoints import Checkpoint, opened
 from terrine_protocol.transparency.notes import Kind, Note, SignerKey
@@ -129,7 +130,7 @@ def test_what_a_witness_should_not_answer_is_no_cosignature(
         "too long": "x" * 100_000,
         "status": "",
     }
-    status = HTTPStatus.TEAPOT if answer == "status" else HTTPStatus.OK
+    status = HTTPStatus.IM_A_TEAPOT if answer == "status" else HTTPStatus.OK
     monkeypatch.setattr(Witness, "add", lambda *_: Answer(status, texts[answer]))
     with witnessing(tmp_path) as witness:
         policy = policy_of(witness)
@@ -148,15 +149,13 @@ def test_only_one_process_signs_at_a_time(ledger: Ledger, database_url: str) -> 
     assert other.checkpoint() is not None
 
 
-def rebuilt(ledger: Ledger, database_url: str, keep: int) -> None:
-    """Let the tree have its first leaves only, as an older backup has."""
-    with unguarded(database_url, with_key=False) as connection:
+@contextmanager
+def forging(database_url: str, with_key: bool = False) -> Iterator[Connection]:
+    with unguarded(database_url, with_key) as connection:
         if connection.dialect.name != "sqlite":
             for table in (tree_leaves, tree_nodes, tree_head):
                 connection.execute(text(f"ALTER TABLE {table.name} DISABLE TRIGGER USER"))
-            connection.execute(text("ALTER TABLE projects DISABLE TRIGGER USER"))
-        connection.execute(tree_leaves.delete().where(tree_leaves.c.position >= keep))
-        connection.execute(tree_nodes.delete())
+        yield connection
 
 
 def test_an_honest_service_signs_no_second_history(ledger: Ledger, database_url: str) -> None:
@@ -164,9 +163,7 @@ def test_an_honest_service_signs_no_second_history(ledger: Ledger, database_url:
     charge(ledger, *range(20))
     owner.round()
     signed = ledger.checkpoint()
-    with unguarded(database_url, with_key=False) as connection:
-        if connection.dialect.name != "sqlite":
-            connection.execute(text("ALTER TABLE tree_leaves DISABLE TRIGGER USER"))
+    with forging(database_url) as connection:
         where = tree_leaves.c.position == 7
         connection.execute(update(tree_leaves).where(where).values(entry=b"f" * 32))
     charge(ledger, "more")
@@ -176,26 +173,25 @@ def test_an_honest_service_signs_no_second_history(ledger: Ledger, database_url:
     assert ledger.checkpoint() == signed
 
 
-def test_a_service_that_lost_leaves_says_so_and_goes_on_charging(
+def test_a_restored_backup_is_not_signed_and_charges_go_on(
     ledger: Ledger, database_url: str
 ) -> None:
     owner = publisher(ledger)
     charge(ledger, *range(20))
     owner.round()
-    rebuilt(ledger, database_url, 4)
-    with unguarded(database_url, with_key=False) as connection:
-        connection.execute(update(tree_head).values(checkpoint=None))
-    owner.round()  # the same entries in the same order: the same tree
-    with unguarded(database_url, with_key=False) as connection:
+    signed = ledger.checkpoint()
+    with forging(database_url) as connection:
         connection.execute(tree_leaves.delete().where(tree_leaves.c.position >= 4))
-        swapped = [
-            {"position": 4, "source": 1, "seq": 2, "entry": b"a" * 32},
-            {"position": 5, "source": 1, "seq": 1, "entry": b"b" * 32},
-        ]
-        connection.execute(tree_leaves.insert(), swapped)
-    with pytest.raises(CheckpointError, match="older backup"):
-        owner.round()
+    owner.round()  # the same entries in the same order: the same tree
+    assert ledger.checkpoint() == signed
+    with forging(database_url, with_key=True) as connection:
+        cut(connection, 5)
+        connection.execute(tree_leaves.delete().where(tree_leaves.c.position >= 4))
+    for anybody in (owner, publisher(ledger)):
+        with pytest.raises(CheckpointError, match="older backup"):
+            anybody.round()
     charge(ledger, "a charge needs no checkpoint")
+    assert ledger.checkpoint() == signed
 
 
 def test_a_new_key_begins_a_new_log(ledger: Ledger) -> None:
