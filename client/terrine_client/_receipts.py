@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -131,8 +132,12 @@ class ReceiptReport:
 def read_policy(policy: Policy | Path | str | bytes) -> Policy:
     """Return a policy, or read it: from a file by its path, or from bytes.
 
-    Raises ConfigurationError, and OSError.
+    Raises ConfigurationError, also without what checks signatures, and OSError.
     """
+    if find_spec("cryptography") is None:
+        raise ConfigurationError(
+            "Signatures are checked with cryptography: pip install 'terrine[witness]'."
+        )
     if isinstance(policy, Policy):
         return policy
     try:

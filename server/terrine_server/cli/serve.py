@@ -135,6 +135,8 @@ def serve(
         app = create_app(settings, alone=True)
         for warning in _warnings(settings, listening.connections(settings.max_connections)):
             logs.say("warning", "may be a mistake", **warning)
+        if not settings.checkpoint_key_path.exists():
+            logs.say("warning", "signs no checkpoints", cause="no key: run `terrine init`")
         logs.configure(settings.log_level)
         if workers == 1:
             listening.serve(app, sockets, settings.limits, proxies=settings.forwarded_allow_ips)
