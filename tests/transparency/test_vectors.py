@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 from dataclasses import replace
 from typing import Any
 
@@ -411,7 +412,7 @@ def test_what_is_no_tile_is_refused(path: str) -> None:
 
 
 # github.com/transparency-dev/formats, proof/tlog_proof_test.go.
-TWO = [trees.hashlib.sha256(text).digest() for text in (b"hash1", b"hash2")]
+TWO = [hashlib.sha256(text).digest() for text in (b"hash1", b"hash2")]
 TWO_LINES = [base64.b64encode(each).decode() for each in TWO]
 
 

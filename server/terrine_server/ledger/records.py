@@ -193,7 +193,7 @@ class Result:
     seq: int | None
     replayed: bool
     counts: Counts | None = None
-    hash: str | None = None
+    hash: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,9 @@ from terrine_server.ledger.store.tables import projects, tree_head, tree_leaves
 from terrine_server.ledger.transparency import tree
 from terrine_server.ledger.transparency.checking import LogCheck, check
 
-BATCH = 5000
+BATCH = 1000
 """Leaves appended in one transaction. On SQLite, charges wait for it."""
+_PAGE = 5000
 
 
 class Transparency(Handle):
@@ -121,7 +122,7 @@ class Transparency(Handle):
         while True:
             query = select(tree_leaves).where(table.position > after)
             with reading(self._engine) as connection:
-                page = connection.execute(query.order_by(table.position).limit(BATCH)).all()
+                page = connection.execute(query.order_by(table.position).limit(_PAGE)).all()
             if not page:
                 return
             for row in page:
