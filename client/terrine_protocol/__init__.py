@@ -31,10 +31,13 @@ from terrine_protocol.labeling import (
 from terrine_protocol.ledger import (
     BudgetPage,
     Charge,
+    EntryReceipt,
     LedgerPage,
     LogEntry,
     LogPage,
     LogVerification,
+    Ready,
+    ReceiptPage,
     Verification,
 )
 from terrine_protocol.mechanisms import (
@@ -100,6 +103,7 @@ __all__ = [
     "EnsembleFacts",
     "EnsembleInfo",
     "EnsembleRegister",
+    "EntryReceipt",
     "Estimate",
     "EstimateRequest",
     "GNMaxSpec",
@@ -132,6 +136,8 @@ __all__ = [
     "PublicSource",
     "PublicationInfo",
     "PublishingTerms",
+    "Ready",
+    "ReceiptPage",
     "Reply",
     "RequestAccount",
     "RequestApprove",

@@ -55,6 +55,9 @@ class LabelResult(Reply):
     charge: Annotated[
         int | None, Field(description="Number of the ledger entry that paid for it.")
     ] = None
+    hash: Annotated[
+        str | None, Field(description="Hash of that entry: a receipt, to find it in the log by.")
+    ] = None
     replayed: Annotated[
         bool, Field(description="True if an earlier answer was repeated, at no cost.")
     ] = False

@@ -73,6 +73,23 @@ class Settings(Variables):
             "Default: `secret.key` in the data directory."
         ),
     ] = None
+    checkpoint_key_file: Annotated[
+        Path | None,
+        Field(
+            description="File that contains the key that signs the transparency log's checkpoints. "
+            "A server without it signs none. Default: `checkpoint.key` in the data directory."
+        ),
+    ] = None
+    checkpoint_seconds: Annotated[
+        float, Field(ge=0.1, le=3600, description="How often the log is grown and signed at most.")
+    ] = 5.0
+    log_policy_file: Annotated[
+        Path | None,
+        Field(
+            description="Policy with the witnesses that are asked to cosign checkpoints, in the "
+            "format of c2sp.org/tlog-policy. Default: nobody is asked."
+        ),
+    ] = None
     host: Annotated[str, Field(min_length=1, description="Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535, description="Port to listen on.")] = 8000
     forwarded_allow_ips: Annotated[
@@ -312,6 +329,11 @@ class Settings(Variables):
     def secret_key_path(self) -> Path:
         """The file that contains the key of the token hashes."""
         return self.secret_key_file or self.data_dir / "secret.key"
+
+    @property
+    def checkpoint_key_path(self) -> Path:
+        """The file that contains the key of the transparency log."""
+        return self.checkpoint_key_file or self.data_dir / "checkpoint.key"
 
     @property
     def limits(self) -> Limits:

@@ -24,6 +24,7 @@ from terrine_server.cli import (
     serve,
     student,
     token,
+    witness,
 )
 from terrine_server.cli.console import Command, ask_for_json, console, run
 
@@ -51,6 +52,7 @@ app.add_typer(request.app, name="request")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(log.app, name="log")
 app.add_typer(student.app, name="student")
+app.add_typer(witness.app, name="witness")
 
 
 def _use_one_class(group: typer.Typer) -> None:

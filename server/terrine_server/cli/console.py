@@ -40,6 +40,10 @@ KNOWN = (
     ("terrine_models.teachers.shards", "TrainingError"),
     ("terrine_models.teachers.ray_cluster", "ClusterError"),
     ("terrine_server.owner.tokens", "SecretKeyError"),
+    ("terrine_server.owner.checkpoints", "CheckpointError"),
+    ("terrine_server.witness", "WitnessError"),
+    ("terrine_protocol.transparency.notes", "NoteError"),
+    ("terrine_protocol.transparency.trees", "ProofError"),
     ("terrine_server.owner.issuer", "IssuerError"),
     ("terrine_server.serving.listening", "CannotListen"),
     ("terrine_server.serving.listening", "TooFewDescriptors"),
@@ -209,6 +213,8 @@ def _extra(words: list[str]) -> str:
             return "auditor"  # attacks on a server need one
         case ["ledger" | "log", *_]:
             return "auditor"
+        case ["witness", *_]:
+            return "witness"
         case _:
             return "server"
 

@@ -49,9 +49,11 @@ def export(
 
     `docs/check_chain.py` checks an export without Terrine.
     """
+    from terrine_server.owner import operations
+
     ledger, count = opened_ledger(), 0
     with writing(output) as file:
-        for count, line in enumerate(ledger.export_log()):  # noqa: B007 - the end of the log is 0
+        for count, line in enumerate(operations.export_log(ledger)):  # noqa: B007 - the end of the log is 0
             file.write(json.dumps(line) + "\n")
     if output is not None:
         console.print(f"Wrote {count} entries to {output}.", highlight=False, soft_wrap=True)

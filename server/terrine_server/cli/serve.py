@@ -28,14 +28,23 @@ def init(
             "them.",
         ),
     ] = None,
+    origin: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="What the transparency log is called, such as labels.example.org; by default, a "
+            "name that nobody else has. It is fixed with the log's key.",
+        ),
+    ] = None,
 ) -> None:
-    """Create the data directory, the secret key and the tables; migrate older tables.
+    """Create the data directory, the keys and the tables; migrate older tables.
 
     Safe to repeat: existing files and data are kept.
     """
     from terrine_server.errors import NotSealed
     from terrine_server.ledger import Ledger, connect, upgrade
     from terrine_server.ledger.store.roles import grant
+    from terrine_server.owner.checkpoints import load_checkpoint_key, make_checkpoint_key
     from terrine_server.owner.operations import make_directories
     from terrine_server.owner.tokens import load_secret_key, make_secret_key
     from terrine_server.settings import Settings
@@ -44,6 +53,8 @@ def init(
     make_directories(settings)
     made = make_secret_key(settings.secret_key_path)
     key = load_secret_key(settings.secret_key_path)
+    signing = make_checkpoint_key(settings.checkpoint_key_path, origin)
+    signer = load_checkpoint_key(settings.checkpoint_key_path)
     engine = connect(settings.database, settings.database_password())
     if service_role is not None and engine.dialect.name != "postgresql":
         fail("--service-role is for PostgreSQL; SQLite has no roles.")
@@ -51,6 +62,10 @@ def init(
     if service_role is not None:
         grant(engine, service_role)
     console.print(f"{'Created' if made else 'Kept'} the secret key {settings.secret_key_path}.")
+    if signer is not None:
+        kept = f"{'Created' if signing else 'Kept'} the key of the transparency log"
+        console.print(f"{kept} {settings.checkpoint_key_path}.", highlight=False, soft_wrap=True)
+        console.print(f"log {signer.verifier}", highlight=False, soft_wrap=True, markup=False)
     if restored:
         console.print(
             f"Restored in the ledger's tables: {'; '.join(restored)}. Nothing guarded what was "
@@ -95,6 +110,8 @@ def serve(
         app = create_app(settings, alone=True)
         for warning in _warnings(settings, listening.connections(settings.max_connections)):
             logs.say("warning", "may be a mistake", **warning)
+        if not settings.checkpoint_key_path.exists():
+            logs.say("warning", "signs no checkpoints", cause="no key: run `terrine init`")
         logs.configure(settings.log_level)
         if workers == 1:
             listening.serve(app, sockets, settings.limits, proxies=settings.forwarded_allow_ips)

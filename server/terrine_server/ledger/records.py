@@ -184,7 +184,8 @@ class Batch:
 class Result:
     """The result of one query. `seq`: the charge that paid for it; None if refused.
 
-    `counts`: the noisy counts beside the label, for mechanisms that release them.
+    `counts`: the noisy counts beside the label, for mechanisms that release them. `hash`: that of
+    the charge, in hex; None until it is known.
     """
 
     outcome: Outcome
@@ -192,6 +193,7 @@ class Result:
     seq: int | None
     replayed: bool
     counts: Counts | None = None
+    hash: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

@@ -285,7 +285,21 @@ def secret_spend(ledger: Ledger, project: str, by: Actor | None = None) -> Secre
 def export(ledger: Ledger, project: str, by: Actor | None = None) -> Iterator[dict[str, Any]]:
     """Record that a project's ledger is exported, and yield it. Raises NotFound."""
     record_export(ledger, project, by)
-    return ledger.export(project)
+    return _with_leaf_key(ledger, project, ledger.export(project))
+
+
+def export_log(ledger: Ledger) -> Iterator[dict[str, Any]]:
+    """Yield the administrative log, as `Ledger.export_log` does, with its leaf key."""
+    return _with_leaf_key(ledger, None, ledger.export_log())
+
+
+def _with_leaf_key(
+    ledger: Ledger, project: str | None, lines: Iterator[dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """Add to the first line what finds the entries in the transparency log."""
+    key = ledger.leaf_key(project)
+    for number, line in enumerate(lines):
+        yield line if number else {**line, "leaf_key": None if key is None else key.hex()}
 
 
 def record_export(ledger: Ledger, project: str, by: Actor | None = None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from itertools import islice
@@ -30,7 +30,7 @@ from terrine_server.ledger.charging.admission import REFUSED, Admission, admit
 from terrine_server.ledger.charging.appending import append
 from terrine_server.ledger.counts import check_counts, text_of
 from terrine_server.ledger.epochs import Kinds
-from terrine_server.ledger.records import Batch, OnRecord, ProjectRecord, Receipt
+from terrine_server.ledger.records import Batch, OnRecord, ProjectRecord, Receipt, Result
 from terrine_server.ledger.store.log import record as record_log
 from terrine_server.ledger.store.rows import publications
 from terrine_server.ledger.store.transaction import Transaction
@@ -65,7 +65,7 @@ def charge(
     tally = tallies.load_tally(tx.connection, tx.seals, project) if fresh else None
     admission = admit(project.terms, project.account, record.recorded, proposals, tally)
     after, entries = _entries(tx.now, project, admission)
-    results = iter(admission.results)
+    results = _with_hashes(admission.results, entries)
     kept, before = [], project.charges
     for index in fresh:
         results_of_batch = list(islice(results, len(batches[index].proposals)))
@@ -108,6 +108,14 @@ def _exhausted(project: ProjectRecord) -> BudgetExhausted:
         spent=project.spent,
         budget=budget,
     )
+
+
+def _with_hashes(results: Sequence[Result], entries: Sequence[tuple[Any, ...]]) -> Iterator[Result]:
+    """Yield the results, those of new entries with their hashes."""
+    hashes = {entry[0]: entry[-1].hex() for entry in entries}
+    for result in results:
+        made = hashes.get(result.seq)
+        yield result if made is None else replace(result, hash=made)
 
 
 def _entries(
