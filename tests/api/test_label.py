@@ -63,6 +63,7 @@ def test_answers_are_mostly_right_and_numbered_as_the_ledger_numbers_them(
     assert [result.label for result in reply.results] == [entry.label for entry in charged]
 
 
+@pytest.mark.usefixtures("each_database_url")
 def test_the_same_key_replays_the_answer_and_refuses_another_body(
     terrine_server: RunningServer, call: Call
 ) -> None:
@@ -83,6 +84,7 @@ def test_a_query_twice_in_one_batch_is_paid_once(terrine_server: RunningServer, 
     assert terrine_server.ledger.project("study").charges == 1
 
 
+@pytest.mark.usefixtures("each_database_url")
 def test_simultaneous_first_requests_are_charged_once(
     terrine_server: RunningServer, call: Call
 ) -> None:
@@ -96,6 +98,7 @@ def test_simultaneous_first_requests_are_charged_once(
     assert terrine_server.ledger.verify("study").ok
 
 
+@pytest.mark.usefixtures("each_database_url")
 def test_many_students_at_once_never_overspend(terrine_server: RunningServer, call: Call) -> None:
     terrine_server.open_project(epsilon=2.0)
     affordable = terrine_server.ledger.project("study").affordable
@@ -117,6 +120,7 @@ def test_many_students_at_once_never_overspend(terrine_server: RunningServer, ca
     assert terrine_server.ledger.verify("study").ok
 
 
+@pytest.mark.usefixtures("each_database_url")
 def test_the_budget_ends_exactly_where_the_price_list_says(
     terrine_server: RunningServer, call: Call
 ) -> None:
@@ -251,7 +255,6 @@ def test_an_input_with_two_baselines_counts_as_one_input(
     assert [r["replayed"] for r in said] == [False, True, False]
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_a_request_checked_for_another_ledgers_project_is_not_answered(
     terrine_server: RunningServer,
 ) -> None:

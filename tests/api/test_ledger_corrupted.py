@@ -182,6 +182,7 @@ def slug(reply: httpx.Response) -> str:
     return str(reply.json()["type"]).removeprefix("/problems/")
 
 
+@pytest.mark.usefixtures("each_database_url")
 def test_a_cut_end_is_ledger_corrupted_for_whoever_retries(office: Office) -> None:
     """Balance, count and head were set back to match, so that the shorter books are consistent."""
     hand = office.hand
@@ -339,7 +340,6 @@ def content(path: str, reply: httpx.Response) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize(
     ("table", "column"),
     [

@@ -175,6 +175,7 @@ def test_a_request_whose_client_disconnects_while_it_waits_is_dropped() -> None:
 # ---------------------------------------------------------------------------- the real service
 
 
+@pytest.mark.usefixtures("each_database_url")
 def test_simultaneous_clients_get_their_own_answers_and_pay_once(
     terrine_server: RunningServer,
 ) -> None:

@@ -331,6 +331,7 @@ def database_gone(url: str) -> Iterator[None]:
         connection.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(name))
 
 
+@pytest.mark.usefixtures("each_database_url")
 def test_without_its_database_the_service_answers_nothing_and_recovers(
     terrine_server: RunningServer, call: Call, database_url: str
 ) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
-import pytest
 from enrolled import bearer, question, student
 from machine import Machine
 from serving import Serving, serving, until
@@ -19,7 +18,6 @@ from serving import Serving, serving, until
 from terrine_protocol import Role, TokenCreate
 from terrine_server.serving.connection import SPARE
 
-SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 PAGES = b"GET /openapi.json HTTP/1.1\r\nHost: terrine\r\n\r\n" * 100
 """More than sockets take without a reader."""
 PAUSE_SECONDS = 5
@@ -82,7 +80,6 @@ def take_all_of(headers: dict[str, str], server: Serving, open_: ExitStack) -> N
     take_all(server, open_, lambda: own.get("/budget").status_code == 503, 4, line)
 
 
-@SQLITE
 def test_those_who_never_read_from_one_address_keep_nobody_else_out(
     served_machine: Machine,
 ) -> None:
@@ -106,7 +103,6 @@ def test_those_who_never_read_from_one_address_keep_nobody_else_out(
         }
 
 
-@SQLITE
 def test_those_who_never_read_from_many_addresses_keep_no_student_out(
     served_machine: Machine,
 ) -> None:
@@ -128,7 +124,6 @@ def test_those_who_never_read_from_many_addresses_keep_no_student_out(
         until(lambda: stranger.get("/problems").status_code, lambda status: status == 200)
 
 
-@SQLITE
 def test_a_student_who_never_reads_keeps_no_other_student_out(served_machine: Machine) -> None:
     """One token has its share of the slots, and no more."""
     greedy, others = student(served_machine, "greedy", 5), student(served_machine, "kept", 5)
@@ -142,7 +137,6 @@ def test_a_student_who_never_reads_keeps_no_other_student_out(served_machine: Ma
             assert other.post("/label", json=question(number % 5)).status_code == 200
 
 
-@SQLITE
 def test_colluding_students_who_never_read_keep_no_other_student_out(
     served_machine: Machine,
 ) -> None:
@@ -161,7 +155,6 @@ def test_colluding_students_who_never_read_keep_no_other_student_out(
             assert other.post("/label", json=question(number % 5)).status_code == 200
 
 
-@SQLITE
 def test_a_client_that_reads_slowly_but_steadily_gets_all_of_its_response(
     served_machine: Machine,
 ) -> None:
@@ -178,7 +171,6 @@ def test_a_client_that_reads_slowly_but_steadily_gets_all_of_its_response(
             assert read.count(b'"openapi"') == 25
 
 
-@SQLITE
 def test_a_proxy_that_is_trusted_says_whose_share_a_request_counts_in(
     served_machine: Machine,
 ) -> None:
@@ -201,7 +193,6 @@ def test_a_proxy_that_is_trusted_says_whose_share_a_request_counts_in(
         assert seen(liar, "10.0.0.9") == 200
 
 
-@SQLITE
 def test_idle_connections_give_way_to_new_ones(served_machine: Machine) -> None:
     """Those of whoever has most of them; the connections of others stay."""
     headers = student(served_machine, "kept", 5)
@@ -246,7 +237,6 @@ def ended(one: socket.socket) -> bool:
         return True
 
 
-@SQLITE
 def test_more_connections_than_descriptors_are_refused_and_do_not_fill_the_log(
     served_machine: Machine,
 ) -> None:
@@ -268,7 +258,6 @@ def test_more_connections_than_descriptors_are_refused_and_do_not_fill_the_log(
             one.close()
 
 
-@SQLITE
 def test_a_server_allows_itself_as_many_descriptors_as_it_may(served_machine: Machine) -> None:
     with serving(served_machine, descriptors=(256, 4096)) as server:
         limits = Path(f"/proc/{server.pid}/limits").read_text()

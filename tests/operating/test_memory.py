@@ -11,7 +11,6 @@ from pathlib import Path
 
 import httpx
 import numpy as np
-import pytest
 from caller import npy, npz
 from enrolled import student
 from machine import Machine
@@ -119,7 +118,6 @@ def pages(machine: Machine) -> dict[str, str]:
     return student(machine, "read", 4096, ensemble="pages")
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_no_body_costs_much_memory(
     served_machine: Machine, record_property: Callable[[str, object], None]
 ) -> None:

@@ -106,6 +106,7 @@ def visible_text(url: str, tokens: list[str], server: Serving) -> str:
     return "".join(str(reply.headers) + reply.text for reply in replies) + "".join(server.lines)
 
 
+@pytest.mark.usefixtures("each_database_url")
 def test_more_queries_are_answered_and_the_secret_spend_stays_with_the_owner(
     thousand: Machine, served: Serving
 ) -> None:
@@ -165,7 +166,6 @@ def test_more_queries_are_answered_and_the_secret_spend_stays_with_the_owner(
     assert thousand.run("audit", "ledger").code == 0
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_impossible_terms_are_refused_with_an_alternative(thousand: Machine) -> None:
     run: Terrine = thousand.run
     wasteful = ("--mechanism", "gnmax:sigma=400", "--epsilon", "2", "--delta", "1e-6")
@@ -185,7 +185,6 @@ def test_impossible_terms_are_refused_with_an_alternative(thousand: Machine) -> 
 
 
 @pytest.mark.parametrize("served_machine", ["gdp"], indirect=True)
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_data_dependent_projects_need_a_cap_with_an_order(served_machine: Machine) -> None:
     run: Terrine = served_machine.run
     digits = ("project", "open", "more", "--ensemble", "digits", "--mechanism", "gnmax:sigma=4")

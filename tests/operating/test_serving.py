@@ -28,6 +28,7 @@ from terrine_server.app import create_worker
 from terrine_server.ledger import Ledger, connect
 
 
+@pytest.mark.usefixtures("each_database_url")
 def test_the_server_refuses_an_unmigrated_or_newer_database_and_names_the_command(
     served_machine: Machine,
 ) -> None:
@@ -45,7 +46,6 @@ def test_the_server_refuses_an_unmigrated_or_newer_database_and_names_the_comman
     assert "Run `terrine init`" in refused.err
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_what_is_loaded_before_the_first_request_is_frozen_out_of_garbage_collection(
     served_machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,6 +69,7 @@ def test_what_is_loaded_before_the_first_request_is_frozen_out_of_garbage_collec
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("each_database_url")
 def test_workers_share_one_port_one_budget_and_their_metrics(
     served_machine: Machine,
 ) -> None:
@@ -107,6 +108,7 @@ def test_workers_share_one_port_one_budget_and_their_metrics(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("each_database_url")
 def test_a_server_that_is_stopped_answers_every_request_that_it_charges(
     served_machine: Machine,
 ) -> None:
@@ -157,7 +159,6 @@ def test_a_server_that_is_stopped_answers_every_request_that_it_charges(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_a_killed_worker_is_replaced_and_no_process_outlives_the_server(
     served_machine: Machine,
 ) -> None:
@@ -177,7 +178,6 @@ def test_a_killed_worker_is_replaced_and_no_process_outlives_the_server(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_every_line_of_the_log_is_json_with_time_level_and_process(
     served_machine: Machine,
 ) -> None:
