@@ -17,56 +17,7 @@ if TYPE_CHECKING:  # heavy: imported by the fixtures that need it, when they do
     from digits import DigitsEnsemble
     from server import RunningServer
 
-WHOLE_SERVICES = {
-    "audit",
-    "demo",
-    "docker",
-    "fuzz",
-    "operating",
-    "experiments",
-    "simulation",
-    "student",
-    "torture",
-    "walk",
-}
-"""Directories whose tests run whole services, trainings or many draws."""
-SLOW_FILES = {
-    "admin/test_access",
-    "admin/test_issuer",
-    "client/test_estimator",
-    "api/test_ledger_corrupted",
-    "api/test_commands",
-    "api/test_queueing",
-    "api/test_exhaustion",
-    "api/test_abuse",
-    "api/test_paging",
-    "api/test_rendering",
-    "ledger/test_concurrency",
-    "ledger/test_crash",
-    "ledger/test_edits",
-    "ledger/test_ledger_cli",
-    "ledger/test_model",
-    "ledger/test_publishing",
-    "ledger/test_parts",
-    "models/test_backbones",
-    "models/test_discriminant",
-    "models/test_ensemble",
-    "models/test_ensemble_cli",
-    "models/test_forests",
-    "models/test_onnx",
-    "models/test_preview",
-    "models/test_teachers",
-    "plan/test_comparison",
-    "plan/test_plan",
-    "plan/test_plan_commands",
-    "plan/test_planning_documentation",
-    "packaging/test_distribution",
-    "privacy_data_dependent/test_cost_properties",
-    "privacy_data_dependent/test_smoothness_brute_force",
-}
-"""Files most of whose tests take seconds."""
-SERVERS = {"postgresql", "postgres", "mortal", "servers", "terrine_server", "served"}
-"""A test that is given this parameter, or one of these fixtures, needs a running server."""
+pytest_plugins = ["durations"]
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 for size in ("COLUMNS", "LINES"):  # of the terminal that the tests are started from
@@ -79,27 +30,6 @@ for library in ("OMP", "OPENBLAS"):  # torch's threads, and numpy's
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put long tests first where several processes share them, and mark what is slow.
-
-    `make test-fast` runs what is not marked `slow`. A test is slow if it takes more than about two
-    seconds on an idle machine, which its file says with a mark of its own, or if it is of
-    `WHOLE_SERVICES` or `SLOW_FILES`, or needs one of `SERVERS`: those are marked here.
-    """
-    if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: item.get_closest_marker("slow") is None)
-    for item in items:
-        if isinstance(item, pytest.Function) and _is_slow(item):
-            item.add_marker(pytest.mark.slow)
-
-
-def _is_slow(item: pytest.Function) -> bool:
-    given = item.callspec.params.values() if hasattr(item, "callspec") else ()
-    named = {value for value in given if isinstance(value, str)}.union(item.fixturenames)
-    room, file = item.path.parent.name, f"{item.path.parent.name}/{item.path.stem}"
-    return room in WHOLE_SERVICES or file in SLOW_FILES or not named.isdisjoint(SERVERS)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
