@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from composed import REPOSITORY, SECRETS, Composition, composed, docker, until
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.docker, pytest.mark.nightly, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")
