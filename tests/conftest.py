@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 from commands import Terrine, commands
 from hypothesis import HealthCheck, settings
@@ -27,6 +29,8 @@ for size in ("COLUMNS", "LINES"):  # of the terminal that the tests are started 
 # so did the training of students.
 for library in ("OMP", "OPENBLAS"):  # torch's threads, and numpy's
     os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+# Each client reads the 140 authorities of the web, for a fiftieth of a second; no test asks them.
+vars(httpx._transports.default)["create_ssl_context"] = cache(httpx.create_ssl_context)
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
@@ -81,7 +85,7 @@ def each_database_url(database_url: str) -> str:
     """As `database_url`, once on SQLite and once on PostgreSQL.
 
     For promises that a database keeps in a way of its own: dialects, triggers, roles, locks,
-    crashes. A test that has its database from another fixture asks for it by `each_database`.
+    crashes. A test whose database is behind another fixture takes it by `usefixtures`.
     """
     return database_url
 

@@ -64,7 +64,7 @@ def test_every_command_in_the_reference_works(
         "TERRINE_URL": terrine_server.url,
         "STUDENT": terrine_server.token(),
         "AUDITOR": terrine_server.token("auditor"),
-        "ADMIN": terrine_server.token("admin", days=60),
+        "ADMIN": terrine_server.token("admin", expires_in_days=60),
     }
     blocks = re.findall(r"```bash\n(.*?)```", reference(), re.DOTALL)
     assert len(blocks) > 5

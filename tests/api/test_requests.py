@@ -39,7 +39,12 @@ def study(terrine_server: RunningServer) -> RunningServer:
 def test_a_request_is_made_seen_by_its_maker_alone_and_approved(
     study: RunningServer, call: Call
 ) -> None:
-    student, other, admin, auditor = call(), call(), call("admin", days=60), call("auditor")
+    student, other, admin, auditor = (
+        call(),
+        call(),
+        call("admin", expires_in_days=60),
+        call("auditor"),
+    )
     made = student.http.post("/requests", json=MORE)
     assert made.status_code == 201
     info = RequestInfo.model_validate_json(made.content)

@@ -20,7 +20,7 @@ from sqlalchemy import make_url, text
 from terrine_server.doctor.database import POSTGRESQL, POSTGRESQL_WAITS, postgresql, skew
 from terrine_server.doctor.files import FULL_DISK, LOW_DISK, disk
 from terrine_server.doctor.ledger import dated
-from terrine_server.ledger import Ledger, connect, upgrade
+from terrine_server.ledger import connect, upgrade
 
 POSTGRES = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
@@ -31,7 +31,7 @@ def beside_schema(machine: Machine) -> list[tuple[str, str, str, str]]:
 
 
 def charge(machine: Machine, *queries: object) -> None:
-    ledger = Ledger(connect(machine.database_url), SECRET_KEY)
+    ledger = machine.ledger
     ledger.charge(ledger.project("study").id, [answered(query) for query in queries])
 
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from enrolled import question, student
-from machine import Machine
+from machine import Machine, question
 from postgres import Postgres
 from serving import serving, until
 
@@ -96,7 +95,7 @@ def test_a_stopping_server_announces_the_close_and_never_fails_bare(
     served_machine: Machine,
 ) -> None:
     """Requests in progress are answered and say `Connection: close`; those cut off get a 503."""
-    headers = student(served_machine, "ending", 5)
+    headers = served_machine.student("ending", 5)
     body = json.dumps(question(1)).encode()
     head = (
         "POST /label HTTP/1.1\r\nHost: terrine\r\nContent-Type: application/json\r\n"

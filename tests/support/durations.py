@@ -12,6 +12,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -146,7 +147,8 @@ class _Meter:
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        for name, its_kind, spent in (v for key, v in report.user_properties if key == SPENT):
+        properties: list[tuple[str, Any]] = report.user_properties
+        for name, its_kind, spent in (value for key, value in properties if key == SPENT):
             duration = self._spent.setdefault(name, Duration(0, 0.0, 0.0, 0.0))
             duration.tests += 1
             setattr(duration, its_kind, getattr(duration, its_kind) + spent)
