@@ -14,6 +14,7 @@ from commands import Terrine, commands
 from hypothesis import HealthCheck, settings
 from migrated import SECRET_KEY
 from postgres import Postgres, running_postgres
+from seeded_noise import seed_noise
 
 if TYPE_CHECKING:  # heavy: imported by the fixtures that need it, when they do
     from digits import DigitsEnsemble
@@ -125,11 +126,20 @@ def digits_ensemble(tmp_path_factory: pytest.TempPathFactory) -> DigitsEnsemble:
 
 @pytest.fixture
 def terrine_server(
-    tmp_path: Path, database_url: str, digits_ensemble: DigitsEnsemble
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    database_url: str,
+    digits_ensemble: DigitsEnsemble,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[RunningServer]:
-    """A real server on a real socket, with the digits registered."""
+    """A real server on a real socket, with the digits registered.
+
+    Its noise is repeated, except in a test that is marked `statistical`.
+    """
     from server import running_server
 
+    if request.node.get_closest_marker("statistical") is None:
+        seed_noise(monkeypatch)
     with running_server(tmp_path / "data", database_url, digits_ensemble) as server:
         yield server
 

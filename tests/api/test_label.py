@@ -12,7 +12,6 @@ import pytest
 from caller import Caller, npy, npz, slug
 from hypothesis import given
 from hypothesis import strategies as st
-from seeded_noise import seed_noise
 from server import RunningServer
 
 from terrine_protocol import LabelResponse, ProjectInfo
@@ -50,9 +49,8 @@ def test_the_same_input_in_json_npy_and_npz_is_the_same_query(
 
 
 def test_answers_are_mostly_right_and_numbered_as_the_ledger_numbers_them(
-    terrine_server: RunningServer, call: Call, monkeypatch: pytest.MonkeyPatch
+    terrine_server: RunningServer, call: Call
 ) -> None:
-    seed_noise(monkeypatch)
     terrine_server.open_project(epsilon=20.0)
     ensemble = terrine_server.ensemble
     reply = LabelResponse.model_validate_json(call().label(ensemble.public[:60]).content)
