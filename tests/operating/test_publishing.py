@@ -15,6 +15,7 @@ import pytest
 from caller import slug
 from commands import Terrine
 from machine import Machine
+from seeded_noise import SEED
 from serving import Serving, serving
 
 from terrine_client import BudgetExhausted, Client
@@ -82,7 +83,9 @@ def thousand(machine: Machine, private: Path) -> Machine:
 
 
 @pytest.fixture
-def served(thousand: Machine) -> Iterator[Serving]:
+def served(thousand: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serving]:
+    """With the same noise each time."""
+    monkeypatch.setenv(SEED, "0")
     assert "bounds published after" in thousand.run(*OPEN, *PUBLISHING).fine
     with serving(thousand) as server:
         yield server
