@@ -24,8 +24,8 @@ from digits import DigitsEnsemble
 from documented import ROOT, blocks, lines
 from machine import Machine
 from numpy.typing import NDArray
-from server import running_server
 from seeded_noise import SEED
+from server import running_server
 from serving import serving
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
