@@ -129,9 +129,15 @@ def postgres() -> Iterator[Postgres]:
         yield server
 
 
+@pytest.fixture
+def database_url(tmp_path: Path) -> str:
+    """URL of a fresh, empty SQLite database: for what does not depend on the database."""
+    return f"sqlite:///{tmp_path / 'terrine.sqlite'}"
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """URL of a fresh, empty database: each test runs on SQLite and on PostgreSQL."""
+def each_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The same, once of each kind: where dialects, triggers, roles, locks or crashes differ."""
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path / 'terrine.sqlite'}"
         return

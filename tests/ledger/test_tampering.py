@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from books import (
     CONFIDENT,
@@ -40,33 +42,43 @@ from books import (
     answered,
     counted,
     digest,
+    open_ledger,
     open_project,
     register,
+    reseal,
     terms,
+    unguarded,
 )
 from digits import DigitsEnsemble
 from edits import Hand, edited_json, other_values
 from fastapi import FastAPI
-from forging import add, altered, cut, remove, rewrite, rows_of, swap
+from forging import add, altered, cut, rebuild, rehash, remove, rewrite, rows_of, swap
 from in_process import InProcess
 from migrated import SECRET_KEY, migrated
 from publishing import CAP, TEACHERS, open_published, published_terms, voted
 from server import RunningServer, installed
-from sqlalchemy import Column, Connection, delete, insert, select, update
+from sqlalchemy import Column, Connection, delete, func, insert, select, update
 
 from terrine_protocol import ProjectStatus, Role, TokenCreate
 from terrine_server.app import create_app
 from terrine_server.doctor import ledger as doctor
-from terrine_server.errors import TerrineError
+from terrine_server.errors import (
+    DatabaseUnavailable,
+    LedgerCorrupted,
+    NotFound,
+    NotSealed,
+    TerrineError,
+)
 from terrine_server.labeling.local_voters import LocalVoters
-from terrine_server.ledger import Actor, Ledger, NewProject, ProjectRecord
-from terrine_server.ledger.chain import TERMS_FIELDS, iso
+from terrine_server.ledger import Actor, Ledger, NewProject, ProjectRecord, connect
+from terrine_server.ledger.chain import TERMS_FIELDS, canonical_json, iso
 from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store import rows
 from terrine_server.ledger.store.rows import KnownProjects
 from terrine_server.ledger.store.tables import metadata
 from terrine_server.ledger.verifying import archive
-from terrine_server.ledger.verifying.walk import verify_export
+from terrine_server.ledger.verifying.administration import verify_log
+from terrine_server.ledger.verifying.walk import verify_export, verify_project
 from terrine_server.owner.tokens import Tokens
 
 Edit = Callable[[Connection], object]
@@ -105,6 +117,7 @@ class World:
             "thousand", "ensembles/thousand", digest("thousand").hex(), thousand, RECORDS, CAP
         )
         study = self.open_study()
+        self.prices = {str(outcome): p.cost for outcome, p in study.terms.prices.items()}
         for name in ("other", "done", "resting"):
             open_project(ledger, 3, LNMAX, name=name)
         noisy = open_project(ledger, 10, COUNTED, name="counted")
@@ -447,9 +460,12 @@ def who(world: Served) -> set[str]:
 
 
 def verified(world: World) -> list[str]:
+    """What `verify` finds with anchors; it cannot be asked about a project that is gone."""
     ledger = world.ledger()
-    names = sorted({*ledger.project_names(), *world.anchors})
-    found = [p for n in names for p in ledger.verify(n, world.anchors.get(n)).problems]
+    there = ledger.project_names()
+    found = [f"anchor: {name} is gone" for name in world.anchors.keys() - {*there}]
+    for name in there:
+        found += ledger.verify(name, world.anchors.get(name)).problems
     return found + ledger.verify_log(world.log_anchor).problems
 
 
@@ -544,12 +560,13 @@ def requests(world: Served, app: FastAPI) -> dict[str, Callable[[], object]]:
     def new() -> object:
         """It costs what it costs; its label depends on noise."""
         (result,) = content(world.label(app, 10, 11))["results"]
-        prices = ledger.project("study").terms.prices
-        last = world.rows()["charges"]
-        (paid,) = (row for row in last if (row["project_id"], row["seq"]) == (1, result["charge"]))
-        assert paid["cost"] == {str(o): p.cost for o, p in prices.items()}[result["outcome"]]
+        charges = TABLES["charges"]
+        with world.engine.connect() as connection:
+            here = charges.c.project_id == 1, charges.c.seq == result["charge"]
+            row = connection.execute(select(charges).where(*here)).one()
+        assert row.cost == world.prices[result["outcome"]]
         assert result["label"] in (*range(10), None)
-        return paid["label"] == result["label"], result["replayed"]
+        return row.label == result["label"], result["replayed"]
 
     def asks(name: str) -> object:
         return ledger.charge(ledger.project(name).id, [answered("new")]).results
@@ -601,7 +618,20 @@ PAGES = {
     **dict.fromkeys(["/projects", "/ensembles", "/requests"], "admin"),
 }
 """What is looked at, and as whom. Not `/readyz`: with the guards off, no server is ready."""
+LISTS = {"/ledger", "/metrics", "/projects", "/ensembles", "/requests", "requests"}
+"""They show what is there."""
 LABELS = ("retry", "repeat", "new")
+EACH_READER = (
+    *LABELS,
+    "/budget",
+    "/ledger/study",
+    "/projects",
+    "/requests",
+    "student",
+    "tally",
+    "open",
+)
+"""Requests that read every table, and each in another way."""
 
 
 class RefusedError(Exception):
@@ -643,11 +673,11 @@ def answers(world: Served, app: FastAPI, only: tuple[str, ...] = ()) -> dict[str
     return found
 
 
-def paid(world: Served) -> list[Any]:
-    charges = TABLES["charges"]
+def paid(world: Served) -> int:
     with world.engine.connect() as connection:
-        query = select(charges.c.project_id, charges.c.seq, charges.c.hash)
-        return list(connection.execute(query))
+        return int(
+            connection.execute(select(func.count()).select_from(TABLES["charges"])).scalar_one()
+        )
 
 
 def wrong(found: dict[str, object], expected: dict[str, object]) -> dict[str, object]:
@@ -679,7 +709,7 @@ def expected(served: Served, hand: Hand) -> dict[str, object]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("table", TABLES)
-def test_the_smallest_edit_of_any_column_is_noticed_and_answers_nothing_wrong(
+def test_the_smallest_edit_of_any_column_is_noticed(
     table: str, served: Served, hand: Hand, expected: dict[str, object]
 ) -> None:
     for cell in cells(served, table):
@@ -696,27 +726,23 @@ def test_the_smallest_edit_of_any_column_is_noticed_and_answers_nothing_wrong(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_larger_edits_are_noticed_and_answer_nothing_wrong(
-    served: Served, hand: Hand, expected: dict[str, object]
-) -> None:
+def test_larger_edits_are_noticed(served: Served, hand: Hand, expected: dict[str, object]) -> None:
     for what, edit in larger_edits(served):
         with hand.edited(edit) as done:
             assert done, what
-            found = who(served) & {"verify", "anchor"}
-            if what in UNSEEN:
-                assert found == set(), what
-            elif what in ONLY_AN_ANCHOR:
-                assert found == {"anchor"}, what
-            else:
-                assert "verify" in found, what
-            if what not in ONLY_AN_ANCHOR:
-                assert wrong(answers(served, served.started()), expected) == {}, what
+            by = who(served) & {"verify", "anchor"}
+            if what in ONLY_AN_ANCHOR:
+                assert by == {"anchor"}, what
+                continue
+            assert ("verify" in by) == (what not in UNSEEN), what
+            found = wrong(answers(served, served.started()), expected).keys()
+            assert not found or (found <= LISTS and what.endswith("removed")), what
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("table", TABLES)
-def test_no_value_of_any_kind_is_a_defect_or_answers_anything_wrong(
+def test_no_value_in_any_column_answers_anything_wrong(
     table: str, served: Served, hand: Hand, expected: dict[str, object]
 ) -> None:
     """Values far from what was there, of other types, and of JSON that is garbled."""
@@ -726,7 +752,7 @@ def test_no_value_of_any_kind_is_a_defect_or_answers_anything_wrong(
         for value in other_values(cell.column.name, stored):
             with hand.set(table, place, cell.column.name, value) as done:
                 if done and value != stored:
-                    found = answers(served, served.started())
+                    found = answers(served, served.started(), EACH_READER)
                     assert wrong(found, expected) == {}, (str(cell), str(value)[:40])
         if table in ("projects", "ensembles") and str(stored).startswith(("{", "[")):
             for part in edited_json(json.loads(stored)):
@@ -734,3 +760,370 @@ def test_no_value_of_any_kind_is_a_defect_or_answers_anything_wrong(
                     assert done
                     found = answers(served, served.started(), ("/budget", "verdict", "new"))
                     assert all(REFUSED in str(answer) for answer in found.values()), part
+
+
+def test_another_secret_key_is_refused_at_the_start_and_changes_nothing(served: Served) -> None:
+    other = served.ledger(b"another key, of 32 bytes or more")
+    with pytest.raises(NotSealed):
+        other.check_sealed()
+    study = served.row("projects", name="study")["id"]
+    acts: tuple[Callable[[], object], ...] = (
+        lambda: other.charge(study, [answered("new")]),
+        lambda: other.set_status("study", ProjectStatus.CLOSED),
+        lambda: Tokens(other, SECRET_KEY).authenticate(served.tokens["student"]),
+        lambda: other.open_project(NewProject("new", "mnist", GNMAX, terms(2))),
+    )
+    for act in acts:
+        with pytest.raises(TerrineError):
+            act()
+    assert not other.verify_log().ok
+    assert who(served) == set(), "nothing was changed"
+
+
+# ---------------------------------------------------------------------- whoever has the key, too
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World(f"sqlite:///{tmp_path_factory.mktemp('forged') / 'terrine.sqlite'}")
+
+
+@contextmanager
+def forging(world: World) -> Iterator[Connection]:
+    """A connection without guards, whose forgeries are verified and then rolled back."""
+    with unguarded(world.url, with_key=False) as connection:
+        if connection.dialect.name == "sqlite":
+            connection.commit()
+            driver: Any = connection.connection.driver_connection
+            driver.execute("PRAGMA foreign_keys = OFF")  # only between transactions
+        else:  # foreign keys, too, are triggers
+            connection.exec_driver_sql("SET session_replication_role = replica")
+            connection.commit()
+        yield connection
+        connection.rollback()
+
+
+@pytest.fixture
+def forger(world: World) -> Iterator[Connection]:
+    with forging(world) as connection:
+        yield connection
+
+
+def findings(forger: Connection, forge: Edit, project: str = "study") -> list[str]:
+    """What `verify` finds after a forgery and with all seals as they must be, which are undone."""
+    forge(forger)
+    reseal(forger)
+    found = [kind(each) for each in verify_project(forger, Seals(SECRET_KEY), project).problems]
+    forger.rollback()
+    return found
+
+
+def kind(problem: str) -> str:
+    """What a finding is about, and the first word of what is wrong with it."""
+    about, _, what = problem.partition(": ")
+    return about if about in ("terms", "head") else f"{about}: {what.split()[0].rstrip(',')}"
+
+
+def account(**changes: Any) -> Edit:
+    return change("projects", {"name": "study"}, **changes)
+
+
+def ensemble(**changes: Any) -> Edit:
+    return change("ensembles", {"name": "mnist"}, **changes)
+
+
+def cheaper(connection: Connection) -> None:
+    projects = TABLES["projects"]
+    text = connection.execute(select(projects.c.terms).where(projects.c.id == 1)).scalar_one()
+    made = json.loads(text)
+    made["prices"]["answered"]["cost"] -= 1
+    account(terms=canonical_json(made))(connection)
+
+
+def never_asked(entry: Row) -> Row:
+    """The same charge for a query that was never asked."""
+    return {**entry, "query_digest": digest("forged"), "input_digest": digest("forged")}
+
+
+def counts_less(connection: Connection) -> None:
+    spends = TABLES["secret_spends"]
+    tally = np.frombuffer(connection.execute(select(spends.c.tally)).scalar_one(), "<u4").copy()
+    tally[np.flatnonzero(tally)[0]] -= 1
+    connection.execute(update(spends).values(tally=tally.tobytes()))
+
+
+FORGERIES: dict[str, tuple[Edit, str]] = {
+    "first removed": (lambda c: remove(c, 1), "entry 1: missing"),
+    "one removed": (lambda c: remove(c, 3), "entry 3: missing"),
+    "two removed": (lambda c: remove(c, 3, 4), "entries 3 to 4: missing"),
+    "tail removed": (lambda c: remove(c, ENTRIES), "head"),
+    "all removed": (lambda c: remove(c, *range(1, ENTRIES + 1)), "head"),
+    "swapped": (swap, "entry 2: altered"),
+    "renumbered far ahead": (
+        change("charges", {"project_id": 1, "seq": 1}, seq=100),
+        "entry 1: missing",
+    ),
+    "renumbered 0": (change("charges", {"project_id": 1, "seq": 3}, seq=0), "entry 0: entries"),
+    "renumbered at the end": (
+        change("charges", {"project_id": 1, "seq": ENTRIES}, seq=ENTRIES + 2),
+        f"entries {ENTRIES} to {ENTRIES + 1}: missing",
+    ),
+    "moved to another project": (
+        change("charges", {"project_id": 1, "seq": ENTRIES}, project_id=2),
+        "head",
+    ),
+    "added at the end": (lambda c: add(c, ENTRIES + 1, rows_of(c)), "head"),
+    "altered and rehashed": (lambda c: rehash(c, 3, label=9), "entry 4: altered"),
+    "last altered and rehashed": (lambda c: rehash(c, ENTRIES, label=9), "head"),
+    "repriced, chain rewritten": (lambda c: rewrite(c, 3, cost=0), "entry 3: not"),
+    "label given to an abstention": (lambda c: rewrite(c, 4, label=1), "entry 4: abstained"),
+    "label of no class": (lambda c: rewrite(c, 3, label=10), "entry 3: label"),
+    "other mechanism": (
+        lambda c: rewrite(c, 3, mechanism='{"name":"stable"}'),
+        "entry 3: mechanism",
+    ),
+    "other event": (lambda c: rewrite(c, 3, event='{"event":"nothing"}'), "entry 3: cost"),
+    "outcome of no price": (lambda c: rewrite(c, 3, outcome="reinforced"), "entry 3: outcome"),
+    "counts that were not charged for": (
+        lambda c: rewrite(c, 3, counts="[0,0,0,9,0,0,0,0,0,0]"),
+        "entry 3: its",
+    ),
+    "added in the middle": (
+        lambda c: rebuild(c, [*rows_of(c)[:3], never_asked(rows_of(c)[2]), *rows_of(c)[3:]]),
+        "balance: charges",
+    ),
+    "removed in the middle": (
+        lambda c: rebuild(c, [*rows_of(c)[:2], *rows_of(c)[3:]]),
+        "balance: charges",
+    ),
+    "spent lowered": (account(spent=0), "balance: spent"),
+    "delta spent raised": (account(delta_spent=1), "balance: delta_spent"),
+    "cap spent lowered": (account(cap_spent=0), "balance: cap_spent"),
+    "count lowered": (account(charges=5), "balance: charges"),
+    "head replaced": (account(head=bytes(32)), "head"),
+    "published, without a schedule": (account(published="[[3,7]]"), "balance: the"),
+    "genesis replaced": (account(genesis=bytes(32)), "terms"),
+    "budget raised": (account(budget=10**15), "terms"),
+    "opened earlier": (account(opened_at=NOON), "terms"),
+    "price list changed": (cheaper, "terms"),
+    "terms garbled": (account(terms="{"), "terms"),
+    "on another ensemble": (account(ensemble_id=2), "terms"),
+    "cap raised": (ensemble(cap=TABLES["ensembles"].c.cap + 1), "terms"),
+    "records changed": (ensemble(units=10), "terms"),
+    "reservation lowered": (ensemble(reserved=0), "ensemble mnist: reserved"),
+    "delta reservation lowered": (ensemble(delta_reserved=0), "ensemble mnist: delta_reserved"),
+    "closed without returning": (
+        account(status="closed", closed_at=NOON),
+        "ensemble mnist: reserved",
+    ),
+    "a key's record": (
+        change("idempotency", {"key": "k"}, results='{"before":0,"last":99}'),
+        "key 'k': what",
+    ),
+}
+"""By forgery of `study`: the first finding. Unless another is named, the chain is rewritten."""
+
+
+def publication(world: World) -> int:
+    return int(world.row("charges", outcome="published")["seq"])
+
+
+def test_forgeries_are_found_and_named(world: World, forger: Connection) -> None:
+    for forgery, (forge, first) in FORGERIES.items():
+        assert findings(forger, forge)[:1] == [first], forgery
+    assert findings(forger, lambda _: None) == []
+    assert findings(forger, account(name="study2"), "study2")[:1] == ["terms"]
+    unused = change("projects", {"name": "unused"}, delta_budget=10**12)
+    assert findings(forger, unused, "unused")[:1] == ["terms"], "before the first charge"
+    moved = FORGERIES["moved to another project"][0]
+    assert findings(forger, moved, "other")[0] == f"entries 2 to {ENTRIES - 1}: missing"
+
+
+def test_forgeries_of_what_was_published_are_found_and_named(
+    world: World, forger: Connection
+) -> None:
+    """Each figure is in the chain, in what the project shows, and in its balance."""
+    seq, secret = publication(world), world.row("projects", name="secret")
+    shown, charge = secret["published"], {"outcome": "published"}
+    figure = TABLES["charges"].c.figure
+    project = partial(change, "projects", {"name": "secret"})
+    tally = partial(change, "secret_spends", {"project_id": secret["id"]})
+    forgeries: list[tuple[Edit, str]] = [
+        (change("charges", charge, figure=figure - 1), f"entry {seq}: altered"),
+        (gone("charges", **charge), f"entry {seq}: missing"),
+        (project(published=shown.replace(f"[{seq},", f"[{seq + 1},")), "balance: the"),
+        (project(published="[]"), "balance: the"),
+        (project(published="["), "terms"),
+        (project(spent=secret["spent"] - 1), "balance: spent"),
+        (counts_less, "tally: it"),
+        (tally(charges=secret["charges"] - 1), "tally: The"),
+        (tally(tally=b""), "tally: The"),
+        (gone("secret_spends"), "tally: The"),
+    ]
+    for number, (forge, first) in enumerate(forgeries):
+        assert findings(forger, forge, "secret")[:1] == [first], number
+
+
+NOT_IN_THE_BOOKS = {
+    "projects": {"status", "closed_at", "title", "purpose", "seal"},
+    "ensembles": {"path", "registered_at", "seal"},
+    "idempotency": {"project_id", "key", "body_digest", "created_at", "seal"},
+    "secret_spends": {"seal"},
+}
+"""What whoever has the key, too, may edit. An anchor tells whether a closed project was reopened;
+files are compared with their digest; the rest is what the administrative log had, which is written
+anew: a signed anchor of the log shows that."""
+OF_THE_LOG = {"tokens", "requests", "administrative_log", "log_head"}
+
+
+def test_what_the_chain_holds_is_found_in_spite_of_the_key(each_database_url: str) -> None:
+    """On either database: what is stored, and how it is read, differs."""
+    world = World(each_database_url)
+    with forging(world) as forger:
+        for table in TABLES.keys() - OF_THE_LOG:
+            for cell in cells(world, table):
+                cell.near()(forger)
+                seals = reseal(forger)
+                there = set(forger.execute(select(TABLES["projects"].c.name)).scalars())
+                found = there != world.anchors.keys() or not all(
+                    verify_project(forger, seals, name).ok for name in there
+                )
+                forger.rollback()
+                assert found or cell.column.name in NOT_IN_THE_BOOKS.get(table, ()), cell
+
+
+def test_whatever_the_log_said_is_vouched_for_by_an_anchor(
+    world: World, forger: Connection
+) -> None:
+    seals = reseal(forger)
+    assert verify_log(forger, seals).ok, "written anew, it is consistent"
+    assert not verify_log(forger, seals, world.log_anchor).ok
+
+
+def test_a_truncated_tail_with_a_matching_balance_shows_only_in_an_anchor(
+    world: World, forger: Connection
+) -> None:
+    """The documented limit: what is left is a consistent, shorter ledger."""
+    cut(forger, ENTRIES - 1)
+    reseal(forger)
+    anchor = world.anchors["study"]
+    found = verify_project(forger, Seals(SECRET_KEY), "study")
+    assert (found.ok, found.charges) == (True, ENTRIES - 1)
+    assert anchor is not None
+    anchored = verify_project(forger, Seals(SECRET_KEY), "study", anchor)
+    assert [kind(problem) for problem in anchored.problems] == ["anchor: entry"]
+
+
+def near_balance(row: Row, column: str) -> list[Any]:
+    value = row[column]
+    if isinstance(value, int):
+        return [0, value - 1, value + 1, value * 2 + 1]
+    return ["[]", "[", *edited_json(json.loads(value))]
+
+
+def test_a_balance_that_does_not_follow_is_refused_when_it_is_read_in_spite_of_the_key(
+    world: World,
+) -> None:
+    """Where figures or epochs decide it, or where the ensemble's cap does."""
+    hand = Hand(world.engine, world.url, with_key=True)
+    names = [row["name"] for row in world.rows()["projects"]]
+    columns = {
+        "secret": ("published", "spent", "delta_spent", "cap_spent", "charges"),
+        "epochs": ("spent", "cap_spent"),
+    }
+    for name, edited in columns.items():
+        row, place = world.row("projects", name=name), names.index(name)
+        new = {
+            "secret": lambda row=row: voted(world.ledger().project("secret"), ["new"]),
+            "epochs": lambda row=row: [answered("new", epoch=0)],
+        }[name]
+        batch = new()
+        for column in edited:
+            for value in near_balance(row, column):
+                if value == row[column]:
+                    continue
+                with hand.set("projects", place, column, value) as done:
+                    assert done
+                    with pytest.raises(LedgerCorrupted):
+                        world.ledger().charge(row["id"], batch)
+    acts: list[Callable[[], object]] = [
+        lambda: world.ledger().open_project(NewProject("second", "mnist", GNMAX, terms(3))),
+        lambda: world.ledger().set_status("study", ProjectStatus.CLOSED),
+    ]
+    for cell in cells(world, "ensembles"):
+        if cell.column.name in {"id", "name"} | NOT_IN_THE_BOOKS["ensembles"]:
+            continue
+        if cell.row["name"] != "mnist":
+            continue
+        with hand.edited(cell.near()):
+            for act in acts:
+                with pytest.raises(LedgerCorrupted):
+                    act()
+
+
+# ------------------------------------------------------------------------------- what verify is
+
+
+def test_a_report_is_bounded(forger: Connection) -> None:
+    problems = findings(forger, change("charges", {"outcome": "answered"}, label=9), "secret")
+    assert len(problems) == 100
+    assert problems[0] == "entry 1: altered"
+
+
+def test_unknown_projects_cannot_be_verified(world: World) -> None:
+    with pytest.raises(NotFound):
+        world.ledger().verify("nobody")
+
+
+@pytest.mark.slow
+def test_any_flipped_bit_of_a_stored_charge_is_found(tmp_path: Path) -> None:
+    """On the disk, below SQL: every byte of an entry's record in the SQLite file."""
+    path = tmp_path / "terrine.sqlite"
+    url = f"sqlite:///{path}"
+    ledger = open_ledger(url)
+    project = open_project(ledger, 10, CONFIDENT)
+    ledger.charge(project.id, [answered(i, i) for i in range(4)])
+    entry = ledger.charges("study")[2]
+    ledger._engine.dispose()  # the last to close the database writes its log back into the file
+
+    original = path.read_bytes()
+    # A record is a header that begins with its own length, then the columns: project_id (1 needs
+    # no byte), seq in one byte, created_at, …, hash.
+    end = original.index(bytes.fromhex(entry.hash)) + 32
+    body = original.rindex(entry.created_at.strftime("%Y-%m-%dT").encode(), 0, end) - 1
+    assert original[body] == 3
+    start = next(body - n for n in range(15, 40) if original[body - n] == n)
+
+    for position in range(start, end):
+        flipped = bytearray(original)
+        flipped[position] ^= 1 << (position % 8)
+        path.write_bytes(flipped)
+        engine = connect(url)
+        try:
+            found = Ledger(engine, SECRET_KEY).verify("study").problems
+        except DatabaseUnavailable:
+            continue  # so damaged that SQLite itself refuses it
+        finally:
+            engine.dispose()
+        assert found, f"byte {position - start} of {end - start}"
+    path.write_bytes(original)
+    assert Ledger(connect(url), SECRET_KEY).verify("study").ok
+
+
+@pytest.mark.slow
+def test_verifying_a_longer_ledger_takes_no_more_memory(database_url: str) -> None:
+    ledger = open_ledger(database_url)
+
+    def peak(entries: int) -> int:
+        name = f"project{entries}"
+        project = open_project(ledger, entries, {"name": "gnmax", "sigma": 400.0}, name=name)
+        for start in range(0, entries, 1000):
+            ledger.charge(project.id, [answered(i) for i in range(start, start + 1000)])
+        tracemalloc.start()
+        assert ledger.verify(name).ok
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return most
+
+    peak(1000)  # what is read once and kept
+    assert peak(8000) < 1.3 * peak(2000)
