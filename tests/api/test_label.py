@@ -96,27 +96,6 @@ def test_simultaneous_first_requests_are_charged_once(
     assert terrine_server.ledger.verify("study").ok
 
 
-def test_many_students_at_once_never_overspend(terrine_server: RunningServer, call: Call) -> None:
-    terrine_server.open_project(epsilon=2.0)
-    affordable = terrine_server.ledger.project("study").affordable
-    inputs = terrine_server.ensemble.public
-    students = [call() for _ in range(6)]
-    with ThreadPoolExecutor(6) as pool:
-        replies = list(
-            pool.map(lambda i: students[i].label(inputs[10 * i : 10 * i + 10]), range(6))
-        )
-    paid = sum(
-        result["charge"] is not None
-        for reply in replies
-        if reply.status_code == 200
-        for result in reply.json()["results"]
-    )
-    project = terrine_server.ledger.project("study")
-    assert paid == project.charges == affordable
-    assert {slug(reply) for reply in replies if reply.status_code != 200} <= {"budget-exhausted"}
-    assert terrine_server.ledger.verify("study").ok
-
-
 def test_the_budget_ends_exactly_where_the_price_list_says(
     terrine_server: RunningServer, call: Call
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 
 import pytest
@@ -13,10 +12,9 @@ from books import (
     digest,
     open_ledger,
     open_project,
-    unguarded,
 )
 from migrated import SECRET_KEY
-from sqlalchemy import select, text, update
+from sqlalchemy import Engine, event, text
 
 from terrine_protocol import Outcome
 from terrine_server.errors import (
@@ -24,9 +22,8 @@ from terrine_server.errors import (
     NotFound,
 )
 from terrine_server.ledger import Ledger, Proposal, connect
-from terrine_server.ledger.chain import canonical_json
+from terrine_server.ledger.store import rows as ledger_rows
 from terrine_server.ledger.store import searches
-from terrine_server.ledger.store.tables import charges, projects
 from terrine_server.privacy import VoteOutcome
 
 
@@ -115,60 +112,6 @@ def test_a_label_that_is_not_paid_for_is_in_no_error(database_url: str) -> None:
     assert ledger.project("study").charges == 0
 
 
-def test_a_balance_that_lost_its_last_charge_answers_nothing(database_url: str) -> None:
-    ledger = open_ledger(database_url)
-    project = open_project(ledger, queries=5)
-    ledger.charge(project.id, [answered(i) for i in range(3)])
-    with connect(database_url).begin() as connection:
-        for statement in (
-            ["DROP TRIGGER charges_no_delete"]
-            if connection.dialect.name == "sqlite"
-            else ["ALTER TABLE charges DISABLE TRIGGER ALL"]
-        ):
-            connection.execute(text(statement))
-        connection.execute(charges.delete().where(charges.c.seq == 3))
-        assert len(connection.execute(select(charges)).all()) == 2
-    with pytest.raises(LedgerCorrupted, match="terrine ledger verify study"):
-        ledger.charge(project.id, [answered("new")])
-
-
-def test_beside_an_entry_that_no_balance_counts_nothing_is_answered(database_url: str) -> None:
-    """Not even that entry's own query, which would be an answer that nobody paid for."""
-    ledger = open_ledger(database_url)
-    project = open_project(ledger, queries=5)
-    ledger.charge(project.id, [answered(i) for i in range(3)])
-    with unguarded(database_url) as connection:
-        last = connection.execute(select(charges).where(charges.c.seq == 3)).one()._mapping
-        unpaid = {"seq": 9, "query_digest": digest("unpaid"), "input_digest": digest("unpaid")}
-        connection.execute(charges.insert().values({**last, **unpaid}))
-    for query in ("unpaid", 1, "new"):
-        with pytest.raises(LedgerCorrupted, match="terrine ledger verify study"):
-            ledger.charge(project.id, [answered(query)])
-
-
-def test_terms_altered_under_a_running_server_make_nothing_cheaper(database_url: str) -> None:
-    """They are remembered as they were opened; the books that no longer agree are found."""
-    ledger = open_ledger(database_url)
-    project = open_project(ledger, queries=5)
-    ledger.charge(project.id, [answered(1)])
-    with unguarded(database_url) as connection:
-        kept = connection.execute(select(projects.c.terms)).scalar_one()
-        terms = json.loads(kept)
-        terms["prices"]["answered"]["cost"] = 1
-        connection.execute(update(projects).values(terms=canonical_json(terms)))
-    price = project.terms.prices[VoteOutcome.ANSWERED].cost
-    assert ledger.charge(project.id, [answered(2)]).project.spent == 2 * price
-    with connect(database_url).begin() as connection:
-        costs = connection.execute(select(charges.c.cost).order_by(charges.c.seq)).scalars().all()
-    assert costs == [price, price]
-    assert ledger.verify("study").problems
-    # Whoever reads the terms now refuses them: other servers, and this one once it forgets them.
-    with pytest.raises(LedgerCorrupted, match="The account of project 'study' was altered"):
-        Ledger(connect(database_url), SECRET_KEY).charge(project.id, [answered(3)])
-    with pytest.raises(LedgerCorrupted):
-        ledger.project("study")
-
-
 def test_what_is_read_again_for_a_charge_is_all_that_may_change() -> None:
     """All else is remembered under the genesis, which covers it."""
     assert set(searches.ACCOUNT) - {"id", "name", "genesis"} == {
@@ -182,3 +125,28 @@ def test_what_is_read_again_for_a_charge_is_all_that_may_change() -> None:
         "head",
         "seal",
     }
+
+
+def counting(engine: Engine) -> list[str]:
+    statements: list[str] = []
+    event.listen(engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
+    return statements
+
+
+def test_what_is_fixed_of_a_project_is_read_once_and_of_so_many_projects_only(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = [open_project(open_ledger(database_url), 2, name="p0")]
+    fresh = Ledger(connect(database_url), SECRET_KEY)
+    opened += [open_project(fresh, 2, name=f"p{number}") for number in (1, 2)]
+    monkeypatch.setattr(ledger_rows, "MOST_REMEMBERED", 2)
+    engine = connect(database_url)
+    ledger, statements = Ledger(engine, SECRET_KEY), counting(engine)
+    for project in opened:
+        assert ledger.remembered(project.name).genesis == project.genesis
+        read = len(statements)
+        assert ledger.remembered(project.name).terms == project.terms
+        ledger.charge(project.id, [answered(1)])
+        assert not any("FROM projects LEFT OUTER JOIN" in text for text in statements[read:])
+        assert len(ledger._accounts._remembered) <= 2
+    assert ledger.remembered("p2").charges == 0, "all else is as it was when it was read"

@@ -13,9 +13,6 @@ from typing import Any
 import pytest
 from books import (
     CONFIDENT,
-    IMMUTABLE,
-    LNMAX,
-    STABLE,
     abstained,
     answered,
     digest,
@@ -35,8 +32,7 @@ from terrine_server.errors import (
     ProjectClosed,
     ProjectPaused,
 )
-from terrine_server.ledger import Batch, Ledger, NewProject, QueryDigest, Recorded, Result, connect
-from terrine_server.privacy import VoteOutcome
+from terrine_server.ledger import Batch, Ledger, QueryDigest, Recorded, Result, connect
 
 
 @pytest.fixture
@@ -49,93 +45,12 @@ def fates(results: Sequence[Result]) -> str:
     return "".join("-" if r.seq is None else "f" if r.replayed else "P" for r in results)
 
 
-def test_a_budget_for_exactly_n_answers_exactly_n(ledger: Ledger) -> None:
-    project = open_project(ledger, queries=5)
-    receipt = ledger.charge(project.id, [answered(i) for i in range(8)])
-    assert fates(receipt.results) == "PPPPP---"
-    assert [r.seq for r in receipt.results] == [1, 2, 3, 4, 5, None, None, None]
-    assert receipt.project.spent == receipt.project.terms.budget
-    assert receipt.project.affordable == 0
-    with pytest.raises(BudgetExhausted, match="cannot pay for a new query"):
-        ledger.charge(project.id, [answered("one more")])
-    assert ledger.project("study").charges == 5
-    assert ledger.verify("study").ok
-
-
-@pytest.mark.parametrize("mechanism", [LNMAX, STABLE, IMMUTABLE], ids=lambda m: m["name"])
-def test_every_kind_of_rule_runs_out_where_its_price_list_says(
-    ledger: Ledger, mechanism: dict[str, object]
-) -> None:
-    project = open_project(ledger, 3, mechanism)
-    receipt = ledger.charge(project.id, [answered(i) for i in range(4)])
-    assert fates(receipt.results) == "PPP-"
-    price = project.terms.worst
-    assert receipt.project.spent == 3 * price.cost
-    assert receipt.project.delta_spent == 3 * price.delta
-    assert receipt.project.cap_spent == 3 * price.cap_cost
-    assert ledger.verify("study").ok
-
-
-def test_additive_delta_is_a_budget_of_its_own(ledger: Ledger) -> None:
-    from dataclasses import replace
-
-    from books import terms
-
-    quoted = terms(10, STABLE)
-    project = ledger.open_project(
-        NewProject("study", "mnist", STABLE, replace(quoted, delta_budget=2 * quoted.worst.delta))
-    )
-    receipt = ledger.charge(project.id, [answered(i) for i in range(3)])
-    assert fates(receipt.results) == "PP-"
-    assert receipt.project.spent < receipt.project.terms.budget
-
-
-def test_each_outcome_pays_its_own_price(ledger: Ledger) -> None:
-    project = open_project(ledger, 2, CONFIDENT)
-    prices = project.terms.prices
-    after = ledger.charge(project.id, [abstained(1), answered(2)]).project
-    assert after.spent == sum(prices[o].cost for o in (VoteOutcome.ABSTAINED, VoteOutcome.ANSWERED))
-
-
-def test_admission_reckons_with_the_worst_price_whatever_the_outcome(ledger: Ledger) -> None:
-    """A refusal must not depend on the votes: an abstention that would fit is refused alike."""
-    project = open_project(ledger, 2, CONFIDENT)
-    receipt = ledger.charge(project.id, [answered(1), abstained(2), abstained(3)])
-    assert fates(receipt.results) == "PP-"
-    left = receipt.project.terms.budget - receipt.project.spent
-    assert left >= project.terms.prices[VoteOutcome.ABSTAINED].cost
-
-
-def test_after_one_refusal_every_later_new_query_is_refused(ledger: Ledger) -> None:
-    project = open_project(ledger, queries=5)
-    ledger.charge(project.id, [answered("paid")])
-    receipt = ledger.charge(
-        project.id, [answered(1), unvoted(2), answered(3), answered("paid"), answered(1)]
-    )
-    assert fates(receipt.results) == "P--ff"
-
-
 def test_a_repeated_query_is_free_and_gets_the_same_answer(ledger: Ledger) -> None:
     project = open_project(ledger, queries=5)
     ledger.charge(project.id, [answered(1, label=7)])
     again = ledger.charge(project.id, [answered(1, label=2)])
     assert again.results == [Result(Outcome.ANSWERED, 7, seq=1, replayed=True)]
     assert again.project.charges == 1
-
-
-def test_a_query_twice_in_a_batch_is_paid_once(ledger: Ledger) -> None:
-    project = open_project(ledger, 5, CONFIDENT)
-    receipt = ledger.charge(project.id, [answered(1, 7), answered(1, 2), abstained(2)])
-    assert fates(receipt.results) == "PfP"
-    assert [r.label for r in receipt.results] == [7, 7, None]
-    assert receipt.project.charges == 2
-
-
-def test_earlier_answers_are_free_after_the_budget_is_spent(ledger: Ledger) -> None:
-    project = open_project(ledger, 2, CONFIDENT)
-    ledger.charge(project.id, [abstained(1), answered(2)])
-    receipt = ledger.charge(project.id, [unvoted(1), unvoted(2), answered(3)])
-    assert fates(receipt.results) == "ff-"
 
 
 def test_find_returns_what_was_answered_by_query(ledger: Ledger) -> None:

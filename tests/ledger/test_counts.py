@@ -22,14 +22,11 @@ from books import (
     terms,
     unguarded,
 )
-from edits import DEEP, Hand
 from forging import rehash, rewrite, rows_of
 from migrated import SECRET_KEY
 
-from terrine_server.audit.ledger import audit_books
 from terrine_server.errors import LedgerCorrupted
 from terrine_server.ledger import Ledger, NewProject, ProjectRecord, Proposal, Receipt, connect
-from terrine_server.ledger.anchors import Anchor
 from terrine_server.ledger.chain import CHARGE_FIELDS, frame, frame_counts
 from terrine_server.ledger.verifying.archive import ArchiveError
 from terrine_server.ledger.verifying.walk import verify_export
@@ -186,69 +183,6 @@ def test_no_counts_add_nothing_to_what_is_hashed() -> None:
 # ---------------------------------------------------------------------------------- edits are found
 
 
-def changed(counts: str) -> dict[str, Any]:
-    numbers = json.loads(counts)
-    first, second = numbers[:2]
-    more, less = [first + 1, *numbers[1:]], [first - 1, *numbers[1:]]
-    return {
-        "one more": json.dumps(more, separators=(",", ":")),
-        "one less": json.dumps(less, separators=(",", ":")),
-        "exchanged": json.dumps([second, first, *numbers[2:]], separators=(",", ":")),
-        "another's": json.dumps(list(PAID[0] or ()), separators=(",", ":")),
-        "the same in other words": json.dumps(numbers),
-        "as text": json.dumps([str(n) for n in numbers], separators=(",", ":")),
-        "as fractions": json.dumps([float(n) for n in numbers], separators=(",", ":")),
-        "fewer": json.dumps(numbers[:-1], separators=(",", ":")),
-        "none": None,
-        "empty": "",
-        "no list": "{}",
-        "too deep": DEEP,
-        "bytes": b"\xff\xfe",
-        "a number": 7,
-    }
-
-
-@pytest.mark.parametrize("change", changed("[0,0]"))
-def test_edited_counts_are_not_told_and_are_found(
-    change: str, project: ProjectRecord, ledger: Ledger, database_url: str
-) -> None:
-    edits = Hand(connect(database_url), database_url)
-    value = changed(edits.value("charges", 1, "counts"))[change]
-    with edits.set("charges", 1, "counts", value) as done:
-        if not done:
-            assert database_url.startswith("postgresql")
-            assert not isinstance(value, str | None)
-            return
-        for batch, key in ((BATCH, KEY), (BATCH, None), ([counted(2)], None)):
-            for server in (ledger, fresh(database_url)):
-                with pytest.raises(LedgerCorrupted, match="Entry 2 of project study was altered"):
-                    server.charge(project.id, batch, key)
-        with pytest.raises(LedgerCorrupted, match="Entry 2"):
-            ledger.charges("study")
-        with pytest.raises(LedgerCorrupted, match="Entry 2"):
-            list(ledger.export("study"))
-        found = ledger.verify("study")
-        assert found.problems[0].startswith("entry 2: altered, or not the one that followed")
-        (broken, _) = audit_books(ledger)
-        assert not broken.passed
-        assert "entry 2: altered" in broken.evidence
-        assert told(ledger.charge(project.id, [counted(1)])) == PAID[:1], "the others are intact"
-    assert ledger.verify("study").ok
-    assert told(fresh(database_url).charge(project.id, BATCH, KEY)) == PAID
-
-
-def test_counts_that_are_added_to_an_entry_without_are_found(
-    ledger: Ledger, database_url: str
-) -> None:
-    project = open_project(ledger, 10)
-    ledger.charge(project.id, [answered(1, 0)], KEY)
-    with Hand(connect(database_url), database_url).set("charges", 0, "counts", "[9,0]") as done:
-        assert done
-        with pytest.raises(LedgerCorrupted):
-            fresh(database_url).charge(project.id, [answered(1, 0)])
-        assert ledger.verify("study").problems[0].startswith("entry 1: altered")
-
-
 CONSISTENT: dict[str, dict[str, Any]] = {
     "gone": {"counts": None},
     "too few": {"counts": "[0,9]", "label": 1},
@@ -273,18 +207,6 @@ def test_counts_that_nobody_was_told_are_found_in_a_chain_that_was_made_to_fit(
     assert any(found.startswith("entry 2: its noisy counts are not") for found in problems)
     with pytest.raises(LedgerCorrupted):
         fresh(database_url).charge(project.id, [counted(2)])
-
-
-def test_an_anchor_finds_counts_that_were_written_anew(
-    project: ProjectRecord, ledger: Ledger, database_url: str
-) -> None:
-    """Consistent in themselves: only what was written down elsewhere tells."""
-    anchor = ledger.verify("study").anchor
-    assert isinstance(anchor, Anchor)
-    with unguarded(database_url) as connection:
-        rewrite(connection, 3, counts="[9,0,0,0,0,0,0,0,0,0]", label=0)
-    assert ledger.verify("study").ok
-    assert any("anchor: entry 3" in found for found in ledger.verify("study", anchor).problems)
 
 
 # ----------------------------------------------------------------------------------------- archives

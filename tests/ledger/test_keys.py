@@ -112,46 +112,6 @@ def test_a_refused_query_that_was_paid_later_is_refused_in_a_retry(
     assert fresh(database_url).charge(project.id, batch, KEY).results == first
 
 
-@pytest.mark.parametrize("column", ["label", "outcome", "hash", "query_digest", "input_digest"])
-def test_no_label_is_read_from_a_charge_whose_hash_is_not_its_own(
-    ledger: Ledger, database_url: str, column: str
-) -> None:
-    """Neither for its query, new to this server, nor for the key that paid for it."""
-    project = open_project(ledger, 5)
-    batch = [answered(1, 4), answered(2, 5), answered(3, 6)]
-    ledger.charge(project.id, batch, KEY)
-    edits = hand(database_url)
-    others: dict[str, list[Any]] = {
-        "label": [6, 0],
-        "outcome": ["reinforced", "refused", "published", "unheard of"],
-    }
-    for value in others.get(column, [bytes(32)]):
-        with edits.set("charges", 1, column, value) as done:
-            assert done
-            for key in (None, KEY):
-                with pytest.raises(
-                    LedgerCorrupted, match=r"Entry [23] of project study was altered"
-                ):
-                    fresh(database_url).charge(project.id, batch, key)
-            with pytest.raises(LedgerCorrupted, match="Entry 2"):
-                ledger.charges("study")
-            assert not ledger.verify("study").ok
-            assert seqs(ledger.charge(project.id, [answered(1)]).results) == [(1, True)]
-    assert [charge.label for charge in ledger.charges("study")] == [4, 5, 6]
-
-
-@pytest.mark.parametrize("results", ["", "{}", "[1,2]x", "[1,9]", "[-9,1]", "[0,0]", "[1.0,2]"])
-def test_verification_names_what_was_made_of_a_key(
-    ledger: Ledger, database_url: str, results: str
-) -> None:
-    project = open_project(ledger, 5)
-    ledger.charge(project.id, [answered(1), answered(2)], KEY)
-    with hand(database_url).set("idempotency", 0, "results", results):
-        (found,) = ledger.verify("study").problems
-        assert found.startswith("key 'key': what is kept of its request is not")
-    assert ledger.verify("study").ok
-
-
 def test_a_refusal_between_two_answers_is_kept_in_its_place(
     ledger: Ledger, database_url: str
 ) -> None:

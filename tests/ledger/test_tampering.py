@@ -1000,20 +1000,6 @@ def test_whatever_the_log_said_is_vouched_for_by_an_anchor(
     assert not verify_log(forger, seals, world.log_anchor).ok
 
 
-def test_a_truncated_tail_with_a_matching_balance_shows_only_in_an_anchor(
-    world: World, forger: Connection
-) -> None:
-    """The documented limit: what is left is a consistent, shorter ledger."""
-    cut(forger, ENTRIES - 1)
-    reseal(forger)
-    anchor = world.anchors["study"]
-    found = verify_project(forger, Seals(SECRET_KEY), "study")
-    assert (found.ok, found.charges) == (True, ENTRIES - 1)
-    assert anchor is not None
-    anchored = verify_project(forger, Seals(SECRET_KEY), "study", anchor)
-    assert [kind(problem) for problem in anchored.problems] == ["anchor: entry"]
-
-
 def near_balance(row: Row, column: str) -> list[Any]:
     value = row[column]
     if isinstance(value, int):
