@@ -35,6 +35,11 @@ def ledger(database_url: str) -> Ledger:
     return open_ledger(database_url, epsilon=4.0)
 
 
+@pytest.fixture
+def each_ledger(each_database_url: str) -> Ledger:
+    return open_ledger(each_database_url, epsilon=4.0)
+
+
 def test_an_ensemble_is_remembered_as_registered(ledger: Ledger) -> None:
     limit = cap(4.0, 1e-5)
     ensemble = ledger.ensemble("mnist")
@@ -187,16 +192,16 @@ def test_amounts_beyond_what_is_counted_are_refused(ledger: Ledger, amount: int)
         ledger.register_ensemble("e", "path", digest("e").hex(), FACTS, 0, cap(4.0, 1e-5))
 
 
-def test_the_largest_and_the_smallest_amounts_are_counted(ledger: Ledger) -> None:
+def test_the_largest_and_the_smallest_amounts_are_counted(each_ledger: Ledger) -> None:
     most = 2**63 - 1
     limit = replace(cap(4.0, 1e-5), delta=1e-25, budget=most, delta_budget=0)
-    found = ledger.register_ensemble("e", "path", digest("e").hex(), FACTS, most, limit)
+    found = each_ledger.register_ensemble("e", "path", digest("e").hex(), FACTS, most, limit)
     assert (found.cap, found.delta_cap, found.units) == (most, 0, most)
     limit = replace(cap(4.0, 0.5), budget=0, delta_budget=most)
-    found = ledger.register_ensemble("f", "path", digest("f").hex(), FACTS, 1, limit)
+    found = each_ledger.register_ensemble("f", "path", digest("f").hex(), FACTS, 1, limit)
     assert (found.cap, found.delta_cap, found.units) == (0, most, 1)
     with pytest.raises(InvalidTerms, match="above 0"):
-        ledger.register_ensemble(
+        each_ledger.register_ensemble(
             "g", "path", digest("g").hex(), FACTS, 1, replace(limit, delta=0.0)
         )
 

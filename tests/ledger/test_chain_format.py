@@ -24,7 +24,6 @@ from terrine_server.ledger.chain import charge_hash, frame
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "ledger.md").read_text(encoding="utf-8")
 CHECKER = ROOT / "docs" / "check_chain.py"
-ONE_DATABASE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 spec = importlib.util.spec_from_file_location("check_chain", CHECKER)
 assert spec is not None
@@ -109,7 +108,6 @@ def exported(directory: Path, name: str, lines: Any) -> Path:
     return path
 
 
-@ONE_DATABASE
 def test_it_verifies_exports_with_counts_publications_and_the_log(
     database_url: str, tmp_path: Path
 ) -> None:
@@ -126,7 +124,6 @@ def test_it_verifies_exports_with_counts_publications_and_the_log(
 
 
 @pytest.mark.slow
-@ONE_DATABASE
 def test_it_adds_up_what_is_paid_after_a_publication(database_url: str, tmp_path: Path) -> None:
     ledger = publishing_ledger(database_url)
     project, schedule = open_published(ledger), published_terms().schedule

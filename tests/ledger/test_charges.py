@@ -32,11 +32,16 @@ def ledger(database_url: str) -> Ledger:
     return open_ledger(database_url)
 
 
-def test_a_charge_records_everything_about_its_query(ledger: Ledger) -> None:
-    project = open_project(ledger, 5, CONFIDENT)
+@pytest.fixture
+def each_ledger(each_database_url: str) -> Ledger:
+    return open_ledger(each_database_url)
+
+
+def test_a_charge_records_everything_about_its_query(each_ledger: Ledger) -> None:
+    project = open_project(each_ledger, 5, CONFIDENT)
     before = datetime.now(UTC)
-    ledger.charge(project.id, [answered("q", 3, given="x"), abstained("r")])
-    first, second = ledger.charges("study")
+    each_ledger.charge(project.id, [answered("q", 3, given="x"), abstained("r")])
+    first, second = each_ledger.charges("study")
     price = project.terms.prices[VoteOutcome.ANSWERED]
     assert (first.project, first.seq, first.outcome, first.label) == ("study", 1, "answered", 3)
     assert (first.cost, first.delta, first.cap_cost) == (price.cost, price.delta, price.cap_cost)
@@ -45,26 +50,26 @@ def test_a_charge_records_everything_about_its_query(ledger: Ledger) -> None:
     assert second.event["event"] == "gaussian_threshold"
     assert (first.query_digest, first.input_digest) == (digest("q").hex(), digest("x").hex())
     assert before <= first.created_at <= datetime.now(UTC)
-    assert second.hash == ledger.project("study").head != first.hash
+    assert second.hash == each_ledger.project("study").head != first.hash
 
 
-def test_charges_are_paged_and_filtered(ledger: Ledger) -> None:
-    project = open_project(ledger, 20, CONFIDENT)
-    ledger.charge(project.id, [answered(i) if i % 2 else abstained(i) for i in range(10)])
+def test_charges_are_paged_and_filtered(each_ledger: Ledger) -> None:
+    project = open_project(each_ledger, 20, CONFIDENT)
+    each_ledger.charge(project.id, [answered(i) if i % 2 else abstained(i) for i in range(10)])
     middle = datetime.now(UTC)
-    ledger.charge(project.id, [answered(i) for i in range(10, 13)])
+    each_ledger.charge(project.id, [answered(i) for i in range(10, 13)])
 
     def seqs(**filters: object) -> list[int]:
-        return [charge.seq for charge in ledger.charges("study", **filters)]  # type: ignore[arg-type]
+        return [charge.seq for charge in each_ledger.charges("study", **filters)]  # type: ignore[arg-type]
 
     assert seqs(limit=4) == [1, 2, 3, 4]
     assert seqs(after_seq=4, limit=4) == [5, 6, 7, 8]
     assert seqs(outcome=Outcome.ABSTAINED) == [1, 3, 5, 7, 9]
     assert seqs(since=middle) == [11, 12, 13]
     assert seqs(until=middle, after_seq=8) == [9, 10]
-    assert [c.seq for c in ledger.stream_charges("study")] == list(range(1, 14))
+    assert [c.seq for c in each_ledger.stream_charges("study")] == list(range(1, 14))
     with pytest.raises(NotFound):
-        ledger.charges("nobody")
+        each_ledger.charges("nobody")
 
 
 def test_unknown_projects_are_not_found(ledger: Ledger) -> None:
@@ -90,11 +95,11 @@ def test_a_proposal_that_contradicts_itself_cannot_be_made(
         Proposal(digest(1), digest(1), outcome, label)
 
 
-def test_a_label_that_is_not_paid_for_is_in_no_error(database_url: str) -> None:
+def test_a_label_that_is_not_paid_for_is_in_no_error(each_database_url: str) -> None:
     """The database refuses the row and quotes it; the error that reaches anyone does not."""
-    ledger = open_ledger(database_url)
+    ledger = open_ledger(each_database_url)
     project = open_project(ledger, queries=3)
-    with connect(database_url).begin() as connection:
+    with connect(each_database_url).begin() as connection:
         if connection.dialect.name == "sqlite":
             connection.execute(
                 text(

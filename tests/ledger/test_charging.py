@@ -34,10 +34,12 @@ from terrine_server.errors import (
 )
 from terrine_server.ledger import Batch, Ledger, QueryDigest, Recorded, Result, connect
 
+POSTGRES = pytest.mark.parametrize("each_database_url", ["postgresql"], indirect=True)
+
 
 @pytest.fixture
-def ledger(database_url: str) -> Ledger:
-    return open_ledger(database_url)
+def ledger(each_database_url: str) -> Ledger:
+    return open_ledger(each_database_url)
 
 
 def fates(results: Sequence[Result]) -> str:
@@ -134,24 +136,24 @@ def test_an_empty_batch_is_no_request(ledger: Ledger) -> None:
         ledger.charge(project.id, [])
 
 
-def test_an_exhausted_request_leaves_no_key_behind(ledger: Ledger, database_url: str) -> None:
+def test_an_exhausted_request_leaves_no_key_behind(ledger: Ledger, each_database_url: str) -> None:
     project = open_project(ledger, queries=1)
     ledger.charge(project.id, [answered(0)])
     with pytest.raises(BudgetExhausted):
         ledger.charge(project.id, [answered(1)], ("key", digest("body")))
-    assert kept_keys(database_url) == set()
+    assert kept_keys(each_database_url) == set()
 
 
 def test_old_keys_are_forgotten_but_their_answers_stay_free(
-    ledger: Ledger, database_url: str
+    ledger: Ledger, each_database_url: str
 ) -> None:
     project = open_project(ledger, queries=3)
     ledger.charge(project.id, [answered(0)], ("old", digest("body")))
     long_ago = (datetime.now(UTC) - timedelta(days=8)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    with connect(database_url).begin() as connection:
+    with connect(each_database_url).begin() as connection:
         connection.execute(text("UPDATE idempotency SET created_at = :t"), {"t": long_ago})
     ledger.charge(project.id, [answered(1)], ("new", digest("body")))
-    assert kept_keys(database_url) == {"new"}
+    assert kept_keys(each_database_url) == {"new"}
     assert fates(ledger.charge(project.id, [answered(0)]).results) == "f"
 
 
@@ -206,15 +208,14 @@ def test_the_thousandth_charge_is_as_quick_as_the_tenth(queries: int, tmp_path: 
     assert work("late") <= 1.2 * early
 
 
+@POSTGRES
 @pytest.mark.parametrize("queries", [1, 64])
 @pytest.mark.parametrize("statistics", [False, True])
 def test_a_plan_that_postgresql_keeps_from_when_little_was_charged_reads_no_more_later(
-    statistics: bool, queries: int, database_url: str
+    statistics: bool, queries: int, each_database_url: str
 ) -> None:
-    engine = connect(database_url)
-    if engine.dialect.name != "postgresql":
-        pytest.skip("SQLite's work is counted above")
-    ledger = open_ledger(database_url)
+    engine = connect(each_database_url)
+    ledger = open_ledger(each_database_url)
     project = open_project(ledger, 4200, {"name": "gnmax", "sigma": 100.0})
     kept = Ledger(engine, SECRET_KEY)
 
@@ -254,16 +255,15 @@ def test_a_plan_that_postgresql_keeps_from_when_little_was_charged_reads_no_more
     assert all(late[table] <= 1.2 * count for table, count in early.items()), (early, late)
 
 
+@POSTGRES
 @pytest.mark.parametrize("statistics", [False, True])
 def test_postgresql_looks_earlier_answers_up_by_an_index(
-    statistics: bool, database_url: str
+    statistics: bool, each_database_url: str
 ) -> None:
     """While it has no statistics, when it would rather read whatever a project has; and once it
     has them, of entries that do not lie in order, when a range of them seems dear to it."""
-    engine = connect(database_url)
-    if engine.dialect.name != "postgresql":
-        pytest.skip("SQLite's work is counted above")
-    ledger = open_ledger(database_url)
+    engine = connect(each_database_url)
+    ledger = open_ledger(each_database_url)
     project = open_project(ledger, 2100, {"name": "gnmax", "sigma": 100.0})
     keyed = [Batch([answered(i)], (f"key {i}", digest(i))) for i in range(2000)]
     ledger.charge_group(project.id, keyed)

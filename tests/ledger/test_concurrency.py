@@ -15,8 +15,8 @@ from terrine_protocol import ProjectStatus
 from terrine_server.errors import ProjectClosed, TerrineError
 
 
-def test_simultaneous_first_askings_are_paid_once(database_url: str) -> None:
-    ledger = open_ledger(database_url)
+def test_simultaneous_first_askings_are_paid_once(each_database_url: str) -> None:
+    ledger = open_ledger(each_database_url)
     project = open_project(ledger, queries=50)
     results = at_once(8, lambda client: ledger.charge(project.id, [answered("same", client)]))
     paid = [receipt.results[0] for receipt in results if not receipt.results[0].replayed]
@@ -25,8 +25,8 @@ def test_simultaneous_first_askings_are_paid_once(database_url: str) -> None:
     assert ledger.project("study").charges == 1
 
 
-def test_the_same_key_at_once_gives_the_same_receipt(database_url: str) -> None:
-    ledger = open_ledger(database_url)
+def test_the_same_key_at_once_gives_the_same_receipt(each_database_url: str) -> None:
+    ledger = open_ledger(each_database_url)
     project = open_project(ledger, queries=50)
     key = ("key", digest("body"))
     batch = [answered(1), answered(2), answered(1)]
@@ -36,13 +36,15 @@ def test_the_same_key_at_once_gives_the_same_receipt(database_url: str) -> None:
 
 
 @pytest.mark.slow
-def test_projects_opened_at_once_never_exceed_the_cap(database_url: str) -> None:
+def test_projects_opened_at_once_never_exceed_the_cap(each_database_url: str) -> None:
     """The cap holds 5 such budgets; 4 processes try 3 each."""
-    ledger = open_ledger(database_url)
+    ledger = open_ledger(each_database_url)
     cap = ledger.ensemble("mnist").cap
     share = replace(terms(1), budget=cap // 5, cap_budget=cap // 5)
     names = [[f"p{process}-{i}" for i in range(3)] for process in range(4)]
-    processes = in_processes(open_projects, *[(database_url, mine, share, GNMAX) for mine in names])
+    processes = in_processes(
+        open_projects, *[(each_database_url, mine, share, GNMAX) for mine in names]
+    )
     assert [process.exitcode for process in processes] == [0] * 4
     projects = ledger.projects()
     assert len(projects) == 5
@@ -50,8 +52,8 @@ def test_projects_opened_at_once_never_exceed_the_cap(database_url: str) -> None
     assert all(ledger.verify(project.name).ok for project in projects)
 
 
-def test_one_name_opened_at_once_is_opened_once(database_url: str) -> None:
-    ledger = open_ledger(database_url)
+def test_one_name_opened_at_once_is_opened_once(each_database_url: str) -> None:
+    ledger = open_ledger(each_database_url)
 
     def attempt(_: int) -> str:
         try:
@@ -64,8 +66,8 @@ def test_one_name_opened_at_once_is_opened_once(database_url: str) -> None:
     assert reserved == ledger.project("study").terms.cap_budget
 
 
-def test_opening_charging_and_closing_at_once_keep_the_books_whole(database_url: str) -> None:
-    ledger = open_ledger(database_url)
+def test_opening_charging_and_closing_at_once_keep_the_books_whole(each_database_url: str) -> None:
+    ledger = open_ledger(each_database_url)
     project = open_project(ledger, queries=500)
 
     def work(client: int) -> None:
@@ -85,9 +87,9 @@ def test_opening_charging_and_closing_at_once_keep_the_books_whole(database_url:
     assert ledger.ensemble("mnist").reserved == project.terms.cap_budget + spent
 
 
-def test_a_project_closed_while_charging_keeps_what_was_paid(database_url: str) -> None:
+def test_a_project_closed_while_charging_keeps_what_was_paid(each_database_url: str) -> None:
     """Whichever comes first, the cap gets back exactly what was not spent."""
-    ledger = open_ledger(database_url)
+    ledger = open_ledger(each_database_url)
     project = open_project(ledger, queries=50)
 
     def work(client: int) -> None:

@@ -37,8 +37,8 @@ BATCH = [counted(1), counted(2), counted(3)]
 
 
 @pytest.fixture
-def ledger(database_url: str) -> Ledger:
-    return open_ledger(database_url)
+def ledger(each_database_url: str) -> Ledger:
+    return open_ledger(each_database_url)
 
 
 @pytest.fixture
@@ -64,13 +64,13 @@ PAID = [proposal.counts for proposal in BATCH]
 
 
 def test_counts_are_told_again_as_they_were(
-    project: ProjectRecord, ledger: Ledger, database_url: str
+    project: ProjectRecord, ledger: Ledger, each_database_url: str
 ) -> None:
     """To the same query, to the same key, in one batch, and by another server: whatever was drawn
     anew is thrown away."""
     again = [counted(query, "drawn anew") for query in (1, 2, 3)]
     assert not set(PAID) & {proposal.counts for proposal in again}
-    for server in (ledger, fresh(database_url)):
+    for server in (ledger, fresh(each_database_url)):
         for batch, key in ((again, None), (BATCH, KEY)):
             receipt = server.charge(project.id, batch, key)
             assert told(receipt) == PAID
@@ -84,9 +84,9 @@ def test_counts_are_told_again_as_they_were(
 
 
 def test_whoever_came_first_decides_on_the_counts(
-    project: ProjectRecord, ledger: Ledger, database_url: str
+    project: ProjectRecord, ledger: Ledger, each_database_url: str
 ) -> None:
-    engine = connect(database_url)
+    engine = connect(each_database_url)
     first = [counted(7, "first")]
     come_between(engine, lambda: ledger.charge(project.id, first))
     receipt = Ledger(engine, SECRET_KEY).charge(project.id, [counted(7, "second"), counted(8)])
@@ -103,9 +103,9 @@ def test_a_refused_query_has_no_counts(ledger: Ledger) -> None:
 
 
 @pytest.mark.parametrize("classes", [2, 1000])
-def test_there_are_as_many_counts_as_classes(classes: int, database_url: str) -> None:
+def test_there_are_as_many_counts_as_classes(classes: int, each_database_url: str) -> None:
     """Negative, and beyond the teachers and beyond 32 bits."""
-    ledger = open_ledger(database_url)
+    ledger = open_ledger(each_database_url)
     info = ledger.ensemble("mnist").facts.model_copy(
         update={"classes": [str(j) for j in range(classes)]}
     )
@@ -157,10 +157,10 @@ def test_counts_are_in_no_text_made_of_what_is_not_paid() -> None:
 
 
 def test_an_entrys_hash_covers_the_sha256_of_its_counts(
-    project: ProjectRecord, database_url: str
+    project: ProjectRecord, each_database_url: str
 ) -> None:
     """Recomputed by hand: a field more than other entries have."""
-    with connect(database_url).connect() as connection:
+    with connect(each_database_url).connect() as connection:
         rows = rows_of(connection)
     head = bytes.fromhex(project.genesis)
     for row, counts in zip(rows, PAID, strict=True):
@@ -199,14 +199,14 @@ def test_counts_that_nobody_was_told_are_found_in_a_chain_that_was_made_to_fit(
     changes: dict[str, Any],
     project: ProjectRecord,
     ledger: Ledger,
-    database_url: str,
+    each_database_url: str,
 ) -> None:
-    with unguarded(database_url) as connection:
+    with unguarded(each_database_url) as connection:
         forge(connection, 2, **changes)
     problems = ledger.verify("study").problems
     assert any(found.startswith("entry 2: its noisy counts are not") for found in problems)
     with pytest.raises(LedgerCorrupted):
-        fresh(database_url).charge(project.id, [counted(2)])
+        fresh(each_database_url).charge(project.id, [counted(2)])
 
 
 # ----------------------------------------------------------------------------------------- archives

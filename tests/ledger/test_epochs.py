@@ -48,6 +48,11 @@ def ledger(database_url: str) -> Ledger:
 
 
 @pytest.fixture
+def each_ledger(each_database_url: str) -> Ledger:
+    return open_ledger(each_database_url)
+
+
+@pytest.fixture
 def study(ledger: Ledger) -> ProjectRecord:
     project = open_project(ledger, 5, EPOCHS)
     first = [answered(k, epoch=0) for k in range(3)]
@@ -75,26 +80,26 @@ def test_the_first_entry_of_an_epoch_records_and_pays_its_opening(
     assert ledger.verify("study").ok
 
 
-def test_requests_at_once_open_an_epoch_each(ledger: Ledger) -> None:
-    project = open_project(ledger, 5, EPOCHS)
+def test_requests_at_once_open_an_epoch_each(each_ledger: Ledger) -> None:
+    project = open_project(each_ledger, 5, EPOCHS)
     barrier = Barrier(8)
 
     def ask(client: int) -> int:
         batch = [answered((client, k), epoch=0) for k in range(3)]
         barrier.wait()
         try:
-            return sum(r.seq is not None for r in ledger.charge(project.id, batch).results)
+            return sum(r.seq is not None for r in each_ledger.charge(project.id, batch).results)
         except BudgetExhausted:
             return 0
 
     with ThreadPoolExecutor(8) as pool:
         paid = list(pool.map(ask, range(8)))
     assert sorted(paid) == [0, 0, 0, 3, 3, 3, 3, 3]
-    openers = [e.seq for e in ledger.charges("study") if e.event["event"] == "composition"]
+    openers = [e.seq for e in each_ledger.charges("study") if e.event["event"] == "composition"]
     assert openers == [1, 4, 7, 10, 13]
-    after = ledger.project("study")
+    after = each_ledger.project("study")
     assert after.spent == after.terms.budget
-    assert ledger.verify("study").ok
+    assert each_ledger.verify("study").ok
 
 
 def test_a_request_that_was_overtaken_charges_nothing(ledger: Ledger, study: ProjectRecord) -> None:

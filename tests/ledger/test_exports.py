@@ -19,8 +19,6 @@ from terrine_server.ledger.verifying.archive import ArchiveError
 from terrine_server.ledger.verifying.walk import verify_export
 
 ENTRIES = 6
-ONE_DATABASE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-"""Where nothing depends on which database it came from."""
 
 
 @pytest.fixture
@@ -111,7 +109,6 @@ def test_an_export_is_of_one_moment_though_charges_are_made_meanwhile(
     assert first_finding(tmp_path / "study.json", [*begun, *lines]) == ""
 
 
-@ONE_DATABASE
 def test_a_value_of_another_type_is_no_entry(export: Path) -> None:
     lines = [json.loads(line) for line in export.read_text().splitlines()]
     for name in ("seq", "label", "cost", "delta", "cap_cost"):
@@ -129,14 +126,12 @@ def test_what_is_no_export_is_refused(text: str, tmp_path: Path) -> None:
     assert isinstance(terrine("verify", "--file", file).exception, ArchiveError)
 
 
-@ONE_DATABASE
 def test_an_instant_of_a_year_that_utc_does_not_have_is_no_account(export: Path) -> None:
     account, *entries = (json.loads(line) for line in export.read_text().splitlines())
     account["account"]["opened_at"] = "0001-01-01T00:00:00+23:59"
     assert "does not begin with an account" in first_finding(export, [account, *entries])
 
 
-@ONE_DATABASE
 def test_a_damaged_line_is_named(export: Path) -> None:
     damaged = export.read_bytes().replace(b'"label"', b'"la\xffel"', 1)
     export.write_bytes(damaged)
@@ -144,7 +139,6 @@ def test_a_damaged_line_is_named(export: Path) -> None:
         verify_export(export, {})
 
 
-@ONE_DATABASE
 def test_an_anchor_vouches_for_what_came_before_only_if_asked_to(
     export: Path, ledger: Ledger
 ) -> None:

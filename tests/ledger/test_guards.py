@@ -111,7 +111,6 @@ def test_more_spent_than_the_budget_is_found_though_all_else_agrees(
     assert found == f"balance: {spent} {most} exceeds {budget} {most - 1}"
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)  # it takes any text as a time
 def test_an_account_that_no_reader_accepts_is_not_intact_though_no_hash_covers_it(
     ledger: Ledger, database_url: str
 ) -> None:
@@ -124,7 +123,6 @@ def test_an_account_that_no_reader_accepts_is_not_intact_though_no_hash_covers_i
     assert found.anchor is None
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_an_instant_of_a_year_that_utc_does_not_have_is_refused_as_damaged(
     ledger: Ledger, database_url: str
 ) -> None:

@@ -94,12 +94,12 @@ def test_another_ledger_in_its_place_is_summed_anew(
 
 
 def test_filters_find_what_reading_everything_finds(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
+    each_database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(history, "MOST_PARTS", 16)
     monkeypatch.setattr(history, "NEAR", 0)
     now = datetime(2026, 3, 1, tzinfo=UTC)
-    ledger = open_ledger(database_url)
+    ledger = open_ledger(each_database_url)
     project = open_project(ledger, 300, CONFIDENT)
     for start in range(0, 200, 4):
         # Servers whose clocks differ by half a minute take turns.

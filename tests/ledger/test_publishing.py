@@ -46,6 +46,11 @@ def ledger(database_url: str) -> Ledger:
     return publishing_ledger(database_url)
 
 
+@pytest.fixture
+def each_ledger(each_database_url: str) -> Ledger:
+    return publishing_ledger(each_database_url)
+
+
 def ask(ledger: Ledger, project: ProjectRecord, most: int, agreement: float = 0.95) -> int:
     """Ask in batches until the project refuses. Returns how many queries were paid."""
     paid = 0
@@ -205,28 +210,28 @@ def test_a_replay_counts_nothing(ledger: Ledger) -> None:
     assert ledger.project("study").charges == ledger.secret_spend("study").queries == 20
 
 
-def test_threads_count_every_query_once(ledger: Ledger) -> None:
-    project = open_published(ledger)
+def test_threads_count_every_query_once(each_ledger: Ledger) -> None:
+    project = open_published(each_ledger)
 
     def some(worker: int) -> None:
         for start in range(0, 60, 15):
             asked = [(worker % 2, start + i) for i in range(15)]  # each asked by two workers
-            ledger.charge(project.id, voted(project, asked))
+            each_ledger.charge(project.id, voted(project, asked))
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(some, range(4)))
-    assert ledger.project("study").account.queries == 120
-    assert ledger.verify("study").ok
+    assert each_ledger.project("study").account.queries == 120
+    assert each_ledger.verify("study").ok
 
 
 def test_a_charge_that_fails_publishes_nothing(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+    each_ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    project = open_published(ledger)
+    project = open_published(each_ledger)
     assert TERMS.schedule is not None
     first = TERMS.schedule.counts[0]
-    ledger.charge(project.id, voted(project, range(first - 1)))
-    before = ledger.project("study")
+    each_ledger.charge(project.id, voted(project, range(first - 1)))
+    before = each_ledger.project("study")
 
     def dies(*_: object) -> None:
         raise ConnectionError
@@ -234,12 +239,12 @@ def test_a_charge_that_fails_publishes_nothing(
     with monkeypatch.context() as patch:
         patch.setattr("terrine_server.ledger.charging.tallies.save_tally", dies)
         with pytest.raises(ConnectionError):
-            ledger.charge(project.id, voted(project, ["last"]))
-    assert ledger.project("study") == before
-    assert ledger.verify("study").ok
-    ledger.charge(project.id, voted(project, ["last"]))
-    assert len(ledger.project("study").published) == 1
-    assert ledger.verify("study").ok
+            each_ledger.charge(project.id, voted(project, ["last"]))
+    assert each_ledger.project("study") == before
+    assert each_ledger.verify("study").ok
+    each_ledger.charge(project.id, voted(project, ["last"]))
+    assert len(each_ledger.project("study").published) == 1
+    assert each_ledger.verify("study").ok
 
 
 # ------------------------------------------------------------------------- what makes no sense
@@ -257,7 +262,6 @@ def test_a_charge_that_fails_publishes_nothing(
         ({"beta": 0.02, "sigma": 40, "schedule": [10**9]}, 'accounting "worst_case"'),
     ],
 )
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_a_release_that_cannot_work_or_pay_is_refused(
     ledger: Ledger, publishing: dict[str, Any], why: str
 ) -> None:

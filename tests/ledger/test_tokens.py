@@ -17,11 +17,20 @@ from terrine_server.owner.tokens import Tokens
 LATER = datetime(2100, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
 
 
-@pytest.fixture
-def ledger(database_url: str) -> Ledger:
-    ledger = open_ledger(database_url)
+def attended(url: str) -> Ledger:
+    ledger = open_ledger(url)
     open_project(ledger, 1)
     return ledger
+
+
+@pytest.fixture
+def ledger(database_url: str) -> Ledger:
+    return attended(database_url)
+
+
+@pytest.fixture
+def each_ledger(each_database_url: str) -> Ledger:
+    return attended(each_database_url)
 
 
 def create(
@@ -43,11 +52,11 @@ def test_a_token_comes_back_as_it_was_made(ledger: Ledger) -> None:
     assert ledger.find_token("another") is None
 
 
-def test_an_expiry_in_any_zone_is_the_same_instant(ledger: Ledger) -> None:
+def test_an_expiry_in_any_zone_is_the_same_instant(each_ledger: Ledger) -> None:
     from datetime import timezone
 
     eastern = LATER.astimezone(timezone(timedelta(hours=-5)))
-    token = ledger.create_token(
+    token = each_ledger.create_token(
         NewToken(
             id="one", hash=digest(1), role=Role.ADMIN, project=None, label="", expires_at=eastern
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from anchoring import ENTRIES, ONE_DATABASE, anchored, ask, terrine
+from anchoring import ENTRIES, anchored, ask, terrine
 from books import CONFIDENT, EPOCHS, answered, open_ledger, open_project, reseal, unguarded
 from forging import account, cut, rebuild, remove, rewrite, rows_of, write
 from migrated import SECRET_KEY
@@ -137,7 +137,6 @@ def test_going_on_from_an_anchor_reads_only_what_came_after_it(
         assert problem.startswith("entry 9: altered")
 
 
-@ONE_DATABASE
 def test_going_on_from_any_entry_comes_to_the_same_account(
     ledger: Ledger, database_url: str
 ) -> None:
@@ -170,7 +169,6 @@ def test_going_on_follows_published_figures(database_url: str) -> None:
         assert resumed.anchor == replaced(whole[-1], resumed.anchor)
 
 
-@ONE_DATABASE
 def test_going_on_follows_epochs(database_url: str) -> None:
     ledger = open_ledger(database_url)
     project = open_project(ledger, 6, EPOCHS)
@@ -184,7 +182,6 @@ def test_going_on_follows_epochs(database_url: str) -> None:
         assert resumed.anchor == replaced(whole[-1], resumed.anchor)
 
 
-@ONE_DATABASE
 def test_an_anchor_that_lies_about_the_account_is_found(ledger: Ledger) -> None:
     anchor = anchored(ledger)
     ask(ledger, 100)
@@ -200,7 +197,6 @@ def test_an_anchor_that_lies_about_the_account_is_found(ledger: Ledger) -> None:
         ]
 
 
-@ONE_DATABASE
 def test_the_end_of_the_administrative_log_is_anchored_too(ledger: Ledger, tmp_path: Path) -> None:
     file = tmp_path / "anchor.json"
     assert terrine("anchor", "--output", file).exit_code == 0
