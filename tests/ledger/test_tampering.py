@@ -971,9 +971,9 @@ NOT_IN_THE_BOOKS = {
     "secret_spends": {"seal"},
 }
 """What whoever has the key, too, may edit. What was kept of a key must be possible, and is compared
-with charges when it is used (tests/ledger/test_keys.py). An anchor tells whether a closed project was reopened;
-files are compared with their digest; the rest is what the administrative log had, which is written
-anew: a signed anchor of the log shows that."""
+with charges when it is used (tests/ledger/test_keys.py). An anchor tells whether a closed project
+was reopened; files are compared with their digest; the rest is what the administrative log had,
+which is written anew: a signed anchor of the log shows that."""
 OF_THE_LOG = {"tokens", "requests", "administrative_log", "log_head"}
 
 
