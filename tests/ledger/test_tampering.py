@@ -32,19 +32,11 @@ import numpy as np
 import pytest
 from books import (
     CONFIDENT,
-    COUNTED,
-    EPOCHS,
-    FACTS,
     GNMAX,
-    LNMAX,
-    RECORDS,
-    abstained,
     answered,
-    counted,
     digest,
     open_ledger,
     open_project,
-    register,
     reseal,
     terms,
     unguarded,
@@ -54,13 +46,14 @@ from edits import Hand, edited_json, other_values
 from fastapi import FastAPI
 from forging import add, altered, cut, rebuild, rehash, remove, rewrite, rows_of, swap
 from in_process import InProcess
-from migrated import SECRET_KEY, migrated
-from publishing import CAP, TEACHERS, open_published, published_terms, voted
+from migrated import SECRET_KEY
+from publishing import voted
 from seeded_noise import seed_noise
 from server import RunningServer, installed
 from sqlalchemy import Column, Connection, delete, func, insert, select, update
+from tampering import ENTRIES, TABLES, Row, World, in_order
 
-from terrine_protocol import ProjectStatus, Role, TokenCreate
+from terrine_protocol import ProjectStatus
 from terrine_server.app import create_app
 from terrine_server.doctor import ledger as doctor
 from terrine_server.errors import (
@@ -71,7 +64,7 @@ from terrine_server.errors import (
     TerrineError,
 )
 from terrine_server.labeling.local_voters import LocalVoters
-from terrine_server.ledger import Actor, Ledger, NewProject, ProjectRecord, connect
+from terrine_server.ledger import Ledger, NewProject, ProjectRecord, connect
 from terrine_server.ledger.chain import TERMS_FIELDS, canonical_json, iso
 from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.store import rows
@@ -83,11 +76,6 @@ from terrine_server.ledger.verifying.walk import verify_export, verify_project
 from terrine_server.owner.tokens import Tokens
 
 Edit = Callable[[Connection], object]
-Row = dict[str, Any]
-TABLES = metadata.tables
-ASKED = {"mechanism": GNMAX, "epsilon": 2.0, "delta": 1e-6}
-ENTRIES = 8
-"""Charges of `study`."""
 NOON = datetime.fromisoformat("2026-01-01T12:00:00+00:00")
 CHECKER = Path(__file__).resolve().parents[2] / "docs" / "check_chain.py"
 
@@ -99,96 +87,6 @@ spec.loader.exec_module(checker)
 
 
 # ---------------------------------------------------------------------------------- the ledger
-
-
-class World:
-    """A small ledger with something in every column, and what it was before its last acts.
-
-    `study` has seven charges: three that were asked for under one key, then an abstention, two
-    answers and an abstention.
-    """
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-        ledger = self.prepared()
-        register(ledger, "mnist")
-        register(ledger, "spare")
-        thousand = FACTS.model_copy(update={"teachers": TEACHERS})
-        ledger.register_ensemble(
-            "thousand", "ensembles/thousand", digest("thousand").hex(), thousand, RECORDS, CAP
-        )
-        study = self.open_study()
-        self.prices = {str(outcome): p.cost for outcome, p in study.terms.prices.items()}
-        for name in ("other", "done", "resting"):
-            open_project(ledger, 3, LNMAX, name=name)
-        noisy = open_project(ledger, 10, COUNTED, name="counted")
-        epochs = open_project(ledger, 2, EPOCHS, name="epochs")
-        ledger.open_project(NewProject("unused", "mnist", GNMAX, terms(3), "Unused", "To learn"))
-        secret, schedule = open_published(ledger, "secret"), published_terms().schedule
-        assert schedule is not None
-        self.tokens = self._tokens(ledger)
-        for id, token in (("refused", "student"), ("waiting", "student"), ("granted", "other")):
-            ledger.make_request(
-                id=id, token=self.id_of(token), title=id, purpose="To learn", asked=ASKED
-            )
-        self.ask_first(study)
-        last = [abstained("a"), answered("b", 4), answered("c", 5), abstained("d")]
-        ledger.charge(study.id, last, ("second", digest("second")))
-        ledger.charge(noisy.id, [counted(1), counted(2), counted(3)])
-        ledger.charge(epochs.id, [answered(query, epoch=query // 3) for query in range(5)])
-        ledger.charge(ledger.project("other").id, [answered("other")])
-        ledger.charge(secret.id, voted(secret, range(schedule.counts[0] + 1)))
-        self.before = self.rows()
-        ledger.charge(study.id, [answered("last")])
-        ledger.charge(secret.id, voted(secret, ["last"]))
-        ledger.set_status("resting", ProjectStatus.PAUSED)
-        ledger.set_status("done", ProjectStatus.CLOSED)
-        ledger.revoke_token(self.id_of("revoked"))
-        ledger.refuse_request("refused", "Not now", Actor("token:0", "trace"))
-        more = NewProject("more", "mnist", GNMAX, terms(2), "More", "To learn")
-        ledger.approve_request("granted", more)
-        self.anchors = {name: ledger.verify(name).anchor for name in ledger.project_names()}
-        self.log_anchor = ledger.verify_log().anchor
-        assert all((*self.anchors.values(), self.log_anchor))
-
-    def prepared(self) -> Ledger:
-        self.engine = migrated(self.url)
-        return self.ledger()
-
-    def open_study(self) -> ProjectRecord:
-        return open_project(self.ledger(), 20, CONFIDENT)
-
-    def ask_first(self, study: ProjectRecord) -> None:
-        batch = [answered(1, 1), answered(2, 2), answered(3, 3)]
-        self.ledger().charge(study.id, batch, ("k", digest("body")))
-
-    def ledger(self, key: bytes = SECRET_KEY) -> Ledger:
-        """As a server has it that has read nothing yet."""
-        return Ledger(self.engine, key)
-
-    def _tokens(self, ledger: Ledger) -> dict[str, str]:
-        made = {
-            label: TokenCreate(role=Role.STUDENT, project="study", label=label)
-            for label in ("student", "moved", "revoked")
-        }
-        made["other"] = TokenCreate(role=Role.STUDENT, project="other")
-        made |= {str(role): TokenCreate(role=role) for role in (Role.AUDITOR, Role.ADMIN)}
-        tokens = Tokens(ledger, SECRET_KEY)
-        return {label: tokens.create(request).token for label, request in made.items()}
-
-    def id_of(self, label: str) -> str:
-        return self.tokens[label].split("_")[1]
-
-    def rows(self) -> dict[str, list[Row]]:
-        with self.engine.connect() as connection:
-            return {
-                name: [dict(row._mapping) for row in connection.execute(_all(name))]
-                for name in TABLES
-            }
-
-    def row(self, table: str, **where: Any) -> Row:
-        (row,) = (row for row in self.rows()[table] if row.items() >= where.items())
-        return row
 
 
 class Served(World):
@@ -481,9 +379,9 @@ def exported(world: Served) -> list[Path]:
     """The rows as they are, in the form of exports, without what is checked to export them."""
     with world.engine.connect() as connection:
         accounts = connection.execute(rows.select_projects()).mappings().all()
-        entries = [dict(row) for row in connection.execute(_all("charges")).mappings()]
-        log = [dict(row) for row in connection.execute(_all("administrative_log")).mappings()]
-        (end,) = connection.execute(_all("log_head")).mappings().all() or ({},)
+        entries = [dict(row) for row in connection.execute(in_order("charges")).mappings()]
+        log = [dict(row) for row in connection.execute(in_order("administrative_log")).mappings()]
+        (end,) = connection.execute(in_order("log_head")).mappings().all() or ({},)
     files: list[Path] = []
 
     def write(first: Row, lines: list[Row]) -> None:
@@ -500,11 +398,6 @@ def exported(world: Served) -> list[Path]:
     first = {"entries": end.get("entries"), "head": plain(end.get("head"))}
     write({"format": archive.LOG_FORMAT, **first}, list(map(line, log)))
     return files
-
-
-def _all(table: str) -> Any:
-    made = TABLES[table]
-    return select(made).order_by(*made.primary_key)
 
 
 def line(entry: Row) -> Row:

@@ -1,0 +1,131 @@
+"""A small ledger that has something in every column of every table, to be edited by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from books import (
+    CONFIDENT,
+    COUNTED,
+    EPOCHS,
+    FACTS,
+    GNMAX,
+    LNMAX,
+    RECORDS,
+    abstained,
+    answered,
+    counted,
+    digest,
+    open_project,
+    register,
+    terms,
+)
+from migrated import SECRET_KEY, migrated
+from publishing import CAP, TEACHERS, open_published, published_terms, voted
+from sqlalchemy import select
+
+from terrine_protocol import ProjectStatus, Role, TokenCreate
+from terrine_server.ledger import Actor, Ledger, NewProject, ProjectRecord
+from terrine_server.ledger.store.tables import metadata
+from terrine_server.owner.tokens import Tokens
+
+Row = dict[str, Any]
+TABLES = metadata.tables
+ASKED = {"mechanism": GNMAX, "epsilon": 2.0, "delta": 1e-6}
+ENTRIES = 8
+"""Charges of `study`."""
+
+
+class World:
+    """A small ledger with something in every column, and what it was before its last acts.
+
+    `study` has seven charges: three that were asked for under one key, then an abstention, two
+    answers and an abstention.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        ledger = self.prepared()
+        register(ledger, "mnist")
+        register(ledger, "spare")
+        thousand = FACTS.model_copy(update={"teachers": TEACHERS})
+        ledger.register_ensemble(
+            "thousand", "ensembles/thousand", digest("thousand").hex(), thousand, RECORDS, CAP
+        )
+        study = self.open_study()
+        self.prices = {str(outcome): p.cost for outcome, p in study.terms.prices.items()}
+        for name in ("other", "done", "resting"):
+            open_project(ledger, 3, LNMAX, name=name)
+        noisy = open_project(ledger, 10, COUNTED, name="counted")
+        epochs = open_project(ledger, 2, EPOCHS, name="epochs")
+        ledger.open_project(NewProject("unused", "mnist", GNMAX, terms(3), "Unused", "To learn"))
+        secret, schedule = open_published(ledger, "secret"), published_terms().schedule
+        assert schedule is not None
+        self.tokens = self._tokens(ledger)
+        for id, token in (("refused", "student"), ("waiting", "student"), ("granted", "other")):
+            ledger.make_request(
+                id=id, token=self.id_of(token), title=id, purpose="To learn", asked=ASKED
+            )
+        self.ask_first(study)
+        last = [abstained("a"), answered("b", 4), answered("c", 5), abstained("d")]
+        ledger.charge(study.id, last, ("second", digest("second")))
+        ledger.charge(noisy.id, [counted(1), counted(2), counted(3)])
+        ledger.charge(epochs.id, [answered(query, epoch=query // 3) for query in range(5)])
+        ledger.charge(ledger.project("other").id, [answered("other")])
+        ledger.charge(secret.id, voted(secret, range(schedule.counts[0] + 1)))
+        self.before = self.rows()
+        ledger.charge(study.id, [answered("last")])
+        ledger.charge(secret.id, voted(secret, ["last"]))
+        ledger.set_status("resting", ProjectStatus.PAUSED)
+        ledger.set_status("done", ProjectStatus.CLOSED)
+        ledger.revoke_token(self.id_of("revoked"))
+        ledger.refuse_request("refused", "Not now", Actor("token:0", "trace"))
+        more = NewProject("more", "mnist", GNMAX, terms(2), "More", "To learn")
+        ledger.approve_request("granted", more)
+        self.anchors = {name: ledger.verify(name).anchor for name in ledger.project_names()}
+        self.log_anchor = ledger.verify_log().anchor
+        assert all((*self.anchors.values(), self.log_anchor))
+
+    def prepared(self) -> Ledger:
+        self.engine = migrated(self.url)
+        return self.ledger()
+
+    def open_study(self) -> ProjectRecord:
+        return open_project(self.ledger(), 20, CONFIDENT)
+
+    def ask_first(self, study: ProjectRecord) -> None:
+        batch = [answered(1, 1), answered(2, 2), answered(3, 3)]
+        self.ledger().charge(study.id, batch, ("k", digest("body")))
+
+    def ledger(self, key: bytes = SECRET_KEY) -> Ledger:
+        """As a server has it that has read nothing yet."""
+        return Ledger(self.engine, key)
+
+    def _tokens(self, ledger: Ledger) -> dict[str, str]:
+        made = {
+            label: TokenCreate(role=Role.STUDENT, project="study", label=label)
+            for label in ("student", "moved", "revoked")
+        }
+        made["other"] = TokenCreate(role=Role.STUDENT, project="other")
+        made |= {str(role): TokenCreate(role=role) for role in (Role.AUDITOR, Role.ADMIN)}
+        tokens = Tokens(ledger, SECRET_KEY)
+        return {label: tokens.create(request).token for label, request in made.items()}
+
+    def id_of(self, label: str) -> str:
+        return self.tokens[label].split("_")[1]
+
+    def rows(self) -> dict[str, list[Row]]:
+        with self.engine.connect() as connection:
+            return {
+                name: [dict(row._mapping) for row in connection.execute(in_order(name))]
+                for name in TABLES
+            }
+
+    def row(self, table: str, **where: Any) -> Row:
+        (row,) = (row for row in self.rows()[table] if row.items() >= where.items())
+        return row
+
+
+def in_order(table: str) -> Any:
+    made = TABLES[table]
+    return select(made).order_by(*made.primary_key)
