@@ -39,8 +39,8 @@ ENTRIES = 8
 class World:
     """A small ledger with something in every column, and what it was before its last acts.
 
-    `study` has seven charges: three that were asked for under one key, then an abstention, two
-    answers and an abstention.
+    `study` has eight charges: three that were asked for under one key, then an abstention, two
+    answers and an abstention under another, and an answer.
     """
 
     def __init__(self, url: str) -> None:
