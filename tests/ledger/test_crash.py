@@ -142,9 +142,8 @@ def test_a_short_lock_is_waited_for(each_database_url: str) -> None:
     thread.join()
 
 
+@pytest.mark.parametrize("each_database_url", ["postgresql"], indirect=True)
 def test_connections_cut_by_the_server_are_replaced(each_database_url: str) -> None:
-    if each_database_url.startswith("sqlite"):
-        pytest.skip("SQLite has no connections to cut")
     ledger = open_ledger(each_database_url)
     project = open_project(ledger, queries=10)
     ledger.charge(project.id, [answered(1)])
@@ -158,10 +157,9 @@ def test_connections_cut_by_the_server_are_replaced(each_database_url: str) -> N
     assert ledger.charge(project.id, [answered(2)]).project.charges == 2
 
 
+@pytest.mark.parametrize("each_database_url", ["postgresql"], indirect=True)
 def test_a_database_that_was_read_only_is_written_to_again(each_database_url: str) -> None:
     """Sessions that began meanwhile, and cannot write for as long as they live, are replaced."""
-    if each_database_url.startswith("sqlite"):
-        pytest.skip("SQLite has no sessions")
     ledger = open_ledger(each_database_url)
     project = open_project(ledger, queries=10)
     late = Ledger(connect(each_database_url), SECRET_KEY)

@@ -20,6 +20,7 @@ from books import (
     unguarded,
     unvoted,
 )
+from forging import kind
 from migrated import SECRET_KEY
 from sqlalchemy import Connection, select, update
 
@@ -148,12 +149,13 @@ def test_an_epoch_that_was_not_paid_for_is_found(
         assert found({}) == [], "the rewriting alone leaves no trace"
         for seq in OPENERS:
             price, event = found({seq: WITHIN})
-            assert price.startswith(f"entry {seq}: not the price of")
+            assert kind(price) == f"entry {seq}: not"
             assert "opening an epoch" in price
-            assert event.startswith(f"entry {seq}: cost event is not that of")
+            assert kind(event) == f"entry {seq}: cost"
         # Where none is due, an opening that is recorded must be paid too.
         (price,) = found({2: {"event": opened}})
-        assert price.startswith("entry 2: not the price of 'answered', opening an epoch")
+        assert kind(price) == "entry 2: not"
+        assert "opening an epoch" in price
 
 
 def test_what_opening_costs_is_part_of_the_terms(
@@ -163,7 +165,7 @@ def test_what_opening_costs_is_part_of_the_terms(
     changed["opening"]["cost"] -= 1
     with unguarded(database_url) as connection:
         connection.execute(update(projects).values(terms=canonical_json(changed)))
-    assert ledger.verify(study.name).problems[0].startswith("terms: their hash is not")
+    assert kind(ledger.verify(study.name).problems[0]) == "terms"
     events = json.loads(json.dumps(study.events))
     del events["opening"]
     with unguarded(database_url) as connection:

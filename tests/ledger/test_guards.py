@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from books import EPOCHS, answered, digest, open_ledger, open_project, unguarded, unvoted
-from forging import rebuild, rows_of
+from forging import kind, rebuild, rows_of
 from migrated import SECRET_KEY
 from sqlalchemy import Connection, select, text, update
 
@@ -89,7 +89,8 @@ def test_more_reserved_than_the_cap_is_found_though_all_else_agrees(
     assert ledger.verify("study").ok, "all of the cap may be reserved"
     with unguarded(database_url) as connection:
         reopened(connection, **{budget: most + 1})
-    assert ledger.verify("study").problems == [f"ensemble mnist: {reserved} exceeds {cap}"]
+    (found,) = ledger.verify("study").problems
+    assert kind(found) == f"ensemble mnist: {reserved}"
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,8 @@ def test_more_spent_than_the_budget_is_found_though_all_else_agrees(
     with unguarded(database_url) as connection:
         reopened(connection, **{budget: most - 1})
     (found,) = ledger.verify("study").problems
-    assert found == f"balance: {spent} {most} exceeds {budget} {most - 1}"
+    assert kind(found) == f"balance: {spent}"
+    assert {str(most), str(most - 1)} <= set(found.split()), "what is spent, and of what"
 
 
 def test_an_account_that_no_reader_accepts_is_not_intact_though_no_hash_covers_it(

@@ -116,9 +116,8 @@ def test_other_databases_are_refused_without_repeating_the_url(url: str) -> None
     assert "secret" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("each_database_url", ["postgresql"], indirect=True)
 def test_waits_are_limited_and_commits_durable_on_postgresql(engine: Engine) -> None:
-    if engine.dialect.name != "postgresql":
-        pytest.skip("PostgreSQL only: SQLite's settings are checked with its file")
     with engine.connect() as connection:
         for setting, value in {
             "synchronous_commit": "on",
@@ -161,10 +160,9 @@ def test_the_database_itself_refuses_to(attempt: str, each_database_url: str) ->
     assert ledger.project("study").charges == 3
 
 
+@pytest.mark.parametrize("each_database_url", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("table", ["charges", "projects", "ensembles"])
 def test_postgresql_refuses_to_truncate(table: str, each_database_url: str) -> None:
-    if each_database_url.startswith("sqlite"):
-        pytest.skip("SQLite has no TRUNCATE")
     ledger = open_ledger(each_database_url)
     ledger.charge(open_project(ledger, queries=5).id, [answered(1)])
     with pytest.raises(DBAPIError), connect(each_database_url).begin() as connection:

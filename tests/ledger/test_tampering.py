@@ -45,7 +45,7 @@ from books import (
 from digits import DigitsEnsemble
 from edits import Hand, edited_json, other_values
 from fastapi import FastAPI
-from forging import add, altered, cut, rebuild, rehash, remove, rewrite, rows_of, swap
+from forging import add, altered, cut, kind, rebuild, rehash, remove, rewrite, rows_of, swap
 from in_process import InProcess
 from migrated import SECRET_KEY
 from publishing import voted
@@ -705,12 +705,6 @@ def findings(forger: Connection, forge: Edit, project: str = "study") -> list[st
     found = [kind(each) for each in verify_project(forger, Seals(SECRET_KEY), project).problems]
     forger.rollback()
     return found
-
-
-def kind(problem: str) -> str:
-    """What a finding is about, and the first word of what is wrong with it."""
-    about, _, what = problem.partition(": ")
-    return about if about in ("terms", "head") else f"{about}: {what.split()[0].rstrip(',')}"
 
 
 def account(**changes: Any) -> Edit:
