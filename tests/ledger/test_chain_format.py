@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import re
 import subprocess
@@ -24,12 +23,6 @@ from terrine_server.ledger.chain import charge_hash, frame
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "ledger.md").read_text(encoding="utf-8")
 CHECKER = ROOT / "docs" / "check_chain.py"
-
-spec = importlib.util.spec_from_file_location("check_chain", CHECKER)
-assert spec is not None
-assert spec.loader is not None
-checker: Any = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(checker)
 
 
 def vector(name: str) -> str:

@@ -344,26 +344,40 @@ def larger_edits(world: World) -> Iterator[tuple[str, Edit]]:
 
 def who(world: Served) -> set[str]:
     """Who, of those that look at the rows, notices that something is wrong."""
-    ledger, files = world.ledger(), exported(world)
+    ledger, files = world.ledger(), exported(world, world.directory)
     found = {"verify", "anchor"}
     with suppress(TerrineError):  # a book that cannot even be verified is noticed by both
         problems = verified(world)
         anchored = {problem.startswith("anchor") for problem in problems}
         found = {"anchor" if each else "verify" for each in anchored}
-    checks: dict[str, Callable[[], bool]] = {
-        "doctor": lambda: all(
-            found.state != "problem" for found in (*doctor.ends(ledger), *doctor.log(ledger))
-        ),
-        "file": lambda: all(verify_export(file, {}).ok for file in files[:-1]),
-        "checker": lambda: all(checker.check(file) for file in files),
-    }
-    for name, intact in checks.items():
-        try:
-            if not intact():
-                found.add(name)
-        except (TerrineError, archive.ArchiveError, checker.Wrong):
-            found.add(name)
+    if not healthy(ledger):
+        found.add("doctor")
+    if not all(verifies(file) for file in files[:-1]):
+        found.add("file")
+    if not all(checks(file) for file in files):
+        found.add("checker")
     return found
+
+
+def healthy(ledger: Ledger) -> bool:
+    try:
+        return all(each.state != "problem" for each in (*doctor.ends(ledger), *doctor.log(ledger)))
+    except TerrineError:
+        return False
+
+
+def verifies(file: Path) -> bool:
+    try:
+        return verify_export(file, {}).ok
+    except archive.ArchiveError:
+        return False
+
+
+def checks(file: Path) -> bool:
+    try:
+        return bool(checker.check(file))
+    except checker.Wrong:
+        return False
 
 
 def verified(world: World) -> list[str]:
@@ -376,7 +390,7 @@ def verified(world: World) -> list[str]:
     return found + ledger.verify_log(world.log_anchor).problems
 
 
-def exported(world: Served) -> list[Path]:
+def exported(world: World, directory: Path) -> list[Path]:
     """The rows as they are, in the form of exports, without what is checked to export them."""
     with world.engine.connect() as connection:
         accounts = connection.execute(rows.select_projects()).mappings().all()
@@ -386,7 +400,7 @@ def exported(world: Served) -> list[Path]:
     files: list[Path] = []
 
     def write(first: Row, lines: list[Row]) -> None:
-        files.append(world.directory / f"{len(files)}.jsonl")
+        files.append(directory / f"{len(files)}.jsonl")
         files[-1].write_text("".join(json.dumps(line) + "\n" for line in [first, *lines]))
 
     for account in accounts:
@@ -948,6 +962,25 @@ def test_another_secret_key_is_refused_at_the_start_and_changes_nothing(world: W
     assert not other.verify_log().ok
     assert world.ledger().verify_log().ok, "nothing was changed"
     assert world.ledger().verify("study").ok
+
+
+# ------------------------------------------------------------------------------------- files
+
+
+def test_lines_removed_doubled_or_swapped_are_found(world: World, tmp_path: Path) -> None:
+    """Of the log only by the checker: `verify --file` is for projects."""
+    study, *_, log = exported(world, tmp_path)
+    for file in (study, log):
+        lines = file.read_text().splitlines(keepends=True)
+        for place in range(1, len(lines)):
+            before, (here, *after) = lines[:place], lines[place:]
+            forged = {"removed": [*before, *after], "doubled": [*before, here, here, *after]}
+            if after:
+                forged["swapped"] = [*before, after[0], here, *after[1:]]
+            for what, new in forged.items():
+                file.write_text("".join(new))
+                assert not checks(file), (what, place)
+                assert file is log or not verifies(file), (what, place)
 
 
 # ------------------------------------------------------------------------------- what verify is
