@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,12 +38,6 @@ settings.register_profile("untimed", deadline=None, suppress_health_check=[Healt
 settings.load_profile("untimed")
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Whatever of a test's fixtures needs a database gets each kind of it."""
-    if "each_database_url" in metafunc.fixturenames:
-        metafunc.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Show what tests recorded under the name `torture`, from whichever process they ran in."""
     reports = [report for kind in terminalreporter.stats.values() for report in kind]
@@ -70,25 +65,35 @@ def postgres() -> Iterator[Postgres]:
         yield server
 
 
+@pytest.fixture(params=["sqlite", "postgresql"])
+def each_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """URL of a fresh, empty database: once of SQLite and once of PostgreSQL.
+
+    For promises that a database keeps in a way of its own: dialects, triggers, roles, locks,
+    crashes. A test whose fixtures take `database_url` asks for it by `usefixtures`.
+    """
+    with _database(request, tmp_path) as url:
+        yield url
+
+
 @pytest.fixture
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """URL of a fresh, empty database: SQLite, or PostgreSQL where that is the test's parameter."""
+    """URL of a fresh, empty database, which is of SQLite unless the test says otherwise."""
+    if "each_database_url" in request.fixturenames:
+        yield request.getfixturevalue("each_database_url")
+        return
+    with _database(request, tmp_path) as url:
+        yield url
+
+
+@contextmanager
+def _database(request: pytest.FixtureRequest, directory: Path) -> Iterator[str]:
     if getattr(request, "param", "sqlite") == "sqlite":
-        yield f"sqlite:///{tmp_path / 'terrine.sqlite'}"
+        yield f"sqlite:///{directory / 'terrine.sqlite'}"
         return
     server: Postgres = request.getfixturevalue("postgres")
     with server.database() as name:
         yield server.url(name)
-
-
-@pytest.fixture
-def each_database_url(database_url: str) -> str:
-    """As `database_url`, once on SQLite and once on PostgreSQL.
-
-    For promises that a database keeps in a way of its own: dialects, triggers, roles, locks,
-    crashes. A test whose database is behind another fixture takes it by `usefixtures`.
-    """
-    return database_url
 
 
 @pytest.fixture

@@ -97,28 +97,6 @@ def test_simultaneous_first_requests_are_charged_once(
 
 
 @pytest.mark.usefixtures("each_database_url")
-def test_many_students_at_once_never_overspend(terrine_server: RunningServer, call: Call) -> None:
-    terrine_server.open_project(epsilon=2.0)
-    affordable = terrine_server.ledger.project("study").affordable
-    inputs = terrine_server.ensemble.public
-    students = [call() for _ in range(6)]
-    with ThreadPoolExecutor(6) as pool:
-        replies = list(
-            pool.map(lambda i: students[i].label(inputs[10 * i : 10 * i + 10]), range(6))
-        )
-    paid = sum(
-        result["charge"] is not None
-        for reply in replies
-        if reply.status_code == 200
-        for result in reply.json()["results"]
-    )
-    project = terrine_server.ledger.project("study")
-    assert paid == project.charges == affordable
-    assert {slug(reply) for reply in replies if reply.status_code != 200} <= {"budget-exhausted"}
-    assert terrine_server.ledger.verify("study").ok
-
-
-@pytest.mark.usefixtures("each_database_url")
 def test_the_budget_ends_exactly_where_the_price_list_says(
     terrine_server: RunningServer, call: Call
 ) -> None:
@@ -142,26 +120,6 @@ def test_the_budget_ends_exactly_where_the_price_list_says(
     ]
     assert again["budget"] == reply["budget"]
     assert student.http.get("/budget").json()["charges"] == exactly
-
-
-def test_a_batch_may_use_the_budget_that_its_cheap_abstentions_leave(
-    terrine_server: RunningServer, call: Call
-) -> None:
-    terrine_server.open_project(mechanism=CONFIDENT | {"threshold": 37}, epsilon=6.0)
-    student, rng = call(), np.random.default_rng(0)
-    noise = rng.integers(0, 17, (150, 8, 8), dtype=np.uint8)  # teachers disagree on these
-    before = student.http.get("/project").json()
-    start = student.http.get("/budget").json()
-    results = student.label(noise).json()["results"]
-    spent, worst = 0, max(price["cost"] for price in before["prices"].values())
-    for result in results:
-        fits = spent + worst <= start["budget"]
-        assert (result["outcome"] != "refused") is fits
-        spent += before["prices"][result["outcome"]]["cost"] if fits else 0
-    assert "refused" in [result["outcome"] for result in results]
-    paid = [result for result in results if result["outcome"] != "refused"]
-    assert len(paid) > start["affordable"]
-    assert student.http.get("/budget").json()["spent"] == spent
 
 
 SPECS: list[dict[str, Any]] = [

@@ -68,7 +68,7 @@ def test_what_is_loaded_before_the_first_request_is_frozen_out_of_garbage_collec
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("each_database_url")
-def test_workers_share_one_port_one_budget_and_their_metrics(
+def test_workers_share_one_port_and_their_metrics(
     served_machine: Machine,
 ) -> None:
     affordable, clients, each = 20, 8, 4
@@ -86,8 +86,6 @@ def test_workers_share_one_port_one_budget_and_their_metrics(
         with ThreadPoolExecutor(clients) as pool:
             statuses = sum(pool.map(ask, range(clients)), Counter[int]())
         assert statuses == {200: affordable, 403: clients * each - affordable}
-        account = served_machine.ledger.project("shared")
-        assert (account.charges, account.affordable) == (affordable, 0)
         assert len({entry["pid"] for entry in server.entries("^request$")}) > 1
 
         auditor = served_machine.bearer(Role.AUDITOR)
