@@ -12,14 +12,14 @@ INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv tools demo serve reproduce glyphs test test-fast test-sure torture simulate mutants lint site notebooks client openapi reference release-check sbom licenses lock audit bench secrets owners owners-demo docker clean
+.PHONY: help venv tools demo serve reproduce glyphs test test-fast test-all test-sure durations torture simulate mutants lint site notebooks client openapi reference release-check sbom licenses lock audit bench secrets owners owners-demo docker clean
 
 help: ## Show this help
 	@echo "Terrine: private teachers vote, students learn, the ledger keeps count."
 	@echo
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
-	@echo 'ARGS="..." is passed on by demo, serve, test, test-fast and torture, for example: make demo ARGS=--quick'
+	@echo 'ARGS="..." is passed on by demo, serve, the tests and torture, for example: make demo ARGS=--quick'
 	@echo 'PYTHON=python3.12 chooses the interpreter (3.11 or newer).'
 	@echo 'TORCH="..." is what pip is asked for as PyTorch. On Linux the usual wheel brings CUDA, several'
 	@echo '  gigabytes; without a GPU, name the CPU index from the install page of pytorch.org:'
@@ -52,17 +52,26 @@ reproduce: venv ## Repeat an experiment of the papers (ARGS="mnist DIR --epsilon
 glyphs: venv ## Draw the pictures of characters for `make reproduce ARGS="glyph DIR"` (ARGS=DIR)
 	$(BIN)/python -m terrine_experiments glyphs $(ARGS)
 
-test: venv ## Run every test, three at a time (ARGS="-n 0": one)
-	$(BIN)/pytest -n 3 --dist worksteal $(ARGS)
+# Three at a time, since tests of real servers wait for them now and then.
+PYTEST := $(BIN)/pytest -n 3 --dist worksteal
 
-test-fast: venv ## Run the quick tests of every room, within 90 seconds: no server, no PostgreSQL
-	$(BIN)/pytest -n 2 --dist worksteal -m 'not slow and not docker' $(ARGS)
+test-fast: venv ## Run the tests that cost least, within a minute
+	$(BIN)/pytest -n 2 --dist worksteal --cheapest fast=60 $(ARGS)
+
+test: venv ## Run all that a promise rests on: real servers, PostgreSQL, kills, a browser (ARGS="-n 0")
+	$(PYTEST) -m 'not nightly' $(ARGS)
+
+test-all: venv ## Run every test, as the nightly workflow does: Docker, Ray, notebooks, torture, long audits
+	$(PYTEST) $(ARGS)
+
+durations: venv ## Write tests/durations.txt: the processor seconds of each file (ARGS=tests/api: of some)
+	$(PYTEST) --write-durations $(ARGS)
 
 test-sure: venv ## Show that no test fails by chance: statistical ones 200 times, all ten times and five beside load
-	for i in $$(seq 200); do $(BIN)/pytest -n 3 --dist worksteal -q -m statistical || exit 1; done
-	for i in $$(seq 10); do $(BIN)/pytest -n 3 --dist worksteal -q || exit 1; done
+	for i in $$(seq 200); do $(PYTEST) -q -m statistical || exit 1; done
+	for i in $$(seq 10); do $(PYTEST) -q || exit 1; done
 	for i in 1 2; do (while kill -0 $$$$ 2> /dev/null; do :; done) & done; \
-	for i in $$(seq 5); do $(BIN)/pytest -n 3 --dist worksteal -q || exit 1; done
+	for i in $$(seq 5); do $(PYTEST) -q || exit 1; done
 
 torture: venv ## Kill servers and databases 1,000 times under load, then audit (ARGS="--seed N")
 	$(BIN)/pytest tests/torture --kills 1000 $(ARGS)

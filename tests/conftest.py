@@ -4,69 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 from commands import Terrine, commands
 from hypothesis import HealthCheck, settings
 from migrated import SECRET_KEY
 from postgres import Postgres, running_postgres
+from seeded_noise import seed_noise
 
 if TYPE_CHECKING:  # heavy: imported by the fixtures that need it, when they do
     from digits import DigitsEnsemble
     from server import RunningServer
 
-WHOLE_SERVICES = {
-    "audit",
-    "demo",
-    "docker",
-    "fuzz",
-    "operating",
-    "experiments",
-    "simulation",
-    "student",
-    "torture",
-    "walk",
-}
-"""Directories whose tests run whole services, trainings or many draws."""
-SLOW_FILES = {
-    "admin/test_access",
-    "admin/test_issuer",
-    "client/test_estimator",
-    "api/test_ledger_corrupted",
-    "api/test_commands",
-    "api/test_queueing",
-    "api/test_exhaustion",
-    "api/test_abuse",
-    "api/test_paging",
-    "api/test_rendering",
-    "ledger/test_concurrency",
-    "ledger/test_crash",
-    "ledger/test_edits",
-    "ledger/test_ledger_cli",
-    "ledger/test_model",
-    "ledger/test_publishing",
-    "ledger/test_parts",
-    "models/test_backbones",
-    "models/test_discriminant",
-    "models/test_ensemble",
-    "models/test_ensemble_cli",
-    "models/test_forests",
-    "models/test_onnx",
-    "models/test_preview",
-    "models/test_teachers",
-    "plan/test_comparison",
-    "plan/test_plan",
-    "plan/test_plan_commands",
-    "plan/test_planning_documentation",
-    "packaging/test_distribution",
-    "privacy_data_dependent/test_cost_properties",
-    "privacy_data_dependent/test_smoothness_brute_force",
-}
-"""Files most of whose tests take seconds."""
-SERVERS = {"postgresql", "postgres", "mortal", "servers", "terrine_server", "served"}
-"""A test that is given this parameter, or one of these fixtures, needs a running server."""
+pytest_plugins = ["durations"]
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 for size in ("COLUMNS", "LINES"):  # of the terminal that the tests are started from
@@ -76,30 +31,11 @@ for size in ("COLUMNS", "LINES"):  # of the terminal that the tests are started 
 # so did the training of students.
 for library in ("OMP", "OPENBLAS"):  # torch's threads, and numpy's
     os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+# Each client reads the 140 authorities of the web, for a fiftieth of a second; no test asks them.
+vars(httpx._transports.default)["create_ssl_context"] = cache(httpx.create_ssl_context)
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put long tests first where several processes share them, and mark what is slow.
-
-    `make test-fast` runs what is not marked `slow`. A test is slow if it takes more than about two
-    seconds on an idle machine, which its file says with a mark of its own, or if it is of
-    `WHOLE_SERVICES` or `SLOW_FILES`, or needs one of `SERVERS`: those are marked here.
-    """
-    if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: item.get_closest_marker("slow") is None)
-    for item in items:
-        if isinstance(item, pytest.Function) and _is_slow(item):
-            item.add_marker(pytest.mark.slow)
-
-
-def _is_slow(item: pytest.Function) -> bool:
-    given = item.callspec.params.values() if hasattr(item, "callspec") else ()
-    named = {value for value in given if isinstance(value, str)}.union(item.fixturenames)
-    room, file = item.path.parent.name, f"{item.path.parent.name}/{item.path.stem}"
-    return room in WHOLE_SERVICES or file in SLOW_FILES or not named.isdisjoint(SERVERS)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -130,10 +66,30 @@ def postgres() -> Iterator[Postgres]:
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
+def each_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """URL of a fresh, empty database: once of SQLite and once of PostgreSQL.
+
+    For promises that a database keeps in a way of its own: dialects, triggers, roles, locks,
+    crashes. A test whose fixtures take `database_url` asks for it by `usefixtures`.
+    """
+    with _database(request, tmp_path) as url:
+        yield url
+
+
+@pytest.fixture
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """URL of a fresh, empty database: each test runs on SQLite and on PostgreSQL."""
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path / 'terrine.sqlite'}"
+    """URL of a fresh, empty database, which is of SQLite unless the test says otherwise."""
+    if "each_database_url" in request.fixturenames:
+        yield request.getfixturevalue("each_database_url")
+        return
+    with _database(request, tmp_path) as url:
+        yield url
+
+
+@contextmanager
+def _database(request: pytest.FixtureRequest, directory: Path) -> Iterator[str]:
+    if getattr(request, "param", "sqlite") == "sqlite":
+        yield f"sqlite:///{directory / 'terrine.sqlite'}"
         return
     server: Postgres = request.getfixturevalue("postgres")
     with server.database() as name:
@@ -175,11 +131,20 @@ def digits_ensemble(tmp_path_factory: pytest.TempPathFactory) -> DigitsEnsemble:
 
 @pytest.fixture
 def terrine_server(
-    tmp_path: Path, database_url: str, digits_ensemble: DigitsEnsemble
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    database_url: str,
+    digits_ensemble: DigitsEnsemble,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[RunningServer]:
-    """A real server on a real socket, with the digits registered; once on each database."""
+    """A real server on a real socket, with the digits registered.
+
+    Its noise is repeated, except in a test that is marked `statistical`.
+    """
     from server import running_server
 
+    if request.node.get_closest_marker("statistical") is None:
+        seed_noise(monkeypatch)
     with running_server(tmp_path / "data", database_url, digits_ensemble) as server:
         yield server
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import httpx
+import pytest
 from server import RunningServer
 
 
+@pytest.mark.usefixtures("each_database_url")
 def test_a_student_asks_pays_and_is_answered(terrine_server: RunningServer) -> None:
     terrine_server.open_project()
     headers = {"Authorization": f"Bearer {terrine_server.token()}"}

@@ -29,7 +29,7 @@ def house(
     )
     with InProcess() as send:
         made = House(create_app(settings), Ledger(engine, SECRET_KEY), send, digits_ensemble)
-        made.open("study", CONFIDENT, 20.0)
+        made.open_project("study", CONFIDENT, epsilon=20.0)
         made.ask(made.token(Role.STUDENT, "study"), 12)
         yield made
     engine.dispose()

@@ -197,7 +197,7 @@ def test_the_sign_in_form_is_tied_to_the_browser_that_fetched_it(house: House) -
 def test_no_form_is_acted_on_that_is_not_of_this_session_and_this_server(
     house: House, admin: Visitor
 ) -> None:
-    house.open("forged")
+    house.open_project("forged", epsilon=2.0)
     other = house.visitor()
     path, before = "/admin/projects/forged/close", house.last_logged
     for key in ("", "0" * 64, other.last_key):

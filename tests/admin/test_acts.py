@@ -7,7 +7,8 @@ import json
 import re
 from dataclasses import asdict
 
-from house import GNMAX, House
+from house import House
+from server import GNMAX
 from visitor import Visitor, text_of
 
 from terrine_protocol import Role
@@ -134,7 +135,7 @@ def test_every_mechanism_has_a_form_for_all_that_it_needs(house: House, admin: V
 
 
 def test_a_study_is_paused_resumed_and_closed(house: House, admin: Visitor) -> None:
-    house.open("brief")
+    house.open_project("brief", epsilon=2.0)
     student, actor = house.token(Role.STUDENT, "brief"), admin.actor
     for act, status in (("pause", "paused"), ("resume", "active")):
         assert admin.post(f"/admin/projects/brief/{act}").status_code == 303
@@ -234,7 +235,7 @@ def test_verifying_finds_what_is_intact_and_offers_its_anchor(house: House, admi
 
 
 def test_books_are_held_against_an_anchor_that_was_kept(house: House, auditor: Visitor) -> None:
-    house.open("kept", epsilon=5.0)
+    house.open_project("kept", epsilon=5.0)
     house.ask(house.token(Role.STUDENT, "kept"), 2)
     verified = auditor.post("/admin/projects/kept/verify")
     shown = re.search(r'aria-label="Anchor"><code>(.*?)</code>', verified.text, re.DOTALL)

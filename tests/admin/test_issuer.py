@@ -96,7 +96,7 @@ def test_whoever_the_issuer_knows_gets_a_session_in_their_own_name(
     assert (entry.action, entry.actor) == ("signed-in", who)
     assert entry.detail == {"role": "admin", "issuer": issuer.url}
     assert "admin Ada L." in text_of(visitor.get("/admin"))
-    house.open("through-issuer")
+    house.open_project("through-issuer", epsilon=2.0)
     assert visitor.post("/admin/projects/through-issuer/pause").status_code == 303
     assert house.last_logged == ("project-paused", "through-issuer", who)
     copy = dict(visitor.cookies)
@@ -264,7 +264,7 @@ def test_an_issuer_that_is_down_or_none_leaves_the_way_with_a_token(
     assert "With a token you still can." in text_of(down)
     assert "issuer unavailable" in str(logged)
     assert issuer.made[0] not in str(logged)
-    assert visitor.sign_in(house.token()).status_code == 303
+    assert visitor.sign_in(house.token("admin")).status_code == 303
     missing = Visitor(house.app, house.send).get("/admin/oidc/start")
     assert missing.status_code == 404
 

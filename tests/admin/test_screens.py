@@ -63,7 +63,7 @@ def test_pages_are_light_and_load_nothing_but_our_own_stylesheet(
 def test_the_overview_says_what_is_spent_reserved_free_and_left(
     house: House, admin: Visitor
 ) -> None:
-    house.open("counted")
+    house.open_project("counted", epsilon=2.0)
     said = text_of(admin.get("/admin"))
     ensemble = house.ledger.ensemble("digits")
     spent = sum(p.cap_spent for p in house.ledger.projects())

@@ -85,7 +85,7 @@ def test_every_reply_to_a_token_says_what_it_may_still_ask(ask: Any, served: Run
 
 
 def test_a_token_makes_none_that_outlives_it(served: RunningServer) -> None:
-    admin = {"Authorization": f"Bearer {served.token(Role.ADMIN, days=2)}"}
+    admin = {"Authorization": f"Bearer {served.token(Role.ADMIN, expires_in_days=2)}"}
 
     def create(**more: float) -> httpx.Response:
         body = {"role": "auditor", **more}

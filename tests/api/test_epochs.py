@@ -104,6 +104,7 @@ class Overtaking(LocalVoters):
         return super().votes(record, inputs)
 
 
+@pytest.mark.usefixtures("each_database_url")
 def test_a_request_that_is_overtaken_is_drawn_again(terrine_server: RunningServer) -> None:
     terrine_server.open_project(mechanism=MECHANISM, epsilon=13.0, delta=4e-4)
     settings, ledger = terrine_server.settings, terrine_server.ledger

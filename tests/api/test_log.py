@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
 from caller import Caller, slug
 from server import RunningServer
 from sqlalchemy import text
@@ -29,6 +30,7 @@ def logged(caller: Caller) -> list[LogEntry]:
     return LogPage.model_validate_json(page.content).items
 
 
+@pytest.mark.usefixtures("each_database_url")
 def test_every_act_of_an_admin_is_logged_with_its_token_and_request(call: Call) -> None:
     admin = call("admin")
     before = len(logged(admin))

@@ -88,6 +88,7 @@ def test_counts_cost_what_the_whole_noise_reveals_and_labels_no_more(
     assert of_labels.prices[VoteOutcome.ANSWERED].cap_cost < whole.cap_cost
 
 
+@pytest.mark.usefixtures("each_database_url")
 def test_the_same_input_has_the_same_counts_for_ever(
     terrine_server: RunningServer, call: Call
 ) -> None:
@@ -121,7 +122,6 @@ def test_a_query_that_is_refused_has_no_counts(terrine_server: RunningServer, ca
     assert slug(call().label(terrine_server.ensemble.public[50:53])) == "budget-exhausted"
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_no_other_mechanism_sends_counts(terrine_server: RunningServer, call: Call) -> None:
     """Not even null: its replies are what they were."""
     terrine_server.open_project()
@@ -176,7 +176,6 @@ def connect_url(server: RunningServer) -> str:
     return connect(server.settings.database).url.render_as_string(hide_password=False)
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_data_dependent_accounting_is_refused(terrine_server: RunningServer, call: Call) -> None:
     terms: dict[str, Any] = {"name": "study", "ensemble": "digits", "mechanism": COUNTED}
     terms |= {"epsilon": 5.0, "delta": 1e-5, "accounting": "data_dependent"}
@@ -190,7 +189,6 @@ def test_data_dependent_accounting_is_refused(terrine_server: RunningServer, cal
     assert ProjectInfo.model_validate(opened.json()).mechanism == NoisyVotesSpec(**COUNTED)
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_the_document_describes_counts(terrine_server: RunningServer) -> None:
     schemas = httpx.get(f"{terrine_server.url}/openapi.json").json()["components"]["schemas"]
     result, response = schemas["LabelResult"], schemas["LabelResponse"]
@@ -203,7 +201,6 @@ def test_the_document_describes_counts(terrine_server: RunningServer) -> None:
     assert "NoisyVotesSpec" in schemas
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_the_owners_commands_know_it(
     terrine_server: RunningServer,
     call: Call,

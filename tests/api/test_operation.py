@@ -43,7 +43,6 @@ def log() -> Iterator[io.StringIO]:
     root.setLevel(level)
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_every_response_has_a_request_id(terrine_server: RunningServer, call: Call) -> None:
     http = call("admin").http
     for path in ("/healthz", "/readyz", "/metrics", "/ledger", "/nowhere", "/openapi.json"):
@@ -54,7 +53,6 @@ def test_every_response_has_a_request_id(terrine_server: RunningServer, call: Ca
         assert re.fullmatch("[0-9a-f]{32}", forged.headers["x-request-id"])
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_every_problem_type_links_to_its_explanation(
     terrine_server: RunningServer, call: Call
 ) -> None:
@@ -75,7 +73,6 @@ def test_every_problem_type_links_to_its_explanation(
     assert "POST" in wrong.json()["detail"]
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_the_log_names_the_token_that_paid_for_each_charge(
     log: io.StringIO, terrine_server: RunningServer, call: Call
 ) -> None:
@@ -102,7 +99,6 @@ def test_the_log_names_the_token_that_paid_for_each_charge(
     assert [line["token"] for line in lines] == [first, second, second, first]
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_the_log_never_holds_inputs_labels_votes_or_tokens(
     log: io.StringIO, terrine_server: RunningServer
 ) -> None:
@@ -131,7 +127,6 @@ def test_the_log_never_holds_inputs_labels_votes_or_tokens(
     assert not re.search(r"label\W+\d|counts|votes|inputs|answered|abstained", text)
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_a_bug_is_a_problem_without_a_traceback_and_a_log_line_without_values(
     log: io.StringIO,
     terrine_server: RunningServer,
@@ -157,7 +152,6 @@ def test_a_bug_is_a_problem_without_a_traceback_and_a_log_line_without_values(
         assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_the_log_says_why_the_database_fails_and_the_response_does_not(
     log: io.StringIO, terrine_server: RunningServer, call: Call
 ) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
 from caller import Caller, slug
 from server import CAP_DELTA, CAP_EPSILON, RunningServer
 
@@ -35,6 +36,7 @@ TERMS: dict[str, Any] = {
 }
 
 
+@pytest.mark.usefixtures("each_database_url")
 def test_an_act_that_the_database_ignores_is_no_success_and_the_server_not_ready(
     call: Call, terrine_server: RunningServer, database_url: str
 ) -> None:
@@ -68,6 +70,7 @@ def test_an_act_that_the_database_ignores_is_no_success_and_the_server_not_ready
     assert auditor.http.get("/log/verify").json()["problems"] == found["problems"]
 
 
+@pytest.mark.usefixtures("each_database_url")
 def test_a_project_is_opened_read_listed_and_closed(call: Call) -> None:
     admin = call("admin")
     opened = admin.http.post("/projects", json=TERMS)
@@ -348,6 +351,7 @@ def test_the_ledger_is_filtered_by_outcome_and_time(
         assert slug(auditor.http.get("/ledger/study", params=wrong)) == "invalid-request", wrong
 
 
+@pytest.mark.usefixtures("each_database_url")
 def test_names_that_databases_do_not_accept_are_refused_before_any_query(call: Call) -> None:
     admin = call("admin")
     for path in ("/projects/%00", "/ledger/A%00b", "/ledger/%ff/verify", "/tokens/%00"):

@@ -49,6 +49,7 @@ def items(admin: Caller, path: str, **query: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("path", PATHS)
+@pytest.mark.usefixtures("each_database_url")
 def test_every_list_is_read_page_by_page(admin: Caller, path: str) -> None:
     whole = items(admin, path, limit=1000)
     assert len(whole) == 5

@@ -212,7 +212,7 @@ def test_routes_need_a_valid_token_of_the_right_role_and_project(
     valid = terrine_server.token()
     revoked = terrine_server.token()
     terrine_server.ledger.revoke_token(revoked.split("_")[1])
-    expired = terrine_server.token(days=1e-9)
+    expired = terrine_server.token(expires_in_days=1e-9)
     forged = valid[:-1] + ("0" if valid[-1] != "0" else "1")
     for token in (None, "", "x", "terrine_", forged, revoked, expired, valid + "0", valid[:-1]):
         said = (
@@ -331,6 +331,7 @@ def database_gone(url: str) -> Iterator[None]:
         connection.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(name))
 
 
+@pytest.mark.usefixtures("each_database_url")
 def test_without_its_database_the_service_answers_nothing_and_recovers(
     terrine_server: RunningServer, call: Call, database_url: str
 ) -> None:

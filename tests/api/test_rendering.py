@@ -241,7 +241,6 @@ def noting(where: list[bool], render: Callable[..., Any]) -> Callable[..., Any]:
     return noted
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_no_event_loop_renders_answers_or_pages(
     terrine_server: RunningServer, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,7 +26,6 @@ from terrine_protocol import (
 )
 
 Call = Callable[..., Caller]
-SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 MORE: dict[str, Any] = {"title": "More", "purpose": "To learn", "epsilon": 2.0}
 
 
@@ -36,10 +35,16 @@ def study(terrine_server: RunningServer) -> RunningServer:
     return terrine_server
 
 
+@pytest.mark.usefixtures("each_database_url")
 def test_a_request_is_made_seen_by_its_maker_alone_and_approved(
     study: RunningServer, call: Call
 ) -> None:
-    student, other, admin, auditor = call(), call(), call("admin", days=60), call("auditor")
+    student, other, admin, auditor = (
+        call(),
+        call(),
+        call("admin", expires_in_days=60),
+        call("auditor"),
+    )
     made = student.http.post("/requests", json=MORE)
     assert made.status_code == 201
     info = RequestInfo.model_validate_json(made.content)
@@ -91,7 +96,6 @@ def test_a_request_is_made_seen_by_its_maker_alone_and_approved(
         assert len(client.label(study.ensemble.public[:2])) == 2
 
 
-@SQLITE
 def test_what_a_student_is_told_depends_on_nobody_else(study: RunningServer, call: Call) -> None:
     """A cap that others have taken, and names that others have, change no reply."""
     student = call()
@@ -112,7 +116,6 @@ def test_what_a_student_is_told_depends_on_nobody_else(study: RunningServer, cal
     assert student.http.post("/requests", json=MORE).status_code == 201
 
 
-@SQLITE
 def test_the_client_asks_follows_and_decides(study: RunningServer) -> None:
     words, other = ("More", "To learn", 2.0), GNMaxSpec(name="gnmax", sigma=40)
     with (
@@ -141,14 +144,12 @@ async def _asked(url: str, token: str) -> list[str]:
         return [each.title async for each in client.requests()]
 
 
-@SQLITE
 def test_the_client_for_asyncio_does_so_too(study: RunningServer) -> None:
     import asyncio
 
     assert asyncio.run(_asked(study.url, study.token())) == ["More"]
 
 
-@SQLITE
 def test_whoever_has_spent_a_budget_is_told_whom_to_ask(
     tmp_path: Any, database_url: str, digits_ensemble: DigitsEnsemble
 ) -> None:
@@ -166,7 +167,6 @@ def test_whoever_has_spent_a_budget_is_told_whom_to_ask(
             assert other.value.contact is None
 
 
-@SQLITE
 def test_the_commands_do_what_the_api_does(
     study: RunningServer, terrine: Terrine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

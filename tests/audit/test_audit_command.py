@@ -93,8 +93,8 @@ def test_a_loss_above_its_price_ends_with_exit_code_1(
     assert report["passed"] is False
 
 
+@pytest.mark.nightly
 @pytest.mark.statistical
-@pytest.mark.slow
 def test_a_quick_audit_of_everything_passes() -> None:
     report = run(["mechanisms", "service", "ledger"], QUICK, 1 - 1e-9, 1, None)
     assert report.passed, [finding for finding in report.findings if not finding.passed]

@@ -178,6 +178,7 @@ def test_what_a_student_may_not_do_raises_a_typed_error(terrine_server: RunningS
         client.label(x)
 
 
+@pytest.mark.usefixtures("each_database_url")
 def test_an_owner_runs_a_project_from_opening_to_audit(terrine_server: RunningServer) -> None:
     url, x = terrine_server.url, terrine_server.ensemble.public[:5]
     with Client(url, terrine_server.token("admin")) as owner:
@@ -256,6 +257,7 @@ async def test_all_tokens_are_listed_however_many_pages_they_take(
         assert await client.tokens() == listed
 
 
+@pytest.mark.usefixtures("each_database_url")
 async def test_async_students_who_send_the_same_inputs_at_once_pay_once(
     terrine_server: RunningServer,
 ) -> None:

@@ -54,7 +54,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_quick_demo_runs_every_step(terrine: Terrine, tmp_path: Path) -> None:
     demo = start("demo", "--quick", "--out", "made", cwd=tmp_path)
     out, err = demo.communicate(timeout=280)  # of a hang alone
@@ -87,7 +87,9 @@ def test_the_quick_demo_runs_every_step(terrine: Terrine, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "stop", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)]
+)
 def test_an_interrupted_demo_leaves_no_process_behind(tmp_path: Path, stop: signal.Signals) -> None:
     demo = start("demo", "--quick", cwd=tmp_path)
     try:

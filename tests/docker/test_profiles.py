@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from composed import REPOSITORY, Composition, composed, docker
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.docker, pytest.mark.nightly, pytest.mark.timeout(1800)]
 
 OWNERS = ("owner-1", "owner-2", "owner-3")
 SETUP = REPOSITORY / "docker" / "owners" / "setup.py"

@@ -16,6 +16,8 @@ from terrine_experiments.results import FILE
 from terrine_experiments.sources import load
 from terrine_models.data.arrays import DataError
 
+pytestmark = pytest.mark.nightly
+
 PATIENTS = 700
 
 

@@ -19,6 +19,8 @@ from terrine_models.students.noisy_counts import student_from_counts
 from terrine_models.students.selection import choose_student
 from terrine_models.teachers.shards import TrainingError
 
+pytestmark = pytest.mark.nightly
+
 SPEC = InputSpec(shape=(4,), dtype="float32", low=0, high=1)
 CLASSES = ("no", "yes")
 

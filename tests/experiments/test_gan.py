@@ -16,6 +16,8 @@ from terrine_models.students.models import EdgeCNN, build_student, initialise_st
 from terrine_models.students.networks import Training, train_student
 from terrine_models.students.selection import choose_student
 
+pytestmark = pytest.mark.nightly
+
 SMALL = InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16)
 TABLE = InputSpec(shape=(4,), dtype="float32", low=0, high=1)
 

@@ -28,6 +28,8 @@ from terrine_models.data.arrays import load_npz
 from terrine_models.features.discriminant import MANY
 from terrine_models.students.noisy_counts import CountedStudents
 
+pytestmark = pytest.mark.nightly
+
 FONTS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
 """A handful of families that come with matplotlib."""
 FEW = "ABDEGHKMRS258"

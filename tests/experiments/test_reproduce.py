@@ -29,6 +29,8 @@ from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.training import Heads, partition_records
 from terrine_server.demo.owner import DemoOwner
 
+pytestmark = pytest.mark.nightly
+
 PRIVATE, TEST = 600, 160
 
 

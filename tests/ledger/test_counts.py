@@ -22,14 +22,11 @@ from books import (
     terms,
     unguarded,
 )
-from edits import DEEP, Hand
-from forging import rehash, rewrite, rows_of
+from forging import kind, rehash, rewrite, rows_of
 from migrated import SECRET_KEY
 
-from terrine_server.audit.ledger import audit_books
 from terrine_server.errors import LedgerCorrupted
 from terrine_server.ledger import Ledger, NewProject, ProjectRecord, Proposal, Receipt, connect
-from terrine_server.ledger.anchors import Anchor
 from terrine_server.ledger.chain import CHARGE_FIELDS, frame, frame_counts
 from terrine_server.ledger.verifying.archive import ArchiveError
 from terrine_server.ledger.verifying.walk import verify_export
@@ -40,8 +37,8 @@ BATCH = [counted(1), counted(2), counted(3)]
 
 
 @pytest.fixture
-def ledger(database_url: str) -> Ledger:
-    return open_ledger(database_url)
+def ledger(each_database_url: str) -> Ledger:
+    return open_ledger(each_database_url)
 
 
 @pytest.fixture
@@ -67,13 +64,13 @@ PAID = [proposal.counts for proposal in BATCH]
 
 
 def test_counts_are_told_again_as_they_were(
-    project: ProjectRecord, ledger: Ledger, database_url: str
+    project: ProjectRecord, ledger: Ledger, each_database_url: str
 ) -> None:
     """To the same query, to the same key, in one batch, and by another server: whatever was drawn
     anew is thrown away."""
     again = [counted(query, "drawn anew") for query in (1, 2, 3)]
     assert not set(PAID) & {proposal.counts for proposal in again}
-    for server in (ledger, fresh(database_url)):
+    for server in (ledger, fresh(each_database_url)):
         for batch, key in ((again, None), (BATCH, KEY)):
             receipt = server.charge(project.id, batch, key)
             assert told(receipt) == PAID
@@ -87,9 +84,9 @@ def test_counts_are_told_again_as_they_were(
 
 
 def test_whoever_came_first_decides_on_the_counts(
-    project: ProjectRecord, ledger: Ledger, database_url: str
+    project: ProjectRecord, ledger: Ledger, each_database_url: str
 ) -> None:
-    engine = connect(database_url)
+    engine = connect(each_database_url)
     first = [counted(7, "first")]
     come_between(engine, lambda: ledger.charge(project.id, first))
     receipt = Ledger(engine, SECRET_KEY).charge(project.id, [counted(7, "second"), counted(8)])
@@ -106,9 +103,9 @@ def test_a_refused_query_has_no_counts(ledger: Ledger) -> None:
 
 
 @pytest.mark.parametrize("classes", [2, 1000])
-def test_there_are_as_many_counts_as_classes(classes: int, database_url: str) -> None:
+def test_there_are_as_many_counts_as_classes(classes: int, each_database_url: str) -> None:
     """Negative, and beyond the teachers and beyond 32 bits."""
-    ledger = open_ledger(database_url)
+    ledger = open_ledger(each_database_url)
     info = ledger.ensemble("mnist").facts.model_copy(
         update={"classes": [str(j) for j in range(classes)]}
     )
@@ -160,10 +157,10 @@ def test_counts_are_in_no_text_made_of_what_is_not_paid() -> None:
 
 
 def test_an_entrys_hash_covers_the_sha256_of_its_counts(
-    project: ProjectRecord, database_url: str
+    project: ProjectRecord, each_database_url: str
 ) -> None:
     """Recomputed by hand: a field more than other entries have."""
-    with connect(database_url).connect() as connection:
+    with connect(each_database_url).connect() as connection:
         rows = rows_of(connection)
     head = bytes.fromhex(project.genesis)
     for row, counts in zip(rows, PAID, strict=True):
@@ -186,69 +183,6 @@ def test_no_counts_add_nothing_to_what_is_hashed() -> None:
 # ---------------------------------------------------------------------------------- edits are found
 
 
-def changed(counts: str) -> dict[str, Any]:
-    numbers = json.loads(counts)
-    first, second = numbers[:2]
-    more, less = [first + 1, *numbers[1:]], [first - 1, *numbers[1:]]
-    return {
-        "one more": json.dumps(more, separators=(",", ":")),
-        "one less": json.dumps(less, separators=(",", ":")),
-        "exchanged": json.dumps([second, first, *numbers[2:]], separators=(",", ":")),
-        "another's": json.dumps(list(PAID[0] or ()), separators=(",", ":")),
-        "the same in other words": json.dumps(numbers),
-        "as text": json.dumps([str(n) for n in numbers], separators=(",", ":")),
-        "as fractions": json.dumps([float(n) for n in numbers], separators=(",", ":")),
-        "fewer": json.dumps(numbers[:-1], separators=(",", ":")),
-        "none": None,
-        "empty": "",
-        "no list": "{}",
-        "too deep": DEEP,
-        "bytes": b"\xff\xfe",
-        "a number": 7,
-    }
-
-
-@pytest.mark.parametrize("change", changed("[0,0]"))
-def test_edited_counts_are_not_told_and_are_found(
-    change: str, project: ProjectRecord, ledger: Ledger, database_url: str
-) -> None:
-    edits = Hand(connect(database_url), database_url)
-    value = changed(edits.value("charges", 1, "counts"))[change]
-    with edits.set("charges", 1, "counts", value) as done:
-        if not done:
-            assert database_url.startswith("postgresql")
-            assert not isinstance(value, str | None)
-            return
-        for batch, key in ((BATCH, KEY), (BATCH, None), ([counted(2)], None)):
-            for server in (ledger, fresh(database_url)):
-                with pytest.raises(LedgerCorrupted, match="Entry 2 of project study was altered"):
-                    server.charge(project.id, batch, key)
-        with pytest.raises(LedgerCorrupted, match="Entry 2"):
-            ledger.charges("study")
-        with pytest.raises(LedgerCorrupted, match="Entry 2"):
-            list(ledger.export("study"))
-        found = ledger.verify("study")
-        assert found.problems[0].startswith("entry 2: altered, or not the one that followed")
-        (broken, _) = audit_books(ledger)
-        assert not broken.passed
-        assert "entry 2: altered" in broken.evidence
-        assert told(ledger.charge(project.id, [counted(1)])) == PAID[:1], "the others are intact"
-    assert ledger.verify("study").ok
-    assert told(fresh(database_url).charge(project.id, BATCH, KEY)) == PAID
-
-
-def test_counts_that_are_added_to_an_entry_without_are_found(
-    ledger: Ledger, database_url: str
-) -> None:
-    project = open_project(ledger, 10)
-    ledger.charge(project.id, [answered(1, 0)], KEY)
-    with Hand(connect(database_url), database_url).set("charges", 0, "counts", "[9,0]") as done:
-        assert done
-        with pytest.raises(LedgerCorrupted):
-            fresh(database_url).charge(project.id, [answered(1, 0)])
-        assert ledger.verify("study").problems[0].startswith("entry 1: altered")
-
-
 CONSISTENT: dict[str, dict[str, Any]] = {
     "gone": {"counts": None},
     "too few": {"counts": "[0,9]", "label": 1},
@@ -265,26 +199,14 @@ def test_counts_that_nobody_was_told_are_found_in_a_chain_that_was_made_to_fit(
     changes: dict[str, Any],
     project: ProjectRecord,
     ledger: Ledger,
-    database_url: str,
+    each_database_url: str,
 ) -> None:
-    with unguarded(database_url) as connection:
+    with unguarded(each_database_url) as connection:
         forge(connection, 2, **changes)
     problems = ledger.verify("study").problems
-    assert any(found.startswith("entry 2: its noisy counts are not") for found in problems)
+    assert any(kind(found) == "entry 2: its" for found in problems)
     with pytest.raises(LedgerCorrupted):
-        fresh(database_url).charge(project.id, [counted(2)])
-
-
-def test_an_anchor_finds_counts_that_were_written_anew(
-    project: ProjectRecord, ledger: Ledger, database_url: str
-) -> None:
-    """Consistent in themselves: only what was written down elsewhere tells."""
-    anchor = ledger.verify("study").anchor
-    assert isinstance(anchor, Anchor)
-    with unguarded(database_url) as connection:
-        rewrite(connection, 3, counts="[9,0,0,0,0,0,0,0,0,0]", label=0)
-    assert ledger.verify("study").ok
-    assert any("anchor: entry 3" in found for found in ledger.verify("study", anchor).problems)
+        fresh(each_database_url).charge(project.id, [counted(2)])
 
 
 # ----------------------------------------------------------------------------------------- archives
@@ -314,9 +236,9 @@ def test_an_export_holds_the_counts_and_verifies_without_its_database(
     assert findings(file, lines) == ""
     for counts in ([*lines[2]["counts"][:-1], 7], lines[1]["counts"], []):
         edited = [*lines[:2], lines[2] | {"counts": counts}, *lines[3:]]
-        assert findings(file, edited).startswith("entry 2: altered")
+        assert kind(findings(file, edited)) == "entry 2: altered"
     without = {name: value for name, value in lines[2].items() if name != "counts"}
-    assert findings(file, [*lines[:2], without, *lines[3:]]).startswith("entry 2: altered")
+    assert kind(findings(file, [*lines[:2], without, *lines[3:]])) == "entry 2: altered"
     values: tuple[Any, ...] = (None, "[1]", [1.0], [True], {}, 7)
     for value in values:
         edited = [*lines[:2], lines[2] | {"counts": value}, *lines[3:]]
@@ -328,4 +250,5 @@ def test_entries_without_counts_are_exported_as_they_were(ledger: Ledger, tmp_pa
     file = tmp_path / "export.jsonl"
     lines = export(ledger, file)
     assert all("counts" not in line for line in lines)
-    assert findings(file, [*lines[:2], lines[2] | {"counts": [1, 0]}]).startswith("entry 2: alt")
+    edited = [*lines[:2], lines[2] | {"counts": [1, 0]}]
+    assert kind(findings(file, edited)) == "entry 2: altered"

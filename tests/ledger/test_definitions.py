@@ -17,15 +17,15 @@ from terrine_server.ledger.store.schema import differences
 from terrine_server.ledger.store.tables import metadata
 from terrine_server.owner.verification import verify_log, verify_project
 
-SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-POSTGRES = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+SQLITE = pytest.mark.parametrize("each_database_url", ["sqlite"], indirect=True)
+POSTGRES = pytest.mark.parametrize("each_database_url", ["postgresql"], indirect=True)
 
 
 @pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    ledger = open_ledger(database_url)
+def engine(each_database_url: str) -> Iterator[Engine]:
+    ledger = open_ledger(each_database_url)
     ledger.charge(open_project(ledger, 5).id, [answered(1)])
-    engine = connect(database_url)
+    engine = connect(each_database_url)
     yield engine
     engine.dispose()
 

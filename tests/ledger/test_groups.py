@@ -19,8 +19,8 @@ from terrine_server.ledger import Batch, Ledger, Proposal, QueryDigest, Receipt
 
 
 @pytest.fixture
-def ledger(database_url: str) -> Ledger:
-    return open_ledger(database_url)
+def ledger(each_database_url: str) -> Ledger:
+    return open_ledger(each_database_url)
 
 
 def numbers(fate: Receipt | TerrineError) -> list[int | None]:
@@ -28,7 +28,9 @@ def numbers(fate: Receipt | TerrineError) -> list[int | None]:
     return [result.seq for result in fate.results]
 
 
-def test_each_request_of_a_group_gets_its_own_receipt(ledger: Ledger, database_url: str) -> None:
+def test_each_request_of_a_group_gets_its_own_receipt(
+    ledger: Ledger, each_database_url: str
+) -> None:
     project = open_project(ledger, queries=10)
     fates = ledger.charge_group(
         project.id,
@@ -47,7 +49,7 @@ def test_each_request_of_a_group_gets_its_own_receipt(ledger: Ledger, database_u
         True,
     ]
     assert ledger.project("study").charges == 3
-    assert kept_keys(database_url) == {"a", "b"}
+    assert kept_keys(each_database_url) == {"a", "b"}
     assert {entry.created_at for entry in ledger.charges("study")} == {
         ledger.charges("study")[0].created_at
     }
@@ -55,7 +57,7 @@ def test_each_request_of_a_group_gets_its_own_receipt(ledger: Ledger, database_u
 
 
 def test_what_is_wrong_with_one_request_does_not_touch_the_others(
-    ledger: Ledger, database_url: str
+    ledger: Ledger, each_database_url: str
 ) -> None:
     project = open_project(ledger, queries=2)
     ledger.charge(project.id, [answered("before")], ("old", digest("old")))
@@ -80,7 +82,7 @@ def test_what_is_wrong_with_one_request_does_not_touch_the_others(
     ]
     assert numbers(fates[4]) == [2]
     assert ledger.project("study").charges == 2
-    assert kept_keys(database_url) == {"old", "old2", "good"}
+    assert kept_keys(each_database_url) == {"old", "old2", "good"}
 
 
 def test_a_request_behind_one_that_is_refused_gets_what_was_answered_before(

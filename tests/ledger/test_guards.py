@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from books import EPOCHS, answered, digest, open_ledger, open_project, unguarded, unvoted
-from forging import rebuild, rewrite, rows_of
+from forging import kind, rebuild, rows_of
 from migrated import SECRET_KEY
 from sqlalchemy import Connection, select, text, update
 
@@ -75,13 +75,6 @@ def reopened(connection: Connection, **changes: int) -> None:
     )
 
 
-def test_books_made_again_on_the_same_terms_are_whole(ledger: Ledger, database_url: str) -> None:
-    ledger.charge(open_project(ledger, 5).id, [answered(1)])
-    with unguarded(database_url) as connection:
-        reopened(connection)
-    assert ledger.verify("study").ok
-
-
 @pytest.mark.parametrize(
     ("budget", "reserved", "cap"),
     [("cap_budget", "reserved", "cap"), ("delta_budget", "delta_reserved", "delta_cap")],
@@ -96,7 +89,8 @@ def test_more_reserved_than_the_cap_is_found_though_all_else_agrees(
     assert ledger.verify("study").ok, "all of the cap may be reserved"
     with unguarded(database_url) as connection:
         reopened(connection, **{budget: most + 1})
-    assert ledger.verify("study").problems == [f"ensemble mnist: {reserved} exceeds {cap}"]
+    (found,) = ledger.verify("study").problems
+    assert kind(found) == f"ensemble mnist: {reserved}"
 
 
 @pytest.mark.parametrize(
@@ -115,21 +109,10 @@ def test_more_spent_than_the_budget_is_found_though_all_else_agrees(
     with unguarded(database_url) as connection:
         reopened(connection, **{budget: most - 1})
     (found,) = ledger.verify("study").problems
-    assert found == f"balance: {spent} {most} exceeds {budget} {most - 1}"
+    assert kind(found) == f"balance: {spent}"
+    assert {str(most), str(most - 1)} <= set(found.split()), "what is spent, and of what"
 
 
-def test_counts_where_none_are_charged_for_are_found_in_a_chain_that_was_made_to_fit(
-    ledger: Ledger, database_url: str
-) -> None:
-    """They are as many as the classes, and their largest has the label."""
-    ledger.charge(open_project(ledger, 5).id, [answered(1), answered(2, 1)])
-    with unguarded(database_url) as connection:
-        rewrite(connection, 2, counts="[0,9,0,0,0,0,0,0,0,0]")
-    (found,) = ledger.verify("study").problems
-    assert found.startswith("entry 2: its noisy counts are not what was answered")
-
-
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)  # it takes any text as a time
 def test_an_account_that_no_reader_accepts_is_not_intact_though_no_hash_covers_it(
     ledger: Ledger, database_url: str
 ) -> None:
@@ -142,7 +125,6 @@ def test_an_account_that_no_reader_accepts_is_not_intact_though_no_hash_covers_i
     assert found.anchor is None
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_an_instant_of_a_year_that_utc_does_not_have_is_refused_as_damaged(
     ledger: Ledger, database_url: str
 ) -> None:

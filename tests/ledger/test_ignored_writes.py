@@ -53,8 +53,8 @@ def run(engine: Engine, statements: list[str]) -> None:
 
 
 @pytest.fixture
-def ledger(database_url: str) -> Ledger:
-    ledger = open_ledger(database_url)
+def ledger(each_database_url: str) -> Ledger:
+    ledger = open_ledger(each_database_url)
     ledger.charge(open_project(ledger, 20).id, [answered(1)], ("first", digest("first")))
     student(ledger, "t1")
     request(ledger, "r1")
@@ -101,9 +101,9 @@ ACTS: dict[tuple[str, str], Callable[[Ledger], object]] = {
 
 @pytest.mark.parametrize(("table", "command"), ACTS, ids=[" ".join(act) for act in ACTS])
 def test_an_act_that_is_ignored_fails_and_changes_nothing(
-    ledger: Ledger, database_url: str, table: str, command: str
+    ledger: Ledger, each_database_url: str, table: str, command: str
 ) -> None:
-    engine, act = connect(database_url), ACTS[table, command]
+    engine, act = connect(each_database_url), ACTS[table, command]
     entries = ledger.verify_log().entries
     ignore(engine, table, command)
     with pytest.raises(DatabaseUnavailable):
@@ -126,10 +126,10 @@ NAMED = [" ".join(each) for each in CHARGED]
     ("table", "command"), CHARGED, ids=[" ".join(charged) for charged in CHARGED]
 )
 def test_nothing_is_told_whose_charge_is_ignored(
-    ledger: Ledger, database_url: str, table: str, command: str, queries: int
+    ledger: Ledger, each_database_url: str, table: str, command: str, queries: int
 ) -> None:
     """The answer would be out, and its charge not on record."""
-    engine, before = connect(database_url), ledger.project("study")
+    engine, before = connect(each_database_url), ledger.project("study")
     batch = [answered(f"new {number}") for number in range(queries)]
     ignore(engine, table, command)
     with pytest.raises(LedgerCorrupted):
@@ -143,10 +143,10 @@ def test_nothing_is_told_whose_charge_is_ignored(
     engine.dispose()
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_pause_that_a_trigger_undoes_is_an_error(ledger: Ledger, database_url: str) -> None:
+@pytest.mark.parametrize("each_database_url", ["postgresql"], indirect=True)
+def test_a_pause_that_a_trigger_undoes_is_an_error(ledger: Ledger, each_database_url: str) -> None:
     """The row is written, and counted, but it is not what was meant: its seal shows that."""
-    engine = connect(database_url)
+    engine = connect(each_database_url)
     run(
         engine,
         [
@@ -162,9 +162,11 @@ def test_a_pause_that_a_trigger_undoes_is_an_error(ledger: Ledger, database_url:
     engine.dispose()
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_rule_that_does_nothing_instead_is_an_error(ledger: Ledger, database_url: str) -> None:
-    engine = connect(database_url)
+@pytest.mark.parametrize("each_database_url", ["postgresql"], indirect=True)
+def test_a_rule_that_does_nothing_instead_is_an_error(
+    ledger: Ledger, each_database_url: str
+) -> None:
+    engine = connect(each_database_url)
     for table in ("projects", "charges"):
         command = "UPDATE" if table == "projects" else "INSERT"
         run(engine, [f"CREATE RULE deaf AS ON {command} TO {table} DO INSTEAD NOTHING"])
@@ -178,9 +180,9 @@ def test_a_rule_that_does_nothing_instead_is_an_error(ledger: Ledger, database_u
 
 
 def test_sealing_and_readiness_notice_that_nothing_is_written(
-    ledger: Ledger, database_url: str
+    ledger: Ledger, each_database_url: str
 ) -> None:
-    engine = connect(database_url)
+    engine = connect(each_database_url)
     ignore(engine, "tokens", "UPDATE")
     with pytest.raises(LedgerCorrupted), engine.begin() as connection:
         seal_rows(connection, Seals(SECRET_KEY))

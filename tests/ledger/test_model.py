@@ -254,17 +254,19 @@ class LedgerMachine(RuleBasedStateMachine):
 # A PostgreSQL database takes a tenth of a second to copy.
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("database_url", "examples"), [("sqlite", 30), ("postgresql", 10)], indirect=["database_url"]
+    ("each_database_url", "examples"),
+    [("sqlite", 30), ("postgresql", 10)],
+    indirect=["each_database_url"],
 )
 def test_a_ledger_does_as_the_reference_does(
-    database_url: str, examples: int, tmp_path: Path
+    each_database_url: str, examples: int, tmp_path: Path
 ) -> None:
-    upgrade(engine := connect(database_url), SECRET_KEY)
+    upgrade(engine := connect(each_database_url), SECRET_KEY)
     engine.dispose()
-    made = Copies(database_url, tmp_path)
+    made = Copies(each_database_url, tmp_path)
 
     class Machine(LedgerMachine):
-        url, copies = database_url, made
+        url, copies = each_database_url, made
 
     run_state_machine_as_test(
         Machine,

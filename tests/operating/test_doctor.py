@@ -20,9 +20,8 @@ from sqlalchemy import make_url, text
 from terrine_server.doctor.database import POSTGRESQL, POSTGRESQL_WAITS, postgresql, skew
 from terrine_server.doctor.files import FULL_DISK, LOW_DISK, disk
 from terrine_server.doctor.ledger import dated
-from terrine_server.ledger import Ledger, connect, upgrade
+from terrine_server.ledger import connect, upgrade
 
-SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 POSTGRES = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
 
@@ -32,10 +31,11 @@ def beside_schema(machine: Machine) -> list[tuple[str, str, str, str]]:
 
 
 def charge(machine: Machine, *queries: object) -> None:
-    ledger = Ledger(connect(machine.database_url), SECRET_KEY)
+    ledger = machine.ledger
     ledger.charge(ledger.project("study").id, [answered(query) for query in queries])
 
 
+@pytest.mark.usefixtures("each_database_url")
 def test_no_problem_is_found_on_a_sound_machine(served_machine: Machine) -> None:
     charge(served_machine, 1, 2)
     report = served_machine.doctor()
@@ -65,6 +65,7 @@ def test_a_bare_machine_needs_init(machine: Machine) -> None:
     assert machine.wrong() == []
 
 
+@pytest.mark.usefixtures("each_database_url")
 def test_a_database_of_a_newer_version_is_found(served_machine: Machine) -> None:
     with connect(served_machine.database_url).begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
@@ -74,7 +75,6 @@ def test_a_database_of_a_newer_version_is_found(served_machine: Machine) -> None
     assert "Install" in fix
 
 
-@SQLITE
 def test_invalid_settings_are_named_without_their_values(machine: Machine) -> None:
     machine.run("init")
     ((check, state, found, fix),) = machine.wrong(TERRINE_GREETING="hush-hush")
@@ -90,7 +90,6 @@ def test_invalid_settings_are_named_without_their_values(machine: Machine) -> No
     assert "quantum" in found
 
 
-@SQLITE
 @pytest.mark.parametrize(
     ("mode", "state"), [(0o604, "problem"), (0o640, "warning"), (0o602, "problem")]
 )
@@ -114,7 +113,6 @@ def test_files_that_other_accounts_may_use_are_found(
     assert machine.wrong() == []
 
 
-@SQLITE
 def test_a_secret_key_that_is_too_short_is_found_and_not_printed(machine: Machine) -> None:
     machine.run("init")
     key = machine.data / "secret.key"
@@ -124,6 +122,7 @@ def test_a_secret_key_that_is_too_short_is_found_and_not_printed(machine: Machin
     assert fix == f"openssl rand -hex 32 > '{key}'"
 
 
+@pytest.mark.usefixtures("each_database_url")
 def test_no_secret_is_printed(served_machine: Machine, tmp_path: Path) -> None:
     password = tmp_path / "password"
     password.write_text(secrets.token_hex(8))
@@ -146,7 +145,6 @@ def test_no_secret_is_printed(served_machine: Machine, tmp_path: Path) -> None:
                 assert secret not in done.out
 
 
-@SQLITE
 def test_a_database_out_of_reach_is_found(machine: Machine, tmp_path: Path) -> None:
     machine.run("init")
     nowhere = "postgresql+psycopg://nobody@127.0.0.1:1/nothing"
@@ -165,7 +163,6 @@ def test_a_database_out_of_reach_is_found(machine: Machine, tmp_path: Path) -> N
     assert "not a database" in found
 
 
-@SQLITE
 def test_a_ledger_without_its_write_ahead_log_is_found(machine: Machine, tmp_path: Path) -> None:
     machine.run("init")
     copy = tmp_path / "copy.sqlite"
@@ -210,6 +207,7 @@ def test_altered_missing_replaced_and_unregistered_ensembles_are_found(
     assert "a different ensemble" in found
 
 
+@pytest.mark.usefixtures("each_database_url")
 def test_what_the_tables_lack_is_found_and_init_restores_it(served_machine: Machine) -> None:
     charge(served_machine, 1)
     on_sqlite = served_machine.database_url.startswith("sqlite")
@@ -232,6 +230,7 @@ def test_what_the_tables_lack_is_found_and_init_restores_it(served_machine: Mach
     assert "Restored" not in served_machine.run("init").fine
 
 
+@pytest.mark.usefixtures("each_database_url")
 def test_what_no_statement_restores_needs_a_backup(served_machine: Machine) -> None:
     with connect(served_machine.database_url).begin() as connection:
         connection.execute(text("ALTER TABLE tokens RENAME COLUMN label TO marked"))
@@ -360,6 +359,7 @@ def test_a_real_postgresql_with_unsafe_settings_is_found(served_machine: Machine
     assert served_machine.wrong() == []
 
 
+@pytest.mark.usefixtures("each_database_url")
 def test_an_unmigrated_database_needs_init_even_if_all_else_is_in_place(
     served_machine: Machine, tmp_path: Path
 ) -> None:

@@ -11,15 +11,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
-import pytest
-from enrolled import bearer, question, student
-from machine import Machine
+from machine import Machine, question
 from serving import Serving, serving, until
 
-from terrine_protocol import Role, TokenCreate
+from terrine_protocol import Role
 from terrine_server.serving.connection import SPARE
 
-SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 PAGES = b"GET /openapi.json HTTP/1.1\r\nHost: terrine\r\n\r\n" * 100
 """More than sockets take without a reader."""
 PAUSE_SECONDS = 5
@@ -82,13 +79,12 @@ def take_all_of(headers: dict[str, str], server: Serving, open_: ExitStack) -> N
     take_all(server, open_, lambda: own.get("/budget").status_code == 503, 4, line)
 
 
-@SQLITE
 def test_those_who_never_read_from_one_address_keep_nobody_else_out(
     served_machine: Machine,
 ) -> None:
     """Neither unauthenticated clients from elsewhere nor students, also from there. Then they are
     closed."""
-    headers = student(served_machine, "kept", 5)
+    headers = served_machine.student("kept", 5)
     with (
         serving(served_machine, write_seconds=5, max_connections=SEATS) as server,
         never_reading(server, SEATS, 1),
@@ -106,13 +102,12 @@ def test_those_who_never_read_from_one_address_keep_nobody_else_out(
         }
 
 
-@SQLITE
 def test_those_who_never_read_from_many_addresses_keep_no_student_out(
     served_machine: Machine,
 ) -> None:
     """They have all slots of the unauthenticated until they are closed; health is answered
     meanwhile."""
-    headers = student(served_machine, "kept", 5)
+    headers = served_machine.student("kept", 5)
     with (
         serving(served_machine, write_seconds=10, max_connections=SEATS) as server,
         never_reading(server, SEATS, 16),
@@ -128,10 +123,9 @@ def test_those_who_never_read_from_many_addresses_keep_no_student_out(
         until(lambda: stranger.get("/problems").status_code, lambda status: status == 200)
 
 
-@SQLITE
 def test_a_student_who_never_reads_keeps_no_other_student_out(served_machine: Machine) -> None:
     """One token has its share of the slots, and no more."""
-    greedy, others = student(served_machine, "greedy", 5), student(served_machine, "kept", 5)
+    greedy, others = served_machine.student("greedy", 5), served_machine.student("kept", 5)
     with (
         serving(served_machine, write_seconds=60, max_connections=SEATS) as server,
         ExitStack() as open_,
@@ -142,14 +136,13 @@ def test_a_student_who_never_reads_keeps_no_other_student_out(served_machine: Ma
             assert other.post("/label", json=question(number % 5)).status_code == 200
 
 
-@SQLITE
 def test_colluding_students_who_never_read_keep_no_other_student_out(
     served_machine: Machine,
 ) -> None:
     """Each takes half of the slots that are left, and no more."""
-    others = student(served_machine, "kept", 5)
-    league = [student(served_machine, name, 5) for name in ("greedy", "grasping")]
-    league.append(bearer(served_machine, TokenCreate(role=Role.STUDENT, project="greedy")))
+    others = served_machine.student("kept", 5)
+    league = [served_machine.student(name, 5) for name in ("greedy", "grasping")]
+    league.append(served_machine.bearer(Role.STUDENT, "greedy"))
     with (
         serving(served_machine, write_seconds=60, max_connections=SEATS) as server,
         ExitStack() as open_,
@@ -161,7 +154,6 @@ def test_colluding_students_who_never_read_keep_no_other_student_out(
             assert other.post("/label", json=question(number % 5)).status_code == 200
 
 
-@SQLITE
 def test_a_client_that_reads_slowly_but_steadily_gets_all_of_its_response(
     served_machine: Machine,
 ) -> None:
@@ -178,7 +170,6 @@ def test_a_client_that_reads_slowly_but_steadily_gets_all_of_its_response(
             assert read.count(b'"openapi"') == 25
 
 
-@SQLITE
 def test_a_proxy_that_is_trusted_says_whose_share_a_request_counts_in(
     served_machine: Machine,
 ) -> None:
@@ -201,10 +192,9 @@ def test_a_proxy_that_is_trusted_says_whose_share_a_request_counts_in(
         assert seen(liar, "10.0.0.9") == 200
 
 
-@SQLITE
 def test_idle_connections_give_way_to_new_ones(served_machine: Machine) -> None:
     """Those of whoever has most of them; the connections of others stay."""
-    headers = student(served_machine, "kept", 5)
+    headers = served_machine.student("kept", 5)
     with serving(served_machine, max_connections=16, keep_alive_seconds=60) as server:
         host, port = urlsplit(server.url).hostname, urlsplit(server.url).port
         assert host is not None
@@ -246,12 +236,11 @@ def ended(one: socket.socket) -> bool:
         return True
 
 
-@SQLITE
 def test_more_connections_than_descriptors_are_refused_and_do_not_fill_the_log(
     served_machine: Machine,
 ) -> None:
     """`ulimit -n 1024` and 1,100 idle connections: others are served as if they were not there."""
-    headers = student(served_machine, "kept", 5)
+    headers = served_machine.student("kept", 5)
     with serving(served_machine, descriptors=(1024, 1024), max_connections=5000) as server:
         (warned,) = server.entries("may be a mistake")
         assert warned["setting"] == "TERRINE_MAX_CONNECTIONS"
@@ -268,7 +257,6 @@ def test_more_connections_than_descriptors_are_refused_and_do_not_fill_the_log(
             one.close()
 
 
-@SQLITE
 def test_a_server_allows_itself_as_many_descriptors_as_it_may(served_machine: Machine) -> None:
     with serving(served_machine, descriptors=(256, 4096)) as server:
         limits = Path(f"/proc/{server.pid}/limits").read_text()

@@ -11,9 +11,7 @@ from pathlib import Path
 
 import httpx
 import numpy as np
-import pytest
 from caller import npy, npz
-from enrolled import student
 from machine import Machine
 from serving import serving
 from sklearn.datasets import load_digits
@@ -116,14 +114,13 @@ def pages(machine: Machine) -> dict[str, str]:
     )
     cap = ("--epsilon", "20", "--delta", "1e-4")
     machine.run("ensemble", "register", "pages", *cap).fine  # noqa: B018
-    return student(machine, "read", 4096, ensemble="pages")
+    return machine.student("read", 4096, ensemble="pages")
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_no_body_costs_much_memory(
     served_machine: Machine, record_property: Callable[[str, object], None]
 ) -> None:
-    kept, read = student(served_machine, "kept", 50), pages(served_machine)
+    kept, read = served_machine.student("kept", 50), pages(served_machine)
     with (
         serving(served_machine, max_body_bytes=LIMIT) as server,
         httpx.Client(base_url=server.url, timeout=120) as http,

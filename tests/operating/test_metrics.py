@@ -6,14 +6,12 @@ import re
 from collections import Counter
 from pathlib import Path
 
-import pytest
 from caller import Caller, slug
 from prometheus_client.parser import text_string_to_metric_families
 from server import RunningServer
 
 from terrine_protocol import ProjectStatus
 
-SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
@@ -35,7 +33,6 @@ def value(series: Series, name: str, **labels: str) -> float:
     return series[name, frozenset(labels.items())]
 
 
-@SQLITE
 def test_metrics_are_for_auditors_and_admins(terrine_server: RunningServer) -> None:
     terrine_server.open_project()
     assert slug(Caller(terrine_server, None).http.get("/metrics")) == "unauthorized"
@@ -45,7 +42,6 @@ def test_metrics_are_for_auditors_and_admins(terrine_server: RunningServer) -> N
     assert scrape(terrine_server, "admin")
 
 
-@SQLITE
 def test_requests_and_problems_are_counted_by_route_and_type(
     terrine_server: RunningServer,
 ) -> None:
@@ -93,7 +89,6 @@ def test_metrics_of_projects_match_the_accounts_that_students_see(
     assert value(seen, "terrine_project_charges", project="busy") > 0
 
 
-@SQLITE
 def test_every_stage_of_a_label_is_timed_and_every_outcome_counted(
     terrine_server: RunningServer,
 ) -> None:
@@ -119,7 +114,6 @@ def test_every_stage_of_a_label_is_timed_and_every_outcome_counted(
     }
 
 
-@SQLITE
 def test_the_handbook_lists_exactly_the_metrics_that_exist(terrine_server: RunningServer) -> None:
     handbook = (Path(__file__).resolve().parents[2] / "docs" / "operating.md").read_text()
     listed = re.findall(r"^\| `(terrine_\w+)` \|", handbook, re.MULTILINE)
@@ -129,7 +123,6 @@ def test_the_handbook_lists_exactly_the_metrics_that_exist(terrine_server: Runni
     ]
 
 
-@SQLITE
 def test_metrics_hold_no_votes_outcomes_of_a_project_or_secrets(
     terrine_server: RunningServer,
 ) -> None:

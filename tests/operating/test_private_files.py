@@ -6,10 +6,7 @@ import stat
 from pathlib import Path
 
 import numpy as np
-import pytest
 from commands import Terrine
-
-pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
 def open_to_others(directory: Path) -> dict[str, str]:

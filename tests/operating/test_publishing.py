@@ -14,6 +14,7 @@ import pytest
 from caller import slug
 from commands import Terrine
 from machine import Machine
+from seeded_noise import SEED
 from serving import Serving, serving
 
 from terrine_client import BudgetExhausted, Client
@@ -81,7 +82,9 @@ def thousand(machine: Machine, private: Path) -> Machine:
 
 
 @pytest.fixture
-def served(thousand: Machine) -> Iterator[Serving]:
+def served(thousand: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serving]:
+    """With the same noise each time."""
+    monkeypatch.setenv(SEED, "0")
     assert "bounds published after" in thousand.run(*OPEN, *PUBLISHING).fine
     with serving(thousand) as server:
         yield server
@@ -105,6 +108,7 @@ def visible_text(url: str, tokens: list[str], server: Serving) -> str:
     return "".join(str(reply.headers) + reply.text for reply in replies) + "".join(server.lines)
 
 
+@pytest.mark.usefixtures("each_database_url")
 def test_more_queries_are_answered_and_the_secret_spend_stays_with_the_owner(
     thousand: Machine, served: Serving
 ) -> None:
@@ -160,7 +164,6 @@ def test_more_queries_are_answered_and_the_secret_spend_stays_with_the_owner(
     assert thousand.run("audit", "ledger").code == 0
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_impossible_terms_are_refused_with_an_alternative(thousand: Machine) -> None:
     run: Terrine = thousand.run
     wasteful = ("--mechanism", "gnmax:sigma=400", "--epsilon", "2", "--delta", "1e-6")
@@ -180,7 +183,6 @@ def test_impossible_terms_are_refused_with_an_alternative(thousand: Machine) -> 
 
 
 @pytest.mark.parametrize("served_machine", ["gdp"], indirect=True)
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_data_dependent_projects_need_a_cap_with_an_order(served_machine: Machine) -> None:
     run: Terrine = served_machine.run
     digits = ("project", "open", "more", "--ensemble", "digits", "--mechanism", "gnmax:sigma=4")

@@ -15,19 +15,18 @@ from typing import Any
 
 import httpx
 import pytest
-from enrolled import bearer, question, student
 from fastapi import FastAPI
-from machine import Machine
-from migrated import SECRET_KEY
+from machine import Machine, question
 from prometheus_client.parser import text_string_to_metric_families
 from serving import Serving, serving, until
 from sqlalchemy import text
 
-from terrine_protocol import Role, TokenCreate
+from terrine_protocol import Role
 from terrine_server.app import create_worker
-from terrine_server.ledger import Ledger, connect
+from terrine_server.ledger import connect
 
 
+@pytest.mark.usefixtures("each_database_url")
 def test_the_server_refuses_an_unmigrated_or_newer_database_and_names_the_command(
     served_machine: Machine,
 ) -> None:
@@ -45,7 +44,6 @@ def test_the_server_refuses_an_unmigrated_or_newer_database_and_names_the_comman
     assert "Run `terrine init`" in refused.err
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_what_is_loaded_before_the_first_request_is_frozen_out_of_garbage_collection(
     served_machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,11 +67,12 @@ def test_what_is_loaded_before_the_first_request_is_frozen_out_of_garbage_collec
 
 
 @pytest.mark.slow
-def test_workers_share_one_port_one_budget_and_their_metrics(
+@pytest.mark.usefixtures("each_database_url")
+def test_workers_share_one_port_and_their_metrics(
     served_machine: Machine,
 ) -> None:
     affordable, clients, each = 20, 8, 4
-    headers = student(served_machine, "shared", affordable)
+    headers = served_machine.student("shared", affordable)
     with serving(served_machine, "--workers", "2") as server:
         server.wait_for("Application startup complete", 2)
 
@@ -87,11 +86,9 @@ def test_workers_share_one_port_one_budget_and_their_metrics(
         with ThreadPoolExecutor(clients) as pool:
             statuses = sum(pool.map(ask, range(clients)), Counter[int]())
         assert statuses == {200: affordable, 403: clients * each - affordable}
-        account = Ledger(connect(served_machine.database_url), SECRET_KEY).project("shared")
-        assert (account.charges, account.affordable) == (affordable, 0)
         assert len({entry["pid"] for entry in server.entries("^request$")}) > 1
 
-        auditor = bearer(served_machine, TokenCreate(role=Role.AUDITOR))
+        auditor = served_machine.bearer(Role.AUDITOR)
         for _ in range(3):  # whichever worker responds
             counted = {
                 sample.labels["status"]: sample.value
@@ -107,11 +104,12 @@ def test_workers_share_one_port_one_budget_and_their_metrics(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("each_database_url")
 def test_a_server_that_is_stopped_answers_every_request_that_it_charges(
     served_machine: Machine,
 ) -> None:
     """Clients without an answer retry with the same key on the next server, and pay once."""
-    headers, clients = student(served_machine, "ending", 20_000), 16
+    headers, clients = served_machine.student("ending", 20_000), 16
     results: dict[int, dict[str, Any]] = {}
     numbers = itertools.count()
 
@@ -147,7 +145,7 @@ def test_a_server_that_is_stopped_answers_every_request_that_it_charges(
         statuses = set().union(*(life.result() for life in lives))
     assert statuses <= {200, 503, None}
     before, asked = dict(results), next(numbers)
-    ledger = Ledger(connect(served_machine.database_url), SECRET_KEY)
+    ledger = served_machine.ledger
     assert ledger.project("ending").charges == len(before), "charged, but never sent"
     with asking() as (_, http, pool):
         assert set(pool.map(partial(ask, http), range(asked))) == {200}
@@ -157,11 +155,10 @@ def test_a_server_that_is_stopped_answers_every_request_that_it_charges(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_a_killed_worker_is_replaced_and_no_process_outlives_the_server(
     served_machine: Machine,
 ) -> None:
-    headers = student(served_machine, "shared", 5)
+    headers = served_machine.student("shared", 5)
     with serving(served_machine, "--workers", "2") as server:
         server.wait_for("Application startup complete", 2)
         first = httpx.post(f"{server.url}/label", json=question(1), headers=headers, timeout=60)
@@ -177,11 +174,10 @@ def test_a_killed_worker_is_replaced_and_no_process_outlives_the_server(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_every_line_of_the_log_is_json_with_time_level_and_process(
     served_machine: Machine,
 ) -> None:
-    headers = student(served_machine, "logged", 1)
+    headers = served_machine.student("logged", 1)
     with serving(served_machine) as server:
         named = {**headers, "X-Request-Id": "trace-1"}
         assert httpx.post(f"{server.url}/label", json=question(1), headers=named).status_code == 200

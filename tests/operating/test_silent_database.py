@@ -12,13 +12,9 @@ from typing import Any
 
 import httpx
 import pytest
-from enrolled import question, student
-from machine import Machine
-from migrated import SECRET_KEY
+from machine import Machine, question
 from postgres import Postgres
 from serving import Serving, serving, until
-
-from terrine_server.ledger import Ledger, connect
 
 POSTGRESQL = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 SECONDS = 2
@@ -47,7 +43,7 @@ def test_health_is_answered_while_more_requests_than_threads_wait_for_a_silent_d
     served_machine: Machine, postgres: Postgres
 ) -> None:
     """Those whose statements were sent wait for its end, and health is answered before that."""
-    headers = student(served_machine, "study2", 100)
+    headers = served_machine.student("study2", 100)
     with (
         serving(served_machine, database_seconds=10 * PATIENCE, max_per_token=100) as server,
         httpx.Client(base_url=server.url, headers=headers, timeout=2 * PATIENCE) as http,
@@ -68,7 +64,7 @@ def test_a_silent_database_is_a_503_in_time_and_afterwards_all_goes_on(
     served_machine: Machine, postgres: Postgres
 ) -> None:
     """More requests than threads; each is told, and health is answered all the while."""
-    headers = student(served_machine, "study2", 100)
+    headers = served_machine.student("study2", 100)
     with (
         serving(served_machine, database_seconds=SECONDS, max_per_token=100) as server,
         httpx.Client(base_url=server.url, headers=headers, timeout=PATIENCE) as http,
@@ -94,7 +90,7 @@ def test_a_silent_database_is_a_503_in_time_and_afterwards_all_goes_on(
         until(lambda: ask(0).status_code, lambda status: status == 200)
         until(lambda: ask(2).status_code, lambda status: status == 200)
         assert {ask(number).status_code for number in range(0, 60, 3)} == {200}
-    ledger = Ledger(connect(served_machine.database_url), SECRET_KEY)
+    ledger = served_machine.ledger
     assert ledger.project("study2").charges == 20
     assert ledger.verify("study2").ok
 
@@ -104,7 +100,7 @@ def test_charges_that_a_silence_left_uncertain_are_answered_to_their_keys(
     served_machine: Machine, postgres: Postgres
 ) -> None:
     """Statements that were sent are carried out once the database goes on, also without us."""
-    headers = student(served_machine, "study2", 10_000)
+    headers = served_machine.student("study2", 10_000)
     numbers, kept = itertools.count(), dict[int, Any]()
     silence, noticed, stopped = 0, set[int](), False
 
@@ -142,7 +138,7 @@ def test_charges_that_a_silence_left_uncertain_are_answered_to_their_keys(
         # Not by every client: what waited in the project's queue when the first requests were given
         # up may be in the group that tries the database next, and is answered once that goes on.
         assert noticed == {1, 2}
-    ledger = Ledger(connect(served_machine.database_url), SECRET_KEY)
+    ledger = served_machine.ledger
     assert ledger.project("study2").charges == len(kept) == next(numbers)
     paid = Counter(entry.label for entry in ledger.stream_charges("study2"))
     assert paid == Counter(result["label"] for result in kept.values())

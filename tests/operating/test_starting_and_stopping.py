@@ -12,12 +12,9 @@ from typing import Any
 
 import httpx
 import pytest
-from enrolled import question, student
-from machine import Machine
+from machine import Machine, question
 from postgres import Postgres
 from serving import serving, until
-
-SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
 def refusal(machine: Machine, *options: str, **variables: str) -> dict[str, Any]:
@@ -40,7 +37,6 @@ def all_of(one: socket.socket) -> bytes:
     return received
 
 
-@SQLITE
 def test_a_port_in_use_is_the_last_line_and_found_before_anything_is_loaded(
     served_machine: Machine,
 ) -> None:
@@ -54,7 +50,6 @@ def test_a_port_in_use_is_the_last_line_and_found_before_anything_is_loaded(
         assert said == last["cause"]
 
 
-@SQLITE
 @pytest.mark.parametrize(
     ("variable", "value", "said"),
     [
@@ -71,7 +66,6 @@ def test_a_setting_that_is_wrong_is_named_in_the_format_of_the_log(
     assert said in last["cause"]
 
 
-@SQLITE
 def test_trusting_everybody_to_name_an_address_is_warned_of(served_machine: Machine) -> None:
     with serving(served_machine, forwarded_allow_ips="*") as server:
         (warning,) = server.entries("may be a mistake")
@@ -97,12 +91,11 @@ def test_a_server_waits_for_a_postgresql_that_recovers(
                 assert httpx.get(f"{server.url}/readyz", timeout=60).status_code == 200
 
 
-@SQLITE
 def test_a_stopping_server_announces_the_close_and_never_fails_bare(
     served_machine: Machine,
 ) -> None:
     """Requests in progress are answered and say `Connection: close`; those cut off get a 503."""
-    headers = student(served_machine, "ending", 5)
+    headers = served_machine.student("ending", 5)
     body = json.dumps(question(1)).encode()
     head = (
         "POST /label HTTP/1.1\r\nHost: terrine\r\nContent-Type: application/json\r\n"

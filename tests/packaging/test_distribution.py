@@ -88,6 +88,7 @@ def test_migrations_run_from_the_installed_wheel(wheel: Path, tmp_path: Path) ->
     assert (tmp_path / "data" / "terrine.sqlite").stat().st_size > 0
 
 
+@pytest.mark.nightly
 def test_a_student_installs_neither_torch_nor_a_server(wheel: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "venv")
     binaries = tmp_path / "venv" / "bin"

@@ -99,7 +99,7 @@ def test_an_auditor_verifies_an_export(export: Path) -> None:
     assert "entry 1: altered" in altered.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_auditor_measures_the_mechanisms() -> None:
     done = run(COMMAND, ("auditor",), "audit", "mechanisms", "--quick", "--seed", "1")
     assert done.returncode == 0, done.stderr + done.stdout[-2000:]
@@ -111,19 +111,22 @@ def test_a_student_s_program_needs_no_extra() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "extra"),
     [
         (("serve",), "server"),
-        (("plan", "gnmax", "--teachers", "100"), "server"),
-        (("--data-dir", "data", "token", "create", "--role", "auditor"), "server"),
         (("--data-dir=data", "ledger", "verify", "--file", "x"), "auditor"),
-        (("ledger", "show", "study"), "auditor"),
-        (("log", "export"), "auditor"),
-        (("audit", "ledger"), "auditor"),
-        (("audit", "--quick"), "server"),
         (("student", "train", "pool.npy", "--url", "http://127.0.0.1:9"), "student"),
+        pytest.param(("plan", "gnmax", "--teachers", "100"), "server", marks=pytest.mark.nightly),
+        pytest.param(
+            ("--data-dir", "data", "token", "create", "--role", "auditor"),
+            "server",
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(("ledger", "show", "study"), "auditor", marks=pytest.mark.nightly),
+        pytest.param(("log", "export"), "auditor", marks=pytest.mark.nightly),
+        pytest.param(("audit", "ledger"), "auditor", marks=pytest.mark.nightly),
+        pytest.param(("audit", "--quick"), "server", marks=pytest.mark.nightly),
     ],
 )
 def test_whoever_lacks_an_extra_is_told_a_command_that_works(

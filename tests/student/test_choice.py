@@ -176,7 +176,7 @@ def test_auto_is_at_least_as_good_as_plain_on_digits(count: int) -> None:
     assert accuracy(made) >= plain
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_sound_vat_that_was_asked_for_is_kept_and_compared() -> None:
     images, truth = digits()
     labels = some_digits(60)

@@ -85,7 +85,7 @@ def test_unlabelled_digits_teach_more_than_labels_alone() -> None:
     assert vat > 0.93
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fixmatch_learns_more_from_distorted_images_than_labels_alone(shared_data: Path) -> None:
     """On images large enough to be distorted: 200 labels among 2,000 MNIST test images."""
     images = read_idx(shared_data / "mnist" / "t10k-images-idx3-ubyte.gz")

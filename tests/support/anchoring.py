@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from books import answered
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import (
@@ -22,8 +21,6 @@ from terrine_server.ledger.anchors import (
 )
 
 ENTRIES = 6
-ONE_DATABASE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-"""For tests that do not depend on the database."""
 
 
 def ask(ledger: Ledger, *queries: object) -> None:

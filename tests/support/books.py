@@ -23,18 +23,14 @@ from terrine_server.ledger import (
     Proposal,
     connect,
 )
-from terrine_server.ledger.administration import START
-from terrine_server.ledger.seals import Seals
+from terrine_server.ledger.administration import ABOUT, START
+from terrine_server.ledger.seals import SEALED, Seals
 from terrine_server.ledger.store import log
 from terrine_server.ledger.store.soundness import UNREADABLE
 from terrine_server.ledger.store.tables import (
     administrative_log,
-    ensembles,
     idempotency,
-    projects,
-    requests,
-    secret_spends,
-    tokens,
+    metadata,
 )
 from terrine_server.ledger.store.transaction import Transaction
 from terrine_server.ledger.verifying.administration import rows_of
@@ -157,7 +153,7 @@ def unguarded(url: str, with_key: bool = True) -> Iterator[Connection]:
 def reseal(connection: Connection) -> Seals:
     """Seal all rows as they are, and write the administrative log anew, as far as they allow."""
     seals, by = Seals(SECRET_KEY), Actor("forger")
-    for table in (projects, ensembles, tokens, requests, secret_spends, idempotency):
+    for table in (metadata.tables[name] for name in SEALED if name != "log_head"):
         for row in _readable(connection, select(table)):
             with suppress(*UNREADABLE):
                 found = [column == row[column.name] for column in table.primary_key]
@@ -165,16 +161,11 @@ def reseal(connection: Connection) -> Seals:
                 connection.execute(update(table).where(*found).values(seal=seal))
     connection.execute(delete(administrative_log))
     log.set_head(connection, seals, 0, START)
-    for action in (
-        Action.ENSEMBLE_REGISTERED,
-        Action.PROJECT_OPENED,
-        Action.TOKEN_CREATED,
-        Action.REQUEST_MADE,
-    ):
-        for row in _readable(connection, rows_of(action.partition("-")[0])):
+    for kind, actions in ABOUT.items():
+        for row in _readable(connection, rows_of(kind)):
             with suppress(*UNREADABLE):
                 tx = Transaction(connection, seals, datetime.now(UTC), by)
-                log.record_row(tx, action, row["subject"], row)
+                log.record_row(tx, Action(actions[0]), row["subject"], row)
     return seals
 
 

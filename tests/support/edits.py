@@ -77,10 +77,10 @@ class Hand:
             for table in reversed(TABLES):
                 connection.execute(text(f"DELETE FROM {table}"))
             for table in TABLES:
-                for row in self._kept[table]:
-                    names, marks = ", ".join(row), ", ".join(f":{name}" for name in row)
+                if kept := self._kept[table]:
+                    names, marks = ", ".join(kept[0]), ", ".join(f":{name}" for name in kept[0])
                     insert = text(f"INSERT INTO {table} ({names}) VALUES ({marks})")
-                    connection.execute(insert, row)
+                    connection.execute(insert, kept)
 
     @contextmanager
     def _writing(self) -> Iterator[Connection]:

@@ -112,3 +112,9 @@ def rebuild(connection: Connection, entries: Sequence[Mapping[str, Any]]) -> Non
         head = charge_hash(head, new)
         connection.execute(insert(charges), {**new, "hash": head})
     account(head=head)(connection)
+
+
+def kind(problem: str) -> str:
+    """What a finding is about, and the first word of what is wrong with it."""
+    about, _, what = problem.partition(": ")
+    return about if about in ("terms", "head") else f"{about}: {what.split()[0].rstrip(',')}"

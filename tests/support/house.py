@@ -1,4 +1,4 @@
-"""A service in the test's own process, and what its owner does without HTTP."""
+"""A service in the test's own process, and its owner."""
 
 from __future__ import annotations
 
@@ -9,45 +9,27 @@ from caller import npy
 from digits import DigitsEnsemble
 from fastapi import FastAPI
 from in_process import InProcess
-from migrated import SECRET_KEY
+from server import Owner
 from visitor import Visitor
 
-from terrine_protocol import ProjectOpen, TokenCreate
 from terrine_server.ledger import Ledger
-from terrine_server.owner.operations import open_project
-from terrine_server.owner.tokens import Tokens
 
-GNMAX = {"name": "gnmax", "sigma": 4.0}
 CONFIDENT = {"name": "confident_gnmax", "threshold": 24, "sigma1": 12.0, "sigma2": 4.0}
 
 
 @dataclass
-class House:
-    """A service in this process, and what its owner does without HTTP."""
+class House(Owner):
+    """A service in this process, and its owner."""
 
     app: FastAPI
     ledger: Ledger
     send: InProcess
-    digits: DigitsEnsemble
+    ensemble: DigitsEnsemble
     asked: int = field(default=0)
-
-    def token(self, role: str = "admin", project: str | None = None, **more: object) -> str:
-        wanted = TokenCreate.model_validate({"role": role, "project": project, **more})
-        return Tokens(self.ledger, SECRET_KEY).create(wanted).token
-
-    def open(self, name: str, mechanism: dict[str, object] = GNMAX, epsilon: float = 2.0) -> None:
-        terms = {
-            "name": name,
-            "ensemble": "digits",
-            "mechanism": mechanism,
-            "epsilon": epsilon,
-            "delta": 1e-5,
-        }
-        open_project(self.ledger, ProjectOpen.model_validate(terms))
 
     def ask(self, token: str, count: int) -> None:
         """Ask new queries."""
-        inputs = self.digits.public[self.asked : self.asked + count]
+        inputs = self.ensemble.public[self.asked : self.asked + count]
         self.asked += count
         headers = {"Content-Type": "application/x-npy"}
         reply = self.send(

@@ -15,11 +15,7 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
-from books import COUNTED, EPOCHS, abstained, answered, counted, open_project
-from migrated import SECRET_KEY
 from tampering import World
-
-from terrine_server.ledger import Ledger
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 DATABASE = FIXTURES / "ledger-1.0.0.database.gz"
@@ -31,13 +27,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "terrine.sqlite"
         world = World(f"sqlite:///{path}")
-        ledger = Ledger(world.engine, SECRET_KEY)
-        counts = open_project(ledger, 5, COUNTED, name="counts")
-        ledger.charge(counts.id, [counted(number) for number in range(3)])
-        epochs = open_project(ledger, 5, EPOCHS, name="epochs")
-        ledger.charge(
-            epochs.id, [answered(1, epoch=0), abstained(2, epoch=0), answered(3, epoch=1)]
-        )
+        ledger = world.ledger()
         kept = {
             "projects": {
                 name: {

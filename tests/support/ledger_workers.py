@@ -40,17 +40,6 @@ def migrate(url: str) -> None:
     check_schema(engine)
 
 
-def ask_until_exhausted(url: str, project_id: int, name: str, batch: int) -> None:
-    """Pay for new queries, a batch at a time, until refused."""
-    ledger = Ledger(connect(url), SECRET_KEY)
-    try:
-        for round in range(1000):
-            ledger.charge(project_id, [answered(f"{name} {round} {i}") for i in range(batch)])
-    except BudgetExhausted:
-        return
-    raise AssertionError("the budget never ran out")
-
-
 def ask_and_log(url: str, project_id: int, name: str, log: str) -> None:
     """Pay for new queries without end, and log each answer once it may be sent."""
     ledger = Ledger(connect(url), SECRET_KEY)
@@ -59,13 +48,6 @@ def ask_and_log(url: str, project_id: int, name: str, log: str) -> None:
         query = f"{name} {round}"
         [result] = ledger.charge(project_id, [answered(query)], (query, digest(query))).results
         os.write(descriptor, f"{result.seq} {digest(query).hex()}\n".encode())
-
-
-def ask_same(url: str, project_id: int, queries: int, key: str) -> None:
-    """Pay for queries that all processes share, each as one request with a shared key."""
-    ledger = Ledger(connect(url), SECRET_KEY)
-    for i in range(queries):
-        ledger.charge(project_id, [answered(i)], (f"{key} {i}", digest(i)))
 
 
 def take_turn(url: str, project_id: int, taken: str) -> None:

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from books import terms
 from commands import Terrine
+from migrated import SECRET_KEY
+
+from terrine_protocol import Role, TokenCreate
+from terrine_server.ledger import Ledger, NewProject, connect
+from terrine_server.owner.tokens import Tokens, load_secret_key
+
+NOISY = {"name": "gnmax", "sigma": 400.0}
 
 
 @dataclass(frozen=True)
@@ -21,6 +30,22 @@ class Machine:
     @property
     def ensemble(self) -> Path:
         return self.data / "ensembles" / "digits"
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger(connect(self.database_url), SECRET_KEY)
+
+    def student(self, project: str, queries: int, ensemble: str = "digits") -> dict[str, str]:
+        """Return the headers of a student whose new project pays for exactly `queries`."""
+        quoted = terms(queries, NOISY, self.ledger.ensemble(ensemble).rule)
+        self.ledger.open_project(NewProject(project, ensemble, NOISY, quoted))
+        return self.bearer(Role.STUDENT, project)
+
+    def bearer(self, role: str, project: str | None = None) -> dict[str, str]:
+        """Return the headers of the holder of a new token."""
+        tokens = Tokens(self.ledger, load_secret_key(self.data / "secret.key"))
+        made = tokens.create(TokenCreate(role=Role(role), project=project))
+        return {"Authorization": f"Bearer {made.token}"}
 
     def doctor(self, **variables: str) -> dict[str, Any]:
         """Return the output of `terrine --json doctor`; its exit code must agree."""
@@ -41,3 +66,10 @@ class Machine:
         for finding in findings:
             assert bool(finding["fix"]) == (finding["state"] != "ok"), finding
         return [tuple(f.values()) for f in findings if f["state"] != "ok"]
+
+
+def question(number: int) -> dict[str, Any]:
+    """Return a request with an input that is different for every number."""
+    image = np.zeros((8, 8), dtype=np.uint8)
+    image.flat[:4] = [number // 17**k % 17 for k in range(4)]
+    return {"inputs": [image.tolist()]}

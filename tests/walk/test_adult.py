@@ -35,6 +35,7 @@ def documented() -> tuple[list[list[str]], list[str]]:
     return commands[:at], commands[at + 1]
 
 
+@pytest.mark.nightly
 def test_the_documented_commands_make_a_student_that_beats_plain_baselines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terrine: Terrine, shared_data: Path
 ) -> None:

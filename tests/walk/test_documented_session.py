@@ -24,6 +24,7 @@ from digits import DigitsEnsemble
 from documented import ROOT, blocks, lines
 from machine import Machine
 from numpy.typing import NDArray
+from seeded_noise import SEED
 from server import running_server
 from serving import serving
 from sklearn.datasets import load_digits
@@ -82,6 +83,7 @@ def test_the_quickstart_from_private_records_to_a_checked_ledger(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TERRINE_DATA_DIR")  # the reader has set nothing
+    monkeypatch.setenv(SEED, "0")
     private, labels = smudged(5000, seed=1)
     pool, truth = smudged(200, seed=2)
     np.savez("private.npz", x=private, y=labels)

@@ -38,7 +38,7 @@ def folders(tmp_path: Path) -> None:
             picture.save(folder / f"{place}.png")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_student_s_folder_is_converted_as_the_owner_s_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terrine: Terrine
 ) -> None:

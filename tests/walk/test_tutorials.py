@@ -60,6 +60,7 @@ def test_what_is_left_out_is_in_the_tutorials() -> None:
 # ------------------------------------------------------------------------------- the student
 
 
+@pytest.mark.nightly
 def test_the_notebook_runs_and_shows_what_it_says(
     request: pytest.FixtureRequest, machine: Machine
 ) -> None:

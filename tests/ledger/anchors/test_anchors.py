@@ -7,9 +7,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from anchoring import ENTRIES, ONE_DATABASE, anchored, ask, terrine
+from anchoring import ENTRIES, anchored, ask, terrine
 from books import CONFIDENT, EPOCHS, answered, open_ledger, open_project, reseal, unguarded
-from forging import account, cut, rebuild, remove, rewrite, rows_of, write
+from forging import account, cut, kind, rebuild, remove, rewrite, rows_of, write
 from migrated import SECRET_KEY
 from publishing import open_published, publishing_ledger, voted
 from sqlalchemy import Connection, delete, update
@@ -86,7 +86,7 @@ def test_a_cut_tail_is_found_even_when_new_charges_took_its_place(
     assert ledger.verify("study").ok
     for resume in (False, True):
         problems = ledger.verify("study", anchor, resume).problems
-        assert problems[0].startswith("anchor: entry 6 is not the one of ")
+        assert "entry 6" in problems[0]
 
 
 def test_a_closed_project_that_is_open_again_is_found(ledger: Ledger, database_url: str) -> None:
@@ -95,7 +95,7 @@ def test_a_closed_project_that_is_open_again_is_found(ledger: Ledger, database_u
     with unguarded(database_url) as connection:
         account(status="active", closed_at=None)(connection)
     problems = ledger.verify("study", anchor).problems
-    assert problems[0].startswith("anchor: it was closed at ")
+    assert kind(problems[0]) == "anchor: it"
     assert problems[0].endswith("active now")
 
 
@@ -111,7 +111,7 @@ def test_a_project_that_was_opened_anew_under_its_name_is_found(
     ledger.charge(project.id, [answered(i, i) for i in range(ENTRIES)])
     assert ledger.verify("study").ok
     problems = ledger.verify("study", anchor).problems
-    assert problems[0].startswith("anchor: the terms are not those anchored at ")
+    assert kind(problems[0]) == "anchor: the"
     assert any("entry 6 is not the one of" in problem for problem in problems)
 
 
@@ -134,10 +134,9 @@ def test_going_on_from_an_anchor_reads_only_what_came_after_it(
         write(connection, 9, {"label": 9})
         connection.commit()
         [problem] = ledger.verify("study", anchor, resume=True).problems
-        assert problem.startswith("entry 9: altered")
+        assert kind(problem) == "entry 9: altered"
 
 
-@ONE_DATABASE
 def test_going_on_from_any_entry_comes_to_the_same_account(
     ledger: Ledger, database_url: str
 ) -> None:
@@ -170,7 +169,6 @@ def test_going_on_follows_published_figures(database_url: str) -> None:
         assert resumed.anchor == replaced(whole[-1], resumed.anchor)
 
 
-@ONE_DATABASE
 def test_going_on_follows_epochs(database_url: str) -> None:
     ledger = open_ledger(database_url)
     project = open_project(ledger, 6, EPOCHS)
@@ -184,7 +182,6 @@ def test_going_on_follows_epochs(database_url: str) -> None:
         assert resumed.anchor == replaced(whole[-1], resumed.anchor)
 
 
-@ONE_DATABASE
 def test_an_anchor_that_lies_about_the_account_is_found(ledger: Ledger) -> None:
     anchor = anchored(ledger)
     ask(ledger, 100)
@@ -200,7 +197,6 @@ def test_an_anchor_that_lies_about_the_account_is_found(ledger: Ledger) -> None:
         ]
 
 
-@ONE_DATABASE
 def test_the_end_of_the_administrative_log_is_anchored_too(ledger: Ledger, tmp_path: Path) -> None:
     file = tmp_path / "anchor.json"
     assert terrine("anchor", "--output", file).exit_code == 0
