@@ -49,8 +49,8 @@ class LabelResult(Reply):
         list[int] | None,
         Field(
             description="For noisy_votes and neighbours, and absent otherwise: the votes for each "
-            "class and their noise, which may make them negative or more than the teachers. `label` "
-            "is the largest."
+            "class and their noise, which may make them negative or more than the teachers. "
+            "`label` is the largest."
         ),
     ] = None
     charge: Annotated[
