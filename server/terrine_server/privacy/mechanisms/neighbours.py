@@ -169,11 +169,17 @@ class Neighbours:
         Ties go to the lowest class. The accounts that belong to the counts must be durable before
         what is returned is told. Raises `ValueError` on counts that no units can have cast.
         """
-        if counts.dtype != np.int64 or counts.ndim != 2 or counts.shape[1] != self.classes:
-            raise ValueError(f"Counts must be of type int64 and shape [B, {self.classes}].")
-        if np.any(counts < 0) or np.any(counts > self.teachers * self.norm):
-            raise ValueError(f"Counts must be from 0 to {self.teachers * self.norm}.")
-        noisy = counts + discrete_gaussian(self.sigma).sample(counts.shape, entropy)
+        cast = checked_counts(counts, self.teachers * self.norm, self.classes)
+        noisy = cast + discrete_gaussian(self.sigma).sample(cast.shape, entropy)
         always = np.full(len(noisy), True)
         released = Released.where(always, noisy.argmax(axis=1), VoteOutcome.ABSTAINED)
         return replace(released, counts=noisy)
+
+
+def checked_counts(counts: Counts, most: int, classes: int) -> Counts:
+    """Return counts int64[B, m] as they are; raise `ValueError` unless each is from 0 to `most`."""
+    if counts.dtype != np.int64 or counts.ndim != 2 or counts.shape[1] != classes:
+        raise ValueError(f"Counts must be of type int64 and shape [B, {classes}].")
+    if np.any(counts < 0) or np.any(counts > most):
+        raise ValueError(f"Counts must be from 0 to {most}.")
+    return counts
