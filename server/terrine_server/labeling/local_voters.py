@@ -11,7 +11,7 @@ their ensembles has for itself; it ends with the ensemble.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -20,8 +20,10 @@ from typing import Protocol
 import numpy as np
 import structlog
 
-from terrine_models.storage.manifests import StoreError, load_manifest, manifest_digest
-from terrine_models.teachers.ensemble import ALONE, MEMORY, Ensemble, Place
+from terrine_models.storage.manifests import StoreError, manifest_digest
+from terrine_models.teachers.ensemble import MEMORY, Ensemble
+from terrine_models.teachers.kinds import load_manifest
+from terrine_models.teachers.manifests import Manifest
 from terrine_models.teachers.onnx_guard import SECONDS, VotingError
 from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling.voters import Voters
@@ -66,6 +68,11 @@ class _Slot:
     loaded: Loaded | None = None
 
 
+def all_files(manifest: Manifest) -> Sequence[str]:
+    """Return the files of all teachers."""
+    return manifest.teacher_files
+
+
 class LocalVoters(Voters):
     """Turns batches of inputs into vote counts, for any registered ensemble."""
 
@@ -74,15 +81,15 @@ class LocalVoters(Voters):
         data_dir: Path,
         device: str | None = None,
         memory: int = MEMORY,
-        place: Place = ALONE,
         seconds: float = SECONDS,
+        chosen: Callable[[Manifest], Sequence[str]] = all_files,
     ) -> None:
-        """`memory`, `place` (whose teachers vote) and `seconds`: see `Ensemble.load`."""
+        """`memory` and `seconds`: see `Ensemble.load`; `chosen`: the files of those who vote."""
         self._data_dir = data_dir
         self._device = device
         self._memory = memory
-        self._place = place
         self._seconds = seconds
+        self._chosen = chosen
         self._slots: dict[tuple[str, str, str], _Slot] = {}
         self._lock = Lock()
 
@@ -128,7 +135,8 @@ class LocalVoters(Voters):
 
     def _load(self, record: Registered, directory: Path) -> Loaded:
         # The stamp is taken before reading, so that a change in between is noticed later.
-        files = ("manifest.json", *load_manifest(directory).files)
+        manifest = load_manifest(directory)
+        files = ("manifest.json", *manifest.files)
         taken = stamp(directory, files)
 
         check_manifest(record, directory)  # before native code parses files that nobody checked
@@ -136,8 +144,8 @@ class LocalVoters(Voters):
             directory,
             self._device,
             memory=self._memory,
-            place=self._place,
             seconds=self._seconds,
+            files=self._chosen(manifest),
         )
         check_manifest(record, directory)  # it is the one that was loaded
         return Loaded(ensemble, files, taken)
