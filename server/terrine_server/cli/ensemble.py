@@ -16,7 +16,7 @@ from rich.table import Table
 from terrine_protocol import EnsembleRegister
 from terrine_server.bars import stages_bar, teachers_bar
 from terrine_server.cli import arrays, preview, tables
-from terrine_server.cli.console import AsJson, console, fail, output, print_json
+from terrine_server.cli.console import as_json, console, fail, output, print_json, with_json
 from terrine_server.cli.derived import takes
 from terrine_server.cli.evaluate import ensemble_directory, evaluate
 from terrine_server.cli.importing import import_, required_schema, split_
@@ -162,25 +162,26 @@ def train(
 
 
 @app.command()
+@with_json
 def kinds(
     name: Annotated[
         str | None, typer.Argument(metavar="[KIND]", help="Show this one's parameters.")
     ] = None,
-    as_json: AsJson = False,
 ) -> None:
     """Show the kinds of teacher that `train` takes, and their parameters."""
     from terrine_models.teachers.kinds import trainable
 
     found = trainable()
     if name is None:
-        show_kinds(found, as_json)
+        show_kinds(found)
     elif name in found:
-        show_kind(found[name], as_json)
+        show_kind(found[name])
     else:
         fail(f"There is no kind {name!r}, but {', '.join(found)}.")
 
 
 @app.command()
+@with_json
 def show(ensemble: Named) -> None:
     """Show an ensemble's manifest.
 
@@ -255,7 +256,8 @@ def register(
 
 
 @app.command("list")
-def list_ensembles(as_json: AsJson = False) -> None:
+@with_json
+def list_ensembles() -> None:
     """List the registered ensembles, their caps, and the share that projects have reserved."""
     from terrine_server import views
     from terrine_server.labeling.any_voters import AnyVoters
@@ -264,7 +266,7 @@ def list_ensembles(as_json: AsJson = False) -> None:
 
     settings = Settings()
     records = open_ledger(settings).ensembles()
-    if as_json:
+    if as_json():
         voters = AnyVoters(settings)
         print_json([views.ensemble_account(record, voters.available(record)) for record in records])
         return
@@ -280,7 +282,7 @@ def list_ensembles(as_json: AsJson = False) -> None:
         }
         for record in records
     ]
-    output(None, people, as_json)
+    output(None, people)
 
 
 @app.command()
