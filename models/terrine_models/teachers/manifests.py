@@ -38,6 +38,7 @@ from terrine_models.storage.manifests import (
     Partition,
     StoreError,
     load_tensors,
+    manifest_bytes,
     write_atomically,
 )
 from terrine_models.teachers.shards import Shards
@@ -285,6 +286,17 @@ def check_shapes(
 def values_of(spec: InputSpec) -> int:
     """How many numbers an input has."""
     return math.prod(spec.shape)
+
+
+def load_manifest(directory: Path) -> Manifest:
+    """Read and check `manifest.json`. Raises StoreError, which says what is wrong and where."""
+    path = Path(directory) / MANIFEST
+    try:
+        return Manifest.model_validate_json(manifest_bytes(Path(directory)))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the document"
+        raise StoreError(f"{path} is malformed at {where}: {first['msg']}") from None
 
 
 def save_manifest(directory: Path, manifest: Manifest) -> None:
