@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from terrine_protocol import EnsembleFacts, EnsembleRegister, InputSpec, ProjectOpen
 from terrine_server.errors import Conflict, InvalidTerms
 from terrine_server.ledger import (
+    NEIGHBOURS,
     SHARED,
     Action,
     Actor,
@@ -29,6 +30,7 @@ from terrine_server.privacy import (
     Account,
     BoundRelease,
     Mechanism,
+    Neighbours,
     NoisyVotes,
     ParameterError,
     Terms,
@@ -120,6 +122,7 @@ def quote_project(ledger: Ledger, request: ProjectOpen) -> ProjectQuote:
             spec, teachers=ensemble.facts.teachers, classes=len(ensemble.facts.classes)
         )
         _check_shared(ensemble, mechanism)
+        _check_neighbours(ensemble, mechanism)
         publishing = _publishing(request, spec, mechanism, ensemble)
         budget = request.epsilon, request.delta
         if publishing is None:
@@ -151,6 +154,22 @@ def _check_shared(ensemble: EnsembleRecord, mechanism: Mechanism) -> None:
             "owners split them between two servers. Use noisy_votes, whose price holds for the "
             "noisy counts that the two open together."
         )
+
+
+def _check_neighbours(ensemble: EnsembleRecord, mechanism: Mechanism) -> None:
+    """Raise `ParameterError` unless units vote exactly where there are units that can."""
+    if (ensemble.facts.kind == NEIGHBOURS) == isinstance(mechanism, Neighbours):
+        return
+    if isinstance(mechanism, Neighbours):
+        raise ParameterError(
+            f"neighbours asks every person, and {ensemble.name} has trained teachers: it is of the "
+            f"kind {ensemble.facts.kind}. Use another mechanism, or an ensemble of the kind "
+            "neighbours."
+        )
+    raise ParameterError(
+        f"{mechanism.name} needs a vote of each teacher, and in {ensemble.name} people near a "
+        "query vote, as far as their accounts allow. Use the mechanism neighbours."
+    )
 
 
 def _publishing(
