@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from terrine_models.data.workers import side_by_side
 from terrine_models.teachers.kinds import load_manifest
 from terrine_models.teachers.manifests import Limits, Manifest, Stored, Voting
+from terrine_models.teachers.neighbours import NeighbourEnsemble, NeighbourTeachers
 from terrine_models.teachers.onnx_guard import SECONDS
 
 MEMORY = 256 * 2**20
@@ -86,6 +87,20 @@ class Ensemble:
                 for start in starts:
                     vote(start)
         return counts
+
+
+def load(
+    directory: Path,
+    device: str | None = None,
+    *,
+    memory: int = MEMORY,
+    seconds: float = SECONDS,
+    files: Sequence[str] | None = None,
+) -> Ensemble | NeighbourEnsemble:
+    """Load an ensemble of any kind: see `Ensemble.load`. Raises StoreError."""
+    if isinstance(load_manifest(directory).teacher, NeighbourTeachers):
+        return NeighbourEnsemble.load(directory)
+    return Ensemble.load(directory, device, memory=memory, seconds=seconds, files=files)
 
 
 def _count(choices: torch.Tensor, classes: int) -> NDArray[np.int64]:

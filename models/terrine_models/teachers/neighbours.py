@@ -302,9 +302,8 @@ def _in_order(units: NDArray[np.int32], labels: NDArray[np.int16], manifest: Man
     classes = len(manifest.classes)
     key = units.astype(np.int64) * classes + labels
     fits = labels.min() >= 0 and labels.max() < classes
-    return bool(
-        fits and units.min() >= 0 and units.max() < manifest.units and all(np.diff(key) >= 0)
-    )
+    fits = fits and units.min() >= 0 and units.max() < manifest.units
+    return bool(fits and (np.diff(key) >= 0).all())
 
 
 def build(
@@ -323,9 +322,7 @@ def build(
     public.check_fits(data.spec)
     features = settings.feature_map(data, public)
     if features.spec.width > MOST_COORDINATES:
-        raise DataError(
-            f"Points have {features.spec.width} coordinates, {MOST_COORDINATES} at most."
-        )
+        raise DataError(f"Points have more than {MOST_COORDINATES} coordinates: set a width.")
     among = mapped(features, public.inputs[:: -(-len(public.inputs) // MOST_POINTS)])
     scale = LENGTH / max(float(np.sqrt((among.astype(np.float64) ** 2).sum(1)).max()), 1e-9)
     units = unit_count(data)

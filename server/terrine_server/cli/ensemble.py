@@ -158,7 +158,7 @@ def train(
             on_trained=on_trained,
             trainer=where,
         )
-    _print(out, manifest)
+    show_manifest(out, manifest)
 
 
 @app.command()
@@ -194,7 +194,7 @@ def show(ensemble: Named) -> None:
     if is_federation(directory):
         print_json(load_federation(directory))
     else:
-        _print(directory, load_manifest(directory))
+        show_manifest(directory, load_manifest(directory))
 
 
 @app.command()
@@ -203,7 +203,7 @@ def verify(ensemble: Named) -> None:
 
     [bold]Example[/bold]: terrine ensemble verify digits
     """
-    from terrine_models.teachers.ensemble import Ensemble
+    from terrine_models.teachers.ensemble import load
     from terrine_models.teachers.federation import is_federation, load_federation
 
     directory = ensemble_directory(ensemble)
@@ -213,7 +213,7 @@ def verify(ensemble: Named) -> None:
             f"{directory}: a federation of {len(federation.owners)} owners, as it should be."
         )
         return
-    manifest = Ensemble.load(directory, device="cpu").manifest
+    manifest = load(directory, device="cpu").manifest
     console.print(f"{directory}: all {len(manifest.files)} files match the manifest.")
 
 
@@ -333,7 +333,8 @@ def schema(
     tables.show(proposal, public, out)
 
 
-def _print(directory: Path, manifest: Manifest) -> None:
+def show_manifest(directory: Path, manifest: Manifest) -> None:
+    """Print what a manifest says."""
     from terrine_models.storage.manifests import manifest_digest
 
     spec, kind, partition = manifest.input, manifest.teacher, manifest.partition

@@ -21,12 +21,14 @@ import numpy as np
 import structlog
 
 from terrine_models.storage.manifests import StoreError, manifest_digest
-from terrine_models.teachers.ensemble import MEMORY, Ensemble
+from terrine_models.teachers.ensemble import MEMORY, Ensemble, load
 from terrine_models.teachers.kinds import load_manifest
 from terrine_models.teachers.manifests import Manifest
+from terrine_models.teachers.neighbours import NeighbourEnsemble
 from terrine_models.teachers.onnx_guard import SECONDS, VotingError
 from terrine_server.errors import EnsembleUnavailable
-from terrine_server.labeling.voters import Voters
+from terrine_server.labeling.voters import Neighbourhood, Voters
+from terrine_server.privacy import Units
 
 log = structlog.get_logger("terrine")
 
@@ -54,7 +56,7 @@ class Registered(Protocol):
 class Loaded:
     """An ensemble that is loaded, and whose files these were."""
 
-    ensemble: Ensemble
+    ensemble: Ensemble | Neighbourhood
     files: Sequence[str]
     stamp: FileStamp
 
@@ -102,14 +104,24 @@ class LocalVoters(Voters):
 
         Raises `EnsembleUnavailable`.
         """
+        ensemble = self.loaded(record).ensemble
+        if isinstance(ensemble, Neighbourhood):
+            raise EnsembleUnavailable(f"The people of {record.name} vote by their accounts alone.")
         try:
-            return self.loaded(record).ensemble.votes(inputs)
+            return ensemble.votes(inputs)
         except (VotingError, StoreError) as error:
             log.warning("imported teachers did not vote", ensemble=record.name, cause=str(error))
             raise EnsembleUnavailable(
                 f"The imported teachers of {record.name} did not vote within their limits. Nothing "
                 "was charged. Retry later; the server's log says more."
             ) from None
+
+    def neighbourhood(self, record: Registered) -> Neighbourhood:
+        """Return the records of an ensemble whose units vote. Raises `EnsembleUnavailable`."""
+        ensemble = self.loaded(record).ensemble
+        if isinstance(ensemble, Neighbourhood):
+            return ensemble
+        raise EnsembleUnavailable(f"{record.name} has trained teachers, and no people who vote.")
 
     def close(self) -> None:
         """Let go of the ensembles; the processes of imported ones end."""
@@ -140,7 +152,7 @@ class LocalVoters(Voters):
         taken = stamp(directory, files)
 
         check_manifest(record, directory)  # before native code parses files that nobody checked
-        ensemble = Ensemble.load(
+        found = load(
             directory,
             self._device,
             memory=self._memory,
@@ -148,7 +160,10 @@ class LocalVoters(Voters):
             files=self._chosen(manifest),
         )
         check_manifest(record, directory)  # it is the one that was loaded
-        return Loaded(ensemble, files, taken)
+        if isinstance(found, NeighbourEnsemble):
+            units = Units.of(found.units, found.labels, found.manifest.teachers)
+            return Loaded(Neighbourhood(found, units), files, taken)
+        return Loaded(found, files, taken)
 
 
 def check_manifest(record: Registered, directory: Path) -> None:

@@ -38,7 +38,7 @@ from terrine_models.teachers.ray_cluster import (
 )
 from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling.local_voters import FileStamp, LocalVoters, check_manifest, stamp
-from terrine_server.labeling.voters import Voters
+from terrine_server.labeling.voters import Neighbourhood, Voters
 from terrine_server.ledger import EnsembleRecord
 from terrine_server.logs import frames
 
@@ -125,7 +125,8 @@ class _Actor:
             return self._unfit
         try:
             if inputs is None:
-                return self._voters.loaded(ensemble).ensemble.voting.block
+                found = self._voters.loaded(ensemble).ensemble
+                return 1 if isinstance(found, Neighbourhood) else found.voting.block
             return self._voters.votes(ensemble, inputs)
         except EnsembleUnavailable as error:
             return f"{socket.gethostname()}: {error.detail}"
