@@ -28,16 +28,13 @@ from sklearn.ensemble import RandomForestClassifier
 from adult import Material, load
 from terrine_models.features.maps import PublicData
 from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.training import (
-    Forests,
-    Heads,
-    TeacherConfig,
-    partition_records,
-    train_ensemble,
-)
+from terrine_models.teachers.kinds import Forests, Heads
+from terrine_models.teachers.manifests import Settings
+from terrine_models.teachers.shards import partition_records
+from terrine_models.teachers.training import train_ensemble
 from terrine_models.teachers.trees import DEPTH
 
-KINDS: dict[str, TeacherConfig] = {
+KINDS: dict[str, Settings] = {
     "forests": Forests(match_prior=False),
     "forests that match their prior": Forests(),
     "heads": Heads(),
@@ -66,7 +63,7 @@ def main() -> None:
     )
 
 
-def report(name: str, config: TeacherConfig, material: Material, teachers: int) -> float:
+def report(name: str, config: Settings, material: Material, teachers: int) -> float:
     """Train, vote, and print how good and how fast it was. Returns the seconds of voting."""
     pool, public = material.pool, PublicData.declare("pool", material.pool.inputs)
     with tempfile.TemporaryDirectory() as folder:

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from end_to_end import SERVE, open_service, query_rate, served, student_token
 from teachers import SHARED, digits, first, mnist
 from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.training import Networks
+from terrine_models.teachers.kinds import Networks
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 

@@ -28,9 +28,10 @@ from terrine_experiments.owner import open_books, open_study, trained
 from terrine_experiments.results import Result
 from terrine_experiments.setup import GAMMA, Setup, numbered, parts, pool_size, public_part
 from terrine_experiments.sources import Source
-from terrine_models.storage.manifests import Manifest, manifest_digest, write_atomically
+from terrine_models.storage.manifests import manifest_digest, write_atomically
 from terrine_models.students.asking import asking_order
 from terrine_models.teachers.ensemble import Ensemble
+from terrine_models.teachers.manifests import Manifest
 from terrine_protocol import Role
 from terrine_server.audit.world import serving
 from terrine_server.planning.accountants import FINE_ORDERS, Accountant, Method, reprice
@@ -134,7 +135,9 @@ class Experiment:
                 plurality=plurality,
                 majority=float(most / len(tested)),
                 training=asdict(source.training),
-                heads=manifest.training.model_dump(mode="json", exclude_none=True),
+                heads=manifest.teacher.model_dump(
+                    mode="json", exclude={"kind", "features"}, exclude_none=True
+                ),
                 warnings=list(source.warnings),
                 seconds=seconds,
             )

@@ -185,7 +185,7 @@ def _suited(
 ) -> Source:
     """Replace a data set's defaults by what was asked for."""
     from terrine_models.students.methods import check
-    from terrine_models.teachers.training import Forests
+    from terrine_models.teachers.kinds import Forests
 
     importlib.import_module("terrine_experiments.students")  # registers its methods
     training = source.training

@@ -160,7 +160,7 @@ def test_json_is_what_the_http_api_returns(
     terrine("ensemble", "register", "digits", "--epsilon", "20", "--delta", "1e-4").fine  # noqa: B018
 
     def said(*arguments: str, **extra: str) -> Any:
-        return json.loads(terrine(*arguments, "--json", **extra).fine)
+        return json.loads(terrine("--json", *arguments, **extra).fine)
 
     assert said("project", "list") == []
     terms = ["--ensemble", "digits", "--mechanism", "gnmax:sigma=4"]
@@ -183,6 +183,11 @@ def test_json_is_what_the_http_api_returns(
         assert said("token", "list")[0] == {k: v for k, v in admin.items() if k != "token"}
         account = said("student", "budget", "--url", url, TERRINE_TOKEN=student)
         assert account == replied("/budget", student)
+    assert (
+        "`terrine project pause` has no JSON form"
+        in terrine("--json", "project", "pause", "study").refused
+    )
+    assert said("project", "show", "study")["status"] == "active"
 
 
 def test_unusual_text_is_shown_verbatim_or_refused(terrine: Terrine) -> None:
@@ -205,8 +210,8 @@ def test_mechanisms_are_listed_shown_and_stated(terrine: Terrine) -> None:
         assert name in listed
         shown = terrine("mechanism", "show", name).fine
         assert all(parameter in shown for parameter in spec.model_fields if parameter != "name")
-        assert json.loads(terrine("mechanism", "show", name, "--json").fine)[0]["parameter"]
-    assert len(json.loads(terrine("mechanism", "list", "--json").fine)) == len(MECHANISM_SPECS)
+        assert json.loads(terrine("--json", "mechanism", "show", name).fine)[0]["parameter"]
+    assert len(json.loads(terrine("--json", "mechanism", "list").fine)) == len(MECHANISM_SPECS)
     assert "There is no mechanism 'votes'" in terrine("mechanism", "show", "votes").refused
     stable: dict[str, object] = {"name": "stable", "sigma": 60, "delta_per_query": 1e-10}
     assert parse_mechanism(mechanism_text(stable)) == stable

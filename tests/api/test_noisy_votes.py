@@ -225,7 +225,7 @@ def test_the_owners_commands_know_it(
     assert "3 charges" in terrine("ledger", "verify", "study").fine
     said = terrine("price", "study").fine
     assert "Noisy counts cost what gnmax costs" in said
-    shown = json.loads(terrine("ledger", "show", "study", "--json").fine)
+    shown = json.loads(terrine("--json", "ledger", "show", "study").fine)
     assert [e["counts"] for e in shown["last_charges"]] == [result["counts"] for result in found]
     for format in ("json", "csv"):
         file = tmp_path / f"study.{format}"

@@ -16,7 +16,7 @@ from migrated import SECRET_KEY
 from sqlalchemy import update
 from typer.testing import CliRunner, Result
 
-from terrine_server.cli.ledger import app
+from terrine_server.cli import app
 from terrine_server.errors import NotFound, SchemaMismatch
 from terrine_server.ledger import Ledger, connect, upgrade
 from terrine_server.ledger.chain import canonical_json, charge_hash
@@ -37,7 +37,11 @@ def ledger(database_url: str, secret_key: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def terrine(*arguments: str) -> Result:
-    return CliRunner().invoke(app, arguments)
+    return CliRunner().invoke(app, ["ledger", *arguments])
+
+
+def as_json(*arguments: str) -> str:
+    return CliRunner().invoke(app, ["--json", "ledger", *arguments]).output
 
 
 def test_show_lists_every_account(ledger: Ledger) -> None:
@@ -49,7 +53,7 @@ def test_show_lists_every_account(ledger: Ledger) -> None:
 
 
 def test_show_lists_accounts_as_json(ledger: Ledger) -> None:
-    shown = json.loads(terrine("show", "--json").output)
+    shown = json.loads(as_json("show"))
     assert [project["project"] for project in shown["projects"]] == ["other", "study"]
     assert shown["projects"][1]["spent"] == ledger.project("study").spent
     assert shown["ensembles"][0]["reserved"] == ledger.ensemble("mnist").reserved
@@ -60,7 +64,7 @@ def test_show_gives_a_project_and_its_last_entries(ledger: Ledger) -> None:
     assert ledger.project("study").head in shown
     entries = [line for line in shown.splitlines() if "answered" in line]
     assert [line.split("│")[1].strip() for line in entries] == ["4", "5"]
-    account = json.loads(terrine("show", "study", "--json", "--last", "2").output)
+    account = json.loads(as_json("show", "study", "--last", "2"))
     assert account["head"] == ledger.project("study").head
     assert [entry["seq"] for entry in account["last_charges"]] == [4, 5]
 

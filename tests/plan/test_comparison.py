@@ -77,7 +77,7 @@ def test_the_command_compares_and_names_what_to_type(terrine: Terrine) -> None:
     assumed = terrine("plan", *SMALL, "--features", "20").fine
     assert "each of 10,000 rows with noisy counts. Fitted to 20 features" in assumed
     assert "± " in assumed
-    listed = json.loads(terrine("plan", *SMALL, "--json", "--by", "certain").fine)
+    listed = json.loads(terrine("--json", "plan", *SMALL, "--by", "certain").fine)
     best = next(p for p in listed if p["chosen"]["spec"]["name"] == "confident_gnmax")
     assert ",answer_share=1 " in best["command"]
     assert "queries at least" in terrine("plan", "confident_gnmax", *SMALL, "--by", "certain").fine

@@ -64,7 +64,7 @@ def test_project_open_accepts_the_recommended_command(terrine: Terrine) -> None:
     from terrine_server.privacy import Rule, build_mechanism, cap_order
 
     for name in ("confident_gnmax", "stable", "noisy_votes"):
-        output = terrine("plan", name, "--teachers", "500", "--answers", "40", "--json")
+        output = terrine("--json", "plan", name, "--teachers", "500", "--answers", "40")
         document = json.loads(output.fine)
         words = shlex.split(document["command"])
         assert words[:3] == ["terrine", "project", "open"]
@@ -96,7 +96,7 @@ def test_project_open_accepts_the_recommended_command(terrine: Terrine) -> None:
 
 
 def test_json_and_table_agree_and_the_json_is_valid(terrine: Terrine) -> None:
-    document = json.loads(terrine("plan", *SMALL, "--json").fine)
+    document = json.loads(terrine("--json", "plan", *SMALL).fine)
     output = terrine("plan", *SMALL).fine
     assert document["votes"] == "assumed"
     assert document["epsilon"] == 2
@@ -105,7 +105,7 @@ def test_json_and_table_agree_and_the_json_is_valid(terrine: Terrine) -> None:
         assert line["name"] in output
     # More answers than δ allows need an infinite ε, and JSON has no infinity.
     stable = ("plan", "stable", "--teachers", "500", "--epsilon", "90", "--answers", "300")
-    text = terrine(*stable, "--grid", "delta_per_query=1e-9", "--grid", "sigma=10", "--json").fine
+    text = terrine("--json", *stable, "--grid", "delta_per_query=1e-9", "--grid", "sigma=10").fine
     assert "Infinity" not in text
     json.loads(text)
 
@@ -130,7 +130,7 @@ def test_public_votes_can_be_planned_with_and_their_labels_count(
     terrine: Terrine, votes_file: Path
 ) -> None:
     given = ("plan", "gnmax", "--votes", str(votes_file), "--epsilon", "2", "--grid", "sigma=5")
-    document = json.loads(terrine(*given, "--votes-are", "public", "--json").fine)
+    document = json.loads(terrine("--json", *given, "--votes-are", "public").fine)
     assert document["votes"] == "public"
     assert document["labelled"]
     assert document["chosen"]["teachers"] == 100
@@ -145,7 +145,7 @@ def test_private_votes_need_an_explicit_option_and_get_a_warning(
     given = ("plan", "gnmax", "--votes", str(votes_file), "--epsilon", "2", "--grid", "sigma=5")
     assert "trained on" in terrine(*given).refused
     assert "no budget accounts for that" in terrine(*given, "--votes-are", "private").refused
-    acknowledged = terrine(*given, "--votes-are", "private", "--acknowledge-leak", "--json")
+    acknowledged = terrine("--json", *given, "--votes-are", "private", "--acknowledge-leak")
     assert json.loads(acknowledged.fine)["votes"] == "private"
     assert "PRIVATE" in acknowledged.err
     assert "not differentially private" in acknowledged.err.replace("\n", " ")
@@ -153,7 +153,7 @@ def test_private_votes_need_an_explicit_option_and_get_a_warning(
 
 def test_several_ensembles_are_compared(terrine: Terrine) -> None:
     grid = ("--grid", "sigma=0.1n")
-    output = terrine("plan", "gnmax", "--teachers", "100,400", "--answers", "100", *grid, "--json")
+    output = terrine("--json", "plan", "gnmax", "--teachers", "100,400", "--answers", "100", *grid)
     document = json.loads(output.fine)
     assert {each["teachers"] for each in document["candidates"]} == {100, 400}
     assert {each["spec"]["sigma"] for each in document["candidates"]} == {10, 40}
@@ -226,7 +226,7 @@ def study(terrine: Terrine, tmp_path: Path) -> ProjectRecord:
 
 
 def test_a_ledger_is_priced_under_every_rule(terrine: Terrine, study: ProjectRecord) -> None:
-    document = json.loads(terrine("price", "study", "--json").fine)
+    document = json.loads(terrine("--json", "price", "study").fine)
     assert document["charges"] == 100
     assert document["outcomes"] == {"answered": 60, "abstained": 40}
     assert document["enforced"] == "GDP"
@@ -247,12 +247,12 @@ def test_an_export_is_priced_like_the_ledger_it_came_from(
     path = str(tmp_path / "study.json")
     assert terrine("ledger", "export", "study", "--output", path).code == 0
     terms = study.terms
-    budget = ("--epsilon", repr(terms.epsilon), "--delta", repr(terms.delta), "--json")
-    mine = json.loads(terrine("price", "study", "--json").fine)
+    budget = ("--epsilon", repr(terms.epsilon), "--delta", repr(terms.delta))
+    mine = json.loads(terrine("--json", "price", "study").fine)
     theirs = json.loads(terrine("price", "--file", path, *budget).fine)
     assert theirs == mine
     # Without an ε the budget is the spend itself: the enforced rule buys what was bought.
-    alone = terrine("price", "--file", path, "--delta", "1e-6", "--json")
+    alone = terrine("--json", "price", "--file", path, "--delta", "1e-6")
     rules = {rule["rule"]: rule for rule in json.loads(alone.fine)["rules"]}
     assert rules["GDP"]["queries"] in (99, 100, 101)
 
@@ -265,7 +265,7 @@ def test_pure_mechanisms_are_also_priced_by_basic_composition(
     ledger = open_ledger(f"sqlite:///{tmp_path / 'terrine.sqlite'}")
     project = open_project(ledger, 20, LNMAX)
     ledger.charge(project.id, [answered(k) for k in range(20)])
-    document = json.loads(terrine("price", "study", "--json").fine)
+    document = json.loads(terrine("--json", "price", "study").fine)
     rules = {rule["rule"]: rule for rule in document["rules"]}
     assert document["enforced"] == "fixed-order RDP"
     assert document["order"] == project.terms.rule.order
@@ -288,7 +288,7 @@ def test_epochs_are_opened_and_priced_from_the_command_line(
     for request in range(2):
         epochs = [answered((request, k), epoch=0) for k in range(3)]
         ledger.charge(project.id, [*epochs, abstained((request, 3), epoch=1)])
-    document = json.loads(terrine("price", "study", "--json").fine)
+    document = json.loads(terrine("--json", "price", "study").fine)
     rules = {rule["rule"]: rule for rule in document["rules"]}
     assert document["enforced"] == "fixed-order RDP"
     assert document["outcomes"] == {"answered": 6, "abstained": 2}

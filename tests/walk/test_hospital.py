@@ -208,7 +208,7 @@ def test_a_stand_in_says_how_far_teachers_agree_and_feeds_the_plan(
     assert "40 teachers of stand-in on 800 records" in said
     assert re.search(r"│ yes\s*│", said)
     assert "terrine plan --votes votes.npz --votes-are public" in said
-    counted = json.loads(terrine(*evaluate, "--trained-on", "public", "--json").fine)
+    counted = json.loads(terrine("--json", *evaluate, "--trained-on", "public").fine)
     with np.load(tmp_path / "votes.npz") as file:
         right = (file["counts"].argmax(axis=1) == file["labels"]).mean()
         top = file["counts"].max(axis=1) / 40

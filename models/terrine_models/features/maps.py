@@ -30,7 +30,7 @@ from terrine_models.storage.manifests import FeatureSpec
 from terrine_protocol.tables import PublicSource
 
 Base = Literal["oriented_gradients", "identity", "bins", "backbone"]
-Kind = Literal["graph", "fine_graph", "nystrom", "discriminant"]
+Kind = Literal["graph", "fine_graph", "components", "nystrom", "discriminant"]
 """What is fitted on public images: components and graph coordinates, a kernel's landmarks, or
 directions in which classes differ (`discriminant.py`)."""
 KERNEL_COMPONENTS = 150
@@ -68,26 +68,30 @@ class PublicData:
         source = PublicSource(name=name, sha256=digest.hexdigest(), records=len(inputs))
         return cls(inputs, source)
 
+    def check_fits(self, spec: InputSpec) -> None:
+        """Raise DataError unless these are inputs such as the private ones."""
+        name, inputs = self.source.name, self.inputs
+        if inputs.shape[1:] != spec.shape:
+            raise DataError(
+                f"Public data {name} has inputs of shape {inputs.shape[1:]}, the private data of "
+                f"shape {spec.shape}."
+            )
+        if inputs.dtype != spec.dtype:
+            raise DataError(
+                f"Public data {name} has dtype {inputs.dtype}, the private data {spec.dtype}."
+            )
+        if len(outside(inputs, spec)):
+            raise DataError(
+                f"Public data {name} has values outside the declared range [{spec.low:g}, "
+                f"{spec.high:g}]."
+            )
+
     def check_disjoint(self, private: Dataset) -> None:
         """Refuse public data that contains private rows: two files were mixed up.
 
         Rows of a table may coincide by chance, so 1 % is allowed there; images may not.
         """
-        if self.inputs.shape[1:] != private.inputs.shape[1:]:
-            raise DataError(
-                f"Public data {self.source.name} has inputs of shape {self.inputs.shape[1:]}, "
-                f"the private data of shape {private.inputs.shape[1:]}."
-            )
-        if self.inputs.dtype != private.inputs.dtype:
-            raise DataError(
-                f"Public data {self.source.name} has dtype {self.inputs.dtype}, the private "
-                f"data {private.inputs.dtype}."
-            )
-        if len(outside(self.inputs, private.spec)):
-            raise DataError(
-                f"Public data {self.source.name} has values outside the declared range "
-                f"[{private.spec.low:g}, {private.spec.high:g}]."
-            )
+        self.check_fits(private.spec)
         shared = int(np.isin(row_digests(self.inputs), row_digests(private.inputs)).sum())
         by_chance = len(self.inputs) // 100 if private.encoding is not None else 0
         if shared > by_chance:
@@ -202,7 +206,8 @@ def public_features(
 
     Images get oriented gradients. With public data these are reduced to principal components, and a
     third of the width are coordinates on its neighbourhood graph; or, with the kind `nystrom`, they
-    are compared with `width` public landmarks by a Gaussian kernel. A `fine_graph` has twice as
+    are compared with `width` public landmarks by a Gaussian kernel; or, with the kind `components`,
+    all are principal components. A `fine_graph` has twice as
     many coordinates, beyond the width, and the less smooth ones count for more. With the kind
     `discriminant` they are the directions in which classes seem to differ. Without public data
     oriented gradients are reduced by a random orthogonal projection to four times the width: it is
@@ -237,7 +242,8 @@ def public_features(
     base = torch.cat(side_by_side(lambda block: _base(name, backbone, block, inputs), blocks))
     if kind == "nystrom":
         return _landmarks(inputs, base, public.source, width, backbone)
-    tensors = _principal_components(base, width - width // 3)
+    alone = kind == "components"
+    tensors = _principal_components(base, width if alone else width - width // 3)
     tensors["basis"] = tensors["basis"] * tensors.pop("deviations") ** -0.5
     spec = FeatureSpec(
         base=name,
@@ -246,7 +252,7 @@ def public_features(
         fitted_on=public.source,
         backbone=None if backbone is None else backbone.source,
     )
-    if len(base) >= FEWEST_POINTS:
+    if len(base) >= FEWEST_POINTS and not alone:
         points = _project(base, tensors)
         fine = kind == "fine_graph"
         count, power = (2 * (width // 3), FINE) if fine else (width // 3, 1.0)

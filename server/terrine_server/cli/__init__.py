@@ -17,6 +17,7 @@ from terrine_server.cli import (
     ledger,
     log,
     mechanism,
+    neighbours,
     owners,
     plan,
     price,
@@ -26,7 +27,7 @@ from terrine_server.cli import (
     student,
     token,
 )
-from terrine_server.cli.console import console, run
+from terrine_server.cli.console import Command, ask_for_json, console, run
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -43,6 +44,7 @@ app.command()(price.price)
 app.command()(audit.audit)
 app.command()(demo.demo)
 app.add_typer(ensemble.app, name="ensemble")
+app.add_typer(neighbours.app, name="neighbours")
 app.add_typer(owners.owners, name="owners")
 app.add_typer(owners.teacher, name="teacher")
 app.add_typer(aggregator.app, name="aggregator")
@@ -53,6 +55,18 @@ app.add_typer(request.app, name="request")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(log.app, name="log")
 app.add_typer(student.app, name="student")
+
+
+def _use_one_class(group: typer.Typer) -> None:
+    """Let every command decide by its mark whether it takes `--json`."""
+    for command in group.registered_commands:
+        command.cls = Command
+    for below in group.registered_groups:
+        if below.typer_instance is not None:
+            _use_one_class(below.typer_instance)
+
+
+_use_one_class(app)
 
 
 def _version(wanted: bool) -> None:
@@ -74,7 +88,11 @@ def _options(
             help="Data directory for the server's commands; same as TERRINE_DATA_DIR.",
         ),
     ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON, of a command that shows something.")
+    ] = False,
 ) -> None:
+    ask_for_json(as_json)
     if data_dir is not None:
         os.environ["TERRINE_DATA_DIR"] = data_dir
 

@@ -11,14 +11,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from terrine_server.cli import tables
-from terrine_server.cli.console import AsJson, console, fail, print_json
+from terrine_server.cli.console import as_json, console, fail, print_json, with_json
 from terrine_server.cli.votes import VotesAre, check_origin
 
 if TYPE_CHECKING:
     from terrine_models.data.arrays import Dataset
-    from terrine_models.storage.manifests import Manifest
     from terrine_models.tables.csv_files import Encoding
     from terrine_models.teachers.agreement import Agreement
+    from terrine_models.teachers.manifests import Manifest
 
 
 def ensemble_directory(ensemble: str) -> Path:
@@ -34,6 +34,7 @@ def ensemble_directory(ensemble: str) -> Path:
     return named if named.exists() else path
 
 
+@with_json
 def evaluate(
     ensemble: Annotated[
         str, typer.Argument(metavar="ENSEMBLE", help="Name or directory of an ensemble.")
@@ -58,7 +59,6 @@ def evaluate(
         Path | None,
         typer.Option(metavar="FILE", help="Also save the votes, as `terrine plan --votes` reads."),
     ] = None,
-    as_json: AsJson = False,
 ) -> None:
     """Measure how far teachers agree, and how often they are right, by class.
 
@@ -87,7 +87,7 @@ def evaluate(
     found = Agreement.of(counts, labelled.labels, manifest.classes)
     if votes is not None:
         np.savez_compressed(votes, counts=counts, labels=labelled.labels)
-    if as_json:
+    if as_json():
         print_json(asdict(found))
         return
     _show(found, manifest, data)

@@ -12,7 +12,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from terrine_server.cli import seal, verify
-from terrine_server.cli.console import AsJson, console, opened_ledger, print_json, writing
+from terrine_server.cli.console import (
+    as_json,
+    console,
+    opened_ledger,
+    print_json,
+    with_json,
+    writing,
+)
 
 if TYPE_CHECKING:
     from terrine_server.ledger import ChargeRecord, Ledger, ProjectRecord
@@ -33,17 +40,17 @@ class Format(StrEnum):
 
 
 @app.command()
+@with_json
 def show(
     project: Annotated[str | None, typer.Argument(help="Only this project.")] = None,
     last: Annotated[int, typer.Option(min=0, max=1000, help="Number of entries to show.")] = LAST,
-    as_json: AsJson = False,
 ) -> None:
     """Show all accounts, or one project's account and its last entries."""
     ledger = opened_ledger()
     if project is None:
-        _show_accounts(ledger, as_json)
+        _show_accounts(ledger)
     else:
-        _show_project(ledger, project, last, as_json)
+        _show_project(ledger, project, last)
 
 
 @app.command()
@@ -78,12 +85,12 @@ def export(
         console.print(f"Wrote {count} entries to {output}.", highlight=False, soft_wrap=True)
 
 
-def _show_accounts(ledger: Ledger, as_json: bool) -> None:
+def _show_accounts(ledger: Ledger) -> None:
     from terrine_server import views
 
     ensembles = ledger.ensembles()
     projects = [ledger.project(name) for name in ledger.project_names()]
-    if as_json:
+    if as_json():
         print_json(
             {
                 "ensembles": [_cap(ensemble) for ensemble in ensembles],
@@ -117,14 +124,14 @@ def _show_accounts(ledger: Ledger, as_json: bool) -> None:
     console.print(accounts)
 
 
-def _show_project(ledger: Ledger, name: str, last: int, as_json: bool) -> None:
+def _show_project(ledger: Ledger, name: str, last: int) -> None:
     from terrine_server import views
     from terrine_server.ledger.verifying.archive import entry_line
 
     project = ledger.project(name)
     account = views.budget(project)
     entries = ledger.charges(name, after_seq=max(0, project.charges - last), limit=last)
-    if as_json:
+    if as_json():
         print_json(
             {
                 "account": account,

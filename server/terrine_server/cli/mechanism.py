@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from terrine_server.cli.console import AsJson, console, fail
+from terrine_server.cli.console import as_json, console, fail, with_json
 from terrine_server.cli.specs import parse_spec, show_kind, show_kinds, stated
 
 app = typer.Typer(no_args_is_help=True, help="Which mechanisms there are, and their parameters.")
@@ -24,19 +24,20 @@ def mechanism_text(spec: dict[str, Any]) -> str:
 
 
 @app.command("list")
-def list_mechanisms(as_json: AsJson = False) -> None:
+@with_json
+def list_mechanisms() -> None:
     """List the mechanisms with their parameters; those in brackets may be left out."""
     from terrine_protocol import MECHANISM_SPECS
 
-    show_kinds(MECHANISM_SPECS, as_json)
+    show_kinds(MECHANISM_SPECS)
 
 
 @app.command()
+@with_json
 def show(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="As `terrine mechanism list` has it.")
     ],
-    as_json: AsJson = False,
 ) -> None:
     """Show a mechanism's parameters, and what they mean."""
     from terrine_protocol import MECHANISM_SPECS
@@ -44,6 +45,6 @@ def show(
     known = name.replace("-", "_")
     if known not in MECHANISM_SPECS:
         fail(f"There is no mechanism {name!r}, but {', '.join(MECHANISM_SPECS)}.")
-    show_kind(MECHANISM_SPECS[known], as_json)
-    if not as_json:
+    show_kind(MECHANISM_SPECS[known])
+    if not as_json():
         console.print(f"Price, proof and tests: docs/privacy/{known}.md.")

@@ -141,8 +141,9 @@ def serve(
     [bold]Example[/bold]: terrine teacher serve wards --token-file wards.token --host 0.0.0.0
         --certificate wards.pem --key wards.key
     """
-    from terrine_models.storage.manifests import load_manifest, write_atomically
+    from terrine_models.storage.manifests import write_atomically
     from terrine_models.teachers.federation import Peer, read_token
+    from terrine_models.teachers.kinds import load_manifest
     from terrine_server.labeling.aggregator_terms import ask_terms, read_terms
     from terrine_server.labeling.remote_voters import client
     from terrine_server.teacher import AGGREGATOR_SECONDS, LIMITS, Agreed, Teacher

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from terrine_server.cli.console import console, fail
+from terrine_server.cli.console import as_json, console, fail, with_json
 from terrine_server.cli.plan_report import document, show, show_contenders, show_fitted
 from terrine_server.cli.votes import VotesAre, check_origin, load_votes
 
@@ -30,6 +30,7 @@ class Criterion(StrEnum):
     CERTAIN = "certain"
 
 
+@with_json
 def plan(
     mechanism: Annotated[
         str | None,
@@ -108,7 +109,6 @@ def plan(
     features: Annotated[
         int, typer.Option(min=1, help="With --rows: features that the shares are fitted to.")
     ] = 150,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw ε against answers, as a PNG.")
     ] = None,
@@ -164,7 +164,7 @@ def plan(
             student_accuracy=student_accuracy,
             rows=Rows(rows or ASSUMED_ROWS, features),
         )
-        if as_json:
+        if as_json():
             plans = [
                 {**document(each.plan, _origin(votes_are)), "fitted_noise": each.fitted_noise}
                 for each in contenders
@@ -198,7 +198,7 @@ def plan(
 
         chosen = next(each for each in ensembles if each.teachers == found.chosen.teachers)
         draw(found, curves(found, chosen), picture, private=votes_are is VotesAre.PRIVATE)
-    if as_json:
+    if as_json():
         shown = document(found, _origin(votes_are))
         typer.echo(json.dumps(shown, indent=2, ensure_ascii=False))
     else:

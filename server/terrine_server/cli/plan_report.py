@@ -162,7 +162,7 @@ def _show_publishing(found: Plan) -> None:
             f"Data-dependent accounting would answer {gain:.0%} more: order {published.order:g}, "
             f"β = {published.beta:.4g}, σ = {published.sigma:.4g}, z = {published.z:.4g}, "
             f"published after {', '.join(f'{k:,}' for k in schedule)} queries. To use it, register "
-            f"the ensemble with --order {published.order:g} and open the project with "
+            f"the ensemble with --rule rdp:{published.order:g} and open the project with "
             "--accounting data_dependent and the --consensus of this plan."
         )
     console.print(text, highlight=False, soft_wrap=True)

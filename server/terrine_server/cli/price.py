@@ -14,7 +14,7 @@ import typer
 from rich.table import Table
 
 from terrine_protocol.files import opened
-from terrine_server.cli.console import console, fail, opened_ledger
+from terrine_server.cli.console import as_json, console, fail, opened_ledger, with_json
 from terrine_server.cli.plan_report import ALL_COUNTS, ANSWER_ALONE
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ class Books:
     published: PriceLine | None = None
 
 
+@with_json
 def price(
     project: Annotated[str | None, typer.Argument(metavar="PROJECT", help="A project.")] = None,
     file: Annotated[
@@ -60,7 +61,6 @@ def price(
     ] = None,
     epsilon: Annotated[float | None, typer.Option(help="ε of the budget, for --file.")] = None,
     delta: Annotated[float | None, typer.Option(help="δ of the budget, for --file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Re-price a ledger, finished or not, under every accounting method. No votes are needed.
 
@@ -82,7 +82,7 @@ def price(
         fail(f"{books.project} has no charges yet, so there is nothing to re-price.")
     budget = books.epsilon if books.epsilon is not None else _spent(books)
     lines = _lines(books, budget)
-    if as_json:
+    if as_json():
         typer.echo(json.dumps(_document(books, budget, lines), indent=2, ensure_ascii=False))
     else:
         _show(books, budget, lines)

@@ -8,13 +8,14 @@ import typer
 
 from terrine_protocol import RequestApprove
 from terrine_server.cli.console import (
-    AsJson,
+    as_json,
     console,
     errors,
     fail,
     opened_ledger,
     output,
     print_json,
+    with_json,
 )
 from terrine_server.cli.derived import takes
 
@@ -27,9 +28,9 @@ Id = Annotated[str, typer.Argument(metavar="ID", help="Id of the request.")]
 
 
 @app.command("list")
+@with_json
 def list_requests(
     status: Annotated[str | None, typer.Option(help="open, approved or refused.")] = None,
-    as_json: AsJson = False,
 ) -> None:
     """List requests, oldest first."""
     from terrine_protocol import RequestStatus
@@ -53,12 +54,12 @@ def list_requests(
             }
             for each in found
         ],
-        as_json,
     )
 
 
 @app.command()
-def show(request_id: Id, as_json: AsJson = False) -> None:
+@with_json
+def show(request_id: Id) -> None:
     """Show a request and, while it is open, what approving it as it was made would mean."""
     from terrine_server import views
     from terrine_server.owner import requests
@@ -83,12 +84,13 @@ def show(request_id: Id, as_json: AsJson = False) -> None:
     }
     if shown.approval is not None:
         people |= _outlook(shown.approval)
-    output(shown, people, as_json)
+    output(shown, people)
 
 
 @app.command()
+@with_json
 @takes(RequestApprove)
-def approve(approval: RequestApprove, request_id: Id, as_json: AsJson = False) -> None:
+def approve(approval: RequestApprove, request_id: Id) -> None:
     """Open the project that was asked for. A token is printed once, alone on stdout."""
     from terrine_protocol import RequestApproved
     from terrine_server import views
@@ -101,7 +103,7 @@ def approve(approval: RequestApprove, request_id: Id, as_json: AsJson = False) -
     terms = requests.as_opened(ledger.find_request(request_id), approval)
     tokens = Tokens(ledger, load_secret_key(settings.secret_key_path))
     done = requests.approve(ledger, tokens, request_id, terms, approval.token_expires_in_days)
-    if as_json:
+    if as_json():
         available = AnyVoters(settings).available(done.project.ensemble)
         print_json(
             RequestApproved(

@@ -12,7 +12,7 @@ import typer
 
 from terrine_protocol.files import read
 from terrine_server.bars import steps_bar
-from terrine_server.cli.console import AsJson, console, errors, fail, output
+from terrine_server.cli.console import as_json, console, errors, fail, output, with_json
 from terrine_server.cli.specs import SPEC, built, show_kind
 from terrine_server.cli.student_data import StudentFiles, rehearse, save_labels
 from terrine_server.cli.student_report import class_figures, summary
@@ -183,7 +183,8 @@ def train(
 
 
 @app.command("methods")
-def list_methods(as_json: AsJson = False) -> None:
+@with_json
+def list_methods() -> None:
     """Show the methods of training a student, and their parameters.
 
     vat and fixmatch learn from unlabelled inputs too, and are replaced by a plain model if they
@@ -192,9 +193,9 @@ def list_methods(as_json: AsJson = False) -> None:
     from terrine_models.students.methods import methods
     from terrine_models.students.networks import Training
 
-    if not as_json:
+    if not as_json():
         console.print(f"Methods: {', '.join(methods())}.")
-    show_kind(Training, as_json)
+    show_kind(Training)
 
 
 @app.command()
@@ -233,9 +234,8 @@ def label(
 
 
 @app.command()
-def budget(
-    url: Url, token_file: TokenFile = None, insecure: Insecure = False, as_json: AsJson = False
-) -> None:
+@with_json
+def budget(url: Url, token_file: TokenFile = None, insecure: Insecure = False) -> None:
     """Show the account of the token's project.
 
     [bold]Example[/bold]: terrine student budget --url https://labels.example.org
@@ -249,7 +249,7 @@ def budget(
         "charges": account.charges,
         "queries left": f"at least {account.affordable}",
     }
-    output(account, people, as_json)
+    output(account, people)
 
 
 @contextmanager

@@ -43,7 +43,7 @@ from terrine_server.privacy.budget.quoting import check_publishable, publication
 from terrine_server.settings import Settings
 
 if TYPE_CHECKING:
-    from terrine_models.storage.manifests import Manifest
+    from terrine_models.teachers.manifests import Manifest
 
 
 def make_directories(settings: Settings) -> None:
@@ -220,10 +220,8 @@ def register_ensemble(
     Raises `StoreError` (its files), `InvalidTerms` (the name or the cap) or `Conflict`
     (it, or one of its imported teachers, is registered already).
     """
-    from terrine_models.features.backbones import check_backbone
-    from terrine_models.storage.manifests import load_manifest
     from terrine_models.teachers.federation import is_federation, verified_digest
-    from terrine_models.teachers.importing import check_imported
+    from terrine_models.teachers.kinds import load_manifest
 
     name, budget = wanted.name, (wanted.epsilon, wanted.delta)
     directory = settings.ensembles_dir / name
@@ -231,8 +229,7 @@ def register_ensemble(
     if not is_federation(directory):
         manifest = load_manifest(directory)
         _refuse_teachers_of_others(ledger, settings, name, manifest)
-        check_imported(directory, manifest)
-        check_backbone(directory, manifest)
+        manifest.teacher.inspect(directory, manifest)
     units, facts = _facts(directory)
     try:
         if wanted.rule == "rdp":
@@ -252,8 +249,8 @@ def register_ensemble(
 
 def _facts(directory: Path) -> tuple[int, EnsembleFacts]:
     """Return how many units an ensemble was trained on, and what students see of it."""
-    from terrine_models.storage.manifests import load_manifest
     from terrine_models.teachers.federation import is_federation, load_federation
+    from terrine_models.teachers.kinds import load_manifest
 
     if is_federation(directory):
         federation = load_federation(directory)
@@ -272,8 +269,8 @@ def _facts(directory: Path) -> tuple[int, EnsembleFacts]:
         input=InputSpec.model_validate(manifest.input),
         classes=list(manifest.classes),
         teachers=manifest.teachers,
-        matches_prior=bool(manifest.training.match_prior),
-        disjoint_by=manifest.foreign.disjoint_by if manifest.foreign else None,
+        matches_prior=manifest.teacher.matches_prior,
+        disjoint_by=manifest.teacher.declared_disjoint,
         encoding=manifest.encoding,
         image=manifest.image,
     )
@@ -283,9 +280,10 @@ def _refuse_teachers_of_others(
     ledger: Ledger, settings: Settings, name: str, manifest: Manifest
 ) -> None:
     """Raise Conflict if an imported teacher is in another ensemble: both caps would be for it."""
-    from terrine_models.storage.manifests import StoreError, load_manifest
+    from terrine_models.storage.manifests import StoreError
+    from terrine_models.teachers.kinds import load_manifest
 
-    if manifest.foreign is None:
+    if manifest.teacher.salted:
         return
     teachers = {manifest.files[file] for file in manifest.teacher_files}
     for other in ledger.ensembles():
