@@ -98,7 +98,7 @@ class NeighbourExperiment(Experiment):
         queries = len(self.pool)
         near = np.rint(near * (queries / len(public))).astype(np.int64)
         wanted = max(1, int(np.quantile(near, LASTING)))
-        low, high = 0.1, 1e6
+        low, high = 0.5, 10_000.0
         while high / low > 1 + 1e-6:
             sigma = (low * high) ** 0.5
             low, high = (low, sigma) if _most(sigma, queries, setup) >= wanted else (sigma, high)
