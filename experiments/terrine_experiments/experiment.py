@@ -75,16 +75,12 @@ class Experiment:
         """Train what is missing, buy what is missing, and measure. Raises what they raise."""
         began = time.monotonic()
         source, rows = self.source, len(self.pool)
-        name = f"{source.name}-{numbered(source.config.kind, source.teachers)}"
-        runs = []
-        for number in range(self.setup.runs):
-            directory = self.out / "ensembles" / name / f"run-{number}"
-            manifest = trained(source, self.public, directory, number, self.console)
-            runs.append(Run(number, directory, manifest))
-        manifest, classes = runs[0].manifest, len(source.private.classes)
-        specifications = [
-            setup.specification(rows, manifest.teachers, classes) for setup in self.setups
+        runs = [
+            Run(number, self.directory(number), self._manifest(number))
+            for number in range(self.setup.runs)
         ]
+        manifest = runs[0].manifest
+        specifications = [self._specification(setup, manifest) for setup in self.setups]
         bought = [
             [self._bought(setup, run, specification) for run in runs]
             for setup, specification in zip(self.setups, specifications, strict=True)
@@ -143,6 +139,20 @@ class Experiment:
             )
             for at, setup in enumerate(self.setups)
         ]
+
+    def directory(self, number: int) -> Path:
+        """Where a run's teachers are."""
+        name = f"{self.source.name}-{numbered(self.source.config.kind, self.source.teachers)}"
+        return self.out / "ensembles" / name / f"run-{number}"
+
+    def _manifest(self, number: int) -> Manifest:
+        """Train a run's teachers, or look them up."""
+        return trained(self.source, self.public, self.directory(number), number, self.console)
+
+    def _specification(self, setup: Setup, manifest: Manifest) -> dict[str, Any]:
+        """The mechanism that is opened. Raises ParameterError."""
+        classes = len(manifest.classes)
+        return setup.specification(len(self.pool), manifest.teachers, classes)
 
     def _home(self, setup: Setup, run: Run) -> Path:
         """The directory of a run's project and students at one budget."""

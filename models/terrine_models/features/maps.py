@@ -30,7 +30,7 @@ from terrine_models.storage.manifests import FeatureSpec
 from terrine_protocol.tables import PublicSource
 
 Base = Literal["oriented_gradients", "identity", "bins", "backbone"]
-Kind = Literal["graph", "fine_graph", "components", "nystrom", "discriminant"]
+Kind = Literal["graph", "fine_graph", "nystrom", "discriminant"]
 """What is fitted on public images: components and graph coordinates, a kernel's landmarks, or
 directions in which classes differ (`discriminant.py`)."""
 KERNEL_COMPONENTS = 150
@@ -206,8 +206,7 @@ def public_features(
 
     Images get oriented gradients. With public data these are reduced to principal components, and a
     third of the width are coordinates on its neighbourhood graph; or, with the kind `nystrom`, they
-    are compared with `width` public landmarks by a Gaussian kernel; or, with the kind `components`,
-    all are principal components. A `fine_graph` has twice as
+    are compared with `width` public landmarks by a Gaussian kernel. A `fine_graph` has twice as
     many coordinates, beyond the width, and the less smooth ones count for more. With the kind
     `discriminant` they are the directions in which classes seem to differ. Without public data
     oriented gradients are reduced by a random orthogonal projection to four times the width: it is
@@ -242,8 +241,7 @@ def public_features(
     base = torch.cat(side_by_side(lambda block: _base(name, backbone, block, inputs), blocks))
     if kind == "nystrom":
         return _landmarks(inputs, base, public.source, width, backbone)
-    alone = kind == "components"
-    tensors = _principal_components(base, width if alone else width - width // 3)
+    tensors = _principal_components(base, width - width // 3)
     tensors["basis"] = tensors["basis"] * tensors.pop("deviations") ** -0.5
     spec = FeatureSpec(
         base=name,
@@ -252,7 +250,7 @@ def public_features(
         fitted_on=public.source,
         backbone=None if backbone is None else backbone.source,
     )
-    if len(base) >= FEWEST_POINTS and not alone:
+    if len(base) >= FEWEST_POINTS:
         points = _project(base, tensors)
         fine = kind == "fine_graph"
         count, power = (2 * (width // 3), FINE) if fine else (width // 3, 1.0)
