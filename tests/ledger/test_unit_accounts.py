@@ -29,7 +29,7 @@ from terrine_server.labeling.voters import Voters
 from terrine_server.ledger import Batch, Cast, Ledger, OnRecord, QueryDigest, connect
 from terrine_server.ledger.charging import unit_accounts as accounts_of
 from terrine_server.ledger.payments import Payments
-from terrine_server.ledger.store.tables import unit_accounts
+from terrine_server.ledger.store.tables import charges, projects, unit_accounts
 from terrine_server.privacy import Neighbours
 
 
@@ -279,8 +279,10 @@ def test_accounts_that_were_edited_answer_nothing_and_verify_says_so(
     opened.ask(inputs[:4])
     values = EDITS[edit](opened.row())
     with unguarded(opened.url) as connection:
-        statement = delete(unit_accounts) if values is None else update(unit_accounts)
-        connection.execute(statement if values is None else statement.values(values))
+        if values is None:
+            connection.execute(delete(unit_accounts))
+        else:
+            connection.execute(update(unit_accounts).values(values))
     with pytest.raises(LedgerCorrupted, match="The accounts of project study are"):
         opened.ask(inputs[4:])
     assert opened.ledger.project("study").charges == 4
@@ -323,6 +325,29 @@ def test_after_a_restore_nobody_votes_and_nothing_goes_back_to_the_cap(opened: O
     assert opened.ledger.fill_accounts().filled == ["study", "untouched"]
     logged = [entry.action for entry in opened.ledger.log(limit=100)]
     assert logged.count("accounts-filled") == 4
+
+
+def test_a_backup_restored_under_a_running_server_answers_nothing(opened: Opened) -> None:
+    """On SQLite the file is replaced, which no server uses; so here rows are put back."""
+    inputs, labeling = many(opened.people, 6), opened.labeling()
+
+    def ask(some: list[NDArray[np.uint8]]) -> None:
+        labeling.answer("study", [labeling.check("study", np.stack(some))])
+
+    ask(inputs[:2])
+    with connect(opened.url).connect() as connection:
+        older = {
+            table: [dict(row._mapping) for row in connection.execute(select(table))]
+            for table in (projects, unit_accounts)
+        }
+    ask(inputs[2:4])
+    with unguarded(opened.url) as connection:
+        connection.execute(delete(charges).where(charges.c.seq > 2))
+        for table, (row,) in older.items():
+            connection.execute(update(table).values(row))
+    assert opened.ledger.verify("study").problems == [], "only an anchor can tell"
+    with pytest.raises(LedgerCorrupted, match="a backup was restored"):
+        ask(inputs[4:])
 
 
 def test_nothing_that_leaves_the_ledger_has_an_account_in_it(opened: Opened) -> None:

@@ -55,10 +55,19 @@ class Payments(Handle):
     def accounts(self, project: ProjectRecord) -> Accounts:
         """Return what each unit has spent in a project as it was looked up, uint32[U]. Secret.
 
-        Raises ConcurrentUpdate if the project has moved since, and LedgerCorrupted.
+        Raises ConcurrentUpdate if the project has moved since, and LedgerCorrupted, also if it has
+        fewer charges than this process has made: then an older backup was restored.
         """
+        made = self._charged.get(project.id, 0)
         with reading(self._engine) as connection:
-            return unit_accounts.as_of(connection, self._seals, project)
+            accounts = unit_accounts.as_of(connection, self._seals, project)
+        if project.charges < made:
+            raise LedgerCorrupted(
+                f"The project {project.name} is older than its last charge: a backup was restored. "
+                "Run `terrine ledger restored`.",
+                project.name,
+            )
+        return accounts
 
     def charge(
         self,
