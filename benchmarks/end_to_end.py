@@ -45,7 +45,7 @@ from numpy.typing import NDArray
 from teachers import SHARED, Material, digits, first, mnist, train
 from terrine_models.features.maps import PublicData
 from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.training import Heads, Networks
+from terrine_models.teachers.kinds import Heads, Networks
 from terrine_protocol import EnsembleRegister, ProjectOpen, Role, TokenCreate
 from terrine_server.ledger import Ledger, connect, upgrade
 from terrine_server.owner.operations import open_project, register_ensemble

@@ -35,7 +35,7 @@ from end_to_end import (
     student_token,
 )
 from teachers import SHARED, Material, digits, first, mnist
-from terrine_models.teachers.training import Heads, Networks
+from terrine_models.teachers.kinds import Heads, Networks
 from terrine_server.settings import VotersKind
 
 ACTORS = 2

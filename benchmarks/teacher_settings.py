@@ -28,7 +28,8 @@ from terrine_models.features.maps import PublicData
 from terrine_models.students.ridge import RidgeStudents
 from terrine_models.students.shares import fit_shares
 from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.training import Heads, train_ensemble
+from terrine_models.teachers.kinds import Heads
+from terrine_models.teachers.training import train_ensemble
 from terrine_server.planning.counts import sigma_for_rows
 from terrine_server.privacy.mechanisms.noisy_votes import NoisyVotes
 

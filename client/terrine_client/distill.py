@@ -27,6 +27,7 @@ from terrine_client._report import Report, Round, choice_lines, continued, round
 from terrine_client.client import Client
 from terrine_client.errors import TerrineError
 from terrine_protocol import ProjectInfo
+from terrine_protocol.mechanisms import COUNTED
 
 if TYPE_CHECKING:
     from terrine_models.students.models import Student
@@ -88,7 +89,7 @@ def distill(
     seed: of the order of the queries, and of the training. The server draws the noise.
     tell, on_step: called with each line of progress, and with the steps done and to do.
 
-    With noisy_votes all inputs are asked in one round, and the student learns from the counts
+    With noisy counts all inputs are asked in one round, and the student learns from the counts
     (`terrine_models.students.noisy_counts`). With interactive_gnmax, the first round sends uniform
     probabilities, which makes it Confident-GNMax; later rounds send the student's predictions.
 
@@ -110,7 +111,7 @@ def distill(
     project = client.project()
     check_data(public, project, held_out)
     check_training(training, project)
-    if project.mechanism.name == "noisy_votes":
+    if project.mechanism.name in COUNTED:
         rounds = 1  # every count helps every other row, so there is nothing to wait for
     notebook = Notebook.open(out, project, public)
     encoding = encoding or project.ensemble.encoding
@@ -215,7 +216,7 @@ def check_training(training: Training, project: ProjectInfo) -> None:
         check(training, InputSpec.model_validate(project.ensemble.input.model_dump()))
     except ValueError as error:
         raise DistillError(f"{error} Nothing was asked.") from None
-    if training.balance and project.mechanism.name == "noisy_votes":
+    if training.balance and project.mechanism.name in COUNTED:
         raise DistillError(
             "A student of noisy counts learns shares of votes, not labels, so there are no classes "
             "to balance. Leave out balance. Nothing was asked."

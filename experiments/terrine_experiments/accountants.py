@@ -29,6 +29,7 @@ from terrine_server.privacy.accounting.events import (
     GaussianThreshold,
     LaplaceArgmax,
     LaplaceNoisyMax,
+    NeighbourCounts,
     SparseVectorEpoch,
     StabilityTest,
     WithinEpoch,
@@ -180,7 +181,7 @@ def pure_epsilon(event: CostEvent) -> float:
             return 0.0
         case GaussianNoisyMax() | GaussianNoisyCounts() | GaussianThreshold():
             return math.inf
-        case GaussianArgmax() | StabilityTest() | ConfidentMax():
+        case GaussianArgmax() | StabilityTest() | ConfidentMax() | NeighbourCounts():
             return math.inf
         case Composition(events):
             return sum(pure_epsilon(part) for part in events)
@@ -235,6 +236,8 @@ def published_rdp(event: CostEvent, orders: Floats) -> Floats:
             return np.asarray(orders * (shift / sigma) ** 2)
         case GaussianNoisyCounts(sigma) | GaussianArgmax(sigma):
             return np.asarray(orders * (1 / sigma) ** 2)
+        case NeighbourCounts(sigma, norm):
+            return np.asarray(orders * (norm / sigma) ** 2)
         case GaussianThreshold(sigma) | StabilityTest(sigma):
             return np.asarray(orders / (2 * sigma**2))
         case ConfidentMax():

@@ -29,9 +29,10 @@ from terrine_experiments.owner import open_books, open_study, trained
 from terrine_experiments.results import Result
 from terrine_experiments.setup import GAMMA, Setup, numbered, parts, pool_size, public_part
 from terrine_experiments.sources import Source
-from terrine_models.storage.manifests import Manifest, manifest_digest, write_atomically
+from terrine_models.storage.manifests import manifest_digest, write_atomically
 from terrine_models.students.asking import asking_order
 from terrine_models.teachers.ensemble import Ensemble
+from terrine_models.teachers.manifests import Manifest
 from terrine_protocol import Role
 from terrine_server.audit.world import serving
 from terrine_server.privacy import VoteOutcome, build_mechanism
@@ -74,16 +75,12 @@ class Experiment:
         """Train what is missing, buy what is missing, and measure. Raises what they raise."""
         began = time.monotonic()
         source, rows = self.source, len(self.pool)
-        name = f"{source.name}-{numbered(source.config.kind, source.teachers)}"
-        runs = []
-        for number in range(self.setup.runs):
-            directory = self.out / "ensembles" / name / f"run-{number}"
-            manifest = trained(source, self.public, directory, number, self.console)
-            runs.append(Run(number, directory, manifest))
-        manifest, classes = runs[0].manifest, len(source.private.classes)
-        specifications = [
-            setup.specification(rows, manifest.teachers, classes) for setup in self.setups
+        runs = [
+            Run(number, self.directory(number), self._manifest(number))
+            for number in range(self.setup.runs)
         ]
+        manifest = runs[0].manifest
+        specifications = [self._specification(setup, manifest) for setup in self.setups]
         bought = [
             [self._bought(setup, run, specification) for run in runs]
             for setup, specification in zip(self.setups, specifications, strict=True)
@@ -134,12 +131,28 @@ class Experiment:
                 plurality=plurality,
                 majority=float(most / len(tested)),
                 training=asdict(source.training),
-                heads=manifest.training.model_dump(mode="json", exclude_none=True),
+                heads=manifest.teacher.model_dump(
+                    mode="json", exclude={"kind", "features"}, exclude_none=True
+                ),
                 warnings=list(source.warnings),
                 seconds=seconds,
             )
             for at, setup in enumerate(self.setups)
         ]
+
+    def directory(self, number: int) -> Path:
+        """Where a run's teachers are."""
+        name = f"{self.source.name}-{numbered(self.source.config.kind, self.source.teachers)}"
+        return self.out / "ensembles" / name / f"run-{number}"
+
+    def _manifest(self, number: int) -> Manifest:
+        """Train a run's teachers, or look them up."""
+        return trained(self.source, self.public, self.directory(number), number, self.console)
+
+    def _specification(self, setup: Setup, manifest: Manifest) -> dict[str, Any]:
+        """The mechanism that is opened. Raises ParameterError."""
+        classes = len(manifest.classes)
+        return setup.specification(len(self.pool), manifest.teachers, classes)
 
     def _home(self, setup: Setup, run: Run) -> Path:
         """The directory of a run's project and students at one budget."""

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0003"
-down_revision = "0001"
+down_revision = "0002"
 
 DIGEST = sa.LargeBinary(32)
 STAYS = "the transparency log is append-only: a leaf or a node is never changed or removed"

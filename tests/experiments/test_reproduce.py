@@ -26,7 +26,8 @@ from terrine_experiments.sources import DIGESTS, FILES, RECIPES, UNCOMPARED, che
 from terrine_models.data.arrays import DataError
 from terrine_models.students.networks import Training
 from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.training import Heads, partition_records
+from terrine_models.teachers.kinds import Heads
+from terrine_models.teachers.shards import partition_records
 from terrine_server.demo.owner import DemoOwner
 
 pytestmark = pytest.mark.nightly

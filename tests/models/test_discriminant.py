@@ -20,7 +20,9 @@ from terrine_models.students.networks import Training
 from terrine_models.students.noisy_counts import CountedStudents
 from terrine_models.students.selection import choose_student
 from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.training import Heads, train_ensemble
+from terrine_models.teachers.heads import HeadTeachers
+from terrine_models.teachers.kinds import Heads
+from terrine_models.teachers.training import train_ensemble
 
 SPEC = InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16)
 TABLE = InputSpec(shape=(3,), dtype="float32", low=0, high=1)
@@ -103,9 +105,13 @@ def test_heads_of_many_classes_are_class_means_and_others_are_not(
     manifest = train_ensemble(
         of_many, tmp_path / "e", name="e", teachers=40, config=Heads(width=40), public=public
     )
-    assert manifest.features is not None
-    assert (manifest.features.projection, manifest.features.width) == ("discriminant", 40)
-    assert manifest.training.ridge is None
+    assert manifest.teacher.features is not None
+    assert (manifest.teacher.features.projection, manifest.teacher.features.width) == (
+        "discriminant",
+        40,
+    )
+    assert isinstance(manifest.teacher, HeadTeachers)
+    assert manifest.teacher.ridge is None
     votes = Ensemble.load(tmp_path / "e").votes(x[:POOL])
     assert (votes.argmax(1) == truth[:POOL]).mean() > 0.9
     assert votes[:, 10:].sum() == 0  # no shard has seen these

@@ -76,7 +76,7 @@ def thousand(machine: Machine, private: Path) -> Machine:
         CLASSES,
     )
     assert trained.code == 0, trained.err
-    cap = ("--epsilon", "6", "--delta", "2e-5", "--order", "12")
+    cap = ("--epsilon", "6", "--delta", "2e-5", "--rule", "rdp:12")
     assert "Rényi DP at order 12" in machine.run("ensemble", "register", "blobs", *cap).fine
     return machine
 
@@ -190,4 +190,4 @@ def test_data_dependent_projects_need_a_cap_with_an_order(served_machine: Machin
     said = run(*digits, *budget, *PUBLISHING).refused
     assert "registered with the rule rdp" in said
     cap = ("--epsilon", "6", "--delta", "2e-5")
-    assert "order" in run("ensemble", "register", "digits", *cap, "--order", "1").refused
+    assert "order" in run("ensemble", "register", "digits", *cap, "--rule", "rdp:1").refused

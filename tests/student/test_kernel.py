@@ -22,7 +22,8 @@ from terrine_models.students.models import Student
 from terrine_models.students.networks import Training, train_student
 from terrine_models.students.selection import choose_student
 from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.training import Heads, train_ensemble
+from terrine_models.teachers.kinds import Heads
+from terrine_models.teachers.training import train_ensemble
 
 SPEC = InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16)
 TABLE = InputSpec(shape=(3,), dtype="float32", low=0, high=1)

@@ -17,6 +17,7 @@ from terrine_server.cli import (
     ledger,
     log,
     mechanism,
+    neighbours,
     owners,
     plan,
     project,
@@ -42,6 +43,7 @@ app.command()(plan.plan)
 app.command()(audit.audit)
 app.command()(demo.demo)
 app.add_typer(ensemble.app, name="ensemble")
+app.add_typer(neighbours.app, name="neighbours")
 app.add_typer(owners.owners, name="owners")
 app.add_typer(owners.teacher, name="teacher")
 app.add_typer(aggregator.app, name="aggregator")

@@ -16,8 +16,8 @@ from terrine_server.cli.votes import VotesAre, check_origin
 
 if TYPE_CHECKING:
     from terrine_models.data.arrays import Dataset
-    from terrine_models.storage.manifests import Manifest
     from terrine_models.teachers.agreement import Agreement
+    from terrine_models.teachers.manifests import Manifest
 
 
 def ensemble_directory(ensemble: str) -> Path:

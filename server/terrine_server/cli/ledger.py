@@ -80,6 +80,28 @@ def show(
 
 
 @app.command()
+def restored() -> None:
+    """Make a ledger safe that was restored from a backup: run it before anything answers again.
+
+    What was charged after the backup is not known any more. So every active project is paused, and
+    in projects of `neighbours` every person's account counts as spent, for good: resumed, they
+    answer with noise, and they cannot be closed.
+    """
+    done = opened_ledger().fill_accounts()
+    console.print(
+        f"Paused {len(done.paused)} projects: {', '.join(done.paused) or 'none was active'}.",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if done.filled:
+        console.print(
+            f"Every account counts as spent in {', '.join(done.filled)}.",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+@app.command()
 def export(
     project: Annotated[str, typer.Argument(help="The project.")],
     output: Annotated[

@@ -102,7 +102,7 @@ def _show_publishing(found: Plan) -> None:
     _say(
         f"Data-dependent accounting would answer {publishing.queries / worst - 1:.0%} more, with "
         f"figures published after {', '.join(f'{k:,}' for k in publishing.schedule)} queries. To "
-        f"use it, register the ensemble with --order {order:g} and open the project with "
+        f"use it, register the ensemble with --rule rdp:{order:g} and open the project with "
         "--accounting data_dependent and the --consensus of this plan."
     )
 

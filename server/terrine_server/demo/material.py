@@ -13,7 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from terrine_models.data.arrays import DIGITS, DataError, Dataset, InputSpec, load_idx
 from terrine_models.students.networks import Training
-from terrine_models.teachers.training import Heads
+from terrine_models.teachers.kinds import Heads
 from terrine_protocol import ConfidentGNMaxSpec, NoisyVotesSpec
 from terrine_server.demo.mnist import FetchError, cache_directory, cached_mnist, fetch_mnist
 from terrine_server.planning.counts import sigma_for_rows

@@ -47,6 +47,11 @@ def default_grid(name: str, teachers: int, delta: float) -> dict[str, Sequence[f
                 "stable_svt cannot be planned: the cost of its queries depends on their order and "
                 "on how many come in one request, which levels of consensus do not describe."
             )
+        case "neighbours":
+            raise ParameterError(
+                "neighbours cannot be planned from a number of teachers: what it answers depends "
+                "on how many people are near a query. See docs/privacy/neighbours.md."
+            )
         case "immutable":
             return {"sigma": sigmas, "c": [0, 1, 2, 5]}
     raise ParameterError(f"No mechanism is called {name!r}. Use one of {', '.join(MECHANISMS)}.")

@@ -31,6 +31,7 @@ from terrine_server.privacy.budget.terms import Account, Considered, RuleChoice,
 from terrine_server.privacy.mechanisms.base import Mechanism, VoteOutcome
 from terrine_server.privacy.mechanisms.confident_gnmax import ConfidentGNMax
 from terrine_server.privacy.mechanisms.interactive_gnmax import InteractiveGNMax
+from terrine_server.privacy.mechanisms.neighbours import Neighbours
 from terrine_server.privacy.parameters import (
     MIN_ANSWER_SHARE,
     ParameterError,
@@ -192,8 +193,8 @@ def _variants(
     """
     given = mechanism.answer_share if isinstance(mechanism, Thresholded) else None
     variants: list[tuple[Mechanism, Rule | None]] = [(mechanism, None)] if given is None else []
-    if cap_rule.order is None and given is None:
-        return variants
+    if isinstance(mechanism, Neighbours) or (cap_rule.order is None and given is None):
+        return variants  # `quote` takes the better rule for accounts
     events = mechanism.events()
     conversion = split_delta(events.values(), delta).conversion
     if isinstance(mechanism, Thresholded):

@@ -39,6 +39,11 @@ RIGHTS: dict[str, dict[str, tuple[str, ...]]] = {
         "UPDATE": ("status", "project_id", "reason", "decided_at", "seal"),
     },
     "secret_spends": {"SELECT": (), "INSERT": (), "UPDATE": ("charges", "tally", "seal")},
+    "unit_accounts": {
+        "SELECT": (),
+        "INSERT": (),
+        "UPDATE": ("charges", "head", "filled", "accounts", "seal"),
+    },
     "tokens": {"SELECT": (), "INSERT": (), "UPDATE": ("revoked_at", "seal")},
     "tree_head": {"SELECT": (), "INSERT": (), "UPDATE": ("checkpoint",)},
     "tree_leaves": {"SELECT": (), "INSERT": ()},

@@ -226,6 +226,22 @@ secret_spends = Table(
     CheckConstraint("charges >= 0", name="charges"),
 )
 
+# What each unit has spent in a project of `neighbours`: secret. Little-endian uint32, by unit.
+# `charges`, `head`: the entry that they stand after. `filled`: the owner counts all as spent.
+unit_accounts = Table(
+    "unit_accounts",
+    metadata,
+    Column("project_id", ForeignKey(projects.c.id), primary_key=True),
+    Column("charges", BigInteger, nullable=False),
+    Column("head", _Digest, nullable=False),
+    Column("filled", BigInteger, nullable=False),
+    Column("accounts", LargeBinary, nullable=False),
+    *_seal(),
+    _digest("head"),
+    CheckConstraint("charges >= 0", name="charges"),
+    CheckConstraint("filled IN (0, 1)", name="filled"),
+)
+
 idempotency = Table(
     "idempotency",
     metadata,
