@@ -56,8 +56,9 @@ def calibrated(probabilities: Floats, shares: Floats) -> Calibration:
 def cut(wanted: Threshold, probabilities: Floats, answers: Answers) -> float | None:
     """Return the probability from which the second class is said; None: the likelier class is said.
 
-    `probabilities` [N, m]: calibrated, of public inputs. Their mean is the prior, as far as answers
-    tell; of more than two classes the likeliest is said. Of teachers that match their prior, a
+    `probabilities` [N, m]: calibrated, of public inputs. Of labels their mean is the prior, as
+    inputs without a label count, too; of noisy counts, the mean of all. Of more than two classes
+    the likeliest is said. Of teachers that match their prior, a
     plurality errs towards the larger class, as each of them is unsure in its own way; one that knew
     all records would say the rarer class less often than the prior only by what features leave
     open, `LABEL_NOISE`. Where features say little, the rarer class is said as often as it is.
@@ -68,7 +69,7 @@ def cut(wanted: Threshold, probabilities: Floats, answers: Answers) -> float | N
     if wanted != "prior":
         return wanted
     error = answers.noise / np.sqrt(2 * answers.known.sum())
-    prior = float(second.mean())
+    prior = float(answers.prior[1] if answers.noise else second.mean())
     if error > DOUBTFUL or not 2 * error < prior < 1 - 2 * error or np.ptp(second) < 1e-9:
         return None
     share = prior
