@@ -30,10 +30,12 @@ from terrine_experiments.interval import shown
 from terrine_experiments.owner import trained
 from terrine_experiments.setup import Part, numbered, parts, public_part
 from terrine_experiments.sources import Name, Source, load
-from terrine_models.students.answers import CERTAIN, true_counts
+from terrine_models.students.answers import Answers
+from terrine_models.students.methods import METHODS
 from terrine_models.students.models import Student
-from terrine_models.students.neighbours import suits
-from terrine_models.students.noisy_counts import CountedStudents
+from terrine_models.students.selection import choose
+from terrine_models.students.settings import Training
+from terrine_models.students.task import Task
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_server.planning.counts import sigma_for_rows
 from terrine_server.privacy.mechanisms.noisy_votes import NoisyVotes
@@ -48,26 +50,22 @@ class Fold:
 
     source: Source
     part: Part
-    students: CountedStudents
+    task: Task
 
     def right(self, counts: Ints, teachers: int, sigma: float) -> int:
         """How many of the fold a student of counts [N, m] has right."""
-        made = self.students.train(
+        answers = Answers.of_counts(
             counts[self.part.seen],
             teachers=teachers,
             sigma=sigma,
             matches_prior=self.source.test.encoding is not None,
-            training=self.source.training,
         )
-        return self._right(made.student)
+        return self._right(choose(self.task, answers, self.source.training).student)
 
-    def right_by_kernel(self, labels: Ints) -> int:
-        """How many a kernel student of labels [N] has right, without the regression."""
-        return self._right(self.students.kernels.train(labels[self.part.seen], again=False))
-
-    def right_by_neighbours(self, labels: Ints) -> int:
-        """How many a student has right that goes by neighbours with labels [N]."""
-        return self._right(self.students.neighbours.train(labels[self.part.seen]))
+    def right_by(self, method: str, labels: Ints) -> int:
+        """How many a student of one method has right that learned from labels [N]."""
+        answers = Answers.of_labels(labels[self.part.seen], len(self.task.classes))
+        return self._right(METHODS[method](Training()).fit(self.task, answers))
 
     def _right(self, student: Student) -> int:
         test, tested = self.source.test, self.part.tested
@@ -99,27 +97,20 @@ def main() -> None:
     show(f"one of {n:,} teachers, in the mean", *means)
     show("plurality", *(float((won == test.labels).mean()) for won in winners))
 
-    def learn(part: Part) -> CountedStudents:
-        x = test.inputs[part.seen]
-        return CountedStudents(x, inputs=test.spec, classes=test.classes, encoding=test.encoding)
+    def learn(part: Part) -> Task:
+        return Task(test.inputs[part.seen], test.spec, test.classes, test.encoding)
 
     folds = [Fold(source, part, learn(part)) for part in parts("folds", source)]
 
     def accuracy(counts: Ints, teachers: int, sigma: float) -> float:
         return sum(fold.right(counts, teachers, sigma) for fold in folds) / len(test)
 
-    auto = source.training.method == "auto"
-    by_neighbours = auto and suits(test.spec, classes, min(len(fold.part.seen) for fold in folds))
-
-    for what, taught in (("true labels", [test.labels]), ("plurality", winners)):
-        if by_neighbours:
-            right = [sum(fold.right_by_neighbours(labels) for fold in folds) for labels in taught]
-            show(f"neighbours of the {what}, not averaged", *(r / len(test) for r in right))
-        elif auto and len(test.spec.shape) > 1:
-            right = [sum(fold.right_by_kernel(labels) for fold in folds) for labels in taught]
-            show(f"kernel student of the {what}, no regression", *(r / len(test) for r in right))
-        counts_of = (true_counts(labels, classes) for labels in taught)
-        show(f"student of the {what}", *(accuracy(counts, 1, CERTAIN) for counts in counts_of))
+    task = folds[0].task
+    method = [name for name, each in METHODS.items() if each.suits(task)][-1]
+    if source.training.method == "auto":
+        for what, taught in (("true labels", [test.labels]), ("plurality", winners)):
+            right = [sum(fold.right_by(method, labels) for fold in folds) for labels in taught]
+            show(f"{method} student of the {what}", *(r / len(test) for r in right))
     show("student of counts without noise", *(accuracy(counts, n, MIN_SIGMA) for counts in votes))
     for epsilon in options.epsilon:
         sigma = sigma_for_rows(len(test), n, classes, epsilon, source.delta)

@@ -32,7 +32,7 @@ from terrine_client.distill import Ask, Distilled, Stop, distill
 from terrine_client.errors import BudgetExhausted
 from terrine_models.data.arrays import Dataset
 from terrine_models.students.methods import methods
-from terrine_models.students.networks import Training
+from terrine_models.students.settings import Training
 from terrine_protocol import Outcome
 from terrine_server.planning.opening import choose
 from terrine_server.privacy import VoteOutcome, build_mechanism

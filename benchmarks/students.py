@@ -20,7 +20,6 @@ import argparse
 import os
 import time
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +28,12 @@ from numpy.typing import NDArray
 
 from teachers import SHARED
 from terrine_models.data.arrays import Dataset, load_idx
+from terrine_models.students.answers import Answers
 from terrine_models.students.asking import asking_order
-from terrine_models.students.methods import check, methods
-from terrine_models.students.networks import Training, train_student
-from terrine_models.students.selection import Made, choose_student
+from terrine_models.students.methods import METHODS, methods
+from terrine_models.students.selection import choose
+from terrine_models.students.settings import Training
+from terrine_models.students.task import Task
 from terrine_models.tables.loading import load_table
 from terrine_models.tables.roles import propose_schema
 from terrine_server.privacy import VoteOutcome, build_mechanism
@@ -103,7 +104,6 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=500)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--students", type=int, default=1)
     parser.add_argument("--unchecked", action="store_true", help="train networks without a check")
     parser.add_argument("--data", nargs="+", choices=DATA, default=["adult", "mnist"])
     parser.add_argument("--methods", nargs="+", choices=methods(), default=["auto", "vat"])
@@ -125,8 +125,8 @@ def main() -> None:
                 study = true_labels(name, data, options.pool, options.queries, seed)
             else:
                 study = bought(name, data, source, options.pool, options.queries, seed)
-            training = Training(steps=options.steps, seed=seed, students=options.students)
-            report(study, options.methods, training, checked_too=not options.unchecked)
+            training = Training(steps=options.steps)
+            report(study, options.methods, training, seed, checked_too=not options.unchecked)
 
 
 def adult(home: Path) -> Dataset:
@@ -171,50 +171,37 @@ def true_labels(name: str, data: Dataset, pool: int, queries: int, seed: int) ->
     return Study(name, data.inputs[:pool], labels, data.labels[:pool], data)
 
 
-def report(study: Study, methods: list[str], training: Training, *, checked_too: bool) -> None:
+def report(
+    study: Study, methods: list[str], training: Training, seed: int, *, checked_too: bool
+) -> None:
     known = study.labels >= 0
     right = (study.labels == study.truth)[known].mean()
     most = np.bincount(study.labels[known]).max() / known.sum()
     print(
-        f"{study.name}, seed {training.seed}: {known.sum():,} labels on {len(study.labels):,} "
+        f"{study.name}, seed {seed}: {known.sum():,} labels on {len(study.labels):,} "
         f"inputs, {right:.1%} right, {most:.1%} in one class"
     )
-    own = sorted({"supervised", *methods} - {"auto", "kernel"})
-    for method in own:
-        try:
-            check(replace(training, method=method), study.test.spec)
-        except ValueError as error:
-            print(f"  {error}")
-            methods = [each for each in methods if each != method]
-            continue
+    task = Task(study.public, study.test.spec, study.test.classes, seed=seed)
+    answers = Answers.of_labels(study.labels, len(task.classes))
+    own = study.test.inputs[-HELD_OUT:]
+    suited = [name for name in METHODS if METHODS[name].can(task)]
+    for method in sorted({"ridge", "supervised", *methods}.intersection(suited)):
         began = time.perf_counter()
-        accuracy = study.accuracy(unchecked(study, method, training))
-        seconds = time.perf_counter() - began
+        student = METHODS[method](training).fit(task, answers)
+        accuracy, seconds = study.accuracy(student.predict(own)), time.perf_counter() - began
         name = f"{method} alone, unchecked"
         print(f"  {name:34} {accuracy:7.2%}   {seconds:.1f} s", flush=True)
     for method in methods if checked_too else ():
+        if method not in ("auto", *suited):
+            continue
         stages = Stages()
-        made = checked(study, method, training, stages)
-        accuracy = study.accuracy(made.student.predict(study.test.inputs[-HELD_OUT:]))
-        tried = ", ".join(f"{each.method} {each.agreement:.1%}" for each in made.choice.judged)
+        made = choose(task, answers, replace(training, method=method), tell=stages.tell)
+        accuracy = study.accuracy(made.student.predict(own))
+        tried = ", ".join(
+            f"{each.method} {each.figures.accuracy.value:.1%}" for each in made.choice.judged
+        )
         what = f"--method {method}: {made.choice.chosen}"
         print(f"  {what:34} {accuracy:7.2%}   {stages.finish()}; held-out labels: {tried}")
-
-
-def options_for(study: Study, method: str, training: Training) -> dict[str, Any]:
-    how = replace(training, method=method, students=1 if method == "kernel" else training.students)
-    return {"inputs": study.test.spec, "classes": study.test.classes, "training": how}
-
-
-def unchecked(study: Study, method: str, training: Training) -> NDArray[np.int64]:
-    train = partial(train_student, study.public, study.labels)
-    student = train(**options_for(study, method, training))
-    return student.predict(study.test.inputs[-HELD_OUT:])
-
-
-def checked(study: Study, method: str, training: Training, stages: Stages) -> Made:
-    choose = partial(choose_student, study.public, study.labels, tell=stages.tell)
-    return choose(**options_for(study, method, training))
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ def test_a_student_s_program_needs_no_extra() -> None:
         (("log", "export"), "auditor"),
         (("audit", "ledger"), "auditor"),
         (("audit", "ledger", "--picture", "audit.png"), "server"),
-        (("student", "train", "pool.npy", "--url", "http://127.0.0.1:9"), "student"),
+        (("student", "--url", "http://127.0.0.1:9", "train", "pool.npy"), "student"),
     ],
 )
 def test_whoever_lacks_an_extra_is_told_a_command_that_works(

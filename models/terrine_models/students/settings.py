@@ -22,8 +22,6 @@ class Training:
 
     method: str = "auto"
     """`auto`, or one of `methods.METHODS`."""
-    threshold: Threshold = "prior"
-    """From which probability of the second of two classes it is the label."""
     steps: Annotated[int, Field(ge=1, description="Training steps of a network.")] = 600
     batch: Annotated[int, Field(ge=1, description="Labelled inputs per step.")] = 64
     unlabelled_batch: Annotated[int, Field(ge=1, description="Unlabelled inputs per step.")] = 128
@@ -47,3 +45,5 @@ class Training:
             description="vat: length of the adversarial step, in units of the prepared input.",
         ),
     ] = 1.5
+    threshold: Threshold = "prior"
+    """From which probability of the second of two classes it is the label."""
