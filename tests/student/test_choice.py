@@ -124,18 +124,16 @@ def test_vat_collapses_on_one_sided_labels_of_digits_and_the_plain_student_is_re
     collapsed = taught("vat", images[:POOL], labels, SMALL, DIGITS, **few)
     made = choose_digits(labels, "vat", steps=60)
     assert made.choice.chosen == "ridge"
-    assert "hardly ever says" in made.choice.why or "plain student is better" in made.choice.why
+    assert "hardly ever says" in made.choice.why
     assert accuracy(made) > collapsed.accuracy(images[1000:], truth[1000:]) + 0.1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("count", [40, 150])
-def test_auto_is_at_least_as_good_as_the_plain_student_on_digits(count: int) -> None:
-    images, truth = digits()
-    made = choose_digits(some_digits(count), steps=100)
+def test_auto_learns_digits_from_a_few_labels(count: int) -> None:
+    made = choose_digits(some_digits(count))
     assert made.choice.folds == min(5, count // 10)
-    assert [each.method for each in made.choice.judged] == ["ridge", "vat"]
-    assert accuracy(made) >= made.plain.accuracy(images[1000:], truth[1000:]) - 0.01
+    assert [each.method for each in made.choice.judged] == ["ridge"]
+    assert accuracy(made) > 0.9
 
 
 def test_a_student_that_fits_nearly_all_answers_is_not_called_collapsed() -> None:
@@ -286,7 +284,7 @@ def test_nothing_can_be_chosen_without_a_label() -> None:
 
 @pytest.mark.parametrize(
     ("spec", "classes", "suited"),
-    [(TABLE, 2, "ridge"), (SMALL, 10, "vat"), (LARGE, 10, "kernel"), (LARGE, 40, "neighbours")],
+    [(TABLE, 2, "ridge"), (SMALL, 10, "ridge"), (LARGE, 10, "kernel"), (LARGE, 40, "neighbours")],
 )
 def test_what_auto_takes_follows_from_public_facts(
     spec: InputSpec, classes: int, suited: str

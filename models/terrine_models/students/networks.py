@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import nn
 
-from terrine_models.data.workers import side_by_side
+from terrine_models.data.workers import alone, side_by_side
 from terrine_models.features.augment import DRAWS, distort
 from terrine_models.features.prepared import prepare
 from terrine_models.students.answers import Answers, Floats, Ints
@@ -94,7 +94,7 @@ class Network(StudentMethod):
 
         done = Count(self.on_step, steps)
         # The products of a table's small network are slower on several threads than on one.
-        return side_by_side(train, [done])[0] if task.is_table else train(done)
+        return alone(train, done) if task.is_table else train(done)
 
     def judge(self, task: Task, answers: Answers, folds: Ints) -> Floats:
         """After short trainings, side by side."""
@@ -183,11 +183,6 @@ class Vat(OfImages):
     """Virtual adversarial training, for small images with few labels."""
 
     objective = Consistent
-
-    @classmethod
-    def suits(cls, task: Task) -> bool:
-        """Images under some 20 pixels a side."""
-        return cls.can(task) and not task.has_large_images
 
 
 class FixMatch(OfImages):

@@ -139,9 +139,9 @@ def choose(
     else:
         shares = answers.shares[answers.known]
         ahead = difference(shares, trials[wanted].predicted, trials[PLAIN].predicted)
-        bearable = MUCH if asked != "auto" or answers.noise else 0.0
+        bearable = MUCH if answers.noise else 0.0
         gap = f"{ahead.value:+.2%} (± {ahead.error:.2%}) of the held-out answers against {PLAIN}"
-        if ahead.value < -bearable - DOUBT * ahead.error:
+        if asked == "auto" and ahead.value < -bearable - DOUBT * ahead.error:
             why = f"{wanted} agrees with {gap}: the plain student is better."
         else:
             trained = train(wanted)
