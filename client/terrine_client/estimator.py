@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from terrine_client._distillation import answers_of, spec_of
 from terrine_client._labels import NO_COUNT, Labels
 from terrine_client.client import Client
+from terrine_client.distill import task_of
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
@@ -30,9 +32,7 @@ except ImportError as error:
     ) from error
 
 if TYPE_CHECKING:
-    from terrine_models.data.arrays import InputSpec
-
-    pass
+    from terrine_models.students.settings import Threshold
     from terrine_protocol import ProjectInfo
 
 Array = npt.NDArray[Any]
@@ -100,7 +100,7 @@ def buy(
         raise ValueError(f"queries must be at least 1 or None, got {queries}.")
     project = client.project()
     x = _taken(_encoded(pool, project, accept_clipped), project)
-    rows = asking_order(x, _spec(project), random_state)[:queries]
+    rows = asking_order(x, spec_of(project), random_state)[:queries]
     beliefs = None
     if project.mechanism.name == "interactive_gnmax":
         classes = len(project.ensemble.classes)
@@ -114,6 +114,8 @@ class TerrineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     bought: the answers that it learns from, of `buy`. Clones share it.
     method: how the student is trained, see docs/student.md. `auto` compares several.
+    threshold: how shares of two classes become labels: `prior`, `accuracy`, or the probability from
+        which the second class is said.
     steps: training steps of networks; by default what suits the method.
     random_state: seed of the training.
 
@@ -131,11 +133,13 @@ class TerrineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         bought: Bought | None = None,
         *,
         method: str = "auto",
+        threshold: Threshold = "prior",
         steps: int | None = None,
         random_state: int = 0,
     ) -> None:
         self.bought = bought
         self.method = method
+        self.threshold = threshold
         self.steps = steps
         self.random_state = random_state
 
@@ -147,8 +151,8 @@ class TerrineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
         Raises ValueError if no input of X was answered.
         """
-        from terrine_models.students.answers import student_from_answers
-        from terrine_models.students.networks import Training
+        from terrine_models.students.selection import choose
+        from terrine_models.students.settings import Training
 
         if self.bought is None:
             raise ValueError(
@@ -156,7 +160,7 @@ class TerrineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 "TerrineClassifier(buy(client, pool)).fit(pool)."
             )
         project = self.bought.project
-        training = Training(method=self.method, seed=self.random_state)
+        training = Training(method=self.method, threshold=self.threshold)
         if self.steps is not None:
             training = replace(training, steps=self.steps)
         x = _taken(self._inputs(X, project, reset=True), project)
@@ -167,18 +171,9 @@ class TerrineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 "`buy` was given, or on a part of it."
             )
         self.classes_ = _names(project.ensemble.classes)
-        made = student_from_answers(
-            x,
-            self.labels_,
-            teachers=project.ensemble.teachers,
-            noisy_counts=counts,
-            noise_sigma=self.bought.labels.noise_sigma,
-            matches_prior=project.ensemble.matches_prior,
-            inputs=_spec(project),
-            classes=tuple(project.ensemble.classes),
-            encoding=project.ensemble.encoding,
-            training=training,
-        )
+        task = task_of(x, project, seed=self.random_state)
+        answers = answers_of(project, self.labels_, counts, self.bought.labels.noise_sigma)
+        made = choose(task, answers, training)
         self.student_, self.choice_ = made.student, made.choice
         self._project = project
         return self
@@ -189,9 +184,9 @@ class TerrineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self.student_.probabilities(self._inputs(X, self._project, reset=False))
 
     def predict(self, X: Any) -> Array:  # noqa: N803
-        """Names of the most probable classes, [B]."""
+        """Names of classes, [B]: the most probable, or of two classes by the threshold."""
         probabilities = self.predict_proba(X)
-        names: Array = self.classes_[probabilities.argmax(axis=1)]
+        names: Array = self.classes_[self.student_.labels(probabilities)]
         return names
 
     def _inputs(self, X: Any, project: ProjectInfo, reset: bool) -> Array:  # noqa: N803
@@ -221,7 +216,7 @@ def _taken(x: Array, project: ProjectInfo) -> Array:
         )
     if x.dtype.kind == "f" and not np.isfinite(x).all():
         raise ValueError("X contains NaN or infinity: leave such inputs out, or fill them in.")
-    spec = _spec(project)
+    spec = spec_of(project)
     with np.errstate(invalid="ignore", over="ignore"):
         taken: Array = x.astype(spec.dtype)
     if spec.dtype == "uint8" and not np.array_equal(taken, x):  # it would be paid for as another
@@ -230,12 +225,6 @@ def _taken(x: Array, project: ProjectInfo) -> Array:
             f"from {spec.low:g} to {spec.high:g}. Leave out any scaling."
         )
     return taken
-
-
-def _spec(project: ProjectInfo) -> InputSpec:
-    from terrine_models.data.arrays import InputSpec
-
-    return InputSpec.model_validate(project.ensemble.input.model_dump())
 
 
 def _digests(x: Array) -> list[bytes]:

@@ -192,6 +192,7 @@ def _suited(
 ) -> Source:
     """Replace a data set's defaults by what was asked for."""
     from terrine_models.students.methods import check
+    from terrine_models.students.task import Task
     from terrine_models.teachers.kinds import Forests
 
     importlib.import_module("terrine_experiments.students")  # registers its methods
@@ -205,7 +206,8 @@ def _suited(
     if steps is not None:
         training = replace(training, steps=steps)
     try:
-        check(training, source.test.spec)
+        test = source.test
+        check(training.method, Task(test.inputs, test.spec, test.classes, test.encoding))
     except ValueError as error:
         fail(str(error))
     number = teachers or (min(source.teachers, QUICK_TEACHERS) if quick else source.teachers)

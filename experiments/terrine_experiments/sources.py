@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from terrine_experiments.encounters import read_encounters
 from terrine_experiments.glyphs.files import PRIVATE, PUBLIC
 from terrine_models.data.arrays import DIGITS, DataError, Dataset, InputSpec, load_idx, load_npz
-from terrine_models.students.networks import Training
+from terrine_models.students.settings import Training
 from terrine_models.teachers.kinds import Heads
 from terrine_models.teachers.manifests import Settings
 from terrine_protocol.files import read

@@ -171,7 +171,7 @@ def test_json_is_what_the_http_api_returns(
         assert said("ensemble", "list")[0]["available"]
         assert said("token", "list") == replied("/tokens?cursor=")["items"]
         assert said("token", "list")[0] == {k: v for k, v in admin.items() if k != "token"}
-        account = said("student", "budget", "--url", url, TERRINE_TOKEN=student)
+        account = said("student", "--url", url, "budget", TERRINE_TOKEN=student)
         assert account == replied("/budget", student)
     assert (
         "`terrine project pause` has no JSON form"

@@ -26,7 +26,9 @@ from terrine_experiments.glyphs.fonts import (
 from terrine_experiments.glyphs.records import CHARACTERS, IMBALANCE, PIXELS, class_counts
 from terrine_models.data.arrays import load_npz
 from terrine_models.features.discriminant import MANY
-from terrine_models.students.noisy_counts import CountedStudents
+from terrine_models.students.answers import Answers
+from terrine_models.students.selection import choose
+from terrine_models.students.task import Task
 
 pytestmark = pytest.mark.nightly
 
@@ -171,7 +173,8 @@ def test_a_student_learns_many_classes_from_noisy_counts(tmp_path: Path) -> None
     data = load_npz(tmp_path / "data" / PUBLIC)
     counts = np.rint(teachers * (0.1 / 35 + 0.5 * np.eye(35)[data.labels])).astype(np.int64)
     noise = np.random.default_rng(0).normal(scale=sigma, size=counts.shape)
-    students = CountedStudents(data.inputs, inputs=data.spec, classes=data.classes)
-    made = students.train(counts + np.rint(noise).astype(np.int64), teachers=teachers, sigma=sigma)
+    noisy = counts + np.rint(noise).astype(np.int64)
+    answers = Answers.of_counts(noisy, teachers=teachers, sigma=sigma)
+    made = choose(Task(data.inputs, data.spec, data.classes), answers)
     assert made.choice.chosen == "neighbours"
     assert (made.student.predict(data.inputs) == data.labels).mean() > 0.85

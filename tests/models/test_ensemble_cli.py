@@ -206,7 +206,7 @@ def test_what_is_no_csv_file_is_said_whatever_the_command(
     if "no column" not in said:
         train = ("ensemble", "train", name, "--name", "t", "--teachers", 2)
         assert said in terrine(*train).refused
-        label = ("student", "label", name, "--url", "http://127.0.0.1:9", "--out", "x.npz")
+        label = ("student", "--url", "http://127.0.0.1:9", "label", name, "--out", "x.npz")
         assert said in terrine(*label).refused
 
 

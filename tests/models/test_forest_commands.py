@@ -69,9 +69,9 @@ def test_forests_are_trained_registered_served_and_learned_from(
             clear = votes.max(axis=1) > 28
             assert clear.sum() > 10
             assert (answers.labels == votes.argmax(axis=1))[clear].mean() > 0.9
-        study = ("student", "train", "public.csv", "--schema", "schema.json", "--url", url)
-        asked = ("--token-file", "token", "--rounds", 1, "--queries", 200, "--method")
-        assert "forest (forest was asked for)" in terrine(*study, *asked, "forest:steps=30").fine
+        study = ("student", "--url", url, "--token-file", "token", "train", "public.csv")
+        asked = ("--rounds", 1, "--queries", 200, "--method", "forest")
+        assert "forest (forest was asked for)" in terrine(*study, *asked).fine
     student = Student.load(Path("student"))
     assert student.model.architecture == "forest"
     truth = [line.endswith("y") for line in rows(300, 1).splitlines()[1:]]

@@ -99,8 +99,8 @@ AT = ("--url", "http://127.0.0.1:9")
 COMMANDS: dict[str, Callable[[Path], tuple[Any, ...]]] = {
     "ledger verify": lambda path: ("ledger", "verify", "--file", path),
     "ensemble schema": lambda path: ("ensemble", "schema", path, "--label", "y"),
-    "student label": lambda path: ("student", "label", path, "--out", "labels.npz", *AT),
-    "student's token": lambda path: ("student", "budget", "--token-file", path, *AT),
+    "student label": lambda path: ("student", *AT, "label", path, "--out", "labels.npz"),
+    "student's token": lambda path: ("student", *AT, "--token-file", path, "budget"),
     "plan": lambda path: ("plan", "gnmax", "--votes", path, "--votes-are", "public"),
     "aggregator": lambda path: ("aggregator", "make", path, "districts"),
 }

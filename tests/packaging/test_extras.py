@@ -116,7 +116,7 @@ def test_a_student_s_program_needs_no_extra() -> None:
     [
         (("serve",), "server"),
         (("--data-dir=data", "ledger", "verify", "--file", "x"), "auditor"),
-        (("student", "train", "pool.npy", "--url", "http://127.0.0.1:9"), "student"),
+        (("student", "--url", "http://127.0.0.1:9", "train", "pool.npy"), "student"),
         pytest.param(("plan", "gnmax", "--teachers", "100"), "server", marks=pytest.mark.nightly),
         pytest.param(
             ("--data-dir", "data", "token", "create", "--role", "auditor"),

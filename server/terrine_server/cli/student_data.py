@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from terrine_client import Client, Labels
     from terrine_client.distill import Examples
-    from terrine_models.students.networks import Training
+    from terrine_models.students.settings import Training
     from terrine_protocol.images import ImageFormat
     from terrine_protocol.tables import TableSchema
 
@@ -108,11 +108,11 @@ def rehearse(
     training: Training,
 ) -> Table:
     """Check data and options as the training would, and say what it could cost, for nothing."""
-    from terrine_client.distill import check_data, check_training
+    from terrine_client.distill import check_data, check_training, task_of
 
     project = client.project()
     check_data(inputs, project, examples)
-    check_training(training, project)
+    check_training(training, task_of(inputs, project))
     wanted = min(len(inputs), queries or len(inputs))
     estimate = client.estimate(wanted)
     table = Table(show_header=False, box=None, pad_edge=False)
