@@ -6,13 +6,13 @@ import codecs
 import gzip
 import hashlib
 import io
-from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from terrine_models.data.arrays import DataError
+from terrine_models.tables.columns import Note
 from terrine_protocol.files import opened
 
 BLOCK = 2**20
@@ -41,9 +41,7 @@ class Text(io.RawIOBase):
     Text that is not UTF-8 is read as Windows-1252, if all before it was ASCII; `note` is told.
     """
 
-    def __init__(
-        self, path: Path, file: io.BufferedReader, note: Callable[[str], object], digest: bool
-    ) -> None:
+    def __init__(self, path: Path, file: io.BufferedReader, note: Note, digest: bool) -> None:
         self.packed = _Packed(file, digest)
         self._gzip = file.peek(2).startswith(b"\x1f\x8b")
         self._file: Any = gzip.GzipFile(fileobj=self.packed) if self._gzip else self.packed
