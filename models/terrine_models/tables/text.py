@@ -7,7 +7,7 @@ import gzip
 import hashlib
 import io
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -110,9 +110,10 @@ class Text(io.RawIOBase):
         """The line of a byte of those that are being decoded; the file is read again for it."""
         place = self._place - len(self._tail) + start
         with opened(self._path) as file:
-            text: IO[bytes] = gzip.GzipFile(fileobj=file) if self._gzip else file
+            text: Any = gzip.GzipFile(fileobj=file) if self._gzip else file
             parts = (text.read(min(BLOCK, place - at)) for at in range(0, place, BLOCK))
-            return 1 + sum(part.count(b"\n") for part in parts)
+            before: int = sum(part.count(b"\n") for part in parts)
+            return 1 + before
 
     def _undecodable(self, data: bytes, start: int, codec: str) -> DataError:
         name = self._path.name.removesuffix(".gz")
