@@ -38,7 +38,7 @@ SCHEMA = TableSchema.model_validate(
 )
 
 
-def flights(count: int = 100, **changed: list[Any]) -> pd.DataFrame:
+def flights(count: int = 100, /, **changed: list[Any]) -> pd.DataFrame:
     """Flights within the schema; of some columns the first values are these."""
     frame = pd.DataFrame(
         {

@@ -27,6 +27,8 @@ FEW = 10
 """So many values, none of them known, are no accident where columns are told by their order."""
 MUCH = 0.1
 """Share of a column's numbers that may be clipped or missing without a word from the student."""
+Note = Callable[[str], object]
+"""Receives a sentence for the user about how a table was read."""
 DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+")
 
 _DATE = re.compile(
@@ -118,7 +120,7 @@ class Encoder:
         self._named = block.named
         return encoded
 
-    def finish(self, note: Callable[[str], object], accept_clipped: bool = True) -> None:
+    def finish(self, note: Note, accept_clipped: bool = True) -> None:
         """Say what was not foreseen.
 
         Raises ClippedError if that is much of a column's numbers and not accepted, and DataError if

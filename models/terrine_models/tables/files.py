@@ -22,7 +22,7 @@ from pyarrow import csv as arrow_csv
 from terrine_models.data.arrays import DataError
 from terrine_models.data.reading import Progress, rows_at_a_time, unseen
 from terrine_models.tables import text
-from terrine_models.tables.columns import check_names
+from terrine_models.tables.columns import Note, check_names
 from terrine_models.tables.text import Text
 from terrine_protocol.files import opened
 
@@ -30,8 +30,6 @@ SAMPLE = 100
 """Records that are read to find the delimiter."""
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 
-Note = Callable[[str], object]
-"""Receives a sentence for the user about how a file was read."""
 Fits = Callable[[Sequence[str]], bool]
 """Whether a first record is as expected, which resolves most ambiguities."""
 

@@ -29,6 +29,7 @@ from terrine_models.tables.columns import (
     Block,
     Coded,
     Encoder,
+    Note,
     Values,
     check_names,
     class_indices,
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
 TEXT, FOREIGN = {".csv", ".tsv", ".tab", ".txt", ".data", ".test"}, {".xlsx", ".xls", ".ods"}
 TYPED = {".parquet", ".pq", ".arrow", ".feather", ".ipc"}
 """Ends of the names of tables, readable or not."""
-Note = Callable[[str], object]
-"""Receives a sentence for the user about how a table was read."""
 
 
 def warn(sentence: str) -> None:

@@ -18,8 +18,8 @@ from pydantic import ValidationError
 from terrine_models.data.arrays import DataError
 from terrine_models.data.reading import Progress, unseen
 from terrine_models.tables.clues import FEW, Clues, most
-from terrine_models.tables.columns import check_names
-from terrine_models.tables.loading import Note, opened_table, warn
+from terrine_models.tables.columns import Note, check_names
+from terrine_models.tables.loading import opened_table, warn
 from terrine_protocol.tables import Column, DateOrder, DatePart, PublicSource, TableSchema
 
 MOST_CATEGORIES = 1000

@@ -13,8 +13,8 @@ from pyarrow import compute
 
 from terrine_models.data.arrays import DataError
 from terrine_models.data.reading import Progress
-from terrine_models.tables.columns import MISSING, Block, Coded, Values, check_names
-from terrine_models.tables.files import Note, TableFile
+from terrine_models.tables.columns import MISSING, Block, Coded, Note, Values, check_names
+from terrine_models.tables.files import TableFile
 from terrine_protocol.tables import Column, TableSchema
 
 
@@ -65,15 +65,14 @@ def read_blocks(
 
 def coded(file: TableFile, name: str, array: Any, start: int) -> Coded:
     """The values of a column, each once, of rows from `start` on. Raises DataError."""
-    kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    kind = array.type
     if pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         raise DataError(
             f"{file.path}: column {name} holds {kind}; expected numbers, text or dates."
         )
-    array = _moments(array) if pa.types.is_timestamp(kind) else array
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    array = array.dictionary_encode()  # in the order in which they first appear
+    array = _moments(array).dictionary_encode()  # in the order in which they first appear
     found = array.dictionary.to_pylist()
     places = array.indices.fill_null(len(found)).to_numpy(zero_copy_only=False).astype(np.intp)
     if file.delimiter is not None:

@@ -6,13 +6,13 @@ import codecs
 import gzip
 import hashlib
 import io
-from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from terrine_models.data.arrays import DataError
+from terrine_models.tables.columns import Note
 from terrine_protocol.files import opened
 
 BLOCK = 2**20
@@ -41,9 +41,7 @@ class Text(io.RawIOBase):
     Text that is not UTF-8 is read as Windows-1252, if all before it was ASCII; `note` is told.
     """
 
-    def __init__(
-        self, path: Path, file: io.BufferedReader, note: Callable[[str], object], digest: bool
-    ) -> None:
+    def __init__(self, path: Path, file: io.BufferedReader, note: Note, digest: bool) -> None:
         self.packed = _Packed(file, digest)
         self._gzip = file.peek(2).startswith(b"\x1f\x8b")
         self._file: Any = gzip.GzipFile(fileobj=self.packed) if self._gzip else self.packed
@@ -112,9 +110,10 @@ class Text(io.RawIOBase):
         """The line of a byte of those that are being decoded; the file is read again for it."""
         place = self._place - len(self._tail) + start
         with opened(self._path) as file:
-            text: IO[bytes] = gzip.GzipFile(fileobj=file) if self._gzip else file
+            text: Any = gzip.GzipFile(fileobj=file) if self._gzip else file
             parts = (text.read(min(BLOCK, place - at)) for at in range(0, place, BLOCK))
-            return 1 + sum(part.count(b"\n") for part in parts)
+            before: int = sum(part.count(b"\n") for part in parts)
+            return 1 + before
 
     def _undecodable(self, data: bytes, start: int, codec: str) -> DataError:
         name = self._path.name.removesuffix(".gz")
