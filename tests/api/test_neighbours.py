@@ -224,3 +224,23 @@ def test_an_owner_opens_one_by_command_and_makes_a_restored_ledger_safe(
     assert closed.code != 0
     assert "leave it paused" in closed.err
     assert terrine("ledger", "verify", "all", **here).code == 0
+
+
+def test_the_owner_s_other_commands_know_such_a_project(people: People, terrine: Terrine) -> None:
+    here = {
+        "TERRINE_DATA_DIR": str(people.server.settings.data_dir),
+        "TERRINE_DATABASE_URL": people.url,
+    }
+    people.ask(people.queries[:30])
+    audited = terrine("audit", "ledger", **here)
+    assert audited.code == 0, audited.out
+    priced = terrine("price", "study", **here)
+    assert priced.code != 0
+    assert "do not add up" in priced.err
+    shown = terrine("ledger", "show", "study", **here)
+    assert shown.code == 0, shown.err
+    estimated = Caller(people.server, people.server.token()).http.get("/budget").json()
+    assert 0 < estimated["epsilon_spent"] <= 0.5
+    assert estimated["affordable"] == 270
+    planned = terrine("plan", "neighbours", "--teachers", 1000, "--epsilon", 1)
+    assert planned.code != 0
