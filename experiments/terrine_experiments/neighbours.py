@@ -7,6 +7,7 @@ noise are chosen by public inputs alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,8 +32,14 @@ from terrine_server.privacy.parameters import ParameterError
 
 LASTING = 0.5
 """Share of the public inputs that, as private ones, would still take part in the last query."""
-NEAR = {"mnist": 240, "fashion": 240, "glyph": 600, "adult": 300}
-"""Units near a query. Chosen on training rows, for small ε."""
+IMAGES = ((0.1, 240), (0.3, 120), (math.inf, 60))
+NEAR: dict[str, tuple[tuple[float, int], ...]] = {
+    "mnist": IMAGES,
+    "fashion": IMAGES,
+    "glyph": ((math.inf, 600),),
+    "adult": ((0.3, 300), (math.inf, 100)),
+}
+"""Units near a query, up to an ε: the more noise, the more of them."""
 BLOCK = 256
 Ints = NDArray[np.int64]
 
@@ -54,7 +61,7 @@ class NeighbourExperiment(Experiment):
         self, source: Source, setups: Sequence[Setup], out: Path, console: Console
     ) -> None:
         super().__init__(source, setups, out, console)
-        self.near = NEAR[source.name]
+        self.near = near(source.name, setups[0].epsilon)
 
     def directory(self, number: int) -> Path:
         """The records are the same in all runs."""
@@ -87,23 +94,23 @@ class NeighbourExperiment(Experiment):
         """How many of the public inputs each of them is near, itself left out."""
         public = self.ensemble.public
         stand_ins = replace_records(self.ensemble, public)
-        near = np.zeros(len(public), np.int64)
+        near_to = np.zeros(len(public), np.int64)
         for start in range(0, len(public), BLOCK):
-            near += stand_ins.near(public[start : start + BLOCK]).sum(0, dtype=np.int64)
-        return np.maximum(near - 1, 0)
+            near_to += stand_ins.near(public[start : start + BLOCK]).sum(0, dtype=np.int64)
+        return np.maximum(near_to - 1, 0)
 
     def foretold(self, setup: Setup) -> Foretold:
         """Choose A so that half of the public inputs would last, and the least noise for it."""
-        public, near = self.ensemble.public, self.appearances
+        public, near_to = self.ensemble.public, self.appearances
         queries = len(self.pool)
-        near = np.rint(near * (queries / len(public))).astype(np.int64)
-        wanted = max(1, int(np.quantile(near, LASTING)))
+        near_to = np.rint(near_to * (queries / len(public))).astype(np.int64)
+        wanted = max(1, int(np.quantile(near_to, LASTING)))
         low, high = 0.5, 10_000.0
         while high / low > 1 + 1e-6:
             sigma = (low * high) ** 0.5
             low, high = (low, sigma) if _most(sigma, queries, setup) >= wanted else (sigma, high)
         rule, found = allowance(round(high, 4), 1, queries, setup.epsilon, setup.delta)
-        kept = float(np.minimum(near, found.most).mean() / queries)
+        kept = float(np.minimum(near_to, found.most).mean() / queries)
         return Foretold(rule, found, kept * self.ensemble.manifest.units)
 
     def _bought(self, setup: Setup, run: Run, specification: dict[str, Any]) -> Bought:
@@ -173,6 +180,11 @@ class NeighbourExperiment(Experiment):
     ) -> float | None:
         """None: the papers have no accounts."""
         return None
+
+
+def near(name: str, epsilon: float) -> int:
+    """Return how many units are near a query of a data set."""
+    return next(units for most, units in NEAR[name] if epsilon <= most)
 
 
 def replace_records(ensemble: NeighbourEnsemble, points: NDArray[np.int16]) -> NeighbourEnsemble:

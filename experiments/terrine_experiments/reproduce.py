@@ -142,7 +142,7 @@ def reproduce(
           --mechanism lnmax --epsilon 5.5"
     """
     from terrine_experiments.experiment import Experiment
-    from terrine_experiments.neighbours import NEAR, NeighbourExperiment
+    from terrine_experiments.neighbours import NEAR, NeighbourExperiment, near
     from terrine_experiments.results import draw, keep, table
     from terrine_experiments.setup import QUERIES, Setup
     from terrine_experiments.sources import load
@@ -168,8 +168,16 @@ def reproduce(
         for budget in epsilon or [0.3]
     ]
     kind_of = NeighbourExperiment if mechanism is Mechanism.NEIGHBOURS else Experiment
+    alike: dict[int, list[Setup]] = {}
+    for setup in setups:
+        same = 0 if kind_of is Experiment else near(source.name, setup.epsilon)
+        alike.setdefault(same, []).append(setup)
     try:
-        results = kind_of(source, setups, out, console).run()
+        results = [
+            result
+            for some in alike.values()
+            for result in kind_of(source, some, out, console).run()
+        ]
     except KeyboardInterrupt:
         errors.print(f"Interrupted. Run the same command again to continue; see {out}.")
         raise typer.Exit(130) from None

@@ -52,7 +52,7 @@ Choose = Callable[[torch.Tensor], torch.Tensor]
 """Inputs [b, *shape] to every teacher's choice [b, n]."""
 PIXEL_BYTES = 400
 """Scratch memory of oriented gradients, or of one network's layers, for each value of an input."""
-K = TypeVar("K", bound="type[TeacherKind]")
+K = TypeVar("K", bound="TeacherKind")
 
 
 class Settings(Protocol):
@@ -170,7 +170,7 @@ KINDS: dict[str, type[TeacherKind]] = {}
 """The kinds of teacher, by name. `kinds.py` imports those that Terrine has."""
 
 
-def teacher_kind(made: K) -> K:
+def teacher_kind(made: type[K]) -> type[K]:
     """Make a kind of teacher known: a manifest may hold it, and `train --kind` make it."""
     KINDS[made.model_fields["kind"].default] = made
     return made

@@ -303,7 +303,8 @@ def whole(points: NDArray[np.float32], scale: float) -> Points:
     """Points [B, d] in whole numbers; those that are longer than LENGTH are shortened to it."""
     scaled = np.nan_to_num(points.astype(np.float64) * scale, posinf=0.0, neginf=0.0)
     length = np.sqrt((scaled**2).sum(1, keepdims=True))
-    return np.rint(scaled * (LENGTH / np.maximum(length, LENGTH))).astype(np.int16)
+    found: Points = np.rint(scaled * (LENGTH / np.maximum(length, LENGTH))).astype(np.int16)
+    return found
 
 
 def _short(points: Points) -> bool:
