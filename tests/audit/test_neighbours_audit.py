@@ -1,4 +1,4 @@
-"""The audit of the books knows what a project of `neighbours` may promise, and finds what is more."""
+"""The audit knows what a project of `neighbours` may promise, and finds what is more."""
 
 from __future__ import annotations
 

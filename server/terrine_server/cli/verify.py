@@ -40,6 +40,14 @@ def verify(
         bool,
         typer.Option("--resume", help="Trust the signed anchor, and check only what follows it."),
     ] = False,
+    accounts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="INPUTS",
+            help="For a project of neighbours: .npy or .npz with all inputs that students asked, "
+            "such as the pool; each person's account is recomputed from the records.",
+        ),
+    ] = None,
 ) -> None:
     """Recompute every hash, number, price, balance and seal. Exits with code 1 if any is wrong.
 
@@ -54,6 +62,8 @@ def verify(
         fail("Name a project or give --file with an export, not both.")
     if resume and public_key is None:
         fail("--resume trusts an anchor, so it must be signed: give --public-key as well.")
+    if accounts is not None and (file is not None or project in (None, "all")):
+        fail("--accounts goes with one project of this machine's ledger: name it.")
     if public_key is not None and anchor is None:
         fail("--public-key checks an anchor's signature: give --anchor as well.")
     read = _read(anchor, public_key)
@@ -66,6 +76,8 @@ def verify(
     else:
         log = None if read is None else read.log
         intact = _verify_ledger(project or "all", anchors, log, resume)
+        if accounts is not None:
+            intact = _verify_accounts(project or "all", accounts) and intact
     if not intact:
         raise typer.Exit(1)
 
@@ -155,6 +167,25 @@ def _verify_ledger(
         found_in_log = verify_log(ledger, log)
         intact = report_log(found_in_log) and intact
     return intact
+
+
+def _verify_accounts(project: str, path: Path) -> bool:
+    from terrine_models.data.arrays import load_inputs
+    from terrine_server.labeling.local_voters import LocalVoters
+    from terrine_server.labeling.recasting import recast
+    from terrine_server.settings import Settings
+
+    settings = Settings()
+    voters = LocalVoters(settings.data_dir, settings.device)
+    found = recast(opened_ledger(), voters, project, load_inputs(path))
+    if found.same is None:
+        line = f"not recomputed: {found.unknown} of {found.queries} queries are not in {path}"
+    elif found.same:
+        line = f"[green]intact[/], as the records make them in {found.queries} queries"
+    else:
+        line = "[bold red]NOT INTACT[/], not those that the records make"
+    console.print(f"{project}: accounts {line}", highlight=False, soft_wrap=True)
+    return found.same is True
 
 
 def report_log(found: LogVerificationRecord) -> bool:
