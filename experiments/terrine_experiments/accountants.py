@@ -164,7 +164,13 @@ def conversion_delta(events: Iterable[CostEvent], delta: float) -> float:
 
 def check_charged(events: Iterable[CostEvent]) -> None:
     """Raise `ParameterError` if no event costs anything."""
-    if all(isinstance(event, WithinEpoch) for event in events):
+    kinds = list(events)
+    if any(isinstance(event, NeighbourCounts) for event in kinds):
+        raise ParameterError(
+            "Queries of neighbours do not add up: what all of them tell of one person never "
+            "exceeds their allowance, which is the project's whole budget from the start."
+        )
+    if all(isinstance(event, WithinEpoch) for event in kinds):
         raise ParameterError("Nothing was charged, so there is nothing to re-price.")
 
 

@@ -224,3 +224,54 @@ def test_an_owner_opens_one_by_command_and_makes_a_restored_ledger_safe(
     assert closed.code != 0
     assert "leave it paused" in closed.err
     assert terrine("ledger", "verify", "all", **here).code == 0
+
+
+def test_the_owner_s_other_commands_know_such_a_project(people: People, terrine: Terrine) -> None:
+    here = {
+        "TERRINE_DATA_DIR": str(people.server.settings.data_dir),
+        "TERRINE_DATABASE_URL": people.url,
+    }
+    people.ask(people.queries[:30])
+    audited = terrine("audit", "ledger", **here)
+    assert audited.code == 0, audited.out
+    priced = terrine("price", "study", **here)
+    assert priced.code != 0
+    assert "do not add up" in priced.err
+    shown = terrine("ledger", "show", "study", **here)
+    assert shown.code == 0, shown.err
+    estimated = Caller(people.server, people.server.token()).http.get("/budget").json()
+    assert 0 < estimated["epsilon_spent"] <= 0.5
+    assert estimated["affordable"] == 270
+    planned = terrine("plan", "neighbours", "--teachers", 1000, "--epsilon", 1)
+    assert planned.code != 0
+
+
+def test_accounts_are_recomputed_from_the_records_and_the_pool(
+    people: People, tmp_path: Path, terrine: Terrine
+) -> None:
+    here = {
+        "TERRINE_DATA_DIR": str(people.server.settings.data_dir),
+        "TERRINE_DATABASE_URL": people.url,
+    }
+    pool, part = tmp_path / "pool.npy", tmp_path / "part.npy"
+    np.save(pool, people.queries)
+    np.save(part, people.queries[:30])
+    people.ask(people.queries[20:60])
+    people.ask(people.queries[40:70])
+    verify = "ledger", "verify", "study", "--accounts"
+    found = terrine(*verify, pool, **here)
+    assert found.code == 0, found.err
+    assert "as the records make them in 50 queries" in found.out
+    partly = terrine(*verify, part, **here)
+    assert partly.code == 1
+    assert "40 of 50 queries are not in" in partly.out
+    with connect(people.url).begin() as connection:
+        row = dict(connection.execute(select(unit_accounts)).one()._mapping)
+        less = np.frombuffer(row["accounts"], "<u4").copy()
+        less[less.argmax()] -= 1
+        row["accounts"] = less.tobytes()
+        row["seal"] = people.server.ledger._seals.of("unit_accounts", row)
+        connection.execute(update(unit_accounts).values(row))
+    edited = terrine(*verify, pool, **here)
+    assert edited.code == 1
+    assert "study: accounts NOT INTACT" in edited.out

@@ -246,6 +246,9 @@ def test_voters_without_records_answer_nothing(opened: Opened) -> None:
         def check(self, record: Any) -> None:
             return
 
+        def votes(self, record: Any, inputs: Any) -> Any:
+            raise AssertionError("nobody may be asked")
+
     opened.voters = Elsewhere()  # type: ignore[assignment]
     with pytest.raises(EnsembleUnavailable, match="not on a cluster"):
         opened.ask(many(opened.people, 2))

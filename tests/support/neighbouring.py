@@ -63,6 +63,9 @@ class TheirVoters(Voters):
         if record.facts.kind != "neighbours":
             raise EnsembleUnavailable("Only people are here.")
 
+    def votes(self, record: EnsembleRecord, inputs: NDArray[np.generic]) -> NDArray[np.int64]:
+        raise EnsembleUnavailable("No teachers are here.")
+
     def neighbourhood(self, record: EnsembleRecord) -> Neighbourhood:
         return self.found
 

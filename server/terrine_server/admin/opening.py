@@ -201,7 +201,7 @@ def _preview(ledger: Ledger, wanted: ProjectOpen, consensus: Sequence[Consensus]
     mechanism, ensemble, terms = quoted.mechanism, quoted.ensemble, quoted.terms
     cap = next(c for c in caps(ledger) if c.ensemble.id == ensemble.id)
     answered = right = None
-    if mechanism.opening is None:
+    if mechanism.opening is None and terms.allowance is None:
         expected = forecast(mechanism, _votes(ensemble, wanted.mechanism.name, consensus))
         answered, right = expected.answered, expected.accuracy
     return TermsPreview(

@@ -92,6 +92,10 @@ def _check_terms(project: ProjectRecord) -> Iterator[str]:
     if terms.rule != quoted.rule:
         yield f"its rule is {_rule(terms.rule)}, but {_rule(quoted.rule)} is quoted for it"
         return
+    if (terms.allowance is None) != (quoted.allowance is None):
+        yield "its terms and its mechanism disagree on whether units have accounts"
+    elif terms.allowance != quoted.allowance:
+        yield f"its allowance is {terms.allowance}, but {quoted.allowance} is quoted for it"
     yield from _check_prices(mechanism, terms)
     for name in ("budget", "delta_budget"):
         if getattr(terms, name) > getattr(quoted, name):
@@ -127,6 +131,9 @@ def _check_charges(ledger: Ledger, project: ProjectRecord) -> Iterator[str]:
     terms, account = project.terms, Account()
     for charge in ledger.stream_charges(project.name):
         due = _price(json.dumps(dict(charge.event), sort_keys=True), terms.rule, terms.cap_rule)
+        if terms.allowance is not None:
+            # Not this query is bounded, but what all of them tell of one unit: the balance counts.
+            due = replace(due, cost=terms.worst.cost)
         for name, paid, owed in [
             ("cost", charge.cost, due.cost),
             ("delta", charge.delta, due.delta),

@@ -53,6 +53,14 @@ def verify(
             metavar="FILE", help="A checkpoint of any time, which the log must continue. Repeat it."
         ),
     ] = None,
+    accounts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="INPUTS",
+            help="For a project of neighbours: .npy or .npz with all inputs that students asked, "
+            "such as the pool; each person's account is recomputed from the records.",
+        ),
+    ] = None,
 ) -> None:
     """Recompute every hash, number, price, balance and seal. Exits with code 1 if any is wrong.
 
@@ -68,6 +76,8 @@ def verify(
         fail("Name a project or give --file with an export, not both.")
     if resume and public_key is None:
         fail("--resume trusts an anchor, so it must be signed: give --public-key as well.")
+    if accounts is not None and (file is not None or project in (None, "all")):
+        fail("--accounts goes with one project of this machine's ledger: name it.")
     if public_key is not None and anchor is None:
         fail("--public-key checks an anchor's signature: give --anchor as well.")
     if policy is not None and (file is not None or project not in (None, "all")):
@@ -86,6 +96,8 @@ def verify(
         intact = _verify_ledger(project or "all", anchors, log, resume)
         if policy is not None:
             intact = _verify_tree(policy, checkpoint or []) and intact
+        if accounts is not None:
+            intact = _verify_accounts(project or "all", accounts) and intact
     if not intact:
         raise typer.Exit(1)
 
@@ -195,6 +207,25 @@ def _verify_tree(path: Path, checkpoints: list[Path]) -> bool:
     for problem in found.problems:
         console.print(f"  {problem}", markup=False, highlight=False, soft_wrap=True)
     return found.ok
+
+
+def _verify_accounts(project: str, path: Path) -> bool:
+    from terrine_models.data.arrays import load_inputs
+    from terrine_server.labeling.local_voters import LocalVoters
+    from terrine_server.labeling.recasting import recast
+    from terrine_server.settings import Settings
+
+    settings = Settings()
+    voters = LocalVoters(settings.data_dir, settings.device)
+    found = recast(opened_ledger(), voters, project, load_inputs(path))
+    if found.same is None:
+        line = f"not recomputed: {found.unknown} of {found.queries} queries are not in {path}"
+    elif found.same:
+        line = f"[green]intact[/], as the records make them in {found.queries} queries"
+    else:
+        line = "[bold red]NOT INTACT[/], not those that the records make"
+    console.print(f"{project}: accounts {line}", highlight=False, soft_wrap=True)
+    return found.same is True
 
 
 def report_log(found: LogVerificationRecord) -> bool:

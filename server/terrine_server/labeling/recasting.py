@@ -1,0 +1,59 @@
+"""Recomputes the accounts of a project's units from the records, and the inputs that were asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from terrine_server.errors import Conflict
+from terrine_server.labeling.pipeline import mechanism_of
+from terrine_server.labeling.queries import canonical_inputs, input_digests
+from terrine_server.labeling.voters import Voters
+from terrine_server.ledger import Ledger
+from terrine_server.privacy import Neighbours
+
+
+@dataclass(frozen=True)
+class Recast:
+    """`queries`: how many were charged. `unknown`: how many of them are not among the inputs.
+
+    `same`: whether the accounts are those that the records make; None if any query is unknown.
+    """
+
+    queries: int
+    unknown: int
+    same: bool | None
+
+
+def recast(ledger: Ledger, voters: Voters, name: str, inputs: np.ndarray) -> Recast:
+    """Cast all votes of a project of `neighbours` again, in the order of its charges.
+
+    `inputs`: all that students may have asked, `[B, …]`, such as the public pool. Raises Conflict
+    for any other project, and if its accounts count as spent after a restore; ConcurrentUpdate if
+    it answers meanwhile; InvalidQuery for inputs that are none of the ensemble's.
+    """
+    project = ledger.project(name)
+    mechanism, allowance = mechanism_of(project), project.terms.allowance
+    if not isinstance(mechanism, Neighbours) or allowance is None:
+        raise Conflict(f"Nobody has an account in {name}: it is a project of {mechanism.name}.")
+    accounts = ledger.accounts(project)
+    facts = project.ensemble.facts
+    known = canonical_inputs(inputs, facts.input, len(inputs))
+    rows = {
+        digest.hex(): row
+        for row, digest in enumerate(input_digests(known, project.ensemble.manifest_sha256))
+    }
+    asked = [rows.get(entry.input_digest, -1) for entry in ledger.stream_charges(name)]
+    asked = asked[: project.charges]
+    unknown = asked.count(-1)
+    if unknown:
+        return Recast(len(asked), unknown, None)
+    found = voters.neighbourhood(project.ensemble)
+    spent = np.zeros(len(accounts), dtype=np.uint32)
+    for weights in found.blocks(known[asked]):
+        _, spent = mechanism.cast(weights, found.units, spent, allowance.most)
+    same = bool(np.array_equal(spent, accounts))
+    if not same and bool((accounts == allowance.most).all()):
+        raise Conflict(f"All accounts of {name} count as spent: its ledger was restored once.")
+    return Recast(len(asked), 0, same)
