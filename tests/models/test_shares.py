@@ -100,7 +100,7 @@ def test_shapes_that_do_not_fit_are_refused(
         fit_shares(np.zeros(features), np.zeros(counts, dtype=np.int64), 10, 1.0)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_real_votes_too_noisy_to_read_become_good_labels(shared_data: Path) -> None:
     """1,000 teachers, ε = 0.3 for 10,000 images: the counts alone give one label in five."""
     (path,) = (shared_data / "mnist").glob("t10k-images*")
